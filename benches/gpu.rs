@@ -14,7 +14,7 @@ use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Reduction};
 use isoshard::nn::{Forward, Gpt, GptConfig, Params, Plan};
 use isoshard::ops::{Attention, LayerNorm, Max, Op, SumExp};
-use isoshard::ops::{AttentionGrad, Bits, CrossEntropyGrad, LayerNormGrad, SoftmaxGrad, Unkeyed};
+use isoshard::ops::{AttentionGrad, Bits, CrossEntropyGrad, LayerNormGrad, ScoreRule, SoftmaxGrad, Unkeyed};
 use isoshard::optim::{AdamW, clip_scale, global_norm};
 use isoshard::placement::{Layout, Placement};
 use isoshard::rng::{Distribution, Draw, Generator};
@@ -214,18 +214,19 @@ fn attention(bench: &Bench) -> Result<()> {
         ("4x16x4096x128 bf16", [4, 16, 4096, 128], DType::BF16),
         ("16x12x1024x64 f32", [16, 12, 1024, 64], DType::F32),
     ];
+    let rule = ScoreRule::CAUSAL;
     for (name, [b, h, t, d], dtype) in cases {
         let part = || bench.noise(&[b, t, h, d], dtype)?.permute(&[0, 2, 1, 3]);
         let (q, k, v) = (part()?, part()?, part()?);
         let (scale, p, draw) = (Bits(1.0 / (d as f64).sqrt()), Bits(0.0), Unkeyed(DRAW));
         // A causal mask leaves half of two products of t x t x d.
         let flops = 2.0 * (b * h * t * t * d) as f64;
-        let op = Attention { scale, p, q_offset: None, draw };
+        let op = Attention { scale, p, q_offset: None, draw, rule };
         for (mode, label) in [(Reduction::Fast, ""), (Reduction::Exact, " exact")] {
             bench.mesh.set_reduction(mode);
             bench.teraflops(&format!("attention {name}{label}"), flops, || apply(&op, &[&q, &k, &v]))?;
             let out = apply(&op, &[&q, &k, &v])?;
-            let back = AttentionGrad { scale, p, q_offset: None, draw };
+            let back = AttentionGrad { scale, p, q_offset: None, draw, rule };
             let backward = || apply(&back, &[&q, &k, &v, &out[0], &out[1], &out[0]]);
             bench.teraflops(&format!("attention backward {name}{label}"), 2.5 * flops, backward)?;
         }

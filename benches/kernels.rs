@@ -9,7 +9,7 @@ use std::time::Instant;
 use isoshard::Result;
 use isoshard::ops::cpu::{self as ops, CpuAttention};
 use isoshard::tensor::cpu::{
-    self, Function, Gemm, Isa, Loops, MatMut, MatRef, Num, NumFunction, Real, UnaryF,
+    self, Constants, Function, Gemm, Isa, Loops, MatMut, MatRef, Num, NumFunction, Real, UnaryF,
 };
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 
@@ -50,7 +50,7 @@ impl Bench {
 struct Add;
 impl NumFunction<2> for Add {
     #[inline(always)]
-    fn at<A: Num>(_: f64, [x, y]: [A; 2]) -> A {
+    fn at<A: Num>(_: Constants, [x, y]: [A; 2]) -> A {
         x.add(y)
     }
 }
@@ -59,7 +59,7 @@ const ADD: Loops = Loops::numbers::<Add, 2>();
 struct Relu;
 impl NumFunction<1> for Relu {
     #[inline(always)]
-    fn at<A: Num>(_: f64, [x]: [A; 1]) -> A {
+    fn at<A: Num>(_: Constants, [x]: [A; 1]) -> A {
         x.max(A::ZERO)
     }
 }
@@ -67,7 +67,7 @@ impl NumFunction<1> for Relu {
 struct Exp;
 impl Function<1> for Exp {
     #[inline(always)]
-    fn at<A: Real>(_: f64, [x]: [A; 1]) -> A {
+    fn at<A: Real>(_: Constants, [x]: [A; 1]) -> A {
         x.exp()
     }
 }
@@ -75,7 +75,7 @@ impl Function<1> for Exp {
 struct Gelu;
 impl Function<1> for Gelu {
     #[inline(always)]
-    fn at<A: Real>(_: f64, [x]: [A; 1]) -> A {
+    fn at<A: Real>(_: Constants, [x]: [A; 1]) -> A {
         let half = A::of(0.5) * x;
         half.mul_add((x * A::of(std::f64::consts::FRAC_1_SQRT_2)).erf(), half)
     }
@@ -93,14 +93,14 @@ impl UnaryF for TanhGelu {
 }
 impl Function<1> for TanhGelu {
     #[inline(always)]
-    fn at<A: Real>(_: f64, [x]: [A; 1]) -> A {
+    fn at<A: Real>(_: Constants, [x]: [A; 1]) -> A {
         TanhGelu.apply(x)
     }
 }
 
 /// Times a kernel that writes to a fresh tensor.
 fn fresh<const N: usize>(verb: &str, loops: &Loops, ins: [&Tensor; N]) -> Result<Tensor> {
-    cpu::compute(verb, loops, 0.0, &mut ins.map(Tensor::clone))
+    cpu::compute(verb, loops, [0.0; 2], &mut ins.map(Tensor::clone))
 }
 
 fn elementwise(bench: &Bench) -> Result<()> {
@@ -114,7 +114,9 @@ fn elementwise(bench: &Bench) -> Result<()> {
     bench.case("add column", "GB/s", 2.0 * bytes, || fresh("add", &ADD, [&x, &column]));
     bench.case("add scalar", "GB/s", 2.0 * bytes, || fresh("add", &ADD, [&x, &scalar]));
     let mut acc = [y.to_owned_copy().unwrap(), x.clone()];
-    bench.case("add in place", "GB/s", 3.0 * bytes, || cpu::compute("add", &ADD, 0.0, &mut acc).map(drop));
+    bench.case("add in place", "GB/s", 3.0 * bytes, || {
+        cpu::compute("add", &ADD, [0.0; 2], &mut acc).map(drop)
+    });
     bench.case("add transposed", "GB/s", 3.0 * bytes, || fresh("add", &ADD, [&x, &turned(&y)]));
     bench.case("relu", "GB/s", 2.0 * bytes, || fresh("relu", &Loops::numbers::<Relu, 1>(), [&x]));
     bench.case("exp", "GB/s", 2.0 * bytes, || fresh("exp", &Loops::floats::<Exp, 1>(), [&x]));
@@ -323,8 +325,7 @@ fn attention(bench: &Bench) -> Result<()> {
     for (b, h, t, d) in [(12, 4, 64, 32), (4, 6, 256, 64)] {
         let [q, k, v] = [(); 3].map(|()| noise([b, t, h, d]).transpose(1, 2));
         let (q, k, v) = (q?, k?, v?);
-        let attention =
-            CpuAttention { verb: "attention", q_start: 0, scale: 1.0 / (d as f64).sqrt(), dropout: None };
+        let attention = CpuAttention::causal("attention", 0, 1.0 / (d as f64).sqrt());
         let (o, lse) = attention.forward(&q, &k, &v)?;
         // A causal mask leaves half of two products of t x t x d.
         let flops = 2.0 * (b * h * t * t * d) as f64;

@@ -230,12 +230,29 @@ struct Words {
   WORD_1(abs, abs_)
   WORD_1(recip, recip_)
   WORD_1(floor, floor_)
+  WORD_1(ceil, ceil_)
+  WORD_1(trunc, trunc_)
+  WORD_1(round, round_)
   WORD_2(copysign, copysign_)
   WORD_2(add, add_)
   WORD_2(sub, sub_)
   WORD_2(mul, mul_)
   WORD_2(max, max_)
   WORD_2(min, min_)
+  WORD_2(fmod, fmod_)
+  WORD_2(remainder, remainder_)
+  WORD_2(floor_div, floor_div_)
+  WORD_2(shift_left, shift_left_)
+  WORD_2(shift_right, shift_right_)
+  template <class A>
+  static DEVICE A bit_and(A x, A y) { return (A)(x & y); }
+  template <class A>
+  static DEVICE A bit_or(A x, A y) { return (A)(x | y); }
+  template <class A>
+  static DEVICE A bit_xor(A x, A y) { return (A)(x ^ y); }
+  template <class A>
+  static DEVICE A bit_not(A x) { return (A)~x; }
+  static DEVICE bool bit_not(bool x) { return !x; }
   template <class A>
   static DEVICE A fma(A a, A b, A c) { return fma_(a, b, c); }
   template <class A>
@@ -255,5 +272,7 @@ struct Words {
 #define ALIKE_2(name, T) POINTWISE_2(name, name##_formula, T, T, T, T)
 #define ALIKE_3(name, T) POINTWISE_3(name, name##_formula, T, T, T, T, T)
 #define EACH_FLOAT(X, name) X(name, f32) X(name, f64) X(name, f16) X(name, bf16)
-#define EACH_NUMBER(X, name) EACH_FLOAT(X, name) X(name, i64) X(name, i32) X(name, u8)
+#define EACH_INTEGER(X, name) X(name, i64) X(name, i32) X(name, u8)
+#define EACH_BITS(X, name) EACH_INTEGER(X, name) X(name, bool)
+#define EACH_NUMBER(X, name) EACH_FLOAT(X, name) EACH_INTEGER(X, name)
 #define EACH_TYPE(X, name) EACH_NUMBER(X, name) X(name, bool)

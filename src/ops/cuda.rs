@@ -3,7 +3,7 @@
 //!
 //! ```
 //! use isoshard::{ops::cuda::CudaAttention, tensor::{DType, Device, Tensor, cuda}};
-//! let kernel = CudaAttention { verb: "attention", q_start: 0, scale: 0.5, dropout: None, exact: true };
+//! let kernel = CudaAttention::causal("attention", 0, 0.5);
 //! if cuda::is_available() {
 //!     let q = Tensor::zeros(DType::F32, [1, 2, 5, 4]).to_device(Device::Cuda(0))?;
 //!     let (out, _log_sum) = kernel.forward(&q, &q, &q)?;

@@ -8,8 +8,12 @@
 //! itself (by a thread, a warp or another process) has the same bits as inside the whole sum: its two parts are nodes
 //! themselves, down to leaves, whose additions depend on their length alone.
 //!
-//! All code that splits a sum calls this module. `kernels/iso.cuh` repeats the rule for CUDA kernels, and a test
-//! compares the two.
+//! There are two rules. [`SplitRule::Halves`] splits in the middle, so that equal cuts by meshes fall on nodes.
+//! [`SplitRule::PowerOfTwo`] splits at the largest power of two below the length, so that the tree of a longer range,
+//! restricted to a prefix, is the prefix's own tree. Attention's sums over keys follow the second rule.
+//!
+//! All code that splits a sum calls this module. `kernels/iso.cuh` repeats the rules for CUDA kernels, and a test
+//! compares them.
 //!
 //! ```
 //! use isoshard::tensor::{LEAF, Leaf, SplitRule};
@@ -33,18 +37,22 @@
 /// The largest number of indices in a leaf of the summation tree.
 pub const LEAF: usize = 32;
 
-/// The rule that splits a range of summed indices in two. There is one rule, which all sums follow; it has a name so
-/// that a second one can be added.
+/// The rule that splits a range of summed indices in two.
 ///
 /// ```
 /// use isoshard::tensor::SplitRule;
 /// let rule = SplitRule::Halves;
 /// assert_eq!((rule.left_of(7), rule.mid(10, 17), rule.depth(100, 32)), (4, 14, 2)); // 100 = (25 + 25) + (25 + 25)
+/// let rule = SplitRule::PowerOfTwo;
+/// assert_eq!((rule.left_of(7), rule.mid(10, 17), rule.depth(100, 32)), (4, 14, 2)); // 100 = (32 + 32) + (32 + 4)
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SplitRule {
     /// The range `[a, b)` is split at `a + ceil((b - a) / 2)`.
     Halves,
+    /// The range `[a, b)` is split at `a` plus the largest power of two below `b - a`. Leaves begin at multiples of
+    /// [`LEAF`] after `a`, whatever the length, and indices that are appended change no earlier node.
+    PowerOfTwo,
 }
 
 /// The order of additions in a leaf, a range of at most [`LEAF`] indices of the innermost dim.
@@ -63,6 +71,7 @@ impl SplitRule {
     pub const fn left_of(self, len: usize) -> usize {
         match self {
             SplitRule::Halves => len.div_ceil(2),
+            SplitRule::PowerOfTwo => len.next_power_of_two() / 2,
         }
     }
 
@@ -106,7 +115,9 @@ mod tests {
         for leaf in [1, 4, LEAF] {
             for len in 0..700usize {
                 let by_halving = (0..).find(|&k| len.div_ceil(1 << k) <= leaf).unwrap();
-                assert_eq!(SplitRule::Halves.depth(len, leaf), by_halving, "{len} down to {leaf}");
+                for rule in [SplitRule::Halves, SplitRule::PowerOfTwo] {
+                    assert_eq!(rule.depth(len, leaf), by_halving, "{rule:?}: {len} down to {leaf}");
+                }
             }
         }
         assert_eq!((SplitRule::Halves.mid(3, 8), SplitRule::Halves.mid(3, 5)), (6, 4));
@@ -121,7 +132,35 @@ mod tests {
         }
     }
 
-    /// The device's copy of the rule.
+    /// The lemma of docs/exactness.md: a tree without the leaves after a prefix, in which a node with one part is that
+    /// part, is the prefix's tree.
+    #[test]
+    fn a_tree_restricted_to_a_prefix_is_the_prefixs_tree() {
+        fn tree(len: usize) -> String {
+            if len <= LEAF {
+                return len.to_string();
+            }
+            let left = SplitRule::PowerOfTwo.left_of(len);
+            format!("({} {})", tree(left), tree(len - left))
+        }
+        fn restricted(len: usize, prefix: usize) -> String {
+            if len <= LEAF {
+                return prefix.min(len).to_string();
+            }
+            let left = SplitRule::PowerOfTwo.left_of(len);
+            match prefix.checked_sub(left) {
+                None | Some(0) => restricted(left, prefix),
+                Some(rest) => format!("({} {})", restricted(left, left), restricted(len - left, rest)),
+            }
+        }
+        for len in 1..400 {
+            for prefix in 1..=len {
+                assert_eq!(restricted(len, prefix), tree(prefix), "{prefix} of {len}");
+            }
+        }
+    }
+
+    /// The device's copy of the rules.
     #[test]
     fn kernels_split_by_the_same_rule() {
         let (_, text) = crate::tensor::cuda::headers().iter().find(|(name, _)| *name == "iso.cuh").unwrap();
@@ -129,6 +168,8 @@ mod tests {
         assert!(text.contains("left_of(u32 len) { return len - len / 2; }"), "the split of kernels/iso.cuh");
         for len in 2..1000 {
             assert_eq!(SplitRule::Halves.left_of(len), len - len / 2);
+            let left = SplitRule::PowerOfTwo.left_of(len);
+            assert!(left.is_power_of_two() && left < len && len <= 2 * left, "{len}: {left}");
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use isoshard::ops::{
     Attention, AttentionGrad, Bits, EmbeddingGrad, Input, LayerNormGrad, Matmul, RmsNorm, RmsNormGrad,
-    Sample, ScatterAdd, Sum, SumExp, Unkeyed,
+    Sample, ScatterAdd, ScoreRule, Sum, SumExp, Unkeyed,
 };
 use isoshard::rng::Generator;
 
@@ -37,13 +37,14 @@ fn all_long_sums() -> Vec<Sample> {
     let sum = |dims: &[usize], shape: &[usize]| {
         Sample::new(Sum { dims: dims.iter().copied().collect(), keep: false }, [ints(shape)])
     };
+    let rule = ScoreRule::CAUSAL;
     let (scale, p, draw) = (Bits(0.4), Bits(0.0), Unkeyed(Generator::new(3).next_draw()));
     let heads = |h: usize, t: usize| ints(&[1, h, t, 3]);
     let attention_grad = |h: usize, hk: usize, t: usize, before: usize| {
         let (q, k, lse) = (heads(h, t), heads(hk, before + t), Input::positive([1, h, t]));
         let q_offset = (before > 0).then_some(before);
         let ins = [q.clone(), k.clone(), k, q.clone(), lse, q];
-        Sample::new(AttentionGrad { scale, p: Bits(0.2), q_offset, draw }, ins)
+        Sample::new(AttentionGrad { scale, p: Bits(0.2), q_offset, draw, rule }, ins)
     };
     let (rows, kept) = ([3, 37, 5], [3, 37, 1]);
     let (x, w, mean, rstd) = (ints(&rows), ints(&[5]), ints(&kept), Input::positive(kept));
@@ -62,8 +63,14 @@ fn all_long_sums() -> Vec<Sample> {
         Sample::new(LayerNormGrad { bias: true }, [x.clone(), x, w, mean, rstd]),
         Sample::new(EmbeddingGrad { rows: 4 }, [Input::index([3, 50], 4), ints(&[3, 50, 2])]),
         Sample::new(ScatterAdd { dim: 1, extent: 3 }, [Input::index([2, 70], 3), ints(&[2, 70])]),
-        Sample::new(Attention { scale, p, q_offset: None, draw }, [heads(2, 70), heads(2, 70), heads(2, 70)]),
-        Sample::new(Attention { scale, p, q_offset: None, draw }, [heads(4, 40), heads(2, 40), heads(2, 40)]),
+        Sample::new(
+            Attention { scale, p, q_offset: None, draw, rule },
+            [heads(2, 70), heads(2, 70), heads(2, 70)],
+        ),
+        Sample::new(
+            Attention { scale, p, q_offset: None, draw, rule },
+            [heads(4, 40), heads(2, 40), heads(2, 40)],
+        ),
         attention_grad(2, 2, 70, 0),
         attention_grad(4, 2, 40, 0),
         attention_grad(1, 1, 70, 5),

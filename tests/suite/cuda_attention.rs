@@ -3,7 +3,7 @@
 
 use crate::common::{Stream, shim};
 use half::{bf16, f16};
-use isoshard::ops::{Attention, AttentionGrad, Bits, Rotary, Unkeyed, eval_whole};
+use isoshard::ops::{Attention, AttentionGrad, Bits, Rotary, ScoreRule, Unkeyed, eval_whole};
 use isoshard::ops::{cpu, cuda};
 use isoshard::rng::{self, Draw, Generator};
 use isoshard::tensor::cpu::cast;
@@ -105,15 +105,15 @@ impl Case {
         let verb = "attention";
         // The global tensor has one more batch and head, and more queries.
         let extents = [heads + 1, q_start + queries + 2, keys];
-        let keep = |[b, h, i]: [usize; 3], out: &mut [bool]| {
+        let keep = |[b, h, i]: [usize; 3], j: usize, out: &mut [bool]| {
             let row = ((b + 1) * extents[0] + h + 1) * extents[1] + q_start + i;
-            rng::keep(DRAW, (row * keys) as u64, p, out).unwrap();
+            rng::keep(DRAW, (row * keys + j) as u64, p, out).unwrap();
         };
         let scale = (d as f64).max(1.0).powf(-0.5);
         let factor = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
         let dropout = (p > 0.0).then_some(cpu::CpuAttentionDropout { scale: factor, keep: &keep });
         let [q, k, v, grad] = self.operands(Device::Cpu);
-        let call = cpu::CpuAttention { verb, q_start, scale, dropout };
+        let call = cpu::CpuAttention { dropout, ..cpu::CpuAttention::causal(verb, q_start, scale) };
         let (o, lse) = call.forward(&q, &k, &v).unwrap();
         let [dq, dk, dv] = call.backward([&q, &k, &v], (&o, &lse), &grad).unwrap();
 
@@ -128,7 +128,7 @@ impl Case {
             start: [1, 1, q_start],
         });
         let [q, k, v, grad] = self.operands(device);
-        let call = cuda::CudaAttention { verb, q_start, scale, dropout, exact: true };
+        let call = cuda::CudaAttention { dropout, ..cuda::CudaAttention::causal(verb, q_start, scale) };
         let (go, glse) = call.forward(&q, &k, &v).unwrap();
         let [gq, gk, gv] = call.backward([&q, &k, &v], (&go, &glse), &grad).unwrap();
         assert!(go.transpose(1, 2).unwrap().is_contiguous(), "merging heads is free");
@@ -229,8 +229,8 @@ fn infinities_and_nothing() {
     };
     let case = Case { queries: 40, keys: 40, ..PLAIN };
     let [q, k, v, grad] = case.operands(Device::Cpu);
-    let call = cpu::CpuAttention { verb: "attention", q_start: 0, scale: 0.3, dropout: None };
-    let there = cuda::CudaAttention { verb: "attention", q_start: 0, scale: 0.3, dropout: None, exact: true };
+    let call = cpu::CpuAttention::causal("attention", 0, 0.3);
+    let there = cuda::CudaAttention::causal("attention", 0, 0.3);
     for (which, value) in
         [(0, f32::INFINITY), (1, f32::NEG_INFINITY), (2, f32::INFINITY), (2, f32::NAN), (3, f32::INFINITY)]
     {
@@ -273,10 +273,10 @@ fn the_operators_run_where_their_operands_are() {
         let case = Case { dtype, batch: 2, heads: 4, groups: 2, queries: 19, keys, ..PLAIN };
         let [q, k, v, grad] = case.operands(Device::Cpu);
         let there = |x: &[&Tensor]| x.iter().map(|x| x.to_device(device).unwrap()).collect::<Vec<_>>();
-        let op = Attention { scale: Bits(0.3), p: Bits(0.5), q_offset, draw };
+        let op = Attention { scale: Bits(0.3), p: Bits(0.5), q_offset, draw, rule: ScoreRule::CAUSAL };
         let outs = eval_whole(&op, &[q.clone(), k.clone(), v.clone()]).unwrap();
         let gots = eval_whole(&op, &there(&[&q, &k, &v])).unwrap();
-        let op = AttentionGrad { scale: Bits(0.3), p: Bits(0.5), q_offset, draw };
+        let op = AttentionGrad { scale: Bits(0.3), p: Bits(0.5), q_offset, draw, rule: ScoreRule::CAUSAL };
         let ins = [&q, &k, &v, &outs[0], &outs[1], &grad];
         let grads = eval_whole(&op, &ins.map(Tensor::clone)).unwrap();
         let got_grads = eval_whole(&op, &there(&ins)).unwrap();
@@ -291,7 +291,7 @@ fn long_heads_are_refused() {
     let Some(device) = shim::device() else { return };
     let case = Case { queries: 2, keys: 2, d: 1025, dv: 1, ..PLAIN };
     let [q, k, v, _] = case.operands(device);
-    let call = cuda::CudaAttention { verb: "attention", q_start: 0, scale: 1.0, dropout: None, exact: true };
+    let call = cuda::CudaAttention::causal("attention", 0, 1.0);
     let text = call.forward(&q, &k, &v).unwrap_err().to_string();
     let rule = "attention: is not built for vectors of more than 1024 elements on a device";
     assert_eq!(text, format!("{rule}; got 1025; use Device::Cpu"));

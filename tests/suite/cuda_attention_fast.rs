@@ -107,7 +107,7 @@ impl Case {
             start: [0, 0, self.q_start],
         });
         let (q_start, scale) = (self.q_start, self.scale());
-        CudaAttention { verb: "attention", q_start, scale, dropout, exact: false }
+        CudaAttention { dropout, exact: false, ..CudaAttention::causal("attention", q_start, scale) }
     }
 
     fn on(&self, device: Device, ins: &[Tensor; 4]) -> [Tensor; 5] {

@@ -3,7 +3,7 @@
 
 use isoshard::ops::{
     Attention, AttentionGrad, AxisPlacement, Bits, Embedding, Matmul, MeshAxis, Meta, Op, Row, Sample,
-    Unkeyed, Work,
+    ScoreRule, Unkeyed, Work,
 };
 use isoshard::placement::chunk;
 use isoshard::rng::Generator;
@@ -141,13 +141,14 @@ fn products_take_two_operations_for_each_triple() {
 fn attention(q: [usize; 4], keys: [usize; 2], q_offset: Option<usize>, gradient: bool) -> Work {
     let (k, p) = ([q[0], keys[0], keys[1], q[3]], Bits(0.0));
     let (scale, draw) = (Bits(0.125), Unkeyed(Generator::new(1).next_draw()));
+    let rule = ScoreRule::CAUSAL;
     let ins = [f32(&q), f32(&k), f32(&k)];
     if !gradient {
-        return work(&Attention { scale, p, q_offset, draw }, &ins);
+        return work(&Attention { scale, p, q_offset, draw, rule }, &ins);
     }
     let [q, k, v] = ins;
     let ins = [q.clone(), k, v, q.clone(), f32(&q.shape[..3]), q];
-    work(&AttentionGrad { scale, p, q_offset, draw }, &ins)
+    work(&AttentionGrad { scale, p, q_offset, draw, rule }, &ins)
 }
 
 /// PyTorch counts `4 b h s s d` for attention's two products and `10 b h s s d` for the five of its gradient, "not

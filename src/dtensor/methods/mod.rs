@@ -4,7 +4,10 @@
 //! redistributed to the layouts that cost least. A negative dim counts from the last.
 
 mod attention;
+mod create;
+mod element_losses;
 mod index;
+mod loss_reduction;
 mod losses;
 mod norm;
 mod order;
@@ -12,5 +15,9 @@ mod pointwise;
 mod product;
 mod random;
 mod reduce;
+mod rotary;
 mod sampling;
 mod shape;
+
+pub use loss_reduction::LossReduction;
+pub use losses::CrossEntropyOptions;

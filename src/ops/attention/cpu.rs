@@ -1,34 +1,40 @@
-//! The CPU kernels of causal attention and of its derivative.
+//! The CPU kernels of attention and of its derivative.
 //!
-//! Queries are processed in blocks of 64 that start at multiples of 64 of their *global* index. A block computes the
-//! scores of all keys up to its end and masks the keys to which a query must not attend. So an output row, and the
-//! gradient of its query, depends only on the query's global index, the query and the keys: sharding queries, heads or
-//! batch changes no bit. The gradients of keys and values are sums over the given queries
+//! Queries are processed in blocks of up to 64. A block computes the scores of the leaves of 32 keys that any of its
+//! queries sees, and masks the keys that a query does not see. Sums over keys follow [`SplitRule::PowerOfTwo`], in
+//! which masked keys change no sum. So an output row, and the gradient of its query, depends only on the query and on
+//! the keys that it sees: sharding queries, heads or batch changes no bit, and neither do keys that are masked or
+//! appended. The gradients of keys and values are sums over the given queries
 //! [along the reduction tree](backward).
 //!
 //! Missing: shards of the keys.
+//!
+//! [`SplitRule::PowerOfTwo`]: crate::tensor::SplitRule::PowerOfTwo
 
 mod backward;
+mod bias;
 mod query_block;
+mod score_rows;
 
 use std::ops::Range;
 
+use super::scores::{ScoreOperands, ScoreRule};
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{Gemm, MatMut, MatRef, RowTree, cast, dispatch, expect_matching};
+use crate::tensor::cpu::{BlockTree, Gemm, MatRef, cast, dispatch, expect_matching};
 use crate::tensor::{DType, Tensor};
-use query_block::{Exponentials, Heads, QueryBlock, ROWS, Scratch};
+use query_block::{BlockSum, Heads, QueryBlock, ROWS, Scratch, masked_product};
+use score_rows::{Exponentials, ScoreInputs, ScoreTensors};
 
-/// Computes `softmax(scale * q k^T, causally masked) v` on the CPU. The query at row `i` attends to the keys up to
-/// `q_start + i`.
+/// Computes `softmax(scale * q k^T, masked) v` on the CPU.
 ///
 /// `q` is `[batch, heads, queries, d]`, `k` `[batch, groups, keys, d]` and `v` `[batch, groups, keys, dv]`, with any
 /// strides. Each group of `heads / groups` neighbouring heads uses one head of `k` and `v`. Results are views
 /// `[batch, heads, length, d]` of buffers `[batch, length, heads, d]`, so that merging the heads needs no copy. f16 and
-/// bf16 compute in f32 and round once.
+/// bf16 compute in f32 and round once. No element of a result is -0.
 ///
 /// ```
 /// use isoshard::{ops::cpu::CpuAttention, tensor::{DType, Tensor}};
-/// let attention = CpuAttention { verb: "attention", q_start: 0, scale: 1.0, dropout: None };
+/// let attention = CpuAttention::causal("attention", 0, 1.0);
 /// let q = Tensor::zeros(DType::F64, [1, 1, 2, 3]);
 /// let v = Tensor::from_vec(vec![1.0, 5.0], [1, 1, 2, 1])?;
 /// let (o, lse) = attention.forward(&q, &q, &v)?;
@@ -46,6 +52,10 @@ pub struct CpuAttention<'a> {
     pub scale: f64,
     /// Dropout on the probabilities, or `None`.
     pub dropout: Option<CpuAttentionDropout<'a>>,
+    /// The treatment of the scores.
+    pub rule: ScoreRule,
+    /// The optional operands that the rule names.
+    pub operands: ScoreOperands<'a>,
 }
 
 /// The probabilities that dropout keeps, and their factor.
@@ -53,12 +63,18 @@ pub struct CpuAttention<'a> {
 pub struct CpuAttentionDropout<'a> {
     /// The factor of the probabilities that are kept, `1 / (1 - p)`.
     pub scale: f64,
-    /// Takes a row's local indices `[batch, head, query]` and writes, for each key from 0 on, true if its probability
-    /// is kept. Must give the same result in the forward and the backward pass.
-    pub keep: &'a dyn Fn([usize; 3], &mut [bool]),
+    /// Takes a row's local indices `[batch, head, query]` and a key, and writes, for each key from that one on, true if
+    /// its probability is kept. Must give the same result in the forward and the backward pass.
+    pub keep: &'a dyn Fn([usize; 3], usize, &mut [bool]),
 }
 
-impl CpuAttention<'_> {
+impl<'a> CpuAttention<'a> {
+    /// Returns causal attention without dropout, whose first query has the position `q_start`.
+    pub fn causal(verb: &'a str, q_start: usize, scale: f64) -> CpuAttention<'a> {
+        let (rule, operands) = (ScoreRule::CAUSAL, ScoreOperands::default());
+        CpuAttention { verb, q_start, scale, dropout: None, rule, operands }
+    }
+
     /// Returns the output, and the logarithm of each row's sum of exponentials `[batch, heads, queries]` in f32 (f64
     /// for f64). A query without keys gives 0 and -inf.
     ///
@@ -87,7 +103,7 @@ impl CpuAttention<'_> {
     ///
     /// ```
     /// use isoshard::{ops::cpu::CpuAttention, tensor::{DType, Tensor}};
-    /// let attention = CpuAttention { verb: "attention", q_start: 0, scale: 1.0, dropout: None };
+    /// let attention = CpuAttention::causal("attention", 0, 1.0);
     /// let (q, v) = (Tensor::zeros(DType::F64, [1, 1, 2, 3]), Tensor::zeros(DType::F64, [1, 1, 2, 1]));
     /// let (o, lse) = attention.forward(&q, &q, &v)?;
     /// let grad = Tensor::full(DType::F64, [1, 1, 2, 1], 1.0);
@@ -155,68 +171,94 @@ impl CpuAttention<'_> {
         let (dv, each) = (v.shape()[3], group_len(h, k.shape()[1]));
         let mut o = Tensor::zeros(T::DTYPE, [b, tq, h, dv]);
         let mut lse = Tensor::full(T::DTYPE, [b, h, tq], f64::NEG_INFINITY);
+        let extra = ScoreTensors::of(&self.operands, T::DTYPE)?;
+        let inputs = ScoreInputs::<T>::of(self.rule, &extra)?;
         let (q, k, v) = (Heads::<T>::of(q)?, Heads::<T>::of(k)?, Heads::<T>::of(v)?);
         let (o_data, lse_data) = (o.make_mut::<T>()?, lse.make_mut::<T>()?);
-        for block in self.blocks(0..tq, k.len) {
-            let mut tree = RowTree::<T>::new(block.width);
-            let mut scores = Scratch::<T>::new(block.rows * block.width);
-            let mut sums = vec![T::ZERO; block.rows];
+        for window in self.blocks(0..tq, k.len) {
+            let mut tree = BlockTree::<T>::new(window.width);
+            let mut scores = Scratch::<T>::new(window.rows * window.width);
+            let mut sums = vec![T::ZERO; window.rows];
             for head in (0..b).flat_map(|b| (0..h).map(move |h| [b, h])) {
                 let group = [head[0], head[1] / each];
-                let s = scores.get();
-                self.scores(&block, (q.at(head), k.at(group)), s);
+                let block = &inputs.narrow(&window, head);
+                let s = &mut scores.get()[..block.rows * block.width];
+                if s.is_empty() {
+                    continue;
+                }
+                self.scores(block, (q.at(head), k.at(group)), s);
+                inputs.prepare(block, head, s, None);
                 let lse = &mut lse_data[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
-                dispatch(Exponentials { s, block: &block, tree: &mut tree, sums: &mut sums, lse });
-                self.drop_out(&block, head, s);
+                dispatch(Exponentials { s, block, tree: &mut tree, sums: &mut sums, lse });
+                self.drop_probabilities(block, head, s);
                 let o = &mut o_data[((head[0] * tq + block.start) * h + head[1]) * dv..];
-                let shape = (block.rows, dv);
-                T::product(
-                    T::ONE,
+                let masked = inputs.has_holes() || block.masks(&self.rule);
+                let v = v.at(group).rows(block.from, block.to - block.from);
+                masked_product(
+                    masked,
+                    BlockSum::Keys(block.sums()),
                     block.matrix(s),
-                    v.at(group).rows(0, block.keys),
-                    T::ZERO,
-                    MatMut::new(&mut *o, shape, (h * dv, 1))?,
+                    v,
+                    (&mut *o, (h * dv, 1)),
                 );
                 for (o, &sum) in o.chunks_mut((h * dv).max(1)).zip(&sums) {
-                    let scale = sum.recip();
-                    o[..dv].iter_mut().for_each(|o| *o = *o * scale);
+                    let scale = if sum == T::ZERO { T::ZERO } else { sum.recip() };
+                    o[..dv].iter_mut().for_each(|o| *o = *o * scale + T::ZERO);
                 }
             }
         }
         Ok((o, lse))
     }
 
-    /// Divides these queries into blocks. Returns no block if there are no keys.
+    /// Divides these queries into blocks that end at multiples of the block size.
     fn blocks(&self, queries: Range<usize>, keys: usize) -> Vec<QueryBlock> {
         let (mut blocks, mut start) = (Vec::new(), queries.start);
-        while start < queries.end && keys > 0 {
-            let global = self.q_start + start;
-            let end = (global / ROWS + 1) * ROWS;
-            let rows = (end - global).min(queries.end - start);
-            // The width depends on the global index and the number of keys only. Scores beyond the last key are masked.
-            let width = end.min(keys.next_multiple_of(ROWS));
-            blocks.push(QueryBlock { start, global, rows, keys: end.min(keys), width });
+        while start < queries.end {
+            let position = self.q_start + start;
+            let rows = (ROWS - position % ROWS).min(queries.end - start);
+            blocks.push(QueryBlock::new(&self.rule, start, position, rows, keys));
             start += rows;
         }
         blocks
     }
 
-    /// Computes `scale * q k^T` of a block.
+    /// Computes `scale * q k^T` of a block, for the leaves of keys that it has.
     fn scores<T: Gemm>(&self, block: &QueryBlock, (q, k): (MatRef<'_, T>, MatRef<'_, T>), s: &mut [T]) {
-        let (q, k) = (q.rows(block.start, block.rows), k.rows(0, block.keys));
-        T::product(T::of(self.scale), q, k.t(), T::ZERO, block.matrix_mut(s));
+        let q = q.rows(block.start, block.rows);
+        for keys in block.runs() {
+            let k = k.rows(keys.start, keys.len());
+            T::product(T::of(self.scale), q, k.t(), T::ZERO, block.columns_mut(s, keys));
+        }
     }
 
-    /// Applies dropout to a block's rows, if there is any.
-    fn drop_out<T: Gemm>(&self, block: &QueryBlock, [b, h]: [usize; 2], s: &mut [T]) {
+    /// Applies dropout to a block's probabilities, if there is any. Those that are -0 stay -0.
+    fn drop_probabilities<T: Gemm>(&self, block: &QueryBlock, head: [usize; 2], s: &mut [T]) {
+        self.each_kept(block, head, s, |p, keep, scale| *p = *p * if keep { scale } else { T::ZERO });
+    }
+
+    /// Applies dropout to the gradients of a block's probabilities, if there is any.
+    fn drop_gradients<T: Gemm>(&self, block: &QueryBlock, head: [usize; 2], s: &mut [T]) {
+        self.each_kept(block, head, s, |d, keep, scale| *d = if keep { *d * scale } else { T::ZERO });
+    }
+
+    fn each_kept<T: Gemm>(
+        &self,
+        block: &QueryBlock,
+        [b, h]: [usize; 2],
+        s: &mut [T],
+        apply: impl Fn(&mut T, bool, T),
+    ) {
         let Some(dropout) = &self.dropout else { return };
         let scale = T::of(dropout.scale);
-        let mut keep = vec![false; block.keys];
+        let mut keep = vec![false; block.to - block.from];
         for (i, row) in s.chunks_exact_mut(block.width).enumerate() {
-            let keep = &mut keep[..block.seen(i)];
-            (dropout.keep)([b, h, block.start + i], keep);
-            for (s, &keep) in row.iter_mut().zip(keep.iter()) {
-                *s = if keep { *s * scale } else { T::ZERO };
+            let span = self.rule.span(block.position + i, block.keys);
+            let (from, to) = (span.start.max(block.from), span.end.min(block.to));
+            if from < to {
+                let keep = &mut keep[..to - from];
+                (dropout.keep)([b, h, block.start + i], from, keep);
+                let row = &mut row[from - block.from..][..keep.len()];
+                row.iter_mut().zip(keep.iter()).for_each(|(s, &keep)| apply(s, keep, scale));
             }
         }
     }
@@ -248,11 +290,12 @@ mod tests {
     }
 
     fn plain(q_start: usize) -> CpuAttention<'static> {
-        CpuAttention { verb: "attention", q_start, scale: 0.3, dropout: None }
+        CpuAttention::causal("attention", q_start, 0.3)
     }
 
-    fn keep([b, h, i]: [usize; 3], keep: &mut [bool]) {
-        keep.iter_mut().enumerate().for_each(|(j, k)| *k = (b * 7 + h * 5 + i * 3 + j * j) % 4 != 1);
+    fn keep([b, h, i]: [usize; 3], from: usize, keep: &mut [bool]) {
+        let kept = |j: usize| (b * 7 + h * 5 + i * 3 + j * j) % 4 != 1;
+        keep.iter_mut().enumerate().for_each(|(j, k)| *k = kept(from + j));
     }
 
     fn by_definition(q: &Tensor, k: &Tensor, v: &Tensor, a: &CpuAttention<'_>) -> Vec<f64> {
@@ -269,7 +312,7 @@ mod tests {
             let sum: f64 = e.iter().sum();
             let mut kept = vec![true; seen];
             let factor = a.dropout.map_or(1.0, |d| {
-                (d.keep)([b, h, i], &mut kept);
+                (d.keep)([b, h, i], 0, &mut kept);
                 d.scale
             });
             for d in 0..dv {

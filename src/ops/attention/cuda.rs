@@ -9,6 +9,7 @@ mod tree;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::scores::{ScoreOperands, ScoreRule};
 use crate::error::{Error, Result};
 use crate::tensor::cuda::{Gpu, fill};
 use crate::tensor::{DType, SplitRule, Tensor};
@@ -29,6 +30,11 @@ pub struct CudaAttention<'a> {
     /// True if results must have the CPU's bits. If false, f16 and bf16 with head dims up to 128 that are multiples of
     /// 8 use matrix units, whose results differ by a few roundings; all other operands give the CPU's bits in any case.
     pub exact: bool,
+    /// The treatment of the scores. The matrix units compute causal attention without further operands; all other rules
+    /// give the CPU's bits in any case.
+    pub rule: ScoreRule,
+    /// The optional operands that the rule names.
+    pub operands: ScoreOperands<'a>,
 }
 
 /// The probabilities that dropout keeps: those whose random word is not below a threshold. The probability of batch b,
@@ -52,7 +58,13 @@ pub struct CudaAttentionDropout {
     pub start: [usize; 3],
 }
 
-impl CudaAttention<'_> {
+impl<'a> CudaAttention<'a> {
+    /// Returns exact causal attention without dropout, whose first query has the position `q_start`.
+    pub fn causal(verb: &'a str, q_start: usize, scale: f64) -> CudaAttention<'a> {
+        let (rule, operands) = (ScoreRule::CAUSAL, ScoreOperands::default());
+        CudaAttention { verb, q_start, scale, dropout: None, exact: true, rule, operands }
+    }
+
     /// Returns the output `[batch, heads, queries, dv]`, a view of a buffer `[batch, queries, heads, dv]`, and the
     /// logarithm of each row's sum of exponentials.
     ///
@@ -95,6 +107,21 @@ impl CudaAttention<'_> {
             None => self.backward_exact(&gpu, ins, lse, o)?,
         };
         Ok([dq.transpose(1, 2)?, dk.transpose(1, 2)?, dv.transpose(1, 2)?])
+    }
+
+    /// Returns the gradient of the bias, as
+    /// [`CpuAttention::bias_backward`](crate::ops::cpu::CpuAttention::bias_backward).
+    ///
+    /// # Errors
+    /// Returns the errors of [`CudaAttention::forward`].
+    pub fn bias_backward(
+        &self,
+        [_q, _k, _v]: [&Tensor; 3],
+        (_o, _lse): (&Tensor, &Tensor),
+        grad: &Tensor,
+    ) -> Result<Tensor> {
+        let rule = "has no kernel for the gradient of a bias on a CUDA device";
+        Err(Error::unsupported(self.verb, rule, grad.notation(), "use Device::Cpu"))
     }
 
     /// Computes the sum of `o` times its gradient per row.

@@ -4,12 +4,16 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-use super::{Attention, CausalCall, expect_heads, expect_times, heads_split, sample_attributes, work};
+use super::scores::{ScoreOperands, ScoreRule};
+use super::{
+    Attention, AttentionCall, cut_operands, expect_heads, expect_times, heads_split, sample_attributes,
+    sample_rules, work,
+};
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
     AttentionGrad, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Vjp,
-    Windows, Work, arity, list,
+    Windows, Work, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::Tensor;
@@ -20,15 +24,8 @@ impl Op for AttentionGrad {
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
-        let [q, k, v, o, lse, dy] = arity(self.name(), ins)?;
-        let result = expect_heads(self.name(), [q, k, v], ins)?;
-        expect_times(self.name(), [q, k], self.q_offset)?;
-        let statistic = Meta::new(accumulator(q.dtype), &result.shape[..3]);
-        if *o != result || *dy != result || *lse != statistic {
-            let rule = format!("wants o and its gradient {result}, and lse {statistic}");
-            return Err(Error::invalid(self.name(), rule, list(ins), ""));
-        }
-        Ok(smallvec![q.clone(), k.clone(), v.clone()])
+        expect_forward(self.name(), &self.rule, self.q_offset, ins)?;
+        Ok(ins[..3].iter().cloned().collect())
     }
 
     /// Like the operator's rows. If the queries are sharded, dk and dv are partial sums; if the last dim of v is
@@ -40,33 +37,40 @@ impl Op for AttentionGrad {
         // the queries a set of the tree's nodes.
         let tree_sum =
             if ins[0].shape[1] == ins[1].shape[1] { AxisPlacement::TreeSum(Leaf::Chain) } else { sum };
+        let whole = vec![r; self.rule.operands_len()];
+        let row = |of: [AxisPlacement; 6], extra: Vec<AxisPlacement>, outs| {
+            Row::new(of.into_iter().chain(extra), outs)
+        };
+        let cut = |dim| cut_operands(&self.rule, ins, &ins[6..], dim);
         let mut rows = vec![
-            Row::new([AxisPlacement::S(0); 6], [AxisPlacement::S(0); 3]),
-            Row::new([queries, r, r, queries, queries, queries], [queries, tree_sum, tree_sum]),
-            Row::new([r, r, dim, dim, r, dim], [sum, sum, dim]),
-            Row::new([r, r, r, r, r, sum], [sum; 3]),
+            row([AxisPlacement::S(0); 6], cut(0), [AxisPlacement::S(0); 3]),
+            row([queries, r, r, queries, queries, queries], cut(2), [queries, tree_sum, tree_sum]),
+            row([r, r, dim, dim, r, dim], whole.clone(), [sum, sum, dim]),
+            row([r, r, r, r, r, sum], whole, [sum; 3]),
         ];
         if heads_split(ins, axis) {
-            rows.push(Row::new([AxisPlacement::S(1); 6], [AxisPlacement::S(1); 3]));
+            rows.push(row([AxisPlacement::S(1); 6], cut(1), [AxisPlacement::S(1); 3]));
         }
         rows
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let [q, k, v, o, lse, dy] = ins else { unreachable!("infer counted the operands") };
-        let [dq, dk, dv] = self.call(at).with(|attention| attention.backward([q, k, v], (o, lse), dy))?;
+        let [q, k, v, o, lse, dy, extra @ ..] = ins else { unreachable!("infer counted the operands") };
+        let call = self.call(at, self.rule.operands(extra));
+        let [dq, dk, dv] = call.with(|attention| attention.backward([q, k, v], (o, lse), dy))?;
         Ok(smallvec![dq, dk, dv])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let [q, k, v, o, lse, dy] = ins else { unreachable!("infer counted the operands") };
-        let [dq, dk, dv] = self.call(at).cuda()?.backward([q, k, v], (o, lse), dy)?;
+        let [q, k, v, o, lse, dy, extra @ ..] = ins else { unreachable!("infer counted the operands") };
+        let call = self.call(at, self.rule.operands(extra));
+        let [dq, dk, dv] = call.cuda()?.backward([q, k, v], (o, lse), dy)?;
         Ok(smallvec![dq, dk, dv])
     }
 
     /// Five products over the operator's pairs of queries and keys, among them the scores again.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
-        work::backward(ins, outs, self.p, self.q_offset.unwrap_or(0))
+        work::backward(ins, outs, &self.rule, self.p, self.q_offset.unwrap_or(0))
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
@@ -74,11 +78,8 @@ impl Op for AttentionGrad {
     }
 
     fn statistics(&self, _: &[Meta]) -> Vec<Statistic> {
-        let &AttentionGrad { scale, p, q_offset, draw } = self;
-        let forward = Arc::new(Attention { scale, p, q_offset, draw });
-        let result =
-            |k: usize| Statistic { operand: 3 + k, op: forward.clone(), of: vec![0, 1, 2], result: k };
-        vec![result(0), result(1)]
+        let &AttentionGrad { scale, p, q_offset, draw, rule } = self;
+        forward_statistics(Attention { scale, p, q_offset, draw, rule })
     }
 
     fn adds(&self) -> bool {
@@ -87,29 +88,71 @@ impl Op for AttentionGrad {
 }
 
 impl AttentionGrad {
-    fn call<'a>(&self, at: &'a Windows) -> CausalCall<'a> {
-        let &AttentionGrad { scale, p, q_offset, draw } = self;
-        CausalCall { verb: "attention_grad", scale, p, q_offset, draw: draw.0, at }
+    fn call<'a>(&self, at: &'a Windows, operands: ScoreOperands<'a>) -> AttentionCall<'a> {
+        let &AttentionGrad { scale, p, q_offset, draw, rule } = self;
+        AttentionCall { verb: "attention_grad", scale, p, q_offset, draw: draw.0, at, rule, operands }
     }
 }
 
+/// Refuses operands `(q, k, v, o, lse, do, ..)` that do not fit each other.
+pub(super) fn expect_forward(
+    verb: &str,
+    rule: &ScoreRule,
+    q_offset: Option<usize>,
+    ins: &[Meta],
+) -> Result<()> {
+    let Some((first, extra)) =
+        ins.split_first_chunk().filter(|(_, extra)| extra.len() == rule.operands_len())
+    else {
+        let text = format!("wants {} operands", 6 + rule.operands_len());
+        return Err(Error::invalid(verb, text, list(ins), ""));
+    };
+    let [q, k, v, o, lse, dy] = first;
+    let result = expect_heads(verb, [q, k, v], ins)?;
+    expect_times(verb, rule, [q, k], q_offset)?;
+    rule.expect_operands(verb, [q, k], extra)?;
+    let statistic = Meta::new(accumulator(q.dtype), &result.shape[..3]);
+    if *o != result || *dy != result || *lse != statistic {
+        let rule = format!("wants o and its gradient {result}, and lse {statistic}");
+        return Err(Error::invalid(verb, rule, list(ins), ""));
+    }
+    Ok(())
+}
+
+/// Returns the operands o and lse of a derivative as results of the forward operator.
+pub(super) fn forward_statistics(forward: Attention) -> Vec<Statistic> {
+    let of: Vec<usize> = (0..3).chain(6..6 + forward.rule.operands_len()).collect();
+    let forward = Arc::new(forward);
+    let result = |k: usize| Statistic { operand: 3 + k, op: forward.clone(), of: of.clone(), result: k };
+    vec![result(0), result(1)]
+}
+
+/// Returns the operands of a derivative's sample.
+pub(super) fn sample_operands(q: [usize; 4], k: [usize; 4], extra: Vec<Input>) -> Vec<Input> {
+    let [q, k] = [q, k].map(Input::ints);
+    let o = q.clone();
+    let lse = Input::positive(&q.meta.shape[..3]);
+    [q, k.clone(), k, o.clone(), lse, o].into_iter().chain(extra).collect()
+}
+
 pub(in crate::ops) fn samples() -> Vec<Sample> {
-    let at = |q_offset, p: f64, q: [usize; 4], k: [usize; 4]| {
+    let with = |(rule, extra): (ScoreRule, Vec<Input>), q_offset, p: f64, q: [usize; 4], k: [usize; 4]| {
         let (scale, p, draw) = sample_attributes(p);
-        let [q, k] = [q, k].map(Input::ints);
-        let o = q.clone();
-        let lse = Input::positive(&q.meta.shape[..3]);
-        let ins = [q.clone(), k.clone(), k, o.clone(), lse, o];
-        Sample::new(AttentionGrad { scale, p, q_offset, draw }, ins)
-            .rounded(q.meta.shape[2] * q.meta.shape[3])
+        Sample::new(AttentionGrad { scale, p, q_offset, draw, rule }, sample_operands(q, k, extra))
+            .rounded(q[2] * q[3])
             .not_smooth()
     };
+    let at = |q_offset, p, q, k| with((ScoreRule::CAUSAL, vec![]), q_offset, p, q, k);
     let sample = |p, q, k| at(None, p, q, k);
+    let (q, k) = ([2, 3, 5, 2], [2, 3, 7, 2]);
+    let [biased, packed] = sample_rules(q, k);
     vec![
         sample(0.0, [3, 2, 5, 3], [3, 2, 5, 3]),
         sample(0.25, [1, 3, 7, 2], [1, 3, 7, 2]),
         at(Some(0), 0.5, [2, 6, 3, 1], [2, 2, 5, 1]),
         sample(0.0, [2, 1, 0, 3], [2, 1, 0, 3]),
         at(Some(2), 0.25, [2, 2, 3, 2], [2, 1, 7, 2]),
+        with(biased, None, 0.0, q, k),
+        with(packed, Some(1), 0.25, q, k),
     ]
 }

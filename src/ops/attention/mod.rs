@@ -1,10 +1,12 @@
-//! `attention`: causal scaled dot-product attention, with dropout on the probabilities.
+//! `attention`: scaled dot-product attention with masks, bias, soft cap, and dropout on the probabilities.
 //!
-//! Missing: masks other than the causal one.
+//! Missing: shards of the keys.
 
+pub(super) mod bias_grad;
 pub(super) mod cpu;
 pub(super) mod cuda;
 pub(super) mod grad;
+pub(super) mod scores;
 mod work;
 
 use smallvec::smallvec;
@@ -12,32 +14,35 @@ use smallvec::smallvec;
 use super::dropout::expect_probability;
 use super::softmax::sum_exp::accumulator;
 use super::{
-    AttentionGrad, AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp,
-    Windows, Work, arity, list,
+    AttentionBiasGrad, AttentionGrad, AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample,
+    Tensors, Unkeyed, Vjp, Windows, Work, list,
 };
 use crate::error::{Error, Result};
 use crate::rng::{self, Draw, Generator};
 use crate::tensor::{Shape, Tensor};
 use cpu::{CpuAttention, CpuAttentionDropout};
+use scores::{ScoreOperands, ScoreRule};
 
-/// Causal scaled dot-product attention: `(q, k, v) -> (o, lse)` with `o = dropout(softmax(scale q kᵀ)) v` (Vaswani et
+/// Scaled dot-product attention: `(q, k, v, ..) -> (o, lse)` with `o = dropout(softmax(scale q kᵀ)) v` (Vaswani et
 /// al., *Attention Is All You Need*, 2017; Ainslie et al., *GQA*, 2023). Applied by
-/// [`DTensor::attention`](crate::dtensor::DTensor::attention), [`attention_at`](crate::dtensor::DTensor::attention_at)
-/// and [`attention_dropout`](crate::dtensor::DTensor::attention_dropout).
+/// [`DTensor::attention`](crate::dtensor::DTensor::attention) and
+/// [`attention_with`](crate::dtensor::DTensor::attention_with).
 ///
 /// q is `[B, H, Tq, D]`, k `[B, Hk, Tk, D]` and v `[B, Hk, Tk, Dv]`. H is a multiple of Hk: each head of k and v serves
 /// H / Hk neighbouring heads of q. o is `[B, H, Tq, Dv]`. lse `[B, H, Tq]` is the logarithm of the softmax's
-/// denominators, in f32 (f64 for f64). Query i attends to the keys 0 to [`q_offset`](Self::q_offset) + i.
+/// denominators, in f32 (f64 for f64). The [`ScoreRule`] says which keys a query sees, and which further operands there
+/// are: the bias, the mask, the documents of queries and of keys, in this order. The result of a query that sees no key
+/// is 0, and its lse is -inf. A result that is zero is +0.
 ///
 /// Batch, heads and queries may be sharded, and the last dim of v. Nothing is communicated then. The dropout of query i
 /// and key j uses element `((b H + h) Tq + i) Tk + j` of the draw. The gradients of q, k and v include the path through
 /// lse; an incoming gradient of lse is dropped.
 ///
 /// ```
-/// use isoshard::ops::{Attention, Bits, Unkeyed, eval_whole};
+/// use isoshard::ops::{Attention, Bits, ScoreRule, Unkeyed, eval_whole};
 /// use isoshard::{rng::Draw, tensor::{DType, Tensor}};
 /// let draw = Unkeyed(Draw { seed: 0, number: 0 }); // not used: nothing is dropped
-/// let op = Attention { scale: Bits(1.0), p: Bits(0.0), q_offset: None, draw };
+/// let op = Attention { scale: Bits(1.0), p: Bits(0.0), q_offset: None, draw, rule: ScoreRule::CAUSAL };
 /// // Equal scores: the second query averages both values.
 /// let q = Tensor::zeros(DType::F64, [1, 1, 2, 3]);
 /// let v = Tensor::from_vec(vec![1.0, 5.0], [1, 1, 2, 1])?;
@@ -52,10 +57,12 @@ pub struct Attention {
     /// The probability with which a softmax probability is dropped.
     pub p: Bits,
     /// The position of the first query in the sequence of keys: query i has position `q_offset + i`, key j has position
-    /// j. `None` means 0 and requires as many queries as keys.
+    /// j. `None` means 0, and requires as many queries as keys if the rule has a window.
     pub q_offset: Option<usize>,
     /// The draw of this call.
     pub draw: Unkeyed<Draw>,
+    /// The treatment of the scores.
+    pub rule: ScoreRule,
 }
 
 impl Op for Attention {
@@ -64,10 +71,11 @@ impl Op for Attention {
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
-        let [q, k, v] = arity(self.name(), ins)?;
+        let (&[ref q, ref k, ref v], extra) = expect_operands(self.name(), &self.rule, ins)?;
         expect_probability(self.name(), self.p)?;
         let o = expect_heads(self.name(), [q, k, v], ins)?;
-        expect_times(self.name(), [q, k], self.q_offset)?;
+        expect_times(self.name(), &self.rule, [q, k], self.q_offset)?;
+        self.rule.expect_operands(self.name(), [q, k], extra)?;
         let lse = Meta::new(accumulator(q.dtype), &o.shape[..3]);
         Ok(smallvec![o, lse])
     }
@@ -76,76 +84,104 @@ impl Op for Attention {
     /// rank; and the last dim of v. The result, but not lse, is linear in v.
     fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
         let r = AxisPlacement::R;
+        let whole = vec![r; self.rule.operands_len()];
+        let row = |of: [AxisPlacement; 3], extra: Vec<AxisPlacement>, outs| {
+            Row::new(of.into_iter().chain(extra), outs)
+        };
+        let cut = |dim| cut_operands(&self.rule, ins, &ins[3..], dim);
         let mut rows = vec![
-            Row::new([AxisPlacement::S(0); 3], [AxisPlacement::S(0); 2]),
-            Row::new([AxisPlacement::S(2), r, r], [AxisPlacement::S(2); 2]),
-            Row::new([r, r, AxisPlacement::S(3)], [AxisPlacement::S(3), r]),
-            Row::new([r, r, AxisPlacement::SUM], [AxisPlacement::SUM, r]),
+            row([AxisPlacement::S(0); 3], cut(0), [AxisPlacement::S(0); 2]),
+            row([AxisPlacement::S(2), r, r], cut(2), [AxisPlacement::S(2); 2]),
+            row([r, r, AxisPlacement::S(3)], whole.clone(), [AxisPlacement::S(3), r]),
+            row([r, r, AxisPlacement::SUM], whole, [AxisPlacement::SUM, r]),
         ];
         if heads_split(ins, axis) {
-            rows.push(Row::new([AxisPlacement::S(1); 3], [AxisPlacement::S(1); 2]));
+            rows.push(row([AxisPlacement::S(1); 3], cut(1), [AxisPlacement::S(1); 2]));
         }
         rows
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let (o, lse) = self.call(at).with(|attention| attention.forward(&ins[0], &ins[1], &ins[2]))?;
+        let (qkv, extra) = ins.split_at(3);
+        let call = self.call(at, self.rule.operands(extra));
+        let (o, lse) = call.with(|attention| attention.forward(&qkv[0], &qkv[1], &qkv[2]))?;
         Ok(smallvec![o, lse])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let (o, lse) = self.call(at).cuda()?.forward(&ins[0], &ins[1], &ins[2])?;
+        let (qkv, extra) = ins.split_at(3);
+        let call = self.call(at, self.rule.operands(extra));
+        let (o, lse) = call.cuda()?.forward(&qkv[0], &qkv[1], &qkv[2])?;
         Ok(smallvec![o, lse])
     }
 
-    /// The two products over the pairs of a query and a key to which it attends, `(2D + 2Dv) T (T + 1) / 2` per head
-    /// for T queries and T keys; and the softmax.
+    /// The two products over the pairs of a query and a key in its window, `(2D + 2Dv) T (T + 1) / 2` per causal head
+    /// for T queries and T keys; and the softmax. Masks and documents are not counted, since they are not known.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
-        work::forward(ins, outs, self.p, self.q_offset.unwrap_or(0))
+        work::forward(ins, outs, &self.rule, self.p, self.q_offset.unwrap_or(0))
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.constant(1, "a statistic, for the derivative of result 0");
-        let ins = [g.input(0), g.input(1), g.input(2), g.output(0), g.output(1), g.grad(0)];
-        let &Attention { scale, p, q_offset, draw } = self;
-        let grads = g.apply_all(AttentionGrad { scale, p, q_offset, draw }, &ins)?;
-        for (i, grad) in grads.into_iter().enumerate() {
-            g.set(i, grad);
+        let &Attention { scale, p, q_offset, draw, rule } = self;
+        let mut ins = vec![g.input(0), g.input(1), g.input(2), g.output(0), g.output(1), g.grad(0)];
+        ins.extend((3..3 + rule.operands_len()).map(|i| g.input(i)));
+        for i in 3 + usize::from(rule.bias)..3 + rule.operands_len() {
+            g.none(i, "a mask and document numbers have no derivative");
+        }
+        if rule.bias && g.needs(3) {
+            let bias = g.apply(AttentionBiasGrad { scale, p, q_offset, draw, rule }, &ins)?;
+            g.set(3, bias);
+        }
+        if (0..3).any(|i| g.needs(i)) {
+            let grads = g.apply_all(AttentionGrad { scale, p, q_offset, draw, rule }, &ins)?;
+            for (i, grad) in grads.into_iter().enumerate() {
+                g.set(i, grad);
+            }
         }
         Ok(())
     }
 }
 
 impl Attention {
-    fn call<'a>(&self, at: &'a Windows) -> CausalCall<'a> {
-        let &Attention { scale, p, q_offset, draw } = self;
-        CausalCall { verb: "attention", scale, p, q_offset, draw: draw.0, at }
+    fn call<'a>(&self, at: &'a Windows, operands: ScoreOperands<'a>) -> AttentionCall<'a> {
+        let &Attention { scale, p, q_offset, draw, rule } = self;
+        AttentionCall { verb: "attention", scale, p, q_offset, draw: draw.0, at, rule, operands }
     }
 }
 
-/// The attributes and windows of one call of the operator or of its derivative.
-pub(super) struct CausalCall<'a> {
+/// The attributes, windows and optional operands of one call of the operator or of its derivative.
+pub(super) struct AttentionCall<'a> {
     pub verb: &'a str,
     pub scale: Bits,
     pub p: Bits,
     pub q_offset: Option<usize>,
     pub draw: Draw,
+    pub rule: ScoreRule,
+    pub operands: ScoreOperands<'a>,
     /// The windows; operands 0 and 1 are q and k.
     pub at: &'a Windows,
 }
 
-impl CausalCall<'_> {
+impl AttentionCall<'_> {
     /// Calls `f` with the CPU kernel for this rank's queries.
     pub fn with<T>(&self, f: impl FnOnce(&CpuAttention) -> T) -> T {
         let q = &self.at.ins[0];
         let [first_b, first_h, first_i] = [0, 1, 2].map(|d| q.start(d));
         let (heads, queries, keys) = (q.global[1], q.global[2], self.at.ins[1].global[2]);
-        let keep = |[b, h, i]: [usize; 3], out: &mut [bool]| {
+        let keep = |[b, h, i]: [usize; 3], j: usize, out: &mut [bool]| {
             let row = ((first_b + b) * heads + first_h + h) * queries + first_i + i;
-            rng::keep(self.draw, (row * keys) as u64, self.p.0, out).expect("infer checked the probability");
+            let element = (row * keys + j) as u64;
+            rng::keep(self.draw, element, self.p.0, out).expect("infer checked the probability");
         };
-        let dropout = (self.p.0 > 0.0).then_some(CpuAttentionDropout { scale: self.factor(), keep: &keep });
-        f(&CpuAttention { verb: self.verb, q_start: self.offset() + first_i, scale: self.scale.0, dropout })
+        f(&CpuAttention {
+            verb: self.verb,
+            q_start: self.offset() + first_i,
+            scale: self.scale.0,
+            dropout: (self.p.0 > 0.0).then_some(CpuAttentionDropout { scale: self.factor(), keep: &keep }),
+            rule: self.rule,
+            operands: self.operands,
+        })
     }
 
     /// Returns the CUDA kernel for this rank's queries.
@@ -168,6 +204,8 @@ impl CausalCall<'_> {
             scale: self.scale.0,
             dropout,
             exact: self.at.exact,
+            rule: self.rule,
+            operands: self.operands,
         })
     }
 
@@ -179,6 +217,38 @@ impl CausalCall<'_> {
     fn factor(&self) -> f64 {
         if self.p.0 < 1.0 { 1.0 / (1.0 - self.p.0) } else { 0.0 }
     }
+}
+
+/// Returns q, k and v, and the optional operands after them. Refuses another number of operands.
+fn expect_operands<'a>(verb: &str, rule: &ScoreRule, ins: &'a [Meta]) -> Result<(&'a [Meta; 3], &'a [Meta])> {
+    match ins.split_first_chunk() {
+        Some((qkv, extra)) if extra.len() == rule.operands_len() => Ok((qkv, extra)),
+        _ => {
+            let text = format!("wants {} operands", 3 + rule.operands_len());
+            Err(Error::invalid(verb, text, list(ins), "pass q, k, v and what the rule names"))
+        }
+    }
+}
+
+/// Returns the placements of the optional operands `extra` if dim `dim` of q is sharded: batch, heads or queries. An
+/// operand that repeats along the dim is replicated.
+pub(super) fn cut_operands(rule: &ScoreRule, ins: &[Meta], extra: &[Meta], dim: usize) -> Vec<AxisPlacement> {
+    let len = ins[0].shape[dim];
+    let of = |meta: &Meta, dim: usize| match meta.shape[dim] == len {
+        true => AxisPlacement::S(dim),
+        false => AxisPlacement::R,
+    };
+    let scores_len = usize::from(rule.bias) + usize::from(rule.mask);
+    let mut cut: Vec<_> = extra[..scores_len].iter().map(|meta| of(meta, dim)).collect();
+    if let [of_q, of_k] = &extra[scores_len..] {
+        let (r, queries) = (AxisPlacement::R, AxisPlacement::S(1));
+        cut.extend(match dim {
+            0 => [of(of_q, 0), of(of_k, 0)],
+            2 => [queries, r],
+            _ => [r, r],
+        });
+    }
+    cut
 }
 
 /// Returns the result's dtype and shape. Refuses queries, keys and values that do not fit each other.
@@ -196,9 +266,15 @@ pub(super) fn expect_heads(verb: &str, [q, k, v]: [&Meta; 3], ins: &[Meta]) -> R
 }
 
 /// Refuses queries whose positions are not known, and queries at positions that no key has.
-pub(super) fn expect_times(verb: &str, [q, k]: [&Meta; 2], q_offset: Option<usize>) -> Result<()> {
+pub(super) fn expect_times(
+    verb: &str,
+    rule: &ScoreRule,
+    [q, k]: [&Meta; 2],
+    q_offset: Option<usize>,
+) -> Result<()> {
     let (queries, keys) = (q.shape[2], k.shape[2]);
     match q_offset {
+        _ if !rule.has_window() => Ok(()),
         None if queries == keys => Ok(()),
         None => Err(Error::invalid(
             verb,
@@ -227,13 +303,33 @@ pub(super) fn sample_attributes(p: f64) -> (Bits, Bits, Unkeyed<Draw>) {
     (Bits(0.125), Bits(p), Unkeyed(Generator::new(5).next_draw()))
 }
 
+/// Returns rules with all kinds of optional operands, and these operands for q and k of samples.
+pub(super) fn sample_rules(q: [usize; 4], k: [usize; 4]) -> [(ScoreRule, Vec<Input>); 2] {
+    let bias = Input::ints([1, q[1], q[2], k[2]]);
+    let mask = Input::bools([q[0], 1, 1, k[2]]);
+    let documents = [Input::index([q[0], q[2]], 2), Input::index([1, k[2]], 2)];
+    let biased = ScoreRule { bias: true, mask: true, ..ScoreRule::BIDIRECTIONAL };
+    let packed = ScoreRule {
+        before: Some(2),
+        after: Some(1),
+        soft_cap: Some(Bits(1.5)),
+        documents: true,
+        ..ScoreRule::BIDIRECTIONAL
+    };
+    [(biased, vec![bias, mask]), (packed, documents.to_vec())]
+}
+
 pub(super) fn samples() -> Vec<Sample> {
-    let at = |q_offset, p: f64, q: [usize; 4], k: [usize; 4]| {
+    let with = |(rule, extra): (ScoreRule, Vec<Input>), q_offset, p: f64, q: [usize; 4], k: [usize; 4]| {
         let (scale, p, draw) = sample_attributes(p);
         let v = Shape::from([k[0], k[1], k[2], k[3] + 1]);
-        Sample::new(Attention { scale, p, q_offset, draw }, [Input::ints(q), Input::ints(k), Input::ints(v)])
+        let ins = [Input::ints(q), Input::ints(k), Input::ints(v)];
+        Sample::new(Attention { scale, p, q_offset, draw, rule }, ins.into_iter().chain(extra))
     };
+    let at = |q_offset, p, q, k| with((ScoreRule::CAUSAL, vec![]), q_offset, p, q, k);
     let sample = |p, q, k| at(None, p, q, k);
+    let (q, k) = ([2, 3, 5, 2], [2, 3, 7, 2]);
+    let [biased, packed] = sample_rules(q, k);
     vec![
         sample(0.0, [3, 2, 5, 3], [3, 2, 5, 3]),
         sample(0.25, [1, 3, 7, 2], [1, 3, 7, 2]),
@@ -241,6 +337,8 @@ pub(super) fn samples() -> Vec<Sample> {
         sample(0.0, [2, 1, 0, 3], [2, 1, 0, 3]),
         sample(1.0, [1, 1, 1, 1], [1, 1, 1, 1]),
         at(Some(2), 0.25, [2, 2, 3, 2], [2, 1, 7, 2]),
+        with(biased, None, 0.0, q, k),
+        with(packed, Some(1), 0.0, q, k),
     ]
 }
 
@@ -256,7 +354,13 @@ mod tests {
         let of = |shape: [usize; 4], salt| Input::ints(shape).values(DType::F64, salt);
         let (q, k, v) = (of([b, h, t, d], 1), of([b, hk, t, d], 2), of([b, hk, t, d], 3));
         let draw = Generator::new(3).next_draw();
-        let op = Attention { scale: Bits(0.3), p: Bits(0.5), q_offset: None, draw: Unkeyed(draw) };
+        let op = Attention {
+            scale: Bits(0.3),
+            p: Bits(0.5),
+            q_offset: None,
+            draw: Unkeyed(draw),
+            rule: ScoreRule::CAUSAL,
+        };
         let outs = eval_whole(&op, &[q.clone(), k.clone(), v.clone()]).unwrap();
         let (q, k, v) = (q.to_f64_vec(), k.to_f64_vec(), v.to_f64_vec());
         let (o, lse) = (outs[0].to_f64_vec(), outs[1].to_f64_vec());

@@ -34,7 +34,9 @@ const fn word(name: &[u8], known: KnownFlops) -> u64 {
         b"exp" | b"ln" | b"tanh" | b"erf" | b"sigmoid" => Work::SPECIAL,
         b"fma" => 2,
         b"sqrt" | b"recip" | b"abs" | b"floor" | b"copysign" | b"negative" | b"add" | b"sub" | b"mul" => 1,
-        b"max" | b"min" | b"select" | b"is_nan" => 1,
+        b"max" | b"min" | b"select" | b"is_nan" | b"ceil" | b"trunc" | b"round" => 1,
+        b"fmod" | b"remainder" | b"floor_div" => 1,
+        b"bit_and" | b"bit_or" | b"bit_xor" | b"bit_not" | b"shift_left" | b"shift_right" => 1,
         _ => {
             let mut i = 0;
             while i < known.len() {

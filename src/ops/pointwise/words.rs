@@ -4,12 +4,12 @@
 //! operations. Formulas also use `+ - * /` on floats, comparisons, `&&`, `||` and `!`.
 
 pub use crate::tensor::cpu::is_nan;
-use crate::tensor::cpu::{Num, Real};
+use crate::tensor::cpu::{BitNum, Num, Real};
 
 /// Rounds a constant to the element type.
 #[inline(always)]
-pub fn of<A: Real>(x: f64) -> A {
-    A::of(x)
+pub fn of<A: Num>(x: f64) -> A {
+    A::constant(x)
 }
 
 /// Converts a value to f64.
@@ -61,12 +61,16 @@ words! { Real:
     sigmoid(x) = Real::sigmoid;
     /// The square root.
     sqrt(x) = Real::sqrt;
-    /// The magnitude.
-    abs(x) = Real::abs;
     /// `1 / x`.
     recip(x) = Real::recip;
     /// The largest integer not above `x`.
     floor(x) = Real::floor;
+    /// The smallest integer not below `x`.
+    ceil(x) = Real::ceil;
+    /// `x` rounded toward 0.
+    trunc(x) = Real::trunc;
+    /// The integer nearest to `x`, the even one of two.
+    round(x) = Real::round;
     /// The magnitude of `x` with the sign of `sign`.
     copysign(x, sign) = Real::copysign;
 }
@@ -80,8 +84,31 @@ words! { Num:
     mul(x, y) = Num::mul;
     /// `-x`; integers wrap.
     negative(x) = Num::negative;
+    /// The magnitude; that of the lowest integer wraps to itself.
+    abs(x) = Num::magnitude;
+    /// The remainder of the division that truncates.
+    fmod(x, y) = Num::fmod;
+    /// The remainder of the division that rounds down.
+    remainder(x, y) = Num::remainder;
+    /// The quotient rounded down.
+    floor_div(x, y) = Num::floor_div;
     /// The larger value. -0 is less than 0; NaN if either is NaN.
     max(x, y) = Num::max;
     /// The smaller value. -0 is less than 0; NaN if either is NaN.
     min(x, y) = Num::min;
+}
+
+words! { BitNum:
+    /// The bits that both have.
+    bit_and(x, y) = BitNum::bit_and;
+    /// The bits that one or both have.
+    bit_or(x, y) = BitNum::bit_or;
+    /// The bits that exactly one has.
+    bit_xor(x, y) = BitNum::bit_xor;
+    /// The bits that `x` does not have.
+    bit_not(x) = BitNum::bit_not;
+    /// The bits, moved up.
+    shift_left(x, by) = BitNum::shift_left;
+    /// The bits, moved down, with copies of the sign.
+    shift_right(x, by) = BitNum::shift_right;
 }

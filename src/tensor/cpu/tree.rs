@@ -143,6 +143,60 @@ impl<T: Num> RowTree<T> {
     }
 }
 
+/// The tree by [`SplitRule::PowerOfTwo`] over consecutive whole leaves of a row, with the buffers to evaluate it. The
+/// other leaves of the row are absent: a node with one part is that part.
+///
+/// ```
+/// use isoshard::tensor::cpu::{BlockTree, SumReducer};
+/// let row: Vec<f32> = (0..96).map(|i| i as f32).collect();
+/// let mut tree = BlockTree::new(96);
+/// assert_eq!(tree.fold::<SumReducer>(0, &row), 4560.0);
+/// // The same elements as leaves 1, 2 and 3 of a longer row: the second and the third are neighbours.
+/// assert_eq!(tree.fold::<SumReducer>(1, &row), 4560.0);
+/// ```
+pub struct BlockTree<T> {
+    even: Vec<T>,
+    odd: Vec<T>,
+}
+
+impl<T: Num> BlockTree<T> {
+    /// Returns the tree for rows of up to `len` elements.
+    pub fn new(len: usize) -> Self {
+        BlockTree { even: vec![T::ZERO; len / 2], odd: vec![T::ZERO; len / 2] }
+    }
+
+    /// Returns the reduction of `row`, the elements of whole leaves from leaf `first` on.
+    ///
+    /// # Panics
+    /// Panics if the row is longer than the tree allows, or its length is no multiple of [`LEAF`].
+    #[inline(always)]
+    pub fn fold<F: Reducer<T>>(&mut self, first: usize, row: &[T]) -> T {
+        assert!(row.len() % LEAF == 0 && row.len() / 2 <= self.odd.len(), "whole leaves that fit");
+        let (mut first, mut count) = (first, row.len() / LEAF);
+        if count == 0 {
+            return F::EMPTY;
+        }
+        halve::<T, F>(row, &mut self.odd[..row.len() / 2]);
+        // After four more levels, an even number, the leaves' values are in the same buffer.
+        halve_to::<T, F>(&mut self.odd, &mut self.even, row.len() / 2, count);
+        let nodes = &mut self.odd;
+        while count > 1 {
+            let (last, parent) = (first + count, first / 2);
+            for (i, node) in (parent..last.div_ceil(2)).enumerate() {
+                // A node's parts: the left one is absent below `first`, the right one from `last` on.
+                let (left, right) = (2 * node, 2 * node + 1);
+                nodes[i] = match (left >= first, right < last) {
+                    (true, true) => F::join(nodes[left - first], nodes[right - first]),
+                    (true, false) => nodes[left - first],
+                    (false, _) => nodes[right - first],
+                };
+            }
+            (first, count) = (parent, last.div_ceil(2) - parent);
+        }
+        nodes[0]
+    }
+}
+
 /// Returns the largest element, ignoring NaNs. It serves as a shift that cancels out later, for which the sign of a
 /// zero does not matter and NaNs propagate through other operands.
 ///
@@ -299,6 +353,32 @@ mod tests {
         assert_eq!(RowTree::new(3).fold::<MaxReducer>(&[-5i32, -7, -6]), -5);
         assert_eq!(RowTree::new(0).fold::<MaxReducer>(&[] as &[i32]), i32::MIN);
         assert!(RowTree::new(3).fold::<MinReducer>(&[1.0f32, f32::NAN, 0.0]).is_nan());
+    }
+
+    #[test]
+    fn whole_leaves_follow_the_definition_and_absent_ones_change_nothing() {
+        fn by_definition(x: &[Option<f32>]) -> Option<f32> {
+            if let [x] = x {
+                return *x;
+            }
+            let (a, b) = x.split_at(SplitRule::PowerOfTwo.left_of(x.len()));
+            match (by_definition(a), by_definition(b)) {
+                (Some(a), Some(b)) => Some(a + b),
+                (a, b) => a.or(b),
+            }
+        }
+        let x: Vec<f32> = (0..640).map(|i| ((i * 7919 % 1009) as f32 - 500.0) * 1.000_123).collect();
+        for leaves in 1..20 {
+            for first in 0..leaves {
+                let (from, to) = (first * LEAF, leaves * LEAF);
+                let present: Vec<_> = (0..640).map(|i| (from..to).contains(&i).then(|| x[i])).collect();
+                let got = BlockTree::new(to - from).fold::<SumReducer>(first, &x[from..to]);
+                for len in [to, 640] {
+                    let want = by_definition(&present[..len]).unwrap();
+                    assert_eq!(got.to_bits(), want.to_bits(), "leaves {first} to {leaves} of {len}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -35,6 +35,10 @@ const RULES: &[FaultRule] = &[
     index(FaultCode::LastWrite, "last_write"),
     index(FaultCode::LinearIndex, "linear_index"),
     index(FaultCode::Bincount, "bincount"),
+    index(FaultCode::OneHot, "one_hot"),
+    index(FaultCode::ExpertSlots, "expert_slots"),
+    index(FaultCode::PermuteTokens, "permute_tokens"),
+    index(FaultCode::UnpermuteTokens, "unpermute_tokens"),
     element(600, "bernoulli", "a probability lies in [0, 1]"),
     element(601, "exponential", "a rate is positive and finite"),
     element(602, "gamma", "a shape is positive and finite"),
@@ -59,6 +63,11 @@ pub(crate) enum FaultCode {
     LastWrite,
     LinearIndex,
     Bincount,
+    /// Numbers from 430 on belong to the operators of `ops::create`.
+    OneHot = 430,
+    ExpertSlots = 450,
+    PermuteTokens,
+    UnpermuteTokens,
 }
 
 const fn index(code: FaultCode, verb: &'static str) -> FaultRule {

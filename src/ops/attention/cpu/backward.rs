@@ -5,18 +5,18 @@
 //! `a + ceil((b - a) / 2)` down to *leaves* of at most 64 queries. Each leaf is one matrix product, whose kernel has a
 //! tree of its own. The given queries are one node of the tree, so their sum is that node's value on every rank.
 //!
-//! A leaf adds only to the keys to which the block of its last query attends. Adding zeros to the other keys would
-//! change no bit, because no sum is -0. Blocks start at multiples of 64 but leaves may not: a leaf is added after the
-//! block that has its last query.
+//! A leaf of queries is also a block of queries. It adds only to the keys that one of its queries sees. Adding zeros to
+//! the other keys would change no bit, because no sum is -0.
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::query_block::{Heads, QueryBlock, ROWS, ScoreGradients, Scratch};
+use super::query_block::{BlockSum, Heads, QueryBlock, ROWS, Scratch, masked_product};
+use super::score_rows::{ClearMinusZero, ScoreGradients, ScoreInputs, ScoreTensors};
 use super::{CpuAttention, group_len};
 use crate::error::Result;
-use crate::tensor::cpu::{Gemm, Kernel, MatMut, MatRef, RowTree, dispatch, merges};
+use crate::tensor::cpu::{Gemm, Kernel, MatRef, RowTree, dispatch, merges};
 use crate::tensor::{SplitRule, Tensor};
 
 impl CpuAttention<'_> {
@@ -30,25 +30,19 @@ impl CpuAttention<'_> {
         let (b, h, tq) = (q.shape()[0], q.shape()[1], q.shape()[2]);
         let (groups, keys, d, dv) = (k.shape()[1], k.shape()[2], k.shape()[3], v.shape()[3]);
         let (o, grad, lse) = (o.contiguous_rows(), grad.contiguous_rows(), lse.packed());
-        let given = BackwardInputs {
-            q: Heads::of(q)?,
-            k: Heads::of(k)?,
-            v: Heads::of(v)?,
-            o: Heads::of(&o)?,
-            grad: Heads::of(&grad)?,
-            lse: lse.as_slice::<T>()?,
-            shape: [h, tq],
-            each: group_len(h, groups),
-        };
+        let extra = ScoreTensors::of(&self.operands, T::DTYPE)?;
+        let given = BackwardInputs::of(self, [q, k, v], [&o, &grad], &lse, &extra)?;
         let mut out = [(h, tq, d), (groups, keys, d), (groups, keys, dv)]
             .map(|(h, t, d)| Tensor::zeros(T::DTYPE, [b, t, h, d]));
-        let (blocks, leaves) = (self.blocks(0..tq, keys), leaves(tq));
-        if blocks.is_empty() {
-            return Ok(out);
-        }
         let [dq, dk, dvs] = &mut out;
         let (dq, dk, dvs) = (dq.make_mut::<T>()?, dk.make_mut::<T>()?, dvs.make_mut::<T>()?);
-        let mut work = ScoreRows::new(&blocks, dv);
+        let leaves = leaves(tq);
+        let blocks: Vec<(QueryBlock, u8)> = leaves
+            .into_iter()
+            .filter(|(rows, _)| !rows.is_empty())
+            .map(|(rows, joins)| (self.leaf_block(rows, keys), joins))
+            .collect();
+        let mut work = ScoreScratch::new(blocks.iter().map(|b| &b.0), dv, self.rule.soft_cap.is_some());
         let (mut dk_room, mut dv_room) = (Vec::new(), Vec::new());
         let head_joins = merges(given.each, 1);
         for (b, group) in (0..b).flat_map(|b| (0..groups).map(move |g| (b, g))) {
@@ -57,67 +51,76 @@ impl CpuAttention<'_> {
             let mut dv = UnfinishedNodes::new(&mut dvs[at * dv..], groups, (keys, dv), &mut dv_room);
             for (i, &head_joins) in head_joins.iter().enumerate() {
                 let head = [b, group * given.each + i];
-                let mut left = &leaves[..];
-                for block in &blocks {
-                    work.begin(left[0].0.start, block);
-                    self.block(block, head, &given, &mut work, dq);
-                    while let Some(((leaf, joins), rest)) = left.split_first()
-                        && leaf.end <= block.start + block.rows
-                    {
-                        let rows = (head, leaf.start, leaf.len());
-                        let (p, ds) = work.rows(leaf, block);
-                        let joins = joins + if rest.is_empty() { head_joins } else { 0 };
-                        dk.push(ds.t(), given.q.rows(rows), joins);
-                        dv.push(p.t(), given.grad.rows(rows), joins);
-                        left = rest;
+                for (n, (window, joins)) in blocks.iter().enumerate() {
+                    let block = &given.scores.narrow(window, head);
+                    let (p, ds, masked) = self.block_gradients(block, head, &given, &mut work, true);
+                    let at = ((head[0] * tq + block.start) * h + head[1]) * d;
+                    let k = given.k.at([b, group]).rows(block.from, block.to - block.from);
+                    if !block.leaves.is_empty() {
+                        let dq = (&mut dq[at..], (h * d, 1));
+                        masked_product(masked, BlockSum::Keys(block.sums()), block.matrix(ds), k, dq);
                     }
+                    let joins = joins + if n + 1 == blocks.len() { head_joins } else { 0 };
+                    let rows = (head, block.start, block.rows);
+                    dk.push(block, (masked, ds, given.q.rows(rows)), joins);
+                    dv.push(block, (masked, p, given.grad.rows(rows)), joins);
                 }
             }
         }
+        dispatch(ClearMinusZero(dq));
         dispatch(ClearMinusZero(dk));
         dispatch(ClearMinusZero(dvs));
         Ok(out)
     }
 
-    /// Computes a block: writes its probabilities after dropout and the gradients of its scores to `work`, and the
-    /// gradients of its queries to `dq`.
-    fn block<T: Gemm>(
+    /// Returns these queries as a block.
+    pub(super) fn leaf_block(&self, rows: Range<usize>, keys: usize) -> QueryBlock {
+        QueryBlock::new(&self.rule, rows.start, self.q_start + rows.start, rows.len(), keys)
+    }
+
+    /// Returns a block's probabilities after dropout, and the gradients of the products of queries and keys, or of the
+    /// scores if `through_scale` is false. The flag is true if some of them are left out.
+    pub(super) fn block_gradients<'w, T: Gemm>(
         &self,
         block: &QueryBlock,
         head: [usize; 2],
         given: &BackwardInputs<'_, T>,
-        work: &mut ScoreRows<T>,
-        dq: &mut [T],
-    ) {
-        let ([h, tq], d) = (given.shape, given.q.d);
-        let group = [head[0], head[1] / given.each];
-        let (own, seen) = ((head, block.start, block.rows), (group, 0, block.keys));
-        let at = (block.start - work.first) * block.width..;
+        work: &'w mut ScoreScratch<T>,
+        through_scale: bool,
+    ) -> (&'w [T], &'w [T], bool) {
+        let [h, tq] = given.shape;
+        let (own, group) = ((head, block.start, block.rows), [head[0], head[1] / given.each]);
         let len = block.rows * block.width;
-        let p = &mut work.p.now.get()[at.clone()][..len];
-        let ds = &mut work.ds.now.get()[at][..len];
+        let (p, ds) = (&mut work.p.get()[..len], &mut work.ds.get()[..len]);
+        if len == 0 {
+            return (p, ds, false);
+        }
+        let mut slopes = work.slopes.as_mut().map(|slopes| &mut slopes.get()[..len]);
         self.scores(block, (given.q.at(head), given.k.at(group)), p);
-        T::product(T::ONE, given.grad.rows(own), given.v.rows(seen).t(), T::ZERO, block.matrix_mut(ds));
-        self.drop_out(block, head, ds);
+        for keys in block.runs() {
+            let v = given.v.rows((group, keys.start, keys.len())).t();
+            T::product(T::ONE, given.grad.rows(own), v, T::ZERO, block.columns_mut(ds, keys));
+        }
+        given.scores.prepare(block, head, p, slopes.as_deref_mut());
+        self.drop_gradients(block, head, ds);
         dispatch(ScoreGradients {
             p,
             ds,
             block,
-            scale: T::of(self.scale),
+            scale: if through_scale { T::of(self.scale) } else { T::ONE },
+            slopes: slopes.as_deref().filter(|_| through_scale),
             lse: &given.lse[(head[0] * h + head[1]) * tq + block.start..][..block.rows],
             o: given.o.rows(own),
             grad: given.grad.rows(own),
             dot: &mut work.dot,
         });
-        self.drop_out(block, head, p);
-        let at = ((head[0] * tq + block.start) * h + head[1]) * d;
-        let dq = MatMut::new(&mut dq[at..], (block.rows, d), (h * d, 1)).expect("the queries' place");
-        T::product(T::ONE, block.matrix(ds), given.k.rows(seen), T::ZERO, dq);
+        self.drop_probabilities(block, head, p);
+        (p, ds, given.scores.has_holes() || block.masks(&self.rule))
     }
 }
 
 /// Returns the leaves of the tree over `queries` in order, each with the number of joins that follow it.
-fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
+pub(super) fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
     fn halve(range: Range<usize>, list: &mut Vec<(Range<usize>, u8)>) {
         if range.len() <= ROWS {
             return list.push((range, 0));
@@ -133,77 +136,60 @@ fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
 }
 
 /// The operands.
-struct BackwardInputs<'a, T> {
+pub(super) struct BackwardInputs<'a, T> {
     q: Heads<'a, T>,
     k: Heads<'a, T>,
     v: Heads<'a, T>,
     o: Heads<'a, T>,
     grad: Heads<'a, T>,
     lse: &'a [T],
+    pub(super) scores: ScoreInputs<'a, T>,
     /// The numbers of heads and queries.
     shape: [usize; 2],
     /// The number of query heads per key head.
     each: usize,
 }
 
-/// Probabilities and gradients of scores, `[queries, keys]`, of one block. The rows of the previous block whose leaf
-/// ends in this block come first.
-struct ScoreRows<T> {
-    p: RowBuffer<T>,
-    ds: RowBuffer<T>,
-    /// The first query that is stored.
-    first: usize,
-    /// The stride of the rows.
-    step: usize,
+impl<'a, T: Gemm> BackwardInputs<'a, T> {
+    pub(super) fn of(
+        call: &CpuAttention<'_>,
+        [q, k, v]: [&'a Tensor; 3],
+        [o, grad]: [&'a Tensor; 2],
+        lse: &'a Tensor,
+        extra: &'a ScoreTensors,
+    ) -> Result<Self> {
+        let (h, tq) = (q.shape()[1], q.shape()[2]);
+        Ok(BackwardInputs {
+            q: Heads::of(q)?,
+            k: Heads::of(k)?,
+            v: Heads::of(v)?,
+            o: Heads::of(o)?,
+            grad: Heads::of(grad)?,
+            lse: lse.as_slice::<T>()?,
+            scores: ScoreInputs::of(call.rule, extra)?,
+            shape: [h, tq],
+            each: group_len(h, k.shape()[1]),
+        })
+    }
+}
+
+/// Buffers for the probabilities and gradients of scores, `[queries, keys]`, of one block.
+pub(super) struct ScoreScratch<T> {
+    p: Scratch<T>,
+    ds: Scratch<T>,
+    slopes: Option<Scratch<T>>,
     dot: RowTree<T>,
 }
 
-/// A buffer of rows, and a second one to rearrange them.
-struct RowBuffer<T> {
-    now: Scratch<T>,
-    spare: Scratch<T>,
-}
-
-impl<T: Gemm> ScoreRows<T> {
-    fn new(blocks: &[QueryBlock], dv: usize) -> Self {
-        let len = 2 * ROWS * blocks.iter().map(|b| b.width).max().unwrap_or(0);
-        let held = || RowBuffer { now: Scratch::new(len), spare: Scratch::new(len) };
-        ScoreRows { p: held(), ds: held(), first: 0, step: 0, dot: RowTree::new(dv) }
-    }
-
-    /// Prepares for a block: keeps the rows from query `first` on, at the front, and widens them to the block's width.
-    fn begin(&mut self, first: usize, block: &QueryBlock) {
-        let kept = block.start - first;
-        if kept > 0 {
-            let from = (first - self.first) * self.step..(block.start - self.first) * self.step;
-            self.p.widen(from.clone(), self.step, block.width);
-            self.ds.widen(from, self.step, block.width);
-        }
-        (self.first, self.step) = (first, block.width);
-    }
-
-    /// Returns the rows of a leaf that ends in `block`.
-    fn rows(&mut self, leaf: &Range<usize>, block: &QueryBlock) -> (MatRef<'_, T>, MatRef<'_, T>) {
-        let at = (leaf.start - self.first) * self.step;
-        let (shape, strides) = ((leaf.len(), block.keys), (self.step, 1));
-        let held = |data| MatRef::new(data, shape, strides).expect("the leaf is held");
-        (held(&self.p.now.get()[at..]), held(&self.ds.now.get()[at..]))
+impl<T: Gemm> ScoreScratch<T> {
+    pub(super) fn new<'b>(blocks: impl Iterator<Item = &'b QueryBlock>, dv: usize, soft_cap: bool) -> Self {
+        let len = blocks.map(|b| b.rows * b.width).max().unwrap_or(0);
+        let scratch = || Scratch::new(len);
+        ScoreScratch { p: scratch(), ds: scratch(), slopes: soft_cap.then(scratch), dot: RowTree::new(dv) }
     }
 }
 
-impl<T: Gemm> RowBuffer<T> {
-    /// Moves the rows `from` to the front and pads them with zeros to width `to`.
-    fn widen(&mut self, from: Range<usize>, step: usize, to: usize) {
-        let rows = self.now.get()[from].chunks_exact(step);
-        for (row, wide) in rows.zip(self.spare.get().chunks_exact_mut(to)) {
-            wide[..step].copy_from_slice(row);
-            wide[step..].fill(T::ZERO);
-        }
-        std::mem::swap(&mut self.now, &mut self.spare);
-    }
-}
-
-/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]` whose last rows may not be computed yet.
+/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]`, of which only some rows are computed yet.
 struct UnfinishedNodes<'a, T> {
     /// The leftmost node, which becomes the sum. All zeros at first.
     out: &'a mut [T],
@@ -212,8 +198,8 @@ struct UnfinishedNodes<'a, T> {
     /// The other nodes.
     room: &'a mut Vec<Scratch<T>>,
     shape: (usize, usize),
-    /// The number of computed rows of each node.
-    rows: SmallVec<[usize; 16]>,
+    /// The computed rows of each node.
+    rows: SmallVec<[Range<usize>; 16]>,
 }
 
 impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
@@ -226,18 +212,17 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
         UnfinishedNodes { out, step: groups * shape.1, room, shape, rows: SmallVec::new() }
     }
 
-    /// Adds the leaf `a b`, then joins the two topmost nodes `joins` times. The product itself performs the first join.
-    fn push(&mut self, a: MatRef<'_, T>, b: MatRef<'_, T>, joins: u8) {
-        let (keys, d) = (a.shape().0, self.shape.1);
+    /// Adds the leaf `aᵀ b` of a block of queries, then joins the two topmost nodes `joins` times. The product itself
+    /// performs the first join.
+    fn push(&mut self, block: &QueryBlock, (masked, a, b): (bool, &[T], MatRef<'_, T>), joins: u8) {
+        let d = self.shape.1;
         if d == 0 {
             return;
         }
         if joins == 0 {
-            self.rows.push(0);
+            self.rows.push(0..0);
         }
         let top = self.rows.len() - 1;
-        let held = std::mem::replace(&mut self.rows[top], keys);
-        debug_assert!(held <= keys, "later queries see more keys");
         let (data, step) = match top.checked_sub(1) {
             None => (&mut *self.out, self.step),
             Some(i) => {
@@ -247,12 +232,23 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
                 (self.room[i].get(), d)
             }
         };
-        let onto = if joins == 0 { T::ZERO } else { T::ONE };
-        if joins > 0 && top > 0 {
-            data[held * d..keys * d].fill(T::ZERO);
+        // The leftmost node has zeros where it is not computed.
+        let zeroed = if top == 0 { None } else { Some(d) };
+        let whole = extend_rows(&mut self.rows[top], block.from..block.to, |rows| {
+            if let Some(d) = zeroed {
+                data[rows.start * d..rows.end * d].fill(T::ZERO);
+            }
+        });
+        let onto = if whole { T::ONE } else { T::ZERO };
+        let gaps = block.leaves.len() > 1;
+        if !whole && gaps && top > 0 {
+            data[block.from * d..block.to * d].fill(T::ZERO);
         }
-        let into = MatMut::new(data, (keys, d), (step, 1)).expect("room for the node");
-        T::product(T::ONE, a, b, onto, into);
+        for keys in block.runs() {
+            let into = (&mut data[keys.start * step..], (step, 1));
+            let a = block.columns(a, keys).t();
+            masked_product(masked, BlockSum::Queries(onto), a, b, into);
+        }
         (1..joins).for_each(|_| self.join());
     }
 
@@ -261,21 +257,49 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
         let d = self.shape.1;
         let rows = self.rows.pop().expect("two nodes");
         let left = self.rows.len() - 1;
-        let held = std::mem::replace(&mut self.rows[left], rows);
         let (below, above) = self.room.split_at_mut(left);
         let (data, step) = match left.checked_sub(1) {
             None => (&mut *self.out, self.step),
             Some(i) => (below[i].get(), d),
         };
-        dispatch(JoinNodes { left: data, step, held, right: &above[0].get()[..rows * d], d });
+        let mut clear = |rows: Range<usize>| {
+            if left > 0 {
+                data[rows.start * d..rows.end * d].fill(T::ZERO);
+            }
+        };
+        if !extend_rows(&mut self.rows[left], rows.clone(), &mut clear) {
+            clear(rows.clone());
+        }
+        let right = &above[0].get()[rows.start * d..rows.end * d];
+        dispatch(JoinNodes { left: &mut data[rows.start * step..], step, right, d });
     }
 }
 
-/// The kernel that joins two nodes: adds rows of `right` to the first `held` rows of `left` and copies the others.
+/// Widens the computed rows of a node so that they contain `more`, and calls `clear` with the rows that become new.
+/// Returns false, and does not call it, if no row was computed before.
+fn extend_rows(rows: &mut Range<usize>, more: Range<usize>, mut clear: impl FnMut(Range<usize>)) -> bool {
+    if more.is_empty() {
+        return !Range::is_empty(rows);
+    }
+    if Range::is_empty(rows) {
+        *rows = more;
+        return false;
+    }
+    if more.start < rows.start {
+        clear(more.start..rows.start);
+        rows.start = more.start;
+    }
+    if more.end > rows.end {
+        clear(rows.end..more.end);
+        rows.end = more.end;
+    }
+    true
+}
+
+/// The kernel that joins two nodes: adds the rows of `right` to those of `left`.
 struct JoinNodes<'a, T> {
     left: &'a mut [T],
     step: usize,
-    held: usize,
     right: &'a [T],
     d: usize,
 }
@@ -285,25 +309,9 @@ impl<T: Gemm> Kernel for JoinNodes<'_, T> {
     #[inline(always)]
     fn run(self) {
         let rows = self.left.chunks_mut(self.step).zip(self.right.chunks_exact(self.d));
-        for (i, (left, right)) in rows.enumerate() {
-            let left = &mut left[..self.d];
-            if i < self.held {
-                left.iter_mut().zip(right).for_each(|(l, &r)| *l = *l + r);
-            } else {
-                left.copy_from_slice(right);
-            }
+        for (left, right) in rows {
+            left[..self.d].iter_mut().zip(right).for_each(|(l, &r)| *l = *l + r);
         }
-    }
-}
-
-/// The kernel that replaces -0 by 0.
-struct ClearMinusZero<'a, T>(&'a mut [T]);
-
-impl<T: Gemm> Kernel for ClearMinusZero<'_, T> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        self.0.iter_mut().for_each(|x| *x = *x + T::ZERO);
     }
 }
 
@@ -349,17 +357,14 @@ mod tests {
             let each = self.q.shape()[1] / self.k.shape()[1];
             let groups = heads.start / each..heads.end.div_ceil(each);
             let [k, v] = [&self.k, &self.v].map(|t| t.narrow(1, groups.start, groups.len()).unwrap());
-            let keep = |[b, h, i]: [usize; 3], keep: &mut [bool]| {
+            let keep = |[b, h, i]: [usize; 3], from: usize, keep: &mut [bool]| {
                 let (h, i) = (h + heads.start, i + queries.start);
-                keep.iter_mut().enumerate().for_each(|(j, k)| *k = (b * 7 + h * 5 + i * 3 + j * j) % 4 != 1);
+                let kept = |j: usize| (b * 7 + h * 5 + i * 3 + j * j) % 4 != 1;
+                keep.iter_mut().enumerate().for_each(|(j, k)| *k = kept(from + j));
             };
             let dropout = CpuAttentionDropout { scale: 1.25, keep: &keep };
-            let call = CpuAttention {
-                verb: "attention",
-                q_start: queries.start,
-                scale: 0.3,
-                dropout: self.dropped.then_some(dropout),
-            };
+            let dropout = self.dropped.then_some(dropout);
+            let call = CpuAttention { dropout, ..CpuAttention::causal("attention", queries.start, 0.3) };
             let q = cut(&self.q);
             let (o, lse) = call.forward(&q, &k, &v).unwrap();
             let grad = noise([2, self.q.shape()[1], self.q.shape()[2], 5], 4);
@@ -466,7 +471,7 @@ mod tests {
         assert_eq!(none[3].to_f64_vec(), [0.0; 2 * 2 * 4 * 8]);
         let tiny = Tensor::full(DType::F32, [1, 1, 2, 1], 1e-30);
         let grad = Tensor::full(DType::F32, [1, 1, 2, 1], -1e-30);
-        let call = CpuAttention { verb: "attention", q_start: 0, scale: 1.0, dropout: None };
+        let call = CpuAttention::causal("attention", 0, 1.0);
         let (o, lse) = call.forward(&tiny, &tiny, &tiny).unwrap();
         let [_, dk, _] = call.backward([&tiny; 3], (&o, &lse), &grad).unwrap();
         assert!(bits(&dk).iter().all(|&b| b != 0x8000_0000), "{:?}", dk.to_f64_vec());

@@ -1,38 +1,109 @@
-//! Parts of [attention](super): blocks of queries, heads as matrices, and the loops over a block's rows.
+//! Parts of [attention](super): blocks of queries, heads as matrices, and products that leave out masked keys.
+
+use std::ops::Range;
 
 use crate::error::Result;
-use crate::tensor::Tensor;
-use crate::tensor::cpu::{Gemm, Kernel, MatMut, MatRef, RowTree, SumReducer, as_elements_mut, row_max};
+use crate::ops::attention::scores::ScoreRule;
+use crate::tensor::cpu::{Gemm, Kernel, LeafRuns, MatMut, MatRef, as_elements_mut, dispatch};
+use crate::tensor::{LEAF, Tensor};
 
-/// The number of query rows of a full block.
+/// The largest number of query rows of a block.
 pub(super) const ROWS: usize = 64;
 
-/// A block of query rows and the keys to which they attend.
+/// A block of query rows, and the leaves of keys that any of them sees.
+#[derive(Clone, Debug)]
 pub(super) struct QueryBlock {
     /// The first row's index among the given queries.
     pub(super) start: usize,
-    /// The first row's global index.
-    pub(super) global: usize,
+    /// The first row's position in the sequence of keys.
+    pub(super) position: usize,
     pub(super) rows: usize,
-    /// The number of keys to which any row of a full block attends.
+    /// The number of all keys.
     pub(super) keys: usize,
-    /// The row length of the scores: `keys` rounded up to a multiple of the block size.
+    /// The leaves of keys that are computed: ranges that ascend and do not touch.
+    pub(super) leaves: Vec<Range<usize>>,
+    /// The first key that is computed, a multiple of [`LEAF`].
+    pub(super) from: usize,
+    /// The key after the last one that is computed.
+    pub(super) to: usize,
+    /// The row length of the scores: `to - from` rounded up to whole leaves.
     pub(super) width: usize,
 }
 
 impl QueryBlock {
-    /// Returns the number of keys to which row `i` attends.
-    #[inline(always)]
-    pub(super) fn seen(&self, i: usize) -> usize {
-        (self.global + i + 1).min(self.keys)
+    /// Returns the block of `rows` queries from `start` on, whose first query has the position `position`.
+    pub(super) fn new(
+        rule: &ScoreRule,
+        start: usize,
+        position: usize,
+        rows: usize,
+        keys: usize,
+    ) -> QueryBlock {
+        let [first, last] = [position, position + rows.max(1) - 1].map(|p| rule.span(p, keys));
+        let mut block =
+            QueryBlock { start, position, rows, keys, leaves: Vec::new(), from: 0, to: 0, width: 0 };
+        if first.start < last.end {
+            block.leaves.push(first.start / LEAF..last.end.div_ceil(LEAF));
+        }
+        block.measure();
+        // The last leaf ends where the last window does.
+        block.to = block.to.min(last.end.max(block.from));
+        block
+    }
+
+    fn measure(&mut self) {
+        let range = LeafRuns { len: self.keys, runs: &self.leaves }.indices();
+        (self.from, self.to) = (range.start, range.end);
+        self.width = (range.end - range.start).next_multiple_of(LEAF);
+    }
+
+    /// Keeps the leaves whose keys `keep` accepts.
+    pub(super) fn retain(&mut self, keep: impl Fn(Range<usize>) -> bool) {
+        let mut kept: Vec<Range<usize>> = Vec::new();
+        for leaf in self.leaves.drain(..).flatten() {
+            if !keep(leaf * LEAF..((leaf + 1) * LEAF).min(self.keys)) {
+                continue;
+            }
+            match kept.last_mut() {
+                Some(run) if run.end == leaf => run.end += 1,
+                _ => kept.push(leaf..leaf + 1),
+            }
+        }
+        let end = self.to;
+        self.leaves = kept;
+        self.measure();
+        self.to = self.to.min(end.max(self.from));
+    }
+
+    /// Returns the keys that are computed, without gaps, as ranges.
+    pub(super) fn runs(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.leaves.iter().map(|run| run.start * LEAF..(run.end * LEAF).min(self.to))
+    }
+
+    /// Returns true if the window of some row leaves out a key that is computed.
+    pub(super) fn masks(&self, rule: &ScoreRule) -> bool {
+        let spans = [self.position, self.position + self.rows.max(1) - 1].map(|p| rule.span(p, self.keys));
+        spans.iter().any(|span| span.start > self.from || span.end < self.to)
+    }
+
+    /// Returns the leaves over which sums over keys run.
+    pub(super) fn sums(&self) -> LeafRuns<'_> {
+        LeafRuns { len: self.to, runs: &self.leaves }
     }
 
     pub(super) fn matrix<'a, T>(&self, data: &'a [T]) -> MatRef<'a, T> {
-        MatRef::new(data, (self.rows, self.keys), (self.width, 1)).expect("room for the block")
+        self.columns(data, self.from..self.to)
     }
 
-    pub(super) fn matrix_mut<'a, T>(&self, data: &'a mut [T]) -> MatMut<'a, T> {
-        MatMut::new(data, (self.rows, self.keys), (self.width, 1)).expect("room for the block")
+    /// Returns the columns of some keys.
+    pub(super) fn columns<'a, T>(&self, data: &'a [T], keys: Range<usize>) -> MatRef<'a, T> {
+        let data = &data[keys.start - self.from..];
+        MatRef::new(data, (self.rows, keys.len()), (self.width, 1)).expect("room for the block")
+    }
+
+    pub(super) fn columns_mut<'a, T>(&self, data: &'a mut [T], keys: Range<usize>) -> MatMut<'a, T> {
+        let data = &mut data[keys.start - self.from..];
+        MatMut::new(data, (self.rows, keys.len()), (self.width, 1)).expect("room for the block")
     }
 }
 
@@ -75,67 +146,63 @@ impl<T: Gemm> Scratch<T> {
     }
 }
 
-/// The kernel that turns scores into exponentials row by row, and computes their sums and the logarithms of the sums.
-pub(super) struct Exponentials<'a, T> {
-    pub(super) s: &'a mut [T],
-    pub(super) block: &'a QueryBlock,
-    pub(super) tree: &'a mut RowTree<T>,
-    pub(super) sums: &'a mut [T],
-    pub(super) lse: &'a mut [T],
+/// The sums of a product of a block's probabilities or gradients.
+#[derive(Clone, Copy)]
+pub(super) enum BlockSum<'a, T> {
+    /// Sums over keys.
+    Keys(LeafRuns<'a>),
+    /// Sums over queries, which are added to the result times this factor.
+    Queries(T),
 }
 
-impl<T: Gemm> Kernel for Exponentials<'_, T> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        let rows = self.s.chunks_exact_mut(self.block.width).zip(self.sums.iter_mut().zip(self.lse));
-        for (i, (row, (sum, lse))) in rows.enumerate() {
-            row[self.block.seen(i)..].fill(T::LOWEST);
-            let max = row_max(row);
-            for s in row.iter_mut() {
-                *s = (*s - max).exp();
+/// Computes `c += a @ b` or `c = a @ b`. An element -0 of `a` stands for a key or a query that is
+/// left out: it is not multiplied by infinities or NaNs of `b`. `masked` is true if there may be such an element.
+pub(super) fn masked_product<T: Gemm>(
+    masked: bool,
+    sum: BlockSum<'_, T>,
+    a: MatRef<'_, T>,
+    b: MatRef<'_, T>,
+    (c, strides): (&mut [T], (usize, usize)),
+) {
+    let product = |a: MatRef<'_, T>, b: MatRef<'_, T>, c: MatMut<'_, T>| match sum {
+        BlockSum::Keys(over) => T::product_over(over, a, b, c),
+        BlockSum::Queries(onto) => T::product(T::ONE, a, b, onto, c),
+    };
+    let ((m, k), n) = (a.shape(), b.shape().1);
+    if !masked || dispatch(IsFinite(b)) {
+        let c = MatMut::new(c, (m, n), strides).expect("the result's place");
+        return product(a, b, c);
+    }
+    // Row by row, with zeros for what the row leaves out: a product with -0 that changes no sum.
+    let mut kept = vec![T::ZERO; k * n];
+    for i in 0..m {
+        let row = a.rows(i, 1);
+        for j in 0..k {
+            let (x, y) = (row.data()[j * row.strides().1], b.rows(j, 1));
+            let left_out = x == T::ZERO && T::ONE / x < T::ZERO;
+            for (c, kept) in kept[j * n..][..n].iter_mut().enumerate() {
+                *kept = if left_out { T::ZERO } else { y.data()[c * y.strides().1] };
             }
-            *sum = self.tree.fold::<SumReducer>(row);
-            *lse = sum.ln() + max;
         }
+        let kept = MatRef::new(&kept, (k, n), (n.max(1), 1)).expect("a copy");
+        let at = (i * strides.0).min(c.len());
+        product(row, kept, MatMut::new(&mut c[at..], (1, n), strides).expect("a row of the result"));
     }
 }
 
-/// The kernel that turns scores `p` into probabilities, and gradients `ds` of the probabilities into those of the
-/// unscaled scores. Masked entries become 0.
-pub(super) struct ScoreGradients<'a, T> {
-    pub(super) p: &'a mut [T],
-    pub(super) ds: &'a mut [T],
-    pub(super) block: &'a QueryBlock,
-    pub(super) scale: T,
-    pub(super) lse: &'a [T],
-    pub(super) o: MatRef<'a, T>,
-    pub(super) grad: MatRef<'a, T>,
-    pub(super) dot: &'a mut RowTree<T>,
-}
+/// The kernel that returns true if no element is an infinity or a NaN.
+struct IsFinite<'a, T>(MatRef<'a, T>);
 
-impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
-    type Out = ();
+impl<T: Gemm> Kernel for IsFinite<'_, T> {
+    type Out = bool;
     #[inline(always)]
-    fn run(self) {
-        let d = self.o.shape().1;
-        let mut products = vec![T::ZERO; d];
-        let width = self.block.width;
-        let rows = self.p.chunks_exact_mut(width).zip(self.ds.chunks_exact_mut(width));
-        for (i, ((p, ds), &lse)) in rows.zip(self.lse).enumerate() {
-            let o = self.o.row(i);
-            let grad = self.grad.row(i);
-            for (s, (&o, &grad)) in products.iter_mut().zip(o.iter().zip(grad)) {
-                *s = o * grad;
-            }
-            let delta = self.dot.fold::<SumReducer>(&products);
-            let (seen, masked) = p.split_at_mut(self.block.seen(i));
-            masked.fill(T::ZERO);
-            ds[seen.len()..].fill(T::ZERO);
-            for (p, ds) in seen.iter_mut().zip(ds) {
-                *p = (*p - lse).exp();
-                *ds = self.scale * (*p * (*ds - delta));
-            }
-        }
+    fn run(self) -> bool {
+        let ((m, n), (_, step)) = (self.0.shape(), self.0.strides());
+        let finite = |ok: bool, x: &T| ok & (*x - *x == T::ZERO);
+        let row = |row: MatRef<'_, T>| match step {
+            1 => row.row(0).iter().fold(true, finite),
+            _ => (0..n).fold(true, |ok, j| finite(ok, &row.data()[j * step])),
+        };
+        (0..m).all(|i| row(self.0.rows(i, 1)))
     }
 }

@@ -4,6 +4,8 @@
 //! dims down to single indices, the innermost down to leaves of at most [`LEAF`]. A leaf is one chain of fused
 //! multiply-adds in ascending order, which starts with a product; a node is the sum of its left and its right half. How
 //! a node is cut depends on its extents alone, so a node evaluated apart has the bits it has inside the whole.
+//!
+//! A sum over [`LeafRuns`] follows [`SplitRule::PowerOfTwo`] instead, and leaves out some of the leaves.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -33,6 +35,38 @@ pub(super) struct ContractionBlock {
     pub(super) merges: u32,
 }
 
+/// The leaves that are present in a sum of one dim that follows [`SplitRule::PowerOfTwo`]. Leaf `i` has the indices from
+/// `i * LEAF` on. A node with one part that is present is that part.
+///
+/// ```
+/// use isoshard::tensor::cpu::{Gemm, LeafRuns, MatMut, MatRef};
+/// // A sum of 70 indices, in leaves of 32, 32 and 6, without the first leaf.
+/// let runs = LeafRuns { len: 70, runs: &[1..3] };
+/// assert_eq!(runs.indices(), 32..70);
+/// let (ones, mut c) = ([1.0f64; 38], [0.0]);
+/// let (a, b) = (MatRef::new(&ones, (1, 38), (38, 1))?, MatRef::new(&ones, (38, 1), (1, 1))?);
+/// f64::product_over(runs, a, b, MatMut::new(&mut c, (1, 1), (1, 1))?);
+/// assert_eq!(c, [38.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct LeafRuns<'a> {
+    /// The number of indices of the whole sum.
+    pub len: usize,
+    /// The present leaves: ranges that ascend and do not touch.
+    pub runs: &'a [Range<usize>],
+}
+
+impl LeafRuns<'_> {
+    /// Returns the range from the first present index to the last one.
+    pub fn indices(&self) -> Range<usize> {
+        match (self.runs.first(), self.runs.last()) {
+            (Some(first), Some(last)) => first.start * LEAF..(last.end * LEAF).min(self.len),
+            _ => 0..0,
+        }
+    }
+}
+
 /// The whole tree, split into blocks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Contraction {
@@ -57,10 +91,7 @@ impl Contraction {
         {
             tree.node(first, rest, block.max(LEAF), &mut TreeCursor::default());
         }
-        tree.depth =
-            tree.blocks.iter().map(|b| max_stack_len(&tree.leaves[b.leaves.clone()])).max().unwrap_or(0);
-        let joins = tree.blocks.iter().map(|b| ContractionLeaf { len: 0, merges: b.merges });
-        tree.levels = max_stack_len(&joins.collect::<Vec<_>>());
+        tree.measure();
         tree
     }
 
@@ -82,6 +113,60 @@ impl Contraction {
             cache.push((Dims::from_slice(extents), block, tree.clone()));
             tree
         })
+    }
+
+    /// Returns the tree over some leaves of a sum, in blocks of at most `block` indices without gaps. Indices count from
+    /// the first one that is present.
+    pub(super) fn over_runs(of: LeafRuns<'_>, block: usize) -> Contraction {
+        let mut tree = Contraction::default();
+        let size = of.runs.last().map_or(1, |last| last.end.next_power_of_two());
+        tree.present_node((0, size), of, block.max(LEAF), false);
+        tree.measure();
+        tree
+    }
+
+    /// Sets the heights of the stacks.
+    fn measure(&mut self) {
+        self.depth =
+            self.blocks.iter().map(|b| max_stack_len(&self.leaves[b.leaves.clone()])).max().unwrap_or(0);
+        let joins = self.blocks.iter().map(|b| ContractionLeaf { len: 0, merges: b.merges });
+        self.levels = max_stack_len(&joins.collect::<Vec<_>>());
+    }
+
+    /// Appends the node over the `size` leaves from `first` on, as far as they are present. Returns false if none is.
+    fn present_node(
+        &mut self,
+        (first, size): (usize, usize),
+        of: LeafRuns<'_>,
+        block: usize,
+        inside: bool,
+    ) -> bool {
+        let from = of.runs.partition_point(|run| run.end <= first);
+        let to = of.runs.partition_point(|run| run.start < first + size);
+        let [here @ .., last] = &of.runs[from..to] else { return false };
+        let start = here.first().unwrap_or(last).start.max(first);
+        let len = (last.end.min(first + size) * LEAF).min(of.len) - start * LEAF;
+        let starts_block = !inside && here.is_empty() && len <= block;
+        let (inside, first_leaf) = (inside || starts_block, self.leaves.len());
+        if size == 1 {
+            self.leaves.push(ContractionLeaf { len: len as u32, merges: 0 });
+        } else {
+            let half = size / 2;
+            let left = self.present_node((first, half), of, block, inside);
+            if self.present_node((first + half, half), of, block, inside) && left {
+                let merges = if inside {
+                    &mut self.leaves.last_mut().expect("two nodes have leaves").merges
+                } else {
+                    &mut self.blocks.last_mut().expect("two nodes have blocks").merges
+                };
+                *merges += 1;
+            }
+        }
+        if starts_block {
+            let (leaves, start) = (first_leaf..self.leaves.len(), start * LEAF - of.indices().start);
+            self.blocks.push(ContractionBlock { leaves, start, len, merges: 0 });
+        }
+        true
     }
 
     /// Appends the node over `len` indices of one dim and all of the dims inside.
@@ -181,5 +266,23 @@ mod tests {
         }
         let cut = Contraction::new(&[4096], 1024);
         assert_eq!((cut.blocks.len(), cut.levels, cut.depth), (4, 2, 5));
+    }
+
+    #[test]
+    fn absent_leaves_leave_their_siblings() {
+        let over = |len, runs: &[Range<usize>], block| Contraction::over_runs(LeafRuns { len, runs }, block);
+        let list = |len, runs: &[Range<usize>]| {
+            over(len, runs, 4096).leaves.iter().map(|l| (l.len, l.merges)).collect::<Vec<_>>()
+        };
+        assert_eq!(list(0, &[]), []);
+        assert_eq!(list(70, &[0..3]), [(32, 0), (32, 1), (6, 1)]);
+        assert_eq!(list(70, &[1..3]), [(32, 0), (6, 1)]);
+        assert_eq!(list(224, &[0..7]), [(32, 0), (32, 1), (32, 0), (32, 2), (32, 0), (32, 1), (32, 2)]);
+        assert_eq!(list(224, &[3..7]), [(32, 0), (32, 0), (32, 1), (32, 2)]);
+        // Two runs are two blocks, which begin where their indices do, counted from the first one.
+        let cut = over(224, &[1..2, 5..7], 4096);
+        let blocks: Vec<_> = cut.blocks.iter().map(|b| (b.start, b.len, b.merges)).collect();
+        assert_eq!(blocks, [(0, 32, 0), (128, 64, 1)]);
+        assert_eq!((cut.levels, over(224, &[0..7], 64).blocks.len()), (1, 4));
     }
 }

@@ -25,6 +25,7 @@ mod tile;
 mod transpose;
 mod vector;
 
+pub use contraction::LeafRuns;
 pub use epilogue::UnaryF;
 pub use matrix::{MatMut, MatRef};
 pub use product::Gemm;

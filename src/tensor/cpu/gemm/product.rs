@@ -3,7 +3,7 @@
 use super::super::real::{Num, Real, Widen};
 use super::super::simd::Isa;
 use super::blocks::{GemmOperands, block_len};
-use super::contraction::Contraction;
+use super::contraction::{Contraction, LeafRuns};
 use super::epilogue::{Epilogue, LinearEpilogue};
 use super::matrix::{MatMut, MatRef};
 use super::threads::run_on_threads;
@@ -28,6 +28,13 @@ pub trait Gemm: Real + Tiled {
     /// # Panics
     /// Panics if the shapes do not fit each other.
     fn product(alpha: Self, a: MatRef<'_, Self>, b: MatRef<'_, Self>, beta: Self, c: MatMut<'_, Self>);
+
+    /// Sets `c = a @ b`, where the sums leave out leaves of a longer range: the columns of `a` and the rows of `b` are
+    /// the indices [`LeafRuns::indices`], and those that are not present are not read.
+    ///
+    /// # Panics
+    /// Panics if the shapes do not fit each other.
+    fn product_over(over: LeafRuns<'_>, a: MatRef<'_, Self>, b: MatRef<'_, Self>, c: MatMut<'_, Self>);
 }
 
 macro_rules! product {
@@ -41,6 +48,16 @@ macro_rules! product {
                 // SAFETY: the epilogue is over `c`, which is borrowed exclusively and has the product's shape; its
                 // elements are inside its slice and do not coincide.
                 unsafe { multiply(a, b, &[k], strides, |strides, _| LinearEpilogue { c: c_data, strides, alpha, beta }) };
+            }
+
+            fn product_over(over: LeafRuns<'_>, a: MatRef<'_, $t>, b: MatRef<'_, $t>, mut c: MatMut<'_, $t>) {
+                let ((m, n), strides, k) = (c.shape(), c.strides(), b.shape().0);
+                assert!(a.shape() == (m, k) && b.shape().1 == n && k == over.indices().len(), "{:?} {:?}", a.shape(), over);
+                let c = c.as_mut_ptr();
+                let tree = Contraction::over_runs(over, block_len::<$t>());
+                let plain = |strides, _| LinearEpilogue { c, strides, alpha: 1.0, beta: None };
+                // SAFETY: as above.
+                unsafe { multiply_along(a, b, &tree, strides, plain) };
             }
         }
     )*};
@@ -63,24 +80,42 @@ pub(super) unsafe fn multiply<E, S>(
     E: Widen<Wide: Gemm>,
     S: Epilogue<E::Wide>,
 {
-    let ((m, k), n) = (a.shape(), b.shape().1);
-    assert_eq!(contraction_len(extents), Some(k), "extents of the contraction");
+    assert_eq!(contraction_len(extents), Some(a.shape().1), "extents of the contraction");
+    let tree = Contraction::cached(extents, block_len::<E::Wide>());
+    // SAFETY: the caller's promise.
+    unsafe { multiply_along(a, b, &tree, strides, epilogue) };
+}
+
+/// Multiplies; the sums follow `tree`, whose indices are in `a` and `b`. The other arguments are as in [`multiply`].
+///
+/// # Safety
+/// The conditions of [`multiply`] hold.
+unsafe fn multiply_along<E, S>(
+    a: MatRef<'_, E>,
+    b: MatRef<'_, E>,
+    tree: &Contraction,
+    strides: (usize, usize),
+    epilogue: impl FnOnce((usize, usize), bool) -> S,
+) where
+    E: Widen<Wide: Gemm>,
+    S: Epilogue<E::Wide>,
+{
+    let (m, n) = (a.shape().0, b.shape().1);
     if m == 0 || n == 0 {
         return;
     }
     let transposed = prefers_transposed::<E>((m, n), strides);
     let (a, b, strides) = if transposed { (b.t(), a.t(), (strides.1, strides.0)) } else { (a, b, strides) };
     let epilogue = epilogue(strides, transposed);
-    if k == 0 {
+    if tree.blocks.is_empty() {
         for (row, col) in (0..a.shape().0).flat_map(|row| (0..b.shape().1).map(move |col| (row, col))) {
             // SAFETY: the element is inside the result.
             unsafe { epilogue.put((row, col), (1, 1), &mut [E::Wide::ZERO], 1) };
         }
         return;
     }
-    let tree = Contraction::cached(extents, block_len::<E::Wide>());
     // SAFETY: the caller's promise; the transposed product has the transposed result.
-    unsafe { run_on_threads(&GemmOperands { a, b, tree: &tree }, &epilogue) };
+    unsafe { run_on_threads(&GemmOperands { a, b, tree }, &epilogue) };
 }
 
 /// Returns the number of indices of a contraction over `extents`, or `None` if it overflows.

@@ -1,0 +1,111 @@
+//! `attention_bias_grad`: the derivative of `attention` by the bias of its scores.
+
+use smallvec::smallvec;
+
+use super::grad::{expect_forward, forward_statistics, sample_operands};
+use super::scores::{ScoreOperands, ScoreRule};
+use super::{Attention, AttentionCall, cut_operands, heads_split, sample_attributes, sample_rules, work};
+use crate::error::{Error, Result};
+use crate::ops::{
+    AttentionBiasGrad, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Vjp,
+    Windows, Work, list,
+};
+use crate::placement::Leaf;
+use crate::tensor::Tensor;
+
+impl Op for AttentionBiasGrad {
+    fn name(&self) -> &'static str {
+        "attention_bias_grad"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        expect_forward(self.name(), &self.rule, self.q_offset, ins)?;
+        if !self.rule.bias {
+            return Err(Error::invalid(self.name(), "wants a bias", list(ins), ""));
+        }
+        Ok(smallvec![ins[6].clone()])
+    }
+
+    /// The result is sharded with the bias, and a sum along the reduction tree over a sharded dim along which the bias
+    /// repeats. If several query heads share a key head, a shard of the heads is no node of that tree. Linear in do.
+    fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
+        let (r, sum, dim) = (AxisPlacement::R, AxisPlacement::SUM, AxisPlacement::S(3));
+        let whole = vec![r; self.rule.operands_len()];
+        let row = |of: [AxisPlacement; 6], extra: Vec<AxisPlacement>, out| {
+            Row::new(of.into_iter().chain(extra), [out])
+        };
+        let grouped = ins[0].shape[1] != ins[1].shape[1];
+        let cut = |of: [AxisPlacement; 6], dim: usize| {
+            let extra = cut_operands(&self.rule, ins, &ins[6..], dim);
+            let out = match extra[0] {
+                AxisPlacement::R if grouped && dim == 1 => sum,
+                AxisPlacement::R => AxisPlacement::TreeSum(Leaf::Pairs),
+                cut => cut,
+            };
+            row(of, extra, out)
+        };
+        let queries = AxisPlacement::S(2);
+        let mut rows = vec![cut([AxisPlacement::S(0); 6], 0)];
+        if heads_split(ins, axis) {
+            rows.push(cut([AxisPlacement::S(1); 6], 1));
+        }
+        rows.push(cut([queries, r, r, queries, queries, queries], 2));
+        rows.push(row([r, r, dim, dim, r, dim], whole.clone(), sum));
+        rows.push(row([r, r, r, r, r, sum], whole, sum));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let [q, k, v, o, lse, dy, extra @ ..] = ins else { unreachable!("infer counted the operands") };
+        let call = self.call(at, self.rule.operands(extra));
+        Ok(smallvec![call.with(|attention| attention.bias_backward([q, k, v], (o, lse), dy))?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let [q, k, v, o, lse, dy, extra @ ..] = ins else { unreachable!("infer counted the operands") };
+        let call = self.call(at, self.rule.operands(extra));
+        Ok(smallvec![call.cuda()?.bias_backward([q, k, v], (o, lse), dy)?])
+    }
+
+    /// Two products over the operator's pairs of queries and keys: the scores again, and the probabilities' gradients.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        work::bias_backward(ins, outs, &self.rule, self.p, self.q_offset.unwrap_or(0))
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("the second derivative of attention is not written")
+    }
+
+    fn statistics(&self, _: &[Meta]) -> Vec<Statistic> {
+        let &AttentionBiasGrad { scale, p, q_offset, draw, rule } = self;
+        forward_statistics(Attention { scale, p, q_offset, draw, rule })
+    }
+
+    fn adds(&self) -> bool {
+        true
+    }
+}
+
+impl AttentionBiasGrad {
+    fn call<'a>(&self, at: &'a Windows, operands: ScoreOperands<'a>) -> AttentionCall<'a> {
+        let &AttentionBiasGrad { scale, p, q_offset, draw, rule } = self;
+        AttentionCall { verb: "attention_bias_grad", scale, p, q_offset, draw: draw.0, at, rule, operands }
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let (q, k) = ([2, 3, 5, 2], [2, 3, 7, 2]);
+    let [(biased, extra), _] = sample_rules(q, k);
+    let causal = ScoreRule { bias: true, ..ScoreRule::CAUSAL };
+    let of = |rule, q_offset, p: f64, extra: Vec<Input>| {
+        let (scale, p, draw) = sample_attributes(p);
+        Sample::new(AttentionBiasGrad { scale, p, q_offset, draw, rule }, sample_operands(q, k, extra))
+            .rounded(q[0] * q[1] * q[2])
+            .not_smooth()
+    };
+    vec![
+        of(biased, None, 0.0, extra),
+        of(causal, Some(1), 0.25, vec![Input::ints([2, 1, 1, 7])]),
+        of(causal, Some(2), 0.0, vec![Input::ints([1, 1, 5, 7])]),
+    ]
+}
