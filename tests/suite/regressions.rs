@@ -230,9 +230,17 @@ fn values_are_written_to_global_indices() {
             assert_eq!(diagonal.to_f64_vec().iter().sum::<f64>(), 10.0);
             same(&zeros.index_put(&[&order], &zeros, false)?, &zeros.full_tensor()?);
             // An index outside its own dim is refused, although the joined index is inside the tensor.
-            let far = order.mul_scalar(2.0)?;
-            let error = zeros.index_put(&[&order, &far], &values, false).and_then(|y| y.full_tensor());
-            assert!(error.is_err());
+            let near = order.redistribute(Layout::replicated(1))?;
+            let far = DTensor::distribute(
+                mesh,
+                &Tensor::from_vec(vec![0i64, 1, 2, 4], [4])?,
+                Layout::replicated(1),
+            )?;
+            let error = zeros.index_put(&[&near, &far], &values, false).expect_err("4 is outside dim 1");
+            assert!(
+                error.to_string().starts_with("linear_index: an index leaves dim 1; got index 4"),
+                "{error}"
+            );
             Ok(())
         });
     }
