@@ -54,6 +54,8 @@ pub fn catalog() -> Vec<Sample> {
         super::norm::rms_norm::samples,
         super::norm::rms_norm_grad::samples,
         super::rotary::samples,
+        super::rotary::apply::samples,
+        super::rotary::table::samples,
         super::index::scatter_add::samples,
         super::index::scatter::samples,
         super::index::last_write::samples,
@@ -69,6 +71,7 @@ pub fn catalog() -> Vec<Sample> {
         super::softmax::grad::samples,
         super::shape::split::samples,
         super::reduce::sum::samples,
+        super::reduce::terms::samples,
         super::softmax::sum_exp::samples,
     ];
     files.iter().flat_map(|samples| samples()).collect()

@@ -174,7 +174,10 @@ pub use order::sort::Sort;
 pub use order::topk::TopK;
 pub use order::topk_blocks::TopKBlocks;
 pub use pointwise::*;
-pub(crate) use pointwise::{activations_table, arithmetic_table, elementary_table};
+pub(crate) use pointwise::{
+    activations_table, arithmetic_table, elementary_table, logarithmic_table, smooth_activations_table,
+    special_table, trigonometric_table,
+};
 pub(crate) use pointwise::{distribute_example, example_check, signatures, tensor_example};
 pub use random::bernoulli::Bernoulli;
 pub use random::exponential::Exponential;
@@ -190,8 +193,12 @@ pub(crate) use record::{arity, has_unkeyed, meta_results, run};
 pub use reduce::argmax::Argmax;
 pub use reduce::max::{Max, MaxOrMin};
 pub use reduce::min::Min;
-pub use reduce::sum::Sum;
+pub use reduce::sum::{Sum, SumIn, WideSum};
+pub use reduce::terms::{SumTerm, TermSum};
 pub use rotary::Rotary;
+pub use rotary::apply::{RotaryApply, RotaryPairing};
+pub use rotary::frequencies::{Llama3Scaling, RotaryFrequencies, YarnScaling};
+pub use rotary::table::RotaryTable;
 pub use row::{Algebra, AxisPlacement, MeshAxis, Row};
 pub use sample::{Input, InputFill, Sample};
 pub use shape::cat::Cat;
@@ -206,6 +213,7 @@ pub use softmax::Softmax;
 pub use softmax::log_softmax::LogSoftmax;
 pub use softmax::log_softmax_grad::LogSoftmaxGrad;
 pub use softmax::sum_exp::SumExp;
+pub(crate) use softmax::sum_exp::accumulator;
 pub use step::adamw::{AdamWStep, each_chunk, expect_step, step_rows};
 pub use step::sgd::SgdStep;
 pub use work::Work;

@@ -4,11 +4,14 @@
 //! redistributed to the layouts that cost least. A negative dim counts from the last.
 
 mod attention;
+mod attention_options;
 mod create;
 mod element_losses;
+mod group_norm;
 mod index;
 mod loss_reduction;
 mod losses;
+mod moe;
 mod norm;
 mod order;
 mod pointwise;
@@ -19,5 +22,7 @@ mod rotary;
 mod sampling;
 mod shape;
 
+pub use attention_options::AttentionOptions;
+pub use group_norm::BatchStatistics;
 pub use loss_reduction::LossReduction;
 pub use losses::CrossEntropyOptions;

@@ -73,6 +73,7 @@ const HEADERS: &[(&str, &str)] = embed! {
     "cross_entropy.cuh"
     "draws.cuh"
     "flash.cuh"
+    "functions.cuh"
     "iso.cuh"
     "math.cuh"
     "matmul.cuh"
@@ -147,6 +148,8 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "rms_norm.cu"
     "rms_norm_grad.cu"
     "rotary.cu"
+    "rotary_apply.cu"
+    "rotary_table.cu"
     "scatter.cu"
     "select.cu"
     "sgd.cu"
@@ -158,5 +161,6 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "softmax_grad.cu"
     "sum.cu"
     "sum_exp.cu"
+    "terms.cu"
     "token_rows.cu"
 };
