@@ -11,7 +11,8 @@ use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::ops::cpu::{self as ops, CpuAttention};
 use isoshard::ops::{
-    Bits, Clamp, FloatTest, FloatTestKind, Floor, Hardswish, Lerp, Op, Remainder, eval_whole,
+    Bits, Clamp, FloatTest, FloatTestKind, Floor, Gather, Hardswish, Lerp, Op, Remainder, ScatterAdd, Sort,
+    TopK, eval_whole,
 };
 use isoshard::placement::Layout;
 use isoshard::tensor::cpu::{
@@ -27,6 +28,8 @@ fn main() -> Result<()> {
     reductions(&bench)?;
     statistics(&bench)?;
     rows(&bench)?;
+    ordering(&bench)?;
+    by_index(&bench)?;
     products(&bench)?;
     attention(&bench)
 }
@@ -201,6 +204,44 @@ fn rows(bench: &Bench) -> Result<()> {
     let backward = || ops::layer_norm_backward("layer_norm", &dy, &x, Some(&w), &mean, &rstd);
     bench.case("layer_norm backward", "GB/s", 3.0 * bytes, backward);
     bench.case("rms_norm", "GB/s", 2.0 * bytes, || ops::rms_norm("rms_norm", &x, Some(&w), 1e-5));
+    Ok(())
+}
+
+/// Counts elements of the operand.
+fn ordering(bench: &Bench) -> Result<()> {
+    for [rows, n] in [[64, 4096], [1, 1 << 20]] {
+        let x = [noise([rows, n])];
+        let sort = || eval_whole(&Sort { dim: 1, descending: false }, &x);
+        bench.case(&format!("sort {rows}x{n}"), "Gelem/s", (rows * n) as f64, sort);
+    }
+    let x = [noise([512, 32000])];
+    for k in [8, 50] {
+        let top = || eval_whole(&TopK { dim: 1, k, largest: true }, &x);
+        bench.case(&format!("topk {k} of 512x32000"), "Gelem/s", 512.0 * 32000.0, top);
+    }
+    Ok(())
+}
+
+/// Counts elements of the index as it is expanded.
+fn by_index(bench: &Bench) -> Result<()> {
+    let entries = |len: usize, n: u64| -> Result<Tensor> {
+        let mixed = |e: u64| (e.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % n;
+        Tensor::from_vec((0..len as u64).map(|e| mixed(e) as i64).collect(), [len])
+    };
+    for rows in [1000usize, 32000] {
+        let (table, src) = (noise([rows, 768]), noise([8192, 768]));
+        let index = entries(8192, rows as u64)?.reshape([8192, 1])?.expand([8192, 768])?;
+        let (case, all) = (|verb: &str| format!("{verb} 8192x768 of {rows}"), 8192.0 * 768.0);
+        let gather = || eval_whole(&Gather { dim: 0 }, &[table.clone(), index.clone()]);
+        bench.case(&case("gather"), "Gelem/s", all, gather);
+        let add = || eval_whole(&ScatterAdd { dim: 0, extent: rows }, &[index.clone(), src.clone()]);
+        bench.case(&case("scatter_add"), "Gelem/s", all, add);
+    }
+    let (x, index) = (noise([512, 4096]), entries(512 * 4096, 4096)?.reshape([512, 4096])?);
+    let gather = || eval_whole(&Gather { dim: 1 }, &[x.clone(), index.clone()]);
+    bench.case("gather elements 512x4096", "Gelem/s", 512.0 * 4096.0, gather);
+    let add = || eval_whole(&ScatterAdd { dim: 1, extent: 4096 }, &[index.clone(), x.clone()]);
+    bench.case("scatter_add elements 512x4096", "Gelem/s", 512.0 * 4096.0, add);
     Ok(())
 }
 
