@@ -7,6 +7,7 @@
 use super::tree::DimArg;
 use super::{CallArg, CudaAttention, contiguous_rows, extents};
 use crate::error::{Error, Result};
+use crate::ops::attention::scores::ScoreOperands;
 use crate::tensor::cuda::{Gpu, cast};
 use crate::tensor::{DType, Tensor};
 
@@ -22,7 +23,8 @@ impl CudaAttention<'_> {
         let kernel = ExactKernel::of(self.verb, gpu, q.dtype(), d.max(dv), KernelPass::Forward)?;
         let mut o = gpu.uninit(kernel.dtype, [b, tq, h, dv])?;
         let [q, k, v] = kernel.operands([q, k, v])?;
-        let call = self.call([&q, &k, &v], None)?;
+        let extra = ScoreBuffers::of(self, &kernel, &q)?;
+        let call = extra.call(self).call([&q, &k, &v], None)?;
         let dims = [d, dv].map(|d| DimArg::new(d, kernel.chunk));
         let chunks = dims[1].chunks as usize;
         let items = b * h * query_blocks(&call);
@@ -34,6 +36,10 @@ impl CudaAttention<'_> {
             .read(&q)
             .read(&k)
             .read(&v)
+            .read(&extra.bias)
+            .read(&extra.mask)
+            .read(&extra.documents[0])
+            .read(&extra.documents[1])
             .write(&mut o)
             .write(lse)
             .write(&mut stack)
@@ -57,12 +63,14 @@ impl CudaAttention<'_> {
         let kernel = ExactKernel::of(self.verb, gpu, ins[0].dtype(), d.max(dv), KernelPass::Backward)?;
         let delta = self.delta(gpu, o, ins[3])?;
         let [q, k, v, grad] = kernel.operands(ins)?;
-        let call = self.call([&q, &k, &v], Some([&grad, &grad]))?;
+        let extra = ScoreBuffers::of(self, &kernel, &q)?;
+        let call = extra.call(self).call([&q, &k, &v], Some([&grad, &grad]))?;
         let dims = [d, dv].map(|d| DimArg::new(d, kernel.chunk));
         let launch = |stem| {
             let launch = gpu.kernel(files(kernel.dtype)[1], stem, kernel.dtype)?;
             let launch = launch.arg(call).arg(dims[0]).arg(dims[1]).read(&q).read(&k).read(&v).read(&grad);
-            Ok::<_, Error>(launch.read(lse).read(&delta))
+            let launch = launch.read(lse).read(&delta).read(&extra.bias).read(&extra.mask);
+            Ok::<_, Error>(launch.read(&extra.documents[0]).read(&extra.documents[1]))
         };
         let chunks = dims.map(|dim| dim.chunks as usize);
         let (shared_bytes, resident) = (kernel.shared_bytes(KernelPass::Backward), kernel.resident);
@@ -83,6 +91,38 @@ impl CudaAttention<'_> {
         let launch = launch(kernel.dkv)?.write(&mut dk).write(&mut dvs);
         launch.write(&mut stack).run(grid, THREADS, shared_bytes)?;
         Ok([kernel.result(dq)?, kernel.result(dk)?, kernel.result(dvs)?])
+    }
+}
+
+/// The optional operands of the scores as the kernels read them; q in place of those that there are not.
+struct ScoreBuffers {
+    bias: Tensor,
+    mask: Tensor,
+    documents: [Tensor; 2],
+}
+
+impl ScoreBuffers {
+    fn of(call: &CudaAttention<'_>, kernel: &ExactKernel, q: &Tensor) -> Result<ScoreBuffers> {
+        let bias = match call.operands.bias {
+            Some(bias) => kernel.operands([bias])?[0].clone(),
+            None => q.clone(),
+        };
+        let documents = match call.operands.documents {
+            Some([of_q, of_k]) => [of_q.contiguous()?, of_k.contiguous()?],
+            None => [q.clone(), q.clone()],
+        };
+        Ok(ScoreBuffers { bias, mask: call.operands.mask.unwrap_or(q).clone(), documents })
+    }
+
+    /// Returns the call with these operands.
+    fn call<'a>(&'a self, of: &CudaAttention<'a>) -> CudaAttention<'a> {
+        let given = of.operands;
+        let operands = ScoreOperands {
+            bias: given.bias.map(|_| &self.bias),
+            mask: given.mask,
+            documents: given.documents.map(|_| [&self.documents[0], &self.documents[1]]),
+        };
+        CudaAttention { operands, ..*of }
     }
 }
 
