@@ -21,7 +21,7 @@
 template <class S>
 DEVICE void slopes(const AttentionCall& call, const ScoreGiven<typename S::T>& given, typename S::A& s,
                    typename S::A& ds, typename S::A lse, typename S::A delta, bool shown, bool kept, u32 batch, u32 head,
-                   u32 row, u32 key) {
+                   u32 row, u32 key, bool through_cap = true) {
   typedef typename S::A A;
   A slope, score = (A)-inf_f64();
   if (shown) score = score_of(call, given, (A)call.scale * s, batch, head, row, key, slope);
@@ -32,7 +32,7 @@ DEVICE void slopes(const AttentionCall& call, const ScoreGiven<typename S::T>& g
   A p = exp_(score - (lse == (A)-inf_f64() ? (A)0.0 : lse));
   A dp = call.dropout ? (kept ? ds * (A)call.factor : (A)0.0) : ds;
   A change = p * (dp - delta);
-  if (call.extras & SOFT_CAP) change = slope * change;
+  if (through_cap && (call.extras & SOFT_CAP)) change = slope * change;
   s = call.dropout ? p * (kept ? (A)call.factor : (A)0.0) : p;
   ds = (A)call.scale * change + (A)0.0;
 }
@@ -227,6 +227,139 @@ struct Backward {
   }
 };
 
+// The gradient of the bias, `[batch, heads, queries or 1, keys]`: the sum of the scores' gradients over the dims along
+// which the bias repeats. `joins` lists, for each index of these dims, how many nodes of the reduction tree it ends.
+struct BiasShape {
+  u32 batch, heads, over_queries, levels;
+};
+
+template <class S>
+struct BiasGradient {
+  typedef typename S::T T;
+  typedef typename S::A A;
+  Backward<S> tiles;
+  // Memory for unfinished nodes: THREADS by R times C per level.
+  A* stack;
+  u32 top;
+
+  DEVICE void push(A (&x)[S::R][S::C], u32 joins) {
+    for (u32 join = 0; join < joins; join++) {
+      top--;
+      UNROLL
+      for (int r = 0; r < S::R; r++) {
+        UNROLL
+        for (int c = 0; c < S::C; c++) x[r][c] = *node(top, r * S::C + c) + x[r][c];
+      }
+    }
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      UNROLL
+      for (int c = 0; c < S::C; c++) *node(top, r * S::C + c) = x[r][c];
+    }
+    top++;
+  }
+
+  DEVICE void push_one(A x, u32 joins) {
+    for (u32 join = 0; join < joins; join++) x = *node(--top, 0) + x;
+    *node(top++, 0) = x;
+  }
+
+  DEVICE A* node(u32 level, u32 slot) const {
+    return stack + ((u64)level * (S::R * S::C) + slot) * S::THREADS + threadIdx.x;
+  }
+
+  // The gradients of the scores of `rows` queries from `query` on and the keys from `key` on; 0 for keys that are left
+  // out.
+  DEVICE void tile(A (&ds)[S::R][S::C], const Given<S>& given, u32 batch, u32 head, u32 query, u32 rows, u32 key) {
+    AttentionCall call = tiles.call;
+    u32 group = head / (call.heads / call.groups), keys = min(call.keys - key, (u32)S::COLS);
+    Side<S> xs[2] = {
+        {tiles.x[0], given.q + batch * call.q[0] + head * call.q[1] + query * call.q[2], call.q[2], rows},
+        {tiles.x[1], given.grad + batch * call.grad[0] + head * call.grad[1] + query * call.grad[2], call.grad[2], rows}};
+    Side<S> ys[2] = {{tiles.y[0], given.k + batch * call.k[0] + group * call.k[1] + key * call.k[2], call.k[2], keys},
+                     {tiles.y[1], given.v + batch * call.v[0] + group * call.v[1] + key * call.v[2], call.v[2], keys}};
+    A s[S::R][S::C];
+    tiles.load_resident(xs);
+    tiles.products(s, ds, xs, ys);
+    u32 kept = call.dropout ? keep_tile<S>(call, batch, head, query, key) : 0;
+    u64 first = ((u64)batch * call.heads + head) * call.queries + query;
+    // The gradients of the scores, not of the products: no scale and no soft cap's slope.
+    call.scale = 1.0;
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      u32 row = tile_row<S>(r);
+      A lse = row < rows ? given.lse[first + row] : (A)0.0, delta = row < rows ? given.delta[first + row] : (A)0.0;
+      UNROLL
+      for (int c = 0; c < S::C; c++) {
+        u32 col = tile_x() + 16 * c;
+        bool shown = row < rows && col < keys && sees(call, given.scores, batch, head, query + row, key + col);
+        s[r][c] = (A)tiles.call.scale * s[r][c];
+        slopes<S>(call, given.scores, s[r][c], ds[r][c], lse, delta, shown, kept >> (4 * r + c) & 1, batch, head,
+                  query + row, key + col, false);
+        ds[r][c] = ds[r][c] + (A)0.0;
+      }
+    }
+  }
+
+  DEVICE void run(u32 item, const BiasShape& shape, const Given<S>& given, const u8* joins, T* out) {
+    const AttentionCall& call = tiles.call;
+    u32 key_tiles = (call.keys + S::COLS - 1) / S::COLS, key = item % key_tiles * S::COLS;
+    u32 query_tiles = shape.over_queries ? 1 : (call.queries + 63) / 64, rest = item / key_tiles;
+    u32 query = rest % query_tiles * 64, of_head = rest / query_tiles % shape.heads, of_batch = rest / query_tiles / shape.heads;
+    bool every_batch = shape.batch != call.batch, every_head = shape.heads != call.heads;
+    u32 end = shape.over_queries ? call.queries : min(query + 64, call.queries), at = 0;
+    A ds[S::R][S::C];
+    top = 0;
+    for (u32 batch = every_batch ? 0 : of_batch; batch < (every_batch ? call.batch : of_batch + 1); batch++) {
+      for (u32 head = every_head ? 0 : of_head; head < (every_head ? call.heads : of_head + 1); head++) {
+        for (u32 first = query; first < end; first += 64) {
+          u32 rows = min(end - first, 64u);
+          tile(ds, given, batch, head, first, rows, key);
+          if (!shape.over_queries) {
+            push(ds, joins[at++]);
+            continue;
+          }
+          put<S>(tiles.p, ds);
+          __syncthreads();
+          for (u32 row = 0; threadIdx.x < S::COLS && row < rows; row++) {
+            push_one(tiles.p[threadIdx.x * S::STEP + row], joins[at + row]);
+          }
+          at += rows;
+          __syncthreads();
+        }
+      }
+    }
+    u64 line = (u64)of_batch * shape.heads + of_head;
+    if (shape.over_queries) {
+      u32 col = key + threadIdx.x;
+      if (threadIdx.x < S::COLS && col < call.keys) out[line * call.keys + col] = narrow<T>(*node(0, 0));
+      return;
+    }
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      u32 row = query + tile_row<S>(r);
+      UNROLL
+      for (int c = 0; c < S::C; c++) {
+        u32 col = key + tile_x() + 16 * c;
+        if (row < end && col < call.keys) {
+          out[(line * call.queries + row) * call.keys + col] = narrow<T>(*node(0, r * S::C + c));
+        }
+      }
+    }
+  }
+};
+
+template <class S>
+DEVICE void attention_dbias(const AttentionCall& call, const Dim& d, const Dim& dv, const BiasShape& shape,
+                            const Given<S>& given, const u8* joins, typename S::T* out, typename S::A* scratch) {
+  DYNAMIC_SHARED(shared);
+  u64 own = (u64)blockIdx.x * shape.levels * (S::R * S::C * S::THREADS);
+  BiasGradient<S> gradient = {Backward<S>(call, d, dv, (typename S::A*)shared), scratch + own, 0};
+  u32 queries = shape.over_queries ? 1 : (call.queries + 63) / 64;
+  u32 items = shape.batch * shape.heads * queries * ((call.keys + S::COLS - 1) / S::COLS);
+  for (u32 item = blockIdx.x; item < items; item += gridDim.x) gradient.run(item, shape, given, joins, out);
+}
+
 // Blocks in x share heads and blocks of queries, the longest first; blocks in y have chunks of q's dim.
 template <class S>
 DEVICE void attention_dq(const AttentionCall& call, const Dim& d, const Dim& dv, const Given<S>& given,
@@ -273,6 +406,13 @@ DEVICE void attention_dkv(const AttentionCall& call, const Dim& d, const Dim& dv
           const i64* of_keys, T* dk, T* dvs, Wide<T>* stack)) {                                                 \
     attention_dkv<Tiles<T, __VA_ARGS__>>(                                                                       \
         call, d, dv, {q, k, v, grad, lse, delta, {bias, mask, of_queries, of_keys}}, dk, dvs, stack);           \
+  }                                                                                                             \
+  KERNEL(stem##_dbias_##T, bound,                                                                               \
+         (AttentionCall call, Dim d, Dim dv, BiasShape shape, const T* q, const T* k, const T* v, const T* grad, \
+          const Wide<T>* lse, const Wide<T>* delta, const T* bias, const bool* mask, const i64* of_queries,     \
+          const i64* of_keys, const u8* joins, T* out, Wide<T>* stack)) {                                       \
+    attention_dbias<Tiles<T, __VA_ARGS__>>(                                                                     \
+        call, d, dv, shape, {q, k, v, grad, lse, delta, {bias, mask, of_queries, of_keys}}, joins, out, stack); \
   }
 
 // The kernels of a dtype: head dims up to 64, up to 128, and up to 1024 (for which the host widens f16 and bf16).

@@ -9,6 +9,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod attention;
 mod bridge;
 mod comm;
 mod cost;

@@ -9,7 +9,7 @@ mod tree;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::scores::{ScoreOperands, ScoreRule};
+use super::scores::{BiasSum, ScoreOperands, ScoreRule};
 use crate::error::{Error, Result};
 use crate::tensor::cuda::{Gpu, fill};
 use crate::tensor::{DType, SplitRule, Tensor};
@@ -116,12 +116,19 @@ impl<'a> CudaAttention<'a> {
     /// Returns the errors of [`CudaAttention::forward`].
     pub fn bias_backward(
         &self,
-        [_q, _k, _v]: [&Tensor; 3],
-        (_o, _lse): (&Tensor, &Tensor),
+        [q, k, v]: [&Tensor; 3],
+        (o, lse): (&Tensor, &Tensor),
         grad: &Tensor,
     ) -> Result<Tensor> {
-        let rule = "has no kernel for the gradient of a bias on a CUDA device";
-        Err(Error::unsupported(self.verb, rule, grad.notation(), "use Device::Cpu"))
+        let gpu = Gpu::of(q)?;
+        let Some(bias) = self.operands.bias else {
+            return Err(Error::invalid(self.verb, "has no bias", q.notation(), ""));
+        };
+        let sum = BiasSum::of([q, k], bias);
+        if sum.bias[3] != sum.shape[3] || sum.shape.contains(&0) {
+            return gpu.zeros(q.dtype(), bias.shape().clone());
+        }
+        self.bias_exact(&gpu, [q, k, v, grad], &lse.contiguous()?, o, &sum)
     }
 
     /// Computes the sum of `o` times its gradient per row.
