@@ -15,6 +15,7 @@ mod comm;
 mod cost;
 mod cuda_attention;
 mod cuda_attention_fast;
+mod cuda_attention_masks;
 mod cuda_gemm;
 mod cuda_pointwise;
 mod cuda_reduce;
