@@ -10,7 +10,7 @@ use isoshard::Result;
 use isoshard::ops::cpu::{self as ops, CpuAttention};
 use isoshard::ops::{ScoreOperands, ScoreRule};
 use isoshard::tensor::cpu::{
-    self, Function, Gemm, Isa, Loops, MatMut, MatRef, Num, NumFunction, Real, UnaryF,
+    self, Constants, Function, Gemm, Isa, Loops, MatMut, MatRef, Num, NumFunction, Real, UnaryF,
 };
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 
@@ -51,7 +51,7 @@ impl Bench {
 struct Add;
 impl NumFunction<2> for Add {
     #[inline(always)]
-    fn at<A: Num>(_: f64, [x, y]: [A; 2]) -> A {
+    fn at<A: Num>(_: Constants, [x, y]: [A; 2]) -> A {
         x.add(y)
     }
 }
@@ -60,7 +60,7 @@ const ADD: Loops = Loops::numbers::<Add, 2>();
 struct Relu;
 impl NumFunction<1> for Relu {
     #[inline(always)]
-    fn at<A: Num>(_: f64, [x]: [A; 1]) -> A {
+    fn at<A: Num>(_: Constants, [x]: [A; 1]) -> A {
         x.max(A::ZERO)
     }
 }
@@ -68,7 +68,7 @@ impl NumFunction<1> for Relu {
 struct Exp;
 impl Function<1> for Exp {
     #[inline(always)]
-    fn at<A: Real>(_: f64, [x]: [A; 1]) -> A {
+    fn at<A: Real>(_: Constants, [x]: [A; 1]) -> A {
         x.exp()
     }
 }
@@ -76,7 +76,7 @@ impl Function<1> for Exp {
 struct Gelu;
 impl Function<1> for Gelu {
     #[inline(always)]
-    fn at<A: Real>(_: f64, [x]: [A; 1]) -> A {
+    fn at<A: Real>(_: Constants, [x]: [A; 1]) -> A {
         let half = A::of(0.5) * x;
         half.mul_add((x * A::of(std::f64::consts::FRAC_1_SQRT_2)).erf(), half)
     }
@@ -94,14 +94,14 @@ impl UnaryF for TanhGelu {
 }
 impl Function<1> for TanhGelu {
     #[inline(always)]
-    fn at<A: Real>(_: f64, [x]: [A; 1]) -> A {
+    fn at<A: Real>(_: Constants, [x]: [A; 1]) -> A {
         TanhGelu.apply(x)
     }
 }
 
 /// Times a kernel that writes to a fresh tensor.
 fn fresh<const N: usize>(verb: &str, loops: &Loops, ins: [&Tensor; N]) -> Result<Tensor> {
-    cpu::compute(verb, loops, 0.0, &mut ins.map(Tensor::clone))
+    cpu::compute(verb, loops, [0.0; 2], &mut ins.map(Tensor::clone))
 }
 
 fn elementwise(bench: &Bench) -> Result<()> {
@@ -115,7 +115,9 @@ fn elementwise(bench: &Bench) -> Result<()> {
     bench.case("add column", "GB/s", 2.0 * bytes, || fresh("add", &ADD, [&x, &column]));
     bench.case("add scalar", "GB/s", 2.0 * bytes, || fresh("add", &ADD, [&x, &scalar]));
     let mut acc = [y.to_owned_copy().unwrap(), x.clone()];
-    bench.case("add in place", "GB/s", 3.0 * bytes, || cpu::compute("add", &ADD, 0.0, &mut acc).map(drop));
+    bench.case("add in place", "GB/s", 3.0 * bytes, || {
+        cpu::compute("add", &ADD, [0.0; 2], &mut acc).map(drop)
+    });
     bench.case("add transposed", "GB/s", 3.0 * bytes, || fresh("add", &ADD, [&x, &turned(&y)]));
     bench.case("relu", "GB/s", 2.0 * bytes, || fresh("relu", &Loops::numbers::<Relu, 1>(), [&x]));
     bench.case("exp", "GB/s", 2.0 * bytes, || fresh("exp", &Loops::floats::<Exp, 1>(), [&x]));

@@ -1,6 +1,7 @@
-//! Writes every CUDA source and header that the crate compiles into a folder, for compilers and other tools to read.
+//! Writes every CUDA source and header that the crate compiles into a folder, and the compiler's options into
+//! `options.txt`, for compilers and other tools to read.
 //!
-//! `cargo run --example kernel_sources -- target/gpu/sources`; `tests/gpu/compile_kernels.sh` compiles them from there.
+//! `cargo run --example kernel_sources -- target/gpu/sources`; `tests/gpu/compile_kernels.py` compiles them from there.
 
 use std::path::PathBuf;
 use std::{env, fs, io};
@@ -16,6 +17,7 @@ fn main() -> io::Result<()> {
     for (name, text) in cuda::headers() {
         fs::write(dir.join(name), text)?;
     }
+    fs::write(dir.join("options.txt"), cuda::OPTIONS.join("\n"))?;
     let programs = cuda_programs();
     for (name, text) in &programs {
         fs::write(dir.join(name), text)?;

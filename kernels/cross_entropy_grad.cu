@@ -1,7 +1,7 @@
-// dy (e^(logits - m) / s - onehot(target)).
+// dy (factor e^(logits - m) / s - nll onehot(target)), and 0 in ignored rows.
 //
 // Long rows are divided into pieces of 2048 elements, one per block; in short rows, threads count through all elements.
-#include "num.cuh"
+#include "cross_entropy.cuh"
 
 const u32 PIECE = 2048;
 
@@ -9,9 +9,19 @@ template <class T>
 struct LossRow {
   Wide<T> m, share, dy;
   u64 place;
-  DEVICE LossRow(const i64* target, const T* ms, const Wide<T>* s, const Wide<T>* dys, u64 row, u64 start)
-      : m(widen(ms[row])), share(dys[row] / s[row]), dy(dys[row]), place((u64)target[row] - start) {}
+  bool ignored;
+  DEVICE LossRow(const i64* target, const T* ms, const Wide<T>* s, const Wide<T>* dys, u64 row, u64 start, const Terms& terms)
+      : m(widen(ms[row])),
+        share(dys[row] * terms.softmax_factor(m, s[row]) / s[row]),
+        dy(dys[row] * of<Wide<T>>(terms.nll)),
+        place((u64)target[row] - start),
+        ignored(terms.ignore(target[row])) {}
+  // Reports a target that is no class.
+  static DEVICE void check(const i64* target, u64 row, u64 classes, const Terms& terms, u32 code, Fault* faults) {
+    if ((u64)target[row] >= classes && !terms.ignore(target[row])) report(faults, code, target[row]);
+  }
   DEVICE T at(T x, u64 i) const {
+    if (ignored) return narrow<T>(Wide<T>(0));
     Wide<T> out = exp_(widen(x) - m) * share;
     return narrow<T>(i == place ? out - dy : out);
   }
@@ -19,20 +29,20 @@ struct LossRow {
 
 template <class T>
 DEVICE void cross_entropy_grad(const T* x, const i64* target, const T* m, const Wide<T>* s, const Wide<T>* dy, T* out, u64 rows,
-                               u32 held, u64 classes, u64 start, u32 pieces, u32 code, Fault* faults) {
+                               u32 held, u64 classes, u64 start, u32 pieces, const Terms& terms, u32 code, Fault* faults) {
   if (pieces == 0) {
     u64 e = thread_index(), row = e / held;
     if (row >= rows) return;
     u32 i = (u32)(e - row * held);
-    if (i == 0 && (u64)target[row] >= classes) report(faults, code, target[row]);
-    LossRow<T> loss(target, m, s, dy, row, start);
+    if (i == 0) LossRow<T>::check(target, row, classes, terms, code, faults);
+    LossRow<T> loss(target, m, s, dy, row, start, terms);
     out[e] = loss.at(x[e], i);
     return;
   }
   u64 row = blockIdx.x / pieces;
   u32 piece = blockIdx.x % pieces;
-  if (piece == 0 && threadIdx.x == 0 && (u64)target[row] >= classes) report(faults, code, target[row]);
-  LossRow<T> loss(target, m, s, dy, row, start);
+  if (piece == 0 && threadIdx.x == 0) LossRow<T>::check(target, row, classes, terms, code, faults);
+  LossRow<T> loss(target, m, s, dy, row, start, terms);
   x += row * held, out += row * held;
   u32 first = piece * PIECE + threadIdx.x;
   if (piece * PIECE + PIECE <= held) {
@@ -47,7 +57,7 @@ DEVICE void cross_entropy_grad(const T* x, const i64* target, const T* m, const 
 #define ENTRY(T)                                                                                                         \
   KERNEL(cross_entropy_grad_##T, 256,                                                                                    \
          (const T* x, const i64* target, const T* m, const Wide<T>* s, const Wide<T>* dy, T* out, u64 rows, u32 held,    \
-          u64 classes, u64 start, u32 pieces, u32 code, Fault* faults)) {                                                \
-    cross_entropy_grad<T>(x, target, m, s, dy, out, rows, held, classes, start, pieces, code, faults);                   \
+          u64 classes, u64 start, u32 pieces, Terms terms, u32 code, Fault* faults)) {                                   \
+    cross_entropy_grad<T>(x, target, m, s, dy, out, rows, held, classes, start, pieces, terms, code, faults);            \
   }
 FLOATS(ENTRY)

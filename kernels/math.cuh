@@ -21,6 +21,13 @@ DEVICE f32 sqrt_(f32 x) { return sqrtf(x); }
 DEVICE f64 sqrt_(f64 x) { return sqrt(x); }
 DEVICE f32 floor_(f32 x) { return floorf(x); }
 DEVICE f64 floor_(f64 x) { return floor(x); }
+DEVICE f32 ceil_(f32 x) { return ceilf(x); }
+DEVICE f64 ceil_(f64 x) { return ceil(x); }
+DEVICE f32 trunc_(f32 x) { return truncf(x); }
+DEVICE f64 trunc_(f64 x) { return trunc(x); }
+// To the nearest integer, the even one of two.
+DEVICE f32 round_(f32 x) { return rintf(x); }
+DEVICE f64 round_(f64 x) { return rint(x); }
 DEVICE f32 recip_(f32 x) { return 1.0f / x; }
 DEVICE f64 recip_(f64 x) { return 1.0 / x; }
 

@@ -45,6 +45,77 @@ DEVICE i64 min_(i64 x, i64 y) { return x < y ? x : y; }
 DEVICE i32 min_(i32 x, i32 y) { return x < y ? x : y; }
 DEVICE u8 min_(u8 x, u8 y) { return x < y ? x : y; }
 
+// The magnitude; that of the lowest integer wraps to itself.
+DEVICE i64 abs_(i64 x) { return x < 0 ? (i64)(0 - (u64)x) : x; }
+DEVICE i32 abs_(i32 x) { return x < 0 ? (i32)(0 - (u32)x) : x; }
+DEVICE u8 abs_(u8 x) { return x; }
+
+// A constant in the type A: floats round, integers take the lowest bits of a whole number.
+template <class A>
+struct Constant {
+  static DEVICE A of(f64 x) {
+    return (A)(x >= 9223372036854775808.0 ? (i64)0x7fffffffffffffffll
+               : x <= -9223372036854775808.0 ? (i64)0x8000000000000000ull : (i64)x);
+  }
+};
+template <>
+struct Constant<f32> {
+  static DEVICE f32 of(f64 x) { return (f32)x; }
+};
+template <>
+struct Constant<f64> {
+  static DEVICE f64 of(f64 x) { return x; }
+};
+
+// The remainder of the division that truncates; an integer divided by 0 gives itself. The lowest integer divided by -1
+// would overflow.
+DEVICE f32 fmod_(f32 x, f32 y) { return fmodf(x, y); }
+DEVICE f64 fmod_(f64 x, f64 y) { return fmod(x, y); }
+template <class A>
+DEVICE A fmod_(A x, A y) {
+  return y == 0 ? x : y == (A)-1 && (A)-1 < 0 ? A(0) : (A)(x % y);
+}
+// The remainder of the division that rounds down: it has the sign of y.
+DEVICE f32 remainder_(f32 x, f32 y) {
+  f32 rest = fmod_(x, y);
+  return rest == 0.0f ? copysign_(rest, y) : (rest < 0.0f) != (y < 0.0f) ? rest + y : rest;
+}
+DEVICE f64 remainder_(f64 x, f64 y) {
+  f64 rest = fmod_(x, y);
+  return rest == 0.0 ? copysign_(rest, y) : (rest < 0.0) != (y < 0.0) ? rest + y : rest;
+}
+template <class A>
+DEVICE A remainder_(A x, A y) {
+  A rest = fmod_(x, y);
+  return y != 0 && rest != 0 && (rest < 0) != (y < 0) ? add_(rest, y) : rest;
+}
+// The quotient rounded down; an integer divided by 0 gives 0.
+template <class A>
+DEVICE A float_floor_div(A x, A y) {
+  A rest = fmod_(x, y), down = rest != A(0) && (rest < A(0)) != (y < A(0)) ? A(1) : A(0);
+  A quotient = (x - rest) / y - down, floor = floor_(quotient);
+  A whole = quotient - floor > A(0.5) ? floor + A(1) : floor;
+  whole = quotient == A(0) ? copysign_(A(0), x / y) : whole;
+  return y == A(0) ? x / y : whole;
+}
+DEVICE f32 floor_div_(f32 x, f32 y) { return float_floor_div(x, y); }
+DEVICE f64 floor_div_(f64 x, f64 y) { return float_floor_div(x, y); }
+template <class A>
+DEVICE A floor_div_(A x, A y) {
+  if (y == 0) return 0;
+  if (y == (A)-1 && (A)-1 < 0) return sub_(A(0), x);
+  A rest = x % y;
+  return (A)(x / y - (rest != 0 && (rest < 0) != (y < 0) ? 1 : 0));
+}
+
+// Shifts. All bits leave if `by` is negative or at least the number of bits; the sign stays.
+DEVICE i64 shift_left_(i64 x, i64 by) { return (u64)by < 64 ? (i64)((u64)x << by) : 0; }
+DEVICE i32 shift_left_(i32 x, i32 by) { return (u32)by < 32 ? (i32)((u32)x << by) : 0; }
+DEVICE u8 shift_left_(u8 x, u8 by) { return by < 8 ? (u8)(x << by) : 0; }
+DEVICE i64 shift_right_(i64 x, i64 by) { return x >> ((u64)by < 64 ? by : 63); }
+DEVICE i32 shift_right_(i32 x, i32 by) { return x >> ((u32)by < 32 ? by : 31); }
+DEVICE u8 shift_right_(u8 x, u8 by) { return by < 8 ? (u8)(x >> by) : 0; }
+
 // Num<A>: the identities of a sum (-0 or 0, which keeps the sign of zero), of a maximum and of a minimum.
 template <class A>
 struct Num;

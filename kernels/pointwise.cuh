@@ -8,6 +8,7 @@
 // compute: 64 KiB per multiprocessor at full occupancy, more than latency times bandwidth (about 25 KiB on an H100).
 // Threads share nothing, so a result may overwrite a contiguous operand.
 #pragma once
+#include "functions.cuh"
 #include "num.cuh"
 
 constexpr u32 POINTWISE_THREADS = 256;
@@ -230,12 +231,54 @@ struct Words {
   WORD_1(abs, abs_)
   WORD_1(recip, recip_)
   WORD_1(floor, floor_)
+  WORD_1(ceil, ceil_)
+  WORD_1(trunc, trunc_)
+  WORD_1(round, round_)
   WORD_2(copysign, copysign_)
   WORD_2(add, add_)
   WORD_2(sub, sub_)
   WORD_2(mul, mul_)
   WORD_2(max, max_)
   WORD_2(min, min_)
+#define WIDE_WORD(name) \
+  static DEVICE f64 name(f64 x) { return name##_f64(x); }
+  WIDE_WORD(sin)
+  WIDE_WORD(cos)
+  WIDE_WORD(tan)
+  WIDE_WORD(asin)
+  WIDE_WORD(acos)
+  WIDE_WORD(atan)
+  WIDE_WORD(sinh)
+  WIDE_WORD(cosh)
+  WIDE_WORD(asinh)
+  WIDE_WORD(acosh)
+  WIDE_WORD(atanh)
+  WIDE_WORD(exp2)
+  WIDE_WORD(expm1)
+  WIDE_WORD(log2)
+  WIDE_WORD(log10)
+  WIDE_WORD(erfc)
+  WIDE_WORD(erfinv)
+  WIDE_WORD(lgamma)
+  WIDE_WORD(digamma)
+  WIDE_WORD(cbrt)
+  static DEVICE f64 log1p(f64 x) { return ln_1p_f64(x); }
+  static DEVICE f64 atan2(f64 y, f64 x) { return atan2_f64(y, x); }
+  static DEVICE f64 pow_abs(f64 a, f64 y) { return pow_abs_f64(a, y); }
+  WORD_2(fmod, fmod_)
+  WORD_2(remainder, remainder_)
+  WORD_2(floor_div, floor_div_)
+  WORD_2(shift_left, shift_left_)
+  WORD_2(shift_right, shift_right_)
+  template <class A>
+  static DEVICE A bit_and(A x, A y) { return (A)(x & y); }
+  template <class A>
+  static DEVICE A bit_or(A x, A y) { return (A)(x | y); }
+  template <class A>
+  static DEVICE A bit_xor(A x, A y) { return (A)(x ^ y); }
+  template <class A>
+  static DEVICE A bit_not(A x) { return (A)~x; }
+  static DEVICE bool bit_not(bool x) { return !x; }
   template <class A>
   static DEVICE A fma(A a, A b, A c) { return fma_(a, b, c); }
   template <class A>
@@ -255,5 +298,7 @@ struct Words {
 #define ALIKE_2(name, T) POINTWISE_2(name, name##_formula, T, T, T, T)
 #define ALIKE_3(name, T) POINTWISE_3(name, name##_formula, T, T, T, T, T)
 #define EACH_FLOAT(X, name) X(name, f32) X(name, f64) X(name, f16) X(name, bf16)
-#define EACH_NUMBER(X, name) EACH_FLOAT(X, name) X(name, i64) X(name, i32) X(name, u8)
+#define EACH_INTEGER(X, name) X(name, i64) X(name, i32) X(name, u8)
+#define EACH_BITS(X, name) EACH_INTEGER(X, name) X(name, bool)
+#define EACH_NUMBER(X, name) EACH_FLOAT(X, name) EACH_INTEGER(X, name)
 #define EACH_TYPE(X, name) EACH_NUMBER(X, name) X(name, bool)

@@ -34,6 +34,16 @@ use crate::tensor::{DType, Scalar, Shape, Tensor};
 /// })?;
 /// # Ok::<(), isoshard::Error>(())
 /// ```
+///
+/// A plain tensor is no operand of a distributed one, since only the program knows how it is laid out. To mix them does
+/// not compile:
+///
+/// ```compile_fail,E0308
+/// use isoshard::{dtensor::DTensor, tensor::Tensor};
+/// fn sum(x: &DTensor, plain: &Tensor) -> isoshard::Result<DTensor> {
+///     x.add(plain) // DTensor::distribute(x.mesh(), plain, layout) first
+/// }
+/// ```
 #[derive(Clone)]
 pub struct DTensor {
     pub(super) local: Tensor,

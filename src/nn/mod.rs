@@ -35,7 +35,7 @@
 //!
 //! `examples/08_own_model.rs` trains a model of one's own on three meshes. [`optim`](crate::optim) has the optimizers.
 //!
-//! Not built: pipeline and expert parallelism.
+//! Not built: pipeline parallelism; an all-to-all of tokens without a capacity ([`Moe`]).
 //!
 //! The [glossary](crate::glossary) defines the words used here.
 
@@ -48,6 +48,7 @@ mod layers;
 mod llama;
 mod mlp;
 mod module;
+mod moe;
 mod param_id;
 mod params;
 mod pattern;
@@ -63,6 +64,7 @@ pub use layers::{Embedding, LayerNorm, Linear, RmsNorm};
 pub use llama::{Llama, LlamaConfig};
 pub use mlp::{GatedMlp, Mlp};
 pub use module::Module;
+pub use moe::{Moe, MoeConfig, MoeOutput};
 pub use param_id::ParamId;
 pub use params::Params;
 pub use plan::{Parallel, Plan};

@@ -162,6 +162,24 @@ impl Plan {
         self.batch(axis)
     }
 
+    /// Shards the batch, and the experts of every [`Moe`](super::Moe) whose path matches, over `axis`: expert
+    /// parallelism (Lepikhin et al., *GShard*, 2020). Every other parameter is replicated over the axis.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("ep", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().experts("moe", "ep"), 7)?;
+    ///     let up = params.root().child("moe").child("experts").param("up", [4, 2, 3], Init::Ones)?;
+    ///     assert_eq!(params.value(up).spec().to_string(), "f32[4, 2, 3]@(ep:S0)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn experts(self, pattern: &str, axis: &str) -> Plan {
+        self.shard(&format!("{pattern}.experts.*"), axis, 0).batch(axis)
+    }
+
     /// Returns the plan for this crate's transformers on a mesh with any of the axes `dp`, `fsdp` and `tp`.
     ///
     /// `tp` shards the heads, the hidden width of the MLPs and the vocabulary (Shoeybi et al. 2019).
@@ -223,6 +241,11 @@ impl Plan {
             .shard("h.*.mlp.gate.weight", "tp", 0)
             .shard("h.*.mlp.down.weight", "tp", 1)
             .shard("head.weight", "tp", 0)
+            .shard("h.*.moe.experts.gate", "tp", 2)
+            .shard("h.*.moe.experts.up", "tp", 2)
+            .shard("h.*.moe.experts.down", "tp", 1)
+            .site("h.*.moe.input", "tp", Placement::Replicate)
+            .site("h.*.moe.down", "tp", Placement::Replicate)
             .site("embedding", "tp", between.clone())
             .site("h.*.attn.input", "tp", Placement::Replicate)
             .site("h.*.attn.out", "tp", between.clone())

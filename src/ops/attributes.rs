@@ -5,6 +5,7 @@
 //! here, and its `impl Op` is in the operator's folder.
 
 use super::attention::scores::ScoreRule;
+use super::moe::group_sizes::GroupSizes;
 use super::record::{Bits, Unkeyed};
 use crate::rng::Draw;
 use crate::tensor::Shape;
@@ -51,13 +52,33 @@ pub struct AttentionGrad {
     pub rule: ScoreRule,
 }
 
+/// The attributes that [`CrossEntropy`](super::CrossEntropy) and its derivative share. The default is the plain loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CrossEntropyTerms {
+    /// The target of rows whose loss and gradient are 0. It need not be a class.
+    pub ignore_index: Option<i64>,
+    /// The factor of the negative log-likelihood; 0 leaves it out.
+    pub nll_factor: Bits,
+    /// The factor of the squared logarithm of the softmax's denominator (*z-loss*); 0 leaves it out.
+    pub z_factor: Bits,
+}
+
+impl Default for CrossEntropyTerms {
+    fn default() -> CrossEntropyTerms {
+        CrossEntropyTerms { ignore_index: None, nll_factor: Bits(1.0), z_factor: Bits(0.0) }
+    }
+}
+
 /// The derivative of [`CrossEntropy`](super::CrossEntropy) with respect to the logits:
-/// `(logits, target, m, s, dy) -> dy * (exp(logits - m) / s - onehot(target))`, where `dy` `[..]` is the loss's
-/// gradient.
+/// `(logits, target, m, s, dy) -> dy * ((a + 2 z lse) * exp(logits - m) / s - a * onehot(target))`, where `dy` `[..]`
+/// is the loss's gradient, `a` and `z` are the factors of the [terms](CrossEntropyTerms), and `lse = ln(s) + m`.
 ///
 /// Missing: a second derivative; asking for it returns an error.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct CrossEntropyGrad;
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CrossEntropyGrad {
+    /// As in [`CrossEntropy`](super::CrossEntropy).
+    pub terms: CrossEntropyTerms,
+}
 
 /// The derivative of [`Embedding`](super::Embedding) with respect to the table: `(index, dy) -> dtable`.
 ///
@@ -96,12 +117,33 @@ pub struct Expand {
     pub shape: Shape,
 }
 
-/// The derivative of [`LayerNorm`](super::LayerNorm): `(dy, x, w, mean, rstd) -> (dx, dw[, db])`, each with the shape of
-/// its operand.
+/// The derivative of [`GroupedMatmul`](super::GroupedMatmul) with respect to the matrices: `(x, dy) -> dw`.
+///
+/// `x` is `[.., rows, k]`, `dy` `[.., rows, n]` and the result `[experts, k, n]`: per expert, the sum of `x[row] dy[row]ᵀ`
+/// over its rows. The sum follows the reduction tree over the batch, and within a batch entry the tree over the expert's
+/// rows. An expert without rows has zeros.
+///
+/// ```
+/// use isoshard::{ops::{GroupSizes, GroupedMatmulGrad, Unkeyed, eval_whole}, tensor::Tensor};
+/// let (x, dy) = (Tensor::from_vec(vec![1.0, 2.0, 3.0], [3, 1])?, Tensor::from_vec(vec![1.0, 10.0, 10.0], [3, 1])?);
+/// let op = GroupedMatmulGrad { sizes: Unkeyed(GroupSizes::new(3, [1, 2, 0])?) };
+/// assert_eq!(eval_whole(&op, &[x, dy])?[0].to_f64_vec(), [1.0, 50.0, 0.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GroupedMatmulGrad {
+    /// The number of rows of each expert. Plans do not depend on it.
+    pub sizes: Unkeyed<GroupSizes>,
+}
+
+/// The derivative of [`LayerNorm`](super::LayerNorm): `(dy, x[, w], mean, rstd) -> (dx[, dw[, db]])`, each with the shape
+/// of its operand.
 ///
 /// Missing: a second derivative; asking for it returns an error.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LayerNormGrad {
+    /// True if the layer norm has a weight, so that there is an operand w and a result dw.
+    pub weight: bool,
     /// True if the layer norm has a bias, so that there is a result db.
     pub bias: bool,
 }
@@ -126,6 +168,27 @@ pub struct Pad {
     pub after: usize,
 }
 
+/// Copies rows to slots: `(x, slot) -> y`, where `x` is `[.., tokens, choices, width]`, `slot` (i64)
+/// `[.., tokens, choices]`, and `y[.., slot[.., t, k], :] = x[.., t, k, :]` `[.., slots, width]`. At most one leading
+/// dim. The derivative of [`UnpermuteTokens`](super::UnpermuteTokens); applied by
+/// [`DTensor::permute_tokens`](crate::dtensor::DTensor::permute_tokens).
+///
+/// No two rows of a batch entry have the same slot; a row with slot -1 is dropped. A slot without a row is -0, which a
+/// sum ignores. If the tokens are sharded, the result is a partial sum.
+///
+/// ```
+/// use isoshard::{ops::{PermuteTokens, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 2.0, 3.0], [3, 1, 1])?;
+/// let slot = Tensor::from_vec(vec![3i64, -1, 0], [3, 1])?;
+/// assert_eq!(eval_whole(&PermuteTokens { slots: 4 }, &[x, slot])?[0].to_f64_vec(), [3.0, 0.0, 0.0, 1.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PermuteTokens {
+    /// The number of slots of a batch entry.
+    pub slots: usize,
+}
+
 /// Adds elements into a tensor of zeros by index: [`DTensor::scatter_add`](crate::dtensor::DTensor::scatter_add), and
 /// the derivative of [`Gather`](super::Gather).
 ///
@@ -147,6 +210,17 @@ pub struct ScatterAdd {
     pub dim: usize,
     /// The result's extent along `dim`.
     pub extent: usize,
+}
+
+/// The derivative of [`SoftCrossEntropy`](super::SoftCrossEntropy) with respect to the logits:
+/// `(logits, q, m, s, dy[, sum]) -> dy * (sum * exp(logits - m) / s - q)`, where `sum` `[.., 1]` is the sum of each row
+/// of `q`. It is an operand if the attribute does not give it.
+///
+/// Missing: a second derivative; asking for it returns an error.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SoftCrossEntropyGrad {
+    /// The sum of every row of `q`, or `None` if it is an operand.
+    pub row_sum: Option<Bits>,
 }
 
 /// The derivative of [`Softmax`](super::Softmax): `(y, dy) -> y * (dy - sum(y * dy))` along `dim`, where `y` is the

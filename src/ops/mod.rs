@@ -104,7 +104,7 @@
 //!
 //! # How the built-in operators are filed
 //!
-//! An operator that is a formula of elements is a row of a table (`pointwise/table.rs`), an operator that moves
+//! An operator that is a formula of elements is a row of a table (`pointwise/table`), an operator that moves
 //! elements is a file, and an operator with kernels of its own is a folder: `mod.rs` and `grad.rs` hold the records of
 //! the operator and of its derivative, `cpu.rs` and `cuda.rs` the kernels. The modules [`cpu`] and [`cuda`] export
 //! kernels that can be called directly. [`catalog`] lists [samples](Sample) of every operator, which the tests run
@@ -116,13 +116,16 @@ mod attention;
 mod attributes;
 mod catalog;
 pub mod cpu;
+mod create;
 mod cross_entropy;
 pub mod cuda;
 mod dropout;
 mod index;
 mod matmul;
 mod meta;
+mod moe;
 mod norm;
+mod order;
 mod pointwise;
 mod random;
 mod record;
@@ -140,22 +143,42 @@ mod work;
 pub use attention::Attention;
 pub use attention::scores::{ScoreOperands, ScoreRule};
 pub use attributes::{
-    AttentionBiasGrad, AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad,
-    ScatterAdd, SoftmaxGrad,
+    AttentionBiasGrad, AttentionGrad, CrossEntropyGrad, CrossEntropyTerms, EmbeddingGrad, Expand,
+    GroupedMatmulGrad, LayerNormGrad, Pad, PermuteTokens, ScatterAdd, SoftCrossEntropyGrad, SoftmaxGrad,
 };
 pub use catalog::{catalog, cuda_programs};
+pub use create::DiagonalBand;
+pub use create::keep_band::KeepBand;
+pub use create::one_hot::OneHot;
+pub(crate) use create::{IndexSequence, band, sequence};
 pub use cross_entropy::CrossEntropy;
+pub use cross_entropy::soft::SoftCrossEntropy;
 pub use dropout::Dropout;
+pub use index::bincount::Bincount;
 pub use index::embedding::Embedding;
 pub use index::gather::Gather;
+pub use index::last_write::LastWrite;
+pub use index::linear_index::LinearIndex;
+pub use index::scatter::{Scatter, ScatterRule};
 pub use matmul::Matmul;
 pub(crate) use meta::list;
 pub use meta::{Meta, Metas};
+pub use moe::group_sizes::GroupSizes;
+pub use moe::grouped_matmul::GroupedMatmul;
+pub use moe::slots::ExpertSlots;
+pub use moe::unpermute_tokens::UnpermuteTokens;
 pub use norm::layer_norm::LayerNorm;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
+pub use order::sort::Sort;
+pub use order::topk::TopK;
+pub use order::topk_blocks::TopKBlocks;
 pub use pointwise::*;
-pub(crate) use pointwise::{distribute_example, example_check, pointwise_table, signatures, tensor_example};
+pub(crate) use pointwise::{
+    activations_table, arithmetic_table, elementary_table, logarithmic_table, smooth_activations_table,
+    special_table, trigonometric_table,
+};
+pub(crate) use pointwise::{distribute_example, example_check, signatures, tensor_example};
 pub use random::bernoulli::Bernoulli;
 pub use random::exponential::Exponential;
 pub use random::gamma::Gamma;
@@ -170,11 +193,17 @@ pub(crate) use record::{arity, has_unkeyed, meta_results, run};
 pub use reduce::argmax::Argmax;
 pub use reduce::max::{Max, MaxOrMin};
 pub use reduce::min::Min;
-pub use reduce::sum::Sum;
+pub use reduce::sum::{Sum, SumIn, WideSum};
+pub use reduce::terms::{SumTerm, TermSum};
 pub use rotary::Rotary;
+pub use rotary::apply::{RotaryApply, RotaryPairing};
+pub use rotary::frequencies::{Llama3Scaling, RotaryFrequencies, YarnScaling};
+pub use rotary::table::RotaryTable;
 pub use row::{Algebra, AxisPlacement, MeshAxis, Row};
 pub use sample::{Input, InputFill, Sample};
 pub use shape::cat::Cat;
+pub use shape::diagonal::{DiagEmbed, Diagonal, MatrixDiagonal};
+pub use shape::flip::Flip;
 pub use shape::permute::Permute;
 pub use shape::reshape::Reshape;
 pub use shape::slice::Slice;
@@ -184,6 +213,7 @@ pub use softmax::Softmax;
 pub use softmax::log_softmax::LogSoftmax;
 pub use softmax::log_softmax_grad::LogSoftmaxGrad;
 pub use softmax::sum_exp::SumExp;
+pub(crate) use softmax::sum_exp::accumulator;
 pub use step::adamw::{AdamWStep, each_chunk, expect_step, step_rows};
 pub use step::sgd::SgdStep;
 pub use work::Work;

@@ -15,8 +15,15 @@ pub enum InputFill {
     Positive,
     /// Multiples of 1/8 from 0 to 1, for probabilities.
     Unit,
+    /// Odd multiples of 1/16 from 1/16 to 15/16, for inverse functions.
+    InsideUnit,
+    /// Multiples of 1/8 above 1, up to 5.
+    AboveOne,
     /// Integers from 0 to below this number.
     Index(usize),
+    /// Integers from -1 to below this number. As many consecutive elements as there are such integers differ, if their
+    /// number is prime.
+    Slots(usize),
     /// False and true.
     Bools,
 }
@@ -78,6 +85,19 @@ impl Input {
         Input { meta: Meta::new(DType::I64, shape), fill: InputFill::Index(n) }
     }
 
+    /// Creates an i64 operand of slots below `n`, or -1 for a dropped row. If `n + 1` is prime, `n + 1` consecutive
+    /// elements differ.
+    ///
+    /// ```
+    /// # use isoshard::{ops::Input, tensor::DType};
+    /// let mut slots = Input::slots([7], 6).values(DType::F32, 0).to_f64_vec();
+    /// slots.sort_by(f64::total_cmp);
+    /// assert_eq!(slots, [-1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    /// ```
+    pub fn slots(shape: impl Into<Shape>, n: usize) -> Input {
+        Input { meta: Meta::new(DType::I64, shape), fill: InputFill::Slots(n) }
+    }
+
     /// Creates a bool operand.
     pub fn bools(shape: impl Into<Shape>) -> Input {
         Input { meta: Meta::new(DType::Bool, shape), fill: InputFill::Bools }
@@ -97,7 +117,14 @@ impl Input {
             InputFill::Ints => (hash(e) % 9) as f64 - 4.0,
             InputFill::Positive => ((hash(e) % 32) + 1) as f64 / 8.0,
             InputFill::Unit => (hash(e) % 9) as f64 / 8.0,
+            InputFill::InsideUnit => ((hash(e) % 8) * 2 + 1) as f64 / 16.0,
+            InputFill::AboveOne => ((hash(e) % 32) + 9) as f64 / 8.0,
             InputFill::Index(below) => (hash(e) % below.max(1) as u64) as f64,
+            // A multiple of e by a factor that is no multiple of the prime.
+            InputFill::Slots(below) => {
+                let (n, factor) = (below as u64 + 1, 1 + hash(0) % below.max(1) as u64);
+                ((e % n * factor + hash(1) % n) % n) as f64 - 1.0
+            }
             InputFill::Bools => (hash(e) % 2) as f64,
         };
         let dtype = if self.meta.dtype.is_float() { dtype } else { self.meta.dtype };

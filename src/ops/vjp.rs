@@ -184,7 +184,7 @@ impl<'a> Vjp<'a> {
     /// ```
     /// use isoshard::ops::{CrossEntropyGrad, Vjp, catalog};
     /// let sample = catalog().into_iter().find(|s| s.op.name() == "cross_entropy_grad").expect("is listed");
-    /// let refused = Vjp::write(&CrossEntropyGrad, &sample.metas(), &[true; 5]).unwrap_err();
+    /// let refused = Vjp::write(&CrossEntropyGrad::default(), &sample.metas(), &[true; 5]).unwrap_err();
     /// assert!(refused.to_string().contains("the second derivative of cross_entropy is not written"));
     /// ```
     ///

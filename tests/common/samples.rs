@@ -5,8 +5,8 @@
 //! being written.
 
 use isoshard::ops::{
-    Attention, AttentionGrad, Bits, EmbeddingGrad, Input, LayerNormGrad, Matmul, RmsNorm, RmsNormGrad,
-    Sample, ScatterAdd, ScoreRule, Sum, SumExp, Unkeyed,
+    Attention, AttentionGrad, Bits, EmbeddingGrad, GroupSizes, GroupedMatmul, GroupedMatmulGrad, Input,
+    LayerNormGrad, Matmul, RmsNorm, RmsNormGrad, Sample, ScatterAdd, ScoreRule, Sum, SumExp, Unkeyed,
 };
 use isoshard::rng::Generator;
 
@@ -46,6 +46,11 @@ fn all_long_sums() -> Vec<Sample> {
         let ins = [q.clone(), k.clone(), k, q.clone(), lse, q];
         Sample::new(AttentionGrad { scale, p: Bits(0.2), q_offset, draw, rule }, ins)
     };
+    let sizes = |experts: usize, batch: usize, rows: usize| {
+        let of = |i: usize| if i.is_multiple_of(2) { [rows / 3, rows - rows / 3] } else { [rows, 0] };
+        let all: Vec<usize> = (0..batch).flat_map(of).collect();
+        Unkeyed(GroupSizes::new(experts, all).expect("two sizes per entry"))
+    };
     let (rows, kept) = ([3, 37, 5], [3, 37, 1]);
     let (x, w, mean, rstd) = (ints(&rows), ints(&[5]), ints(&kept), Input::positive(kept));
     vec![
@@ -53,6 +58,9 @@ fn all_long_sums() -> Vec<Sample> {
         matmul("m k, n k -> m n", &[2, 96], &[3, 96]),
         matmul("b s k, b s n -> k n", &[6, 40, 3], &[6, 40, 2]),
         matmul("h b s, b s n -> h n", &[2, 5, 33], &[5, 33, 2]),
+        Sample::new(GroupedMatmul { sizes: sizes(2, 1, 5) }, [ints(&[5, 130]), ints(&[2, 130, 3])]),
+        Sample::new(GroupedMatmulGrad { sizes: sizes(2, 37, 7) }, [ints(&[37, 7, 2]), ints(&[37, 7, 3])]),
+        Sample::new(GroupedMatmulGrad { sizes: sizes(2, 1, 90) }, [ints(&[90, 2]), ints(&[90, 3])]),
         sum(&[0], &[131, 2]),
         sum(&[0, 1], &[7, 70, 2]),
         sum(&[0, 2], &[5, 2, 37]),
@@ -60,7 +68,7 @@ fn all_long_sums() -> Vec<Sample> {
         Sample::new(SumExp, [ints(&[3, 70]), ints(&[3, 1])]),
         Sample::new(RmsNorm { eps: Bits(1e-5) }, [ints(&[3, 37, 5]), ints(&[5])]),
         Sample::new(RmsNormGrad, [x.clone(), x.clone(), w.clone(), rstd.clone()]),
-        Sample::new(LayerNormGrad { bias: true }, [x.clone(), x, w, mean, rstd]),
+        Sample::new(LayerNormGrad { weight: true, bias: true }, [x.clone(), x, w, mean, rstd]),
         Sample::new(EmbeddingGrad { rows: 4 }, [Input::index([3, 50], 4), ints(&[3, 50, 2])]),
         Sample::new(ScatterAdd { dim: 1, extent: 3 }, [Input::index([2, 70], 3), ints(&[2, 70])]),
         Sample::new(

@@ -223,15 +223,48 @@ fn norms_at_every_length() {
             let x = |salt| ordinary(dtype, &shape.into(), salt);
             let (w, b) = (ordinary(dtype, &[n].into(), 3), ordinary(dtype, &[n].into(), 4));
             let eps = Bits(1e-5);
-            compare(&LayerNorm { eps, bias: false }, device, &[x(1), w.clone()]);
-            let op = LayerNorm { eps, bias: true };
+            compare(&LayerNorm { eps, weight: true, bias: false }, device, &[x(1), w.clone()]);
+            let op = LayerNorm { eps, weight: true, bias: true };
             let outs = compare(&op, device, &[x(1), w.clone(), b.clone()]);
             let views = [strided(device, &x(1), 3), strided(device, &w, 1), b.to_device(device).unwrap()];
             assert_same(&op, &eval_whole(&op, &views).unwrap(), &outs);
             let saved = [x(2), x(1), w.clone(), outs[1].clone(), outs[2].clone()];
-            compare(&LayerNormGrad { bias: true }, device, &saved);
+            compare(&LayerNormGrad { weight: true, bias: true }, device, &saved);
+            compare(&LayerNorm { eps, weight: false, bias: false }, device, &[x(1)]);
+            let saved = [x(2), x(1), outs[1].clone(), outs[2].clone()];
+            compare(&LayerNormGrad { weight: false, bias: false }, device, &saved);
             let rstd = compare(&RmsNorm { eps }, device, &[x(1), w.clone()]).remove(1);
             compare(&RmsNormGrad, device, &[x(2), x(1), w, rstd]);
+        }
+    }
+}
+
+/// Rows whose squares overflow stand between ordinary ones, in short rows and in long ones.
+#[test]
+fn norms_whose_variance_overflows() {
+    let Some(device) = shim::device() else { return };
+    for (dtype, most) in
+        [(DType::F32, f64::from(f32::MAX)), (DType::F64, f64::MAX), (DType::BF16, half::bf16::MAX.to_f64())]
+    {
+        for n in [1usize, 3, 4, 33, 300, 5000] {
+            let large = |r: usize, c: usize| match (r % 3, c % 4) {
+                (0, _) => (mix((7 * r + c) as u64) % 9) as f64 - 4.0,
+                (1, _) => most,
+                (_, 0) => most,
+                (_, 1) => -most,
+                _ => 0.0,
+            };
+            let values: Vec<f64> = (0..7).flat_map(|r| (0..n).map(move |c| large(r, c))).collect();
+            let x = common::tensor(dtype, &values, &[7, n].into());
+            let (dy, w) = (ordinary(dtype, &[7, n].into(), 2), ordinary(dtype, &[n].into(), 3));
+            let eps = Bits(1e-5);
+            let outs =
+                compare(&LayerNorm { eps, weight: true, bias: false }, device, &[x.clone(), w.clone()]);
+            assert!(outs[0].to_f64_vec().iter().all(|y| y.is_finite()), "{dtype} {n}");
+            let saved = [dy.clone(), x.clone(), w.clone(), outs[1].clone(), outs[2].clone()];
+            compare(&LayerNormGrad { weight: true, bias: true }, device, &saved);
+            let outs = compare(&RmsNorm { eps }, device, &[x.clone(), w.clone()]);
+            compare(&RmsNormGrad, device, &[dy, x, w, outs[1].clone()]);
         }
     }
 }
@@ -243,16 +276,26 @@ fn gradients_of_norms_over_many_rows() {
     for shape in [&[3000, 5][..], &[5, 700, 3], &[3, 1, 2, 40, 9], &[7], &[0, 3], &[2, 0]] {
         let x = |salt| ordinary(DType::BF16, &shape.into(), salt);
         let w = ordinary(DType::BF16, &[*shape.last().unwrap()].into(), 3);
-        let outs = compare(&LayerNorm { eps: Bits(0.1), bias: true }, device, &[x(1), w.clone(), w.clone()]);
-        compare(&LayerNormGrad { bias: true }, device, &[x(2), x(1), w, outs[1].clone(), outs[2].clone()]);
+        let outs = compare(
+            &LayerNorm { eps: Bits(0.1), weight: true, bias: true },
+            device,
+            &[x(1), w.clone(), w.clone()],
+        );
+        compare(
+            &LayerNormGrad { weight: true, bias: true },
+            device,
+            &[x(2), x(1), w, outs[1].clone(), outs[2].clone()],
+        );
     }
 }
 
 #[test]
 fn cross_entropy_whole_and_cut() {
     let Some(device) = shim::device() else { return };
+    let plain = CrossEntropyTerms::default();
+    let all = CrossEntropyTerms { ignore_index: Some(1), nll_factor: Bits(0.75), z_factor: Bits(0.125) };
     for dtype in FLOATS {
-        for classes in [1, 3, 65, 511, 513, 2049] {
+        for (classes, terms) in [1, 3, 65, 511, 513, 2049].into_iter().flat_map(|n| [(n, plain), (n, all)]) {
             let rows = 6;
             let logits = ordinary(dtype, &[2, 3, classes].into(), 1);
             let target: Vec<i64> = (0..rows).map(|r| (mix(r) % classes as u64) as i64).collect();
@@ -260,14 +303,18 @@ fn cross_entropy_whole_and_cut() {
             let m = Max { dims: dims(&[2]), keep: true };
             let m = eval_whole(&m, from_ref(&logits)).unwrap().remove(0);
             let s = eval_whole(&SumExp, &[logits.clone(), m.clone()]).unwrap().remove(0);
-            let loss =
-                compare(&CrossEntropy, device, &[logits.clone(), target.clone(), m.clone(), s.clone()]);
+            let loss = compare(
+                &CrossEntropy { terms },
+                device,
+                &[logits.clone(), target.clone(), m.clone(), s.clone()],
+            );
             let dy = ordinary(loss[0].dtype(), &[2, 3].into(), 5);
             let ins = [logits, target, m, s, dy];
-            compare(&CrossEntropyGrad, device, &ins);
+            compare(&CrossEntropyGrad { terms }, device, &ins);
             let cut = classes / 3;
             for (start, len) in [(0, cut), (cut, classes - cut)] {
-                for (op, arity) in [(&CrossEntropy as &dyn Op, 4), (&CrossEntropyGrad, 5)] {
+                for (op, arity) in [(&CrossEntropy { terms } as &dyn Op, 4), (&CrossEntropyGrad { terms }, 5)]
+                {
                     let mut part: Vec<Tensor> = ins[..arity].to_vec();
                     let mut at = whole(op, &part);
                     part[0] = part[0].narrow(2, start, len).unwrap();
@@ -279,6 +326,39 @@ fn cross_entropy_whole_and_cut() {
                         window(&mut at.outs[0]);
                     }
                     compare_at(op, device, &part, &at);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn soft_cross_entropy_of_own_and_repeated_rows() {
+    let Some(device) = shim::device() else { return };
+    for dtype in FLOATS {
+        for classes in [1, 3, 65, 511, 513, 4097] {
+            let logits = ordinary(dtype, &[2, 3, classes].into(), 1);
+            let m = Max { dims: dims(&[2]), keep: true };
+            let m = eval_whole(&m, from_ref(&logits)).unwrap().remove(0);
+            let s = eval_whole(&SumExp, &[logits.clone(), m.clone()]).unwrap().remove(0);
+            let own = ordinary(s.dtype(), logits.shape(), 2);
+            let repeated = own.narrow(0, 0, 1).and_then(|q| q.narrow(1, 0, 1)).unwrap();
+            let repeated = repeated.to_device(device).and_then(|q| q.expand(logits.shape())).unwrap();
+            let dy = ordinary(s.dtype(), &[2, 3].into(), 5);
+            for row_sum in [None, Some(Bits(0.75))] {
+                let op = SoftCrossEntropy { row_sum };
+                let ins = [logits.clone(), own.clone(), m.clone(), s.clone()];
+                compare(&op, device, &ins);
+                let sum = row_sum.is_none().then(|| s.clone());
+                let ins: Vec<Tensor> = ins.into_iter().chain([dy.clone()]).chain(sum).collect();
+                let grad = SoftCrossEntropyGrad { row_sum };
+                compare(&grad, device, &ins);
+                for (op, arity) in [(&op as &dyn Op, 4), (&grad, ins.len())] {
+                    let mut held = to(device, &ins[..arity]);
+                    held[1] = repeated.clone();
+                    let mut whole = ins[..arity].to_vec();
+                    whole[1] = repeated.to_device(Device::Cpu).unwrap();
+                    assert_same(op, &eval_whole(op, &held).unwrap(), &eval_whole(op, &whole).unwrap());
                 }
             }
         }
@@ -387,9 +467,12 @@ fn an_index_out_of_range_is_named() {
         (Arc::new(Gather { dim: 1 }), vec![f(&[2, 4]), index(-7, &[2, 3])]),
         (Arc::new(ScatterAdd { dim: 1, extent: 4 }), vec![index(4, &[2, 3]), f(&[2, 3])]),
         (Arc::new(ScatterAdd { dim: 1, extent: 4 }), vec![index(4, &[2, 1]), f(&[2, 1])]),
-        (Arc::new(CrossEntropy), vec![f(&[2, 4]), index(4, &[2]), stat(), stat()]),
-        (Arc::new(CrossEntropyGrad), vec![f(&[2, 4]), index(4, &[2]), stat(), stat(), f(&[2])]),
-        (Arc::new(CrossEntropyGrad), vec![f(&[2, 600]), index(600, &[2]), stat(), stat(), f(&[2])]),
+        (Arc::new(CrossEntropy::default()), vec![f(&[2, 4]), index(4, &[2]), stat(), stat()]),
+        (Arc::new(CrossEntropyGrad::default()), vec![f(&[2, 4]), index(4, &[2]), stat(), stat(), f(&[2])]),
+        (
+            Arc::new(CrossEntropyGrad::default()),
+            vec![f(&[2, 600]), index(600, &[2]), stat(), stat(), f(&[2])],
+        ),
     ];
     for (op, ins) in cases {
         let e = eval_whole(&*op, &ins).unwrap_err().to_string();
@@ -538,12 +621,12 @@ fn in_any_order_of_threads() {
                 compare(&Argmax { dim: 1 }, device, from_ref(x));
                 let w = ordinary(DType::F32, &[x.shape()[1]].into(), 2);
                 let outs = compare(
-                    &LayerNorm { eps: Bits(0.1), bias: true },
+                    &LayerNorm { eps: Bits(0.1), weight: true, bias: true },
                     device,
                     &[x.clone(), w.clone(), w.clone()],
                 );
                 let saved = [x.clone(), x.clone(), w, outs[1].clone(), outs[2].clone()];
-                compare(&LayerNormGrad { bias: true }, device, &saved);
+                compare(&LayerNormGrad { weight: true, bias: true }, device, &saved);
             }
             let index = indices(&[3, 2000], 300, 3);
             let dy = ordinary(DType::F32, &[3, 2000, 2].into(), 4);

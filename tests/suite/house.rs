@@ -5,14 +5,14 @@
 //! Rust allows modules to form cycles, so these tests read the sources themselves, without comments.
 
 mod circles;
-mod examples;
+pub(crate) mod examples;
 mod items;
 mod links;
 mod names;
 mod page;
 mod placements;
 mod prose;
-mod source;
+pub(crate) mod source;
 mod uses;
 mod words;
 

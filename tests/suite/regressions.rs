@@ -1,11 +1,13 @@
 //! Bugs of other libraries, by number: each test follows the PyTorch issue that it cites, and passes only if this
-//! library gives the answer of a single tensor.
+//! library gives the answer of a single tensor. 153354, an operator that met a plain tensor and a distributed one, is a
+//! compile error here: the documentation of `DTensor` has the program.
 
 use isoshard::Result;
 use isoshard::comm::Rank;
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::placement::Layout;
-use isoshard::tensor::{Shape, Tensor};
+use isoshard::rng::Generator;
+use isoshard::tensor::{DType, Shape, Tensor};
 
 use crate::common::spmd;
 
@@ -166,6 +168,97 @@ fn a_contraction_cut_in_two_orders() {
                 assert_eq!(x.matmul(&w)?.full_tensor()?.to_vec::<f32>()?, want, "{x:?} times {w:?}");
             }
         }
+        Ok(())
+    });
+}
+
+/// 143372: a view that splits or merges a sharded dim failed, or kept a layout that its elements do not have.
+#[test]
+fn views_of_sharded_dims() {
+    on(3, "a=3", |mesh| {
+        for layout in ["(S0)", "(S1)", "(S2)", "(RS(0..1; 3,0,2))", "(RS(0..2; 5,3,2))"] {
+            let x = put(mesh, &[5, 2, 3], layout)?;
+            for shape in
+                [&[10usize, 3][..], &[5, 6], &[30], &[1, 5, 6], &[2, 5, 3], &[5, 1, 2, 3, 1], &[3, 10]]
+            {
+                let y = x.reshape(shape)?;
+                same(&y, &iota(shape));
+                same(&y.reshape([5, 2, 3])?, &iota(&[5, 2, 3]));
+            }
+        }
+        Ok(())
+    });
+}
+
+/// 172041: the mean of a `Partial(sum)` was the mean of one rank's part, and a norm was taken before the sum.
+#[test]
+fn means_and_norms_of_a_partial_sum_come_after_the_sum() {
+    on(4, "dp=2,tp=2", |mesh| {
+        let whole = iota(&[5, 3]);
+        let share = if mesh.rank().rank() < 2 { 3.0 } else { -2.0 };
+        let mine = whole.to_f64_vec().into_iter().map(|v| (v * share) as f32).collect();
+        let partial =
+            DTensor::from_local(mesh, Tensor::from_vec(mine, [5, 3])?, [5, 3], "(P(sum), R)".parse()?)?;
+        for x in [partial.clone(), partial.redistribute("(P(sum), S0)".parse()?)?] {
+            assert!(x.layout().has_partial(), "the sum is unreduced, else this tests nothing: {x:?}");
+            assert!((x.mean_all()?.full_tensor()?.item()? - 7.0).abs() < 1e-6);
+            let means = x.mean(&[0], false)?.full_tensor()?.to_vec::<f32>()?;
+            assert!(
+                means.iter().zip([6.0, 7.0, 8.0]).all(|(mean, want)| (mean - want).abs() < 1e-6),
+                "{means:?}"
+            );
+            assert_eq!(x.max(&[1], false)?.full_tensor()?.to_vec::<f32>()?, [2.0, 5.0, 8.0, 11.0, 14.0]);
+            assert_eq!(x.min(&[0, 1], false)?.full_tensor()?.item()?, 0.0);
+            assert_eq!(x.mul(&x)?.sum_all()?.full_tensor()?.item()?, 1015.0);
+        }
+        Ok(())
+    });
+}
+
+/// 189945: five rows on four ranks leave the last rank without any, and it answered for the others.
+#[test]
+fn an_empty_last_shard_takes_part() {
+    on(4, "a=4", |mesh| {
+        let negative = Tensor::from_vec((0..10).map(|i| i as f32 - 20.0).collect(), [5, 2])?;
+        let x = DTensor::distribute(mesh, &negative, "(S0)".parse()?)?.requires_grad()?;
+        assert_eq!(x.local().shape()[0], [2, 2, 1, 0][mesh.rank().rank()]);
+        assert_eq!(x.max(&[0], false)?.full_tensor()?.to_vec::<f32>()?, [-12.0, -11.0]);
+        assert_eq!(x.min(&[0, 1], false)?.full_tensor()?.item()?, -20.0);
+        assert_eq!(x.argmax(0)?.full_tensor()?.to_vec::<i64>()?, [4, 4]);
+        assert!((x.mean_all()?.full_tensor()?.item()? + 15.5).abs() < 1e-5);
+        let weights = x.softmax(0)?;
+        assert!((weights.sum_all()?.full_tensor()?.item()? - 2.0).abs() < 1e-6);
+        assert_eq!(x.slice(0, 4, 1)?.full_tensor()?.to_vec::<f32>()?, [-12.0, -11.0]);
+        assert_eq!(DTensor::cat(&[&x, &x], 0)?.sum_all()?.full_tensor()?.item()?, -310.0);
+        let gradients = x.mul(&x)?.sum_all()?.backward()?;
+        let gradient = gradients.get(&x).expect("a leaf");
+        assert_eq!(gradient.layout(), x.layout());
+        assert_eq!(
+            gradient.full_tensor()?.to_vec::<f32>()?,
+            (0..10).map(|i| (i as f32 - 20.0) * 2.0).collect::<Vec<_>>()
+        );
+        Ok(())
+    });
+}
+
+/// 146190: ranks dropped the same local positions of their shards, so that the mask depended on the layout.
+#[test]
+fn dropout_depends_on_the_global_index_alone() {
+    on(3, "a=3", |mesh| {
+        let ones = Tensor::full(DType::F32, [12, 5], 1.0);
+        let dropped = |layout: &str| -> Result<Vec<f32>> {
+            let x = DTensor::distribute(mesh, &ones, layout.parse()?)?;
+            x.dropout(0.5, &mut Generator::new(7))?.full_tensor()?.to_vec()
+        };
+        let want = dropped("(R)")?;
+        for layout in ["(S0)", "(S1)", "(RS(0..1; 7,0,5))", "(RS(0..2; 1,30,29))"] {
+            assert_eq!(dropped(layout)?, want, "{layout}");
+        }
+        let mask: Vec<&[f32]> = want.chunks(20).collect();
+        assert!(mask[0] != mask[1] && mask[1] != mask[2], "shards have masks of their own");
+        let mine = Tensor::full(DType::F32, [12, 5], 1.0 / 3.0);
+        let x = DTensor::from_local(mesh, mine, [12, 5], "(P(sum))".parse()?)?;
+        assert_eq!(x.dropout(0.5, &mut Generator::new(7))?.full_tensor()?.to_vec::<f32>()?, want);
         Ok(())
     });
 }

@@ -5,14 +5,24 @@
 
 mod attention;
 mod attention_options;
+mod create;
+mod element_losses;
+mod group_norm;
 mod index;
+mod loss_reduction;
 mod losses;
+mod moe;
 mod norm;
+mod order;
 mod pointwise;
 mod product;
 mod random;
 mod reduce;
+mod rotary;
 mod sampling;
 mod shape;
 
 pub use attention_options::AttentionOptions;
+pub use group_norm::BatchStatistics;
+pub use loss_reduction::LossReduction;
+pub use losses::CrossEntropyOptions;

@@ -5,7 +5,9 @@
 use crate::dtensor::tensor::DTensor;
 use crate::error::Result;
 use crate::ops::{
-    self, Bits, Cast, Compare, CompareKind, Op, PowScalar, Select, pointwise_table, signatures,
+    self, Bits, Cast, Compare, CompareKind, Op, PowScalar, Select, activations_table, arithmetic_table,
+    elementary_table, logarithmic_table, signatures, smooth_activations_table, special_table,
+    trigonometric_table,
 };
 use crate::tensor::DType;
 
@@ -23,10 +25,10 @@ macro_rules! relations {
 
 /// Writes one method per row of the pointwise operators' table.
 macro_rules! methods {
-    ($([$(#[$doc:meta])*] $Type:ident $name:ident($x:ident $(, $y:ident)*) ($($s:ident)?);)*) => {
+    ($([$(#[$doc:meta])*] $Type:ident $name:ident($x:ident $(, $y:ident)*) ($($s:ident),*);)*) => {
         /// Pointwise operators: one method per row of the table in `ops::pointwise`.
         impl DTensor {
-            $(method! { $(#[$doc])* $Type $name ($($y)*) ($($s)?) })*
+            $(method! { $(#[$doc])* $Type $name ($($y)*) ($($s)*) })*
         }
     };
 }
@@ -40,13 +42,13 @@ macro_rules! method {
             DTensor::apply_one(&ops::$Type, &[self])
         }
     };
-    ($(#[$doc:meta])* $Type:ident $name:ident () ($s:ident)) => {
+    ($(#[$doc:meta])* $Type:ident $name:ident () ($($s:ident)+)) => {
         $(#[$doc])*
         ///
         /// # Errors
-        /// Refuses dtypes that the operator does not have.
-        pub fn $name(&self, $s: f64) -> Result<DTensor> {
-            DTensor::apply_one(&ops::$Type::by($s), &[self])
+        /// Refuses dtypes that the operator does not have, and for integers numbers that are not whole.
+        pub fn $name(&self, $($s: f64),+) -> Result<DTensor> {
+            DTensor::apply_one(&ops::$Type::by($($s),+), &[self])
         }
     };
     ($(#[$doc:meta])* $Type:ident $name:ident ($y:ident) ()) => {
@@ -66,7 +68,13 @@ macro_rules! table_methods {
         signatures! { methods: $($method)* }
     };
 }
-pointwise_table!(table_methods);
+arithmetic_table!(table_methods);
+elementary_table!(table_methods);
+logarithmic_table!(table_methods);
+smooth_activations_table!(table_methods);
+special_table!(table_methods);
+trigonometric_table!(table_methods);
+activations_table!(table_methods);
 
 /// Comparisons, selection, powers and casts.
 impl DTensor {

@@ -2,15 +2,16 @@
 
 use smallvec::smallvec;
 
-use super::{cuda, expect_loss};
+use super::cuda;
+use super::rows::expect_loss;
 use crate::error::{Error, Result};
 use crate::ops::index::cuda::HeldRange;
 use crate::ops::index::segments::checked_index;
 use crate::ops::softmax::sum_exp::row_maximum;
 use crate::ops::work::elements;
 use crate::ops::{
-    AxisPlacement, CrossEntropyGrad, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Vjp,
-    Windows, Work, arity, list,
+    AxisPlacement, Bits, CrossEntropyGrad, CrossEntropyTerms, Input, MeshAxis, Meta, Metas, Op, Row, Sample,
+    Statistic, Tensors, Vjp, Windows, Work, arity, list,
 };
 use crate::tensor::cpu::{Kernel, Num, Real, Widen, dispatch};
 use crate::tensor::{Float, Tensor, cpu, for_dtype};
@@ -57,14 +58,21 @@ impl Op for CrossEntropyGrad {
             let (x, m, target) = (logits.as_slice::<T>()?, m.as_slice::<T>()?, target.as_slice::<i64>()?);
             let (s, dy) = (s.as_slice::<A>()?, dy.as_slice::<A>()?);
             let grad = cpu::as_elements_mut::<T>(out.bytes_mut());
+            let nll = <A as cpu::Widen>::Wide::of(self.terms.nll_factor.0);
             let mut buffers = [vec![A::ZERO; CHUNK], vec![A::ZERO; CHUNK]];
             for (r, &target) in target.iter().enumerate() {
-                let (m, share, row) = (m[r].widen(), dy[r] / s[r], r * held..(r + 1) * held);
+                let row = r * held..(r + 1) * held;
+                if self.terms.ignore_index == Some(target) {
+                    grad[row].fill(T::narrow(A::ZERO));
+                    continue;
+                }
+                let m = m[r].widen();
+                let share = dy[r] * self.terms.softmax_factor(m, s[r]) / s[r];
                 shares::<T>(&x[row.clone()], m, share, &mut grad[row.clone()], &mut buffers);
                 let place = checked_index(self.name(), target, classes, last)?.wrapping_sub(start);
                 if place < held {
                     let at = row.start + place;
-                    grad[at] = T::narrow(share_at(x[at].widen(), m, share) - dy[r]);
+                    grad[at] = T::narrow(share_at(x[at].widen(), m, share) - dy[r] * nll);
                 }
             }
             Ok(out)
@@ -75,10 +83,15 @@ impl Op for CrossEntropyGrad {
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let last = at.ins[0].global.len() - 1;
         let classes = HeldRange { n: at.ins[0].global[last], start: at.ins[0].start(last) };
-        Ok(smallvec![cuda::cross_entropy_grad([&ins[0], &ins[1], &ins[2], &ins[3], &ins[4]], classes)?])
+        Ok(smallvec![cuda::cross_entropy_grad(
+            [&ins[0], &ins[1], &ins[2], &ins[3], &ins[4]],
+            classes,
+            &self.terms
+        )?])
     }
 
     /// Per element: a subtraction, an exponential, a product. Per row: `dy / s`, and the subtraction at the target.
+    /// Factors other than the default ones are not counted.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(Work::SPECIAL + 2, ins, outs).plus(elements(&ins[1]).saturating_mul(2))
     }
@@ -138,12 +151,14 @@ impl<A: Real> Kernel for Shares<'_, A> {
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
-    let sample = |outer: &[usize], classes: usize| {
+    let sample = |outer: &[usize], classes: usize, terms| {
         let with = |n: usize| -> Vec<usize> { outer.iter().copied().chain([n]).collect() };
         let target = Input::index(outer, classes);
         let (m, s) = (Input::ints(with(1)), Input::positive(with(1)));
         let ins = [Input::ints(with(classes)), target, m, s, Input::ints(outer)];
-        Sample::new(CrossEntropyGrad, ins).not_smooth()
+        Sample::new(CrossEntropyGrad { terms }, ins).not_smooth()
     };
-    vec![sample(&[5], 3), sample(&[2, 3], 7), sample(&[], 5), sample(&[0], 3)]
+    let plain = CrossEntropyTerms::default();
+    let all = CrossEntropyTerms { ignore_index: Some(2), nll_factor: Bits(0.5), z_factor: Bits(0.25) };
+    vec![sample(&[5], 3, plain), sample(&[2, 3], 7, all), sample(&[], 5, plain), sample(&[0], 3, plain)]
 }

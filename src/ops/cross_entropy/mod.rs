@@ -1,26 +1,31 @@
 //! `cross_entropy`: the loss of a classifier. Classes may be sharded.
 //!
 //! The loss needs two statistics of each row: `m = max(logits)`, `s = sum_exp(logits, m)`,
-//! `loss = cross_entropy(logits, target, m, s)`.
+//! `loss = cross_entropy(logits, target, m, s)`. `soft_cross_entropy` takes probabilities in place of a target class.
 
 mod cuda;
 pub(super) mod grad;
+mod rows;
+pub(super) mod soft;
+pub(super) mod soft_grad;
 
 use smallvec::smallvec;
 
 use super::index::cuda::HeldRange;
 use super::index::embedding::minus_zero;
-use super::index::segments::{checked_index, expect_indices};
-use super::softmax::sum_exp::{accumulator, statistic_shape};
+use super::index::segments::checked_index;
 use super::work::elements;
 use super::{
-    AxisPlacement, CrossEntropyGrad, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows,
-    Work, arity, list,
+    AxisPlacement, Bits, CrossEntropyGrad, CrossEntropyTerms, Input, MeshAxis, Meta, Metas, Op, Row, Sample,
+    Tensors, Vjp, Windows, Work, arity,
 };
-use crate::error::{Error, Result};
-use crate::tensor::{Float, Shape, Tensor, cpu, for_dtype};
+use crate::error::Result;
+use crate::tensor::cpu::{Num, Real};
+use crate::tensor::{Float, Tensor, cpu, for_dtype};
+use rows::expect_loss;
 
-/// Computes `log(s) + m - logits[target]` per row. Applied by
+/// Computes `a (ln(s) - (logits[target] - m)) + z (ln(s) + m)²` per row, with the factors `a` (1 by default) and `z` (0
+/// by default) of the [terms](CrossEntropyTerms). Applied by
 /// [`DTensor::cross_entropy`](crate::dtensor::DTensor::cross_entropy).
 ///
 /// logits are `[.., C]`, target i64 `[..]`, m and s `[.., 1]`, and the result is `[..]`. m is the maximum of each row
@@ -28,18 +33,24 @@ use crate::tensor::{Float, Shape, Tensor, cpu, for_dtype};
 /// three numbers per row and never the logits (Shoeybi et al., *Megatron-LM*, 2019, section 3). The gradient of
 /// `logits` includes the paths through m and s, which therefore have none of their own.
 ///
+/// The largest logit is subtracted from the target's before the logarithm is added, so that large logits do not cancel:
+/// both numbers of the difference are exact to their last place, and so is a loss near 0.
+///
 /// ```
 /// use isoshard::{ops::{CrossEntropy, Max, SumExp, eval_whole}, tensor::Tensor};
 /// let logits = Tensor::from_vec(vec![1.0, 1.0, 1.0, 1.0], [1, 4])?;
 /// let m = eval_whole(&Max { dims: [1].into_iter().collect(), keep: true }, &[logits.clone()])?.remove(0);
 /// let s = eval_whole(&SumExp, &[logits.clone(), m.clone()])?.remove(0);
 /// let target = Tensor::from_vec(vec![2i64], [1])?;
-/// let loss = eval_whole(&CrossEntropy, &[logits, target, m, s])?[0].item()?;
+/// let loss = eval_whole(&CrossEntropy::default(), &[logits, target, m, s])?[0].item()?;
 /// assert!((loss - 4f64.ln()).abs() < 1e-12);
 /// # Ok::<(), isoshard::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct CrossEntropy;
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CrossEntropy {
+    /// The rows to ignore, and the factors of the loss's two terms.
+    pub terms: CrossEntropyTerms,
+}
 
 impl Op for CrossEntropy {
     fn name(&self) -> &'static str {
@@ -52,8 +63,8 @@ impl Op for CrossEntropy {
         Ok(smallvec![Meta { dtype: s.dtype, shape }])
     }
 
-    /// If classes are sharded, the rank with the first class contributes `log(s) + m`, and the rank with the target's
-    /// class subtracts the logit.
+    /// If classes are sharded, the rank with the target's class computes the loss. The rank with the first class
+    /// contributes the 0 of a row that is ignored.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let last = ins[0].shape.len() - 1;
         let mut rows: Vec<Row> = (0..last).map(|d| Row::same(AxisPlacement::S(d), 4)).collect();
@@ -78,14 +89,18 @@ impl Op for CrossEntropy {
             type A = <T as Float>::Acc;
             let (logits, target) = (logits.as_slice::<T>()?, target.as_slice::<i64>()?);
             let (m, s) = (m.as_slice::<T>()?, s.as_slice::<A>()?);
-            for (r, o) in cpu::as_elements_mut::<A>(out.bytes_mut()).iter_mut().enumerate() {
-                let place = checked_index(self.name(), target[r], classes, last)?.wrapping_sub(start);
-                *o = minus_zero();
-                if held > 0 && start == 0 {
-                    *o = cpu::Real::ln(s[r]) + m[r].widen();
+            let losses = cpu::as_elements_mut::<A>(out.bytes_mut());
+            for (r, (loss, &target)) in losses.iter_mut().zip(target).enumerate() {
+                *loss = minus_zero();
+                if self.terms.ignore_index == Some(target) {
+                    if held > 0 && start == 0 {
+                        *loss = A::ZERO;
+                    }
+                    continue;
                 }
+                let place = checked_index(self.name(), target, classes, last)?.wrapping_sub(start);
                 if place < held {
-                    *o -= logits[r * held + place].widen();
+                    *loss = self.terms.loss(logits[r * held + place].widen(), m[r].widen(), s[r]);
                 }
             }
             Ok(())
@@ -96,7 +111,7 @@ impl Op for CrossEntropy {
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let last = at.ins[0].global.len() - 1;
         let classes = HeldRange { n: at.ins[0].global[last], start: at.ins[0].start(last) };
-        Ok(smallvec![cuda::cross_entropy([&ins[0], &ins[1], &ins[2], &ins[3]], classes)?])
+        Ok(smallvec![cuda::cross_entropy([&ins[0], &ins[1], &ins[2], &ins[3]], classes, &self.terms)?])
     }
 
     /// A logarithm and two additions per row. One logit per row is read.
@@ -112,76 +127,46 @@ impl Op for CrossEntropy {
         g.none(2, "a statistic: the gradient of the logits includes it");
         g.none(3, "a statistic: the gradient of the logits includes it");
         let ins = [g.input(0), g.input(1), g.input(2), g.input(3), g.grad(0)];
-        let d = g.apply(CrossEntropyGrad, &ins)?;
+        let d = g.apply(CrossEntropyGrad { terms: self.terms }, &ins)?;
         g.set(0, d);
         Ok(())
     }
 }
 
-/// Returns the loss's shape. Refuses operands whose shapes or dtypes do not fit.
-pub(super) fn expect_loss(verb: &str, [logits, target, m, s]: [&Meta; 4], ins: &[Meta]) -> Result<Shape> {
-    let bad = |rule: &str| Err(Error::invalid(verb, rule, list(ins), ""));
-    logits.dtype.expect_float(verb)?;
-    expect_indices(verb, target)?;
-    let Some((_, outer)) = logits.shape.split_last() else { return bad("the logits have no dim of classes") };
-    if *outer != *target.shape {
-        return bad("wants one target for each row of logits");
+impl CrossEntropyTerms {
+    /// Computes the loss of a row from the target's logit, the row's maximum and its sum of exponentials.
+    fn loss<A: Real>(&self, logit: A, m: A, s: A) -> A {
+        let (log, mut loss) = (s.ln(), A::ZERO);
+        if self.nll_factor.0 != 0.0 {
+            loss = (log - (logit - m)) * A::of(self.nll_factor.0);
+        }
+        if self.z_factor.0 != 0.0 {
+            let lse = log + m;
+            loss = loss + lse * lse * A::of(self.z_factor.0);
+        }
+        loss
     }
-    let kept = statistic_shape(logits);
-    if m.shape != kept || s.shape != kept || m.dtype != logits.dtype || s.dtype != accumulator(logits.dtype) {
-        return bad("the statistics are not those of max and sum_exp, kept with extent 1");
+
+    /// Computes the factor of a row's softmax in the gradient, before the division by `s`.
+    fn softmax_factor<A: Real>(&self, m: A, s: A) -> A {
+        let nll = A::of(self.nll_factor.0);
+        if self.z_factor.0 == 0.0 { nll } else { nll + (s.ln() + m) * A::of(2.0 * self.z_factor.0) }
     }
-    Ok(target.shape.clone())
 }
 
 pub(super) fn samples() -> Vec<Sample> {
-    let sample = |outer: &[usize], classes: usize| {
+    let sample = |outer: &[usize], classes: usize, terms| {
         let with = |n: usize| -> Vec<usize> { outer.iter().copied().chain([n]).collect() };
         let target = Input::index(outer, classes);
         let (m, s) = (Input::ints(with(1)), Input::positive(with(1)));
         // The gradient of the logits includes the paths through m and s, which finite differences of one operand do
         // not.
-        Sample::new(CrossEntropy, [Input::ints(with(classes)), target, m, s]).not_smooth()
+        Sample::new(CrossEntropy { terms }, [Input::ints(with(classes)), target, m, s]).not_smooth()
     };
-    vec![sample(&[5], 3), sample(&[2, 3], 7), sample(&[3], 1), sample(&[], 5), sample(&[0], 3)]
+    let plain = CrossEntropyTerms::default();
+    let all = CrossEntropyTerms { ignore_index: Some(2), nll_factor: Bits(0.5), z_factor: Bits(0.25) };
+    vec![sample(&[5], 3, plain), sample(&[2, 3], 7, all), sample(&[3], 1, plain), sample(&[0], 3, plain)]
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ops::{Max, SumExp, eval_whole};
-
-    fn loss(logits: &[f64], target: i64) -> (Vec<Tensor>, f64) {
-        let x = Tensor::from_slice(logits, [1, logits.len()]).unwrap();
-        let max = Max { dims: [1].into_iter().collect(), keep: true };
-        let m = eval_whole(&max, std::slice::from_ref(&x)).unwrap()[0].clone();
-        let s = eval_whole(&SumExp, &[x.clone(), m.clone()]).unwrap()[0].clone();
-        let ins = vec![x, Tensor::from_vec(vec![target], [1]).unwrap(), m, s];
-        let loss = eval_whole(&CrossEntropy, &ins).unwrap()[0].item().unwrap();
-        (ins, loss)
-    }
-
-    #[test]
-    fn loss_and_total_gradient_follow_the_definition() {
-        let logits = [1.5, -0.25, 1000.0, 998.5, 1000.5];
-        for (target, chosen) in logits.iter().enumerate() {
-            let (mut ins, loss) = loss(&logits, target as i64);
-            let sum: f64 = logits.iter().map(|x| (x - 1000.5f64).exp()).sum();
-            assert!((loss - (sum.ln() + 1000.5 - chosen)).abs() < 1e-12);
-            ins.push(Tensor::from_vec(vec![2.0], [1]).unwrap());
-            let grad = eval_whole(&CrossEntropyGrad, &ins).unwrap()[0].to_f64_vec();
-            for (c, g) in grad.iter().enumerate() {
-                let want = 2.0 * ((logits[c] - 1000.5).exp() / sum - f64::from(u8::from(c == target)));
-                assert!((g - want).abs() < 1e-14, "{g} {want}");
-            }
-        }
-        let ins = loss(&[0.0; 3], 0).0;
-        let bad =
-            [ins[0].clone(), Tensor::from_vec(vec![3i64], [1]).unwrap(), ins[2].clone(), ins[3].clone()];
-        let error = eval_whole(&CrossEntropy, &bad).unwrap_err().to_string();
-        assert!(
-            error.starts_with("cross_entropy: an index leaves dim 1; got index 3 for 3 indices"),
-            "{error}"
-        );
-    }
-}
+mod tests;

@@ -1,6 +1,8 @@
 //! CUDA kernels that read elements and rows by index, and of their derivatives, which add by destination.
 
+use super::lines::DimLines;
 use crate::error::{Error, Result};
+use crate::ops::order::radix;
 use crate::tensor::cuda::Gpu;
 use crate::tensor::cuda::fault::FaultCode;
 use crate::tensor::cuda::reduce::wide;
@@ -119,18 +121,25 @@ pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: HeldRange, out: 
     sums.run(extents, FaultCode::EmbeddingGrad, out)
 }
 
-/// Returns zeros `[.., held]` with the elements of `src` (`[.., n]`) added at the positions that `index` names, row by
-/// row.
+/// Returns zeros with the rows of `src` along `dim` added at the rows that `index` names, `held` of them. `index` has the
+/// extents of `src`, but 1 in the dims after `dim`.
 ///
 /// # Errors
 /// Returns the errors of [`embedding`].
-pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: HeldRange, held: usize) -> Result<Tensor> {
+pub(crate) fn scatter_add(
+    index: &Tensor,
+    src: &Tensor,
+    dim: usize,
+    indices: HeldRange,
+    held: usize,
+) -> Result<Tensor> {
     let (index, src) = (index.contiguous()?, src.contiguous()?);
-    let (&each, outer) = index.shape().split_last().expect("scatter_add refuses a tensor without dims");
-    let rows = outer.iter().product();
-    let out: Shape = outer.iter().copied().chain([held]).collect();
-    let sums = SumsByDestination { index: &index, src: &src, indices, held, width: 1, rows };
-    if each != 1 {
+    let lines = DimLines::new(src.shape(), dim);
+    let (each, rows, width) = (lines.len, lines.outer, lines.inner);
+    let mut out = src.shape().clone();
+    out[dim] = held;
+    let sums = SumsByDestination { index: &index, src: &src, indices, held, width, rows };
+    if each != 1 || width != 1 {
         return sums.run(PositionExtents::new(&[each]), FaultCode::ScatterAdd, &out);
     }
     // One element per row: no two elements have the same destination.
@@ -218,7 +227,7 @@ impl SumsByDestination<'_> {
         let launch = launch.arg((hits / self.rows) as u64).arg(extents).arg(self.held as u64);
         let launch = launch.arg(self.indices.n as u64).arg(self.indices.start as u64);
         launch.arg(places as u32).arg(code as u32).faults().run(hits.div_ceil(256) as u32, 256, 0)?;
-        let (keys, positions) = sort(&gpu, keys, places)?;
+        let (keys, positions) = radix::sort(&gpu, keys, None, usize::BITS - places.leading_zeros())?;
         const ADDING: usize = 128;
         let all = (hits * self.width).div_ceil(ADDING);
         let acc = wide(self.src.dtype()).size_bytes();
@@ -229,30 +238,6 @@ impl SumsByDestination<'_> {
         launch.arg(places as u32).run(all as u32, ADDING as u32, waiting)?;
         Ok(out)
     }
-}
-
-/// Sorts keys, which are at most `largest`, and returns them with their former positions. The sort is stable.
-fn sort(gpu: &Gpu, mut keys: Tensor, largest: usize) -> Result<(Tensor, Tensor)> {
-    const DIGIT_BITS: u32 = 8;
-    let hits = keys.numel();
-    let sorters = hits.div_ceil(2048).clamp(1, 256);
-    let stretch = hits.div_ceil(sorters);
-    let bits = usize::BITS - largest.leading_zeros();
-    let mut positions: Option<Tensor> = None;
-    for shift in (0..bits.max(1)).step_by(DIGIT_BITS as usize) {
-        let counts_len = sorters << DIGIT_BITS;
-        let mut counts = gpu.uninit(DType::I32, [counts_len])?;
-        let launch = gpu.kernel("embedding_grad", "count", DType::I64)?.read(&keys).write(&mut counts);
-        launch.arg(hits as u64).arg(stretch as u64).arg(shift).run(sorters as u32, 256, 0)?;
-        let launch = gpu.kernel("embedding_grad", "scan", DType::I64)?.write(&mut counts);
-        launch.arg(counts_len as u32).run(1, 1024, 0)?;
-        let (mut sorted, mut to) = (gpu.uninit(DType::I32, [hits])?, gpu.uninit(DType::I32, [hits])?);
-        let launch = gpu.kernel("embedding_grad", "place", DType::I64)?.read(&keys);
-        let launch = launch.read_or_null(positions.as_ref()).write(&mut sorted).write(&mut to).read(&counts);
-        launch.arg(hits as u64).arg(stretch as u64).arg(shift).run(sorters as u32, 256, 0)?;
-        (keys, positions) = (sorted, Some(to));
-    }
-    Ok((keys, positions.expect("there is a digit")))
 }
 
 fn blocks(threads: usize) -> u32 {

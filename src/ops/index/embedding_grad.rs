@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::cuda;
-use super::segments::{add_rows, checked_index, expect_indices};
+use super::segments::{SumsByRow, checked_index, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::work::elements;
 use crate::ops::{
@@ -47,17 +47,14 @@ impl Op for EmbeddingGrad {
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let (index, dy) = (ins[0].contiguous()?, ins[1].contiguous()?);
         let (local, start) = (at.outs[0].local(), at.outs[0].start(0));
-        let mut hits = Vec::with_capacity(index.numel());
-        for (position, &i) in index.as_slice::<i64>()?.iter().enumerate() {
-            let row = checked_index(self.name(), i, self.rows, 0)?.wrapping_sub(start);
-            if row < local[0] {
-                hits.push((row, position));
-            }
+        let entries = index.as_slice::<i64>()?;
+        for &i in entries {
+            checked_index(self.name(), i, self.rows, 0)?;
         }
         let mut out = Tensor::zeros(dy.dtype(), local);
         for_dtype!(float self.name(), dy.dtype(), T => {
             let (src, out) = (dy.as_slice::<T>()?, cpu::as_elements_mut::<T>(out.bytes_mut()));
-            add_rows(index.shape(), &mut hits, local[1], src, out);
+            SumsByRow::<T>::new(index.shape(), local[1]).add(entries, start, src, out);
             Ok(())
         })?;
         Ok(smallvec![out])

@@ -4,13 +4,14 @@ use smallvec::smallvec;
 
 use super::cuda;
 use super::embedding::minus_zero;
-use super::segments::{checked_index, expect_indices};
+use super::lines::{DimLines, LineIndex};
+use super::segments::expect_indices;
 use crate::error::{Error, Result};
 use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, ScatterAdd, Tensors, Vjp, Windows,
     Work, arity, list,
 };
-use crate::tensor::{Dims, Tensor, for_dtype};
+use crate::tensor::{Element, Tensor, cpu, for_dtype};
 
 /// Reads elements along a dim by index: `y[.., k, ..] = x[.., index[.., k, ..], ..]`. Applied by
 /// [`DTensor::gather`](crate::dtensor::DTensor::gather).
@@ -61,24 +62,17 @@ impl Op for Gather {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let (n, start) = (at.ins[0].global[self.dim], at.ins[0].start(self.dim));
-        let held = ins[0].shape()[self.dim];
-        let (x, index) = (rows_along(&ins[0], self.dim)?, rows_along(&ins[1], self.dim)?);
-        let len = ins[1].shape()[self.dim];
-        let mut out = Tensor::uninit(x.dtype(), index.shape());
+        let (held, x) = (ins[0].shape()[self.dim], ins[0].contiguous()?);
+        let index = LineIndex::new(self.name(), &ins[1], self.dim, n)?;
+        let lines = DimLines::new(ins[1].shape(), self.dim);
+        let mut out = Tensor::uninit(x.dtype(), ins[1].shape());
         if out.numel() > 0 {
             for_dtype!(any x.dtype(), T => {
-                let (x, index) = (x.as_slice::<T>()?, index.as_slice::<i64>()?);
-                let out = crate::tensor::cpu::as_elements_mut::<T>(out.bytes_mut());
-                for (r, (out, index)) in out.chunks_exact_mut(len).zip(index.chunks_exact(len)).enumerate() {
-                    let row = &x[r * held..][..held];
-                    for (o, &i) in out.iter_mut().zip(index) {
-                        let place = checked_index(self.name(), i, n, self.dim)?.wrapping_sub(start);
-                        *o = row.get(place).copied().unwrap_or_else(minus_zero);
-                    }
-                }
+                let out = cpu::as_elements_mut::<T>(out.bytes_mut());
+                take(x.as_slice::<T>()?, (start, held), &index, lines, out)?;
             });
         }
-        Ok(smallvec![rows_back(&out, self.dim)?])
+        Ok(smallvec![out])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
@@ -101,6 +95,43 @@ impl Op for Gather {
     }
 }
 
+/// Reads elements, of which this rank stores `held` rows per block, from row `start` on.
+fn take<T: Element>(
+    x: &[T],
+    (start, held): (usize, usize),
+    index: &LineIndex,
+    DimLines { len, inner, .. }: DimLines,
+    out: &mut [T],
+) -> Result<()> {
+    // An index before this rank's first row wraps to a number far beyond its last row.
+    let place = |i: i64| (i as usize).wrapping_sub(start);
+    let per_row = inner / index.width;
+    let entries = index.entries()?.chunks_exact(len * per_row);
+    for (b, (out, index_block)) in out.chunks_exact_mut(len * inner).zip(entries).enumerate() {
+        let x = &x[b * held * inner..][..held * inner];
+        if inner == 1 {
+            for (o, &i) in out.iter_mut().zip(index_block) {
+                *o = x.get(place(i)).copied().unwrap_or_else(minus_zero);
+            }
+        } else if index.width == inner {
+            for (out, &i) in out.chunks_exact_mut(inner).zip(index_block) {
+                match place(i) < held {
+                    true => out.copy_from_slice(&x[place(i) * inner..][..inner]),
+                    false => out.fill(minus_zero()),
+                }
+            }
+        } else {
+            for (out, index) in out.chunks_exact_mut(inner).zip(index_block.chunks_exact(inner)) {
+                for (column, (o, &i)) in out.iter_mut().zip(index).enumerate() {
+                    let there = place(i) < held;
+                    *o = if there { x[place(i) * inner + column] } else { minus_zero() };
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Refuses two operands whose extents differ in a dim other than `dim`, and a `dim` that they do not have.
 pub(in crate::ops) fn expect_alike_but(verb: &str, dim: usize, ins: &[Meta]) -> Result<()> {
     let (a, b) = (&ins[0].shape, &ins[1].shape);
@@ -109,19 +140,6 @@ pub(in crate::ops) fn expect_alike_but(verb: &str, dim: usize, ins: &[Meta]) -> 
     }
     let rule = format!("the operands' extents differ in another dim than {dim}");
     Err(Error::invalid(verb, rule, list(ins), "expand one of them"))
-}
-
-/// Moves `dim` to the end and makes the tensor contiguous.
-pub(in crate::ops) fn rows_along(x: &Tensor, dim: usize) -> Result<Tensor> {
-    let order: Dims = (0..x.shape().len()).filter(|&d| d != dim).chain([dim]).collect();
-    x.permute(&order)?.contiguous()
-}
-
-/// Moves the last dim back to `dim`, as a view.
-pub(in crate::ops) fn rows_back(x: &Tensor, dim: usize) -> Result<Tensor> {
-    let last = x.shape().len() - 1;
-    let order: Dims = (0..dim).chain([last]).chain(dim..last).collect();
-    x.permute(&order)
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

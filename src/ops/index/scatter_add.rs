@@ -3,8 +3,8 @@
 use smallvec::smallvec;
 
 use super::cuda;
-use super::gather::{rows_along, rows_back};
-use super::segments::{add_rows, checked_index, expect_indices};
+use super::lines::{DimLines, LineIndex, rows_along, rows_back};
+use super::segments::{SumsByRow, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::work::elements;
 use crate::ops::{
@@ -12,7 +12,7 @@ use crate::ops::{
     Work, arity, list,
 };
 use crate::placement::Leaf;
-use crate::tensor::{Shape, Tensor, cpu, for_dtype};
+use crate::tensor::{Tensor, cpu, for_dtype};
 
 impl Op for ScatterAdd {
     fn name(&self) -> &'static str {
@@ -46,38 +46,27 @@ impl Op for ScatterAdd {
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let (len, start) = (ins[0].shape()[self.dim], at.outs[0].start(self.dim));
-        let held = at.outs[0].local()[self.dim];
-        let (index, src) = (rows_along(&ins[0], self.dim)?, rows_along(&ins[1], self.dim)?);
-        let mut shape: Shape = index.shape().clone();
-        *shape.last_mut().expect("the dim is there") = held;
-        let mut out = Tensor::zeros(src.dtype(), shape);
-        if index.numel() > 0 {
-            for_dtype!(float self.name(), src.dtype(), T => {
-                let (src, index) = (src.as_slice::<T>()?, index.as_slice::<i64>()?);
-                let out = cpu::as_elements_mut::<T>(out.bytes_mut());
-                let mut hits = Vec::with_capacity(len);
-                for (r, (src, index)) in src.chunks_exact(len).zip(index.chunks_exact(len)).enumerate() {
-                    hits.clear();
-                    for (k, &i) in index.iter().enumerate() {
-                        let place = checked_index(self.name(), i, self.extent, self.dim)?.wrapping_sub(start);
-                        if place < held {
-                            hits.push((place, k));
-                        }
-                    }
-                    add_rows(&[len], &mut hits, 1, src, &mut out[r * held..][..held]);
-                }
-                Ok(())
-            })?;
+        let (start, held) = (at.outs[0].start(self.dim), at.outs[0].local()[self.dim]);
+        let index = LineIndex::new(self.name(), &ins[0], self.dim, self.extent)?;
+        let lines = DimLines::new(ins[0].shape(), self.dim);
+        if index.width == lines.inner {
+            return Ok(smallvec![sums(&index, &ins[1], self.dim, (start, held))?]);
         }
-        Ok(smallvec![rows_back(&out, self.dim)?])
+        let (moved, src) = (rows_along(&ins[0], self.dim)?, rows_along(&ins[1], self.dim)?);
+        let last = moved.shape().len() - 1;
+        let index = LineIndex::new(self.name(), &moved, last, self.extent)?;
+        Ok(smallvec![rows_back(&sums(&index, &src, last, (start, held))?, self.dim)?])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let indices = cuda::HeldRange { n: self.extent, start: at.outs[0].start(self.dim) };
+        let held = at.outs[0].local()[self.dim];
+        if let Some(rows) = LineIndex::shared_rows(&ins[0], self.dim)? {
+            return Ok(smallvec![cuda::scatter_add(&rows, &ins[1], self.dim, indices, held)?]);
+        }
         let (index, src) = (rows_along(&ins[0], self.dim)?, rows_along(&ins[1], self.dim)?);
-        let out = cuda::scatter_add(&index, &src, indices, at.outs[0].local()[self.dim])?;
-        Ok(smallvec![rows_back(&out, self.dim)?])
+        let last = index.shape().len() - 1;
+        Ok(smallvec![rows_back(&cuda::scatter_add(&index, &src, last, indices, held)?, self.dim)?])
     }
 
     /// One addition per element of `src`.
@@ -96,6 +85,27 @@ impl Op for ScatterAdd {
     fn adds(&self) -> bool {
         true
     }
+}
+
+/// Returns zeros with the rows of `src` added by destination: `held` rows along `dim`, from row `start` on.
+fn sums(index: &LineIndex, src: &Tensor, dim: usize, (start, held): (usize, usize)) -> Result<Tensor> {
+    let (src, lines) = (src.contiguous()?, DimLines::new(src.shape(), dim));
+    let mut shape = src.shape().clone();
+    shape[dim] = held;
+    let mut out = Tensor::zeros(src.dtype(), shape);
+    if out.numel() > 0 && src.numel() > 0 {
+        for_dtype!(float "scatter_add", src.dtype(), T => {
+            let extents = [lines.len];
+            let mut sums = SumsByRow::<T>::new(&extents, lines.inner);
+            let outs = cpu::as_elements_mut::<T>(out.bytes_mut()).chunks_exact_mut(held * lines.inner);
+            let src = src.as_slice::<T>()?.chunks_exact(lines.len * lines.inner);
+            for (index, (src, out)) in index.entries()?.chunks_exact(lines.len).zip(src.zip(outs)) {
+                sums.add(index, start, src, out);
+            }
+            Ok(())
+        })?;
+    }
+    Ok(out)
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

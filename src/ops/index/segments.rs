@@ -1,7 +1,7 @@
 //! Sums of rows by destination, used by `embedding_grad` and `scatter_add`.
 
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Float, Leaf, SplitRule};
+use crate::tensor::{DType, Float, LEAF, SplitRule};
 
 use crate::ops::Meta;
 
@@ -25,87 +25,163 @@ pub(in crate::ops) fn expect_indices(verb: &str, index: &Meta) -> Result<()> {
     Err(Error::invalid(verb, "indices are i64", index.to_string(), "cast them first"))
 }
 
-/// Adds rows of `src` to rows of `out`, each `width` long. `hits` lists pairs (row of `out`, row of `src`) in any
-/// order.
+/// Adds rows of `src`, each of `width` elements, into rows of `out` by destination: one call per `out`.
 ///
 /// Rows with the same destination are added along the reduction tree over the positions of `src`'s rows, which are
 /// row-major indices over `extents`. It is the tree of [`cpu::reduce`](crate::tensor::cpu::reduce) without the
-/// positions that have another destination. `out` must be zero; a sum of zeros is +0.
-pub(in crate::ops) fn add_rows<T: Float>(
-    extents: &[usize],
-    hits: &mut [(usize, usize)],
-    width: usize,
-    src: &[T],
-    out: &mut [T],
-) {
-    hits.sort_unstable();
-    let mut sums = DestinationSums { extents, width, src, rows: Vec::new() };
-    for run in hits.chunk_by(|a, b| a.0 == b.0) {
-        let out = &mut out[run[0].0 * width..][..width];
-        let node = IndexNode { dim: 0, base: 0, lo: 0, hi: extents.first().copied().unwrap_or(1) };
-        sums.node(run, node, 0);
-        for (o, &x) in out.iter_mut().zip(&sums.rows[0]) {
-            *o = T::narrow(o.widen() + x);
-        }
-    }
-}
-
-/// A node of the tree: indices `lo..hi` of dim `dim`, at position `base` of the outer dims.
-struct IndexNode {
-    dim: usize,
-    base: usize,
-    lo: usize,
-    hi: usize,
-}
-
-/// The sum for one destination while it is computed.
-struct DestinationSums<'a, T: Float> {
+/// positions that have another destination.
+pub(in crate::ops) struct SumsByRow<'a, T: Float> {
     extents: &'a [usize],
     width: usize,
-    src: &'a [T],
-    /// One row per level of the tree whose right half is not added yet.
+    /// Positions by destination, and the end of each destination's run in them.
+    order: Vec<u32>,
+    ends: Vec<u32>,
+    /// The path of every position; empty until a sum of three rows needs it.
+    paths: Vec<u64>,
+    /// The sums that wait for their right half, with the level of the node that joins them, and after them the current
+    /// sum.
     rows: Vec<Vec<T::Acc>>,
+    levels: Vec<u32>,
 }
 
-impl<T: Float> DestinationSums<'_, T> {
-    /// Writes the sum over the positions of `hits`, which all belong to the node, to row `level`.
-    fn node(&mut self, hits: &[(usize, usize)], mut node: IndexNode, level: usize) {
-        if self.rows.len() == level {
-            self.rows.push(vec![T::Acc::default(); self.width]);
-        }
-        if let [(_, position)] = hits {
-            let src = &self.src[position * self.width..][..self.width];
-            self.rows[level].iter_mut().zip(src).for_each(|(row, x)| *row = x.widen());
+impl<'a, T: Float> SumsByRow<'a, T> {
+    pub fn new(extents: &'a [usize], width: usize) -> SumsByRow<'a, T> {
+        let (order, ends, paths) = (Vec::new(), Vec::new(), Vec::new());
+        SumsByRow { extents, width, order, ends, paths, rows: Vec::new(), levels: Vec::new() }
+    }
+
+    /// Adds row `p` of `src` to row `index[p] - start` of `out` for each `p`, and skips rows that `out` does not have.
+    /// `out` must be zero; a sum of zeros is +0.
+    pub fn add(&mut self, index: &[i64], start: usize, src: &[T], out: &mut [T]) {
+        let width = self.width;
+        let held = out.len().checked_div(width).unwrap_or(0);
+        let place = |i: i64| (i as usize).wrapping_sub(start);
+        if held > 4 * index.len() + 1024 {
+            // Few rows in a large result: a sort of them costs less than a pass over all destinations.
+            let hits = index.iter().enumerate().filter(|&(_, &i)| place(i) < held);
+            let mut hits: Vec<(usize, u32)> = hits.map(|(p, &i)| (place(i), p as u32)).collect();
+            hits.sort_unstable();
+            let mut order = std::mem::take(&mut self.order);
+            order.clear();
+            order.extend(hits.iter().map(|&(_, p)| p));
+            let mut end = 0;
+            for run in hits.chunk_by(|a, b| a.0 == b.0) {
+                let positions = &order[end..end + run.len()];
+                end += run.len();
+                self.run(positions, src, &mut out[run[0].0 * width..][..width]);
+            }
+            self.order = order;
             return;
         }
-        let (at, mid) = loop {
-            let stride: usize = self.extents[node.dim + 1..].iter().product();
-            if node.hi - node.lo == 1 {
-                let hi = self.extents[node.dim + 1];
-                node = IndexNode { dim: node.dim + 1, base: node.base + node.lo * stride, lo: 0, hi };
-                continue;
+        let (mut order, mut ends) = (std::mem::take(&mut self.order), std::mem::take(&mut self.ends));
+        ends.clear();
+        ends.resize(held + 1, 0);
+        // The last entry counts the rows that are skipped.
+        index.iter().for_each(|&i| ends[place(i).min(held)] += 1);
+        let mut next = 0;
+        for end in &mut ends {
+            next += std::mem::replace(end, next);
+        }
+        order.resize(index.len(), 0);
+        for (p, &i) in index.iter().enumerate() {
+            let end = &mut ends[place(i).min(held)];
+            order[*end as usize] = p as u32;
+            *end += 1;
+        }
+        let mut first = 0;
+        for (out, &end) in out.chunks_exact_mut(width.max(1)).zip(&ends[..held]) {
+            self.run(&order[first as usize..end as usize], src, out);
+            first = end;
+        }
+        (self.order, self.ends) = (order, ends);
+    }
+
+    /// Writes the sum of the rows of `src` at ascending `positions`, if there are any.
+    #[inline(always)]
+    fn run(&mut self, positions: &[u32], src: &[T], out: &mut [T]) {
+        let (zero, row) = (T::Acc::default(), |p: u32| &src[p as usize * self.width..][..self.width]);
+        match *positions {
+            [] => {}
+            [p] => out.iter_mut().zip(row(p)).for_each(|(o, x)| *o = T::narrow(zero + x.widen())),
+            [p, q] => {
+                for (o, (x, y)) in out.iter_mut().zip(row(p).iter().zip(row(q))) {
+                    *o = T::narrow(zero + (x.widen() + y.widen()));
+                }
             }
-            let mid = split(node.lo, node.hi, node.dim + 1 == self.extents.len());
-            match hits.partition_point(|&(_, p)| p < node.base + mid * stride) {
-                0 => node.lo = mid,
-                at if at == hits.len() => node.hi = mid,
-                at => break (at, mid),
+            _ => self.long_run(positions, src, out),
+        }
+    }
+
+    /// The deeper of two neighbouring nodes is added first, so at most one sum per level waits for its right half.
+    fn long_run(&mut self, positions: &[u32], src: &[T], out: &mut [T]) {
+        if self.paths.is_empty() {
+            self.paths = tree_paths(self.extents);
+        }
+        let mut waiting = 0;
+        self.levels.clear();
+        for (k, &p) in positions.iter().enumerate() {
+            if k > 0 {
+                let level = (self.paths[positions[k - 1] as usize] ^ self.paths[p as usize]).ilog2();
+                while self.levels.last().is_some_and(|&l| l < level) {
+                    self.join(waiting);
+                    waiting -= 1;
+                }
+                self.levels.push(level);
+                waiting += 1;
             }
-        };
-        let IndexNode { dim, base, lo, hi } = node;
-        self.node(&hits[..at], IndexNode { dim, base, lo, hi: mid }, level);
-        self.node(&hits[at..], IndexNode { dim, base, lo: mid, hi }, level + 1);
-        let (left, right) = self.rows.split_at_mut(level + 1);
-        left[level].iter_mut().zip(&right[0]).for_each(|(a, &b)| *a = *a + b);
+            if self.rows.len() == waiting {
+                self.rows.push(vec![T::Acc::default(); self.width]);
+            }
+            let src = &src[p as usize * self.width..][..self.width];
+            self.rows[waiting].iter_mut().zip(src).for_each(|(row, x)| *row = x.widen());
+        }
+        while waiting > 0 {
+            self.join(waiting);
+            waiting -= 1;
+        }
+        let zero = T::Acc::default();
+        out.iter_mut().zip(&self.rows[0]).for_each(|(o, &x)| *o = T::narrow(zero + x));
+    }
+
+    /// Adds the current sum to the last one that waits.
+    fn join(&mut self, waiting: usize) {
+        let (left, right) = self.rows.split_at_mut(waiting);
+        left[waiting - 1].iter_mut().zip(&right[0]).for_each(|(a, &b)| *a = *a + b);
+        self.levels.pop();
     }
 }
 
-/// Returns the position at which the tree splits a range of two or more indices.
-fn split(lo: usize, hi: usize, innermost: bool) -> usize {
-    if !innermost {
-        return SplitRule::Halves.mid(lo, hi);
+/// Returns each position's path in the tree over `extents`, with one bit per level: left 0, right 1. Paths ascend, and
+/// the highest bit in which two differ is the level of the node that joins their positions.
+fn tree_paths(extents: &[usize]) -> Vec<u64> {
+    let mut paths = vec![0u64];
+    for (d, &n) in extents.iter().enumerate() {
+        let innermost = d + 1 == extents.len();
+        // Within a leaf the path is the index in the leaf.
+        let leaf_bits = if innermost { LEAF.ilog2() } else { 0 };
+        let levels = SplitRule::Halves.depth(n, 1 << leaf_bits) + leaf_bits;
+        let mut of_dim = Vec::with_capacity(n);
+        halve(n, 0, levels, leaf_bits, &mut of_dim);
+        assert!(
+            paths.last().is_none_or(|&p| p.leading_zeros() >= levels),
+            "no memory holds so many positions"
+        );
+        paths = paths.iter().flat_map(|&outer| of_dim.iter().map(move |&p| outer << levels | p)).collect();
     }
-    lo + Leaf::Pairs.left_of(SplitRule::Halves, hi - lo).expect("pairs can be cut")
+    paths
+}
+
+/// Appends the paths of a range of `n` indices, which lies `levels` above single indices.
+fn halve(n: usize, path: u64, levels: u32, leaf_bits: u32, out: &mut Vec<u64>) {
+    if levels == leaf_bits {
+        out.extend((0..n as u64).map(|i| path << leaf_bits | i));
+        return;
+    }
+    let left = if n < 2 { n } else { SplitRule::Halves.left_of(n) };
+    halve(left, path << 1, levels - 1, leaf_bits, out);
+    if n > left {
+        halve(n - left, path << 1 | 1, levels - 1, leaf_bits, out);
+    }
 }
 
 #[cfg(test)]
@@ -118,13 +194,26 @@ mod tests {
         for extents in [&[1][..], &[2], &[31], &[32], &[33], &[100], &[257], &[3, 5], &[7, 1, 45]] {
             let n: usize = extents.iter().product();
             let src: Vec<f32> = (0..n).map(|i| ((i * 7919 + 13) as f32).sin() * 1e3).collect();
-            let mut hits: Vec<_> = (0..n).rev().map(|i| (1, i)).collect();
             let mut out = [0.0; 3];
-            add_rows(extents, &mut hits, 1, &src, &mut out);
+            SumsByRow::new(extents, 1).add(&vec![6; n], 5, &src, &mut out);
             let x = Tensor::from_slice(&src, extents).unwrap();
             let dims: Vec<usize> = (0..extents.len()).collect();
             let sum = cpu::reduce("sum", &x, &dims, ReduceOp::Sum, false).unwrap();
             assert_eq!(out, [0.0, sum.item().unwrap() as f32, 0.0], "{extents:?}");
         }
+    }
+
+    #[test]
+    fn few_rows_in_a_large_result_give_the_same_bits() {
+        let src: Vec<f32> = (0..240).map(|i| ((i * 7919 + 13) as f32).sin() * 1e3).collect();
+        let index: Vec<i64> = (0..80).map(|i| i * i % 7).collect();
+        let (mut small, mut large) = (vec![0.0; 3 * 7], vec![0.0; 3 * 5000]);
+        let mut sums = SumsByRow::new(&[80], 3);
+        sums.add(&index, 0, &src, &mut small);
+        sums.add(&index, 0, &src, &mut large);
+        assert_eq!(small, large[..21]);
+        let mut part = vec![0.0; 3 * 2];
+        sums.add(&index, 1, &src, &mut part);
+        assert_eq!(part, small[3..9]);
     }
 }

@@ -34,11 +34,11 @@ macro_rules! functions {
 
 /// The CUDA source of a member function.
 macro_rules! cuda_function {
-    ($name:expr, $more:literal, ($first:ident $(, $x:ident)*), [$($v:ident = $e:expr),*], $value:expr) => {
+    ($name:expr, $more:expr, ($first:ident $(, $x:ident)*), [$($v:ident = $e:expr),*], $value:expr) => {
         concat!(
             "template <class A> static DEVICE auto ", $name, "(", $more, "A ", stringify!($first),
             $(", A ", stringify!($x),)*
-            ") {\n  [[maybe_unused]] const auto of = [](f64 c) { return A(c); };\n",
+            ") {\n  [[maybe_unused]] const auto of = [](f64 c) { return Constant<A>::of(c); };\n",
             $("  const auto ", stringify!($v), " = ", stringify!($e), ";\n",)*
             "  return ", stringify!($value), ";\n}\n"
         )
@@ -65,27 +65,40 @@ macro_rules! arity {
     };
 }
 
+/// The parameters of a CUDA formula that are constants.
+macro_rules! cuda_constants {
+    () => {
+        "f64, f64, "
+    };
+    ($s:ident) => {
+        concat!("f64 ", stringify!($s), ", f64, ")
+    };
+    ($s:ident, $t:ident) => {
+        concat!("f64 ", stringify!($s), ", f64 ", stringify!($t), ", ")
+    };
+}
+
 /// Gives a type the loops of a formula (`LOOPS`) and its CUDA kernels (`FORMULA`).
 macro_rules! function {
     (
         $Type:ident $name:ident: $class:ident,
-        ($($x:ident),+) ($($s:ident)?) [$($v:ident = $e:expr),*] $value:expr
+        ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr
     ) => {
-        function!(@loops $Type $class, ($($x),+) ($($s)?) [$($v = $e),*] $value);
+        function!(@loops $Type $class, ($($x),+) ($($s),*) [$($v = $e),*] $value);
 
         impl $Type {
             /// The formula's number of operations per element.
-            pub(super) const FLOPS: u64 = flops!([$($e),*], $value, FUNCTION_FLOPS);
+            pub(in crate::ops::pointwise) const FLOPS: u64 = flops!([$($e),*], $value, FUNCTION_FLOPS);
 
             /// The formula's CUDA kernels.
-            pub(super) const FORMULA: cuda::FormulaKernels = cuda::formula!(
+            pub(in crate::ops::pointwise) const FORMULA: cuda::FormulaKernels = cuda::formula!(
                 in cuda::KernelSource {
                     name: stringify!($name),
                     parts: &[
                         FUNCTIONS,
                         concat!(
                             "struct ", stringify!($name), "_formula : Functions {\n",
-                            function!(@cuda ($($s)?) ($($x),+), [$($v = $e),*], $value),
+                            cuda_function!("at", cuda_constants!($($s),*), ($($x),+), [$($v = $e),*], $value),
                             "};\n",
                             function!(@each $class),
                             "(ALIKE_", arity!($($x),+), ", ", stringify!($name), ")\n"
@@ -96,11 +109,10 @@ macro_rules! function {
             );
         }
     };
-    (@loops $Type:ident floats, ($($x:ident),+) ($($s:ident)?) [$($v:ident = $e:expr),*] $value:expr) => {
+    (@loops $Type:ident floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         impl Function<{ arity!($($x),+) }> for $Type {
             #[inline(always)]
-            fn at<A: Real>(_s: f64, [$($x),+]: [A; arity!($($x),+)]) -> A {
-                $(let $s = _s;)?
+            fn at<A: Real>([$($s,)* ..]: Constants, [$($x),+]: [A; arity!($($x),+)]) -> A {
                 $(let $v = $e;)*
                 $value
             }
@@ -108,13 +120,48 @@ macro_rules! function {
 
         impl $Type {
             /// The formula's loops.
-            pub(super) const LOOPS: Loops = Loops::floats::<$Type, { arity!($($x),+) }>();
+            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::floats::<$Type, { arity!($($x),+) }>();
         }
     };
-    (@loops $Type:ident numbers, ($($x:ident),+) () [$($v:ident = $e:expr),*] $value:expr) => {
+    (@loops $Type:ident wide_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
+        impl WideFunction<{ arity!($($x),+) }> for $Type {
+            #[inline(always)]
+            fn at([$($s,)* ..]: Constants, [$($x),+]: [f64; arity!($($x),+)]) -> f64 {
+                $(let $v = $e;)*
+                $value
+            }
+        }
+
+        impl $Type {
+            /// The formula's loops.
+            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::wide::<$Type, { arity!($($x),+) }>();
+        }
+    };
+    (@loops $Type:ident far_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
+        impl WideFunction<{ arity!($($x),+) }> for $Type {
+            #[inline(always)]
+            fn at([$($s,)* ..]: Constants, [$($x),+]: [f64; arity!($($x),+)]) -> f64 {
+                use crate::ops::pointwise::words::near::*;
+                $(let $v = $e;)*
+                $value
+            }
+            fn at_rare([$($s,)* ..]: Constants, [$($x),+]: [f64; arity!($($x),+)]) -> f64 {
+                use crate::ops::pointwise::words::far::*;
+                $(let $v = $e;)*
+                $value
+            }
+        }
+
+        impl $Type {
+            /// The formula's loops.
+            pub(in crate::ops::pointwise) const LOOPS: Loops =
+                Loops::wide_with_rare::<$Type, { arity!($($x),+) }>();
+        }
+    };
+    (@loops $Type:ident numbers, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         impl NumFunction<{ arity!($($x),+) }> for $Type {
             #[inline(always)]
-            fn at<A: Num>(_: f64, [$($x),+]: [A; arity!($($x),+)]) -> A {
+            fn at<A: Num>([$($s,)* ..]: Constants, [$($x),+]: [A; arity!($($x),+)]) -> A {
                 $(let $v = $e;)*
                 $value
             }
@@ -122,22 +169,37 @@ macro_rules! function {
 
         impl $Type {
             /// The formula's loops.
-            pub(super) const LOOPS: Loops = Loops::numbers::<$Type, { arity!($($x),+) }>();
+            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::numbers::<$Type, { arity!($($x),+) }>();
         }
     };
-    (@cuda () ($($x:ident),+), [$($v:ident = $e:expr),*], $value:expr) => {
-        cuda_function!("at", "f64, f64, ", ($($x),+), [$($v = $e),*], $value)
-    };
-    (@cuda ($s:ident) ($($x:ident),+), [$($v:ident = $e:expr),*], $value:expr) => {
-        concat!(
-            "template <class A> static DEVICE auto at(f64 ", stringify!($s), ", f64, A x) {\n",
-            "  [[maybe_unused]] const auto of = [](f64 c) { return A(c); };\n",
-            $("  const auto ", stringify!($v), " = ", stringify!($e), ";\n",)*
-            "  return ", stringify!($value), ";\n}\n"
-        )
+    (@loops $Type:ident $class:ident, ($($x:ident),+) () [$($v:ident = $e:expr),*] $value:expr) => {
+        impl BitFunction<{ arity!($($x),+) }> for $Type {
+            #[inline(always)]
+            fn at<A: BitNum>([$($x),+]: [A; arity!($($x),+)]) -> A {
+                $(let $v = $e;)*
+                $value
+            }
+        }
+
+        impl $Type {
+            /// The formula's loops.
+            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::$class::<$Type, { arity!($($x),+) }>();
+        }
     };
     (@each floats) => {
         "EACH_FLOAT"
+    };
+    (@each wide_floats) => {
+        "EACH_FLOAT"
+    };
+    (@each far_floats) => {
+        "EACH_FLOAT"
+    };
+    (@each integers) => {
+        "EACH_INTEGER"
+    };
+    (@each bits) => {
+        "EACH_BITS"
     };
     (@each numbers) => {
         "EACH_NUMBER"
@@ -149,15 +211,15 @@ macro_rules! function {
 macro_rules! records {
     ($(
         $(#[$doc:meta])*
-        $Type:ident $name:ident($($x:ident),+ $(; $s:ident)?) $(as $verb:literal)?
+        $Type:ident $name:ident($($x:ident),+ $(; $($s:ident),+)?) $(as $verb:literal)?
             $([$($v:ident = $e:expr),+])? = $value:expr,
-        for $class:ident, $algebra:ident $why:literal $(and |$ins:ident $(, $constant:ident)?| $rows:expr)?,
+        for $class:ident, $algebra:ident $why:literal $(and |$ins:ident $(, $constant:ident)*| $rows:expr)?,
         gradient |$d:ident, $out:ident| { $($of:ident => $g:tt),+ },
         samples [$($($fill:ident)+),*] $(rounded $rounded:literal)? $(not_smooth [$($($not_smooth:ident)+),*])?,
-        example $($operand:tt),+ $(; $number:literal)? => $want:tt;
+        example $($operand:tt),+ $(; $($number:literal),+)? => $want:tt;
     )*) => {
         $(
-            function!($Type $name: $class, ($($x),+) ($($s)?) [$($($v = $e),+)?] $value);
+            function!($Type $name: $class, ($($x),+) ($($($s),+)?) [$($($v = $e),+)?] $value);
 
             impl Pointwise for $Type {
                 const NAME: &'static str = verb!($name $($verb)?);
@@ -168,15 +230,17 @@ macro_rules! records {
                 }
 
                 fn dtype(&self, ins: &[Meta]) -> Result<DType> {
-                    $class(Self::NAME, ins)
+                    let dtype = $class(Self::NAME, ins)?;
+                    expect_whole(Self::NAME, ins, &constants!(self $($($s)+)?))?;
+                    Ok(dtype)
                 }
 
                 fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
-                    cpu::compute(Self::NAME, &Self::LOOPS, constant!(self $($s)?), ins)
+                    cpu::compute(Self::NAME, &Self::LOOPS, constants!(self $($($s)+)?), ins)
                 }
 
                 fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
-                    cuda::map(Self::FORMULA, ins, &[constant!(self $($s)?)])
+                    cuda::map(Self::FORMULA, ins, &constants!(self $($($s)+)?))
                 }
 
                 fn flops(&self) -> u64 {
@@ -188,24 +252,24 @@ macro_rules! records {
                     let writer = GradientWriter::new(g);
                     let [$($x),+] = writer.operands();
                     let ($d, $out) = (writer.grad(), writer.output());
-                    $(let $s = self.$s.0;)?
+                    $($(let $s = self.$s.0;)+)?
                     $(gradient!(writer, $of, $g);)+
                     writer.finish()
                 }
 
                 $(#[allow(unused_variables)]
                 fn more_rows(&self, $ins: &[Meta]) -> Vec<Row> {
-                    $(let $constant = self.$constant.0;)?
+                    $(let $constant = self.$constant.0;)*
                     $rows
                 })?
             }
         )*
 
         /// The samples of every row.
-        fn row_samples() -> Vec<Sample> {
+        pub(super) fn row_samples() -> Vec<Sample> {
             let mut all = Vec::new();
             $(
-                let op = sample_of!($Type $($s)?);
+                let op = sample_of!($Type $($($s)+)?);
                 let smooth: &[&[InputFill]] = &[$(&[$(InputFill::$fill),+]),*];
                 let not_smooth: &[&[InputFill]] = &[$($(&[$(InputFill::$not_smooth),+]),*)?];
                 let rounded: &[usize] = &[$($rounded)?];
@@ -216,14 +280,14 @@ macro_rules! records {
         }
 
         /// The operators of all rows; several for a row with a constant.
-        fn row_operators() -> Vec<Arc<dyn Op>> {
+        pub(super) fn row_operators() -> Vec<Arc<dyn Op>> {
             let mut all: Vec<Arc<dyn Op>> = Vec::new();
-            $(all.extend(sample_of!($Type $($s)?).map(|op| Arc::new(op) as Arc<dyn Op>));)*
+            $(all.extend(sample_of!($Type $($($s)+)?).map(|op| Arc::new(op) as Arc<dyn Op>));)*
             all
         }
 
         /// The CUDA sources of every row.
-        const ROW_SOURCES: &[cuda::KernelSource] = &[$($Type::FORMULA.source),*];
+        pub(super) const ROW_SOURCES: &[cuda::KernelSource] = &[$($Type::FORMULA.source),*];
     };
 }
 
@@ -231,12 +295,12 @@ macro_rules! records {
 macro_rules! record_types {
     ($kind:ident: $(
         $(#[$doc:meta])*
-        $Type:ident $name:ident($($x:ident),+ $(; $s:ident)?) $(as $verb:literal)?
+        $Type:ident $name:ident($($x:ident),+ $(; $($s:ident),+)?) $(as $verb:literal)?
             $([$($given:tt)*])? = $value:expr,
         for $class:ident, $algebra:ident $why:literal $(and |$($ins:ident),+| $rows:expr)?,
         gradient |$d:ident, $out:ident| { $($of:ident => $g:tt),+ },
         samples [$($smooth:tt)*] $(rounded $rounded:literal)? $(not_smooth [$($not_smooth:tt)*])?,
-        example $($operand:tt),+ $(; $number:literal)? => $want:tt;
+        example $($operand:tt),+ $(; $($number:literal),+)? => $want:tt;
     )*) => {
         $(record_type!(
             $(#[$doc])*
@@ -248,14 +312,14 @@ macro_rules! record_types {
                 $("let ", stringify!($x), " = ", tensor_example!($operand), "?;\n",)+
                 example_check!(
                     concat!(
-                        "eval_whole(&", stringify!($Type), $("::by(", stringify!($number), ")",)? ", &",
+                        "eval_whole(&", stringify!($Type), $("::by", stringify!(($($number),+)),)? ", &",
                         stringify!([$($x),+]), ")?[0]"
                     ),
                     $want
                 ),
                 "# Ok::<(), isoshard::Error>(())\n```"
             )]
-            $Type $($s)?
+            $Type $($($s)+)?
         );)*
     };
 }
@@ -302,18 +366,20 @@ macro_rules! record_type {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub struct $Type;
     };
-    ($(#[$doc:meta])* $Type:ident $s:ident) => {
+    ($(#[$doc:meta])* $Type:ident $($s:ident)+) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub struct $Type {
-            /// The constant.
-            pub $s: Bits,
+            $(
+                /// A constant of the formula.
+                pub $s: Bits,
+            )+
         }
 
         impl $Type {
-            /// Creates the operator with this constant.
-            pub fn by($s: f64) -> $Type {
-                $Type { $s: Bits($s) }
+            /// Creates the operator with these constants.
+            pub fn by($($s: f64),+) -> $Type {
+                $Type { $($s: Bits($s)),+ }
             }
         }
     };
@@ -329,13 +395,16 @@ macro_rules! verb {
     };
 }
 
-/// The operator's constant, 0 if it has none.
-macro_rules! constant {
+/// The operator's constants, 0 for those that it does not have.
+macro_rules! constants {
     ($self:ident) => {
-        0.0
+        [0.0; 2]
     };
     ($self:ident $s:ident) => {
-        $self.$s.0
+        [$self.$s.0, 0.0]
+    };
+    ($self:ident $s:ident $t:ident) => {
+        [$self.$s.0, $self.$t.0]
     };
 }
 
@@ -346,6 +415,9 @@ macro_rules! sample_of {
     };
     ($Type:ident $s:ident) => {
         [1.5, -3.0, 2.0, -1.0, 1.0 / 3.0, -3e300, f64::NAN].map($Type::by)
+    };
+    ($Type:ident $s:ident $t:ident) => {
+        [(-1.5, 2.0), (0.0, 3.0), (-3.0, -1.0), (f64::NEG_INFINITY, 1.0)].map(|(s, t)| $Type::by(s, t))
     };
 }
 
@@ -362,17 +434,48 @@ macro_rules! gradient {
     };
 }
 
+/// Makes the operators of a table: their types, their records, and the steps of derivatives.
+macro_rules! make_operators {
+    (methods { $($method:tt)* } derivatives { $($derivative:tt)* }) => {
+        record_types! { method: $($method)* }
+        record_types! { derivative: $($derivative)* }
+        records! { $($method)* $($derivative)* }
+        signatures! { expr_methods: $($method)* $($derivative)* }
+    };
+}
+
+/// The rows as methods of an expression in a derivative.
+macro_rules! expr_methods {
+    ($([$(#[$doc:meta])*] $Type:ident $name:ident($x:ident $(, $y:ident)*) ($($s:ident),*);)*) => {
+        #[allow(dead_code, clippy::should_implement_trait)]
+        impl<'t> GradientExpr<'t> {
+            $(#[doc = concat!("Adds a step of [`", stringify!($Type), "`].")]
+            pub fn $name(self $(, $y: GradientExpr<'t>)* $(, $s: f64)*) -> GradientExpr<'t> {
+                self.then(operator!($Type $($s)*), &[$($y),*])
+            })*
+        }
+    };
+}
+macro_rules! operator {
+    ($Type:ident) => {
+        $Type
+    };
+    ($Type:ident $($s:ident)+) => {
+        $Type::by($($s),+)
+    };
+}
+
 /// Passes the documentation, type, method, operands and constant of each row to another macro. The documentation ends
 /// with an example that calls the method of `DTensor`.
 macro_rules! signatures {
     ($then:ident: $(
         $(#[$doc:meta])*
-        $Type:ident $name:ident($x:ident $(, $y:ident)* $(; $s:ident)?) $(as $verb:literal)?
+        $Type:ident $name:ident($x:ident $(, $y:ident)* $(; $($s:ident),+)?) $(as $verb:literal)?
             $([$($given:tt)*])? = $value:expr,
         for $class:ident, $algebra:ident $why:literal $(and |$($ins:ident),+| $rows:expr)?,
         gradient |$d:ident, $out:ident| { $($of:ident => $g:tt),+ },
         samples [$($smooth:tt)*] $(rounded $rounded:literal)? $(not_smooth [$($not_smooth:tt)*])?,
-        example $first:tt $(, $operand:tt)* $(; $number:literal)? => $want:tt;
+        example $first:tt $(, $operand:tt)* $(; $($number:literal),+)? => $want:tt;
     )*) => {
         $then! { $(
             [
@@ -384,15 +487,15 @@ macro_rules! signatures {
                     $($crate::ops::distribute_example!($y, $operand),)*
                     $crate::ops::example_check!(
                         concat!(
-                            stringify!($x), ".", stringify!($name), "(", $("&", stringify!($y),)*
-                            $(stringify!($number),)? ")?.full_tensor()?"
+                            stringify!($x), ".", stringify!($name), "(", $("&", stringify!($y), ", ",)*
+                            $($(stringify!($number), ", ",)+)? ")?.full_tensor()?"
                         ),
                         $want
                     ),
                     "# Ok(())\n# })?;\n# Ok::<(), isoshard::Error>(())\n```"
                 )]
             ]
-            $Type $name($x $(, $y)*) ($($s)?);
+            $Type $name($x $(, $y)*) ($($($s),+)?);
         )* }
     };
 }

@@ -1,6 +1,6 @@
 //! Pointwise operators: element `i` of the result depends only on element `i` of each operand.
 //!
-//! Most are formulas and are rows of `table.rs`. Comparisons, selections and casts have files of their own, because
+//! Most are formulas and are rows of a table, in the folder `table`. Comparisons, selections and casts have files of their own, because
 //! their operands and results have different dtypes.
 
 mod cast;
@@ -11,7 +11,9 @@ mod formula;
 mod functions;
 mod gradient_expr;
 mod mask;
+mod pow_scalar;
 mod record;
+mod row_samples;
 mod rows;
 mod second_derivatives;
 mod select;
@@ -24,11 +26,15 @@ pub use cast::Cast;
 pub use compare::{Compare, CompareKind};
 pub(crate) use formula::{distribute_example, example_check, signatures, tensor_example};
 pub use mask::Mask;
+pub use pow_scalar::PowScalar;
 pub use record::Pointwise;
 pub(crate) use record::floats;
 pub use select::Select;
-pub(crate) use table::pointwise_table;
 pub use table::*;
+pub(crate) use table::{
+    activations_table, arithmetic_table, elementary_table, logarithmic_table, smooth_activations_table,
+    special_table, trigonometric_table,
+};
 
 use std::sync::Arc;
 
@@ -37,12 +43,14 @@ use crate::tensor::cuda::KernelSource;
 
 /// Returns the samples of all pointwise operators.
 pub(super) fn samples() -> Vec<Sample> {
-    [table::samples(), cast::samples(), compare::samples(), mask::samples(), select::samples()].concat()
+    let files =
+        [cast::samples(), compare::samples(), mask::samples(), pow_scalar::samples(), select::samples()];
+    [table::samples(), files.concat()].concat()
 }
 
 /// Returns the CUDA sources generated from the table's formulas.
 pub(super) fn cuda_sources() -> Vec<KernelSource> {
-    table::cuda_sources()
+    [table::cuda_sources(), pow_scalar::SOURCES.to_vec()].concat()
 }
 
 /// Returns every operator of the table, several for one with a constant. Used by tests that compare devices.
@@ -52,5 +60,5 @@ pub(super) fn cuda_sources() -> Vec<KernelSource> {
 /// assert!(formulas().iter().any(|op| op.name() == "relu"));
 /// ```
 pub fn formulas() -> Vec<Arc<dyn Op>> {
-    table::operators()
+    [table::operators(), pow_scalar::operators()].concat()
 }

@@ -145,3 +145,29 @@ pub(crate) fn floats(verb: &str, ins: &[Meta]) -> Result<DType> {
     dtype.expect_float(verb)?;
     Ok(dtype)
 }
+
+/// Returns the operands' common dtype. Refuses different dtypes, and floats.
+pub(crate) fn bits(verb: &str, ins: &[Meta]) -> Result<DType> {
+    let dtype = one_dtype(verb, ins)?;
+    if dtype.is_float() {
+        return Err(Error::invalid(verb, "floats have no bits to work on", list(ins), "cast them first"));
+    }
+    Ok(dtype)
+}
+
+/// Returns the operands' common integer dtype. Refuses different dtypes, floats and bool.
+pub(crate) fn integers(verb: &str, ins: &[Meta]) -> Result<DType> {
+    bits(verb, ins)?;
+    numbers(verb, ins)
+}
+
+/// Refuses constants of a formula over integers that are not whole, or too large for an f64 to hold every integer of
+/// their size.
+pub(crate) fn expect_whole(verb: &str, ins: &[Meta], constants: &[f64]) -> Result<()> {
+    let whole = |c: f64| c.trunc() == c && c.abs() <= (1u64 << 53) as f64;
+    let Some(number) = constants.iter().find(|&&c| !ins[0].dtype.is_float() && !whole(c)) else {
+        return Ok(());
+    };
+    let given = format!("{number:?} for {}", list(ins));
+    Err(Error::invalid(verb, "integers take whole numbers up to 2^53", given, "cast the tensor to a float"))
+}

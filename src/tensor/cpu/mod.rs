@@ -17,6 +17,7 @@
 mod cast;
 mod copy;
 mod gemm;
+mod loops;
 mod map;
 mod map_slice;
 mod pointwise;
@@ -26,20 +27,23 @@ mod rows;
 pub mod simd;
 mod strided_rows;
 mod tree;
+mod wide;
 
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
 pub use gemm::{Gemm, LeafRuns, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads};
+pub use loops::{
+    BitFunction, Constants, FloatTest, FloatTestLoops, Function, Loops, NumFunction, Relation, RelationLoops,
+};
 #[cfg(test)]
 pub use map::map2;
 pub use map::{map, map1};
 pub use map_slice::map_slice;
-pub use pointwise::{
-    Function, Loops, NumFunction, Relation, RelationLoops, compare, compute, expect_matching, select,
-};
-pub use real::{Num, Real, Widen, is_nan};
+pub use pointwise::{compare, compute, expect_matching, select, test};
+pub use real::{BitNum, Num, Real, Widen, is_nan};
 pub use reduce::{reduce, reduce_wide};
 pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
 pub use strided_rows::{EachChunk, StridedRows};
 pub use tree::{BlockTree, MaxReducer, MinReducer, Reducer, RowTree, SumReducer, merges, row_max};
+pub use wide::WideFunction;

@@ -1,177 +1,46 @@
 //! Functions of one, two or three numbers, applied element by element.
 //!
-//! A function is written once, for any [`Real`] or [`Num`]. [`Loops`] holds its compiled loops: for f32 and f64 one per
-//! instruction set (f16 and bf16 are converted to f32 in chunks that stay in cache), for integers one. All functions
-//! share the code around the loops, which handles strides, buffers and in-place results ([`map`]).
-
-use std::marker::PhantomData;
+//! A function is written once, for any [`Real`](super::Real), [`Num`](super::Num) or [`BitNum`](super::BitNum).
+//! [`Loops`] holds its compiled loops: for f32 and f64 one per instruction set (f16 and bf16 are converted to f32 in
+//! chunks that stay in cache), for integers one. All functions share the code around the loops, which handles strides,
+//! buffers and in-place results ([`map`]).
 
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
+use super::loops::{Constants, FloatTestLoops, LoopFn, Loops, RelationLoops};
 use super::map::{MAX_OPERANDS, map, map_in_place, select_as};
-use super::real::{Num, Real, Widen};
-use super::simd::{Kernel, dispatch};
+use super::real::Widen;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor, for_dtype};
 
-/// A formula in `N` floating-point variables and a constant `s`. Implement `at` `#[inline(always)]`.
-///
-/// ```
-/// use isoshard::tensor::cpu::{Function, Loops, Real, compute};
-/// use isoshard::tensor::Tensor;
-///
-/// struct Softplus;
-/// impl Function<1> for Softplus {
-///     #[inline(always)]
-///     fn at<A: Real>(s: f64, [x]: [A; 1]) -> A {
-///         (A::ONE + (x * A::of(s)).exp()).ln() / A::of(s)
-///     }
-/// }
-/// const SOFTPLUS: Loops = Loops::floats::<Softplus, 1>();
-///
-/// let x = Tensor::from_vec(vec![0.0f32, 3.0], [2])?;
-/// let y = compute("softplus", &SOFTPLUS, 2.0, &mut [x])?.to_vec::<f32>()?;
-/// assert_eq!(y[0], 2f32.ln() / 2.0);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-pub trait Function<const N: usize>: 'static {
-    /// Its value.
-    fn at<A: Real>(s: f64, x: [A; N]) -> A;
-}
-
-/// A formula in `N` variables, floats or integers, and a constant `s`.
-///
-/// ```
-/// use isoshard::tensor::cpu::{Loops, Num, NumFunction, compute};
-/// use isoshard::tensor::Tensor;
-///
-/// struct SquaredDistance;
-/// impl NumFunction<2> for SquaredDistance {
-///     #[inline(always)]
-///     fn at<A: Num>(_: f64, [x, y]: [A; 2]) -> A {
-///         x.sub(y).mul(x.sub(y))
-///     }
-/// }
-/// const LOOPS: Loops = Loops::numbers::<SquaredDistance, 2>();
-/// let (x, y) = (Tensor::from_vec(vec![5i64, 1], [2])?, Tensor::from_vec(vec![2i64, 2], [2])?);
-/// assert_eq!(compute("distance", &LOOPS, 0.0, &mut [x, y])?.to_vec::<i64>()?, [9, 1]);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-pub trait NumFunction<const N: usize>: 'static {
-    /// Its value.
-    fn at<A: Num>(s: f64, x: [A; N]) -> A;
-}
-
-/// A relation of two numbers.
-///
-/// ```
-/// use isoshard::tensor::cpu::{Relation, RelationLoops, compare};
-/// use isoshard::tensor::Tensor;
-///
-/// struct Above;
-/// impl Relation for Above {
-///     #[inline(always)]
-///     fn at<A: PartialOrd + Copy>(x: A, y: A) -> bool {
-///         x > y
-///     }
-/// }
-/// const ABOVE: RelationLoops = RelationLoops::of::<Above>();
-/// let (x, y) = (Tensor::from_vec(vec![1.0f32, 5.0], [2])?, Tensor::from_vec(vec![2.0f32, 2.0], [2])?);
-/// assert_eq!(compare("above", &ABOVE, &x, &y)?.to_vec::<bool>()?, [false, true]);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-pub trait Relation: 'static {
-    /// Returns true if it holds.
-    fn at<A: PartialOrd + Copy>(x: A, y: A) -> bool;
-}
-
-/// The compiled loops of a [`Function`] or [`NumFunction`].
-#[derive(Clone, Copy)]
-pub struct Loops {
-    f32: LoopFn<f32, f32>,
-    f64: LoopFn<f64, f64>,
-    integers: Option<Integers>,
-}
-
-/// The compiled loops of a [`Relation`].
-#[derive(Clone, Copy)]
-pub struct RelationLoops {
-    f32: LoopFn<f32, bool>,
-    f64: LoopFn<f64, bool>,
-    i64: LoopFn<i64, bool>,
-    i32: LoopFn<i32, bool>,
-    u8: LoopFn<u8, bool>,
-    bool: LoopFn<bool, bool>,
-}
-
-#[derive(Clone, Copy)]
-struct Integers {
-    i64: LoopFn<i64, i64>,
-    i32: LoopFn<i32, i32>,
-    u8: LoopFn<u8, u8>,
-}
-
-/// A loop over one chunk: it takes the constant, a chunk of each operand, and the chunk of the result to write.
-type LoopFn<A, O> = fn(f64, &[&[A]], &mut [O]);
-
-impl Loops {
-    /// Compiles a function of floats; other dtypes are refused.
-    pub const fn floats<F: Function<N>, const N: usize>() -> Loops {
-        Loops { f32: float_loop::<F, f32, N>, f64: float_loop::<F, f64, N>, integers: None }
-    }
-
-    /// Compiles a function of floats and integers; bool is refused.
-    pub const fn numbers<F: NumFunction<N>, const N: usize>() -> Loops {
-        let integers = Integers {
-            i64: integer_loop::<F, i64, N>,
-            i32: integer_loop::<F, i32, N>,
-            u8: integer_loop::<F, u8, N>,
-        };
-        Loops { f32: num_loop::<F, f32, N>, f64: num_loop::<F, f64, N>, integers: Some(integers) }
-    }
-}
-
-impl RelationLoops {
-    /// Compiles a relation for every dtype.
-    pub const fn of<R: Relation>() -> RelationLoops {
-        RelationLoops {
-            f32: relation_loop::<R, f32>,
-            f64: relation_loop::<R, f64>,
-            i64: plain_relation_loop::<R, i64>,
-            i32: plain_relation_loop::<R, i32>,
-            u8: plain_relation_loop::<R, u8>,
-            bool: plain_relation_loop::<R, bool>,
-        }
-    }
-}
-
-/// Returns the function, with constant `s`, of operands with one dtype and shape. Integers wrap.
+/// Returns the function, with constants `s`, of operands with one dtype and shape. Integers wrap.
 ///
 /// The result overwrites the first operand whose buffer no other tensor shares, since that buffer is likely to be in
-/// the cache. If there is none the result is a new tensor. [`Function`] has an example.
+/// the cache. If there is none the result is a new tensor. [`Function`](super::Function) has an example.
 ///
 /// # Errors
 /// Returns an error that names `verb` if the function does not support the dtype, or if the operands' dtypes or shapes
 /// differ.
-pub fn compute(verb: &str, loops: &Loops, s: f64, ins: &mut [Tensor]) -> Result<Tensor> {
+pub fn compute(verb: &str, loops: &Loops, s: Constants, ins: &mut [Tensor]) -> Result<Tensor> {
     let (first, others) = ins.split_first().expect("a function has variables");
     expect_matching(verb, first, &others.iter().collect::<SmallVec<[&Tensor; MAX_OPERANDS]>>())?;
-    let integers = || loops.integers.as_ref().ok_or_else(|| unsupported_dtype(verb, loops, &ins[0]));
+    let refused = || unsupported_dtype(verb, loops, &ins[0]);
+    let (floats, integers) = (|| loops.floats.ok_or_else(refused), || loops.integers.ok_or_else(refused));
     match ins[0].dtype() {
-        DType::F32 => compute_as::<f32>(loops.f32, s, ins),
-        DType::F64 => compute_as::<f64>(loops.f64, s, ins),
-        DType::F16 => compute_as::<f16>(loops.f32, s, ins),
-        DType::BF16 => compute_as::<bf16>(loops.f32, s, ins),
+        DType::F32 => compute_as::<f32>(floats()?.f32, s, ins),
+        DType::F64 => compute_as::<f64>(floats()?.f64, s, ins),
+        DType::F16 => compute_as::<f16>(floats()?.f32, s, ins),
+        DType::BF16 => compute_as::<bf16>(floats()?.f32, s, ins),
         DType::I64 => compute_as::<i64>(integers()?.i64, s, ins),
         DType::I32 => compute_as::<i32>(integers()?.i32, s, ins),
         DType::U8 => compute_as::<u8>(integers()?.u8, s, ins),
-        DType::Bool => Err(unsupported_dtype(verb, loops, &ins[0])),
+        DType::Bool => compute_as::<bool>(loops.bools.ok_or_else(refused)?, s, ins),
     }
 }
 
 /// Compares `x` with `y`, of one shape and of any one dtype, element by element. The result has dtype bool.
-/// [`Relation`] has an example.
+/// [`Relation`](super::Relation) has an example.
 ///
 /// # Errors
 /// Returns an error that names `verb` if the operands' dtypes or shapes differ.
@@ -186,6 +55,24 @@ pub fn compare(verb: &str, loops: &RelationLoops, x: &Tensor, y: &Tensor) -> Res
         DType::I32 => compare_as::<i32>(loops.i32, x, y),
         DType::U8 => compare_as::<u8>(loops.u8, x, y),
         DType::Bool => compare_as::<bool>(loops.bool, x, y),
+    }
+}
+
+/// Tests each element of `x`, of a floating-point dtype. The result has dtype bool. [`FloatTest`](super::FloatTest) has
+/// an example.
+///
+/// # Errors
+/// Returns an error that names `verb` if the dtype is not floating-point.
+pub fn test(verb: &str, loops: &FloatTestLoops, x: &Tensor) -> Result<Tensor> {
+    let of = |run: LoopFn<f32, bool>| move |x: &[&[f32]], o: &mut [bool]| run([0.0; 2], x, o);
+    match x.dtype() {
+        DType::F32 => map::<f32, bool>(&[x], &of(loops.f32)),
+        DType::F64 => map::<f64, bool>(&[x], &|x, o| (loops.f64)([0.0; 2], x, o)),
+        DType::F16 => map::<f16, bool>(&[x], &of(loops.f32)),
+        DType::BF16 => map::<bf16, bool>(&[x], &of(loops.f32)),
+        DType::I64 | DType::I32 | DType::U8 | DType::Bool => {
+            Err(x.dtype().expect_float(verb).expect_err("a dtype that is not floating-point"))
+        }
     }
 }
 
@@ -233,7 +120,7 @@ pub fn expect_matching(verb: &str, x: &Tensor, others: &[&Tensor]) -> Result<()>
 }
 
 /// [`compute`] for operands of element type `T`.
-fn compute_as<T: Widen>(run: LoopFn<T::Wide, T::Wide>, s: f64, ins: &mut [Tensor]) -> Result<Tensor> {
+fn compute_as<T: Widen>(run: LoopFn<T::Wide, T::Wide>, s: Constants, ins: &mut [Tensor]) -> Result<Tensor> {
     let Some(own) = (0..ins.len()).find(|&k| ins[k].is_unique()) else {
         let mut operands: [&Tensor; MAX_OPERANDS] = [&ins[0]; MAX_OPERANDS];
         ins.iter().enumerate().for_each(|(k, x)| operands[k] = x);
@@ -245,15 +132,17 @@ fn compute_as<T: Widen>(run: LoopFn<T::Wide, T::Wide>, s: f64, ins: &mut [Tensor
 
 /// [`compare`] for operands of element type `T`.
 fn compare_as<T: Widen>(run: LoopFn<T::Wide, bool>, x: &Tensor, y: &Tensor) -> Result<Tensor> {
-    map::<T, bool>(&[x, y], &|x, o| run(0.0, x, o))
+    map::<T, bool>(&[x, y], &|x, o| run([0.0; 2], x, o))
 }
 
 /// Returns the error for a dtype that the function does not support.
 fn unsupported_dtype(verb: &str, loops: &Loops, x: &Tensor) -> Error {
-    match loops.integers {
-        Some(_) => Error::invalid(verb, "bool has no arithmetic", x.notation(), "cast it first"),
-        None => x.dtype().expect_float(verb).expect_err("the floating dtypes have loops"),
-    }
+    let (rule, remedy) = match (loops.floats, loops.integers) {
+        (Some(_), None) => return x.dtype().expect_float(verb).expect_err("the floating dtypes have loops"),
+        (None, _) if x.dtype().is_float() => ("floats have no bits to work on", "cast it first"),
+        _ => ("bool has no arithmetic", "cast it first"),
+    };
+    Error::invalid(verb, rule, x.notation(), remedy)
 }
 
 /// Returns the error for operands whose dtypes or shapes differ.
@@ -267,144 +156,18 @@ fn mismatch(verb: &str, operands: &[&Tensor]) -> Error {
     )
 }
 
-fn float_loop<F: Function<N>, A: Real, const N: usize>(s: f64, ins: &[&[A]], out: &mut [A]) {
-    dispatch(FloatLoop::<F, A, N>(s, pieces(ins), out, PhantomData));
-}
-
-fn num_loop<F: NumFunction<N>, A: Num, const N: usize>(s: f64, ins: &[&[A]], out: &mut [A]) {
-    dispatch(NumLoop::<F, A, N>(s, pieces(ins), out, PhantomData));
-}
-
-/// Integer loops are compiled for the baseline only, since they are bound by memory.
-fn integer_loop<F: NumFunction<N>, A: Num, const N: usize>(s: f64, ins: &[&[A]], out: &mut [A]) {
-    NumLoop::<F, A, N>(s, pieces(ins), out, PhantomData).run();
-}
-
-fn relation_loop<R: Relation, A: Widen + PartialOrd>(_: f64, ins: &[&[A]], out: &mut [bool]) {
-    dispatch(RelationLoop::<R, A>(pieces(ins), out, PhantomData));
-}
-
-fn plain_relation_loop<R: Relation, A: Widen + PartialOrd>(_: f64, ins: &[&[A]], out: &mut [bool]) {
-    RelationLoop::<R, A>(pieces(ins), out, PhantomData).run();
-}
-
-/// Returns the slice of chunks as an array, by reference. A copied array would be read in wider words than it was
-/// written in, for which the CPU waits until all earlier stores, those of results included, have reached the cache.
-#[inline(always)]
-fn pieces<'a, A, const N: usize>(ins: &'a [&'a [A]]) -> &'a [&'a [A]; N] {
-    ins.try_into().expect("a function has as many operands as variables")
-}
-
-struct FloatLoop<'a, F, A, const N: usize>(f64, &'a [&'a [A]; N], &'a mut [A], PhantomData<F>);
-
-impl<F: Function<N>, A: Real, const N: usize> Kernel for FloatLoop<'_, F, A, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        let FloatLoop(s, ins, out, _) = self;
-        each_element(ins, out, FloatFormula::<F>(s, PhantomData));
-    }
-}
-
-struct NumLoop<'a, F, A, const N: usize>(f64, &'a [&'a [A]; N], &'a mut [A], PhantomData<F>);
-
-impl<F: NumFunction<N>, A: Num, const N: usize> Kernel for NumLoop<'_, F, A, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        let NumLoop(s, ins, out, _) = self;
-        each_element(ins, out, NumFormula::<F>(s, PhantomData));
-    }
-}
-
-/// A [`Function`] with its constant.
-struct FloatFormula<F>(f64, PhantomData<F>);
-
-impl<F: Function<N>, A: Real, const N: usize> ElementFn<A, A, N> for FloatFormula<F> {
-    #[inline(always)]
-    fn at(&self, x: [A; N]) -> A {
-        F::at(self.0, x)
-    }
-}
-
-/// A [`NumFunction`] with its constant.
-struct NumFormula<F>(f64, PhantomData<F>);
-
-impl<F: NumFunction<N>, A: Num, const N: usize> ElementFn<A, A, N> for NumFormula<F> {
-    #[inline(always)]
-    fn at(&self, x: [A; N]) -> A {
-        F::at(self.0, x)
-    }
-}
-
-/// A [`Relation`] as an element function.
-struct RelationFormula<R>(PhantomData<R>);
-
-impl<R: Relation, A: PartialOrd + Copy> ElementFn<A, bool, 2> for RelationFormula<R> {
-    #[inline(always)]
-    fn at(&self, [x, y]: [A; 2]) -> bool {
-        R::at(x, y)
-    }
-}
-
-struct RelationLoop<'a, R, A>(&'a [&'a [A]; 2], &'a mut [bool], PhantomData<R>);
-
-impl<R: Relation, A: PartialOrd + Copy> Kernel for RelationLoop<'_, R, A> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        let RelationLoop(ins, out, _) = self;
-        each_element(ins, out, RelationFormula::<R>(PhantomData));
-    }
-}
-
-/// A function of one element per operand, which is inlined into its loop.
-trait ElementFn<A, O, const N: usize> {
-    fn at(&self, x: [A; N]) -> O;
-}
-
-/// Sets `out[i] = f(ins[0][i], ins[1][i], ...)`, by iterators that check no index. `f` is not a closure, because a
-/// closure would be compiled without the loop's instruction set.
-#[inline(always)]
-fn each_element<A: Copy, O, const N: usize>(ins: &[&[A]; N], out: &mut [O], f: impl ElementFn<A, O, N>) {
-    #[inline(always)]
-    fn exactly<A: Copy, const N: usize>(x: &[A]) -> [A; N] {
-        let mut all = [x[0]; N];
-        all.copy_from_slice(x);
-        all
-    }
-    match &ins[..] {
-        [x] => {
-            for (o, &x) in out.iter_mut().zip(*x) {
-                *o = f.at(exactly(&[x]));
-            }
-        }
-        [x, y] => {
-            for (o, (&x, &y)) in out.iter_mut().zip(x.iter().zip(*y)) {
-                *o = f.at(exactly(&[x, y]));
-            }
-        }
-        [x, y, z] => {
-            for (o, ((&x, &y), &z)) in out.iter_mut().zip(x.iter().zip(*y).zip(*z)) {
-                *o = f.at(exactly(&[x, y, z]));
-            }
-        }
-        _ => unreachable!("a function has one to three variables"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use half::bf16;
 
     use super::*;
     use crate::tensor::Shape;
-    use crate::tensor::cpu::{Isa, cast, with_isa};
+    use crate::tensor::cpu::{Function, Isa, Num, NumFunction, Real, Relation, cast, with_isa};
 
     struct Scale;
     impl Function<1> for Scale {
         #[inline(always)]
-        fn at<A: Real>(_: f64, [x]: [A; 1]) -> A {
+        fn at<A: Real>(_: Constants, [x]: [A; 1]) -> A {
             x.mul_add(x.tanh(), x.exp() - x.erf())
         }
     }
@@ -413,7 +176,7 @@ mod tests {
     struct Less;
     impl NumFunction<2> for Less {
         #[inline(always)]
-        fn at<A: Num>(_: f64, [x, y]: [A; 2]) -> A {
+        fn at<A: Num>(_: Constants, [x, y]: [A; 2]) -> A {
             x.sub(y)
         }
     }
@@ -422,13 +185,13 @@ mod tests {
     struct Fused;
     impl Function<3> for Fused {
         #[inline(always)]
-        fn at<A: Real>(_: f64, [x, y, z]: [A; 3]) -> A {
+        fn at<A: Real>(_: Constants, [x, y, z]: [A; 3]) -> A {
             x.mul_add(y, z)
         }
     }
     impl Function<2> for Fused {
         #[inline(always)]
-        fn at<A: Real>(_: f64, [x, y]: [A; 2]) -> A {
+        fn at<A: Real>(_: Constants, [x, y]: [A; 2]) -> A {
             x / y
         }
     }
@@ -446,7 +209,7 @@ mod tests {
     fn fresh<const N: usize>(verb: &str, loops: &Loops, ins: [&Tensor; N]) -> Result<Tensor> {
         // Further owners keep the operands from being overwritten.
         let others = ins.map(Tensor::clone);
-        compute(verb, loops, 0.0, &mut others.clone())
+        compute(verb, loops, [0.0; 2], &mut others.clone())
     }
 
     fn noise(shape: impl Into<Shape>, seed: usize) -> Tensor {
@@ -502,7 +265,7 @@ mod tests {
                 let want = fresh("fma", &FMA, [&ins[0], &ins[1], &ins[2]]).unwrap().to_f64_vec();
                 ins[own] = noises[own].to_owned_copy().unwrap();
                 let at = ins[own].data::<f32>().unwrap().as_ptr();
-                let got = compute("fma", &FMA, 0.0, &mut ins).unwrap();
+                let got = compute("fma", &FMA, [0.0; 2], &mut ins).unwrap();
                 assert_eq!((got.to_f64_vec(), got.data::<f32>().unwrap().as_ptr()), (want, at), "{own}");
             }
         }
@@ -511,9 +274,9 @@ mod tests {
         assert_eq!(noises.each_ref().map(Tensor::to_f64_vec), before);
         let half = cast(&noise([1000], 1), DType::BF16).unwrap();
         let want = fresh("scale", &SCALE, [&half]).unwrap().to_f64_vec();
-        assert_eq!(compute("scale", &SCALE, 0.0, &mut [half]).unwrap().to_f64_vec(), want);
+        assert_eq!(compute("scale", &SCALE, [0.0; 2], &mut [half]).unwrap().to_f64_vec(), want);
         let x = noise([7], 1);
-        assert_eq!(compute("div", &DIV, 0.0, &mut [x.clone(), x]).unwrap().to_f64_vec(), [1.0; 7]);
+        assert_eq!(compute("div", &DIV, [0.0; 2], &mut [x.clone(), x]).unwrap().to_f64_vec(), [1.0; 7]);
     }
 
     #[test]
@@ -555,7 +318,7 @@ mod tests {
             .to_vec::<bf16>()
             .unwrap()
             .iter()
-            .map(|x| bf16::from_f32(Scale::at(0.0, [x.to_f32()])))
+            .map(|x| bf16::from_f32(Scale::at([0.0; 2], [x.to_f32()])))
             .collect();
         assert_eq!(fresh("scale", &SCALE, [&x]).unwrap().to_vec::<bf16>().unwrap(), want);
         let ints = |v: [i32; 2]| Tensor::from_vec(v.to_vec(), [2]).unwrap();

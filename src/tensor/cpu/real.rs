@@ -49,6 +49,12 @@ pub trait Real:
     fn recip(self) -> Self;
     /// Returns the largest integer not above this value.
     fn floor(self) -> Self;
+    /// Returns the smallest integer not below this value.
+    fn ceil(self) -> Self;
+    /// Returns the integer part: this value rounded toward 0.
+    fn trunc(self) -> Self;
+    /// Returns the nearest integer, the even one of two.
+    fn round(self) -> Self;
     /// Returns this value's magnitude with the sign of `sign`.
     fn copysign(self, sign: Self) -> Self;
 }
@@ -71,6 +77,9 @@ pub trait Num: Widen<Wide = Self> + PartialOrd {
     const LOWEST: Self;
     /// The identity of the minimum: the highest value.
     const HIGHEST: Self;
+    /// Returns the value nearest to a constant. An integer type takes the lowest bits of a whole number between -2^63 and
+    /// 2^63: -1 is 255 for u8.
+    fn constant(x: f64) -> Self;
     /// Returns the sum.
     fn add(self, other: Self) -> Self;
     /// Returns the difference.
@@ -79,11 +88,44 @@ pub trait Num: Widen<Wide = Self> + PartialOrd {
     fn mul(self, other: Self) -> Self;
     /// Returns the number with the opposite sign.
     fn negative(self) -> Self;
+    /// Returns the magnitude. That of the lowest integer wraps to itself.
+    fn magnitude(self) -> Self;
+    /// Returns the remainder of the division by `y` that truncates: it has this number's sign, and is exact. A float
+    /// divided by 0 gives NaN, an integer itself.
+    fn fmod(self, y: Self) -> Self;
+    /// Returns the remainder of the division by `y` that rounds down: it has the sign of `y`, as in Python. A float
+    /// divided by 0 gives NaN, an integer itself.
+    fn remainder(self, y: Self) -> Self;
+    /// Returns the quotient rounded down. A float divided by 0 gives an infinity or NaN, an integer 0.
+    fn floor_div(self, y: Self) -> Self;
     /// Returns the larger number: IEEE 754-2019's `maximum`. -0 is less than 0, and the result is the type's canonical
     /// NaN if either number is a NaN. So the maximum of several values has the same bits in any order.
     fn max(self, other: Self) -> Self;
     /// Returns the smaller number: IEEE 754-2019's `minimum`, with the rules of [`Num::max`].
     fn min(self, other: Self) -> Self;
+}
+
+/// An integer or a bool as a string of bits: i64, i32, u8 or bool.
+///
+/// ```
+/// use isoshard::tensor::cpu::BitNum;
+/// assert_eq!((6u8.bit_and(3), 6u8.bit_xor(3), true.bit_not()), (2, 5, false));
+/// assert_eq!((1u8.shift_left(9), (-8i32).shift_right(40)), (0, -1));
+/// ```
+pub trait BitNum: Widen<Wide = Self> {
+    /// Returns the bits that both have.
+    fn bit_and(self, other: Self) -> Self;
+    /// Returns the bits that one or both have.
+    fn bit_or(self, other: Self) -> Self;
+    /// Returns the bits that exactly one has.
+    fn bit_xor(self, other: Self) -> Self;
+    /// Returns the bits that this value does not have.
+    fn bit_not(self) -> Self;
+    /// Moves the bits up by `by` places. All bits leave if `by` is negative or at least the type's number of bits.
+    fn shift_left(self, by: Self) -> Self;
+    /// Moves the bits down by `by` places and copies the sign. If `by` is negative or at least the type's number of
+    /// bits, only copies of the sign are left.
+    fn shift_right(self, by: Self) -> Self;
 }
 
 /// Returns one of two values. Both are computed, so that loops vectorise.
@@ -225,6 +267,8 @@ macro_rules! float_num {
             const LOWEST: $t = $t::NEG_INFINITY;
             const HIGHEST: $t = $t::INFINITY;
             #[inline(always)]
+            fn constant(x: f64) -> $t { x as $t }
+            #[inline(always)]
             fn add(self, other: $t) -> $t { self + other }
             #[inline(always)]
             fn sub(self, other: $t) -> $t { self - other }
@@ -232,6 +276,38 @@ macro_rules! float_num {
             fn mul(self, other: $t) -> $t { self * other }
             #[inline(always)]
             fn negative(self) -> $t { -self }
+            #[inline(always)]
+            fn magnitude(self) -> $t { $t::abs(self) }
+            #[inline(always)]
+            fn fmod(self, y: $t) -> $t {
+                // With a quotient that is surely exact, one step of the division gives the remainder, which is
+                // representable. Rounding may have made the quotient 1 too large.
+                let quotient = $t::trunc(self / y);
+                if $t::abs(quotient) < 0.25 / $t::EPSILON && $t::abs(self) >= $t::abs(y) {
+                    let rest = $t::mul_add(-quotient, y, self);
+                    let low = (rest < 0.0) != (self < 0.0) && rest != 0.0;
+                    let step = select((y < 0.0) == (self < 0.0), y, -y);
+                    return $t::copysign(select(low, rest + step, rest), self);
+                }
+                self % y
+            }
+            #[inline(always)]
+            fn remainder(self, y: $t) -> $t {
+                let rest = Num::fmod(self, y);
+                let shifted = select((rest < 0.0) != (y < 0.0), rest + y, rest);
+                select(rest == 0.0, $t::copysign(rest, y), shifted)
+            }
+            #[inline(always)]
+            fn floor_div(self, y: $t) -> $t {
+                let rest = Num::fmod(self, y);
+                let down = select(rest != 0.0 && (rest < 0.0) != (y < 0.0), 1.0, 0.0);
+                let quotient = (self - rest) / y - down;
+                // The quotient is within rounding of an integer.
+                let floor = $t::floor(quotient);
+                let whole = select(quotient - floor > 0.5, floor + 1.0, floor);
+                let whole = select(quotient == 0.0, $t::copysign(0.0, self / y), whole);
+                select(y == 0.0, self / y, whole)
+            }
             #[inline(always)]
             fn max(self, other: $t) -> $t {
                 // `a` and `b` differ only if the values are zeros of different sign or if one is a NaN.
@@ -270,6 +346,12 @@ macro_rules! float_num {
             #[inline(always)]
             fn floor(self) -> $t { $t::floor(self) }
             #[inline(always)]
+            fn ceil(self) -> $t { $t::ceil(self) }
+            #[inline(always)]
+            fn trunc(self) -> $t { $t::trunc(self) }
+            #[inline(always)]
+            fn round(self) -> $t { $t::round_ties_even(self) }
+            #[inline(always)]
             fn copysign(self, sign: $t) -> $t { $t::copysign(self, sign) }
         }
     )*};
@@ -289,6 +371,8 @@ macro_rules! int_num {
             const LOWEST: $t = $t::MIN;
             const HIGHEST: $t = $t::MAX;
             #[inline(always)]
+            fn constant(x: f64) -> $t { x as i64 as $t }
+            #[inline(always)]
             fn add(self, other: $t) -> $t { self.wrapping_add(other) }
             #[inline(always)]
             fn sub(self, other: $t) -> $t { self.wrapping_sub(other) }
@@ -296,6 +380,28 @@ macro_rules! int_num {
             fn mul(self, other: $t) -> $t { self.wrapping_mul(other) }
             #[inline(always)]
             fn negative(self) -> $t { self.wrapping_neg() }
+            #[inline(always)]
+            #[allow(unused_comparisons)]
+            fn magnitude(self) -> $t { if self < 0 { self.wrapping_neg() } else { self } }
+            #[inline(always)]
+            fn fmod(self, y: $t) -> $t {
+                if y == 0 { self } else { self.wrapping_rem(y) }
+            }
+            #[inline(always)]
+            #[allow(unused_comparisons)]
+            fn remainder(self, y: $t) -> $t {
+                let rest = Num::fmod(self, y);
+                if y != 0 && rest != 0 && (rest < 0) != (y < 0) { rest.wrapping_add(y) } else { rest }
+            }
+            #[inline(always)]
+            #[allow(unused_comparisons)]
+            fn floor_div(self, y: $t) -> $t {
+                if y == 0 {
+                    return 0;
+                }
+                let (quotient, rest) = (self.wrapping_div(y), self.wrapping_rem(y));
+                quotient.wrapping_sub($t::from(rest != 0 && (rest < 0) != (y < 0)))
+            }
             #[inline(always)]
             fn max(self, other: $t) -> $t { Ord::max(self, other) }
             #[inline(always)]
@@ -305,6 +411,32 @@ macro_rules! int_num {
 }
 
 int_num!(i64 i32 u8);
+
+macro_rules! bit_num {
+    ($($t:ident ($x:ident, $by:ident) $left:expr, $right:expr;)*) => {$(
+        impl BitNum for $t {
+            #[inline(always)]
+            fn bit_and(self, other: $t) -> $t { self & other }
+            #[inline(always)]
+            fn bit_or(self, other: $t) -> $t { self | other }
+            #[inline(always)]
+            fn bit_xor(self, other: $t) -> $t { self ^ other }
+            #[inline(always)]
+            fn bit_not(self) -> $t { !self }
+            #[inline(always)]
+            fn shift_left(self, $by: $t) -> $t { let $x = self; $left }
+            #[inline(always)]
+            fn shift_right(self, $by: $t) -> $t { let $x = self; $right }
+        }
+    )*};
+}
+
+bit_num! {
+    i64 (x, by) select((by as u64) < 64, x.wrapping_shl(by as u32), 0), x.wrapping_shr((by as u64).min(63) as u32);
+    i32 (x, by) select((by as u32) < 32, x.wrapping_shl(by as u32), 0), x.wrapping_shr((by as u32).min(31));
+    u8 (x, by) select(by < 8, x.wrapping_shl(u32::from(by)), 0), select(by < 8, x.wrapping_shr(u32::from(by)), 0);
+    bool (x, by) x & !by, x & !by;
+}
 
 #[cfg(test)]
 mod tests {

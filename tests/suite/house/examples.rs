@@ -15,7 +15,17 @@ pub struct PublicFunction {
     pub group: String,
     pub place: String,
     pub name: String,
+    /// The first sentence of its documentation.
+    pub summary: String,
     pub has_example: bool,
+}
+
+/// Returns the first sentence of a documentation.
+fn summary(docs: &[String]) -> String {
+    let paragraph: Vec<&str> = docs.iter().map(|l| l.trim()).take_while(|l| !l.is_empty()).collect();
+    let text = paragraph.join(" ");
+    let end = text.find(". ").map_or(text.len(), |at| at + 1);
+    text[..end].to_string()
 }
 
 #[test]
@@ -112,6 +122,7 @@ pub fn functions() -> Vec<PublicFunction> {
                 group: group.into(),
                 place: format!("{}:{}", source.path.display(), item.line),
                 name,
+                summary: summary(&item.docs),
                 has_example: has_program(&item.docs) || item.kind == ItemKind::MacroRow && template,
             });
         }
@@ -124,41 +135,47 @@ pub fn functions() -> Vec<PublicFunction> {
 fn table_rows(sources: &[Source]) -> Vec<PublicFunction> {
     let of = |path: &str| sources.iter().find(|s| s.path.ends_with(path)).expect("the table and its methods");
     let template = template_has_example(&items(of("dtensor/methods/pointwise.rs")));
-    let table = of("ops/pointwise/table.rs");
-    let (mut found, mut docs, mut inside) = (Vec::new(), Vec::new(), false);
-    let lines: Vec<&str> = table.text.lines().map(str::trim_start).collect();
-    for (number, &line) in lines.iter().enumerate() {
-        // Documentation of the file shows what a row is.
-        if line.starts_with("//!") {
-            continue;
+    let mut found = Vec::new();
+    let tables = |s: &&Source| s.path.parent().is_some_and(|p| p.ends_with("ops/pointwise/table"));
+    for table in sources.iter().filter(tables) {
+        let (mut docs, mut inside) = (Vec::new(), false);
+        let lines: Vec<&str> = table.text.lines().map(str::trim_start).collect();
+        for (number, &line) in lines.iter().enumerate() {
+            // Documentation of the file shows what a row is.
+            if line.starts_with("//!") {
+                continue;
+            }
+            inside |= line.ends_with("methods {");
+            if line.contains("} derivatives {") {
+                break;
+            }
+            if let Some(doc) = line.strip_prefix("///") {
+                docs.push(doc.to_string());
+                continue;
+            }
+            let (type_name, rest) = line.split_once(' ').unwrap_or_default();
+            let method = identifier(rest);
+            if inside
+                && !docs.is_empty()
+                && identifier(type_name) == type_name
+                && rest[method.len()..].starts_with('(')
+            {
+                // A row ends with a semicolon; its `example` becomes a program in the method's documentation.
+                let end = lines[number..]
+                    .iter()
+                    .position(|l| l.ends_with(';'))
+                    .map_or(lines.len(), |n| number + n + 1);
+                let row_example = lines[number..end].iter().any(|l| l.starts_with("example "));
+                found.push(PublicFunction {
+                    group: "DTensor".into(),
+                    place: format!("{}:{}", table.path.display(), number + 1),
+                    name: format!("DTensor::{method}"),
+                    summary: summary(&docs),
+                    has_example: template || row_example || has_program(&docs),
+                });
+            }
+            docs.clear();
         }
-        inside |= line.ends_with("methods {");
-        if line.contains("} derivatives {") {
-            break;
-        }
-        if let Some(doc) = line.strip_prefix("///") {
-            docs.push(doc.to_string());
-            continue;
-        }
-        let (type_name, rest) = line.split_once(' ').unwrap_or_default();
-        let method = identifier(rest);
-        if inside
-            && !docs.is_empty()
-            && identifier(type_name) == type_name
-            && rest[method.len()..].starts_with('(')
-        {
-            // A row ends with a semicolon; its `example` becomes a program in the method's documentation.
-            let end =
-                lines[number..].iter().position(|l| l.ends_with(';')).map_or(lines.len(), |n| number + n + 1);
-            let row_example = lines[number..end].iter().any(|l| l.starts_with("example "));
-            found.push(PublicFunction {
-                group: "DTensor".into(),
-                place: format!("{}:{}", table.path.display(), number + 1),
-                name: format!("DTensor::{method}"),
-                has_example: template || row_example || has_program(&docs),
-            });
-        }
-        docs.clear();
     }
     assert!(found.len() > 15, "only {} rows of the table are read", found.len());
     found

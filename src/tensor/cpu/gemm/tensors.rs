@@ -160,7 +160,7 @@ fn from<E>(data: &[E], start: usize) -> &[E] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::cpu::{Function, Isa, Loops, cast, compute, with_isa};
+    use crate::tensor::cpu::{Constants, Function, Isa, Loops, cast, compute, with_isa};
     use crate::tensor::{DType, Shape};
 
     fn noise(shape: impl Into<Shape>, seed: usize) -> Tensor {
@@ -261,7 +261,7 @@ mod tests {
     struct AddTwo;
     impl Function<2> for AddTwo {
         #[inline(always)]
-        fn at<A: Real>(_: f64, [x, y]: [A; 2]) -> A {
+        fn at<A: Real>(_: Constants, [x, y]: [A; 2]) -> A {
             x + y
         }
     }
@@ -276,7 +276,7 @@ mod tests {
     }
     impl Function<1> for Swish {
         #[inline(always)]
-        fn at<A: Real>(_: f64, [x]: [A; 1]) -> A {
+        fn at<A: Real>(_: Constants, [x]: [A; 1]) -> A {
             Swish.apply(x)
         }
     }
@@ -289,10 +289,10 @@ mod tests {
                 let (a, b, bias) = (of(noise([1, m, k], 1)), of(noise([1, k, n], 2)), of(noise([n], 3)));
                 let product = plain(&a, &b);
                 let swish = |x: &Tensor| {
-                    compute("swish", &Loops::floats::<Swish, 1>(), 0.0, &mut [x.clone()]).unwrap()
+                    compute("swish", &Loops::floats::<Swish, 1>(), [0.0; 2], &mut [x.clone()]).unwrap()
                 };
                 let mut terms = [product.clone(), bias.expand([1, m, n]).unwrap()];
-                let sum = compute("add", &Loops::floats::<AddTwo, 2>(), 0.0, &mut terms).unwrap();
+                let sum = compute("add", &Loops::floats::<AddTwo, 2>(), [0.0; 2], &mut terms).unwrap();
                 let want = [swish(&sum), sum, swish(&product)];
                 for &isa in Isa::available() {
                     let got = with_isa(isa, || {

@@ -1,0 +1,245 @@
+//! Losses per element, and losses of vectors.
+//!
+//! The methods communicate nothing unless they reduce: a mean or sum over a sharded tensor reduces one number.
+
+use super::loss_reduction::LossReduction;
+use crate::dtensor::DTensor;
+use crate::error::{Error, Result};
+use crate::ops::Mask;
+use crate::tensor::DType;
+
+/// Losses per element, and losses of vectors.
+impl DTensor {
+    /// Returns the squared error `(self - target)²`. Shapes broadcast.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 5.0], [3])?, "(S0)".parse()?)?;
+    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 1.0, 1.0], [3])?, "(S0)".parse()?)?;
+    ///     assert_eq!(x.mse_loss(&y, LossReduction::None)?.full_tensor()?.to_vec::<f32>()?, [0.0, 1.0, 16.0]);
+    ///     assert_eq!(x.mse_loss(&y, LossReduction::Sum)?.full_tensor()?.item()?, 17.0);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses shapes that do not broadcast, dtypes that differ, and dtypes that are not floating-point.
+    pub fn mse_loss(&self, target: &DTensor, reduction: LossReduction) -> Result<DTensor> {
+        reduction.apply(&self.sub(target)?.pow_scalar(2.0)?)
+    }
+
+    /// Returns the absolute error `|self - target|`. Shapes broadcast.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 6.0], [3])?, "(S0)".parse()?)?;
+    ///     let y = DTensor::full(&mesh, x.dtype(), [1], 3.0, "(R)".parse()?)?;
+    ///     assert_eq!(x.l1_loss(&y, LossReduction::Mean)?.full_tensor()?.item()?, 2.0);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses what [`DTensor::mse_loss`] refuses.
+    pub fn l1_loss(&self, target: &DTensor, reduction: LossReduction) -> Result<DTensor> {
+        reduction.apply(&self.sub(target)?.abs()?)
+    }
+
+    /// Returns Huber's loss (1964) of the error `d = |self - target|`: `d² / 2` up to `delta`, and
+    /// `delta (d - delta / 2)` above. Shapes broadcast.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, -6.0], [2])?, "(S0)".parse()?)?;
+    ///     let zero = DTensor::zeros(&mesh, x.dtype(), [2], "(S0)".parse()?)?;
+    ///     let loss = x.huber_loss(&zero, 2.0, LossReduction::None)?;
+    ///     assert_eq!(loss.full_tensor()?.to_vec::<f32>()?, [0.5, 10.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a `delta` that is not positive, and what [`DTensor::mse_loss`] refuses.
+    pub fn huber_loss(&self, target: &DTensor, delta: f64, reduction: LossReduction) -> Result<DTensor> {
+        expect_bound("huber_loss", "delta is positive and finite", delta, delta > 0.0)?;
+        reduction.apply(&self.huber(target, delta)?)
+    }
+
+    /// Returns the smooth absolute error (Girshick, *Fast R-CNN*, 2015): `d² / (2 beta)` for `d = |self - target|` up to
+    /// `beta`, and `d - beta / 2` above. It is [Huber's loss](DTensor::huber_loss) divided by `beta`; `beta = 0` gives
+    /// the [absolute error](DTensor::l1_loss). Shapes broadcast.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, -6.0], [2])?, "(S0)".parse()?)?;
+    ///     let zero = DTensor::zeros(&mesh, x.dtype(), [2], "(S0)".parse()?)?;
+    ///     let loss = x.smooth_l1_loss(&zero, 2.0, LossReduction::None)?;
+    ///     assert_eq!(loss.full_tensor()?.to_vec::<f32>()?, [0.25, 5.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a `beta` that is negative or not finite, and what [`DTensor::mse_loss`] refuses.
+    pub fn smooth_l1_loss(&self, target: &DTensor, beta: f64, reduction: LossReduction) -> Result<DTensor> {
+        expect_bound("smooth_l1_loss", "beta is finite and not negative", beta, beta >= 0.0)?;
+        if beta == 0.0 {
+            return self.l1_loss(target, reduction);
+        }
+        reduction.apply(&self.huber(target, beta)?.mul_scalar(1.0 / beta)?)
+    }
+
+    /// Returns `c (d - c / 2)` for `d = |self - target|` and `c = min(d, delta)`.
+    fn huber(&self, target: &DTensor, delta: f64) -> Result<DTensor> {
+        let distance = self.sub(target)?.abs()?;
+        let bounded = distance.minimum(&distance.number_like(delta)?)?;
+        distance.sub(&bounded.mul_scalar(0.5)?)?.mul(&bounded)
+    }
+
+    /// Returns the terms of the Kullback-Leibler divergence of these log-probabilities from `target`:
+    /// `p (ln(p) - self)`, where `p` is `target`, or `exp(target)` with `log_target`. Shapes broadcast. Terms with
+    /// `p = 0` are 0.
+    ///
+    /// The divergence of distributions is the sum over their elements. [`LossReduction::Mean`] divides by the number of
+    /// elements; divide the sum by the number of distributions for their mean divergence (PyTorch's `batchmean`).
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let p = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.5f64, 0.5, 0.0], [3])?, "(S0)".parse()?)?;
+    ///     let q = DTensor::full(&mesh, p.dtype(), [3], 0.25, "(S0)".parse()?)?;
+    ///     let divergence = q.log()?.kl_div_loss(&p, false, LossReduction::Sum)?.full_tensor()?.item()?;
+    ///     assert!((divergence - 2f64.ln()).abs() < 1e-15);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses what [`DTensor::mse_loss`] refuses.
+    pub fn kl_div_loss(
+        &self,
+        target: &DTensor,
+        log_target: bool,
+        reduction: LossReduction,
+    ) -> Result<DTensor> {
+        let shape = self.shape().broadcast("kl_div_loss", target.shape())?;
+        let (logq, target) = (self.expand(shape.clone())?, target.expand(shape)?);
+        let (p, logp) = if log_target { (target.exp()?, target) } else { (target.clone(), target) };
+        let positive = p.ne(&p.number_like(0.0)?)?;
+        let masked = |x: &DTensor| DTensor::apply_one(&Mask { on: true }, &[&positive, x]);
+        let distance = if log_target {
+            masked(&logp.sub(&logq)?)?
+        } else {
+            // The logarithm of 1 in place of that of 0 keeps the gradient finite.
+            positive.select(&p, &p.number_like(1.0)?)?.log()?.sub(&masked(&logq)?)?
+        };
+        reduction.apply(&p.mul(&distance)?)
+    }
+
+    /// Returns the cosine of the angle between vectors along `dim`:
+    /// `x · y / (max(|x|, eps) max(|y|, eps))`. Shapes broadcast; f16 and bf16 compute in f32 and round once.
+    ///
+    /// If `dim` is sharded, the ranks reduce three numbers per vector and gather nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![3.0f32, 4.0, 0.0, 2.0], [2, 2])?, "(S1)".parse()?)?;
+    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![4.0f32, 3.0], [2])?, "(S0)".parse()?)?;
+    ///     let cos = x.cosine_similarity(&y, -1, 1e-8)?.full_tensor()?.to_vec::<f32>()?;
+    ///     assert!((cos[0] - 0.96).abs() < 1e-6 && (cos[1] - 0.6).abs() < 1e-6);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses shapes that do not broadcast, a dim that the result of broadcasting lacks, dtypes that differ or are not
+    /// floating-point, and an `eps` that is negative or not finite.
+    pub fn cosine_similarity(&self, other: &DTensor, dim: isize, eps: f64) -> Result<DTensor> {
+        const VERB: &str = "cosine_similarity";
+        expect_bound(VERB, "eps is finite and not negative", eps, eps >= 0.0)?;
+        let [dot, x, y] = self.products(other, VERB, dim)?;
+        let bound = dot.number_like(eps * eps)?;
+        let norms = x.maximum(&bound)?.sqrt()?.mul(&y.maximum(&bound)?.sqrt()?)?;
+        dot.div(&norms)?.cast(self.dtype())
+    }
+
+    /// Returns the loss of pairs of vectors along the last dim that should point in the same direction (target 1) or in
+    /// different ones (target -1): `1 - cos`, or `max(0, cos - margin)`. Another target gives 0. Vectors
+    /// `[.., width]` and targets `[..]`, of any dtype, give losses `[..]`.
+    ///
+    /// As in PyTorch, the cosine is `x · y / sqrt((|x|² + 1e-12) (|y|² + 1e-12))`. If the last dim is sharded, the ranks
+    /// reduce three numbers per pair and gather nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 0.0, 0.0, 1.0], [2, 2])?, "(S1)".parse()?)?;
+    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f32, 1.0, 0.0, 1.0], [2, 2])?, "(S1)".parse()?)?;
+    ///     let target = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, -1], [2])?, "(R)".parse()?)?;
+    ///     let loss = x.cosine_embedding_loss(&y, &target, 0.25, LossReduction::None)?;
+    ///     let loss = loss.full_tensor()?.to_vec::<f32>()?;
+    ///     assert!((loss[0] - 1.0).abs() < 1e-6 && (loss[1] - 0.75).abs() < 1e-6);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses vectors and targets whose shapes do not broadcast, dtypes that differ or are not floating-point, and a
+    /// `margin` outside `[-1, 1]`.
+    pub fn cosine_embedding_loss(
+        &self,
+        other: &DTensor,
+        target: &DTensor,
+        margin: f64,
+        reduction: LossReduction,
+    ) -> Result<DTensor> {
+        const VERB: &str = "cosine_embedding_loss";
+        expect_bound(VERB, "the margin lies in [-1, 1]", margin, (-1.0..=1.0).contains(&margin))?;
+        let [dot, x, y] = self.products(other, VERB, -1)?;
+        let cos = dot.div(&x.add_scalar(1e-12)?.mul(&y.add_scalar(1e-12)?)?.sqrt()?)?;
+        let (near, far) = (cos.neg()?.add_scalar(1.0)?, cos.add_scalar(-margin)?.relu()?);
+        let is = |value: f64| target.eq(&target.number_like(value)?);
+        let zero = cos.number_like(0.0)?;
+        let losses = is(1.0)?.select(&near, &is(-1.0)?.select(&far, &zero)?)?;
+        reduction.apply(&losses.cast(self.dtype())?)
+    }
+
+    /// Returns `x · y`, `x · x` and `y · y` along `dim` of the broadcast shape, at least in f32.
+    fn products(&self, other: &DTensor, verb: &str, dim: isize) -> Result<[DTensor; 3]> {
+        self.dtype().expect_float(verb)?;
+        if self.dtype() != other.dtype() {
+            let given = format!("{} and {}", self.spec(), other.spec());
+            return Err(Error::invalid(verb, "the dtypes differ", given, "cast one of them"));
+        }
+        let wide = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let shape = self.shape().broadcast(verb, other.shape())?;
+        let dim = shape.dim(verb, dim)? as isize;
+        let (x, y) = (self.cast(wide)?.expand(shape.clone())?, other.cast(wide)?.expand(shape)?);
+        let sum = |a: &DTensor, b: &DTensor| a.mul(b)?.sum(&[dim], false);
+        Ok([sum(&x, &y)?, sum(&x, &x)?, sum(&y, &y)?])
+    }
+}
+
+/// Refuses a number that is not finite, or for which `fits` is false.
+pub(super) fn expect_bound(verb: &str, rule: &str, number: f64, fits: bool) -> Result<()> {
+    if fits && number.is_finite() { Ok(()) } else { Err(Error::invalid(verb, rule, number.to_string(), "")) }
+}

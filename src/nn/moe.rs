@@ -1,0 +1,315 @@
+//! Mixture-of-experts layers.
+
+use super::forward::Forward;
+use super::layers::Linear;
+use super::mlp::{GatedMlp, Mlp};
+use super::module::Module;
+use super::param_id::ParamId;
+use super::scope::Scope;
+use crate::dtensor::DTensor;
+use crate::error::{Error, Result};
+use crate::ops::GroupSizes;
+use crate::rng::Init;
+
+/// The sizes of a mixture-of-experts layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MoeConfig {
+    /// The width of tokens.
+    pub width: usize,
+    /// The hidden width of each expert.
+    pub hidden: usize,
+    /// The number of experts.
+    pub experts: usize,
+    /// The number of experts that each token is sent to.
+    pub top_k: usize,
+    /// If set, each expert takes at most `ceil(factor * tokens * top_k / experts)` tokens of a batch entry, and later
+    /// ones are dropped. If not, no token is dropped.
+    pub capacity_factor: Option<f64>,
+    /// True for experts `down(silu(gate(x)) · up(x))` (SwiGLU), false for `down(gelu(up(x)))`.
+    pub gated: bool,
+    /// The hidden width of an expert that every token is sent to as well, if there is one.
+    pub shared_hidden: Option<usize>,
+    /// The probability of dropping an element of the result.
+    pub dropout: f64,
+}
+
+/// A mixture of experts (Shazeer et al. 2017): a router sends each token to the best `top_k` of several feed-forward
+/// layers and adds up their results, weighted by the softmax of the chosen logits.
+///
+/// The experts' weights are stacked: `experts.up` (and `experts.gate`) `[experts, width, hidden]`, `experts.down`
+/// `[experts, hidden, width]`. A plan may shard them by experts (dim 0), over an axis that shards the batch too
+/// ([`Plan::experts`](super::Plan::experts)), or by the hidden width.
+#[derive(Clone, Debug)]
+pub struct Moe {
+    config: MoeConfig,
+    router: Linear,
+    gate: Option<ParamId>,
+    up: ParamId,
+    down: ParamId,
+    shared: Option<SharedExpert>,
+    sites: MoeSites,
+}
+
+/// The result of [`Moe::forward_with_losses`].
+#[derive(Clone, Debug)]
+pub struct MoeOutput {
+    /// The layer's result, with the operand's shape.
+    pub y: DTensor,
+    /// The load-balancing loss ([`DTensor::load_balancing_loss`]) of the router's softmax, shape `[]`.
+    pub balance: DTensor,
+    /// The router's z-loss ([`DTensor::router_z_loss`]), shape `[]`.
+    pub z: DTensor,
+}
+
+#[derive(Clone, Debug)]
+enum SharedExpert {
+    Gated(GatedMlp),
+    Plain(Mlp),
+}
+
+/// The paths at which activations may change layout.
+#[derive(Clone, Debug)]
+struct MoeSites {
+    input: String,
+    dispatch: String,
+    down: String,
+}
+
+/// The assignments of tokens to experts.
+struct Routing {
+    slot: DTensor,
+    counts: DTensor,
+    weight: DTensor,
+    /// The number of slots per expert, or `None` if no token is dropped.
+    capacity: Option<usize>,
+}
+
+impl Moe {
+    /// Declares `router.weight` `[experts, width]`, the experts' stacked weights, and a shared expert `shared` if the
+    /// sizes ask for one, filled by `init` and, for `down`, `down_init`. Declares the sites `input`, `dispatch` (rows
+    /// sorted by expert, `[batch, experts, capacity, width]`, with a capacity only) and `down` (the experts' results).
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Init, tensor::DType};
+    /// use isoshard::nn::{Forward, Moe, MoeConfig, Module, Params, Plan};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("ep", 2)])?;
+    ///     // Each rank has two of the four experts and half of the batch.
+    ///     let mut params = Params::new(&mesh, Plan::default().experts("moe", "ep"), 7)?;
+    ///     let config = MoeConfig {
+    ///         width: 4, hidden: 6, experts: 4, top_k: 2, capacity_factor: Some(1.25), gated: true,
+    ///         shared_hidden: None, dropout: 0.0,
+    ///     };
+    ///     let init = Init::Normal { mean: 0.0, std: 0.5 };
+    ///     let moe = Moe::new(params.root().child("moe"), config, (init, init))?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [2, 5, 4], 1.0, params.plan().batch_layout(mesh.mesh()))?;
+    ///     let y = moe.forward(&Forward::eval(&params), &x)?;
+    ///     assert_eq!(y.spec().to_string(), "f32[2, 5, 4]@(ep:S0)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a `top_k` of 0 or above the number of experts, and a capacity factor that is not positive and finite.
+    /// Refuses what [`Scope::param`] refuses.
+    pub fn new(mut scope: Scope<'_>, config: MoeConfig, (init, down_init): (Init, Init)) -> Result<Moe> {
+        let MoeConfig { width, hidden, experts, top_k, .. } = config;
+        let legal = config.capacity_factor.is_none_or(|f| f > 0.0 && f.is_finite());
+        if top_k == 0 || top_k > experts || !legal {
+            let rule = "wants 1 to `experts` experts per token, and a positive capacity factor";
+            return Err(Error::invalid("moe", rule, format!("{config:?}"), ""));
+        }
+        let router = Linear::new(scope.child("router"), width, experts, false, init)?;
+        let mut stacked = scope.child("experts");
+        let gate = match config.gated {
+            true => Some(stacked.param("gate", [experts, width, hidden], init)?),
+            false => None,
+        };
+        let up = stacked.param("up", [experts, width, hidden], init)?;
+        let down = stacked.param("down", [experts, hidden, width], down_init)?;
+        let shared = match (config.shared_hidden, config.gated) {
+            (None, _) => None,
+            (Some(hidden), true) => {
+                let inits = (init, down_init);
+                Some(SharedExpert::Gated(GatedMlp::new(scope.child("shared"), (width, hidden), 0.0, inits)?))
+            }
+            (Some(hidden), false) => {
+                let inits = (init, down_init);
+                Some(SharedExpert::Plain(Mlp::new(
+                    scope.child("shared"),
+                    (width, hidden),
+                    false,
+                    0.0,
+                    inits,
+                )?))
+            }
+        };
+        let sites = MoeSites {
+            input: scope.site("input"),
+            dispatch: scope.site("dispatch"),
+            down: scope.site("down"),
+        };
+        Ok(Moe { config, router, gate, up, down, shared, sites })
+    }
+
+    /// Returns the layer's result for `x` `[tokens, width]` or `[batch, tokens, width]` with the losses of its router,
+    /// to be added to the model's loss with small factors.
+    ///
+    /// Without a capacity, the ranks first agree on the number of rows of each expert: each receives the counts that it
+    /// lacks, 8 bytes per batch entry and expert. If the experts are sharded, a capacity makes the exchange of rows an
+    /// all-to-all; without one, each rank gathers the rows.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Init, tensor::DType};
+    /// use isoshard::nn::{Forward, Moe, MoeConfig, Params, Plan};
+    /// spmd(1, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[])?;
+    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     let config = MoeConfig {
+    ///         width: 2, hidden: 3, experts: 2, top_k: 2, capacity_factor: None, gated: false,
+    ///         shared_hidden: Some(3), dropout: 0.0,
+    ///     };
+    ///     let moe = Moe::new(params.root().child("moe"), config, (Init::Ones, Init::Ones))?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [5, 2], 0.5, Layout::replicated(0))?;
+    ///     let out = moe.forward_with_losses(&Forward::eval(&params), &x)?;
+    ///     assert_eq!(out.balance.full_tensor()?.item()?, 1.0); // every token goes to both experts
+    ///     assert_eq!(out.y.shape()[..], [5, 2]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses an `x` of another width or number of dims; returns an error if a rank fails. Without a capacity, refuses
+    /// [`Device::Meta`](crate::tensor::Device::Meta), where counts have no values.
+    pub fn forward_with_losses(&self, cx: &Forward, x: &DTensor) -> Result<MoeOutput> {
+        let x = cx.site(&self.sites.input, x.clone())?;
+        let logits = self.router.forward(cx, &x)?;
+        let routing = self.route(&x, &logits)?;
+        let y = self.experts(cx, &x, &routing, None)?;
+        Ok(MoeOutput {
+            y,
+            balance: logits.softmax(-1)?.load_balancing_loss(&routing.counts)?,
+            z: logits.router_z_loss()?,
+        })
+    }
+
+    /// Returns the layer's result for `x` as [`Module::forward`] does, with the number of rows of each expert given
+    /// instead of read from the router. For dry runs on [`Device::Meta`](crate::tensor::Device::Meta) without a
+    /// capacity.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops::GroupSizes, placement::Layout};
+    /// use isoshard::{nn::{Forward, Moe, MoeConfig, Module, Params, Plan}, rng::Init, tensor::{DType, Device}};
+    /// spmd(1, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank.on(Device::Meta), &[])?;
+    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     let config = MoeConfig {
+    ///         width: 2, hidden: 3, experts: 2, top_k: 1, capacity_factor: None, gated: true,
+    ///         shared_hidden: None, dropout: 0.0,
+    ///     };
+    ///     let moe = Moe::new(params.root().child("moe"), config, (Init::Ones, Init::Ones))?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [6, 2], Layout::replicated(0))?;
+    ///     let cx = Forward::eval(&params);
+    ///     let refused = moe.forward(&cx, &x).unwrap_err().to_string();
+    ///     assert!(refused.starts_with("group_sizes: counts on meta have no values"), "{refused}");
+    ///     assert_eq!(moe.forward_with_sizes(&cx, &x, &GroupSizes::new(2, [3, 3])?)?.shape()[..], [6, 2]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses sizes that do not add up to the number of rows, and an `x` that [`Module::forward`] refuses.
+    pub fn forward_with_sizes(&self, cx: &Forward, x: &DTensor, sizes: &GroupSizes) -> Result<DTensor> {
+        let x = cx.site(&self.sites.input, x.clone())?;
+        let routing = self.route(&x, &self.router.forward(cx, &x)?)?;
+        self.experts(cx, &x, &routing, Some(sizes))
+    }
+
+    /// Chooses the experts and slots of each token.
+    fn route(&self, x: &DTensor, logits: &DTensor) -> Result<Routing> {
+        let MoeConfig { experts, top_k, capacity_factor, .. } = self.config;
+        if !matches!(x.shape().len(), 2 | 3) {
+            let rule = "wants tokens [tokens, width] or [batch, tokens, width]";
+            return Err(Error::invalid("moe", rule, x.spec().to_string(), "reshape them"));
+        }
+        let tokens = x.shape()[x.shape().len() - 2];
+        let (expert, weight) = logits.route_top_k(top_k)?;
+        let capacity =
+            capacity_factor.map(|f| (f * (tokens * top_k) as f64 / experts as f64).ceil() as usize);
+        let (slot, counts) = expert.expert_slots(experts, capacity)?;
+        Ok(Routing { slot, counts, weight, capacity })
+    }
+
+    /// Returns the weighted sum of the results of each token's experts, with the shared expert's result.
+    fn experts(
+        &self,
+        cx: &Forward,
+        x: &DTensor,
+        routing: &Routing,
+        sizes: Option<&GroupSizes>,
+    ) -> Result<DTensor> {
+        let Routing { slot, counts, weight, capacity } = routing;
+        let dims = x.shape().len();
+        let y = match capacity {
+            Some(capacity) => {
+                let slots = self.config.experts * capacity;
+                let mut apart = x.shape().to_vec();
+                apart.splice(dims - 2..dims - 1, [self.config.experts, *capacity]);
+                let rows = x.permute_tokens(slot, slots)?.reshape(apart)?;
+                let rows = cx.site(&self.sites.dispatch, rows)?;
+                let signature = if dims == 3 { "beck, ekn -> becn" } else { "eck, ekn -> ecn" };
+                let y = self.feed_forward(cx, &rows, &|x, w| x.einsum(signature, w))?;
+                let mut joined = x.shape().to_vec();
+                joined[dims - 2] = slots;
+                cx.site(&self.sites.down, y)?.reshape(joined)?
+            }
+            None => {
+                let agreed = if sizes.is_none() { Some(counts.group_sizes()?) } else { None };
+                let sizes = sizes.or(agreed.as_ref()).expect("given or agreed");
+                let rows = x.permute_tokens(slot, slot.shape()[dims - 2] * slot.shape()[dims - 1])?;
+                let y = self.feed_forward(cx, &rows, &|x, w| x.grouped_matmul(w, sizes))?;
+                cx.site(&self.sites.down, y)?
+            }
+        };
+        let chosen = y.unpermute_tokens(slot)?;
+        let mut y = chosen.mul(&weight.unsqueeze(dims)?)?.sum(&[-2], false)?;
+        if let Some(shared) = &self.shared {
+            y = y.add(&match shared {
+                SharedExpert::Gated(mlp) => mlp.forward(cx, x)?,
+                SharedExpert::Plain(mlp) => mlp.forward(cx, x)?,
+            })?;
+        }
+        cx.dropout(y, self.config.dropout)
+    }
+
+    /// Applies every expert to its rows; `product` multiplies rows with their experts' matrices.
+    fn feed_forward(
+        &self,
+        cx: &Forward,
+        rows: &DTensor,
+        product: &dyn Fn(&DTensor, &DTensor) -> Result<DTensor>,
+    ) -> Result<DTensor> {
+        let up = cx.with_param(self.up, |w| product(rows, w))?;
+        let hidden = match self.gate {
+            Some(gate) => cx.with_param(gate, |w| product(rows, w))?.silu()?.mul(&up)?,
+            None => up.gelu()?,
+        };
+        cx.with_param(self.down, |w| product(&hidden, w))
+    }
+}
+
+impl Module for Moe {
+    /// Maps `x` `[tokens, width]` or `[batch, tokens, width]` to the same shape; [`Moe::forward_with_losses`] also
+    /// returns the router's losses, and its page says what is communicated.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Moe::forward_with_losses`].
+    fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
+        let x = cx.site(&self.sites.input, x.clone())?;
+        let routing = self.route(&x, &self.router.forward(cx, &x)?)?;
+        self.experts(cx, &x, &routing, None)
+    }
+}

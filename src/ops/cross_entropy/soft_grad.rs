@@ -1,0 +1,143 @@
+//! `soft_cross_entropy_grad`: the derivative of `soft_cross_entropy` with respect to the logits, in one pass.
+
+use smallvec::smallvec;
+
+use super::cuda;
+use super::rows::{expect_soft, repeated_rows};
+use crate::error::{Error, Result};
+use crate::ops::softmax::sum_exp::row_maximum;
+use crate::ops::work::elements;
+use crate::ops::{
+    AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, SoftCrossEntropyGrad, Statistic,
+    Tensors, Vjp, Windows, Work, arity, list,
+};
+use crate::tensor::cpu::{Kernel, Real, as_elements_mut, cast, dispatch};
+use crate::tensor::{DType, Tensor};
+
+impl Op for SoftCrossEntropyGrad {
+    fn name(&self) -> &'static str {
+        "soft_cross_entropy_grad"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let (&[ref logits, ref q, ref m, ref s, ref dy], sum) = match self.row_sum {
+            Some(_) => (arity::<5>(self.name(), ins)?, None),
+            None => {
+                let all = arity::<6>(self.name(), ins)?;
+                (all[..5].try_into().expect("five of six"), Some(&all[5]))
+            }
+        };
+        expect_soft(self.name(), [logits, q, m, s], ins)?;
+        let outer = &logits.shape[..logits.shape.len() - 1];
+        if dy.shape[..] != *outer || dy.dtype != s.dtype || sum.is_some_and(|sum| sum != s) {
+            let rule = "wants dy of the loss's shape and dtype, and sums like the statistics";
+            return Err(Error::invalid(self.name(), rule, list(ins), ""));
+        }
+        Ok(smallvec![logits.clone()])
+    }
+
+    /// Linear in `dy`.
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
+        let (last, count) = (ins[0].shape.len() - 1, ins.len());
+        let (r, s) = (AxisPlacement::R, AxisPlacement::S(last));
+        let mut rows: Vec<Row> = (0..last).map(|d| Row::same(AxisPlacement::S(d), count)).collect();
+        let with = |first: [AxisPlacement; 5]| first.into_iter().chain(std::iter::repeat_n(r, count - 5));
+        rows.push(Row::new(with([s, s, r, r, r]), [s]));
+        rows.push(Row::new(with([r, r, r, r, AxisPlacement::SUM]), [AxisPlacement::SUM]));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let number = self.row_sum.map_or(0.0, |sum| sum.0);
+        Ok(smallvec![match ins[3].dtype() {
+            DType::F64 => soft_gradients::<f64>(ins, number)?,
+            _ => soft_gradients::<f32>(ins, number)?,
+        }])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let first = [&ins[0], &ins[1], &ins[2], &ins[3], &ins[4]];
+        let number = self.row_sum.map_or(0.0, |sum| sum.0);
+        Ok(smallvec![cuda::soft_cross_entropy_grad(first, ins.get(5), number)?])
+    }
+
+    /// Per element: a subtraction, an exponential, two products, a subtraction. Per row: a product and a division.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(Work::SPECIAL + 4, ins, outs).plus(elements(&ins[4]).saturating_mul(2))
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("the second derivative of soft_cross_entropy is not written")
+    }
+
+    fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
+        vec![row_maximum(2, &ins[0])]
+    }
+
+    fn adds(&self) -> bool {
+        true
+    }
+}
+
+/// Computes the gradients of rows. `number` is the sum of each row of `q` if there is no operand for it.
+fn soft_gradients<A: Real>(ins: &[Tensor], number: f64) -> Result<Tensor> {
+    let wide = |x: &Tensor| cast(&x.contiguous()?, A::DTYPE);
+    let logits = &ins[0];
+    let mut out = Tensor::uninit(A::DTYPE, logits.shape());
+    if out.numel() > 0 {
+        let (x, m, s, dy) = (wide(logits)?, wide(&ins[2])?, wide(&ins[3])?, wide(&ins[4])?);
+        let (q, step) = repeated_rows(&ins[1])?;
+        let sums = ins.get(5).map(wide).transpose()?;
+        dispatch(SoftGradientRows::<A> {
+            x: x.as_slice()?,
+            q: q.as_slice()?,
+            step,
+            statistics: [m.as_slice()?, s.as_slice()?, dy.as_slice()?],
+            sums: sums.as_ref().map(Tensor::as_slice).transpose()?,
+            number: A::of(number),
+            len: logits.shape()[logits.shape().len() - 1],
+            out: as_elements_mut(out.bytes_mut()),
+        });
+    }
+    cast(&out, logits.dtype())
+}
+
+/// The kernel. The rows of `q` are `step` apart.
+struct SoftGradientRows<'a, A> {
+    x: &'a [A],
+    q: &'a [A],
+    step: usize,
+    statistics: [&'a [A]; 3],
+    sums: Option<&'a [A]>,
+    number: A,
+    len: usize,
+    out: &'a mut [A],
+}
+
+impl<A: Real> Kernel for SoftGradientRows<'_, A> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let len = self.len;
+        for (r, (x, out)) in self.x.chunks_exact(len).zip(self.out.chunks_exact_mut(len)).enumerate() {
+            let [m, s, dy] = self.statistics.map(|of| of[r]);
+            let q = &self.q[r * self.step..][..len];
+            let share = dy * self.sums.map_or(self.number, |sums| sums[r]) / s;
+            for (out, (&x, &q)) in out.iter_mut().zip(x.iter().zip(q)) {
+                *out = (x - m).exp() * share - dy * q;
+            }
+        }
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let sample = |outer: &[usize], classes: usize, row_sum: Option<Bits>| {
+        let with = |n: usize| -> Vec<usize> { outer.iter().copied().chain([n]).collect() };
+        let (x, q) = (Input::ints(with(classes)), Input::unit(with(classes)));
+        let (m, s) = (Input::ints(with(1)), Input::positive(with(1)));
+        let sum = row_sum.is_none().then(|| Input::positive(with(1)));
+        let ins = [x, q, m, s, Input::ints(outer)].into_iter().chain(sum);
+        Sample::new(SoftCrossEntropyGrad { row_sum }, ins).not_smooth()
+    };
+    vec![sample(&[5], 3, None), sample(&[2, 3], 7, Some(Bits(0.5))), sample(&[0], 3, None)]
+}

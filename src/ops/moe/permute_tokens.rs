@@ -1,0 +1,94 @@
+//! `permute_tokens`: rows of tokens to slots. The derivative of `unpermute_tokens`.
+
+use smallvec::smallvec;
+
+use super::{cpu, cuda};
+use crate::error::{Error, Result};
+use crate::ops::index::segments::expect_indices;
+use crate::ops::{
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, PermuteTokens, Row, Sample, Tensors,
+    UnpermuteTokens, Vjp, Windows, Work, arity, list,
+};
+use crate::tensor::{Shape, Tensor};
+
+impl Op for PermuteTokens {
+    fn name(&self) -> &'static str {
+        "permute_tokens"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x, slot] = arity(self.name(), ins)?;
+        expect_indices(self.name(), slot)?;
+        let dims = slot.shape.len();
+        if !matches!(dims, 2 | 3) || x.shape.len() != dims + 1 || x.shape[..dims] != slot.shape[..] {
+            let rule =
+                "wants rows [tokens, choices, width] and slots [tokens, choices], or both with a batch dim";
+            return Err(Error::invalid(self.name(), rule, list(ins), "reshape or expand them"));
+        }
+        let shape: Shape = x.shape[..dims - 2].iter().copied().chain([self.slots, x.shape[dims]]).collect();
+        Ok(smallvec![Meta { dtype: x.dtype, shape }])
+    }
+
+    /// Rows are only copied, so any partial operand is accepted. If tokens are sharded, each rank fills the slots of its
+    /// tokens, which gives a partial sum; if slots are sharded, each rank fills its own.
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
+        use AxisPlacement::{R, S};
+        let lead = ins[1].shape.len() - 2;
+        let mut rows: Vec<Row> = (0..lead).map(|d| Row::same(S(d), 2)).collect();
+        rows.push(Row::new([S(lead + 2), R], [S(lead + 1)]));
+        for d in [lead, lead + 1] {
+            rows.push(Row::new([S(d), S(d)], [AxisPlacement::SUM]).exact());
+        }
+        rows.push(Row::new([R, R], [S(lead)]));
+        rows.extend(Algebra::Structural.rows(1).iter().map(|r| Row::new([r.ins[0], R], [r.outs[0]]).exact()));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Ok(smallvec![cpu::permute(
+            &with_batch(&ins[0], 4)?,
+            &ins[1].contiguous()?,
+            self.held(at),
+            at.outs[0].local()
+        )?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let x = with_batch(&ins[0], 4)?;
+        Ok(smallvec![cuda::permute(&x, &ins[1], self.held(at), at.outs[0].local())?])
+    }
+
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::moves(ins, outs)
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.none(1, "a slot has no derivative");
+        let (slot, dy) = (g.input(1), g.grad(0));
+        let dx = g.apply(UnpermuteTokens, &[dy, slot])?;
+        g.set(0, dx);
+        Ok(())
+    }
+}
+
+impl PermuteTokens {
+    /// Returns the slots that this rank fills.
+    fn held(&self, at: &Windows) -> cpu::SlotRange {
+        let out = &at.outs[0];
+        let d = out.global.len() - 2;
+        cpu::SlotRange { all: self.slots, start: out.start(d), held: out.local()[d] }
+    }
+}
+
+/// Returns the tensor with `dims` dims: adds a leading dim of extent 1 if it has one less.
+pub(super) fn with_batch(x: &Tensor, dims: usize) -> Result<Tensor> {
+    if x.shape().len() == dims { Ok(x.clone()) } else { x.unsqueeze(0) }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let sample = |slots, x: &[usize]| {
+        let slot = Input::slots(&x[..x.len() - 1], slots);
+        Sample::new(PermuteTokens { slots }, [Input::ints(x), slot])
+    };
+    vec![sample(10, &[3, 5, 2, 2]), sample(6, &[7, 1, 3]), sample(4, &[2, 1, 3, 1]), sample(2, &[0, 2, 3])]
+}

@@ -1,0 +1,107 @@
+//! `unpermute_tokens`: rows of slots back to their tokens. The derivative of `permute_tokens`.
+
+use smallvec::smallvec;
+
+use super::permute_tokens::with_batch;
+use super::{cpu, cuda};
+use crate::error::{Error, Result};
+use crate::ops::index::segments::expect_indices;
+use crate::ops::{
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, PermuteTokens, Row, Sample, Tensors, Vjp,
+    Windows, Work, arity, list,
+};
+use crate::tensor::{Shape, Tensor};
+
+/// Reads rows by slot: `(y, slot) -> x`, where `y` is `[.., slots, width]`, `slot` (i64) `[.., tokens, choices]`, and
+/// `x[.., t, k, :] = y[.., slot[.., t, k], :]`. A row whose slot is -1 (dropped) is -0. At most one leading dim. Applied
+/// by [`DTensor::unpermute_tokens`](crate::dtensor::DTensor::unpermute_tokens).
+///
+/// If the slots of `y` are sharded, the result is a partial sum.
+///
+/// ```
+/// use isoshard::{ops::{UnpermuteTokens, eval_whole}, tensor::Tensor};
+/// let y = Tensor::from_vec(vec![1.0, 2.0, 3.0], [3, 1])?;
+/// let slot = Tensor::from_vec(vec![2i64, 0, -1, 1], [2, 2])?;
+/// assert_eq!(eval_whole(&UnpermuteTokens, &[y, slot])?[0].to_f64_vec(), [3.0, 1.0, 0.0, 2.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct UnpermuteTokens;
+
+impl Op for UnpermuteTokens {
+    fn name(&self) -> &'static str {
+        "unpermute_tokens"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [y, slot] = arity(self.name(), ins)?;
+        expect_indices(self.name(), slot)?;
+        let dims = slot.shape.len();
+        if !matches!(dims, 2 | 3) || y.shape.len() != dims || y.shape[..dims - 2] != slot.shape[..dims - 2] {
+            let rule = "wants rows [slots, width] and slots [tokens, choices], or both with a batch dim";
+            return Err(Error::invalid(self.name(), rule, list(ins), "reshape or expand them"));
+        }
+        let shape: Shape = slot.shape.iter().copied().chain([y.shape[dims - 1]]).collect();
+        Ok(smallvec![Meta { dtype: y.dtype, shape }])
+    }
+
+    /// Rows are only copied, so any partial operand is accepted. If the slots of `y` are sharded, each rank fills in the
+    /// rows that it stores, which gives a partial sum.
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
+        use AxisPlacement::{R, S};
+        let lead = ins[1].shape.len() - 2;
+        let mut rows: Vec<Row> = (0..lead).map(|d| Row::same(S(d), 2)).collect();
+        rows.push(Row::new([S(lead + 1), R], [S(lead + 2)]));
+        for d in [lead, lead + 1] {
+            rows.push(Row::new([R, S(d)], [S(d)]));
+        }
+        rows.push(Row::new([S(lead), R], [AxisPlacement::SUM]).exact());
+        rows.extend(Algebra::Structural.rows(1).iter().map(|r| Row::new([r.ins[0], R], [r.outs[0]]).exact()));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let y = with_batch(&ins[0], 3)?;
+        Ok(smallvec![cpu::unpermute(&y, &ins[1].contiguous()?, held(at), at.outs[0].local())?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let y = with_batch(&ins[0], 3)?;
+        Ok(smallvec![cuda::unpermute(&y, &ins[1], held(at), at.outs[0].local())?])
+    }
+
+    /// Reads only the rows that are copied.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::by_index(&ins[1], outs)
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.none(1, "a slot has no derivative");
+        let y = &g.input_meta(0).shape;
+        let slots = y[y.len() - 2];
+        let (slot, dx) = (g.input(1), g.grad(0));
+        let dy = g.apply(PermuteTokens { slots }, &[dx, slot])?;
+        g.set(0, dy);
+        Ok(())
+    }
+}
+
+/// Returns the slots whose rows this rank stores.
+fn held(at: &Windows) -> cpu::SlotRange {
+    let y = &at.ins[0];
+    let d = y.global.len() - 2;
+    cpu::SlotRange { all: y.global[d], start: y.start(d), held: y.local()[d] }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let sample = |y: &[usize], slot: &[usize]| {
+        let slots = y[y.len() - 2];
+        Sample::new(UnpermuteTokens, [Input::ints(y), Input::slots(slot, slots)])
+    };
+    vec![
+        sample(&[3, 10, 2], &[3, 5, 2]),
+        sample(&[6, 3], &[7, 1]),
+        sample(&[2, 4, 1], &[2, 1, 3]),
+        sample(&[2, 3], &[0, 2]),
+    ]
+}

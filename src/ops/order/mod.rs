@@ -1,0 +1,33 @@
+//! Operators that order the elements along a dim: `sort`, `topk` and `topk_blocks`.
+//!
+//! All follow one order: ascending by value, with -0 equal to 0 and NaN after every number; equal elements by their
+//! index. Descending order reverses the values and not the indices, so NaN comes first and equal elements stay in the
+//! order of their indices. This is PyTorch's order of a stable sort. Elements are copied, so zeros keep their sign.
+
+pub(super) mod cpu;
+pub(super) mod cuda;
+pub(super) mod key;
+pub(super) mod radix;
+pub(super) mod sort;
+pub(super) mod topk;
+pub(super) mod topk_blocks;
+
+use super::{AxisPlacement, Meta, Row};
+use crate::error::{Error, Result};
+
+/// Returns the rows of an operator whose results have the operand's dims and which needs `dim` whole.
+fn rows_but(x: &Meta, dim: usize) -> Vec<Row> {
+    let others = (0..x.shape.len()).filter(|&d| d != dim);
+    others.map(|d| Row::new([AxisPlacement::S(d)], [AxisPlacement::S(d); 2])).collect()
+}
+
+/// Refuses a dim that `x` does not have, and one whose indices do not fit 32 bits.
+fn expect_dim(verb: &str, x: &Meta, dim: usize) -> Result<usize> {
+    match x.shape.get(dim) {
+        None => Err(Error::invalid(verb, "no such dim", format!("dim {dim} of {x}"), "")),
+        Some(&n) if n > u32::MAX as usize => {
+            Err(Error::unsupported(verb, "a dim of 2^32 elements or more", x.to_string(), "split it"))
+        }
+        Some(&n) => Ok(n),
+    }
+}

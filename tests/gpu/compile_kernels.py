@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Compiles every CUDA source of the crate for Hopper, and for Ampere every file of kernels/ and every eighth formula, as the
+crate does: by NVRTC with the crate's options, and warnings are errors. Needs no GPU. The sources are those of kernels/ and those that formulas generate;
+examples/kernel_sources.rs writes both.
+
+    tests/gpu/compile_kernels.py [NAME.cu ...]      all sources without arguments
+
+Writes every kernel's registers, stack, spills and static shared memory to target/gpu/kernels.tsv, and the largest ones
+to standard output. A kernel that spills or has a stack frame (which is in slow local memory) fails, unless spills.txt in
+this folder allows that much. The compiler's words on a source are kept in target/gpu/logs under a hash of everything that
+they depend on, so an unchanged source is compiled once.
+"""
+
+import ctypes
+import fnmatch
+import hashlib
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+
+ARCHITECTURES = ("sm_80", "sm_90")
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+OUT = os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target")), "gpu")
+SOURCES, LOGS = os.path.join(OUT, "sources"), os.path.join(OUT, "logs")
+ALLOWED = os.path.join(ROOT, "tests", "gpu", "spills.txt")
+PTXAS = re.compile(r"^(ptxas info|ptxas +\.)")
+
+
+def read(name):
+    with open(os.path.join(SOURCES, name), encoding="utf-8") as file:
+        return file.read()
+
+
+def included(source, headers):
+    """The headers that a source includes, directly or not."""
+    found, texts = {}, [source]
+    while texts:
+        for name in re.findall(r'#include "([^"]+)"', texts.pop()):
+            if name in headers and name not in found:
+                found[name] = headers[name]
+                texts.append(headers[name])
+    return found
+
+
+def compile_one(task):
+    """Compiles a source for an architecture, and returns (source, architecture, what is wrong, the compiler's log)."""
+    name, architecture, library, options = task
+    source = read(name)
+    headers = included(source, {h: read(h) for h in os.listdir(SOURCES) if h.endswith(".cuh")})
+    nvrtc = ctypes.CDLL(library)
+    version = (ctypes.c_int * 2)()
+    nvrtc.nvrtcVersion(ctypes.byref(version, 0), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
+    options = [*options, f"--gpu-architecture={architecture}", "--ptxas-options=-v"]
+    key = hashlib.sha256(repr((list(version), options, source, sorted(headers.items()))).encode()).hexdigest()
+    kept = os.path.join(LOGS, f"{name}.{architecture}.{key[:24]}")
+    if os.path.exists(kept):
+        with open(kept, encoding="utf-8") as file:
+            return name, architecture, "", file.read()
+
+    texts = (ctypes.c_char_p * len(headers))(*[t.encode() for t in headers.values()])
+    names = (ctypes.c_char_p * len(headers))(*[h.encode() for h in headers])
+    program = ctypes.c_void_p()
+    made = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), len(headers), texts, names)
+    words = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
+    failed = made or nvrtc.nvrtcCompileProgram(program, len(options), words)
+    size = ctypes.c_size_t()
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, buffer)
+    log = buffer.value.decode()
+    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    wrong = "\n".join(line for line in log.splitlines() if line.strip() and not PTXAS.match(line))
+    if failed or wrong or not size.value:
+        return name, architecture, wrong or f"NVRTC's error {failed}, {size.value} bytes of machine code", log
+    with open(f"{kept}.{os.getpid()}", "w", encoding="utf-8") as file:
+        file.write(log)
+    os.replace(f"{kept}.{os.getpid()}", kept)
+    return name, architecture, "", log
+
+
+def kernels(name, architecture, log):
+    """The kernels of a log: (source, architecture, kernel, registers, stack, spilled, shared)."""
+    found, kernel, of, stack, spilled = [], None, None, 0, 0
+    for line in log.splitlines():
+        if entry := re.search(r"Compiling entry function '([^']+)'", line):
+            kernel = entry[1]
+        elif entry := re.search(r"Function properties for (\S+)", line):
+            of = entry[1]
+        elif (entry := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line)) and of == kernel:
+            stack, spilled = int(entry[1]), int(entry[2]) + int(entry[3])
+        elif entry := re.search(r"Used (\d+) registers", line):
+            shared = re.search(r"(\d+) bytes smem", line)
+            found.append((name[:-3], architecture, kernel, int(entry[1]), stack, spilled, int(shared[1]) if shared else 0))
+    return found
+
+
+def allowed():
+    """The lines of spills.txt: a kernel's name (* matches any text), bytes of stack, and bytes of spills."""
+    for line in open(ALLOWED, encoding="utf-8"):
+        words = line.split("#")[0].split()
+        if len(words) >= 3:
+            yield words[0], int(words[1]), int(words[2])
+
+
+def main():
+    toolchain = subprocess.run([os.path.join(ROOT, "tests/gpu/toolchain.sh")], check=True, capture_output=True, text=True)
+    folder = os.path.join(toolchain.stdout.strip(), "lib")
+    if os.environ.get("LD_LIBRARY_PATH", "").split(":")[0] != folder:
+        # NVRTC looks for its own parts there; a process reads the variable when it starts.
+        path = ":".join(p for p in (folder, os.environ.get("LD_LIBRARY_PATH")) if p)
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_LIBRARY_PATH": path})
+    for name in os.listdir(SOURCES) if os.path.isdir(SOURCES) else []:
+        os.remove(os.path.join(SOURCES, name))
+    os.makedirs(LOGS, exist_ok=True)
+    subprocess.run(["cargo", "run", "--quiet", "--example", "kernel_sources", "--", SOURCES], check=True, cwd=ROOT)
+    names = sys.argv[1:] or sorted(n for n in os.listdir(SOURCES) if n.endswith(".cu"))
+    assert names, "no sources to compile"
+    options = read("options.txt").split()
+    library = os.path.join(folder, "libnvrtc.so.13")
+    # The slowest first: long sources, with long headers.
+    by_length = sorted(names, key=lambda n: -os.path.getsize(os.path.join(SOURCES, n)))
+    heavy = sorted(by_length, key=lambda n: not re.match("attention|matmul", n))
+    # Formulas share loops and functions, so Ampere compiles every eighth of them; Hopper compiles all.
+    formulas = [n for n in sorted(heavy) if not os.path.exists(os.path.join(ROOT, "kernels", n))]
+    left_out = set(formulas) - set(formulas[::8]) - set(sys.argv[1:])
+    tasks = [(n, a, library, options) for n in heavy for a in ARCHITECTURES if a != "sm_80" or n not in left_out]
+    with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
+        done = pool.map(compile_one, tasks, chunksize=1)
+
+    table = sorted(row for name, architecture, _, log in done for row in kernels(name, architecture, log))
+    with open(os.path.join(OUT, "kernels.tsv"), "w", encoding="utf-8") as file:
+        for row in [("file", "arch", "kernel", "registers", "stack", "spilled", "shared"), *table]:
+            file.write("\t".join(map(str, row)) + "\n")
+    print(f"{len(names)} files, {len(table)} kernels over {' and '.join(ARCHITECTURES)}; the most registers:")
+    for name, architecture, kernel, registers, _, _, shared in sorted(table, key=lambda r: (-r[3], r[2]))[:8]:
+        print(f"  {registers:4} registers {shared:6} bytes shared  {architecture} {kernel}")
+    bad = [f"FAILED: {name} for {architecture}\n{wrong}" for name, architecture, wrong, _ in done if wrong]
+    rules = list(allowed())
+    for name, architecture, kernel, _, stack, spilled, _ in table:
+        within = any(fnmatch.fnmatchcase(kernel, k) and stack <= s and spilled <= b for k, s, b in rules)
+        if (stack or spilled) and not within:
+            bad.append(f"{kernel} ({name}.cu, {architecture}): {stack} bytes of stack, {spilled} bytes spilled, beyond spills.txt")
+    without = [n for n, _, wrong, log in done if not wrong and "Compiling entry function" not in log]
+    bad += [f"{name}: the compiler names no kernel" for name in without]
+    if bad:
+        sys.exit("\n".join(bad))
+
+
+if __name__ == "__main__":
+    main()
