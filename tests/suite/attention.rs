@@ -224,7 +224,7 @@ fn rows_of_a_prefix_equal_the_rows_of_the_whole_by_bits() {
 
 /// A key or query that is left out is not multiplied: it may be an infinity or a NaN.
 #[test]
-fn what_is_masked_changes_nothing() {
+fn masked_keys_change_nothing() {
     let t = 70;
     let [q, k, v, grad] = [1, 2, 3, 4].map(|seed| cast(&noise([1, 2, t, 4], seed), DType::F32).unwrap());
     let hidden = |j: usize| j % 3 == 1;

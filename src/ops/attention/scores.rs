@@ -124,9 +124,9 @@ impl ScoreRule {
 /// The optional operands of attention's scores, which [`ScoreRule`] describes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScoreOperands<'a> {
-    /// Added to the scores.
+    /// The tensor that is added to the scores.
     pub bias: Option<&'a Tensor>,
-    /// True where a query sees a key.
+    /// The tensor that is true where a query sees a key.
     pub mask: Option<&'a Tensor>,
     /// The document numbers of queries and of keys.
     pub documents: Option<[&'a Tensor; 2]>,
