@@ -11,8 +11,8 @@ use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::ops::cpu::{self as ops, CpuAttention};
 use isoshard::ops::{
-    Bits, Clamp, FloatTest, FloatTestKind, Floor, Gather, Hardswish, Lerp, Op, Remainder, ScatterAdd, Sort,
-    TopK, eval_whole,
+    Bits, Clamp, FloatTest, FloatTestKind, Floor, Gather, Hardswish, Lerp, Op, Remainder, ScatterAdd,
+    ScoreOperands, ScoreRule, Sort, TopK, eval_whole,
 };
 use isoshard::placement::Layout;
 use isoshard::tensor::cpu::{
@@ -405,17 +405,38 @@ fn products(bench: &Bench) -> Result<()> {
 }
 
 fn attention(bench: &Bench) -> Result<()> {
-    for (b, h, t, d) in [(12, 4, 64, 32), (4, 6, 256, 64)] {
+    for (b, h, t, d) in [(12, 4, 64, 32), (4, 6, 256, 64), (1, 8, 1024, 64), (1, 2, 4096, 64)] {
         let [q, k, v] = [(); 3].map(|()| noise([b, t, h, d]).transpose(1, 2));
         let (q, k, v) = (q?, k?, v?);
-        let attention = CpuAttention::causal("attention", 0, 1.0 / (d as f64).sqrt());
-        let (o, lse) = attention.forward(&q, &k, &v)?;
+        let causal = CpuAttention::causal("attention", 0, 1.0 / (d as f64).sqrt());
+        // Every third of the last eighth of the keys is padding.
+        let mask = (0..b * t).map(|i| i % t < t - t / 8 || i % 3 > 0).collect();
+        let mask = Tensor::from_vec::<bool>(mask, [b, 1, 1, t])?;
+        let bias = noise([1, h, t, t]);
+        let all = ScoreRule::BIDIRECTIONAL;
+        let of = |name: &str, rule: ScoreRule, pairs: f64| -> Result<()> {
+            let operands = ScoreOperands {
+                mask: rule.mask.then_some(&mask),
+                bias: rule.bias.then_some(&bias),
+                documents: None,
+            };
+            let attention = CpuAttention { rule, operands, ..causal };
+            let (o, lse) = attention.forward(&q, &k, &v)?;
+            let flops = 4.0 * (b * h * d) as f64 * pairs;
+            let forward = || attention.forward(&q, &k, &v);
+            bench.case(&format!("attention {b}x{h}x{t}x{d}{name}"), "GFLOP/s", flops, forward);
+            let backward = || attention.backward([&q, &k, &v], (&o, &lse), &o);
+            bench.case(&format!("attention {b}x{h}x{t}x{d}{name} back"), "GFLOP/s", 2.5 * flops, backward);
+            Ok(())
+        };
+        let square = (t * t) as f64;
         // A causal mask leaves half of two products of t x t x d.
-        let flops = 2.0 * (b * h * t * t * d) as f64;
-        let forward = || attention.forward(&q, &k, &v);
-        bench.case(&format!("attention {b}x{h}x{t}x{d}"), "GFLOP/s", flops, forward);
-        let backward = || attention.backward([&q, &k, &v], (&o, &lse), &o);
-        bench.case(&format!("attention {b}x{h}x{t}x{d} back"), "GFLOP/s", 2.5 * flops, backward);
+        of("", ScoreRule::CAUSAL, square / 2.0)?;
+        of(" all", all, square)?;
+        of(" mask", ScoreRule { mask: true, ..all }, square)?;
+        of(" bias", ScoreRule { bias: true, ..all }, square)?;
+        let window = ScoreRule { before: Some(t / 8 - 1), ..ScoreRule::CAUSAL };
+        of(" window", window, square / 8.0)?;
     }
     Ok(())
 }

@@ -9,11 +9,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod attention;
 mod bridge;
 mod comm;
 mod cost;
 mod cuda_attention;
 mod cuda_attention_fast;
+mod cuda_attention_masks;
 mod cuda_create;
 mod cuda_gemm;
 mod cuda_index;
