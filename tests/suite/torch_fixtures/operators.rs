@@ -114,6 +114,15 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     max |x, a| EQUAL, EQUAL, x[0].max(&[integer(a, 0)], false);
     min |x, a| EQUAL, EQUAL, x[0].min(&[integer(a, 0)], false);
     argmax |x, a| EQUAL, EQUAL, x[0].argmax(integer(a, 0));
+    argmin |x, a| EQUAL, EQUAL, x[0].argmin(integer(a, 0));
+    prod |x, a| sums(4.0), sums(8.0), x[0].prod(&[integer(a, 0)], false);
+    var |x, a| sums(4.0), sums(8.0), x[0].var(&[integer(a, 0)], count(a, 1), false);
+    std |x, a| sums(4.0), sums(8.0), x[0].std(&[integer(a, 0)], count(a, 1), false);
+    logsumexp |x, a| sums(4.0), sums(4.0), x[0].logsumexp(&[integer(a, 0)], false);
+    norm |x, a| sums(4.0), sums(8.0), x[0].norm(number(a, 1), &[integer(a, 0)], false);
+    any |x, a| EQUAL, EQUAL, x[0].any(&[integer(a, 0)], false);
+    all |x, a| EQUAL, EQUAL, x[0].all(&[integer(a, 0)], false);
+    count_nonzero |x, a| EQUAL, EQUAL, x[0].count_nonzero(&[integer(a, 0)], false);
     softmax |x, a| sums(2.0), sums(4.0), x[0].softmax(integer(a, 0));
     log_softmax |x, a| near_one(4.0), sums(4.0), x[0].log_softmax(integer(a, 0));
     sum_all |x, _| sums(4.0), EQUAL, x[0].sum_all();
