@@ -7,7 +7,13 @@
 use std::time::Instant;
 
 use isoshard::Result;
+use isoshard::comm::{Rank, spmd};
+use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::ops::cpu::{self as ops, CpuAttention};
+use isoshard::ops::{
+    Bits, Clamp, FloatTest, FloatTestKind, Floor, Hardswish, Lerp, Op, Remainder, eval_whole,
+};
+use isoshard::placement::Layout;
 use isoshard::tensor::cpu::{
     self, Constants, Function, Gemm, Isa, Loops, MatMut, MatRef, Num, NumFunction, Real, UnaryF,
 };
@@ -19,12 +25,14 @@ fn main() -> Result<()> {
     let bench = Bench { json, filter: args.into_iter().find(|a| !a.starts_with("--")).unwrap_or_default() };
     elementwise(&bench)?;
     reductions(&bench)?;
+    statistics(&bench)?;
     rows(&bench)?;
     products(&bench)?;
     attention(&bench)
 }
 
 /// Runs the cases whose names contain `filter`.
+#[derive(Clone)]
 struct Bench {
     json: bool,
     filter: String,
@@ -124,6 +132,14 @@ fn elementwise(bench: &Bench) -> Result<()> {
     bench.case("gelu tanh", "GB/s", 2.0 * bytes, || fresh("gelu", &Loops::floats::<TanhGelu, 1>(), [&x]));
     let half = cpu::cast(&x, DType::BF16)?;
     bench.case("gelu bf16", "GB/s", bytes, || fresh("gelu", &Loops::floats::<Gelu, 1>(), [&half]));
+    let op = |op: &dyn Op, ins: &[&Tensor]| eval_whole(op, &ins.iter().copied().cloned().collect::<Vec<_>>());
+    bench.case("floor", "GB/s", 2.0 * bytes, || op(&Floor, &[&x]));
+    bench.case("remainder", "GB/s", 3.0 * bytes, || op(&Remainder, &[&x, &y]));
+    let clamp = Clamp { min: Bits(-0.5), max: Bits(0.5), open: false };
+    bench.case("clamp", "GB/s", 2.0 * bytes, || op(&clamp, &[&x]));
+    bench.case("hardswish", "GB/s", 2.0 * bytes, || op(&Hardswish, &[&x]));
+    bench.case("lerp scalar", "GB/s", 3.0 * bytes, || op(&Lerp, &[&x, &y, &scalar]));
+    bench.case("isfinite", "GB/s", 1.25 * bytes, || op(&FloatTest { kind: FloatTestKind::Finite }, &[&x]));
     bench.case("cast f32 to bf16", "GB/s", 1.5 * bytes, || cpu::cast(&x, DType::BF16));
     let (small_x, small_y) = (noise([64]), noise([64]));
     let thousand = || (0..1000).try_for_each(|_| fresh("add", &ADD, [&small_x, &small_y]).map(drop));
@@ -144,6 +160,32 @@ fn reductions(bench: &Bench) -> Result<()> {
     let max = || cpu::reduce("max", &x, &[1], ReduceOp::Max, false);
     bench.case("max dim 1", "GB/s", x.len_bytes() as f64, max);
     Ok(())
+}
+
+/// Statistics along both dims on a single rank; benches/torch/reductions.py has the same cases.
+fn statistics(bench: &Bench) -> Result<()> {
+    type Statistic = fn(&DTensor, &[isize]) -> Result<DTensor>;
+    let all: [(&str, Statistic); 4] = [
+        ("logsumexp", |x, d| x.logsumexp(d, false)),
+        ("var", |x, d| x.var(d, 1, false)),
+        ("norm", |x, d| x.norm(2.0, d, false)),
+        ("argmin", |x, d| x.argmin(d[0])),
+    ];
+    let bench = bench.clone();
+    let run = move |rank: Rank| {
+        let mesh = DeviceMesh::new(&rank, &[])?;
+        for rows in [1024, 4096] {
+            let x = DTensor::distribute(&mesh, &noise([rows, 1024]), Layout::replicated(0))?;
+            for (name, statistic) in all {
+                for dim in [1, 0] {
+                    let case = format!("{name} dim {dim} {rows} x 1024");
+                    bench.case(&case, "GB/s", (rows * 4096) as f64, || statistic(&x, &[dim]));
+                }
+            }
+        }
+        Ok(())
+    };
+    spmd(1, run).map(drop)
 }
 
 fn rows(bench: &Bench) -> Result<()> {
