@@ -207,7 +207,7 @@ impl DTensor {
         Ok([halves.remove(0), b])
     }
 
-    /// Returns [`softplus`](DTensor::softplus) of `beta · x`, divided by `beta`, and `x` itself where `beta · x` is above
+    /// Returns [`softplus`](DTensor::softplus) of `beta · x`, divided by `beta`, and `x` itself if `beta · x` is above
     /// `threshold` (20 in PyTorch). Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
