@@ -29,6 +29,7 @@ mod faults_mesh;
 mod gradients;
 mod house;
 mod layers;
+mod models;
 mod nvrtc;
 mod operator_table;
 mod optim;

@@ -1,8 +1,8 @@
 //! Attention.
 
+use super::attention_options::AttentionOptions;
 use crate::dtensor::{DTensor, IntoDraw};
 use crate::error::Result;
-use crate::ops::{Attention, Bits, ScoreRule, Unkeyed};
 use crate::rng::Draw;
 
 /// Attention.
@@ -55,15 +55,7 @@ impl DTensor {
     /// # Errors
     /// Refuses shapes that do not match, and queries at times that have no key.
     pub fn attention_at(&self, k: &DTensor, v: &DTensor, scale: f64, q_offset: usize) -> Result<DTensor> {
-        let draw = Unkeyed(Draw { seed: 0, number: 0 });
-        let op = Attention {
-            scale: Bits(scale),
-            p: Bits(0.0),
-            q_offset: Some(q_offset),
-            draw,
-            rule: ScoreRule::CAUSAL,
-        };
-        Ok(DTensor::apply(&op, &[self, k, v])?.remove(0))
+        self.attention_with(k, v, &AttentionOptions::causal(scale).offset(q_offset))
     }
 
     /// Applies [`DTensor::attention`], and drops attention probabilities with probability `p`. `from` is a
@@ -95,14 +87,6 @@ impl DTensor {
         p: f64,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
-        let draw = from.into_draw("attention", &self.mesh)?;
-        let op = Attention {
-            scale: Bits(scale),
-            p: Bits(p),
-            q_offset: None,
-            draw: Unkeyed(draw),
-            rule: ScoreRule::CAUSAL,
-        };
-        Ok(DTensor::apply(&op, &[self, k, v])?.remove(0))
+        self.attention_with_dropout(k, v, &AttentionOptions::causal(scale), p, from)
     }
 }

@@ -4,6 +4,7 @@
 //! redistributed to the layouts that cost least. A negative dim counts from the last.
 
 mod attention;
+mod attention_options;
 mod create;
 mod element_losses;
 mod index;
@@ -20,5 +21,6 @@ mod rotary;
 mod sampling;
 mod shape;
 
+pub use attention_options::AttentionOptions;
 pub use loss_reduction::LossReduction;
 pub use losses::CrossEntropyOptions;
