@@ -15,6 +15,7 @@ mod cost;
 mod cuda_attention;
 mod cuda_attention_fast;
 mod cuda_create;
+mod cuda_experts;
 mod cuda_gemm;
 mod cuda_pointwise;
 mod cuda_reduce;
