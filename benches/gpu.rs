@@ -134,8 +134,9 @@ fn kernels(bench: &Bench) -> Result<()> {
         bench
             .gigabytes(&case("softmax backward"), 3.0 * size, || apply(&SoftmaxGrad { dim: 1 }, &[&s, &y]))?;
         bench.gigabytes(&case("layer_norm"), 2.0 * size, || x.layer_norm(&w, None, 1e-5))?;
-        let norm = apply(&LayerNorm { eps: Bits(1e-5), bias: false }, &[&x, &w])?;
-        let backward = || apply(&LayerNormGrad { bias: false }, &[&y, &x, &w, &norm[1], &norm[2]]);
+        let norm = apply(&LayerNorm { eps: Bits(1e-5), weight: true, bias: false }, &[&x, &w])?;
+        let backward =
+            || apply(&LayerNormGrad { weight: true, bias: false }, &[&y, &x, &w, &norm[1], &norm[2]]);
         bench.gigabytes(&case("layer_norm backward"), 3.0 * size, backward)?;
         bench.gigabytes(&case("rms_norm"), 2.0 * size, || x.rms_norm(&w, 1e-6))?;
         bench.gigabytes(&case("sum all"), size, || x.sum_all())?;
@@ -159,7 +160,7 @@ fn losses(bench: &Bench, name: &str, dtype: DType) -> Result<()> {
     let m = &apply(&Max { dims: [1].into_iter().collect(), keep: true }, &[&logits])?[0];
     let s = &apply(&SumExp, &[&logits, m])?[0];
     let dy = bench.noise(&[rows], DType::F32)?;
-    let backward = || apply(&CrossEntropyGrad, &[&logits, &target, m, s, &dy]);
+    let backward = || apply(&CrossEntropyGrad::default(), &[&logits, &target, m, s, &dy]);
     bench.gigabytes(&format!("cross_entropy backward {name}"), 2.0 * size, backward)
 }
 

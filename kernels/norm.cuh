@@ -3,30 +3,64 @@
 #pragma once
 #include "rows.cuh"
 
+// Rows whose squares overflow are multiplied by this power of two first.
+template <class A>
+DEVICE A overflow_scale();
+template <>
+DEVICE f32 overflow_scale<f32>() { return f32_of((127u - 100u) << 23); }
+template <>
+DEVICE f64 overflow_scale<f64>() { return f64_of((1023ull - 600ull) << 52); }
+
+// Elements of a row from its statistics. In rows of large elements, whose distance to the mean may overflow, x and mean
+// are divided by 16 first.
+template <class A>
+struct Normal {
+  A h, mean, rstd;
+  DEVICE Normal() {}
+  DEVICE Normal(A mean_, A rstd_) {
+    A bound = sizeof(A) == 4 ? of<A>(8.673617379884035e-19) : of<A>(3.054936363499605e-151);
+    h = rstd_ < bound ? A(0.0625) : A(1);
+    mean = mean_ * h;
+    rstd = rstd_ / h;
+  }
+  DEVICE A of_element(A x) const { return (x * h - mean) * rstd; }
+};
+
 // Weight, bias and mean may be null; statistics are stored in the type that sums are computed in.
 template <class T, class Row>
 DEVICE void norm_rows(Row& row, const T* x, const T* weight, const T* bias, T* y, Wide<T>* means, Wide<T>* rstds, f64 eps) {
   typedef Wide<T> A;
   auto held = row.hold(x);
   const A count = (A)row.n;
-  A mean[Row::ALL], rstd[Row::ALL];
-  if (means) {
-    row.template fold<Sum>(mean, [&](u32 j, u32 i) { return held.at(j, i); });
-    UNROLL for (u32 k = 0; k < Row::ALL; ++k) mean[k] = mean[k] / count;
-  } else {
-    UNROLL for (u32 k = 0; k < Row::ALL; ++k) mean[k] = A(0);
+  A mean[Row::ALL], rstd[Row::ALL], h[Row::ALL];
+  UNROLL for (u32 k = 0; k < Row::ALL; ++k) h[k] = A(1), mean[k] = A(0);
+  ROLLED for (int pass = 0; pass < 2; ++pass) {
+    if (means) {
+      row.template fold<Sum>(mean, [&](u32 j, u32 i) { return held.at(j, i) * h[row.of(j)]; });
+      UNROLL for (u32 k = 0; k < Row::ALL; ++k) mean[k] = mean[k] / count;
+    }
+    row.template fold<Sum>(rstd, [&](u32 j, u32 i) {
+      A from = held.at(j, i) * h[row.of(j)] - mean[row.of(j)];
+      return from * from;
+    });
+    bool overflow = false;
+    UNROLL for (u32 k = 0; k < Row::ALL; ++k) {
+      rstd[k] = rstd[k] / count;
+      overflow = overflow || rstd[k] - rstd[k] != A(0);
+    }
+    // All threads of the block fold, or none.
+    if (pass == 1 || !__syncthreads_or(overflow)) break;
+    UNROLL for (u32 k = 0; k < Row::ALL; ++k) h[k] = rstd[k] - rstd[k] != A(0) ? overflow_scale<A>() : A(1);
   }
-  row.template fold<Sum>(rstd, [&](u32 j, u32 i) {
-    A from = held.at(j, i) - mean[row.of(j)];
-    return from * from;
-  });
-  UNROLL for (u32 k = 0; k < Row::ALL; ++k) rstd[k] = recip_(sqrt_(rstd[k] / count + of<A>(eps)));
+  UNROLL for (u32 k = 0; k < Row::ALL; ++k) rstd[k] = recip_(sqrt_(rstd[k] + of<A>(eps * (f64)h[k] * (f64)h[k])));
   row.once([&](u32 j, u64 index) {
-    if (means) means[index] = mean[row.of(j)];
-    rstds[index] = rstd[row.of(j)];
+    u32 k = row.of(j);
+    if (means) means[index] = mean[k] / h[k];
+    rstds[index] = rstd[k] * h[k];
   });
   row.each([&](u32 j, u32 i) {
-    A out = (held.at(j, i) - mean[row.of(j)]) * rstd[row.of(j)];
+    u32 k = row.of(j);
+    A out = (held.at(j, i) * h[k] - mean[k]) * rstd[k];
     if (weight && bias) {
       out = fma_(out, widen(weight[i]), widen(bias[i]));
     } else if (weight) {
@@ -45,14 +79,15 @@ DEVICE void norm_grad_rows(Row& row, const T* dy, const T* x, const T* weight, c
   auto held_dy = row.hold(dy);
   auto held_x = row.hold(x);
   const A count = (A)row.n;
-  A mean[Row::ALL], rstd[Row::ALL], c1[Row::ALL], c2[Row::ALL];
+  Normal<A> to_normal[Row::ALL];
+  A rstd[Row::ALL], c1[Row::ALL], c2[Row::ALL];
   UNROLL for (u32 k = 0; k < Row::ALL; ++k) {
-    mean[k] = means ? means[row.index(k)] : A(0);
     rstd[k] = rstds[row.index(k)];
+    to_normal[k] = Normal<A>(means ? means[row.index(k)] : A(0), rstd[k]);
     c1[k] = A(0);
   }
   auto grad = [&](u32 j, u32 i) { return weight ? held_dy.at(j, i) * widen(weight[i]) : held_dy.at(j, i); };
-  auto normal = [&](u32 j, u32 i) { return (held_x.at(j, i) - mean[row.of(j)]) * rstd[row.of(j)]; };
+  auto normal = [&](u32 j, u32 i) { return to_normal[row.of(j)].of_element(held_x.at(j, i)); };
   if (means) {
     row.template fold<Sum>(c1, grad);
     UNROLL for (u32 k = 0; k < Row::ALL; ++k) c1[k] = c1[k] / count;
@@ -92,7 +127,7 @@ DEVICE void norm_weights(const T* dy, const T* x, const Wide<T>* means, const Wi
       [&](u64 column, u32 i) {
         u64 row = column / width * n + i, at = row * width + column % width;
         Wide<T> g = widen(dy[at]), mean = means ? means[row] : Wide<T>(0);
-        return V{g * ((widen(x[at]) - mean) * rstds[row]), g};
+        return V{g * Normal<Wide<T>>(mean, rstds[row]).of_element(widen(x[at])), g};
       },
       [&](u64 column, u32 part, V all) {
         u64 at = ((column / width << split) + part) * width + column % width;

@@ -8,6 +8,7 @@
 // compute: 64 KiB per multiprocessor at full occupancy, more than latency times bandwidth (about 25 KiB on an H100).
 // Threads share nothing, so a result may overwrite a contiguous operand.
 #pragma once
+#include "functions.cuh"
 #include "num.cuh"
 
 constexpr u32 POINTWISE_THREADS = 256;
@@ -239,6 +240,31 @@ struct Words {
   WORD_2(mul, mul_)
   WORD_2(max, max_)
   WORD_2(min, min_)
+#define WIDE_WORD(name) \
+  static DEVICE f64 name(f64 x) { return name##_f64(x); }
+  WIDE_WORD(sin)
+  WIDE_WORD(cos)
+  WIDE_WORD(tan)
+  WIDE_WORD(asin)
+  WIDE_WORD(acos)
+  WIDE_WORD(atan)
+  WIDE_WORD(sinh)
+  WIDE_WORD(cosh)
+  WIDE_WORD(asinh)
+  WIDE_WORD(acosh)
+  WIDE_WORD(atanh)
+  WIDE_WORD(exp2)
+  WIDE_WORD(expm1)
+  WIDE_WORD(log2)
+  WIDE_WORD(log10)
+  WIDE_WORD(erfc)
+  WIDE_WORD(erfinv)
+  WIDE_WORD(lgamma)
+  WIDE_WORD(digamma)
+  WIDE_WORD(cbrt)
+  static DEVICE f64 log1p(f64 x) { return ln_1p_f64(x); }
+  static DEVICE f64 atan2(f64 y, f64 x) { return atan2_f64(y, x); }
+  static DEVICE f64 pow_abs(f64 a, f64 y) { return pow_abs_f64(a, y); }
   WORD_2(fmod, fmod_)
   WORD_2(remainder, remainder_)
   WORD_2(floor_div, floor_div_)

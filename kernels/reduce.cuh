@@ -265,20 +265,35 @@ struct KeptDims {
 
 // ---- Reductions of contiguous rows. ----------------------------------------------------------------------------------
 
+// The terms that are folded: each element in the type that the result is computed in. Another Term may compute them from
+// elements and a value of their row or column, with(to), where `to` is the position of the result.
+template <class A>
+struct Elements {
+  static constexpr bool WITH = false;
+  DEVICE A with(u64) const { return A(); }
+  template <class In>
+  DEVICE A of(In x, A) const {
+    return (A)widen(x);
+  }
+};
+
 // Rows of up to 4 leaves, 8 >> depth of them per warp.
-template <class F, class In, class Out>
-DEVICE void reduce_short_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u32 n, u32 depth, bool halved) {
-  typedef Wide<In> A;
+template <class F, class In, class Out, class Term>
+DEVICE void reduce_short_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u32 n, u32 depth, bool halved,
+                              const Term& term) {
+  typedef Wide<Out> A;
   u32 lane = threadIdx.x % LANES, slot = slot_of(lane);
   u64 first = (thread_index() / LANES) << (3 - depth), from, to;
   u64 mine = first + (slot >> depth);
   nest.offsets((u32)(mine < rows ? mine : rows - 1), from, to);
   ShortLeaves leaves(n, depth);
-  A v[8];
+  A v[8], with = term.with(to);
   UNROLL for (u32 j = 0; j < 8; ++j) {
     u64 base = __shfl_sync(ALL_LANES, from, slot_of(j));
+    A of_row = with;
+    if constexpr (Term::WITH) of_row = __shfl_sync(ALL_LANES, with, slot_of(j));
     Node leaf = leaves.at(j), e = element_of(halved, leaf.len, lane);
-    v[j] = e.len ? widen(x[base + leaf.start + e.start]) : F::template pad<A>();
+    v[j] = e.len ? term.of(x[base + leaf.start + e.start], of_row) : F::template pad<A>();
   }
   A all = fold_slots<F>(v, lane, depth);
   if (lane < 8 && (slot & ((1u << depth) - 1)) == 0 && mine < rows) out[to] = narrow<Out>(F::finish(all));
@@ -287,11 +302,11 @@ DEVICE void reduce_short_rows(const In* x, Out* out, const KeptDims& nest, u64 r
 // Rows of `n` contiguous elements with 2^depth leaves each, cut into 2^split nodes that are stored separately,
 // `apart` elements from one another. A team of 2^team of the block's 8 warps computes a node. Blocks are
 // one-dimensional.
-template <class F, class In, class Out>
+template <class F, class In, class Out, class Term>
 DEVICE void reduce_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team,
-                        bool halved) {
-  typedef Wide<In> A;
-  if (depth < 3) return reduce_short_rows<F>(x, out, nest, rows, n, depth, halved);
+                        bool halved, const Term& term) {
+  typedef Wide<Out> A;
+  if (depth < 3) return reduce_short_rows<F>(x, out, nest, rows, n, depth, halved, term);
   u32 lane = threadIdx.x % LANES, member = threadIdx.x / LANES & ((1u << team) - 1);
   u64 unit = (thread_index() / LANES) >> team, row = unit >> split, from, to;
   bool live = row < rows;
@@ -300,7 +315,8 @@ DEVICE void reduce_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u
   const In* at = x + from;
   Node node = node_of(n, split + team, part << team | member);
   u32 levels = depth - split - team - 3;
-  A all = fold_node<F, A>(node, levels, lane, halved, [&](u32 i) { return widen(at[i]); });
+  A with = term.with(to);
+  A all = fold_node<F, A>(node, levels, lane, halved, [&](u32 i) { return term.of(at[i], with); });
   all = fold_team<F>(all, team);
   if (live && lane == 0 && member == 0) out[to + part * apart] = narrow<Out>(F::finish(all));
 }
@@ -364,29 +380,32 @@ DEVICE void fold_columns(u64 columns, u32 n, u32 depth, u32 split, u32 team, boo
 }
 
 // Columns of `n` elements, `stride` apart; parts are `apart` elements apart in the result.
-template <class F, class In, class Out>
+template <class F, class In, class Out, class Term>
 DEVICE void reduce_columns(const In* x, Out* out, const KeptDims& nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split,
-                           u32 team, bool halved) {
+                           u32 team, bool halved, const Term& term) {
+  typedef Wide<Out> A;
   u64 column = ((u64)blockIdx.x * (8 >> team) + (threadIdx.y >> team)) * 32 + threadIdx.x, from, to;
   nest.offsets((u32)(column < columns ? column : 0), from, to);
   const In* at = x + from;
-  fold_columns<F, Wide<In>>(
-      columns, n, depth, split, team, halved, [&](u64, u32 i) { return widen(at[i * stride]); },
-      [&](u64, u32 part, Wide<In> all) { out[to + part * apart] = narrow<Out>(F::finish(all)); });
+  A with = term.with(to);
+  fold_columns<F, A>(
+      columns, n, depth, split, team, halved, [&](u64, u32 i) { return term.of(at[i * stride], with); },
+      [&](u64, u32 part, A all) { out[to + part * apart] = narrow<Out>(F::finish(all)); });
 }
 
 // The entries of a reduction for a type: to the type itself, to the type that it computes in (wide_), and back from
 // that (narrow_).
 #define REDUCTION(F, T) REDUCTION_OF(F, rows_##T, columns_##T, T, T)
+#define WIDE_REDUCTION(F, T, A) REDUCTION_OF(F, wide_rows_##T, wide_columns_##T, T, A)
 #define REDUCTION_OF_HALVES(F, T)                                  \
   REDUCTION_OF(F, wide_rows_##T, wide_columns_##T, T, Wide<T>)     \
   REDUCTION_OF(F, narrow_rows_##T, narrow_columns_##T, Wide<T>, T)
 #define REDUCTION_OF(F, ROWS, COLUMNS, IN, OUT)                                                                          \
   KERNEL(ROWS, 256,                                                                                                      \
          (const IN* x, OUT* out, KeptDims nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team, u32 halved)) {   \
-    reduce_rows<F>(x, out, nest, rows, apart, n, depth, split, team, halved);                                            \
+    reduce_rows<F>(x, out, nest, rows, apart, n, depth, split, team, halved, Elements<Wide<OUT>>());                                            \
   }                                                                                                                      \
   KERNEL(COLUMNS, 256, (const IN* x, OUT* out, KeptDims nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split, \
                         u32 team, u32 halved)) {                                                                         \
-    reduce_columns<F>(x, out, nest, columns, stride, apart, n, depth, split, team, halved);                              \
+    reduce_columns<F>(x, out, nest, columns, stride, apart, n, depth, split, team, halved, Elements<Wide<OUT>>());                              \
   }

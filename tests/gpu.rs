@@ -19,6 +19,8 @@ use isoshard::rng::{Draw, Generator};
 use isoshard::tensor::cuda::{self, Gpu};
 use isoshard::tensor::{DType, Device, Tensor};
 
+#[path = "gpu/nvrtc.rs"]
+mod nvrtc;
 #[path = "common/shim.rs"]
 #[allow(dead_code, reason = "the suite uses the rest")]
 mod shim;

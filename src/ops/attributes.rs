@@ -136,12 +136,14 @@ pub struct GroupedMatmulGrad {
     pub sizes: Unkeyed<GroupSizes>,
 }
 
-/// The derivative of [`LayerNorm`](super::LayerNorm): `(dy, x, w, mean, rstd) -> (dx, dw[, db])`, each with the shape of
-/// its operand.
+/// The derivative of [`LayerNorm`](super::LayerNorm): `(dy, x[, w], mean, rstd) -> (dx[, dw[, db]])`, each with the shape
+/// of its operand.
 ///
 /// Missing: a second derivative; asking for it returns an error.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LayerNormGrad {
+    /// True if the layer norm has a weight, so that there is an operand w and a result dw.
+    pub weight: bool,
     /// True if the layer norm has a bias, so that there is a result db.
     pub bias: bool,
 }

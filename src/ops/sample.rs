@@ -15,6 +15,10 @@ pub enum InputFill {
     Positive,
     /// Multiples of 1/8 from 0 to 1, for probabilities.
     Unit,
+    /// Odd multiples of 1/16 from 1/16 to 15/16, for inverse functions.
+    InsideUnit,
+    /// Multiples of 1/8 above 1, up to 5.
+    AboveOne,
     /// Integers from 0 to below this number.
     Index(usize),
     /// Integers from -1 to below this number. As many consecutive elements as there are such integers differ, if their
@@ -113,6 +117,8 @@ impl Input {
             InputFill::Ints => (hash(e) % 9) as f64 - 4.0,
             InputFill::Positive => ((hash(e) % 32) + 1) as f64 / 8.0,
             InputFill::Unit => (hash(e) % 9) as f64 / 8.0,
+            InputFill::InsideUnit => ((hash(e) % 8) * 2 + 1) as f64 / 16.0,
+            InputFill::AboveOne => ((hash(e) % 32) + 9) as f64 / 8.0,
             InputFill::Index(below) => (hash(e) % below.max(1) as u64) as f64,
             // A multiple of e by a factor that is no multiple of the prime.
             InputFill::Slots(below) => {

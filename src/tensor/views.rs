@@ -178,6 +178,37 @@ impl Tensor {
         (shape[..new].iter().all(|&n| n == 1)).then_some(strides)
     }
 
+    /// Returns the view of a diagonal of dims `rows` and `columns`, the elements whose column is their row plus `offset`,
+    /// as the last dim. It is empty if the offset leaves the matrix.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::from_vec(vec![0i32, 1, 2, 3, 4, 5], [2, 3])?;
+    ///
+    /// assert_eq!(x.diagonal(1, 0, 1)?.to_vec::<i32>()?, [1, 5]);
+    /// assert_eq!(x.diagonal(-1, 0, 1)?.to_vec::<i32>()?, [3]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if there are no two such dims.
+    pub fn diagonal(&self, offset: isize, rows: usize, columns: usize) -> Result<Tensor> {
+        let ndim = self.shape.len();
+        if rows == columns || rows.max(columns) >= ndim {
+            let given = format!("dims {rows} and {columns} of {}", self.notation());
+            return Err(Error::invalid("diagonal", "wants two dims of the tensor", given, ""));
+        }
+        let (row, column) = (offset.min(0).unsigned_abs(), offset.max(0).unsigned_abs());
+        let len = self.shape[rows].saturating_sub(row).min(self.shape[columns].saturating_sub(column));
+        let others = || (0..ndim).filter(|&d| d != rows && d != columns);
+        let shape: Shape = others().map(|d| self.shape[d]).chain([len]).collect();
+        let step = self.strides[rows] + self.strides[columns];
+        let strides = others().map(|d| self.strides[d]).chain([step]).collect();
+        let skipped = row * self.strides[rows] + column * self.strides[columns];
+        let offset = if shape.numel() == 0 { self.offset } else { self.offset + skipped };
+        Ok(self.view(shape, strides, offset))
+    }
+
     /// Returns the view with a new dim of extent 1 before `dim`.
     ///
     /// ```

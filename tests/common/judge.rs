@@ -57,6 +57,8 @@ impl<'a> Trial<'a> {
                     (mix(h + m as u64) % 5) as f64
                 }
                 (InputFill::Positive | InputFill::Unit, ..) => own.abs().clamp(1e-3, 1e3),
+                (InputFill::InsideUnit, ..) => own.abs().clamp(1e-3, 0.99),
+                (InputFill::AboveOne, ..) => 1.0 + own.abs().clamp(1e-3, 1e3),
                 (_, ReduceOp::Sum, 0) => [of[e * n], -of[e * n], -0.0][m.min(2)],
                 (_, ReduceOp::Sum, 1) => -0.0,
                 (_, ReduceOp::Sum, 2) => tiny,

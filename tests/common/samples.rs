@@ -68,7 +68,7 @@ fn all_long_sums() -> Vec<Sample> {
         Sample::new(SumExp, [ints(&[3, 70]), ints(&[3, 1])]),
         Sample::new(RmsNorm { eps: Bits(1e-5) }, [ints(&[3, 37, 5]), ints(&[5])]),
         Sample::new(RmsNormGrad, [x.clone(), x.clone(), w.clone(), rstd.clone()]),
-        Sample::new(LayerNormGrad { bias: true }, [x.clone(), x, w, mean, rstd]),
+        Sample::new(LayerNormGrad { weight: true, bias: true }, [x.clone(), x, w, mean, rstd]),
         Sample::new(EmbeddingGrad { rows: 4 }, [Input::index([3, 50], 4), ints(&[3, 50, 2])]),
         Sample::new(ScatterAdd { dim: 1, extent: 3 }, [Input::index([2, 70], 3), ints(&[2, 70])]),
         Sample::new(

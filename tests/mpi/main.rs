@@ -1,10 +1,20 @@
 //! The MPI engine under `mpirun`: the reports of ranks if one of them deviates, messages in pieces, and refused
-//! processes. The suites for threads, run on processes (`common::mpi`), show that results are the same.
+//! processes. The suite's modules `comm`, `redistribute` and `train` are built here once more: `.ci/run` runs them on
+//! processes (`common::ranks`), which shows that results are the same.
 //!
 //! Each test starts `mpirun` on this same program, whose test `child` is then one rank.
 
 mod child;
+#[path = "../suite/comm.rs"]
+mod comm;
+#[path = "../common/mod.rs"]
+#[allow(dead_code, reason = "the suite uses the rest")]
+mod common;
 mod mpirun;
+#[path = "../suite/redistribute.rs"]
+mod redistribute;
+#[path = "../suite/train.rs"]
+mod train;
 
 use std::time::Duration;
 

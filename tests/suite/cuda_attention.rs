@@ -3,7 +3,10 @@
 
 use crate::common::{Stream, shim};
 use half::{bf16, f16};
-use isoshard::ops::{Attention, AttentionGrad, Bits, Rotary, ScoreRule, Unkeyed, eval_whole};
+use isoshard::ops::{
+    Attention, AttentionGrad, Bits, Rotary, RotaryApply, RotaryPairing, RotaryTable, ScoreRule, Unkeyed,
+    eval_whole,
+};
 use isoshard::ops::{cpu, cuda};
 use isoshard::rng::{self, Draw, Generator};
 use isoshard::tensor::cpu::cast;
@@ -295,6 +298,46 @@ fn long_heads_are_refused() {
     let text = call.forward(&q, &k, &v).unwrap_err().to_string();
     let rule = "attention: is not built for vectors of more than 1024 elements on a device";
     assert_eq!(text, format!("{rule}; got 1025; use Device::Cpu"));
+}
+
+#[test]
+fn rotary_by_tables_has_the_cpus_bits() {
+    let Some(device) = shim::device() else { return };
+    for (i, shape) in
+        [&[2usize, 3, 5, 64][..], &[7, 2], &[6], &[2, 0, 4], &[2, 2, 2, 2, 3, 10]].into_iter().enumerate()
+    {
+        for (dtype, table) in [(DType::F32, DType::F32), (DType::F64, DType::F64), (DType::BF16, DType::F32)]
+        {
+            let (&d, outer) = shape.split_last().unwrap();
+            let count: usize = outer.iter().product();
+            let positions = (0..count as i64).map(|p| p * 7919 - 5).collect();
+            let positions = Tensor::from_vec(positions, outer).unwrap();
+            let angles =
+                Tensor::from_vec((0..d / 2).map(|k| 0.7f64.powi(k as i32)).collect(), [d / 2]).unwrap();
+            let op = RotaryTable { dtype: table, scale: Bits(1.25) };
+            let ins = [positions, angles];
+            let want = eval_whole(&op, &ins).unwrap();
+            let there = ins.clone().map(|t| t.to_device(device).unwrap());
+            let got = eval_whole(&op, &there).unwrap();
+            (0..2)
+                .for_each(|k| expect_same(&got[k], &want[k], &format!("table {k} for {shape:?} in {table}")));
+            let x = noise(shape, dtype, i as u64);
+            for pairing in [RotaryPairing::Halves, RotaryPairing::Interleaved] {
+                let op = RotaryApply { pairing, inverse: i % 2 == 1 };
+                let want_y =
+                    eval_whole(&op, &[x.clone(), want[0].clone(), want[1].clone()]).unwrap().remove(0);
+                let x = x.to_device(device).unwrap();
+                let last = shape.len() - 1;
+                let turned = |x: &Tensor| {
+                    x.transpose(0, last).unwrap().contiguous().unwrap().transpose(0, last).unwrap()
+                };
+                for x in [x.clone(), turned(&x)] {
+                    let y = eval_whole(&op, &[x, got[0].clone(), turned(&got[1])]).unwrap().remove(0);
+                    expect_same(&y, &want_y, &format!("{pairing:?} of {shape:?} in {dtype}"));
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -223,15 +223,48 @@ fn norms_at_every_length() {
             let x = |salt| ordinary(dtype, &shape.into(), salt);
             let (w, b) = (ordinary(dtype, &[n].into(), 3), ordinary(dtype, &[n].into(), 4));
             let eps = Bits(1e-5);
-            compare(&LayerNorm { eps, bias: false }, device, &[x(1), w.clone()]);
-            let op = LayerNorm { eps, bias: true };
+            compare(&LayerNorm { eps, weight: true, bias: false }, device, &[x(1), w.clone()]);
+            let op = LayerNorm { eps, weight: true, bias: true };
             let outs = compare(&op, device, &[x(1), w.clone(), b.clone()]);
             let views = [strided(device, &x(1), 3), strided(device, &w, 1), b.to_device(device).unwrap()];
             assert_same(&op, &eval_whole(&op, &views).unwrap(), &outs);
             let saved = [x(2), x(1), w.clone(), outs[1].clone(), outs[2].clone()];
-            compare(&LayerNormGrad { bias: true }, device, &saved);
+            compare(&LayerNormGrad { weight: true, bias: true }, device, &saved);
+            compare(&LayerNorm { eps, weight: false, bias: false }, device, &[x(1)]);
+            let saved = [x(2), x(1), outs[1].clone(), outs[2].clone()];
+            compare(&LayerNormGrad { weight: false, bias: false }, device, &saved);
             let rstd = compare(&RmsNorm { eps }, device, &[x(1), w.clone()]).remove(1);
             compare(&RmsNormGrad, device, &[x(2), x(1), w, rstd]);
+        }
+    }
+}
+
+/// Rows whose squares overflow stand between ordinary ones, in short rows and in long ones.
+#[test]
+fn norms_whose_variance_overflows() {
+    let Some(device) = shim::device() else { return };
+    for (dtype, most) in
+        [(DType::F32, f64::from(f32::MAX)), (DType::F64, f64::MAX), (DType::BF16, half::bf16::MAX.to_f64())]
+    {
+        for n in [1usize, 3, 4, 33, 300, 5000] {
+            let large = |r: usize, c: usize| match (r % 3, c % 4) {
+                (0, _) => (mix((7 * r + c) as u64) % 9) as f64 - 4.0,
+                (1, _) => most,
+                (_, 0) => most,
+                (_, 1) => -most,
+                _ => 0.0,
+            };
+            let values: Vec<f64> = (0..7).flat_map(|r| (0..n).map(move |c| large(r, c))).collect();
+            let x = common::tensor(dtype, &values, &[7, n].into());
+            let (dy, w) = (ordinary(dtype, &[7, n].into(), 2), ordinary(dtype, &[n].into(), 3));
+            let eps = Bits(1e-5);
+            let outs =
+                compare(&LayerNorm { eps, weight: true, bias: false }, device, &[x.clone(), w.clone()]);
+            assert!(outs[0].to_f64_vec().iter().all(|y| y.is_finite()), "{dtype} {n}");
+            let saved = [dy.clone(), x.clone(), w.clone(), outs[1].clone(), outs[2].clone()];
+            compare(&LayerNormGrad { weight: true, bias: true }, device, &saved);
+            let outs = compare(&RmsNorm { eps }, device, &[x.clone(), w.clone()]);
+            compare(&RmsNormGrad, device, &[dy, x, w, outs[1].clone()]);
         }
     }
 }
@@ -243,8 +276,16 @@ fn gradients_of_norms_over_many_rows() {
     for shape in [&[3000, 5][..], &[5, 700, 3], &[3, 1, 2, 40, 9], &[7], &[0, 3], &[2, 0]] {
         let x = |salt| ordinary(DType::BF16, &shape.into(), salt);
         let w = ordinary(DType::BF16, &[*shape.last().unwrap()].into(), 3);
-        let outs = compare(&LayerNorm { eps: Bits(0.1), bias: true }, device, &[x(1), w.clone(), w.clone()]);
-        compare(&LayerNormGrad { bias: true }, device, &[x(2), x(1), w, outs[1].clone(), outs[2].clone()]);
+        let outs = compare(
+            &LayerNorm { eps: Bits(0.1), weight: true, bias: true },
+            device,
+            &[x(1), w.clone(), w.clone()],
+        );
+        compare(
+            &LayerNormGrad { weight: true, bias: true },
+            device,
+            &[x(2), x(1), w, outs[1].clone(), outs[2].clone()],
+        );
     }
 }
 
@@ -580,12 +621,12 @@ fn in_any_order_of_threads() {
                 compare(&Argmax { dim: 1 }, device, from_ref(x));
                 let w = ordinary(DType::F32, &[x.shape()[1]].into(), 2);
                 let outs = compare(
-                    &LayerNorm { eps: Bits(0.1), bias: true },
+                    &LayerNorm { eps: Bits(0.1), weight: true, bias: true },
                     device,
                     &[x.clone(), w.clone(), w.clone()],
                 );
                 let saved = [x.clone(), x.clone(), w, outs[1].clone(), outs[2].clone()];
-                compare(&LayerNormGrad { bias: true }, device, &saved);
+                compare(&LayerNormGrad { weight: true, bias: true }, device, &saved);
             }
             let index = indices(&[3, 2000], 300, 3);
             let dy = ordinary(DType::F32, &[3, 2000, 2].into(), 4);

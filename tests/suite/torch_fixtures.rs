@@ -92,18 +92,14 @@ impl Found<'_> {
         x.to_f64_vec()[self.index]
     }
 
-    /// Returns the elements of the first operand along the dim of the first attribute that belong to this element.
-    pub fn row(&self) -> Vec<f64> {
-        let x = &self.case.ins[0];
-        let dim = operators::integer(&self.case.attributes, 0) as usize;
-        let inner: usize = x.shape()[dim + 1..].iter().product();
-        let (all, len) = (x.to_f64_vec(), x.shape()[dim]);
-        let reduced = matches!(self.compared, Compared::Result(k) if self.case.outs[k].numel() != x.numel());
-        let (outer, at) = match reduced {
-            true => (self.index / inner, self.index % inner),
-            false => (self.index / (inner * len), self.index % inner),
-        };
-        (0..len).map(|i| all[(outer * len + i) * inner + at]).collect()
+    /// Returns attribute `k`.
+    pub fn number(&self, k: usize) -> f64 {
+        operators::number(&self.case.attributes, k)
+    }
+
+    /// Returns true for f16 and bf16.
+    pub fn is_narrow(&self) -> bool {
+        self.dtype == DType::F16 || self.dtype == DType::BF16
     }
 }
 
@@ -156,8 +152,7 @@ fn operators_agree_with_pytorch_but_for_intended_differences() {
         };
         let count = counts.entry(operator.name).or_default();
         for found in compare(operator, case, count) {
-            let by = (0..DIFFERENCES.len()).filter(|&d| DIFFERENCES[d].covers(&found));
-            let by: Vec<usize> = by.collect();
+            let by: Vec<usize> = (0..DIFFERENCES.len()).filter(|&d| DIFFERENCES[d].covers(&found)).collect();
             by.iter().for_each(|&d| covered[d] += 1);
             if by.is_empty() {
                 let group = (found.case.op.clone(), found.compared, found.dtype.name());

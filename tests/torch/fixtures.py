@@ -9,13 +9,15 @@ attributes `a`, operands `i`, results `o`, and, if there is a derivative, the gr
 the operands (null where there is none). An operand may be a view of a stored tensor: `t` swaps its last two dims, `e`
 expands it to a shape.
 
-A new operator is a line below, among its family, and a line in torch_fixtures.rs.
+A new operator is a line below, among its family, and a line in tests/suite/torch_fixtures/operators.rs. Cases of
+operators that that file does not name are left out.
 """
 
 import itertools
 import json
 import math
 import os
+import re
 import sys
 
 import torch
@@ -27,6 +29,10 @@ FLOATS = (F32, F64, F16, BF16)
 NAMES = {F16: "f16", BF16: "bf16", F32: "f32", F64: "f64", I64: "i64", I32: "i32", U8: "u8", BOOL: "bool"}
 INT_OF = {F16: torch.int16, BF16: torch.int16, F32: torch.int32, F64: torch.int64}
 
+HERE = os.path.dirname(os.path.abspath(__file__))
+with open(os.path.join(HERE, "..", "suite", "torch_fixtures", "operators.rs"), encoding="utf-8") as file:
+    NAMED = set(re.findall(r"^ {4}(\w+) \|", file.read(), re.MULTILINE))
+left_out = set()
 lines, numbers = [json.dumps({"torch": torch.__version__})], {}
 
 
@@ -60,6 +66,9 @@ class Spread:
 
 def case(op, f, ins, a=(), grad=True, only=None):
     """Adds a call of `f`; `grad` asks for gradients, of all floating-point operands or of those whose numbers `only` has."""
+    if op not in NAMED:
+        left_out.add(op)
+        return
     views = [i if isinstance(i, (Turned, Spread)) else None for i in ins]
     given = [{"n": stored(v.base), **v.extra} if v else {"n": stored(i)} for i, v in zip(ins, views)]
     xs = [(v.x if v else i).detach() for i, v in zip(ins, views)]
@@ -220,7 +229,92 @@ def pointwise():
             case("cast", lambda x: x.to(to), [x], [NAMES[to]])
 
 
+    unary("reciprocal", torch.reciprocal)
+    unary("square", torch.square)
+    unary("relu6", F.relu6)
+    unary("softsign", F.softsign)
+    unary("hardsigmoid", F.hardsigmoid)
+    unary("hardswish", F.hardswish)
+    for name in ("floor", "ceil", "trunc", "round", "frac"):
+        unary(name, getattr(torch, name))
+    for name in ("isnan", "isinf", "isfinite"):
+        unary(name, getattr(torch, name), grad=False)
+    unary("leaky_relu", lambda x: F.leaky_relu(x, 0.1), [0.1])
+    unary("hardtanh", lambda x: F.hardtanh(x, -0.5, 1.5), [-0.5, 1.5])
+    unary("threshold", lambda x: F.threshold(x, 0.5, 9.0), [0.5, 9.0])
+    unary("clamp", lambda x: x.clamp(-0.5, 2), [-0.5, 2.0])
+    unary("clamp_min", lambda x: x.clamp_min(-0.5), [-0.5])
+    unary("clamp_max", lambda x: x.clamp_max(0.5), [0.5])
+    unary("div_scalar", lambda x: x / 3.0, [3.0])
+    unary("nan_to_num", lambda x: x.nan_to_num(2.0, 5.0, -7.0), [2.0, 5.0, -7.0])
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        unary(f"{name}_scalar", lambda x: getattr(torch, name)(x, 0.5), [0.5], grad=False, dtypes=(F32, BF16))
+    binary("hypot", torch.hypot, dtypes=(F32, F64))
+    binary("copysign", torch.copysign)
+    binary("heaviside", torch.heaviside, grad=False, dtypes=(F32, F64, BF16))
+    binary("fmod", torch.fmod, integers=(I64, I32))
+    binary("remainder", torch.remainder, integers=(I64, I32, U8))
+    binary("floor_div", torch.floor_divide, grad=False, integers=(I64, I32, U8))
+    binary("atan2", torch.atan2, dtypes=(F32, F64))
+    binary("prelu", lambda x, w: torch.where(x > 0, x, w * x), dtypes=(F32,))
+    binary("lerp_scalar", lambda x, y: torch.lerp(x, y, 0.3), [0.3])
+    for name in ("logical_and", "logical_or", "logical_xor"):
+        case(name, getattr(torch, name), [bools(5, 3), bools(3)])
+        case(name, getattr(torch, name), [few(F32), few(F32).flip(0)])
+    case("logical_not", torch.logical_not, [bools(5, 3)])
+    for d in (I64, I32, U8):
+        a, b = ints(5, 7, low=0, high=100, dtype=d), ints(7, low=0, high=100, dtype=d)
+        for name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+            case(name, getattr(torch, name), [a, b])
+        case("bitwise_not", torch.bitwise_not, [a])
+        case("shift_left", torch.bitwise_left_shift, [a, b % 5])
+        case("shift_right", torch.bitwise_right_shift, [a, b % 5])
+    for d in FLOATS:
+        x, y, z = (normal(5, 7, dtype=d) for _ in range(3))
+        case("lerp", torch.lerp, [x, y, unit(5, 7, dtype=d)])
+        case("addcmul", lambda x, y, z: torch.addcmul(x, y, z, value=0.5), [x, y, z], [0.5])
+        case("addcdiv", lambda x, y, z: torch.addcdiv(x, y, z, value=0.5), [x, y, z.abs() + 0.5], [0.5])
+        case("masked_fill", lambda x, m: x.masked_fill(m, 2.5), [x, bools(7)], [2.5])
+        case("glu", lambda x: F.glu(x, 1), [normal(5, 6, dtype=d)], [1])
+        case("geglu", lambda x: torch.mul(*(f(p) for f, p in zip((F.gelu, lambda p: p), x.chunk(2, 1)))), [normal(5, 6, dtype=d)], [1])
+        case("swiglu", lambda x: torch.mul(*(f(p) for f, p in zip((F.silu, lambda p: p), x.chunk(2, 1)))), [normal(5, 6, dtype=d)], [1])
+
+
+def functions():
+    for name in ("sin", "cos", "tan", "sinh", "cosh", "asinh", "atan", "erf", "erfc", "expm1", "exp2"):
+        unary(name, getattr(torch, name))
+    for name in ("lgamma", "digamma", "log1p", "log2", "log10", "acosh"):
+        unary(name, getattr(torch, name), draw=positive)
+    for name in ("asin", "acos", "atanh", "erfinv"):
+        unary(name, getattr(torch, name), draw=unit)
+    unary("softplus", F.softplus)
+    unary("mish", F.mish)
+    unary("log_sigmoid", F.logsigmoid)
+    unary("selu", F.selu)
+    unary("tanhshrink", F.tanhshrink)
+    unary("elu", lambda x: F.elu(x, 0.7), [0.7])
+    unary("celu", lambda x: F.celu(x, 0.7), [0.7])
+    unary("hardshrink", lambda x: F.hardshrink(x, 0.5), [0.5])
+    unary("softshrink", lambda x: F.softshrink(x, 0.5), [0.5])
+    unary("logit", torch.logit, draw=unit)
+    unary("sinc", torch.sinc)
+
+
 def reductions():
+    along("prod", lambda x, dim: x.prod(dim))
+    along("prod", lambda x, dim: x.prod(dim), dtypes=(I64,), draw=ints)
+    along("argmin", lambda x, dim: x.argmin(dim), grad=False)
+    along("logsumexp", lambda x, dim: torch.logsumexp(x, dim))
+    along("any", lambda x, dim: x.any(dim), grad=False, dtypes=(F32,))
+    along("all", lambda x, dim: x.all(dim), grad=False, dtypes=(F32,))
+    along("count_nonzero", lambda x, dim: torch.count_nonzero(x, dim), grad=False, dtypes=(F32,))
+    for correction in (0, 1):
+        along("var", lambda x, dim: x.var(dim, correction=correction), extra=[correction])
+        along("std", lambda x, dim: x.std(dim, correction=correction), extra=[correction])
+    for order in (0.0, 1.0, 2.0, 3.5, math.inf, -math.inf):
+        name = order if math.isfinite(order) else str(order)
+        along("norm", lambda x, dim: torch.linalg.vector_norm(x, order, dim), extra=[name], shapes=((5, 7),))
+    case("norm", lambda x: torch.linalg.vector_norm(x, 2.0, 1), [torch.zeros(3, 5)], [1, 2.0])
     # Integers and bools are summed in i64 by PyTorch.
     along("sum", lambda x, dim: x.sum(dim))
     along("sum", lambda x, dim: x.sum(dim), dtypes=(I64,), draw=ints)
@@ -241,6 +335,15 @@ def reductions():
         w, b = normal(7, dtype=d), normal(7, dtype=d)
         case("layer_norm", lambda x, w, b: F.layer_norm(x, (7,), w, b, 1e-5), [x, w, b], [1e-5])
         case("rms_norm", lambda x, w: F.rms_norm(x, (7,), w, 1e-5), [x, w], [1e-5])
+
+
+    for d in FLOATS:
+        x, w, b = normal(3, 6, 5, dtype=d), normal(6, dtype=d), normal(6, dtype=d)
+        case("group_norm", lambda x, w, b: F.group_norm(x, 3, w, b, 1e-5), [x, w, b], [3, 1e-5])
+        case("instance_norm", lambda x, w, b: F.instance_norm(x, weight=w, bias=b, eps=1e-5), [x, w, b], [1e-5])
+        case("batch_norm", lambda x, w, b: F.batch_norm(x, None, None, w, b, True, 0.1, 1e-5), [x, w, b], [1e-5])
+        case("layer_norm_plain", lambda x: F.layer_norm(x, (5,), eps=1e-5), [x], [1e-5])
+    case("weight_norm", lambda v, g: torch._weight_norm(v, g, 0), [normal(5, 7), normal(5, 1)], [0])
 
 
 def shapes():
@@ -268,6 +371,44 @@ def indices():
         case("scatter_add", lambda x, i: torch.zeros(5, 7, dtype=d).scatter_add(0, i, x), [ints(3, 7, dtype=d), i], [0, 5])
 
 
+    x = normal(5, 7)
+    case("index_select", lambda x, i: x.index_select(1, i), [x, ints(9, low=0, high=7)], [1])
+    case("index_add", lambda x, i, s: x.index_add(0, i, s), [x, ints(3, low=0, high=5), normal(3, 7)], [0])
+    case("index_copy", lambda x, i, s: x.index_copy(0, i, s), [x, torch.tensor([4, 0, 2]), normal(3, 7)], [0])
+    case("scatter", lambda x, i, s: x.scatter(0, i, s), [x, torch.stack([torch.randperm(5, generator=generator)[:3] for _ in range(7)], 1), normal(3, 7)], [0])
+    case("take_along_dim", lambda x, i: torch.take_along_dim(x, i, 1), [x, ints(5, 3, low=0, high=7)], [1])
+    case("take", torch.take, [x, ints(4, 3, low=0, high=35)])
+    case("bincount", lambda i: torch.bincount(i, minlength=9), [ints(40, low=0, high=9)], [9])
+    for how in ("sum", "amax", "amin", "prod", "mean"):
+        case("scatter_reduce", lambda x, i, s: x.scatter_reduce(0, i, s, how), [x, ints(4, 7, low=0, high=5), normal(4, 7)], [0, how], grad=how == "sum")
+    for d in (F32, F16, I64):
+        x = ints(3, 5, 2, low=-99, high=99, dtype=d)
+        case("flip", lambda x: x.flip(0, 2), [x], [[0, 2]])
+        case("roll", lambda x: x.roll(3, 1), [x], [3, 1])
+        case("roll", lambda x: x.roll(-1, 0), [x], [-1, 0])
+        case("repeat", lambda x: x.repeat(2, 1, 1, 3), [x], [[2, 1, 1, 3]])
+        case("repeat_interleave", lambda x: x.repeat_interleave(2, 1), [x], [2, 1])
+        case("stack", lambda *xs: torch.stack(xs, 1), [x, x + 1, x], [1])
+        case("unbind", lambda x: x.unbind(1), [x], [1])
+        case("chunk", lambda x: x.chunk(3, 1), [x], [3, 1])
+        case("flatten", lambda x: x.flatten(0, 1), [x], [0, 1])
+        case("unflatten", lambda x: x.flatten().unflatten(0, (2, 15)), [x.flatten()], [0, [2, 15]])
+        case("movedim", lambda x: x.movedim(0, -1), [x], [0, -1])
+        case("diagonal", lambda x: x.diagonal(1, 0, 1), [x], [1, 0, 1])
+        case("diag_embed", lambda x: torch.diag_embed(x, -1), [x[0]], [-1])
+        case("tril", lambda x: x.tril(-1), [x], [-1])
+        case("triu", lambda x: x.triu(1), [x], [1])
+        case("sort", lambda x: torch.sort(x, dim=1, descending=False, stable=True), [x], [1, 0])
+        case("topk", lambda x: torch.topk(x, 3, 1), [x], [3, 1])
+    for d in FLOATS:
+        x = special_rows(d)
+        case("sort", lambda x: torch.sort(x, dim=1, descending=True, stable=True), [x], [1, 1], grad=False)
+        case("sort", lambda x: torch.sort(x, dim=0, descending=False, stable=True), [x], [0, 0], grad=False)
+        case("argsort", lambda x: torch.argsort(x, dim=1, stable=True), [x], [1, 0], grad=False)
+    case("kthvalue", lambda x: torch.kthvalue(x, 2, 1), [normal(5, 7)], [2, 1])
+    case("one_hot", lambda i: F.one_hot(i, 7), [ints(2, 5, low=0, high=7)], [7])
+
+
 def products():
     for d in FLOATS:
         case("matmul", torch.matmul, [normal(5, 7, dtype=d), normal(7, 3, dtype=d)])
@@ -288,7 +429,40 @@ def attention():
     case("attention", causal, [normal(1, 1, 1, 3) for _ in range(3)], [0.4])
 
 
+    q, k, v = (normal(2, 3, 7, 4) for _ in range(3))
+    mask = bools(7, 7)
+    mask[:, 0] = True
+    sdpa = F.scaled_dot_product_attention
+    case("attention_bidirectional", lambda q, k, v: sdpa(q, k, v, scale=0.5), [q, normal(2, 3, 5, 4), normal(2, 3, 5, 4)], [0.5])
+    case("attention_mask", lambda q, k, v, m: sdpa(q, k, v, attn_mask=m, scale=0.5), [q, k, v, mask], [0.5])
+    case("attention_bias", lambda q, k, v, b: sdpa(q, k, v, attn_mask=b, scale=0.5), [q, k, v, normal(2, 3, 7, 7)], [0.5])
+    row = torch.arange(7)
+    near = (row[:, None] - row[None, :]).clamp(0, 2) == row[:, None] - row[None, :]
+    case("attention_window", lambda q, k, v: sdpa(q, k, v, attn_mask=near, scale=0.5), [q, k, v], [0.5, 2, 0])
+
+
+REDUCTIONS = ("none", "mean", "sum")
+
+
 def losses():
+    for d in FLOATS:
+        x, y = normal(5, 7, dtype=d), normal(5, 7, dtype=d)
+        for how in REDUCTIONS:
+            case("mse_loss", lambda x, y: F.mse_loss(x, y, reduction=how), [x, y], [how])
+            case("l1_loss", lambda x, y: F.l1_loss(x, y, reduction=how), [x, y], [how])
+            case("huber_loss", lambda x, y: F.huber_loss(x, y, delta=0.7, reduction=how), [x, y], [0.7, how])
+            case("smooth_l1_loss", lambda x, y: F.smooth_l1_loss(x, y, beta=0.7, reduction=how), [x, y], [0.7, how])
+            p, q = unit(5, 7, dtype=d), unit(5, 7, dtype=d)
+            case("bce_loss", lambda x, y: F.binary_cross_entropy(x, y, reduction=how), [p, q], [how], only=(0,))
+            case("bce_with_logits", lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction=how), [x, q], [how])
+            case("kl_div_loss", lambda x, y: F.kl_div(x, y, reduction=how), [x, q], [how])
+        case("cosine_similarity", lambda x, y: F.cosine_similarity(x, y, 1, 1e-8), [x, y], [1, 1e-8])
+        sign = torch.tensor([1, -1, 1, -1, -1])
+        case("cosine_embedding_loss", lambda x, y, t: F.cosine_embedding_loss(x, y, t, 0.1), [x, y, sign], [0.1])
+    x, target, weight = normal(6, 7), torch.tensor([0, 3, -100, 6, 2, -100]), positive(7)
+    for how in REDUCTIONS:
+        case("cross_entropy_with", lambda x, t, w: F.cross_entropy(x, t, w, reduction=how, label_smoothing=0.1), [x, target, weight], [how, 0.1], only=(0,))
+        case("nll_loss", lambda x, t: F.nll_loss(x, t, reduction=how), [x.log_softmax(1), target], [how])
     for d in FLOATS:
         target = ints(5, low=0, high=7)
         case("cross_entropy", lambda x, t: F.cross_entropy(x, t, reduction="none"), [normal(5, 7, dtype=d), target])
@@ -298,10 +472,11 @@ def losses():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for family in (pointwise, reductions, shapes, indices, products, attention, losses):
+    for family in (pointwise, functions, reductions, shapes, indices, products, attention, losses):
         family()
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures.jsonl")
+    path = os.path.join(HERE, "fixtures.jsonl")
     text = "\n".join(lines) + "\n"
     assert len(text) < 3_000_000, f"{len(text):,} bytes: the limit is 3 MB"
     open(path, "w", encoding="ascii").write(text)
     print(f"{len(lines):,} lines, {len(text):,} bytes with PyTorch {torch.__version__}", file=sys.stderr)
+    print("left out:", *sorted(left_out), file=sys.stderr)

@@ -7,6 +7,7 @@ mod attention;
 mod attention_options;
 mod create;
 mod element_losses;
+mod group_norm;
 mod index;
 mod loss_reduction;
 mod losses;
@@ -22,5 +23,6 @@ mod sampling;
 mod shape;
 
 pub use attention_options::AttentionOptions;
+pub use group_norm::BatchStatistics;
 pub use loss_reduction::LossReduction;
 pub use losses::CrossEntropyOptions;

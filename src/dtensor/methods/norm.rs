@@ -67,7 +67,7 @@ impl DTensor {
     /// # Errors
     /// Refuses a `weight` or `bias` whose shape is not that of the last dim.
     pub fn layer_norm(&self, weight: &DTensor, bias: Option<&DTensor>, eps: f64) -> Result<DTensor> {
-        let op = LayerNorm { eps: Bits(eps), bias: bias.is_some() };
+        let op = LayerNorm { eps: Bits(eps), weight: true, bias: bias.is_some() };
         let ins: SmallVec<[&DTensor; 3]> = [self, weight].into_iter().chain(bias).collect();
         Ok(DTensor::apply(&op, &ins)?.remove(0))
     }

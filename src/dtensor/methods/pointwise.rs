@@ -6,7 +6,8 @@ use crate::dtensor::tensor::DTensor;
 use crate::error::Result;
 use crate::ops::{
     self, Bits, Cast, Compare, CompareKind, Op, PowScalar, Select, activations_table, arithmetic_table,
-    elementary_table, signatures,
+    elementary_table, logarithmic_table, signatures, smooth_activations_table, special_table,
+    trigonometric_table,
 };
 use crate::tensor::DType;
 
@@ -69,6 +70,10 @@ macro_rules! table_methods {
 }
 arithmetic_table!(table_methods);
 elementary_table!(table_methods);
+logarithmic_table!(table_methods);
+smooth_activations_table!(table_methods);
+special_table!(table_methods);
+trigonometric_table!(table_methods);
 activations_table!(table_methods);
 
 /// Comparisons, selection, powers and casts.

@@ -2,6 +2,8 @@
 //!
 //! Each row is summed along the [reduction tree](RowTree) of its length, and the gradients of weight and bias along the
 //! tree over all leading dims. f16 and bf16 compute in f32 and round once; the statistics stay f32 (f64 for f64).
+//!
+//! A row whose squares overflow is multiplied by a power of two first, which changes no bit of any other row.
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{
@@ -75,7 +77,7 @@ pub fn layer_norm_backward(
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (dx, dw) = backward(verb, dy, x, weight, Some(mean), rstd)?;
-    Ok((dx, dw, over_leading(verb, dy)?))
+    Ok((dx, weight_gradient(verb, &dw, x.dtype())?, over_leading(verb, dy)?))
 }
 
 /// Computes the gradients of input and weight of an [`rms_norm`], as [`layer_norm_backward`].
@@ -98,7 +100,24 @@ pub fn rms_norm_backward(
     weight: Option<&Tensor>,
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
-    backward(verb, dy, x, weight, None, rstd)
+    let (dx, dw) = backward(verb, dy, x, weight, None, rstd)?;
+    Ok((dx, weight_gradient(verb, &dw, x.dtype())?))
+}
+
+/// Computes the gradient of the input of a [`layer_norm`] without weight and bias.
+pub(super) fn layer_norm_input_backward(
+    verb: &str,
+    dy: &Tensor,
+    x: &Tensor,
+    mean: &Tensor,
+    rstd: &Tensor,
+) -> Result<Tensor> {
+    Ok(backward(verb, dy, x, None, Some(mean), rstd)?.0)
+}
+
+/// Sums the products per element of a gradient of the weight.
+fn weight_gradient(verb: &str, products: &Tensor, dtype: DType) -> Result<Tensor> {
+    cast(&over_leading(verb, products)?, dtype)
 }
 
 fn forward(
@@ -139,7 +158,7 @@ fn forward_as<T: Real>(
             weight: weight.map(Tensor::as_slice).transpose()?,
             bias: bias.map(Tensor::as_slice).transpose()?,
             len: x.shape()[x.shape().len() - 1],
-            eps: T::of(eps),
+            eps,
             centred,
             y: as_elements_mut(y.bytes_mut()),
             mean: mean.make_mut()?,
@@ -154,7 +173,7 @@ struct NormForward<'a, T> {
     weight: Option<&'a [T]>,
     bias: Option<&'a [T]>,
     len: usize,
-    eps: T,
+    eps: f64,
     centred: bool,
     y: &'a mut [T],
     mean: &'a mut [T],
@@ -168,15 +187,28 @@ impl<T: Real> Kernel for NormForward<'_, T> {
         let len = self.len;
         let count = T::of(len as f64);
         let mut tree = RowTree::new(len);
-        let mut squares = vec![T::ZERO; len];
+        let (mut squares, mut scaled) = (vec![T::ZERO; len], Vec::new());
         let rows = self.x.chunks_exact(len).zip(self.y.chunks_exact_mut(len));
         for ((x, y), (mean, rstd)) in rows.zip(self.mean.iter_mut().zip(self.rstd)) {
-            *mean = if self.centred { tree.fold::<SumReducer>(x) / count } else { T::ZERO };
-            for (s, &x) in squares.iter_mut().zip(x) {
-                *s = (x - *mean) * (x - *mean);
+            let mut moments = |x: &[T]| {
+                let mean = if self.centred { tree.fold::<SumReducer>(x) / count } else { T::ZERO };
+                for (s, &x) in squares.iter_mut().zip(x) {
+                    *s = (x - mean) * (x - mean);
+                }
+                (mean, tree.fold::<SumReducer>(&squares) / count)
+            };
+            let (mut x, mut scale, (mut center, mut variance)) = (x, 1.0, moments(x));
+            if variance - variance != T::ZERO {
+                // The variance is infinite or NaN.
+                scale = if T::DTYPE == DType::F64 { power_of_two(-600) } else { power_of_two(-100) };
+                scaled.clear();
+                scaled.extend(x.iter().map(|&x| x * T::of(scale)));
+                x = &scaled;
+                (center, variance) = moments(x);
             }
-            *rstd = (tree.fold::<SumReducer>(&squares) / count + self.eps).sqrt().recip();
-            let (mean, rstd) = (*mean, *rstd);
+            let spread = (variance + T::of(self.eps * scale * scale)).sqrt().recip();
+            (*mean, *rstd) = (center / T::of(scale), spread * T::of(scale));
+            let (mean, rstd) = (center, spread);
             match (self.weight, self.bias) {
                 (Some(w), Some(b)) => {
                     for ((y, &x), (&w, &b)) in y.iter_mut().zip(x).zip(w.iter().zip(b)) {
@@ -199,6 +231,36 @@ impl<T: Real> Kernel for NormForward<'_, T> {
     }
 }
 
+/// Returns 2 to the power of an exponent that f64 has.
+fn power_of_two(exponent: i64) -> f64 {
+    f64::from_bits(((1023 + exponent) as u64) << 52)
+}
+
+/// The normalised elements of a row, computed from its statistics. In rows of large elements, whose distance to the
+/// mean may overflow, both are divided by 16 first.
+#[derive(Clone, Copy)]
+struct NormalRow<T> {
+    scale: T,
+    mean: T,
+    rstd: T,
+}
+
+impl<T: Real> NormalRow<T> {
+    #[inline(always)]
+    fn new(mean: T, rstd: T) -> NormalRow<T> {
+        let bound = if T::DTYPE == DType::F64 { power_of_two(-500) } else { power_of_two(-60) };
+        let scale = T::of(if rstd < T::of(bound) { 0.0625 } else { 1.0 });
+        NormalRow { scale, mean: mean * scale, rstd: rstd / scale }
+    }
+
+    #[inline(always)]
+    fn at(self, x: T) -> T {
+        (x * self.scale - self.mean) * self.rstd
+    }
+}
+
+/// Computes the gradient of the input, and the product per element whose sum over the leading dims is the gradient of
+/// the weight, in the dtype of sums.
 fn backward(
     verb: &str,
     dy: &Tensor,
@@ -227,7 +289,7 @@ fn backward(
         DType::F64 => backward_as::<f64>(&dy, &x, weight.as_ref(), mean.as_ref(), &rstd)?,
         _ => backward_as::<f32>(&dy, &x, weight.as_ref(), mean.as_ref(), &rstd)?,
     };
-    Ok((cast(&dx, dtype)?, cast(&over_leading(verb, &dw)?, dtype)?))
+    Ok((cast(&dx, dtype)?, dw))
 }
 
 /// Computes the gradient of the input, and the product per element whose sum over the leading dims is the gradient of
@@ -277,14 +339,15 @@ impl<T: Real> Kernel for NormBackward<'_, T> {
         let inputs = self.dy.chunks_exact(len).zip(self.x.chunks_exact(len));
         let outputs = self.dx.chunks_exact_mut(len).zip(self.dw.chunks_exact_mut(len));
         for (i, ((dy, x), (dx, dw))) in inputs.zip(outputs).enumerate() {
-            let (mean, rstd) = (self.mean.map_or(T::ZERO, |m| m[i]), self.rstd[i]);
+            let rstd = self.rstd[i];
+            let normal = NormalRow::new(self.mean.map_or(T::ZERO, |m| m[i]), rstd);
             match self.weight {
                 Some(w) => g.iter_mut().zip(dy.iter().zip(w)).for_each(|(g, (&dy, &w))| *g = dy * w),
                 None => g.copy_from_slice(dy),
             }
             for (((gx, &g), dw), (&dy, &x)) in gx.iter_mut().zip(&g).zip(dw.iter_mut()).zip(dy.iter().zip(x))
             {
-                let normal = (x - mean) * rstd;
+                let normal = normal.at(x);
                 *gx = g * normal;
                 *dw = dy * normal;
             }
@@ -292,7 +355,7 @@ impl<T: Real> Kernel for NormBackward<'_, T> {
             let c1 = if self.mean.is_some() { tree.fold::<SumReducer>(&g) / count } else { T::ZERO };
             let c2 = tree.fold::<SumReducer>(&gx) / count;
             for (dx, (&g, &x)) in dx.iter_mut().zip(g.iter().zip(x)) {
-                *dx = ((x - mean) * rstd).mul_add(-c2, g - c1) * rstd;
+                *dx = normal.at(x).mul_add(-c2, g - c1) * rstd;
             }
         }
     }
@@ -387,6 +450,70 @@ mod tests {
         check(&layer, 2, &db);
         check(&rms, 0, &rdx);
         check(&rms, 1, &rdw);
+    }
+
+    /// [MAX, -MAX, 0, 0] and the like: squares, and the sum of equal numbers, exceed the dtype.
+    #[test]
+    fn rows_whose_variance_overflows() {
+        fn as_f64<T: Real>(x: T) -> f64 {
+            Tensor::from_vec(vec![x], [1]).unwrap().to_f64_vec()[0]
+        }
+        fn check<T: Real>(most: T, close: f64) {
+            let rows = [
+                [most, -most, T::ZERO, T::ZERO],
+                [most; 4],
+                [most, -most, -most, -most],
+                [T::ONE, T::ZERO, T::ZERO, T::ZERO],
+            ];
+            let x = Tensor::from_vec(rows.concat(), [4, 4]).unwrap();
+            let near = |got: &[f64], want: [f64; 4]| {
+                got.iter().zip(want).for_each(|(g, w)| assert!((g - w).abs() < close, "{got:?} {want:?}"));
+            };
+            let (y, mean, rstd) = layer_norm("ln", &x, None, None, 1e-5).unwrap();
+            let y = y.to_f64_vec();
+            near(&y[..4], [2f64.sqrt(), -2f64.sqrt(), 0.0, 0.0]);
+            near(&y[4..8], [0.0; 4]);
+            near(&y[8..12], [3f64.sqrt(), -(1.0 / 3f64).sqrt(), -(1.0 / 3f64).sqrt(), -(1.0 / 3f64).sqrt()]);
+            let last = layer_norm("ln", &x.narrow(0, 3, 1).unwrap(), None, None, 1e-5).unwrap().0;
+            assert_eq!(y[12..], last.to_f64_vec(), "the other row keeps its bits");
+            // The gradient by the definition, on rows of the same shape but of ordinary size.
+            let dy = Tensor::from_vec(
+                vec![T::of(0.5); 16]
+                    .into_iter()
+                    .enumerate()
+                    .map(|(i, v)| v * T::of((i % 5) as f64))
+                    .collect::<Vec<T>>(),
+                [4, 4],
+            )
+            .unwrap();
+            let (dx, dw, _) = layer_norm_backward("ln", &dy, &x, None, &mean, &rstd).unwrap();
+            let ones = Tensor::from_vec(
+                [[T::ONE, -T::ONE, T::ZERO, T::ZERO], [T::ONE, -T::ONE, -T::ONE, -T::ONE]].concat(),
+                [2, 4],
+            )
+            .unwrap();
+            let (_, m1, r1) = layer_norm("ln", &ones, None, None, 0.0).unwrap();
+            let some = |t: &Tensor| {
+                let parts =
+                    [t.narrow(0, 0, 1).unwrap().to_f64_vec(), t.narrow(0, 2, 1).unwrap().to_f64_vec()];
+                Tensor::from_vec(parts.concat().into_iter().map(T::of).collect::<Vec<T>>(), [2, 4]).unwrap()
+            };
+            let want = layer_norm_backward("ln", &some(&dy), &ones, None, &m1, &r1).unwrap().0.to_f64_vec();
+            let got: Vec<f64> = some(&dx).to_f64_vec().iter().map(|dx| dx * as_f64(most)).collect();
+            got.iter()
+                .zip(&want)
+                .for_each(|(g, w)| assert!((g - w).abs() < close * 10.0, "{got:?} {want:?}"));
+            assert!(dw.to_f64_vec().iter().all(|w| w.is_finite()));
+            let (y, rstd) = rms_norm("rms", &x, None, 1e-5).unwrap();
+            near(&y.to_f64_vec()[4..8], [1.0; 4]);
+            let unit = Tensor::from_vec([T::ONE, T::ZERO, T::ZERO, T::ZERO].repeat(4), [4, 4]).unwrap();
+            let (dx, dw) = rms_norm_backward("rms", &unit, &x, None, &rstd).unwrap();
+            let row: Vec<f64> = dx.to_f64_vec()[4..8].iter().map(|dx| dx * as_f64(most)).collect();
+            near(&row, [0.75, -0.25, -0.25, -0.25]);
+            assert!(dw.to_f64_vec().iter().all(|w| w.is_finite()));
+        }
+        check::<f32>(f32::MAX, 2e-6);
+        check::<f64>(f64::MAX, 1e-14);
     }
 
     #[test]

@@ -67,6 +67,20 @@ pub(crate) fn layer_norm_backward(
     Ok((dx, dw, db.expect("a norm with a mean has a bias")))
 }
 
+/// Computes the gradient of the input of a layer norm without weight and bias.
+///
+/// # Errors
+/// Returns the errors of [`layer_norm`].
+pub(super) fn layer_norm_input_backward(
+    verb: &str,
+    dy: &Tensor,
+    x: &Tensor,
+    mean: &Tensor,
+    rstd: &Tensor,
+) -> Result<Tensor> {
+    CudaNormBackward::new(verb, entries!("layer_norm_grad"), [dy, x], None, Some(mean), rstd)?.input()
+}
+
 /// Computes the gradients of an RMS norm, as [`cpu::rms_norm_backward`](super::cpu::rms_norm_backward).
 ///
 /// # Errors
@@ -117,19 +131,29 @@ impl<'a> CudaNormBackward<'a> {
 
     fn run(self) -> Result<(Tensor, Tensor, Option<Tensor>)> {
         let (gpu, x) = (&self.gpu, &self.x);
-        let mut dx = gpu.uninit(x.dtype(), x.shape())?;
+        let dx = self.input()?;
         if x.numel() == 0 {
             let width = [*x.shape().last().expect("a norm refuses a tensor without dims")];
             let none = || gpu.zeros(x.dtype(), width);
             return Ok((dx, none()?, self.mean.is_some().then(none).transpose()?));
+        }
+        let (dw, db) = self.weights()?;
+        Ok((dx, dw, db))
+    }
+
+    /// Computes the gradient of the input.
+    fn input(&self) -> Result<Tensor> {
+        let (gpu, x) = (&self.gpu, &self.x);
+        let mut dx = gpu.uninit(x.dtype(), x.shape())?;
+        if x.numel() == 0 {
+            return Ok(dx);
         }
         let rows = RowLaunch::of(self.verb, x)?;
         let launch =
             rows.kernel(gpu, self.entries)?.read(&self.dy).read(x).read_or_null(self.weight.as_ref());
         let launch = if let Some(mean) = &self.mean { launch.read(mean) } else { launch };
         rows.run(gpu, launch.read(&self.rstd).write(&mut dx), 2)?;
-        let (dw, db) = self.weights()?;
-        Ok((dx, dw, db))
+        Ok(dx)
     }
 
     /// Computes the gradients of weight and bias, which are sums over all leading dims. One launch for both computes

@@ -15,14 +15,14 @@ use crate::tensor::{Shape, Tensor};
 /// Layer norm over the last dim, which is not sharded (Ba et al., *Layer Normalization*, 2016). Applied by
 /// [`DTensor::layer_norm`](crate::dtensor::DTensor::layer_norm).
 ///
-/// `(x, w[, b]) -> (y, mean, rstd)` with `y = (x - mean) * rstd * w + b` and `rstd = 1 / sqrt(var + eps)`. x and y are
+/// `(x[, w[, b]]) -> (y, mean, rstd)` with `y = (x - mean) * rstd * w + b` and `rstd = 1 / sqrt(var + eps)`. x and y are
 /// `[.., C]`, w and b `[C]`, mean and rstd `[.., 1]` in f32 (f64 for f64). The gradient of x includes the paths through
 /// mean and rstd; incoming gradients of these two results are dropped.
 ///
 /// ```
 /// use isoshard::{ops::{Bits, LayerNorm, eval_whole}, tensor::{DType, Tensor}};
 /// let (x, w) = (Tensor::from_vec(vec![1.0, 3.0], [1, 2])?, Tensor::full(DType::F64, [2], 10.0));
-/// let outs = eval_whole(&LayerNorm { eps: Bits(0.0), bias: false }, &[x, w])?;
+/// let outs = eval_whole(&LayerNorm { eps: Bits(0.0), weight: true, bias: false }, &[x, w])?;
 /// assert_eq!((outs[0].to_f64_vec(), outs[1].to_f64_vec()), (vec![-10.0, 10.0], vec![2.0]));
 /// # Ok::<(), isoshard::Error>(())
 /// ```
@@ -30,7 +30,9 @@ use crate::tensor::{Shape, Tensor};
 pub struct LayerNorm {
     /// The number added to the variance.
     pub eps: Bits,
-    /// True if there is an operand b.
+    /// True if there is an operand w.
+    pub weight: bool,
+    /// True if there is an operand b, which requires w.
     pub bias: bool,
 }
 
@@ -40,9 +42,14 @@ impl Op for LayerNorm {
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
-        let x = match self.bias {
-            true => &arity::<3>(self.name(), ins)?[0],
-            false => &arity::<2>(self.name(), ins)?[0],
+        let x = match (self.weight, self.bias) {
+            (true, true) => &arity::<3>(self.name(), ins)?[0],
+            (true, false) => &arity::<2>(self.name(), ins)?[0],
+            (false, false) => &arity::<1>(self.name(), ins)?[0],
+            (false, true) => {
+                let rule = "has no bias without a weight";
+                return Err(Error::invalid(self.name(), rule, list(ins), "give a weight of ones"));
+            }
         };
         let statistic =
             Meta { dtype: accumulator(x.dtype), shape: expect_norm(self.name(), x, &ins[1..], ins)? };
@@ -50,33 +57,36 @@ impl Op for LayerNorm {
     }
 
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
-        let weights = usize::from(self.bias) + 1;
+        let weights = usize::from(self.weight) + usize::from(self.bias);
         let row =
             |s| Row::new(std::iter::once(s).chain(std::iter::repeat_n(AxisPlacement::R, weights)), [s, s, s]);
         (0..ins[0].shape.len() - 1).map(|d| row(AxisPlacement::S(d))).collect()
     }
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        let (y, mean, rstd) = cpu::layer_norm(self.name(), &ins[0], Some(&ins[1]), ins.get(2), self.eps.0)?;
+        let (y, mean, rstd) = cpu::layer_norm(self.name(), &ins[0], ins.get(1), ins.get(2), self.eps.0)?;
         Ok(smallvec![y, mean, rstd])
     }
 
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        let (y, mean, rstd) = cuda::layer_norm(self.name(), &ins[0], Some(&ins[1]), ins.get(2), self.eps.0)?;
+        let (y, mean, rstd) = cuda::layer_norm(self.name(), &ins[0], ins.get(1), ins.get(2), self.eps.0)?;
         Ok(smallvec![y, mean, rstd])
     }
 
-    /// Per element: 1 for the mean, 3 for the variance, 3 for the result and 1 for the bias. Per row: 4.
+    /// Per element: 1 for the mean, 3 for the variance, 2 for the result, 1 each for weight and bias. Per row: 4.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         let rows = elements(&outs[1]).saturating_mul(4);
-        Work::elementwise(7 + u64::from(self.bias), ins, outs).plus(rows)
+        Work::elementwise(6 + u64::from(self.weight) + u64::from(self.bias), ins, outs).plus(rows)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.constant(1, "a statistic, for the derivative of result 0");
         g.constant(2, "a statistic, for the derivative of result 0");
-        let ins = [g.grad(0), g.input(0), g.input(1), g.output(1), g.output(2)];
-        let grads = g.apply_all(LayerNormGrad { bias: self.bias }, &ins)?;
+        let (weight, bias) = (self.weight, self.bias);
+        let mut ins = vec![g.grad(0), g.input(0)];
+        ins.extend(weight.then(|| g.input(1)));
+        ins.extend([g.output(1), g.output(2)]);
+        let grads = g.apply_all(LayerNormGrad { weight, bias }, &ins)?;
         for (i, grad) in grads.into_iter().enumerate() {
             g.set(i, grad);
         }
@@ -101,17 +111,19 @@ pub(in crate::ops) fn expect_norm(verb: &str, x: &Meta, weights: &[Meta], ins: &
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
-    let sample = |shape: &[usize], bias: bool| {
+    let sample = |shape: &[usize], weights: usize| {
         let w = [*shape.last().expect("a shape with a last dim")];
         let ins = [Input::ints(shape), Input::ints(w), Input::ints(w)];
-        Sample::new(LayerNorm { eps: Bits(1e-3), bias }, ins.into_iter().take(2 + usize::from(bias)))
+        let op = LayerNorm { eps: Bits(1e-3), weight: weights > 0, bias: weights > 1 };
+        Sample::new(op, ins.into_iter().take(1 + weights))
     };
     vec![
-        sample(&[5, 3], true),
-        sample(&[2, 3, 7], false),
-        sample(&[5], true),
-        sample(&[3, 1], true),
-        sample(&[0, 3], true),
+        sample(&[5, 3], 2),
+        sample(&[2, 3, 7], 1),
+        sample(&[5], 2),
+        sample(&[3, 1], 0),
+        sample(&[2, 5], 0),
+        sample(&[0, 3], 2),
     ]
 }
 
@@ -125,7 +137,7 @@ mod tests {
         let x: Vec<f64> = (0..14).map(|i| f64::from(i * i % 11) - 3.0).collect();
         let (w, b): (Vec<f64>, Vec<f64>) = (0..7).map(|i| (0.5 * f64::from(i) - 1.0, f64::from(i))).unzip();
         let t = |v: &[f64], shape: &[usize]| Tensor::from_slice(v, shape).unwrap();
-        let op = LayerNorm { eps: Bits(0.01), bias: true };
+        let op = LayerNorm { eps: Bits(0.01), weight: true, bias: true };
         let outs = eval_whole(&op, &[t(&x, &[2, 7]), t(&w, &[7]), t(&b, &[7])]).unwrap();
         for (r, row) in x.chunks(7).enumerate() {
             let mean = row.iter().sum::<f64>() / 7.0;

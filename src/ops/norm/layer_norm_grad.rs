@@ -19,21 +19,34 @@ impl Op for LayerNormGrad {
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
-        let [dy, x, w, mean, rstd] = arity(self.name(), ins)?;
-        let kept = expect_norm(self.name(), x, std::slice::from_ref(w), ins)?;
+        let (dy, x, w, mean, rstd) = if self.weight {
+            let [dy, x, w, mean, rstd] = arity(self.name(), ins)?;
+            (dy, x, Some(w), mean, rstd)
+        } else {
+            let [dy, x, mean, rstd] = arity(self.name(), ins)?;
+            (dy, x, None, mean, rstd)
+        };
+        if self.bias && w.is_none() {
+            return Err(Error::invalid(self.name(), "has no bias without a weight", list(ins), ""));
+        }
+        let kept = expect_norm(self.name(), x, w.map_or(&[], std::slice::from_ref), ins)?;
         expect_saved(self.name(), dy, x, &[mean, rstd], kept, ins)?;
-        let mut outs: Metas = smallvec![x.clone(), w.clone()];
-        outs.extend(self.bias.then(|| w.clone()));
+        let mut outs: Metas = smallvec![x.clone()];
+        outs.extend(w.cloned());
+        outs.extend(w.filter(|_| self.bias).cloned());
         Ok(outs)
     }
 
     /// Linear in `dy`. If rows are sharded, the gradients of the weights are partial sums.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
-        grad_rows(&ins[1], 2, usize::from(self.bias) + 1)
+        grad_rows(&ins[1], usize::from(self.weight), 2, usize::from(self.weight) + usize::from(self.bias))
     }
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        let [dy, x, w, mean, rstd] = ins else { unreachable!("infer counted the operands") };
+        let [dy, x, w, mean, rstd] = ins else {
+            let [dy, x, mean, rstd] = ins else { unreachable!("infer counted the operands") };
+            return Ok(smallvec![cpu::layer_norm_input_backward(self.name(), dy, x, mean, rstd)?]);
+        };
         let (dx, dw, db) = cpu::layer_norm_backward(self.name(), dy, x, Some(w), mean, rstd)?;
         let mut outs: Tensors = smallvec![dx, dw];
         outs.extend(self.bias.then_some(db));
@@ -41,16 +54,19 @@ impl Op for LayerNormGrad {
     }
 
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        let [dy, x, w, mean, rstd] = ins else { unreachable!("infer counted the operands") };
+        let [dy, x, w, mean, rstd] = ins else {
+            let [dy, x, mean, rstd] = ins else { unreachable!("infer counted the operands") };
+            return Ok(smallvec![cuda::layer_norm_input_backward(self.name(), dy, x, mean, rstd)?]);
+        };
         let (dx, dw, db) = cuda::layer_norm_backward(self.name(), dy, x, Some(w), mean, rstd)?;
         let mut outs: Tensors = smallvec![dx, dw];
         outs.extend(self.bias.then_some(db));
         Ok(outs)
     }
 
-    /// Per element: 3 to normalize x and to weight dy, 3 for the two means, 4 for dx, 2 for dw, 1 for db.
+    /// Per element: 2 to normalize x, 3 for the two means, 4 for dx; 1 to weight dy and 2 for dw; 1 for db.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
-        Work::elementwise(12 + u64::from(self.bias), ins, outs)
+        Work::elementwise(9 + 3 * u64::from(self.weight) + u64::from(self.bias), ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
@@ -78,27 +94,37 @@ pub(in crate::ops) fn expect_saved(
     Err(Error::invalid(verb, format!("wants dy like x, and statistics {statistic}"), list(ins), ""))
 }
 
-/// Returns the rows of `(dy, x, w, statistics) -> (dx, gradients of weights)`.
-pub(in crate::ops) fn grad_rows(x: &Meta, statistics: usize, weights: usize) -> Vec<Row> {
+/// Returns the rows of `(dy, x, operands, statistics) -> (dx, gradients of weights)`.
+pub(in crate::ops) fn grad_rows(x: &Meta, operands: usize, statistics: usize, weights: usize) -> Vec<Row> {
     use std::iter::{once, repeat_n};
     let cut = |s: AxisPlacement| {
-        let ins = [s, s, AxisPlacement::R].into_iter().chain(repeat_n(s, statistics));
+        let ins =
+            [s, s].into_iter().chain(repeat_n(AxisPlacement::R, operands)).chain(repeat_n(s, statistics));
         Row::new(ins, once(s).chain(repeat_n(AxisPlacement::TreeSum(Leaf::Pairs), weights)))
     };
     let linear = Row::new(
-        once(AxisPlacement::SUM).chain(repeat_n(AxisPlacement::R, 2 + statistics)),
+        once(AxisPlacement::SUM).chain(repeat_n(AxisPlacement::R, 1 + operands + statistics)),
         repeat_n(AxisPlacement::SUM, 1 + weights),
     );
     (0..x.shape.len() - 1).map(|d| cut(AxisPlacement::S(d))).chain([linear]).collect()
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
-    let sample = |shape: &[usize], bias: bool| {
+    let sample = |shape: &[usize], weight: bool, bias: bool| {
         let (n, outer) = shape.split_last().expect("a shape with a last dim");
         let kept: Vec<usize> = outer.iter().copied().chain([1]).collect();
         let (x, mean, rstd) = (Input::ints(shape), Input::ints(kept.clone()), Input::positive(kept));
-        let ins = [x.clone(), x, Input::ints([*n]), mean, rstd];
-        Sample::new(LayerNormGrad { bias }, ins).rounded(outer.iter().product::<usize>() + n).not_smooth()
+        let w = weight.then(|| Input::ints([*n]));
+        let ins = [x.clone(), x].into_iter().chain(w).chain([mean, rstd]);
+        Sample::new(LayerNormGrad { weight, bias }, ins)
+            .rounded(outer.iter().product::<usize>() + n)
+            .not_smooth()
     };
-    vec![sample(&[5, 3], true), sample(&[2, 3, 7], false), sample(&[5], true), sample(&[0, 3], true)]
+    vec![
+        sample(&[5, 3], true, true),
+        sample(&[2, 3, 7], true, false),
+        sample(&[5], true, true),
+        sample(&[3, 5], false, false),
+        sample(&[0, 3], true, true),
+    ]
 }

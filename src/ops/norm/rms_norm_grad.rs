@@ -29,7 +29,7 @@ impl Op for RmsNormGrad {
 
     /// Linear in `dy`. If rows are sharded, the gradient of the weight is a partial sum.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
-        grad_rows(&ins[1], 1, 1)
+        grad_rows(&ins[1], 1, 1, 1)
     }
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {

@@ -123,6 +123,41 @@ macro_rules! function {
             pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::floats::<$Type, { arity!($($x),+) }>();
         }
     };
+    (@loops $Type:ident wide_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
+        impl WideFunction<{ arity!($($x),+) }> for $Type {
+            #[inline(always)]
+            fn at([$($s,)* ..]: Constants, [$($x),+]: [f64; arity!($($x),+)]) -> f64 {
+                $(let $v = $e;)*
+                $value
+            }
+        }
+
+        impl $Type {
+            /// The formula's loops.
+            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::wide::<$Type, { arity!($($x),+) }>();
+        }
+    };
+    (@loops $Type:ident far_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
+        impl WideFunction<{ arity!($($x),+) }> for $Type {
+            #[inline(always)]
+            fn at([$($s,)* ..]: Constants, [$($x),+]: [f64; arity!($($x),+)]) -> f64 {
+                use crate::ops::pointwise::words::near::*;
+                $(let $v = $e;)*
+                $value
+            }
+            fn at_rare([$($s,)* ..]: Constants, [$($x),+]: [f64; arity!($($x),+)]) -> f64 {
+                use crate::ops::pointwise::words::far::*;
+                $(let $v = $e;)*
+                $value
+            }
+        }
+
+        impl $Type {
+            /// The formula's loops.
+            pub(in crate::ops::pointwise) const LOOPS: Loops =
+                Loops::wide_with_rare::<$Type, { arity!($($x),+) }>();
+        }
+    };
     (@loops $Type:ident numbers, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         impl NumFunction<{ arity!($($x),+) }> for $Type {
             #[inline(always)]
@@ -152,6 +187,12 @@ macro_rules! function {
         }
     };
     (@each floats) => {
+        "EACH_FLOAT"
+    };
+    (@each wide_floats) => {
+        "EACH_FLOAT"
+    };
+    (@each far_floats) => {
         "EACH_FLOAT"
     };
     (@each integers) => {

@@ -17,16 +17,18 @@ functions! {
     V = 2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
     /// The cubic term's factor.
     C = 0.044715;
+    /// `ln 2`.
+    LN_2 = 0.693147180559945309417232121458;
     }
 
     /// Clamps `x` to ±10⁴, where distribution functions are already 0 or 1 and `x³` is still finite. NaN stays NaN.
     fn bounded(x) = select(abs(x) > of(1e4), copysign(of(1e4), x), x);
     /// The normal distribution function.
     fn phi(x) = fma(of(0.5), erf(x * of(FRAC_1_SQRT_2)), of(0.5));
-    /// `x^y` with IEEE 754's special cases, computed as `e^(y ln x)`. Called with f64 only.
+    /// `x^y` with IEEE 754's special cases, Called with f64 only.
     fn power(x, y) [
         a = abs(x),
-        magnitude = exp(y * ln(a)),
+        magnitude = of(pow_abs(wide(a), wide(y))),
         integer = floor(y) == y,
         odd = integer && floor(y * of(0.5)) != y * of(0.5),
         with_sign = select(odd && !is_nan(x), copysign(magnitude, x), magnitude),

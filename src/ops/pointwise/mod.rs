@@ -31,7 +31,10 @@ pub use record::Pointwise;
 pub(crate) use record::floats;
 pub use select::Select;
 pub use table::*;
-pub(crate) use table::{activations_table, arithmetic_table, elementary_table};
+pub(crate) use table::{
+    activations_table, arithmetic_table, elementary_table, logarithmic_table, smooth_activations_table,
+    special_table, trigonometric_table,
+};
 
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use super::table::{Rsqrt, Sqrt};
 use super::words::*;
 use crate::error::Result;
 use crate::ops::{Algebra, AxisPlacement, Bits, Input, Meta, Op, Row, Sample, Vjp, Windows};
-use crate::tensor::cpu::{self, Constants, Function, Loops, Real};
+use crate::tensor::cpu::{self, Constants, Function, Loops, Real, WideFunction};
 use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
 /// Raises every element to the power of a number: [`DTensor::pow_scalar`](crate::dtensor::DTensor::pow_scalar).
@@ -58,7 +58,7 @@ function!(Square pow_scalar_square: floats, (x) () [] x * x);
 function!(Cube pow_scalar_cube: floats, (x) () [] x * x * x);
 function!(Reciprocal pow_scalar_recip: floats, (x) () [] recip(x));
 // The exponent stays f64 if the elements are narrower: 1/3 is then not rounded to f32 first.
-function!(Power pow_scalar: floats, (x) (exponent) [] of(power(wide(x), exponent)));
+function!(Power pow_scalar: wide_floats, (x) (exponent) [] of(power(wide(x), exponent)));
 
 impl Pointwise for PowScalar {
     const NAME: &'static str = "pow_scalar";

@@ -1,4 +1,4 @@
-//! Second derivatives of activation functions, as expressions.
+//! Derivatives of activation functions that are long, as expressions.
 
 use super::functions::{C, DENSITY, V};
 use super::gradient_expr::GradientExpr;
@@ -26,4 +26,10 @@ pub(super) fn silu_curvature<'t>(
 ) -> GradientExpr<'t> {
     let s = x.sigmoid();
     (((s * -2.0 + 1.0) * x + 2.0) * dy * d).sigmoid_grad(s)
+}
+
+/// Returns `t + x · sigmoid(x) (1 - t²)` with `t = tanh(ln(1 + e^x))`: the slope of mish.
+pub(super) fn mish_slope(x: GradientExpr<'_>) -> GradientExpr<'_> {
+    let t = x.softplus().tanh();
+    t + x * x.sigmoid() * (t * t * -1.0 + 1.0)
 }

@@ -5,6 +5,7 @@
 
 pub use crate::tensor::cpu::is_nan;
 use crate::tensor::cpu::{BitNum, Num, Real};
+use crate::tensor::math::{circular, erfc, exponential, gamma, hyperbolic, inverse_trig, logarithm, power};
 
 /// Rounds a constant to the element type.
 #[inline(always)]
@@ -111,4 +112,90 @@ words! { BitNum:
     shift_left(x, by) = BitNum::shift_left;
     /// The bits, moved down, with copies of the sign.
     shift_right(x, by) = BitNum::shift_right;
+}
+
+macro_rules! wide_words {
+    ($($(#[$doc:meta])* $name:ident($($x:ident),+) = $function:path;)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name($($x: f64),+) -> f64 {
+            $function($($x),+)
+        }
+    )*};
+}
+
+// Functions of f64, for formulas that are computed in f64 for every dtype.
+wide_words! {
+    /// The angle whose sine is `x`.
+    asin(x) = inverse_trig::asin_f64;
+    /// The angle whose cosine is `x`.
+    acos(x) = inverse_trig::acos_f64;
+    /// The angle whose tangent is `x`.
+    atan(x) = inverse_trig::atan_f64;
+    /// The angle of the point `(x, y)`.
+    atan2(y, x) = inverse_trig::atan2_f64;
+    /// The hyperbolic sine.
+    sinh(x) = hyperbolic::sinh_f64;
+    /// The hyperbolic cosine.
+    cosh(x) = hyperbolic::cosh_f64;
+    /// The inverse hyperbolic sine.
+    asinh(x) = hyperbolic::asinh_f64;
+    /// The inverse hyperbolic cosine.
+    acosh(x) = hyperbolic::acosh_f64;
+    /// The inverse hyperbolic tangent.
+    atanh(x) = hyperbolic::atanh_f64;
+    /// 2 to the power of `x`.
+    exp2(x) = exponential::exp2_f64;
+    /// `e^x - 1`.
+    expm1(x) = exponential::expm1_f64;
+    /// `ln(1 + x)`.
+    log1p(x) = logarithm::ln_1p_f64;
+    /// The logarithm to base 2.
+    log2(x) = logarithm::log2_f64;
+    /// The logarithm to base 10.
+    log10(x) = logarithm::log10_f64;
+    /// `1 - erf x`.
+    erfc(x) = erfc::erfc_f64;
+    /// The inverse error function.
+    erfinv(x) = erfc::erfinv_f64;
+    /// The cube root.
+    cbrt(x) = power::cbrt_f64;
+    /// `a` to the power of `y`, for `a` of at least 0.
+    pow_abs(a, y) = power::pow_abs_f64;
+}
+
+/// Functions without branches, which return NaN at rare arguments.
+pub mod near {
+    use super::{circular, gamma};
+
+    wide_words! {
+        /// The sine.
+        sin(x) = circular::sin_near_f64;
+        /// The cosine.
+        cos(x) = circular::cos_near_f64;
+        /// The tangent.
+        tan(x) = circular::tan_near_f64;
+        /// The logarithm of the gamma function.
+        lgamma(x) = gamma::lgamma_near_f64;
+        /// The derivative of `lgamma`.
+        digamma(x) = gamma::digamma_near_f64;
+    }
+}
+
+/// The functions of [`near`] for all arguments.
+pub mod far {
+    use super::{circular, gamma};
+
+    wide_words! {
+        /// The sine.
+        sin(x) = circular::sin_f64;
+        /// The cosine.
+        cos(x) = circular::cos_f64;
+        /// The tangent.
+        tan(x) = circular::tan_f64;
+        /// The logarithm of the gamma function.
+        lgamma(x) = gamma::lgamma_f64;
+        /// The derivative of `lgamma`.
+        digamma(x) = gamma::digamma_f64;
+    }
 }

@@ -8,6 +8,7 @@ mod cuda;
 pub(super) mod max;
 pub(super) mod min;
 pub(super) mod sum;
+pub(super) mod terms;
 
 use smallvec::smallvec;
 
@@ -18,9 +19,6 @@ use crate::tensor::{Dims, ReduceOp, Shape, Tensor};
 
 /// A reduction as its operators share it: name, kind, dims (ascending), and true if the dims stay with extent 1.
 struct DimReduction<'a>(&'static str, ReduceOp, &'a [usize], bool);
-
-/// The function `reduce` of the CPU or of CUDA.
-type ReduceFn = fn(&str, &Tensor, &[usize], ReduceOp, bool) -> Result<Tensor>;
 
 impl DimReduction<'_> {
     /// Returns the shape after the reduction. Refuses dims that `x` does not have, and dims that are not ascending.
@@ -61,7 +59,12 @@ impl DimReduction<'_> {
 
     /// Reduces this rank's shard. A shard that is ragged over several dims has fewer dims than the global tensor; the
     /// rows admit it only if all dims are reduced.
-    fn eval(&self, x: &Tensor, at: &Windows, reduce: ReduceFn) -> Result<Tensors> {
+    fn eval(
+        &self,
+        x: &Tensor,
+        at: &Windows,
+        reduce: impl Fn(&str, &Tensor, &[usize], ReduceOp, bool) -> Result<Tensor>,
+    ) -> Result<Tensors> {
         let DimReduction(verb, kind, dims, keep) = *self;
         if dims.len() == at.ins[0].global.len() {
             let all: Dims = (0..x.shape().len()).collect();

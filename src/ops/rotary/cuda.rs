@@ -1,13 +1,13 @@
-//! The CUDA kernel of rotary position embedding.
+//! The CUDA kernels of rotary position embedding.
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
 use super::cpu::Rotation;
 use crate::error::Result;
-use crate::tensor::cuda::Gpu;
+use crate::tensor::cuda::{Gpu, cast};
 use crate::tensor::math::log::ln_f64;
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::{DType, Dims, Shape, Tensor};
 
 /// Rotates `x` `[.., time, d]`, which may have any strides, with the same bits as [`Rotation::apply`]. The result has
 /// the same order of dims in memory as `x`.
@@ -109,4 +109,91 @@ struct RotationArg {
     len: [u64; DIMS],
     steps: [u64; DIMS],
     out_steps: [u64; DIMS],
+}
+
+/// Computes the cosines and sines of positions times angles; see [`RotaryTable`](crate::ops::RotaryTable).
+///
+/// # Errors
+/// Returns the errors of [`rotary`].
+pub(super) fn tables(position: &Tensor, angle: &Tensor, dtype: DType, scale: f64) -> Result<[Tensor; 2]> {
+    let gpu = Gpu::of(position)?;
+    let (position, angle) = (position.contiguous()?, cast(&angle.contiguous()?, DType::F64)?);
+    let shape: Shape = position.shape().iter().copied().chain([angle.numel()]).collect();
+    let (mut cos, mut sin) = (gpu.uninit(dtype, shape.clone())?, gpu.uninit(dtype, shape)?);
+    if cos.numel() > 0 {
+        let (count, pairs) = (cos.numel(), angle.numel());
+        let launch = gpu.kernel("rotary_table", "rotary_table", dtype)?.read(&position).read(&angle);
+        let launch = launch.write(&mut cos).write(&mut sin).arg(scale).arg(count as u64).arg(pairs as u64);
+        launch.run(count.div_ceil(256) as u32, 256, 0)?;
+    }
+    Ok([cos, sin])
+}
+
+/// `struct Pairs` in `kernels/rotary_apply.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct PairsArg {
+    sign: f64,
+    count: u64,
+    pairs: u64,
+    interleaved: u64,
+    len: [u64; 4],
+    steps: [[u64; 4]; 3],
+}
+
+/// Rotates pairs of `x` by tables; see [`RotaryApply`](crate::ops::RotaryApply). The result is contiguous.
+///
+/// # Errors
+/// Returns the errors of [`rotary`].
+pub(super) fn rotary_apply([x, cos, sin]: [&Tensor; 3], interleaved: bool, inverse: bool) -> Result<Tensor> {
+    let gpu = Gpu::of(x)?;
+    let mut out = gpu.uninit(x.dtype(), x.shape().clone())?;
+    if out.numel() == 0 {
+        return Ok(out);
+    }
+    let last = x.shape().len() - 1;
+    let row = |t: &Tensor| {
+        if t.shape()[last] > 1 && t.strides()[last] != 1 { t.contiguous() } else { Ok(t.clone()) }
+    };
+    let mut ins = [row(x)?, row(cos)?, row(sin)?];
+    let mut dims = common_dims(&ins, last);
+    if dims.len() > 4 {
+        ins = [x.contiguous()?, cos.contiguous()?, sin.contiguous()?];
+        dims = common_dims(&ins, last);
+    }
+    let pairs = x.shape()[last] / 2;
+    let count = x.numel() / 2;
+    let mut arg = PairsArg {
+        sign: if inverse { -1.0 } else { 1.0 },
+        count: count as u64,
+        pairs: pairs as u64,
+        interleaved: u64::from(interleaved),
+        len: [1; 4],
+        steps: [[0; 4]; 3],
+    };
+    for (i, (len, steps)) in dims.iter().rev().enumerate() {
+        arg.len[3 - i] = *len as u64;
+        (0..3).for_each(|k| arg.steps[k][3 - i] = steps[k] as u64);
+    }
+    let launch = gpu.kernel("rotary_apply", "rotary_apply", x.dtype())?.arg(arg);
+    let launch = launch.read(&ins[0]).read(&ins[1]).read(&ins[2]).write(&mut out);
+    launch.run(count.div_ceil(256) as u32, 256, 0)?;
+    Ok(out)
+}
+
+/// Returns the extents and strides of the dims before `last`. Neighbours are merged if one stride continues the other in
+/// all three tensors.
+fn common_dims(ins: &[Tensor; 3], last: usize) -> SmallVec<[(usize, [usize; 3]); 4]> {
+    let mut dims: SmallVec<[(usize, [usize; 3]); 4]> = SmallVec::new();
+    for d in (0..last).filter(|&d| ins[0].shape()[d] != 1) {
+        let (n, next) = (ins[0].shape()[d], [0, 1, 2].map(|k| ins[k].strides()[d]));
+        match dims.last_mut() {
+            Some((len, steps)) if (0..3).all(|k| steps[k] == next[k] * n) => {
+                *len *= n;
+                *steps = next;
+            }
+            _ => dims.push((n, next)),
+        }
+    }
+    dims
 }

@@ -1,7 +1,11 @@
-//! `rotary`: rotary position embedding (Su et al., *RoFormer*, 2021).
+//! `rotary`: rotary position embedding (Su et al., *RoFormer*, 2021), with angles from a base. `rotary_table` and
+//! `rotary_apply` take any frequencies and positions.
 
+pub(super) mod apply;
 pub(super) mod cpu;
 mod cuda;
+pub(super) mod frequencies;
+pub(super) mod table;
 
 use smallvec::smallvec;
 

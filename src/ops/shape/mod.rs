@@ -1,7 +1,9 @@
 //! Operators that move elements without computing with them.
 
 pub(super) mod cat;
+pub(super) mod diagonal;
 pub(super) mod expand;
+pub(super) mod flip;
 pub(super) mod pad;
 pub(super) mod permute;
 pub(super) mod reshape;

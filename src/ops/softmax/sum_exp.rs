@@ -117,7 +117,7 @@ pub(in crate::ops) fn statistic_shape(x: &Meta) -> crate::tensor::Shape {
 }
 
 /// Returns the dtype in which sums of `dtype` are stored.
-pub(in crate::ops) fn accumulator(dtype: DType) -> DType {
+pub(crate) fn accumulator(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
 

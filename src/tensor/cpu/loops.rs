@@ -243,12 +243,12 @@ fn plain_loop<F: ElementFn<A, O, N>, A: Copy, O, const N: usize>(s: Constants, i
 /// Returns the slice of chunks as an array, by reference. A copied array would be read in wider words than it was
 /// written in, for which the CPU waits until all earlier stores, those of results included, have reached the cache.
 #[inline(always)]
-fn pieces<'a, A, const N: usize>(ins: &'a [&'a [A]]) -> &'a [&'a [A]; N] {
+pub(super) fn pieces<'a, A, const N: usize>(ins: &'a [&'a [A]]) -> &'a [&'a [A]; N] {
     ins.try_into().expect("a function has as many operands as variables")
 }
 
 /// A function of one element per operand, which is inlined into its loop.
-trait ElementFn<A, O, const N: usize> {
+pub(super) trait ElementFn<A, O, const N: usize> {
     fn with(s: Constants) -> Self;
     fn at(&self, x: [A; N]) -> O;
 }
@@ -328,7 +328,12 @@ impl<F: FloatTest, A: Real> ElementFn<A, bool, 1> for FloatTestFormula<F> {
     }
 }
 
-struct ElementLoop<'a, F, A, O, const N: usize>(F, &'a [&'a [A]; N], &'a mut [O]);
+/// The loop of an element function over one chunk.
+pub(super) struct ElementLoop<'a, F, A, O, const N: usize>(
+    pub(super) F,
+    pub(super) &'a [&'a [A]; N],
+    pub(super) &'a mut [O],
+);
 
 impl<F: ElementFn<A, O, N>, A: Copy, O, const N: usize> Kernel for ElementLoop<'_, F, A, O, N> {
     type Out = ();

@@ -27,6 +27,7 @@ mod rows;
 pub mod simd;
 mod strided_rows;
 mod tree;
+mod wide;
 
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
@@ -45,3 +46,4 @@ pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
 pub use strided_rows::{EachChunk, StridedRows};
 pub use tree::{BlockTree, MaxReducer, MinReducer, Reducer, RowTree, SumReducer, merges, row_max};
+pub use wide::WideFunction;

@@ -56,6 +56,62 @@ pub(crate) fn reduce(
     out.reshape(shape)
 }
 
+/// Sums over `dims`, which are ascending and stay with extent 1, in another dtype than `x`'s: f32 for f16 and bf16, i64
+/// for narrower integers and bools. With `term`, sums its terms instead of the elements, in the dtype of its operand.
+///
+/// # Errors
+/// Returns the errors of [`reduce`].
+pub(crate) fn sum_to(
+    verb: &str,
+    x: &Tensor,
+    dims: &[usize],
+    term: Option<TermKernel>,
+    to: DType,
+) -> Result<Tensor> {
+    let kept: Shape =
+        (0..x.shape().len()).map(|d| if dims.contains(&d) { 1 } else { x.shape()[d] }).collect();
+    if kept.numel() == 0 || x.numel() == 0 {
+        return Gpu::of(x)?.zeros(to, kept);
+    }
+    // The first launch computes the terms, so it needs a dim: an element is a row of one.
+    let Some((&inner, outer)) = dims.split_last() else {
+        let (list, last) = (x.shape().iter().copied().chain([1]).collect::<Shape>(), x.shape().len());
+        let with = term.map(|t| t.with.reshape(list.clone())).transpose()?;
+        let term = term.zip(with.as_ref()).map(|(t, with)| TermKernel { with, ..t });
+        return sum_to(verb, &x.reshape(list)?, &[last], term, to)?.reshape(kept);
+    };
+    let kernel = DimKernel { file: term.map_or("sum", |_| "terms"), term };
+    let mut sums = reduce_dim(verb, x, inner, LeafKind::Pairs, kernel, to)?;
+    for &d in outer.iter().rev().filter(|&&d| x.shape()[d] != 1) {
+        sums = reduce_dim(verb, &sums, d, LeafKind::One, DimKernel::of(ReduceOp::Sum), to)?;
+    }
+    sums.reshape(kept)
+}
+
+/// A term of `kernels/terms.cu`.
+#[derive(Clone, Copy)]
+pub(crate) struct TermKernel<'a> {
+    /// The entries for contiguous rows and for columns.
+    pub stems: [&'static str; 2],
+    /// The value of each row or column, in the result's dtype, with extent 1 at the reduced dims.
+    pub with: &'a Tensor,
+    /// The exponent of a power.
+    pub power: f64,
+}
+
+/// The kernels that reduce one dim.
+#[derive(Clone, Copy)]
+struct DimKernel<'a> {
+    file: &'static str,
+    term: Option<TermKernel<'a>>,
+}
+
+impl DimKernel<'_> {
+    fn of(op: ReduceOp) -> DimKernel<'static> {
+        DimKernel { file: file(op), term: None }
+    }
+}
+
 /// The leaves of a dim's tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeafKind {
@@ -76,7 +132,7 @@ pub(crate) fn run_stages(
 ) -> Result<Tensor> {
     for (k, &(dim, leaf)) in stages.iter().enumerate() {
         let out = if k + 1 == stages.len() { to } else { wide(to) };
-        x = reduce_dim(verb, &x, dim, leaf, op, out)?;
+        x = reduce_dim(verb, &x, dim, leaf, DimKernel::of(op), out)?;
     }
     x.cast(to)
 }
@@ -175,7 +231,14 @@ impl KeptDims {
     }
 }
 
-fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: LeafKind, op: ReduceOp, to: DType) -> Result<Tensor> {
+fn reduce_dim(
+    verb: &str,
+    x: &Tensor,
+    dim: usize,
+    leaf: LeafKind,
+    kernel: DimKernel,
+    to: DType,
+) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let (n, stride) = (x.shape()[dim], x.strides()[dim]);
     let lines = x.numel() / n;
@@ -197,7 +260,7 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: LeafKind, op: ReduceOp, 
     let is_scattered = !by_rows && stride != 1 && n > 1 && nest.is_some_and(|nest| nest.is_scattered());
     let nest = match nest.filter(|_| !is_scattered || x.is_contiguous()) {
         Some(nest) if n <= i32::MAX as usize => nest,
-        _ if !x.is_contiguous() => return reduce_dim(verb, &x.to_owned_copy()?, dim, leaf, op, to),
+        _ if !x.is_contiguous() => return reduce_dim(verb, &x.to_owned_copy()?, dim, leaf, kernel, to),
         _ => {
             let given = format!("dim {dim} of {}", x.notation());
             return Err(Error::unsupported(
@@ -208,13 +271,20 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: LeafKind, op: ReduceOp, 
             ));
         }
     };
-    let (stem, key) = entry(by_rows, x.dtype(), out.dtype());
+    let (stem, key) = match kernel.term {
+        Some(term) => (term.stems[usize::from(!by_rows)], x.dtype()),
+        None => entry(by_rows, x.dtype(), out.dtype()),
+    };
     let apart = out.strides()[dim] as u64;
-    let launch = gpu.kernel(file(op), stem, key)?.read(x).write(&mut out).arg(nest).arg(lines as u64);
+    let with = kernel.term.map(|term| term.with.expand(out.shape())?.contiguous()).transpose()?;
+    let launch = gpu.kernel(kernel.file, stem, key)?.read(x);
+    let launch = if let Some(with) = &with { launch.read(with) } else { launch };
+    let launch = launch.write(&mut out).arg(nest).arg(lines as u64);
     let launch = if by_rows { launch } else { launch.arg(stride as u64) };
     let TreeSpread { depth, split, team } = spread;
     let launch = launch.arg(apart).arg(n as u32).arg(depth).arg(split).arg(team);
     let launch = launch.arg(u32::from(leaf == LeafKind::One));
+    let launch = if let Some(term) = kernel.term { launch.arg(term.power) } else { launch };
     if by_rows {
         let rows_per_block = if depth < 3 { 8 << (3 - depth) } else { 8 >> team };
         launch.run(((lines << split) as u64).div_ceil(rows_per_block) as u32, 256, 0)?;
@@ -224,7 +294,8 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: LeafKind, op: ReduceOp, 
     if split == 0 {
         return Ok(out);
     }
-    reduce_dim(verb, &out, dim, LeafKind::Pairs, op, to)
+    let kernel = DimKernel { file: if kernel.term.is_some() { "sum" } else { kernel.file }, term: None };
+    reduce_dim(verb, &out, dim, LeafKind::Pairs, kernel, to)
 }
 
 /// Returns the number of blocks of 32 x 8 threads if 2^team threads share a column.
@@ -241,7 +312,7 @@ fn file(op: ReduceOp) -> &'static str {
 }
 
 fn entry(by_rows: bool, from: DType, to: DType) -> (&'static str, DType) {
-    match (by_rows, from == to, wide(from) == to) {
+    match (by_rows, from == to, wide(from) == to || to == DType::I64) {
         (true, true, _) => ("rows", from),
         (false, true, _) => ("columns", from),
         (true, _, true) => ("wide_rows", from),

@@ -131,7 +131,7 @@ fn ln_split_f64(x: f64, shift: f64) -> f64 {
 
 /// Returns e and f with `x` = 2^e (1 + f).
 #[inline(always)]
-fn split_f64(x: f64) -> (f64, f64) {
+pub(super) fn split_f64(x: f64) -> (f64, f64) {
     const SQRT_HALF: u64 = 0x3fe6_a09e_667f_3bcd;
     let above = x.to_bits().wrapping_sub(SQRT_HALF);
     let m = f64::from_bits((above & 0x000f_ffff_ffff_ffff).wrapping_add(SQRT_HALF));
@@ -152,7 +152,7 @@ fn join_f64(e: f64, f: f64) -> f64 {
 /// Returns r of ln(1 + f) = f - (f^2 / 2 - s r) with s = f / (2 + f), with the coefficients of FDLIBM's `e_log.c` (Sun
 /// Microsystems).
 #[inline(always)]
-fn polynomial_f64(s: f64, half_square: f64) -> f64 {
+pub(super) fn polynomial_f64(s: f64, half_square: f64) -> f64 {
     let z = s * s;
     let mut p = 1.479_819_860_511_658_6e-1_f64;
     p = p.mul_add(z, 1.531_383_769_920_937_3e-1);

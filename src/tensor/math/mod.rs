@@ -11,8 +11,19 @@
 //! Each function is a fixed sequence of IEEE 754 operations, without branches, so that loops that call it vectorise.
 //! Each module states the largest errors of its functions in units in the last place (ulp).
 
+#[macro_use]
+mod pair;
+
+pub mod circular;
 pub mod erf;
+pub mod erfc;
 pub mod exp;
+pub mod exponential;
+pub mod gamma;
+pub mod hyperbolic;
+pub mod inverse_trig;
 pub mod log;
+pub mod logarithm;
 pub mod poisson;
+pub mod power;
 pub mod trig;

@@ -1,5 +1,7 @@
 //! The intended differences from PyTorch, each with its reason.
 
+use isoshard::tensor::DType;
+
 use super::{Compared, Found};
 
 /// An intended difference.
@@ -19,15 +21,13 @@ pub struct Difference {
 pub enum Part {
     Results,
     Gradients,
-    Gradient(usize),
 }
 
 impl Part {
-    pub fn text(&self) -> String {
+    pub fn text(&self) -> &'static str {
         match self {
-            Part::Results => "result".into(),
-            Part::Gradients => "gradient".into(),
-            Part::Gradient(k) => format!("gradient of operand {k}"),
+            Part::Results => "result",
+            Part::Gradients => "gradient",
         }
     }
 }
@@ -37,12 +37,153 @@ impl Difference {
     pub fn covers(&self, found: &Found) -> bool {
         let part = match (&self.of, found.compared) {
             (Part::Results, Compared::Result(_)) | (Part::Gradients, Compared::Gradient(_)) => true,
-            (Part::Gradient(k), Compared::Gradient(g)) => *k == g,
             _ => false,
         };
-        part && self.operators.contains(&found.case.op.as_str()) && (self.condition)(found)
+        part && found.error.is_none()
+            && self.operators.contains(&found.case.op.as_str())
+            && (self.condition)(found)
     }
 }
 
 /// The page's table.
-pub const DIFFERENCES: &[Difference] = &[];
+pub const DIFFERENCES: &[Difference] = &[
+    Difference {
+        operators: &["maximum", "minimum", "max", "min"],
+        of: Part::Results,
+        when: "the extremum is a zero and the operands have zeros of both signs",
+        here: "-0 is less than 0",
+        torch: "the first zero",
+        reason: "an extremum must not depend on the order of its operands (IEEE 754-2019)",
+        condition: |f| f.here == 0.0 && f.torch == 0.0,
+    },
+    Difference {
+        operators: &["maximum", "minimum"],
+        of: Part::Gradients,
+        when: "the operands are equal",
+        here: "all to the first",
+        torch: "half to each",
+        reason: "the halves of a tie of one element are an average of two subgradients; one is as right",
+        condition: |f| f.x(0) == f.x(1),
+    },
+    Difference {
+        operators: &["relu"],
+        of: Part::Results,
+        when: "x is -0",
+        here: "0",
+        torch: "-0",
+        reason: "max(0, x) by IEEE 754-2019, equal on every device",
+        condition: |f| f.x(0) == 0.0 && f.here == 0.0,
+    },
+    Difference {
+        operators: &["max", "min"],
+        of: Part::Gradients,
+        when: "an element is not the extremum",
+        here: "0",
+        torch: "0 with the sign of the incoming gradient",
+        reason: "a selection of 0, not a product with 0",
+        condition: |f| f.here == 0.0 && f.torch == 0.0,
+    },
+    Difference {
+        operators: &["abs"],
+        of: Part::Gradients,
+        when: "x is a zero",
+        here: "0",
+        torch: "0 with the sign of the incoming gradient",
+        reason: "a selection of 0, not a product with 0",
+        condition: |f| f.x(0) == 0.0 && f.here == 0.0,
+    },
+    Difference {
+        operators: &["sign"],
+        of: Part::Results,
+        when: "x is -0 or NaN",
+        here: "x",
+        torch: "0",
+        reason: "zeros keep their sign, and NaN is not hidden",
+        condition: |f| f.x(0) == 0.0 || f.x(0).is_nan(),
+    },
+    Difference {
+        operators: &["gelu", "gelu_tanh", "silu"],
+        of: Part::Results,
+        when: "x is infinite or overflows within",
+        here: "the limit: x, or -0",
+        torch: "NaN or inf",
+        reason: "the limit is known",
+        condition: |f| f.x(0).abs() > 1e30,
+    },
+    Difference {
+        operators: &["gelu", "gelu_tanh", "silu"],
+        of: Part::Gradients,
+        when: "x is infinite or overflows within",
+        here: "the limit: the incoming gradient, or a zero",
+        torch: "NaN",
+        reason: "the limit is known",
+        condition: |f| f.x(0).abs() > 1e30,
+    },
+    Difference {
+        operators: &["sigmoid", "silu"],
+        of: Part::Results,
+        when: "e^x is subnormal",
+        here: "the subnormal number",
+        torch: "0",
+        reason: "subnormal numbers are kept",
+        condition: |f| f.x(0) < -80.0 && f.torch == 0.0,
+    },
+    Difference {
+        operators: &["add_scalar"],
+        of: Part::Results,
+        when: "the dtype is f16 or bf16 and the number has more digits",
+        here: "the number is rounded to f32",
+        torch: "the number is rounded to the dtype",
+        reason: "a sum is rounded once",
+        condition: |f| f.is_narrow(),
+    },
+    Difference {
+        operators: &["pow_scalar"],
+        of: Part::Results,
+        when: "the exponent is 1/3, which the dtype has not",
+        here: "the exponent stays f64",
+        torch: "the exponent is rounded to the dtype",
+        reason: "a constant is as exact as the program gives it",
+        condition: |f| f.dtype != DType::F64 && f.number(0) == 1.0 / 3.0,
+    },
+    Difference {
+        operators: &["pow_scalar"],
+        of: Part::Gradients,
+        when: "the exponent is 1/3, which the dtype has not",
+        here: "the exponent stays f64",
+        torch: "the exponent is rounded to the dtype",
+        reason: "a constant is as exact as the program gives it",
+        condition: |f| f.dtype != DType::F64 && f.number(0) == 1.0 / 3.0,
+    },
+    Difference {
+        operators: &["pow_scalar"],
+        of: Part::Results,
+        when: "the exponent is 1/2 or -1/2, the dtype is f16 and x is -0 or -inf",
+        here: "the square root's, as in the wider dtypes",
+        torch: "pow's, unlike its wider dtypes",
+        reason: "one rule for all dtypes",
+        condition: |f| {
+            f.dtype == DType::F16 && f.number(0).abs() == 0.5 && (f.x(0) == 0.0 || f.x(0).is_infinite())
+        },
+    },
+    Difference {
+        operators: &["pow_scalar"],
+        of: Part::Gradients,
+        when: "the exponent is 1/2, the dtype is f16 and x is -0 or -inf",
+        here: "the square root's, as in the wider dtypes",
+        torch: "pow's, unlike its wider dtypes",
+        reason: "one rule for all dtypes",
+        condition: |f| {
+            f.dtype == DType::F16 && f.number(0).abs() == 0.5 && (f.x(0) == 0.0 || f.x(0).is_infinite())
+        },
+    },
+    Difference {
+        operators: &["gelu_tanh"],
+        of: Part::Gradients,
+        when: "x is 7, in f64",
+        here: "within 1 ulp",
+        torch: "off by 41 ulp of 1",
+        reason: "PyTorch subtracts two numbers near 1",
+        condition: |f| f.dtype == DType::F64 && f.x(0) == 7.0,
+    },
+];

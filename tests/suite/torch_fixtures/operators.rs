@@ -1,7 +1,7 @@
 //! The operators that fixtures.py calls, as methods of `DTensor`, with the bounds of the comparison.
 
 use isoshard::Result;
-use isoshard::dtensor::DTensor;
+use isoshard::dtensor::{CrossEntropyOptions, DTensor, LossReduction};
 use isoshard::tensor::DType;
 use serde_json::Value;
 
@@ -67,12 +67,12 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     sign |x, _| EQUAL, EQUAL, x[0].sign();
     exp |x, _| ulp(2.0), ulp(3.0), x[0].exp();
     log |x, _| ulp(2.0), ulp(1.0), x[0].log();
-    sqrt |x, _| EQUAL, ulp(2.0), x[0].sqrt();
+    sqrt |x, _| ulp(1.0), ulp(2.0), x[0].sqrt();
     rsqrt |x, _| ulp(2.0), ulp(4.0), x[0].rsqrt();
     tanh |x, _| ulp(2.0), near_one(4.0), x[0].tanh();
     sigmoid |x, _| ulp(2.0), near_one(4.0), x[0].sigmoid();
     relu |x, _| EQUAL, EQUAL, x[0].relu();
-    gelu |x, _| near_one(2.0), near_one(4.0), x[0].gelu();
+    gelu |x, _| near_one(5.0), near_one(4.0), x[0].gelu();
     gelu_tanh |x, _| near_one(2.0), near_one(4.0), x[0].gelu_tanh();
     silu |x, _| ulp(3.0), near_one(4.0), x[0].silu();
     mul_scalar |x, a| EQUAL, EQUAL, x[0].mul_scalar(number(a, 0));
@@ -107,11 +107,46 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     gather |x, a| EQUAL, sums(4.0), x[0].gather(integer(a, 0), &x[1]);
     scatter_add |x, a| sums(4.0), EQUAL, x[0].scatter_add(integer(a, 0), &x[1], count(a, 1));
 
+    sort |x, a| EQUAL, EQUAL, x[0].sort(integer(a, 0), count(a, 1) == 1);
+    argsort |x, a| EQUAL, EQUAL, x[0].argsort(integer(a, 0), count(a, 1) == 1);
+    topk |x, a| EQUAL, EQUAL, x[0].topk(count(a, 0), integer(a, 1), true);
+    kthvalue |x, a| EQUAL, EQUAL, x[0].kthvalue(count(a, 0), integer(a, 1), false);
+    tril |x, a| EQUAL, EQUAL, x[0].tril(integer(a, 0) as i64);
+    triu |x, a| EQUAL, EQUAL, x[0].triu(integer(a, 0) as i64);
+    one_hot |x, a| EQUAL, EQUAL, x[0].one_hot(count(a, 0), DType::I64);
+
     matmul |x, _| sums(8.0), sums(8.0), x[0].matmul(&x[1]);
     einsum |x, a| sums(8.0), sums(8.0), x[0].einsum(a[0].as_str().expect("a signature"), &x[1]);
     attention |x, a| sums(8.0), sums(16.0), x[0].attention(&x[1], &x[2], number(a, 0));
 
-    cross_entropy |x, _| sums(4.0), sums(4.0), x[0].cross_entropy(&x[1]);
+    // The loss of narrow logits is f32 here.
+    cross_entropy |x, _| sums(4.0), sums(4.0), narrow(x[0].cross_entropy(&x[1]), &x[0]);
+    cross_entropy_with |x, a| sums(4.0), sums(4.0), {
+        let options = CrossEntropyOptions {
+            reduction: reduction(a, 0),
+            label_smoothing: number(a, 1),
+            ignore_index: Some(-100),
+            class_weights: Some(&x[2]),
+            ..CrossEntropyOptions::default()
+        };
+        x[0].cross_entropy_with(&x[1], &options)
+    };
+    nll_loss |x, a| sums(4.0), sums(4.0), {
+        let options = CrossEntropyOptions {
+            reduction: reduction(a, 0),
+            ignore_index: Some(-100),
+            ..CrossEntropyOptions::default()
+        };
+        x[0].nll_loss(&x[1], &options)
+    };
+    mse_loss |x, a| sums(4.0), sums(4.0), x[0].mse_loss(&x[1], reduction(a, 0));
+    l1_loss |x, a| sums(4.0), sums(4.0), x[0].l1_loss(&x[1], reduction(a, 0));
+    huber_loss |x, a| sums(4.0), sums(4.0), x[0].huber_loss(&x[1], number(a, 0), reduction(a, 1));
+    smooth_l1_loss |x, a| sums(4.0), sums(4.0), x[0].smooth_l1_loss(&x[1], number(a, 0), reduction(a, 1));
+    kl_div_loss |x, a| sums(4.0), sums(8.0), x[0].kl_div_loss(&x[1], false, reduction(a, 0));
+    cosine_similarity |x, a| sums(4.0), sums(8.0), x[0].cosine_similarity(&x[1], integer(a, 0), number(a, 1));
+    cosine_embedding_loss |x, a| sums(4.0), sums(8.0),
+        x[0].cosine_embedding_loss(&x[1], &x[2], number(a, 0), LossReduction::Mean);
 };
 
 /// The results of a call: one tensor or a list.
@@ -122,6 +157,12 @@ trait IntoResults {
 impl IntoResults for Result<DTensor> {
     fn into_results(self) -> Result<Vec<DTensor>> {
         Ok(vec![self?])
+    }
+}
+
+impl IntoResults for Result<(DTensor, DTensor)> {
+    fn into_results(self) -> Result<Vec<DTensor>> {
+        self.map(|(first, second)| vec![first, second])
     }
 }
 
@@ -148,6 +189,20 @@ fn count(a: &[Value], k: usize) -> usize {
 /// Returns a list of extents.
 pub fn extents(a: &Value) -> Vec<usize> {
     a.as_array().expect("a list").iter().map(|n| n.as_u64().expect("an extent") as usize).collect()
+}
+
+fn reduction(a: &[Value], k: usize) -> LossReduction {
+    match a[k].as_str().expect("the name of a reduction") {
+        "none" => LossReduction::None,
+        "mean" => LossReduction::Mean,
+        "sum" => LossReduction::Sum,
+        other => panic!("reduction {other}"),
+    }
+}
+
+/// Returns a result in the dtype of an operand.
+fn narrow(y: Result<DTensor>, x: &DTensor) -> Result<DTensor> {
+    y?.cast(x.dtype())
 }
 
 fn dtype(a: &[Value], k: usize) -> DType {

@@ -6,11 +6,11 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, expect_whole, floats};
+use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, floats as wide_floats};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, AxisPlacement, InputFill, Meta, Op, Row, Sample, Vjp, Windows};
-use crate::tensor::cpu::{self, Constants, Function, Loops, Real};
+use crate::tensor::cpu::{self, Constants, Function, Loops, Real, WideFunction};
 use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
 macro_rules! elementary_table {
@@ -18,11 +18,10 @@ macro_rules! elementary_table {
         /// Raises `x` to the power `y`, with IEEE 754's special cases: 1 if `y` is 0 or `x` is 1, NaN for a negative
         /// `x` unless `y` is an integer.
         ///
-        /// Computed in f64 as `e^(y ln x)`. Narrower dtypes are off by about half a unit in the last place, f64 by
-        /// about `|y ln x|` units. Two gradients are 0 although the formula gives an infinity or NaN: that of `x` if
+        /// Computed in f64 and rounded once; the error in f64 is below 1 unit in the last place. Two gradients are 0 although the formula gives an infinity or NaN: that of `x` if
         /// `y` is 0, and that of `y` if `x` is 0.
         Pow pow(x, y) = of(power(wide(x), wide(y))),
-            for floats, Opaque "Not linear in either operand.",
+            for wide_floats, Opaque "Not linear in either operand.",
             gradient |dz, z| { x => (dz.pow_grad_base(x, y)), y => (dz.pow_grad_exponent(x, z)) },
             samples [Positive Ints, Positive Positive] not_smooth [Ints Ints],
             example [2.0, 9.0], [10.0, 0.5] => "[1024.000, 3.000]";

@@ -11,12 +11,19 @@
 //!     example [first operand], [second operand]; constant => [result] | "result to three digits";
 //! ```
 //!
+//! The class `wide_floats` computes in f64 for every dtype and rounds once; `far_floats` as well, and calls the words of
+//! `words::far` where those of `words::near` return NaN.
+//!
 //! Macros generate from it the record, the loops, the kernels, the samples, and the methods of
 //! [`DTensor`](crate::dtensor::DTensor) and [`GradientExpr`]. Rows after `derivatives` have no method of `DTensor`.
 
 mod activations;
 mod arithmetic;
 mod elementary;
+mod logarithmic;
+mod smooth_activations;
+mod special;
+mod trigonometric;
 
 pub(crate) use activations::activations_table;
 pub use activations::*;
@@ -24,6 +31,14 @@ pub(crate) use arithmetic::arithmetic_table;
 pub use arithmetic::*;
 pub(crate) use elementary::elementary_table;
 pub use elementary::*;
+pub(crate) use logarithmic::logarithmic_table;
+pub use logarithmic::*;
+pub(crate) use smooth_activations::smooth_activations_table;
+pub use smooth_activations::*;
+pub(crate) use special::special_table;
+pub use special::*;
+pub(crate) use trigonometric::trigonometric_table;
+pub use trigonometric::*;
 
 use std::sync::Arc;
 
@@ -32,15 +47,42 @@ use crate::tensor::cuda::KernelSource;
 
 /// Returns the samples of all rows.
 pub(super) fn samples() -> Vec<Sample> {
-    [arithmetic::row_samples(), elementary::row_samples(), activations::row_samples()].concat()
+    [
+        arithmetic::row_samples(),
+        elementary::row_samples(),
+        activations::row_samples(),
+        logarithmic::row_samples(),
+        smooth_activations::row_samples(),
+        special::row_samples(),
+        trigonometric::row_samples(),
+    ]
+    .concat()
 }
 
 /// Returns the operators of all rows.
 pub(super) fn operators() -> Vec<Arc<dyn Op>> {
-    [arithmetic::row_operators(), elementary::row_operators(), activations::row_operators()].concat()
+    [
+        arithmetic::row_operators(),
+        elementary::row_operators(),
+        activations::row_operators(),
+        logarithmic::row_operators(),
+        smooth_activations::row_operators(),
+        special::row_operators(),
+        trigonometric::row_operators(),
+    ]
+    .concat()
 }
 
 /// Returns the CUDA sources of all rows.
 pub(super) fn cuda_sources() -> Vec<KernelSource> {
-    [arithmetic::ROW_SOURCES, elementary::ROW_SOURCES, activations::ROW_SOURCES].concat()
+    [
+        arithmetic::ROW_SOURCES,
+        elementary::ROW_SOURCES,
+        activations::ROW_SOURCES,
+        logarithmic::ROW_SOURCES,
+        smooth_activations::ROW_SOURCES,
+        special::ROW_SOURCES,
+        trigonometric::ROW_SOURCES,
+    ]
+    .concat()
 }

@@ -1,0 +1,637 @@
+// Functions in f64 as fixed sequences of IEEE operations, with the bits of src/tensor/math, file by file. Those files
+// document the methods and the errors.
+#pragma once
+#include "math.cuh"
+
+// ---- pair.rs -------------------------------------------------------------------------------------------------------
+
+struct Pair {
+  f64 high, low;
+};
+struct ReducedAngle {
+  f64 r, rest;
+  u64 q;
+};
+struct ReducedExponent {
+  u64 n;
+  f64 r, rest;
+};
+struct ExpParts {
+  u64 n;
+  f64 high, low;
+};
+// A function of several hundred operations, which kernels call rather than inline.
+#ifdef ISO_SHIM
+#define CALLED [[maybe_unused]] static __attribute__((noinline))
+#else
+#define CALLED [[maybe_unused]] static __device__ __noinline__
+#endif
+constexpr f64 ROUND = 6755399441055744.0;
+constexpr f64 HALF_PI_0 = 1.5707963267948966, HALF_PI_1 = 6.123233995736766e-17, HALF_PI_2 = -1.4973849048591698e-33;
+constexpr f64 NEAR = 1073741824.0;
+DEVICE f64 select_(bool condition, f64 yes, f64 no) { return condition ? yes : no; }
+DEVICE u64 half_of(u64 n) { return (u64)((i64)n >> 1); }
+DEVICE Pair split_f64(f64 x) {
+  f64 f, e = ln_split_f64(x, f);
+  return Pair{e, f};
+}
+DEVICE Pair two_sum(f64 a, f64 b) {
+  auto sum = a + b;
+  auto t = sum - a;
+  return Pair{sum, (a - (sum - t)) + (b - t)};
+}
+DEVICE Pair fast_two_sum(f64 a, f64 b) {
+  auto sum = a + b;
+  return Pair{sum, b - (sum - a)};
+}
+DEVICE Pair two_product(f64 a, f64 b) {
+  auto product = a * b;
+  return Pair{product, fma_(a, b, -product)};
+}
+DEVICE f64 power_of_two(u64 k) { return f64_of((k + 1023) << 52); }
+
+// ---- circular.rs ----------------------------------------------------------------------------------------------------
+
+DEVICE f64 sin_poly(ReducedAngle angle) {
+  auto r = angle.r;
+  auto z = r * r;
+  auto p = horner(z, -7.586633672657066e-13, 1.60585305421325e-10, -2.5052106225650122e-08, 2.755731921931959e-06,
+      -0.0001984126984126504, 0.008333333333333331, -0.16666666666666666);
+  return r + fma_(z * r, p, fma_(-0.5 * z, angle.rest, angle.rest));
+}
+DEVICE f64 cos_poly(ReducedAngle angle) {
+  auto r = angle.r;
+  auto z = r * r;
+  auto p = horner(z, -1.1382539967177458e-11, 2.0876144984413913e-09, -2.755731726556589e-07, 2.48015872987538e-05,
+      -0.0013888888888887389, 0.041666666666666664);
+  auto half = 0.5 * z;
+  auto w = 1.0 - half;
+  return w + (((1.0 - w) - half) + fma_(z * z, p, -(r * angle.rest)));
+}
+DEVICE f64 sin_reduced(ReducedAngle angle) {
+  auto y = select_((angle.q & 1) == 1, cos_poly(angle), sin_poly(angle));
+  return f64_of(bits_of(y) ^ ((angle.q & 2) << 62));
+}
+DEVICE ReducedAngle reduce_near(f64 x) {
+  auto shifted = fma_(x, 0.6366197723675814, ROUND);
+  auto q = shifted - ROUND;
+  auto t = fma_(-q, HALF_PI_0, x);
+  auto [p, p_rest] = two_product(q, HALF_PI_1);
+  auto [r, r_rest] = two_sum(t, -p);
+  return ReducedAngle{r, fma_(-q, HALF_PI_2, r_rest - p_rest), bits_of(shifted)};
+}
+DEVICE f64 sin_near_f64(f64 x) {
+  auto y = select_(x == 0.0, x, sin_reduced(reduce_near(x)));
+  return select_(abs_(x) <= NEAR, y, nan_f64());
+}
+DEVICE f64 cos_reduced(ReducedAngle angle) {
+  auto y = select_((angle.q & 1) == 1, sin_poly(angle), cos_poly(angle));
+  return f64_of(bits_of(y) ^ (((angle.q + 1) & 2) << 62));
+}
+DEVICE f64 cos_near_f64(f64 x) {
+  auto y = cos_reduced(reduce_near(x));
+  return select_(abs_(x) <= NEAR, y, nan_f64());
+}
+DEVICE f64 tan_reduced(ReducedAngle angle) {
+  auto s = sin_poly(angle);
+  auto c = cos_poly(angle);
+  bool odd = (angle.q & 1) == 1;
+  return select_(odd, -c, s) / select_(odd, s, c);
+}
+DEVICE f64 tan_near_f64(f64 x) {
+  auto y = select_(x == 0.0, x, tan_reduced(reduce_near(x)));
+  return select_(abs_(x) <= NEAR, y, nan_f64());
+}
+// 2/pi in words of 32 bits, the first of weight 2^-32.
+CONSTANT u32 TWO_OVER_PI[38] = {0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u, 0x3c439041u,
+      0xfe5163abu, 0xdebbc561u, 0xb7246e3au, 0x424dd2e0u, 0x06492eeau, 0x09d1921cu, 0xfe1deb1cu, 0xb129a73eu,
+      0xe88235f5u, 0x2ebb4484u, 0xe99c7026u, 0xb45f7e41u, 0x3991d639u, 0x835339f4u, 0x9c845f8bu, 0xbdf9283bu,
+      0x1ff897ffu, 0xde05980fu, 0xef2f118bu, 0x5a0a6d1fu, 0x6d367ecfu, 0x27cb09b7u, 0x4f463f66u, 0x9e5fea2du,
+      0x7527bac7u, 0xebe5f17bu, 0x3d0739f7u, 0x8a5292eau, 0x6bfb5fb1u, 0x1f8d5d08u, 0x56033046u, 0xfc7b6babu};
+// 64 bits from bit `at` on.
+DEVICE u64 bits_from(const u32* words, i32 at) {
+  i32 word = at / 32, bit = at % 32;
+  u64 low = ((u64)words[word] | (u64)words[word + 1] << 32) >> bit;
+  return bit == 0 ? low : low | (u64)words[word + 2] << (64 - bit);
+}
+// Reduces an angle above 2^30 by the bits of 2/pi that matter.
+DEVICE ReducedAngle reduce_far(f64 x) {
+  u64 magnitude = bits_of(x) & 0x7fffffffffffffffull;
+  if (magnitude >= 0x7ff0000000000000ull) return ReducedAngle{nan_f64(), 0.0, 0};
+  i32 e = (i32)(magnitude >> 52) - 1075;
+  u64 m = (magnitude & 0x000fffffffffffffull) | 0x0010000000000000ull;
+  i32 first = e > 2 ? (e - 2) / 32 : 0;
+  u32 product[11] = {};
+  for (i32 part = 0; part < 2; part++) {
+    u64 factor = (m >> (32 * part)) & 0xffffffffull, carry = 0;
+    for (i32 i = 0; i < 7; i++) {
+      u64 t = (u64)TWO_OVER_PI[first + 6 - i] * factor + (u64)product[i + part] + carry;
+      product[i + part] = (u32)t;
+      carry = t >> 32;
+    }
+    product[7 + part] = (u32)carry;
+  }
+  i32 point = 224 - (e - 32 * first);
+  u64 turns = bits_from(product, point), high = bits_from(product, point - 64), low = bits_from(product, point - 128);
+  u64 round = high >> 63, q = turns + round;
+  if (round == 1) {
+    high = ~high;
+    low = ~low;
+  }
+  f64 f = (f64)high;
+  f64 f_rest = (f64)(i64)(high - (u64)f) + (f64)low * 5.421010862427522e-20;
+  f64 sign = round == 1 ? -5.421010862427522e-20 : 5.421010862427522e-20;
+  if (x < 0.0) {
+    sign = -sign;
+    q = 0 - q;
+  }
+  auto [p, p_rest] = two_product(f, HALF_PI_0);
+  auto [r, rest] = fast_two_sum(p, fma_(f, HALF_PI_1, fma_(f_rest, HALF_PI_0, p_rest)));
+  return ReducedAngle{r * sign, rest * sign, q};
+}
+CALLED f64 sin_f64(f64 x) { return abs_(x) <= NEAR ? sin_near_f64(x) : sin_reduced(reduce_far(x)); }
+CALLED f64 cos_f64(f64 x) { return abs_(x) <= NEAR ? cos_near_f64(x) : cos_reduced(reduce_far(x)); }
+CALLED f64 tan_f64(f64 x) { return abs_(x) <= NEAR ? tan_near_f64(x) : tan_reduced(reduce_far(x)); }
+
+// ---- inverse_trig.rs ------------------------------------------------------------------------------------------------
+
+DEVICE f64 asin_poly(f64 z) {
+  return horner(z, 0.02961201126495512, -0.01924167174674304, 0.019554513336123378, 0.0030448799094556773,
+      0.009319560794767446, 0.009621842970100282, 0.011566459612121669, 0.01396378001220357, 0.017352816540325496,
+      0.02237215744350722, 0.03038194447553234, 0.044642857142551895, 0.07500000000000118, 0.16666666666666666);
+}
+CALLED f64 asin_f64(f64 x) {
+  auto a = abs_(x);
+  bool big = a > 0.5;
+  auto z = select_(big, (1.0 - a) * 0.5, a * a);
+  auto s = select_(big, sqrt_(z), a);
+  auto p = s * (z * asin_poly(z));
+  auto [h, l] = fast_two_sum(HALF_PI_0, -2.0 * s);
+  auto y = select_(big, h + (l + fma_(-2.0, p, HALF_PI_1)), s + p);
+  return copysign_(y, x);
+}
+CALLED f64 acos_f64(f64 x) {
+  auto a = abs_(x);
+  bool big = a > 0.5;
+  auto z = select_(big, (1.0 - a) * 0.5, a * a);
+  auto s = select_(big, sqrt_(z), a);
+  auto p = s * (z * asin_poly(z));
+  auto [h, l] = fast_two_sum(HALF_PI_0, -x);
+  auto middle = h + (l + (HALF_PI_1 - copysign_(p, x)));
+  auto [g, k] = fast_two_sum(2.0 * HALF_PI_0, -2.0 * s);
+  auto left = g + (k + fma_(-2.0, p, 2.0 * HALF_PI_1));
+  auto outer = select_(x < 0.0, left, 2.0 * (s + p));
+  return select_(big, outer, middle);
+}
+DEVICE Pair atan_ratio(f64 n, f64 d) {
+  bool low = n < 0.4375 * d;
+  bool middle = n < 0.6875 * d;
+  auto numerator = select_(low, n, select_(middle, fma_(2.0, n, -d), n - d));
+  auto denominator = select_(low, d, select_(middle, fma_(2.0, d, n), n + d));
+  auto base = select_(low, 0.0, select_(middle, 4.636476090008061e-1, 7.853981633974483e-1));
+  auto base_rest = select_(low, 0.0, select_(middle, 2.2698777452961687e-17, 3.061616997868383e-17));
+  auto t = numerator / denominator;
+  auto z = t * t;
+  auto p = t * (z * horner(z, 0.01476642155379467, -0.033121323310643644, 0.044919637149159995, -0.05216607416783708,
+      0.0587693549653035, -0.06666240859375808, 0.0769228548876496, -0.09090908353049669, 0.11111111096587765,
+      -0.1428571428556615, 0.19999999999999407, -0.3333333333333333));
+  auto [h, l] = fast_two_sum(base, t);
+  return Pair{h, l + (p + base_rest)};
+}
+CALLED f64 atan_f64(f64 x) {
+  auto a = abs_(x);
+  bool steep = a > 1.0;
+  auto [h, l] = atan_ratio(select_(steep, 1.0, a), select_(steep, a, 1.0));
+  auto [top, rest] = fast_two_sum(HALF_PI_0, -h);
+  auto y = select_(steep, top + (rest + (HALF_PI_1 - l)), h + l);
+  return copysign_(y, x);
+}
+CALLED f64 atan2_f64(f64 y, f64 x) {
+  auto a = abs_(y);
+  auto b = abs_(x);
+  bool steep = a > b;
+  auto low = select_(steep, b, a);
+  auto high = select_(steep, a, b);
+  bool same = a == b;
+  // 1 for two infinities, 0 for two zeros; large numbers are scaled, so that 2 high + low is finite.
+  auto scale = select_(high > 1e300, 0.0625, 1.0);
+  bool zero = high == 0.0;
+  bool infinite = same && high == inf_f64();
+  auto n = select_(infinite, 1.0, low * scale);
+  auto d = select_(infinite || zero, 1.0, high * scale);
+  auto [h, l] = atan_ratio(n, d);
+  bool left = (bits_of(x) >> 63) == 1;
+  auto turned = select_(left, 2.0, 0.0);
+  auto quarters = select_(steep, 1.0, turned);
+  auto sign = select_(steep != left, -1.0, 1.0);
+  auto [top, rest] = fast_two_sum(quarters * HALF_PI_0, sign * h);
+  auto angle = top + (rest + fma_(sign, l, quarters * HALF_PI_1));
+  return copysign_(angle, y);
+}
+
+// ---- exponential.rs -------------------------------------------------------------------------------------------------
+
+DEVICE f64 scaled(ExpParts parts) {
+  auto half = half_of(parts.n);
+  return (parts.high + parts.low) * power_of_two(half) * power_of_two((parts.n - half));
+}
+CALLED f64 exp2_f64(f64 x) {
+  auto above = select_(x > 1030.0, 1030.0, x);
+  auto b = select_(above < -1080.0, -1080.0, above);
+  auto shifted = b + ROUND;
+  auto r = b - (shifted - ROUND);
+  auto [h, l] = two_product(r, 0.6931471805599453);
+  auto tail = fma_(r * r, horner(r, 2.572508057683636e-11, 4.4549605981865186e-10, 7.054899956372649e-09,
+      1.0178062445845774e-07, 1.3215486802903931e-06, 1.525273382983612e-05, 0.00015403530393375914,
+      0.0013333558146416936, 0.009618129107628479, 0.0555041086648216, 0.24022650695910072), fma_(r,
+      2.3190468138462996e-17, l));
+  auto [high, low] = fast_two_sum(1.0, h);
+  return scaled(ExpParts{(bits_of(shifted) - bits_of(ROUND)), high, low + tail});
+}
+DEVICE ReducedExponent reduce_exponent(f64 x) {
+  auto shifted = fma_(x, 1.4426950408889634, ROUND);
+  auto n = shifted - ROUND;
+  // The high part of ln 2 has 32 bits, so that its product with n is exact.
+  auto high = fma_(-n, 6.931471803691238e-1, x);
+  auto low = n * 1.9082149292705877e-10;
+  auto r = high - low;
+  return ReducedExponent{(bits_of(shifted) - bits_of(ROUND)), r, (high - r) - low};
+}
+DEVICE f64 exp_poly(f64 r) {
+  return horner( r, 1.6059043836821613e-10, 2.08767569878681e-9, 2.505210838544172e-8, 2.755731922398589e-7,
+      2.7557319223985893e-6, 2.48015873015873e-5, 1.984126984126984e-4, 1.388888888888889e-3, 8.333333333333333e-3,
+      4.1666666666666664e-2, 1.6666666666666666e-1, 0.5 );
+}
+CALLED f64 expm1_f64(f64 x) {
+  auto above = select_(x > 710.0, 710.0, x);
+  auto reduced = reduce_exponent(select_(above < -60.0, -60.0, above));
+  auto r = reduced.r;
+  // Half of the power of two, which stays finite.
+  auto s = power_of_two((reduced.n - 1));
+  auto [h, l] = fast_two_sum(s - 0.5, s * r);
+  auto tail = fma_(r * r, exp_poly(r), fma_(reduced.rest, r, reduced.rest));
+  auto y = 2.0 * (h + fma_(s, tail, l));
+  return select_(abs_(x) < 5.551115123125783e-17, x, y);
+}
+DEVICE ExpParts exp_parts(f64 x, f64 x_rest) {
+  auto reduced = reduce_exponent(x);
+  auto r = reduced.r;
+  auto rest = reduced.rest + x_rest;
+  auto [high, low] = fast_two_sum(1.0, r);
+  auto q = r * r * exp_poly(r);
+  return ExpParts{reduced.n, high, low + (q + fma_(rest, r + q, rest))};
+}
+
+// ---- logarithm.rs ---------------------------------------------------------------------------------------------------
+
+DEVICE f64 with_limits(f64 x, f64 y) {
+  auto finite = select_(x == inf_f64(), x, y);
+  auto real = select_(x > 0.0, finite, nan_f64());
+  return select_(x == 0.0, -inf_f64(), real);
+}
+DEVICE Pair ln_1p_pair(f64 f) {
+  auto s = f / (2.0 + f);
+  auto [half_square, rest] = two_product(0.5 * f, f);
+  auto [h, l] = fast_two_sum(f, -half_square);
+  return Pair{h, l + fma_(s, ln_polynomial_f64(s, half_square), -rest)};
+}
+CALLED f64 log2_f64(f64 x) {
+  bool tiny = x < 2.2250738585072014e-308;
+  auto [e, f] = split_f64(select_(tiny, x * 18014398509481984.0, x));
+  auto [h, l] = ln_1p_pair(f);
+  auto [p, rest] = two_product(h, 1.4426950408889634);
+  auto low = rest + fma_(l, 1.4426950408889634, h * 2.0355273740931033e-17);
+  auto [sum, sum_rest] = two_sum(e + select_(tiny, -54.0, 0.0), p);
+  return with_limits(x, sum + (sum_rest + low));
+}
+CALLED f64 log10_f64(f64 x) {
+  bool tiny = x < 2.2250738585072014e-308;
+  auto [e, f] = split_f64(select_(tiny, x * 18014398509481984.0, x));
+  auto n = e + select_(tiny, -54.0, 0.0);
+  auto [h, l] = ln_1p_pair(f);
+  auto [p, rest] = two_product(h, 0.4342944819032518);
+  auto low = rest + fma_(l, 0.4342944819032518, h * 1.098319650216765e-17);
+  auto [sum, sum_rest] = two_sum(n * 3.010299956636117713e-1, p);
+  return with_limits(x, sum + (sum_rest + fma_(n, 3.6942390771589308e-13, low)));
+}
+DEVICE f64 ln_join(f64 e, f64 f, f64 rest) {
+  auto s = f / (2.0 + f);
+  auto half_square = 0.5 * f * f;
+  auto tail = fma_(s, ln_polynomial_f64(s, half_square), fma_(e, 1.9082149292705877e-10, rest));
+  return fma_(e, 6.931471803691238e-1, f - (half_square - tail));
+}
+DEVICE f64 ln_1p_sum(f64 u, f64 rest) {
+  auto [w, w_rest] = two_sum(1.0, u);
+  auto [e, f] = split_f64(w);
+  bool near = e == 0.0;
+  return ln_join(e, select_(near, u, f), select_(near, rest, (w_rest + rest) / w));
+}
+CALLED f64 ln_1p_f64(f64 x) {
+  auto finite = select_(x == inf_f64(), x, ln_1p_sum(x, 0.0));
+  auto real = select_(x > -1.0, finite, nan_f64());
+  auto y = select_(x == -1.0, -inf_f64(), real);
+  return select_(x == 0.0, x, y);
+}
+DEVICE f64 ln_sum(f64 w, f64 rest, f64 shift) {
+  auto [e, f] = split_f64(w);
+  return ln_join(e + shift, f, rest / w);
+}
+DEVICE Pair ln_pair(f64 x) {
+  bool tiny = x < 2.2250738585072014e-308;
+  auto [e, f] = split_f64(select_(tiny, x * 18014398509481984.0, x));
+  auto n = e + select_(tiny, -54.0, 0.0);
+  auto [h, l] = ln_1p_pair(f);
+  auto [sum, rest] = two_sum(n * 6.931471803691238e-1, h);
+  return Pair{sum, rest + fma_(n, 1.9082149292705877e-10, l)};
+}
+
+// ---- hyperbolic.rs --------------------------------------------------------------------------------------------------
+
+DEVICE ExpParts quarter_exp(f64 a) {
+  auto parts = exp_parts(select_(a > 711.0, 711.0, a), 0.0);
+  auto s = power_of_two((parts.n - 2));
+  auto [high, low] = fast_two_sum(parts.high, parts.low);
+  return ExpParts{parts.n, high * s, low * s};
+}
+CALLED f64 sinh_f64(f64 x) {
+  auto a = abs_(x);
+  auto parts = quarter_exp(a);
+  auto [h, l] = fast_two_sum(parts.high, -(0.0625 / parts.high));
+  auto large = select_(a > 710.4758600739439, inf_f64(), 2.0 * (h + (l + parts.low)));
+  auto z = a * a;
+  auto small = fma_(a, z * horner(z, 7.746178593018827e-13, 1.6057679623801638e-10, 2.5052117695907823e-08,
+      2.7557319191381816e-06, 0.00019841269841324198, 0.008333333333333299, 0.16666666666666666), a);
+  return copysign_(select_(a < 1.0, small, large), x);
+}
+CALLED f64 cosh_f64(f64 x) {
+  auto a = abs_(x);
+  auto parts = quarter_exp(a);
+  auto [h, l] = fast_two_sum(parts.high, 0.0625 / parts.high);
+  return select_(a > 710.4758600739439, inf_f64(), 2.0 * (h + (l + parts.low)));
+}
+CALLED f64 asinh_f64(f64 x) {
+  auto a = abs_(x);
+  bool huge = a > 268435456.0;
+  auto b = select_(huge, 1.0, a);
+  auto [p, p_rest] = two_product(b, b);
+  auto [s, s_rest] = two_sum(1.0, p);
+  auto root = sqrt_(s);
+  auto root_rest = (fma_(-root, root, s) + (s_rest + p_rest)) * (0.5 / root);
+  auto [w, w_rest] = two_sum(root, b);
+  auto log = ln_sum(select_(huge, a, w), select_(huge, 0.0, w_rest + root_rest), select_(huge, 1.0, 0.0));
+  auto large = select_(a == inf_f64(), a, log);
+  auto z = b * b;
+  auto small = fma_(a, z * horner(z, 0.0018854117655039003, -0.004992717198142511, 0.007622309427481728,
+      -0.009591452221673173, 0.011526210169675569, -0.013962235682232349, 0.01735258771519257, -0.022372151449922602,
+      0.030381944248546365, -0.044642857140252436, 0.0749999999999864, -0.16666666666666666), a);
+  return copysign_(select_(a < 0.5, small, large), x);
+}
+CALLED f64 acosh_f64(f64 x) {
+  bool huge = x > 268435456.0;
+  auto t = select_(huge, 1.0, x - 1.0);
+  auto [p, p_rest] = two_product(t, t);
+  auto [s, s_rest] = two_sum(2.0 * t, p);
+  auto root = sqrt_(s);
+  auto correction = (fma_(-root, root, s) + (s_rest + p_rest)) * (0.5 / root);
+  auto [u, u_rest] = two_sum(root, t);
+  auto near = ln_1p_sum(u, select_(t > 0.0, u_rest + correction, 0.0));
+  auto far = ln_sum(select_(huge, x, 2.0), 0.0, 1.0);
+  auto y = select_(huge, far, near);
+  auto real = select_(x == inf_f64(), x, y);
+  return select_(x >= 1.0, real, nan_f64());
+}
+CALLED f64 atanh_f64(f64 x) {
+  auto a = abs_(x);
+  auto q = 2.0 * a / (1.0 - a);
+  auto large = 0.5 * ln_1p_sum(q, 0.0);
+  auto limited = select_(a == 1.0, inf_f64(), large);
+  auto z = a * a;
+  auto small = fma_(a, z * horner(z, 0.21098097885975797, -0.14450491183414468, 0.13557903913692299,
+      0.012292448728540531, 0.05441915418234587, 0.05160769881147162, 0.05893099692590042, 0.06665886352701884,
+      0.07692345940270638, 0.09090907881509189, 0.11111111133938968, 0.14285714285490106, 0.20000000000000864,
+      0.3333333333333333), a);
+  auto y = select_(a < 0.5, small, limited);
+  return copysign_(select_(a <= 1.0, y, nan_f64()), x);
+}
+
+// ---- power.rs -------------------------------------------------------------------------------------------------------
+
+DEVICE Pair precise_ln(f64 a) {
+  bool tiny = a < 2.2250738585072014e-308;
+  auto [e, f] = split_f64(select_(tiny, a * 18014398509481984.0, a));
+  auto n = e + select_(tiny, -54.0, 0.0);
+  // s = f / (2 + f) as a sum of two numbers; ln(1 + f) = 2s + 2/3 s^3 + s^5 (2/5 + ...).
+  auto [d, d_rest] = fast_two_sum(2.0, f);
+  auto inverse = 1.0 / d;
+  auto s = f * inverse;
+  auto s_rest = (fma_(-s, d, f) - s * d_rest) * inverse;
+  auto [z, z_low] = two_product(s, s);
+  auto z_rest = fma_(2.0 * s, s_rest, z_low);
+  // s^3
+  auto [c, c_low] = two_product(s, z);
+  auto c_rest = c_low + fma_(s, z_rest, s_rest * z);
+  auto [t, t_low] = two_product(c, 6.666666666666666e-1);
+  auto t_rest = t_low + fma_(c_rest, 6.666666666666666e-1, c * 3.700743415417188e-17);
+  auto tail = fma_(c * z, horner(z, 0.10762867423643212, 0.10456278375778207, 0.11766815303406082,
+      0.13333296483973292, 0.1538461576181261, 0.18181818179652515, 0.22222222222228444, 0.28571428571428564, 0.4),
+      t_rest);
+  auto [u, u_rest] = fast_two_sum(2.0 * s, t);
+  auto rest = u_rest + (2.0 * s_rest + tail);
+  auto [v, v_rest] = two_sum(n * 6.931471803691238e-1, u);
+  auto [w, w_rest] = two_product(n, 1.9082149292705877e-10);
+  auto [x, x_rest] = two_sum(v, w);
+  auto small = (v_rest + x_rest) + (fma_(n, 1.1612227229362532e-26, w_rest) + rest);
+  auto [high, low] = fast_two_sum(x, small);
+  auto real = select_(a == inf_f64(), a, select_(a == 0.0, -inf_f64(), high));
+  return Pair{real, low};
+}
+CALLED f64 pow_abs_f64(f64 a, f64 y) {
+  auto [h, l] = precise_ln(a);
+  auto [p, p_rest] = two_product(y, h);
+  auto rest = fma_(y, l, p_rest);
+  // Products beyond the range of results, infinities included, need no rest.
+  bool inside = abs_(p) < 800.0;
+  auto low = select_(p < -800.0, -800.0, p);
+  auto b = select_(low > 800.0, 800.0, low);
+  auto z = scaled(exp_parts(b, select_(inside, rest, 0.0)));
+  return select_(y == 0.0, 1.0, z);
+}
+CALLED f64 cbrt_f64(f64 x) {
+  auto a = abs_(x);
+  bool tiny = a < 2.2250738585072014e-308;
+  auto b = select_(tiny, a * 18014398509481984.0, a);
+  // A third of the exponent, by integer arithmetic on the upper word.
+  u64 word = bits_of(b) >> 32;
+  u64 third = ((word * 2863311531ull) >> 33) + 715094163;
+  auto guess = f64_of(third << 32);
+  auto r = (guess * guess) * (guess / b);
+  auto high = fma_(r, fma_(r, 1.6214297201053545, -1.8849797954337717), 1.87595182427177);
+  auto t = guess * fma_((r * r) * r, fma_(r, 0.14599619288661245, -0.758397934778766), high);
+  // 20 bits, so that the square is exact.
+  auto u = f64_of((bits_of(t) + 0x80000000ull) & 0xffffffffc0000000ull);
+  auto q = b / (u * u);
+  auto y = fma_(u, (q - u) / (u + u + q), u);
+  auto unscaled = select_(tiny, y * 3.814697265625e-6, y);
+  bool finite = a > 0.0 && a < inf_f64();
+  return copysign_(select_(finite, unscaled, a), x);
+}
+
+// ---- erfc.rs --------------------------------------------------------------------------------------------------------
+
+CALLED f64 erfc_f64(f64 x) {
+  auto whole = abs_(x);
+  auto a = select_(whole > 28.0, 28.0, whole);
+  // e^(a^2) erfc(a) = m + m_rest.
+  auto q = (a - 4.0) / (a + 4.0);
+  auto p = horner(q, -1.8206098680308682e-09, -1.3670989863347383e-08, -7.71541861441783e-09, 1.1534943745754157e-07,
+      6.270727157198311e-08, -8.351619688696847e-07, 3.0135049944875397e-07, 5.7178872846321855e-06,
+      -1.1224789135154701e-05, -2.4403169244974074e-05, 0.000150622243948303, -0.00019925550755614952,
+      -0.00075777334141333, 0.005031969755895426, -0.016197734059115006, 0.03716751556249286, -0.06633036581152939,
+      0.09373283499679412, -0.10103906603635213, 0.06809705425473732, 0.01537965210262074, -0.1396211168405629,
+      0.2329951186255525);
+  auto [n, n_rest] = fast_two_sum(1.0, p);
+  auto [d, d_rest] = two_sum(1.0, 2.0 * a);
+  auto inverse = 1.0 / d;
+  auto m = n * inverse;
+  auto m_rest = (fma_(-m, d, n) + (n_rest - m * d_rest)) * inverse;
+  auto [square, square_rest] = two_product(a, a);
+  auto e = exp_parts(-square, -square_rest);
+  auto [h, l] = two_product(m, e.high);
+  auto tail = scaled(ExpParts{e.n, h, l + fma_(m, e.low, m_rest * e.high)});
+  auto far = select_(x < 0.0, 2.0 - tail, tail);
+  auto z = a * a;
+  auto erf_rest = x * horner(z, -7.779438207878924e-10, 1.3710963588728289e-08, -1.620630972606518e-07,
+      1.644713102415044e-06, -1.4924712255869537e-05, 0.00012055293574398284, -0.0008548325929227225,
+      0.005223977606116573, -0.026866170643111226, 0.11283791670944184, -0.3761263890318352, 0.12837916709551256);
+  auto [sum, sum_rest] = fast_two_sum(1.0, -x);
+  return select_(whole < 0.5, sum + (sum_rest - erf_rest), far);
+}
+CALLED f64 erfinv_f64(f64 x) {
+  auto a = abs_(x);
+  auto z = a * a;
+  auto small = fma_(a, 0.886226925452758, a * fma_(z, horner(z, 46.99679785688953, -268.74085639688184,
+      726.5134363596638, -1228.849885745721, 1454.4331360753606, -1277.2891473252416, 861.850779262836,
+      -456.57248617444935, 192.53725465585705, -65.10552515424527, 17.751101803613814, -3.8682822882760393,
+      0.7040570654284835, -0.07310267830734617, 0.03558384835479228, 0.02707630686689879, 0.03174783488054089,
+      0.03646310441143824, 0.04283681683674863, 0.05173127979243833, 0.06495961777602516, 0.08655212924132058,
+      0.12755617530559862, 0.2320136665346545), -3.8332932499128993e-17));
+  auto w = sqrt_(-ln_f64(1.0 - a));
+  auto u = w - 1.9;
+  auto middle = fma_(w, 0.8227629772386569, w * (u * horner(u, 1.6413925745565862e-09, 1.614147048533897e-09,
+      -1.956336556024075e-08, 4.410417735795889e-08, -7.580780445963546e-08, 1.298826052469577e-07,
+      -1.6133562354267293e-07, -1.4691647079109964e-08, 8.649412906258411e-07, -3.4622065950279533e-06,
+      9.906631489133832e-06, -2.3385681885425593e-05, 4.6262148068460615e-05, -7.135068778294847e-05,
+      5.3968867986823464e-05, 0.0001636410306923071, -0.001033605757941409, 0.0036915682122522927,
+      -0.010686219230644833, 0.02705639337755246, -0.06092870506180565, 0.11914444170841726)));
+  auto v = w - 4.4;
+  auto large = fma_(w, 0.946237660728811, w * (v * horner(v, -8.835022715327505e-17, 4.0736396684759354e-16,
+      -9.320024653036092e-17, -1.9455958880134045e-16, -1.0735231915219125e-14, 3.569300456975042e-14,
+      -1.9678160278353254e-14, -2.8628900840602927e-13, 2.9175864348955995e-12, -2.199840435220698e-11,
+      1.411728763959146e-10, -8.266753724944293e-10, 4.573121347000605e-09, -2.4270181115629516e-08,
+      1.2457889813077622e-07, -6.213433155752751e-07, 3.018108446855656e-06, -1.4284250601484204e-05,
+      6.577938523420334e-05, -0.0002935817187831852, 0.0012595054244266158, -0.005104437535298453,
+      0.018730632992378763)));
+  auto tail = select_(a == 1.0, inf_f64(), select_(w < 2.6, middle, large));
+  return copysign_(select_(a < 0.75, small, tail), x);
+}
+
+// ---- gamma.rs -------------------------------------------------------------------------------------------------------
+
+DEVICE f64 lgamma_near_f64(f64 x) {
+  bool big = x >= 4.0;
+  bool small = x < 1.5;
+  // Between 2.5 and 4, one or two factors are split off.
+  bool first = x > 2.5 && x < 4.0;
+  auto y = select_(first, x - 1.0, x);
+  bool second = y > 2.5 && x < 4.0;
+  // Below 1/2, the factors x and x + 1 are divided off, and below 3/2 the factor x.
+  bool least = x < 0.5;
+  auto below = select_(least, x, x - 1.0);
+  auto t = select_(small, below, select_(second, y - 1.0, y) - 2.0);
+  auto middle = t * horner(t, 6.379047507619774e-08, -1.3412819758517287e-07, 2.0304806751615227e-07,
+      -4.303558760359961e-07, 9.578663334114758e-07, -2.0449201467015115e-06, 4.374374916915131e-06,
+      -9.438458716242811e-06, 2.050726741605779e-05, -4.4926351103833334e-05, 9.945750909889392e-05,
+      -0.00022315475074520367, 0.0005096695248853096, -0.0011927539120010226, 0.002890510330738737,
+      -0.0073855510286681535, 0.02058080842778457, -0.06735230105319814, 0.3224670334241132, 0.42278433509846713);
+  auto [g, g_rest] = two_sum(1.0, x);
+  auto product = x * g;
+  auto product_rest = fma_(x, g, -product) + x * g_rest;
+  auto factors = select_(least, product, select_(first, y, 1.0) * select_(second, y - 1.0, 1.0));
+  auto [h, l] = ln_pair(select_(big || (small && !least), x, factors));
+  auto sign = select_(small, -1.0, 1.0);
+  auto rest = l + select_(least && x > 1e-290, product_rest / product, 0.0);
+  auto [sum, sum_rest] = two_sum(sign * h, middle);
+  auto shifted = sum + fma_(sign, rest, sum_rest);
+  auto r = 1.0 / x;
+  auto series = fma_(r, horner(r * r, -0.17390223978422367, 0.08600886915362022, -0.02431970081518216,
+      0.006210992276421007, -0.0019125368108574897, 0.0008416721483780579, -0.0005952373672607474,
+      0.0007936507901805894, -0.002777777777771288, 0.08333333333333333), 0.9189385332046728);
+  auto half = x - 0.5;
+  auto [p, p_rest] = two_product(half, h);
+  auto [s, s_rest] = two_sum(p, -x);
+  auto stirling = s + (s_rest + (p_rest + fma_(half, l, series)));
+  auto limited = select_(x > 2.5e305, inf_f64(), stirling);
+  auto positive = select_(big, limited, shifted);
+  return select_(x > 0.0, positive, select_(x == 0.0, inf_f64(), nan_f64()));
+}
+DEVICE Pair reciprocal_pair(f64 x) {
+  auto r = 1.0 / x;
+  return Pair{r, fma_(-r, x, 1.0) * r};
+}
+DEVICE f64 digamma_near_f64(f64 x) {
+  bool big = x >= 4.0;
+  bool small = x < 1.0;
+  bool first = x > 2.5 && x < 4.0;
+  auto y = select_(first, x - 1.0, x);
+  bool second = y > 2.5 && x < 4.0;
+  auto at = select_(small, x + 1.0, select_(second, y - 1.0, y));
+  // Digamma is (at - zero) times a polynomial; the zero is a sum of two numbers.
+  auto zero_distance = select_(small, x - 0.46163214496836225, at - 1.4616321449683622) - 9.549995429965697e-17;
+  auto middle = zero_distance * horner(at - 1.75, 2.569465264632448e-07, -4.4965654989855573e-07,
+      -2.60960737276259e-07, 4.5668084207111167e-07, 1.1164289188137404e-06, -1.953754956956086e-06,
+      1.3468989498120084e-06, -2.357105031640297e-06, 5.5995100437823286e-06, -9.799384565630145e-06,
+      1.642386413910749e-05, -2.8743595297838726e-05, 5.055925908072352e-05, -8.849261403357272e-05,
+      0.00015483761490061934, -0.00027107171427653837, 0.0004746792569978286, -0.0008314994896380173,
+      0.001457374860679761, -0.002556686334307968, 0.004491813698189461, -0.007910468783898505, 0.01398578618401325,
+      -0.024890048488846822, 0.04479965445278702, -0.08228558635577937, 0.15712011335204246, -0.3262546278681057,
+      0.8581832171262995);
+  auto [r, r_rest] = reciprocal_pair(select_(first, y, x));
+  auto [s, s_rest] = reciprocal_pair(select_(second, y - 1.0, 1.0));
+  auto one = select_(small, -r, select_(first, r, 0.0));
+  auto one_rest = select_(small, -r_rest, select_(first, r_rest, 0.0));
+  auto other = select_(second, s, 0.0);
+  auto [sum, sum_rest] = two_sum(one, middle);
+  auto [total, total_rest] = two_sum(sum, other);
+  auto shifted = total + (total_rest + (sum_rest + (one_rest + select_(second, s_rest, 0.0))));
+  auto [h, l] = ln_pair(x);
+  auto z = r * r;
+  auto series = fma_(z, horner(z, -16.272492444252475, 7.874672567242462, -2.0004758503978333, 0.3992958066655563,
+      -0.08204835156459736, 0.021067490343790643, -0.007575437694477858, 0.004166664261695412, -0.003968253958849537,
+      0.008333333333318827, -0.08333333333333333), l);
+  auto stirling = h + fma_(-0.5, r, series);
+  auto positive = select_(big, select_(x == inf_f64(), x, stirling), shifted);
+  // 1/x overflows for the smallest numbers.
+  auto finite = select_(x < 1e-300, -r, positive);
+  return select_(x > 0.0, finite, select_(x == 0.0, -1.0 / x, nan_f64()));
+}
+// sin(pi a).
+DEVICE f64 sin_pi(f64 a) {
+  f64 fraction = a - floor_(a), near = fraction > 0.5 ? 1.0 - fraction : fraction, sin, cos;
+  sin_cos_2pi_f64(0.5 * near, sin, cos);
+  return sin;
+}
+CALLED f64 lgamma_f64(f64 x) {
+  if (x >= 0.0 || x != x) return lgamma_near_f64(x);
+  f64 a = -x;
+  if (a < 1e-17) return -ln_f64(a);
+  f64 sine = sin_pi(a);
+  if (sine == 0.0) return inf_f64();
+  return 1.1447298858494002 - ln_f64(a * abs_(sine)) - lgamma_near_f64(a);
+}
+CALLED f64 digamma_f64(f64 x) {
+  if (x >= 0.0 || x != x) return digamma_near_f64(x);
+  f64 fraction = -x - floor_(-x);
+  if (fraction == 0.0) return nan_f64();
+  f64 angle = fraction > 0.5 ? 1.0 - fraction : -fraction;
+  return digamma_near_f64(1.0 - x) - 3.141592653589793 / tan_f64(3.141592653589793 * angle);
+}

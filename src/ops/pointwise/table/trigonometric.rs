@@ -1,0 +1,119 @@
+//! Trigonometric and hyperbolic functions and their inverses.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::ops::pointwise::flops::operations;
+use crate::ops::pointwise::functions::*;
+use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
+use crate::ops::pointwise::record::{Pointwise, expect_whole, floats as far_floats, floats as wide_floats};
+use crate::ops::pointwise::row_samples::add_samples;
+use crate::ops::pointwise::words::*;
+use crate::ops::{Algebra, InputFill, Meta, Op, Sample, Vjp, Windows};
+use crate::tensor::cpu::{self, Constants, Loops, WideFunction};
+use crate::tensor::{DType, Tensor, cuda};
+
+macro_rules! trigonometric_table {
+    ($then:ident) => { $then! { methods {
+        /// Returns the sine of `x` radians, of any magnitude; NaN if `x` is infinite.
+        ///
+        /// Computed in f64 and rounded once.
+        Sin sin(x) = of(sin(wide(x))),
+            for far_floats, Opaque "Neither linear nor monotone.",
+            gradient |dy, y| { x => (dy * x.cos()) },
+            samples [Ints],
+            example [0.0, 1.0] => "[0.000, 0.841]";
+        /// Returns the cosine of `x` radians, of any magnitude; NaN if `x` is infinite.
+        ///
+        /// Computed in f64 and rounded once.
+        Cos cos(x) = of(cos(wide(x))),
+            for far_floats, Opaque "Neither linear nor monotone.",
+            gradient |dy, y| { x => (-(dy * x.sin())) },
+            samples [Ints],
+            example [0.0, 2.0] => "[1.000, -0.416]";
+        /// Returns the tangent of `x` radians, of any magnitude; NaN if `x` is infinite.
+        ///
+        /// Computed in f64 and rounded once.
+        Tan tan(x) = of(tan(wide(x))),
+            for far_floats, Opaque "Neither linear nor monotone.",
+            gradient |dy, y| { x => (dy * (y * y + 1.0)) },
+            samples [Positive],
+            example [0.0, 1.0] => "[0.000, 1.557]";
+        /// Returns the angle in [-π/2, π/2] whose sine is `x`; NaN if `|x|` is above 1.
+        ///
+        /// Computed in f64 and rounded once.
+        Asin asin(x) = of(asin(wide(x))),
+            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+            gradient |dy, y| { x => (dy * ((-x + 1.0) * (x + 1.0)).rsqrt()) },
+            samples [InsideUnit],
+            example [0.5, -1.0] => "[0.524, -1.571]";
+        /// Returns the angle in [0, π] whose cosine is `x`; NaN if `|x|` is above 1.
+        ///
+        /// Computed in f64 and rounded once.
+        Acos acos(x) = of(acos(wide(x))),
+            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+            gradient |dy, y| { x => (-(dy * ((-x + 1.0) * (x + 1.0)).rsqrt())) },
+            samples [InsideUnit],
+            example [0.5, -1.0] => "[1.047, 3.142]";
+        /// Returns the angle in [-π/2, π/2] whose tangent is `x`.
+        ///
+        /// Computed in f64 and rounded once.
+        Atan atan(x) = of(atan(wide(x))),
+            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+            gradient |dy, y| { x => (dy / (x * x + 1.0)) },
+            samples [Ints],
+            example [0.5, -1.0] => "[0.464, -0.785]";
+        /// Returns the angle in [-π, π] of the point with ordinate `y` and abscissa `x`, with C99's values at zeros and infinities.
+        ///
+        /// The gradient at the origin is NaN. Computed in f64 and rounded once.
+        Atan2 atan2(y, x) = of(atan2(wide(y), wide(x))),
+            for wide_floats, Opaque "Neither linear nor monotone.",
+            gradient |dz, z| { y => (dz * x / (x * x + y * y)), x => (-(dz * y / (x * x + y * y))) },
+            samples [Ints Positive],
+            example [1.0, -1.0], [1.0, -2.0] => "[0.785, -2.678]";
+        /// Returns the hyperbolic sine `(e^x - e^-x) / 2`.
+        ///
+        /// Computed in f64 and rounded once.
+        Sinh sinh(x) = of(sinh(wide(x))),
+            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+            gradient |dy, y| { x => (dy * x.cosh()) },
+            samples [Ints],
+            example [0.0, 1.0] => "[0.000, 1.175]";
+        /// Returns the hyperbolic cosine `(e^x + e^-x) / 2`.
+        ///
+        /// Computed in f64 and rounded once.
+        Cosh cosh(x) = of(cosh(wide(x))),
+            for wide_floats, Opaque "Neither linear nor monotone.",
+            gradient |dy, y| { x => (dy * x.sinh()) },
+            samples [Ints],
+            example [0.0, 1.0] => "[1.000, 1.543]";
+        /// Returns the inverse hyperbolic sine `ln(x + √(x² + 1))`.
+        ///
+        /// Computed in f64 and rounded once.
+        Asinh asinh(x) = of(asinh(wide(x))),
+            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+            gradient |dy, y| { x => (dy * (x * x + 1.0).rsqrt()) },
+            samples [Ints],
+            example [0.0, -1.0] => "[0.000, -0.881]";
+        /// Returns the inverse hyperbolic cosine `ln(x + √(x² - 1))`; NaN if `x` is below 1.
+        ///
+        /// Computed in f64 and rounded once.
+        Acosh acosh(x) = of(acosh(wide(x))),
+            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+            gradient |dy, y| { x => (dy * ((x + -1.0) * (x + 1.0)).rsqrt()) },
+            samples [AboveOne],
+            example [1.0, 2.0] => "[0.000, 1.317]";
+        /// Returns the inverse hyperbolic tangent `ln((1 + x) / (1 - x)) / 2`; NaN if `|x|` is above 1.
+        ///
+        /// Computed in f64 and rounded once.
+        Atanh atanh(x) = of(atanh(wide(x))),
+            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+            gradient |dy, y| { x => (dy / ((-x + 1.0) * (x + 1.0))) },
+            samples [InsideUnit],
+            example [0.0, 0.5] => "[0.000, 0.549]";
+    } derivatives {
+    } } };
+}
+pub(crate) use trigonometric_table;
+
+trigonometric_table!(make_operators);

@@ -1,0 +1,99 @@
+//! Logarithms to the bases 2 and 10, and `ln(1 + x)`.
+//!
+//! ```
+//! use isoshard::tensor::math::logarithm::{ln_1p_f64, log2_f64, log10_f64};
+//! assert_eq!((log2_f64(8.0), log10_f64(1e22), ln_1p_f64(1e-20)), (3.0, 22.0, 1e-20));
+//! assert_eq!((log2_f64(5e-324), ln_1p_f64(-1.0)), (-1074.0, f64::NEG_INFINITY));
+//! ```
+//!
+//! The argument is split as for [`ln_f64`](super::log::ln_f64); the logarithm is first computed as a sum of two numbers.
+
+use super::log::{polynomial_f64, split_f64};
+use super::pair::*;
+
+/// Returns the logarithm to base 2, with the special values of [`ln_f64`](super::log::ln_f64).
+#[inline(always)]
+pub fn log2_f64(x: f64) -> f64 {
+    let tiny: bool = x < 2.2250738585072014e-308;
+    let (e, f) = split_f64(select(tiny, x * 18014398509481984.0, x));
+    let (h, l) = ln_1p_pair(f);
+    let (p, rest) = two_product(h, 1.4426950408889634);
+    let low = rest + fma(l, 1.4426950408889634, h * 2.0355273740931033e-17);
+    let (sum, sum_rest) = two_sum(e + select(tiny, -54.0, 0.0), p);
+    with_limits(x, sum + (sum_rest + low))
+}
+
+/// Returns the logarithm to base 10, with the special values of [`ln_f64`](super::log::ln_f64).
+#[inline(always)]
+pub fn log10_f64(x: f64) -> f64 {
+    let tiny: bool = x < 2.2250738585072014e-308;
+    let (e, f) = split_f64(select(tiny, x * 18014398509481984.0, x));
+    let n = e + select(tiny, -54.0, 0.0);
+    let (h, l) = ln_1p_pair(f);
+    let (p, rest) = two_product(h, 0.4342944819032518);
+    let low = rest + fma(l, 0.4342944819032518, h * 1.098319650216765e-17);
+    let (sum, sum_rest) = two_sum(n * 3.010299956636117713e-1, p);
+    with_limits(x, sum + (sum_rest + fma(n, 3.6942390771589308e-13, low)))
+}
+
+/// Returns `y` for positive finite `x`, `-inf` for zeros, `inf` for `inf`, and NaN for all else.
+#[inline(always)]
+fn with_limits(x: f64, y: f64) -> f64 {
+    let finite = select(x == f64::INFINITY, x, y);
+    let real = select(x > 0.0, finite, f64::NAN);
+    select(x == 0.0, f64::NEG_INFINITY, real)
+}
+
+/// Returns `ln(1 + x)` without cancellation near 0: `-inf` at -1, NaN below.
+#[inline(always)]
+pub fn ln_1p_f64(x: f64) -> f64 {
+    let finite = select(x == f64::INFINITY, x, ln_1p_sum(x, 0.0));
+    let real = select(x > -1.0, finite, f64::NAN);
+    let y = select(x == -1.0, f64::NEG_INFINITY, real);
+    select(x == 0.0, x, y)
+}
+
+/// Returns `ln(1 + u + rest)` for `u` above -1 and finite, and a `rest` that is much smaller.
+#[inline(always)]
+pub(super) fn ln_1p_sum(u: f64, rest: f64) -> f64 {
+    let (w, w_rest) = two_sum(1.0, u);
+    let (e, f) = split_f64(w);
+    let near: bool = e == 0.0;
+    ln_join(e, select(near, u, f), select(near, rest, (w_rest + rest) / w))
+}
+
+/// Returns `ln(w + rest)` for a positive, normal and finite `w` and a `rest` that is much smaller.
+#[inline(always)]
+pub(super) fn ln_sum(w: f64, rest: f64, shift: f64) -> f64 {
+    let (e, f) = split_f64(w);
+    ln_join(e + shift, f, rest / w)
+}
+
+/// Returns `e ln 2 + ln(1 + f) + rest`.
+#[inline(always)]
+fn ln_join(e: f64, f: f64, rest: f64) -> f64 {
+    let s = f / (2.0 + f);
+    let half_square = 0.5 * f * f;
+    let tail = fma(s, polynomial_f64(s, half_square), fma(e, 1.9082149292705877e-10, rest));
+    fma(e, 6.931471803691238e-1, f - (half_square - tail))
+}
+
+/// Returns `ln(1 + f)` as a sum of two numbers, for the `f` of a split argument.
+#[inline(always)]
+fn ln_1p_pair(f: f64) -> (f64, f64) {
+    let s = f / (2.0 + f);
+    let (half_square, rest) = two_product(0.5 * f, f);
+    let (h, l) = fast_two_sum(f, -half_square);
+    (h, l + fma(s, polynomial_f64(s, half_square), -rest))
+}
+
+/// Returns `ln x` as a sum of two numbers, for a positive finite `x`.
+#[inline(always)]
+pub(super) fn ln_pair(x: f64) -> (f64, f64) {
+    let tiny: bool = x < 2.2250738585072014e-308;
+    let (e, f) = split_f64(select(tiny, x * 18014398509481984.0, x));
+    let n = e + select(tiny, -54.0, 0.0);
+    let (h, l) = ln_1p_pair(f);
+    let (sum, rest) = two_sum(n * 6.931471803691238e-1, h);
+    (sum, rest + fma(n, 1.9082149292705877e-10, l))
+}
