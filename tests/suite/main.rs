@@ -31,7 +31,6 @@ mod gradients;
 mod house;
 mod layers;
 mod models;
-mod nvrtc;
 mod operator_table;
 mod optim;
 mod own_ops;
