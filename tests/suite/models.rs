@@ -60,6 +60,43 @@ fn a_mixture_of_experts_with_a_capacity_has_one_loss_curve() {
     one_curve(Model::Moe(Some(0.8)), &["ep=2", "ep=2,fsdp=2", "dp=2,ep=3"]);
 }
 
+/// The layer's result, computed token by token in f64. Sums have at most 22 terms of f32, each rounded by 2^-24.
+#[test]
+fn a_mixture_of_experts_by_definition() {
+    let run = |rank: Rank| {
+        let mesh = DeviceMesh::new(&rank, &[])?;
+        let mut params = Params::new(&mesh, Plan::default(), 3)?;
+        let moe = Moe::new(params.root().child("moe"), moe_config(None, HIDDEN), (INIT, INIT))?;
+        let x = Tensor::from_vec((0..10 * WIDTH).map(|i| (i as f32 * 0.37).sin()).collect(), [2, 5, WIDTH])?;
+        let y = DTensor::distribute(&mesh, &x, Layout::replicated(0))?;
+        let y = moe.forward(&Forward::eval(&params), &y)?.full_tensor()?.to_f64_vec();
+        let of = |path: &str| params.value(params.find(path).expect("declared")).full_tensor();
+        let of = |path: &str| of(path).expect("on one rank").to_f64_vec();
+        let (router, gate) = (of("moe.router.weight"), of("moe.experts.gate"));
+        let (up, down) = (of("moe.experts.up"), of("moe.experts.down"));
+        for (x, y) in x.to_f64_vec().chunks(WIDTH).zip(y.chunks(WIDTH)) {
+            let dot = |w: &dyn Fn(usize) -> f64| (0..WIDTH).map(|d| x[d] * w(d)).sum::<f64>();
+            let mut logits: Vec<(usize, f64)> =
+                (0..4).map(|e| (e, dot(&|d| router[e * WIDTH + d]))).collect();
+            logits.sort_by(|a, b| b.1.total_cmp(&a.1));
+            let sum: f64 = logits[..2].iter().map(|l| l.1.exp()).sum();
+            let mut want = [0.0; WIDTH];
+            for (e, logit) in &logits[..2] {
+                for h in 0..HIDDEN {
+                    let column = |w: &[f64]| dot(&|d| w[(e * WIDTH + d) * HIDDEN + h]);
+                    let (gate, up) = (column(&gate), column(&up));
+                    let hidden = logit.exp() / sum * gate / (1.0 + (-gate).exp()) * up;
+                    (0..WIDTH).for_each(|d| want[d] += hidden * down[(e * HIDDEN + h) * WIDTH + d]);
+                }
+            }
+            let near = |(y, want): (&f64, &f64)| (y - want).abs() < 1e-5 * (1.0 + want.abs());
+            assert!(y.iter().zip(&want).all(near), "{y:?} instead of {want:?}");
+        }
+        Ok(())
+    };
+    spmd(1, run).unwrap();
+}
+
 /// Expert parallelism exchanges rows of tokens, not weights: a rank receives no expert of another rank.
 #[test]
 fn experts_stay_on_their_ranks() {
