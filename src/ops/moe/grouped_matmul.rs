@@ -17,8 +17,8 @@ use crate::tensor::{Shape, Tensor, cpu, cuda};
 /// expert 0, the next to expert 1, as many as `sizes` says. Applied by
 /// [`DTensor::grouped_matmul`](crate::dtensor::DTensor::grouped_matmul).
 ///
-/// Operands have one floating-point dtype. If the experts are sharded, each rank fills in the rows of its experts, which
-/// gives a partial sum.
+/// Operands have one floating-point dtype. If the experts are sharded, each rank fills in the rows of its experts,
+/// which gives a partial sum.
 ///
 /// ```
 /// use isoshard::{ops::{GroupSizes, GroupedMatmul, Unkeyed, eval_whole}, tensor::Tensor};
@@ -52,8 +52,8 @@ impl Op for GroupedMatmul {
         Ok(smallvec![Meta { dtype: x.dtype, shape }])
     }
 
-    /// If the experts are sharded, each rank fills in the rows of its experts. The tree of a sharded contraction does not
-    /// know such parts, so no other axis may shard `k`.
+    /// If the experts are sharded, each rank fills in the rows of its experts. The tree of a sharded contraction does
+    /// not know such parts, so no other axis may shard `k`.
     fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
         use AxisPlacement::{R, S};
         let last = ins[0].shape.len() - 1;
