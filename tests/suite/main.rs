@@ -9,13 +9,17 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod attention;
 mod bridge;
 mod comm;
 mod cost;
 mod cuda_attention;
 mod cuda_attention_fast;
+mod cuda_attention_masks;
 mod cuda_create;
+mod cuda_experts;
 mod cuda_gemm;
+mod cuda_index;
 mod cuda_losses;
 mod cuda_pointwise;
 mod cuda_reduce;
@@ -30,8 +34,10 @@ mod faults_mesh;
 mod functions;
 mod gradients;
 mod house;
+mod index_maps;
 mod layers;
 mod losses;
+mod models;
 mod operator_table;
 mod optim;
 mod own_ops;

@@ -215,6 +215,41 @@ fn means_and_norms_of_a_partial_sum_come_after_the_sum() {
     });
 }
 
+/// 172350: each rank wrote its shard of the values into its shard of the tensor by global indices, which wrote rows to
+/// other ranks' places.
+#[test]
+fn values_are_written_to_global_indices() {
+    for (tensor, index, values) in
+        [("(S0)", "(R)", "(S0)"), ("(S1)", "(S0)", "(R)"), ("(S0)", "(S0)", "(S0)")]
+    {
+        on(4, "a=4", move |mesh| {
+            let zeros = put(mesh, &[4, 4], tensor)?.mul_scalar(0.0)?;
+            let order = Tensor::from_vec(vec![0i64, 1, 2, 3], [4])?;
+            let order = DTensor::distribute(mesh, &order, index.parse::<Layout>()?)?;
+            let values = put(mesh, &[4], values)?.add_scalar(1.0)?;
+            let diagonal = values.diag_embed(0)?.full_tensor()?;
+            for accumulate in [false, true] {
+                same(&zeros.index_put(&[&order, &order], &values, accumulate)?, &diagonal);
+            }
+            assert_eq!(diagonal.to_f64_vec().iter().sum::<f64>(), 10.0);
+            same(&zeros.index_put(&[&order], &zeros, false)?, &zeros.full_tensor()?);
+            // An index outside its own dim is refused, although the joined index is inside the tensor.
+            let near = order.redistribute(Layout::replicated(1))?;
+            let far = DTensor::distribute(
+                mesh,
+                &Tensor::from_vec(vec![0i64, 1, 2, 4], [4])?,
+                Layout::replicated(1),
+            )?;
+            let error = zeros.index_put(&[&near, &far], &values, false).expect_err("4 is outside dim 1");
+            assert!(
+                error.to_string().starts_with("linear_index: an index leaves dim 1; got index 4"),
+                "{error}"
+            );
+            Ok(())
+        });
+    }
+}
+
 /// 189945: five rows on four ranks leave the last rank without any, and it answered for the others.
 #[test]
 fn an_empty_last_shard_takes_part() {

@@ -128,6 +128,7 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "float_test.cu"
     "first_index.cu"
     "flip.cu"
+    "float_test.cu"
     "fold.cu"
     "gamma.cu"
     "gather.cu"
