@@ -191,8 +191,12 @@ pub use record::{
 };
 pub(crate) use record::{arity, has_unkeyed, meta_results, run};
 pub use reduce::argmax::Argmax;
+pub use reduce::first_index::FirstIndex;
+pub use reduce::inverse_power_of_two::InversePowerOfTwo;
 pub use reduce::max::{Max, MaxOrMin};
 pub use reduce::min::Min;
+pub use reduce::prod::Prod;
+pub use reduce::prod::grad::ProdGrad;
 pub use reduce::sum::{Sum, SumIn, WideSum};
 pub use reduce::terms::{SumTerm, TermSum};
 pub use rotary::Rotary;

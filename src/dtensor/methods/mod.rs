@@ -6,6 +6,7 @@
 mod activations;
 mod attention;
 mod attention_options;
+mod binary_losses;
 mod create;
 mod element_losses;
 mod foreach;
@@ -24,8 +25,10 @@ mod reduce;
 mod rotary;
 mod sampling;
 mod shape;
+mod statistics;
 
 pub use attention_options::AttentionOptions;
+pub use binary_losses::BinaryLossOptions;
 pub use group_norm::BatchStatistics;
 pub use loss_reduction::LossReduction;
 pub use losses::CrossEntropyOptions;
