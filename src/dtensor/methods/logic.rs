@@ -275,8 +275,8 @@ impl DTensor {
 
     /// Replaces the elements at which `mask`, a bool tensor, is true by a number. Shapes broadcast.
     ///
-    /// If the number is 0 and the mask is replicated, a `Partial` tensor stays partial; with another number it is reduced
-    /// first.
+    /// If the number is 0 and the mask is replicated, a `Partial` tensor stays partial; with another number it is
+    /// reduced first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -306,8 +306,8 @@ impl DTensor {
         mask.select(&self.number(verb, value)?, &x)
     }
 
-    /// Replaces NaN by `nan`, and infinities by `highest` and `lowest`: by the largest and the smallest finite number of the
-    /// dtype if these are `None`.
+    /// Replaces NaN by `nan`, and infinities by `highest` and `lowest`: by the largest and the smallest finite number
+    /// of the dtype if these are `None`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -339,8 +339,8 @@ impl DTensor {
         y.masked_fill(&self.eq_scalar(f64::NEG_INFINITY)?, lowest.unwrap_or(-largest))
     }
 
-    /// Limits elements to the interval from `min` to `max`; if `min` is larger, every element becomes `max`. NaN stays NaN.
-    /// Partial maxima and minima stay partial. The gradient is 0 outside of the interval. [`DTensor::maximum`] and
+    /// Limits elements to the interval from `min` to `max`; if `min` is larger, every element becomes `max`. NaN stays
+    /// NaN. Partial maxima and minima stay partial. The gradient is 0 outside of the interval. [`DTensor::maximum`] and
     /// [`DTensor::minimum`] take tensors as bounds.
     ///
     /// ```
@@ -418,7 +418,8 @@ impl DTensor {
         self.div(&self.number("div_scalar", divisor.into())?)
     }
 
-    /// Interpolates towards `end` by one weight for all elements, as [`DTensor::lerp`]: 0 gives this tensor, 1 gives `end`.
+    /// Interpolates towards `end` by one weight for all elements, as [`DTensor::lerp`]: 0 gives this tensor, 1 gives
+    /// `end`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
