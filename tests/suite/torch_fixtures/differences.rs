@@ -250,7 +250,7 @@ pub const DIFFERENCES: &[Difference] = &[
         here: REFUSES,
         torch: "the sum",
         reason: "sums of integers are i64: cast first",
-        condition: |f| true,
+        condition: |_| true,
     },
     Difference {
         operators: &["digamma"],
@@ -259,7 +259,7 @@ pub const DIFFERENCES: &[Difference] = &[
         here: REFUSES,
         torch: "trigamma",
         reason: "trigamma is not built",
-        condition: |f| true,
+        condition: |_| true,
     },
     Difference {
         operators: &["pow_scalar"],
