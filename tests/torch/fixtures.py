@@ -343,7 +343,7 @@ def reductions():
         case("instance_norm", lambda x, w, b: F.instance_norm(x, weight=w, bias=b, eps=1e-5), [x, w, b], [1e-5])
         case("batch_norm", lambda x, w, b: F.batch_norm(x, None, None, w, b, True, 0.1, 1e-5), [x, w, b], [1e-5])
         case("layer_norm_plain", lambda x: F.layer_norm(x, (5,), eps=1e-5), [x], [1e-5])
-    case("weight_norm", lambda v, g: torch._weight_norm(v, g, 0), [normal(5, 7), normal(5, 1)], [0])
+    case("weight_norm", lambda v, g: torch._weight_norm(v, g[:, None], 0), [normal(5, 7), normal(5)], [0])
 
 
 def shapes():
@@ -434,7 +434,7 @@ def attention():
     mask[:, 0] = True
     sdpa = F.scaled_dot_product_attention
     case("attention_bidirectional", lambda q, k, v: sdpa(q, k, v, scale=0.5), [q, normal(2, 3, 5, 4), normal(2, 3, 5, 4)], [0.5])
-    case("attention_mask", lambda q, k, v, m: sdpa(q, k, v, attn_mask=m, scale=0.5), [q, k, v, mask], [0.5])
+    case("attention_mask", lambda q, k, v, m: sdpa(q, k, v, attn_mask=m, scale=0.5), [q, k, v, mask[None, None]], [0.5])
     case("attention_bias", lambda q, k, v, b: sdpa(q, k, v, attn_mask=b, scale=0.5), [q, k, v, normal(2, 3, 7, 7)], [0.5])
     row = torch.arange(7)
     near = (row[:, None] - row[None, :]).clamp(0, 2) == row[:, None] - row[None, :]

@@ -39,11 +39,14 @@ impl Difference {
             (Part::Results, Compared::Result(_)) | (Part::Gradients, Compared::Gradient(_)) => true,
             _ => false,
         };
-        part && found.error.is_none()
+        part && found.error.is_some() == (self.here == REFUSES)
             && self.operators.contains(&found.case.op.as_str())
             && (self.condition)(found)
     }
 }
+
+/// The text of a difference that is an error here.
+const REFUSES: &str = "refuses";
 
 /// The page's table.
 pub const DIFFERENCES: &[Difference] = &[
@@ -102,7 +105,7 @@ pub const DIFFERENCES: &[Difference] = &[
         condition: |f| f.x(0) == 0.0 || f.x(0).is_nan(),
     },
     Difference {
-        operators: &["gelu", "gelu_tanh", "silu"],
+        operators: &["gelu", "gelu_tanh", "silu", "mish"],
         of: Part::Results,
         when: "x is infinite or overflows within",
         here: "the limit: x, or -0",
@@ -185,5 +188,131 @@ pub const DIFFERENCES: &[Difference] = &[
         torch: "off by 41 ulp of 1",
         reason: "PyTorch subtracts two numbers near 1",
         condition: |f| f.dtype == DType::F64 && f.x(0) == 7.0,
+    },
+    Difference {
+        operators: &["max", "min"],
+        of: Part::Gradients,
+        when: "a NaN is reduced",
+        here: "the NaN elements share the incoming gradient, and the others get 0",
+        torch: "NaN for all elements",
+        reason: "the gradient goes to the elements that the result comes from",
+        condition: |f| f.torch.is_nan(),
+    },
+    Difference {
+        operators: &["elu"],
+        of: Part::Gradients,
+        when: "x is NaN",
+        here: "NaN",
+        torch: "a number",
+        reason: "NaN is not hidden",
+        condition: |f| f.x(0).is_nan(),
+    },
+    Difference {
+        operators: &["div"],
+        of: Part::Gradients,
+        when: "x / y² overflows, although its product with the incoming gradient does not",
+        here: "the product",
+        torch: "inf",
+        reason: "x / y is multiplied by the gradient first, so that a gradient of 0 stays 0",
+        condition: |f| f.torch.is_infinite() && f.here.is_finite(),
+    },
+    Difference {
+        operators: &["pow"],
+        of: Part::Gradients,
+        when: "x is 0, or an operand is special",
+        here: "0",
+        torch: "-inf or NaN",
+        reason: "the limit, where one exists",
+        condition: |f| !(f.x(0) > 1e-3 && f.x(0) < 1e3 && f.x(1).abs() < 1e3),
+    },
+    Difference {
+        operators: &["rsqrt"],
+        of: Part::Gradients,
+        when: "the dtype is f16 and y^3 overflows",
+        here: "inf",
+        torch: "a finite number",
+        reason: "a step of the derivative is rounded to f16",
+        condition: |f| f.dtype == DType::F16,
+    },
+    Difference {
+        operators: &["mean_all"],
+        of: Part::Results,
+        when: "the sum overflows f16",
+        here: "inf",
+        torch: "the mean",
+        reason: "a defect: the sum is rounded to f16 before it is scaled",
+        condition: |f| f.dtype == DType::F16 && f.here.is_infinite(),
+    },
+    Difference {
+        operators: &["scatter_add"],
+        of: Part::Results,
+        when: "the elements are integers",
+        here: REFUSES,
+        torch: "the sum",
+        reason: "sums of integers are i64: cast first",
+        condition: |_| true,
+    },
+    Difference {
+        operators: &["digamma"],
+        of: Part::Gradients,
+        when: "always",
+        here: REFUSES,
+        torch: "trigamma",
+        reason: "trigamma is not built",
+        condition: |_| true,
+    },
+    Difference {
+        operators: &["pow_scalar"],
+        of: Part::Gradients,
+        when: "the exponent is 0",
+        here: REFUSES,
+        torch: "0",
+        reason: "x^0 does not depend on x",
+        condition: |f| f.number(0) == 0.0,
+    },
+    Difference {
+        operators: &["lgamma"],
+        of: Part::Results,
+        when: "x is -inf",
+        here: "NaN",
+        torch: "inf",
+        reason: "the poles towards -inf have no limit",
+        condition: |f| f.x(0) == f64::NEG_INFINITY,
+    },
+    Difference {
+        operators: &["acosh"],
+        of: Part::Gradients,
+        when: "x is -1",
+        here: "-inf",
+        torch: "inf",
+        reason: "the function is not defined there",
+        condition: |f| f.x(0) == -1.0,
+    },
+    Difference {
+        operators: &["atan2"],
+        of: Part::Gradients,
+        when: "x² + y² is 0 or underflows",
+        here: "NaN or an infinity",
+        torch: "0",
+        reason: "the gradient does not exist at the origin",
+        condition: |f| f.x(0).abs() < 1e-30 && f.x(1).abs() < 1e-30,
+    },
+    Difference {
+        operators: &["log10"],
+        of: Part::Gradients,
+        when: "x is subnormal",
+        here: "an infinity",
+        torch: "a finite number",
+        reason: "a step of the derivative overflows",
+        condition: |f| f.x(0).abs() < 1e-4,
+    },
+    Difference {
+        operators: &["logit"],
+        of: Part::Gradients,
+        when: "x is not in (0, 1)",
+        here: "the formula's value, or an infinity of the other sign",
+        torch: "NaN, or an infinity",
+        reason: "the result is NaN or infinite already",
+        condition: |f| !(f.x(0) > 0.0 && f.x(0) < 1.0),
     },
 ];

@@ -92,15 +92,15 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     erfc |x, _| near_one(2.0), near_one(4.0), x[0].erfc();
     expm1 |x, _| near_one(2.0), near_one(4.0), x[0].expm1();
     exp2 |x, _| near_one(2.0), near_one(4.0), x[0].exp2();
-    lgamma |x, _| near_one(2.0), near_one(4.0), x[0].lgamma();
-    digamma |x, _| near_one(2.0), near_one(4.0), x[0].digamma();
+    lgamma |x, _| near_one(2.0), near_one(20.0), x[0].lgamma();
+    digamma |x, _| near_one(12.0), near_one(4.0), x[0].digamma();
     log1p |x, _| near_one(2.0), near_one(4.0), x[0].log1p();
     log2 |x, _| near_one(2.0), near_one(4.0), x[0].log2();
     log10 |x, _| near_one(2.0), near_one(4.0), x[0].log10();
-    acosh |x, _| near_one(2.0), near_one(4.0), x[0].acosh();
-    asin |x, _| near_one(2.0), near_one(4.0), x[0].asin();
-    acos |x, _| near_one(2.0), near_one(4.0), x[0].acos();
-    atanh |x, _| near_one(2.0), near_one(4.0), x[0].atanh();
+    acosh |x, _| near_one(2.0), near_one(20.0), x[0].acosh();
+    asin |x, _| near_one(2.0), near_one(20.0), x[0].asin();
+    acos |x, _| near_one(2.0), near_one(20.0), x[0].acos();
+    atanh |x, _| near_one(2.0), near_one(20.0), x[0].atanh();
     erfinv |x, _| near_one(2.0), near_one(4.0), x[0].erfinv();
     softplus |x, _| near_one(2.0), near_one(4.0), x[0].softplus();
     mish |x, _| near_one(2.0), near_one(4.0), x[0].mish();
@@ -114,6 +114,15 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     max |x, a| EQUAL, EQUAL, x[0].max(&[integer(a, 0)], false);
     min |x, a| EQUAL, EQUAL, x[0].min(&[integer(a, 0)], false);
     argmax |x, a| EQUAL, EQUAL, x[0].argmax(integer(a, 0));
+    argmin |x, a| EQUAL, EQUAL, x[0].argmin(integer(a, 0));
+    prod |x, a| sums(4.0), sums(8.0), x[0].prod(&[integer(a, 0)], false);
+    var |x, a| sums(4.0), sums(8.0), x[0].var(&[integer(a, 0)], count(a, 1), false);
+    std |x, a| sums(4.0), sums(8.0), x[0].std(&[integer(a, 0)], count(a, 1), false);
+    logsumexp |x, a| sums(4.0), sums(4.0), x[0].logsumexp(&[integer(a, 0)], false);
+    norm |x, a| sums(4.0), sums(8.0), x[0].norm(number(a, 1), &[integer(a, 0)], false);
+    any |x, a| EQUAL, EQUAL, x[0].any(&[integer(a, 0)], false);
+    all |x, a| EQUAL, EQUAL, x[0].all(&[integer(a, 0)], false);
+    count_nonzero |x, a| EQUAL, EQUAL, x[0].count_nonzero(&[integer(a, 0)], false);
     softmax |x, a| sums(2.0), sums(4.0), x[0].softmax(integer(a, 0));
     log_softmax |x, a| near_one(4.0), sums(4.0), x[0].log_softmax(integer(a, 0));
     sum_all |x, _| sums(4.0), EQUAL, x[0].sum_all();
@@ -207,7 +216,7 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     l1_loss |x, a| sums(4.0), sums(4.0), x[0].l1_loss(&x[1], reduction(a, 0));
     huber_loss |x, a| sums(4.0), sums(4.0), x[0].huber_loss(&x[1], number(a, 0), reduction(a, 1));
     smooth_l1_loss |x, a| sums(4.0), sums(4.0), x[0].smooth_l1_loss(&x[1], number(a, 0), reduction(a, 1));
-    kl_div_loss |x, a| sums(4.0), sums(8.0), x[0].kl_div_loss(&x[1], false, reduction(a, 0));
+    kl_div_loss |x, a| sums(16.0), sums(8.0), x[0].kl_div_loss(&x[1], false, reduction(a, 0));
     cosine_similarity |x, a| sums(4.0), sums(8.0), x[0].cosine_similarity(&x[1], integer(a, 0), number(a, 1));
     cosine_embedding_loss |x, a| sums(4.0), sums(8.0),
         x[0].cosine_embedding_loss(&x[1], &x[2], number(a, 0), LossReduction::Mean);
