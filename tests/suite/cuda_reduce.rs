@@ -108,6 +108,76 @@ fn reductions_of_rows_and_columns() {
 }
 
 #[test]
+fn sums_of_terms_and_wide_sums_at_every_length() {
+    let Some(device) = shim::device() else { return };
+    let terms = [
+        SumTerm::Deviation,
+        SumTerm::SquaredDeviation,
+        SumTerm::ExpDifference,
+        SumTerm::Power(Bits(3.0)),
+        SumTerm::Power(Bits(0.7)),
+    ];
+    for dtype in FLOATS {
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        for n in LENGTHS {
+            for (shape, list) in [(&[3, n][..], &[1][..]), (&[n, 5], &[0]), (&[n, 2], &[0, 1]), (&[n], &[])] {
+                let x = ordinary(dtype, &shape.into(), 1);
+                let kept: Vec<usize> =
+                    (0..shape.len()).map(|d| if list.contains(&d) { 1 } else { shape[d] }).collect();
+                for term in terms {
+                    let with = ordinary(wide, &kept[..].into(), 2);
+                    let op = TermSum { term, dims: dims(list) };
+                    compare(&op, device, &[x.clone(), with]);
+                }
+                let op = TermSum { term: SumTerm::Power(Bits(2.0)), dims: dims(list) };
+                compare(&op, device, &[x.clone(), ordinary(DType::F64, &kept[..].into(), 3)]);
+                compare(&WideSum { dims: dims(list), keep: true }, device, &[x]);
+            }
+        }
+    }
+    for dtype in [DType::U8, DType::I32, DType::Bool] {
+        for n in LENGTHS {
+            let x = common::small_ints(dtype, &[n, 3].into(), 4);
+            compare(&Sum { dims: dims(&[0]), keep: false }, device, from_ref(&x));
+            compare(&Sum { dims: dims(&[0, 1]), keep: true }, device, &[x]);
+        }
+    }
+}
+
+#[test]
+fn products_and_first_indices_of_every_dtype() {
+    let Some(device) = shim::device() else { return };
+    for dtype in NUMBERS {
+        for n in [1, 2, 31, 33, 65, 300] {
+            let x = number(dtype, &[3, n, 2].into(), 1);
+            for list in [&[1][..], &[0, 1], &[0, 2], &[]] {
+                compare(&Prod { dims: dims(list), keep: false }, device, from_ref(&x));
+                if dtype.is_float() {
+                    let kept: Vec<usize> =
+                        (0..3).map(|d| if list.contains(&d) { 1 } else { x.shape()[d] }).collect();
+                    compare(
+                        &ProdGrad { dims: dims(list) },
+                        device,
+                        &[ordinary(dtype, &kept[..].into(), 2), x.clone()],
+                    );
+                }
+            }
+            for dim in 0..3 {
+                let max = Max { dims: dims(&[dim]), keep: true };
+                let max = eval_whole(&max, from_ref(&x)).unwrap().remove(0);
+                compare(&FirstIndex { dim }, device, &[x.clone(), max]);
+            }
+            let rows = number(dtype, &[7, n].into(), 3);
+            let first = rows.narrow(1, n / 2, 1).unwrap();
+            compare(&FirstIndex { dim: 1 }, device, &[rows, first]);
+        }
+    }
+    let nan = Tensor::from_vec(vec![1.0f32, f32::NAN, -0.0, f32::NAN], [2, 2]).unwrap();
+    let of = Tensor::from_vec(vec![f32::NAN, 0.0], [2, 1]).unwrap();
+    compare(&FirstIndex { dim: 1 }, device, &[nan, of]);
+}
+
+#[test]
 fn reductions_over_any_dims_of_any_view() {
     let Some(device) = shim::device() else { return };
     for dtype in [DType::F32, DType::BF16, DType::I32] {
