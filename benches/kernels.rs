@@ -7,8 +7,14 @@
 use std::time::Instant;
 
 use isoshard::Result;
+use isoshard::comm::{Rank, spmd};
+use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::ops::cpu::{self as ops, CpuAttention};
-use isoshard::ops::{Gather, ScatterAdd, Sort, TopK, eval_whole};
+use isoshard::ops::{
+    Bits, Clamp, FloatTest, FloatTestKind, Floor, Gather, Hardswish, Lerp, Op, Remainder, ScatterAdd,
+    ScoreOperands, ScoreRule, Sort, TopK, eval_whole,
+};
+use isoshard::placement::Layout;
 use isoshard::tensor::cpu::{
     self, Constants, Function, Gemm, Isa, Loops, MatMut, MatRef, Num, NumFunction, Real, UnaryF,
 };
@@ -20,6 +26,7 @@ fn main() -> Result<()> {
     let bench = Bench { json, filter: args.into_iter().find(|a| !a.starts_with("--")).unwrap_or_default() };
     elementwise(&bench)?;
     reductions(&bench)?;
+    statistics(&bench)?;
     rows(&bench)?;
     ordering(&bench)?;
     by_index(&bench)?;
@@ -28,6 +35,7 @@ fn main() -> Result<()> {
 }
 
 /// Runs the cases whose names contain `filter`.
+#[derive(Clone)]
 struct Bench {
     json: bool,
     filter: String,
@@ -127,6 +135,14 @@ fn elementwise(bench: &Bench) -> Result<()> {
     bench.case("gelu tanh", "GB/s", 2.0 * bytes, || fresh("gelu", &Loops::floats::<TanhGelu, 1>(), [&x]));
     let half = cpu::cast(&x, DType::BF16)?;
     bench.case("gelu bf16", "GB/s", bytes, || fresh("gelu", &Loops::floats::<Gelu, 1>(), [&half]));
+    let op = |op: &dyn Op, ins: &[&Tensor]| eval_whole(op, &ins.iter().copied().cloned().collect::<Vec<_>>());
+    bench.case("floor", "GB/s", 2.0 * bytes, || op(&Floor, &[&x]));
+    bench.case("remainder", "GB/s", 3.0 * bytes, || op(&Remainder, &[&x, &y]));
+    let clamp = Clamp { min: Bits(-0.5), max: Bits(0.5), open: false };
+    bench.case("clamp", "GB/s", 2.0 * bytes, || op(&clamp, &[&x]));
+    bench.case("hardswish", "GB/s", 2.0 * bytes, || op(&Hardswish, &[&x]));
+    bench.case("lerp scalar", "GB/s", 3.0 * bytes, || op(&Lerp, &[&x, &y, &scalar]));
+    bench.case("isfinite", "GB/s", 1.25 * bytes, || op(&FloatTest { kind: FloatTestKind::Finite }, &[&x]));
     bench.case("cast f32 to bf16", "GB/s", 1.5 * bytes, || cpu::cast(&x, DType::BF16));
     let (small_x, small_y) = (noise([64]), noise([64]));
     let thousand = || (0..1000).try_for_each(|_| fresh("add", &ADD, [&small_x, &small_y]).map(drop));
@@ -147,6 +163,32 @@ fn reductions(bench: &Bench) -> Result<()> {
     let max = || cpu::reduce("max", &x, &[1], ReduceOp::Max, false);
     bench.case("max dim 1", "GB/s", x.len_bytes() as f64, max);
     Ok(())
+}
+
+/// Statistics along both dims on a single rank; benches/torch/reductions.py has the same cases.
+fn statistics(bench: &Bench) -> Result<()> {
+    type Statistic = fn(&DTensor, &[isize]) -> Result<DTensor>;
+    let all: [(&str, Statistic); 4] = [
+        ("logsumexp", |x, d| x.logsumexp(d, false)),
+        ("var", |x, d| x.var(d, 1, false)),
+        ("norm", |x, d| x.norm(2.0, d, false)),
+        ("argmin", |x, d| x.argmin(d[0])),
+    ];
+    let bench = bench.clone();
+    let run = move |rank: Rank| {
+        let mesh = DeviceMesh::new(&rank, &[])?;
+        for rows in [1024, 4096] {
+            let x = DTensor::distribute(&mesh, &noise([rows, 1024]), Layout::replicated(0))?;
+            for (name, statistic) in all {
+                for dim in [1, 0] {
+                    let case = format!("{name} dim {dim} {rows} x 1024");
+                    bench.case(&case, "GB/s", (rows * 4096) as f64, || statistic(&x, &[dim]));
+                }
+            }
+        }
+        Ok(())
+    };
+    spmd(1, run).map(drop)
 }
 
 fn rows(bench: &Bench) -> Result<()> {
@@ -363,17 +405,38 @@ fn products(bench: &Bench) -> Result<()> {
 }
 
 fn attention(bench: &Bench) -> Result<()> {
-    for (b, h, t, d) in [(12, 4, 64, 32), (4, 6, 256, 64)] {
+    for (b, h, t, d) in [(12, 4, 64, 32), (4, 6, 256, 64), (1, 8, 1024, 64), (1, 2, 4096, 64)] {
         let [q, k, v] = [(); 3].map(|()| noise([b, t, h, d]).transpose(1, 2));
         let (q, k, v) = (q?, k?, v?);
-        let attention = CpuAttention::causal("attention", 0, 1.0 / (d as f64).sqrt());
-        let (o, lse) = attention.forward(&q, &k, &v)?;
+        let causal = CpuAttention::causal("attention", 0, 1.0 / (d as f64).sqrt());
+        // Every third of the last eighth of the keys is padding.
+        let mask = (0..b * t).map(|i| i % t < t - t / 8 || i % 3 > 0).collect();
+        let mask = Tensor::from_vec::<bool>(mask, [b, 1, 1, t])?;
+        let bias = noise([1, h, t, t]);
+        let all = ScoreRule::BIDIRECTIONAL;
+        let of = |name: &str, rule: ScoreRule, pairs: f64| -> Result<()> {
+            let operands = ScoreOperands {
+                mask: rule.mask.then_some(&mask),
+                bias: rule.bias.then_some(&bias),
+                documents: None,
+            };
+            let attention = CpuAttention { rule, operands, ..causal };
+            let (o, lse) = attention.forward(&q, &k, &v)?;
+            let flops = 4.0 * (b * h * d) as f64 * pairs;
+            let forward = || attention.forward(&q, &k, &v);
+            bench.case(&format!("attention {b}x{h}x{t}x{d}{name}"), "GFLOP/s", flops, forward);
+            let backward = || attention.backward([&q, &k, &v], (&o, &lse), &o);
+            bench.case(&format!("attention {b}x{h}x{t}x{d}{name} back"), "GFLOP/s", 2.5 * flops, backward);
+            Ok(())
+        };
+        let square = (t * t) as f64;
         // A causal mask leaves half of two products of t x t x d.
-        let flops = 2.0 * (b * h * t * t * d) as f64;
-        let forward = || attention.forward(&q, &k, &v);
-        bench.case(&format!("attention {b}x{h}x{t}x{d}"), "GFLOP/s", flops, forward);
-        let backward = || attention.backward([&q, &k, &v], (&o, &lse), &o);
-        bench.case(&format!("attention {b}x{h}x{t}x{d} back"), "GFLOP/s", 2.5 * flops, backward);
+        of("", ScoreRule::CAUSAL, square / 2.0)?;
+        of(" all", all, square)?;
+        of(" mask", ScoreRule { mask: true, ..all }, square)?;
+        of(" bias", ScoreRule { bias: true, ..all }, square)?;
+        let window = ScoreRule { before: Some(t / 8 - 1), ..ScoreRule::CAUSAL };
+        of(" window", window, square / 8.0)?;
     }
     Ok(())
 }

@@ -351,6 +351,45 @@ fn a_view_does_not_cut_one_dim_twice_unseen() {
     }
 }
 
+/// 165962: the maximum, minimum and norm of a tensor that is `Partial(sum)` combined each rank's contributions instead of
+/// the sums.
+#[test]
+fn extremes_and_norms_of_a_partial_sum_are_those_of_the_sum() {
+    for (ranks, mesh) in [(2, "a=2"), (3, "a=3")] {
+        on(ranks, mesh, |mesh| {
+            // Column sums of rows that change sign: no contribution is near the sum.
+            let numbers = |i: usize| if i < 8 { 10.0 + i as f32 } else { -9.0 - (i % 8) as f32 * 2.0 };
+            let whole = Tensor::from_vec((0..16).map(numbers).collect(), [2, 8])?;
+            let x = DTensor::distribute(mesh, &whole, "(S0)".parse()?)?.sum(&[0], false)?;
+            assert_eq!(x.layout().to_string(), "(P(sum))");
+            let sums = x.full_tensor()?.to_vec::<f32>()?;
+            assert_eq!(sums, [1.0, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0]);
+            let item = |y: DTensor| y.full_tensor()?.item();
+            assert_eq!((item(x.max(&[0], false)?)?, item(x.min(&[0], false)?)?), (1.0, -6.0));
+            assert_eq!(item(x.norm(2.0, &[0], false)?)? as f32, 92f32.sqrt());
+            assert_eq!(item(x.norm(1.0, &[0], false)?)?, 22.0);
+            assert_eq!((item(x.argmax(0)?)?, item(x.argmin(0)?)?), (0.0, 7.0));
+            assert_eq!(item(x.var(&[0], 0, false)?)?, 5.25);
+            Ok(())
+        });
+    }
+}
+
+/// 172041: a mean that follows a sum over a sharded dim divided by the local number of elements, or twice.
+#[test]
+fn a_mean_of_a_partial_sum_divides_once_by_the_global_number() {
+    for (ranks, mesh) in [(2, "a=2"), (5, "a=5")] {
+        on(ranks, mesh, |mesh| {
+            let x = put(mesh, &[8, 4], "(S0)")?;
+            let y = x.sum(&[0], false)?.mean(&[0], false)?;
+            assert_eq!(y.full_tensor()?.item()?, 124.0);
+            assert_eq!(x.mean(&[0], false)?.sum_all()?.full_tensor()?.item()?, 62.0);
+            assert_eq!(x.mean_all()?.full_tensor()?.item()?, 15.5);
+            Ok(())
+        });
+    }
+}
+
 fn on(ranks: usize, mesh: &'static str, f: impl Fn(&DeviceMesh) -> Result<()> + Send + Sync + 'static) {
     let run = move |rank: Rank| f(&DeviceMesh::parse(&rank, mesh)?);
     spmd(ranks, run).unwrap_or_else(|e| panic!("on {mesh}: {e}"));
