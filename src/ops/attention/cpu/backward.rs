@@ -34,6 +34,9 @@ impl CpuAttention<'_> {
         let given = BackwardInputs::of(self, [q, k, v], [&o, &grad], &lse, &extra)?;
         let mut out = [(h, tq, d), (groups, keys, d), (groups, keys, dv)]
             .map(|(h, t, d)| Tensor::zeros(T::DTYPE, [b, t, h, d]));
+        if tq == 0 || keys == 0 {
+            return Ok(out);
+        }
         let [dq, dk, dvs] = &mut out;
         let (dq, dk, dvs) = (dq.make_mut::<T>()?, dk.make_mut::<T>()?, dvs.make_mut::<T>()?);
         let leaves = leaves(tq);
