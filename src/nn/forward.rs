@@ -103,6 +103,22 @@ impl<'a> Forward<'a> {
         Self::new(params, None, Some(params.mesh().no_grad()))
     }
 
+    /// Returns true for a pass for evaluation ([`Forward::eval`]). A module that behaves differently in training asks it.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}};
+    /// spmd(1, |rank| {
+    ///     let params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     assert!(Forward::eval(&params).is_eval());
+    ///     assert!(!Forward::train_without_dropout(&params).is_eval());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn is_eval(&self) -> bool {
+        self._no_grad.is_some()
+    }
+
     fn new(
         params: &'a Params,
         generator: Option<RefCell<&'a mut Generator>>,

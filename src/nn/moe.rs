@@ -76,7 +76,7 @@ struct MoeSites {
 }
 
 /// The assignments of tokens to experts.
-struct Routing {
+struct RoutedTokens {
     slot: DTensor,
     counts: DTensor,
     weight: DTensor,
@@ -229,7 +229,7 @@ impl Moe {
     }
 
     /// Chooses the experts and slots of each token.
-    fn route(&self, x: &DTensor, logits: &DTensor) -> Result<Routing> {
+    fn route(&self, x: &DTensor, logits: &DTensor) -> Result<RoutedTokens> {
         let MoeConfig { experts, top_k, capacity_factor, .. } = self.config;
         if !matches!(x.shape().len(), 2 | 3) {
             let rule = "wants tokens [tokens, width] or [batch, tokens, width]";
@@ -240,7 +240,7 @@ impl Moe {
         let capacity =
             capacity_factor.map(|f| (f * (tokens * top_k) as f64 / experts as f64).ceil() as usize);
         let (slot, counts) = expert.expert_slots(experts, capacity)?;
-        Ok(Routing { slot, counts, weight, capacity })
+        Ok(RoutedTokens { slot, counts, weight, capacity })
     }
 
     /// Returns the weighted sum of the results of each token's experts, with the shared expert's result.
@@ -248,10 +248,10 @@ impl Moe {
         &self,
         cx: &Forward,
         x: &DTensor,
-        routing: &Routing,
+        routing: &RoutedTokens,
         sizes: Option<&GroupSizes>,
     ) -> Result<DTensor> {
-        let Routing { slot, counts, weight, capacity } = routing;
+        let RoutedTokens { slot, counts, weight, capacity } = routing;
         let dims = x.shape().len();
         let y = match capacity {
             Some(capacity) => {

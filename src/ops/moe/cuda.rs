@@ -58,7 +58,7 @@ pub(super) fn permute(x: &Tensor, slot: &Tensor, slots: SlotRange, out: &Shape) 
     let (choices, each) = (x.shape()[2], x.shape()[1] * x.shape()[2]);
     let strides = [x.strides()[0], x.strides()[1], x.strides()[2]];
     let code = FaultCode::PermuteTokens;
-    TokenRows { rows: &x, slot: &slot, slots, strides, each, choices }.run("permute", code, &mut y)?;
+    TokenRowCopy { rows: &x, slot: &slot, slots, strides, each, choices }.run("permute", code, &mut y)?;
     Ok(y)
 }
 
@@ -72,12 +72,16 @@ pub(super) fn unpermute(y: &Tensor, slot: &Tensor, slots: SlotRange, out: &Shape
     let each = slot.shape().iter().rev().take(2).product::<usize>();
     let strides = [y.strides()[0], y.strides()[1], 0];
     let code = FaultCode::UnpermuteTokens;
-    TokenRows { rows: &y, slot: &slot, slots, strides, each, choices: 1 }.run("unpermute", code, &mut x)?;
+    TokenRowCopy { rows: &y, slot: &slot, slots, strides, each, choices: 1 }.run(
+        "unpermute",
+        code,
+        &mut x,
+    )?;
     Ok(x)
 }
 
 /// A copy of rows to or from slots.
-struct TokenRows<'a> {
+struct TokenRowCopy<'a> {
     rows: &'a Tensor,
     slot: &'a Tensor,
     slots: SlotRange,
@@ -89,7 +93,7 @@ struct TokenRows<'a> {
     choices: usize,
 }
 
-impl TokenRows<'_> {
+impl TokenRowCopy<'_> {
     fn run(&self, stem: &'static str, code: FaultCode, out: &mut Tensor) -> Result<()> {
         let (dtype, width) = (self.rows.dtype(), *self.rows.shape().last().expect("rows have a width"));
         if self.slot.numel() * width == 0 || out.numel() == 0 {

@@ -29,8 +29,8 @@ impl Op for PermuteTokens {
         Ok(smallvec![Meta { dtype: x.dtype, shape }])
     }
 
-    /// Rows are only copied, so any partial operand is accepted. If tokens are sharded, each rank fills the slots of its
-    /// tokens, which gives a partial sum; if slots are sharded, each rank fills its own.
+    /// Rows are only copied, so any partial operand is accepted. If tokens are sharded, each rank fills the slots of
+    /// its tokens, which gives a partial sum; if slots are sharded, each rank fills its own.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         use AxisPlacement::{R, S};
         let lead = ins[1].shape.len() - 2;

@@ -13,8 +13,8 @@ use crate::ops::{
 use crate::tensor::{Shape, Tensor};
 
 /// Reads rows by slot: `(y, slot) -> x`, where `y` is `[.., slots, width]`, `slot` (i64) `[.., tokens, choices]`, and
-/// `x[.., t, k, :] = y[.., slot[.., t, k], :]`. A row whose slot is -1 (dropped) is -0. At most one leading dim. Applied
-/// by [`DTensor::unpermute_tokens`](crate::dtensor::DTensor::unpermute_tokens).
+/// `x[.., t, k, :] = y[.., slot[.., t, k], :]`. A row whose slot is -1 (dropped) is -0. At most one leading dim.
+/// Applied by [`DTensor::unpermute_tokens`](crate::dtensor::DTensor::unpermute_tokens).
 ///
 /// If the slots of `y` are sharded, the result is a partial sum.
 ///
@@ -45,8 +45,8 @@ impl Op for UnpermuteTokens {
         Ok(smallvec![Meta { dtype: y.dtype, shape }])
     }
 
-    /// Rows are only copied, so any partial operand is accepted. If the slots of `y` are sharded, each rank fills in the
-    /// rows that it stores, which gives a partial sum.
+    /// Rows are only copied, so any partial operand is accepted. If the slots of `y` are sharded, each rank fills in
+    /// the rows that it stores, which gives a partial sum.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         use AxisPlacement::{R, S};
         let lead = ins[1].shape.len() - 2;
