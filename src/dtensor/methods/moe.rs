@@ -100,7 +100,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses shapes that do not fit, slots of another dtype, and slots that are out of range.
+    /// Refuses shapes that do not fit, slots of another dtype, and slots that are out of range. Two
+    /// equal slots of a batch entry are refused on the CPU; on a CUDA device the slot has either row.
     pub fn permute_tokens(&self, slot: &DTensor, slots: usize) -> Result<DTensor> {
         let (dims, mut shape) = (self.shape().len(), self.shape().to_vec());
         let fits = matches!(dims, 2 | 3) && slot.shape().len() == dims;

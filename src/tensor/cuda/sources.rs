@@ -142,6 +142,7 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "max.cu"
     "min.cu"
     "multinomial.cu"
+    "permute_tokens.cu"
     "poisson.cu"
     "radix.cu"
     "random.cu"
@@ -162,5 +163,4 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "sum.cu"
     "sum_exp.cu"
     "terms.cu"
-    "token_rows.cu"
 };
