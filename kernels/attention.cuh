@@ -34,13 +34,26 @@ struct AttentionCall {
   u64 q[3], k[3], v[3], o[3], grad[3];
   // The draw's extents, and the offset of this part.
   u64 draw_heads, draw_queries, draw_keys, first_batch, first_head, first_query;
+  // The strides of bias and mask, 0 along a dim in which they repeat; those of batch of the documents.
+  u64 bias[4], mask[4], documents[2];
   Draw draw;
-  f64 scale, factor;
+  f64 scale, factor, cap;
   u32 batch, heads, groups, queries, keys, q_start;
   // Dropout: 0 none, 1 by the draw, 2 everything.
   u32 dropout, threshold;
   // The most finished nodes that wait at once: of the longer sum, of a row.
   u32 levels, row_levels;
+  // The keys before and after its own position that a query sees; and what else decides the scores.
+  u32 before, after, extras, unused;
+};
+enum ScoreExtra : u32 { SOFT_CAP = 1, BIAS = 2, MASK = 4, DOCUMENTS = 8 };
+
+// The optional operands of the scores; any pointer if there is none.
+template <class T>
+struct ScoreGiven {
+  const T* bias;
+  const bool* mask;
+  const i64 *of_queries, *of_keys;
 };
 
 // Keeps loops from being unrolled further: the registers are needed for more warps.
@@ -107,6 +120,65 @@ DEVICE Node leaf_of(u32 at, u32 len, u32 leaf) {
   }
   return node;
 }
+
+// The same for a sum over keys, which is split at the largest power of two below its length: leaves are whole, and the
+// tree of a longer sum, restricted to a prefix, is the prefix's.
+DEVICE u32 ones_of(u32 x) {
+  u32 count = 0;
+  for (; x; x &= x - 1) count++;
+  return count;
+}
+DEVICE Node leaf_of_keys(u32 at, u32 len) {
+  u32 leaf = at / LEAF, start = leaf * LEAF, rest = len - start, ones = 0;
+  bool last = rest <= LEAF;
+  for (u32 bits = leaf; bits & 1; bits >>= 1) ones++;
+  return Node{start, last ? rest : (u32)LEAF, last ? ones_of(leaf) : ones, ones_of(leaf)};
+}
+
+// ---- scores --------------------------------------------------------------------------------------------------------
+
+// The keys in the window of the query at `position`.
+DEVICE u32 window_start(const AttentionCall& call, u32 position) {
+  return position > call.before ? min(position - call.before, call.keys) : 0;
+}
+DEVICE u32 window_end(const AttentionCall& call, u32 position) { return min(position + call.after + 1, call.keys); }
+
+// Tells whether the query with local index `row` sees a key.
+template <class T>
+DEVICE bool sees(const AttentionCall& call, const ScoreGiven<T>& given, u32 batch, u32 head, u32 row, u32 key) {
+  u32 position = call.q_start + row;
+  if (row >= call.queries || key < window_start(call, position) || key >= window_end(call, position)) return false;
+  if (call.extras & MASK) {
+    const u64(&step)[4] = call.mask;
+    if (!given.mask[batch * step[0] + head * step[1] + row * step[2] + key * step[3]]) return false;
+  }
+  if (call.extras & DOCUMENTS) {
+    if (given.of_queries[batch * call.documents[0] + row] != given.of_keys[batch * call.documents[1] + key]) return false;
+  }
+  return true;
+}
+
+// The score of a product that is scaled already, for a query and key that see each other. `slope` is the score's
+// derivative by the product.
+template <class T, class A>
+DEVICE A score_of(const AttentionCall& call, const ScoreGiven<T>& given, A s, u32 batch, u32 head, u32 row, u32 key,
+                  A& slope) {
+  slope = (A)1.0;
+  if (call.extras & SOFT_CAP) {
+    A t = tanh_(s / (A)call.cap);
+    s = (A)call.cap * t;
+    slope = (A)1.0 - t * t;
+  }
+  if (call.extras & BIAS) {
+    const u64(&step)[4] = call.bias;
+    s = s + widen(given.bias[batch * step[0] + head * step[1] + row * step[2] + key * step[3]]);
+  }
+  return s;
+}
+
+// Tells whether a value is the -0 that stands for a key that is left out.
+DEVICE bool is_absent(f32 x) { return bits_of(x) == 0x80000000u; }
+DEVICE bool is_absent(f64 x) { return bits_of(x) == 0x8000000000000000ull; }
 
 // ---- operands ------------------------------------------------------------------------------------------------------
 
@@ -274,6 +346,26 @@ DEVICE void put(typename S::A* p, const typename S::A (&s)[S::R][S::C]) {
 
 // ---- a tile times a matrix -----------------------------------------------------------------------------------------
 
+// The kind of a tile of probabilities or of their gradients.
+enum TileKind : u32 { WHOLE, HOLES, EMPTY };
+
+// HOLES if the tile `s` leaves out a key, and `count` rows of `b` have an infinity or a NaN; else WHOLE.
+template <class S>
+DEVICE TileKind kind_of(const typename S::A (&s)[S::R][S::C], const typename S::A* b, u32 count) {
+  bool hole = false, odd = false;
+  UNROLL
+  for (int r = 0; r < S::R; r++) {
+    UNROLL
+    for (int c = 0; c < S::C; c++) hole |= is_absent(s[r][c]);
+  }
+  if (!__syncthreads_or(hole)) return WHOLE;
+  for (u32 i = threadIdx.x; i < count * S::CHUNK; i += S::THREADS) {
+    typename S::A x = b[i / S::CHUNK * S::PITCH + i % S::CHUNK];
+    odd |= !(x - x == (typename S::A)0.0);
+  }
+  return __syncthreads_or(odd) ? HOLES : WHOLE;
+}
+
 // A sum along a tree whose leaves arrive in order: 64 rows by CHUNK columns. A thread has its rows, and columns 64 n
 // + 4 tx to 64 n + 4 tx + 3.
 template <class S>
@@ -286,12 +378,17 @@ struct Sum {
   u32 top, absent;
   // The end of the current leaf, and the joins that follow it.
   u32 end, joins;
+  // Sums over keys have a tree of their own.
+  bool by_keys;
 
-  DEVICE void begin(A* room) {
+  DEVICE void begin(A* room, bool by_keys_) {
     stack = room + 4 * threadIdx.x;
     top = absent = end = joins = 0;
+    by_keys = by_keys_;
     clear();
   }
+
+  DEVICE Node leaf(u32 at, u32 total) const { return by_keys ? leaf_of_keys(at, total) : leaf_of(at, total, LEAF); }
 
   DEVICE void clear() {
     UNROLL
@@ -302,17 +399,30 @@ struct Sum {
   }
 
   // Adds indices [first, first + count) of `total`, the columns of `p`, times the rows of `b`. After the whole range
-  // `more` joins follow; after `last` nothing does.
-  DEVICE void add(const A* p, const A* b, u32 first, u32 count, u32 total, u32 more, bool last) {
+  // `more` joins follow; after `last` nothing does. In a tile with HOLES, an element -0 of `p` stands for a key or query
+  // that is left out, and is not multiplied; in an EMPTY one all do.
+  DEVICE void add(const A* p, const A* b, u32 first, u32 count, u32 total, u32 more, bool last, TileKind kind) {
     const A* ps = p + tile_row<S>(0);
     const A* bs = b + 4 * tile_x();
     for (u32 at = 0; at < count;) {
       if (first + at >= end) {
-        Node leaf = leaf_of(first + at, total, LEAF);
-        end = leaf.start + leaf.len;
-        joins = leaf.joins + (end == total ? more : 0);
+        Node node = leaf(first + at, total);
+        end = node.start + node.len;
+        joins = node.joins + (end == total ? more : 0);
       }
       u32 stop = min(count, end - first);
+      if (kind == EMPTY) at = stop;
+      for (; kind == HOLES && at < stop; at++) {
+        UNROLL
+        for (int r = 0; r < S::R; r++) {
+          A x = ps[at * S::STEP + r / 4 * (S::THREADS / 4) + r % 4];
+          UNROLL
+          for (int e = 0; e < 4 * S::N; e++) {
+            A y = bs[at * S::PITCH + e / 4 * 64 + e % 4];
+            acc[r][e] = is_absent(x) ? acc[r][e] : fma_(x, y, acc[r][e]);
+          }
+        }
+      }
       TWICE
       for (; at < stop; at++) {
         Four<A> x[S::R / 4], y[S::N];
@@ -368,7 +478,7 @@ struct Sum {
 
   // Skips the part of a tree over `total` before `at`, which would add nothing.
   DEVICE void skip_to(u32 at, u32 total) {
-    u32 lefts = leaf_of(at, total, LEAF).lefts;
+    u32 lefts = leaf(at, total).lefts;
     absent |= ((1u << lefts) - 1) << top;
     top += lefts;
     end = 0;
@@ -435,9 +545,10 @@ DEVICE u32 keep_tile(const AttentionCall& call, u32 batch, u32 head, u32 row, u3
 
 // ---- blocks of queries ---------------------------------------------------------------------------------------------
 
-// Queries between two multiples of 64 of their global index, and the keys that a full block could attend to.
+// Queries between two multiples of 64 of their position, and the keys in the windows of a full block. `from` is a
+// multiple of 64.
 struct QueryBlock {
-  u32 start, global, rows, keys, width;
+  u32 start, global, rows, from, keys, width;
 };
 DEVICE u32 query_blocks(const AttentionCall& call) {
   return (call.q_start + call.queries - 1) / 64 - call.q_start / 64 + 1;
@@ -448,7 +559,8 @@ DEVICE QueryBlock query_block(const AttentionCall& call, u32 index) {
   block.global = max(first, call.q_start);
   block.start = block.global - call.q_start;
   block.rows = min(end - block.global, call.queries - block.start);
-  block.keys = min(end, call.keys);
-  block.width = min(end, (call.keys + 63) / 64 * 64);
+  block.from = window_start(call, first) / 64 * 64;
+  block.keys = max(window_end(call, end - 1), block.from);
+  block.width = (block.keys + 63) / 64 * 64;
   return block;
 }

@@ -1,4 +1,4 @@
-// Causal attention, backward, with the bits of src/ops/attention/cpu/backward.rs, and without a matrix of all scores.
+// Attention, backward, with the bits of src/ops/attention/cpu/backward.rs, and without a matrix of all scores.
 //
 // In addition to attention_delta.cu there are two kernels. A dq block has 64 queries of one head. A dkv block has 64
 // keys of one key head, and loops over all queries of all heads that attend to them, in the order of the tree. Both
@@ -15,18 +15,26 @@
 #pragma once
 #include "attention.cuh"
 
-// Turns the probabilities of a tile, with dropout's factor, into `s`, and computes the scores' gradients `ds`. `kept`
-// has bit 4 r + c for row r and column c.
+// Turns the products of a query and a key, `s`, and of the gradient and a value, `ds`, into the probability, with
+// dropout's factor, and the gradient of the first product. Both become -0 if the query does not see the key. `row` and
+// `key` are their indices.
 template <class S>
-DEVICE void slopes(const AttentionCall& call, typename S::A& s, typename S::A& ds, typename S::A lse,
-                   typename S::A delta, bool shown, bool kept) {
+DEVICE void slopes(const AttentionCall& call, const ScoreGiven<typename S::T>& given, typename S::A& s,
+                   typename S::A& ds, typename S::A lse, typename S::A delta, bool shown, bool kept, u32 batch, u32 head,
+                   u32 row, u32 key, bool through_cap = true) {
   typedef typename S::A A;
-  A p = exp_((A)call.scale * s - lse);
+  A slope, score = (A)-inf_f64();
+  if (shown) score = score_of(call, given, (A)call.scale * s, batch, head, row, key, slope);
+  if (score == (A)-inf_f64()) {
+    s = ds = nothing<A>();
+    return;
+  }
+  A p = exp_(score - (lse == (A)-inf_f64() ? (A)0.0 : lse));
   A dp = call.dropout ? (kept ? ds * (A)call.factor : (A)0.0) : ds;
-  A slope = (A)call.scale * (p * (dp - delta));
-  A dropped = call.dropout ? (kept ? p * (A)call.factor : (A)0.0) : p;
-  s = shown ? dropped : (A)0.0;
-  ds = shown ? slope : (A)0.0;
+  A change = p * (dp - delta);
+  if (through_cap && (call.extras & SOFT_CAP)) change = slope * change;
+  s = call.dropout ? p * (kept ? (A)call.factor : (A)0.0) : p;
+  ds = (A)call.scale * change + (A)0.0;
 }
 
 // The operands that all blocks of threads read.
@@ -34,6 +42,7 @@ template <class S>
 struct Given {
   const typename S::T *q, *k, *v, *grad;
   const typename S::A *lse, *delta;
+  ScoreGiven<typename S::T> scores;
 };
 
 template <class S>
@@ -93,31 +102,47 @@ struct Backward {
       delta[r] = row < block.rows ? given.delta[first + row] : (A)0.0;
     }
     Sum<S> sum;
-    sum.begin(stack);
-    for (u32 key = 0; key < block.keys; key += S::COLS) {
+    sum.begin(stack, true);
+    sum.skip_to(block.from, block.keys);
+    for (u32 key = block.from; key < block.keys; key += S::COLS) {
       u32 keys = min(block.keys - key, (u32)S::COLS);
       Side<S> ys[2] = {{y[0], k + key * call.k[2], call.k[2], keys}, {y[1], v + key * call.v[2], call.v[2], keys}};
       A s[S::R][S::C], ds[S::R][S::C];
+      u32 shown = 0;
+      UNROLL
+      for (int r = 0; r < S::R; r++) {
+        UNROLL
+        for (int c = 0; c < S::C; c++) {
+          u32 row = tile_row<S>(r), col = tile_x() + 16 * c;
+          bool seen = row < block.rows && col < keys &&
+                      sees(call, given.scores, batch, head, block.start + row, key + col);
+          shown |= (u32)seen << (r * S::C + c);
+        }
+      }
+      if (!__syncthreads_or(shown != 0)) {
+        sum.add(p, y[0], key, keys, block.keys, 0, true, EMPTY);
+        continue;
+      }
       products(s, ds, xs, ys);
       u32 kept = call.dropout ? keep_tile<S>(call, batch, head, block.start, key) : 0;
       UNROLL
       for (int r = 0; r < S::R; r++) {
-        u32 seen = min(block.global + tile_row<S>(r) + 1, block.keys);
         UNROLL
         for (int c = 0; c < S::C; c++) {
-          bool shown = key + tile_x() + 16 * c < seen;
-          slopes<S>(call, s[r][c], ds[r][c], lse[r], delta[r], shown, kept >> (4 * r + c) & 1);
+          slopes<S>(call, given.scores, s[r][c], ds[r][c], lse[r], delta[r], shown >> (r * S::C + c) & 1,
+                    kept >> (4 * r + c) & 1, batch, head, block.start + tile_row<S>(r), key + tile_x() + 16 * c);
         }
       }
       if (d.chunks > 1) __syncthreads();
       load_chunk(ys[0], d, chunk);
       put<S>(p, ds);
       __syncthreads();
-      sum.add(p, y[0], key, keys, block.keys, 0, true);
+      TileKind kind = kind_of<S>(ds, y[0], keys);
+      sum.add(p, y[0], key, keys, block.keys, 0, true, kind);
     }
     u64 step = (u64)call.heads * d.len;
     T* to = dq + ((u64)batch * call.queries + block.start) * step + (u64)head * d.len;
-    sum.store(to, step, block.rows, d, chunk, [](int, A x) { return x; });
+    sum.store(to, step, block.rows, d, chunk, [](int, A x) { return x + (A)0.0; });
   }
 
   DEVICE void keys(u32 key, u32 batch, u32 group, u32 chunk, const Given<S>& given, T* dk, T* dvs, A* stack) {
@@ -126,12 +151,12 @@ struct Backward {
                      {x[1], given.v + batch * call.v[0] + group * call.v[1] + key * call.v[2], call.v[2], rows}};
     load_resident(xs);
     Sum<S> sums[2];
-    sums[0].begin(stack);
-    sums[1].begin(stack + (u64)call.levels * (S::ROWS * S::CHUNK));
-    // The first query that attends to any of these keys, and the first of its leaf of 64.
-    u32 sees = key > call.q_start ? key - call.q_start : 0;
-    bool any = sees < call.queries;
-    u32 from = any ? leaf_of(sees, call.queries, 64).start : call.queries;
+    sums[0].begin(stack, false);
+    sums[1].begin(stack + (u64)call.levels * (S::ROWS * S::CHUNK), false);
+    // The first query whose window has any of these keys, and the first of its leaf of 64.
+    u32 start = key > call.after ? key - call.after : 0, first = start > call.q_start ? start - call.q_start : 0;
+    bool any = first < call.queries;
+    u32 from = any ? leaf_of(first, call.queries, 64).start : call.queries;
     for (u32 i = 0; any && i < each; i++) {
       u32 head = group * each + i, more = leaf_of(i, each, 1).joins;
       sums[0].skip_to(from, call.queries);
@@ -150,7 +175,21 @@ struct Backward {
   // Adds the queries from `query` on to the sums over queries.
   DEVICE void tile(u32 query, u32 head, u32 more, bool last, u32 key, u32 batch, u32 chunk, const Given<S>& given,
                    const Side<S> (&xs)[2], Sum<S> (&sums)[2]) {
-    u32 count = min(call.queries - query, (u32)S::COLS);
+    u32 count = min(call.queries - query, (u32)S::COLS), shown = 0;
+    UNROLL
+    for (int c = 0; c < S::C; c++) {
+      u32 col = tile_x() + 16 * c;
+      UNROLL
+      for (int r = 0; r < S::R; r++) {
+        bool seen = col < count && sees(call, given.scores, batch, head, query + col, key + tile_row<S>(r));
+        shown |= (u32)seen << (r * S::C + c);
+      }
+    }
+    if (!__syncthreads_or(shown != 0)) {
+      sums[1].add(p, y[1], query, count, call.queries, more, last, EMPTY);
+      sums[0].add(p, y[0], query, count, call.queries, more, last, EMPTY);
+      return;
+    }
     const T* q = given.q + batch * call.q[0] + head * call.q[1] + query * call.q[2];
     const T* grad = given.grad + batch * call.grad[0] + head * call.grad[1] + query * call.grad[2];
     Side<S> ys[2] = {{y[0], q, call.q[2], count}, {y[1], grad, call.grad[2], count}};
@@ -159,7 +198,7 @@ struct Backward {
     products(s, ds, xs, ys);
     UNROLL
     for (int c = 0; c < S::C; c++) {
-      u32 col = tile_x() + 16 * c, seen = min(call.q_start + query + col + 1, call.keys);
+      u32 col = tile_x() + 16 * c;
       bool there = col < count;
       A lse = there ? given.lse[first + col] : (A)0.0, delta = there ? given.delta[first + col] : (A)0.0;
       UNROLL
@@ -168,7 +207,8 @@ struct Backward {
         u32 kept = call.dropout ? keep_four(call, drawn_row(call, batch, head, query + col) + at) : 0;
         UNROLL
         for (int i = 0; i < 4; i++) {
-          slopes<S>(call, s[r + i][c], ds[r + i][c], lse, delta, there && at + i < seen, kept >> i & 1);
+          slopes<S>(call, given.scores, s[r + i][c], ds[r + i][c], lse, delta, shown >> ((r + i) * S::C + c) & 1,
+                    kept >> i & 1, batch, head, query + col, at + i);
         }
       }
     }
@@ -176,14 +216,149 @@ struct Backward {
     load_chunk(ys[1], dv, chunk);
     put<S>(p, s);
     __syncthreads();
-    sums[1].add(p, y[1], query, count, call.queries, more, last);
+    TileKind kind = kind_of<S>(s, y[1], count);
+    sums[1].add(p, y[1], query, count, call.queries, more, last, kind);
     __syncthreads();
     load_chunk(ys[0], d, chunk);
     put<S>(p, ds);
     __syncthreads();
-    sums[0].add(p, y[0], query, count, call.queries, more, last);
+    kind = kind_of<S>(ds, y[0], count);
+    sums[0].add(p, y[0], query, count, call.queries, more, last, kind);
   }
 };
+
+// The gradient of the bias, `[batch, heads, queries or 1, keys]`: the sum of the scores' gradients over the dims along
+// which the bias repeats. `joins` lists, for each index of these dims, how many nodes of the reduction tree it ends.
+struct BiasShape {
+  u32 batch, heads, over_queries, levels;
+};
+
+template <class S>
+struct BiasGradient {
+  typedef typename S::T T;
+  typedef typename S::A A;
+  Backward<S> tiles;
+  // Memory for unfinished nodes: THREADS by R times C per level.
+  A* stack;
+  u32 top;
+
+  DEVICE void push(A (&x)[S::R][S::C], u32 joins) {
+    for (u32 join = 0; join < joins; join++) {
+      top--;
+      UNROLL
+      for (int r = 0; r < S::R; r++) {
+        UNROLL
+        for (int c = 0; c < S::C; c++) x[r][c] = *node(top, r * S::C + c) + x[r][c];
+      }
+    }
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      UNROLL
+      for (int c = 0; c < S::C; c++) *node(top, r * S::C + c) = x[r][c];
+    }
+    top++;
+  }
+
+  DEVICE void push_one(A x, u32 joins) {
+    for (u32 join = 0; join < joins; join++) x = *node(--top, 0) + x;
+    *node(top++, 0) = x;
+  }
+
+  DEVICE A* node(u32 level, u32 slot) const {
+    return stack + ((u64)level * (S::R * S::C) + slot) * S::THREADS + threadIdx.x;
+  }
+
+  // The gradients of the scores of `rows` queries from `query` on and the keys from `key` on; 0 for keys that are left
+  // out.
+  DEVICE void tile(A (&ds)[S::R][S::C], const Given<S>& given, u32 batch, u32 head, u32 query, u32 rows, u32 key) {
+    AttentionCall call = tiles.call;
+    u32 group = head / (call.heads / call.groups), keys = min(call.keys - key, (u32)S::COLS);
+    Side<S> xs[2] = {
+        {tiles.x[0], given.q + batch * call.q[0] + head * call.q[1] + query * call.q[2], call.q[2], rows},
+        {tiles.x[1], given.grad + batch * call.grad[0] + head * call.grad[1] + query * call.grad[2], call.grad[2], rows}};
+    Side<S> ys[2] = {{tiles.y[0], given.k + batch * call.k[0] + group * call.k[1] + key * call.k[2], call.k[2], keys},
+                     {tiles.y[1], given.v + batch * call.v[0] + group * call.v[1] + key * call.v[2], call.v[2], keys}};
+    A s[S::R][S::C];
+    tiles.load_resident(xs);
+    tiles.products(s, ds, xs, ys);
+    u32 kept = call.dropout ? keep_tile<S>(call, batch, head, query, key) : 0;
+    u64 first = ((u64)batch * call.heads + head) * call.queries + query;
+    // The gradients of the scores, not of the products: no scale and no soft cap's slope.
+    call.scale = 1.0;
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      u32 row = tile_row<S>(r);
+      A lse = row < rows ? given.lse[first + row] : (A)0.0, delta = row < rows ? given.delta[first + row] : (A)0.0;
+      UNROLL
+      for (int c = 0; c < S::C; c++) {
+        u32 col = tile_x() + 16 * c;
+        bool shown = row < rows && col < keys && sees(call, given.scores, batch, head, query + row, key + col);
+        s[r][c] = (A)tiles.call.scale * s[r][c];
+        slopes<S>(call, given.scores, s[r][c], ds[r][c], lse, delta, shown, kept >> (4 * r + c) & 1, batch, head,
+                  query + row, key + col, false);
+        ds[r][c] = ds[r][c] + (A)0.0;
+      }
+    }
+  }
+
+  DEVICE void run(u32 item, const BiasShape& shape, const Given<S>& given, const u8* joins, T* out) {
+    const AttentionCall& call = tiles.call;
+    u32 key_tiles = (call.keys + S::COLS - 1) / S::COLS, key = item % key_tiles * S::COLS;
+    u32 query_tiles = shape.over_queries ? 1 : (call.queries + 63) / 64, rest = item / key_tiles;
+    u32 query = rest % query_tiles * 64, of_head = rest / query_tiles % shape.heads, of_batch = rest / query_tiles / shape.heads;
+    bool every_batch = shape.batch != call.batch, every_head = shape.heads != call.heads;
+    u32 end = shape.over_queries ? call.queries : min(query + 64, call.queries), at = 0;
+    A ds[S::R][S::C];
+    top = 0;
+    for (u32 batch = every_batch ? 0 : of_batch; batch < (every_batch ? call.batch : of_batch + 1); batch++) {
+      for (u32 head = every_head ? 0 : of_head; head < (every_head ? call.heads : of_head + 1); head++) {
+        for (u32 first = query; first < end; first += 64) {
+          u32 rows = min(end - first, 64u);
+          tile(ds, given, batch, head, first, rows, key);
+          if (!shape.over_queries) {
+            push(ds, joins[at++]);
+            continue;
+          }
+          put<S>(tiles.p, ds);
+          __syncthreads();
+          for (u32 row = 0; threadIdx.x < S::COLS && row < rows; row++) {
+            push_one(tiles.p[threadIdx.x * S::STEP + row], joins[at + row]);
+          }
+          at += rows;
+          __syncthreads();
+        }
+      }
+    }
+    u64 line = (u64)of_batch * shape.heads + of_head;
+    if (shape.over_queries) {
+      u32 col = key + threadIdx.x;
+      if (threadIdx.x < S::COLS && col < call.keys) out[line * call.keys + col] = narrow<T>(*node(0, 0));
+      return;
+    }
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      u32 row = query + tile_row<S>(r);
+      UNROLL
+      for (int c = 0; c < S::C; c++) {
+        u32 col = key + tile_x() + 16 * c;
+        if (row < end && col < call.keys) {
+          out[(line * call.queries + row) * call.keys + col] = narrow<T>(*node(0, r * S::C + c));
+        }
+      }
+    }
+  }
+};
+
+template <class S>
+DEVICE void attention_dbias(const AttentionCall& call, const Dim& d, const Dim& dv, const BiasShape& shape,
+                            const Given<S>& given, const u8* joins, typename S::T* out, typename S::A* scratch) {
+  DYNAMIC_SHARED(shared);
+  u64 own = (u64)blockIdx.x * shape.levels * (S::R * S::C * S::THREADS);
+  BiasGradient<S> gradient = {Backward<S>(call, d, dv, (typename S::A*)shared), scratch + own, 0};
+  u32 queries = shape.over_queries ? 1 : (call.queries + 63) / 64;
+  u32 items = shape.batch * shape.heads * queries * ((call.keys + S::COLS - 1) / S::COLS);
+  for (u32 item = blockIdx.x; item < items; item += gridDim.x) gradient.run(item, shape, given, joins, out);
+}
 
 // Blocks in x share heads and blocks of queries, the longest first; blocks in y have chunks of q's dim.
 template <class S>
@@ -220,13 +395,24 @@ DEVICE void attention_dkv(const AttentionCall& call, const Dim& d, const Dim& dv
 #define ENTRIES(stem, T, bound, ...)                                                                            \
   KERNEL(stem##_dq_##T, bound,                                                                                  \
          (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const T* grad,                 \
-          const Wide<T>* lse, const Wide<T>* delta, T* dq, Wide<T>* stack)) {                                   \
-    attention_dq<Tiles<T, __VA_ARGS__>>(call, d, dv, {q, k, v, grad, lse, delta}, dq, stack);                   \
+          const Wide<T>* lse, const Wide<T>* delta, const T* bias, const bool* mask, const i64* of_queries,     \
+          const i64* of_keys, T* dq, Wide<T>* stack)) {                                                         \
+    attention_dq<Tiles<T, __VA_ARGS__>>(                                                                        \
+        call, d, dv, {q, k, v, grad, lse, delta, {bias, mask, of_queries, of_keys}}, dq, stack);                \
   }                                                                                                             \
   KERNEL(stem##_dkv_##T, bound,                                                                                 \
          (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const T* grad,                 \
-          const Wide<T>* lse, const Wide<T>* delta, T* dk, T* dvs, Wide<T>* stack)) {                           \
-    attention_dkv<Tiles<T, __VA_ARGS__>>(call, d, dv, {q, k, v, grad, lse, delta}, dk, dvs, stack);             \
+          const Wide<T>* lse, const Wide<T>* delta, const T* bias, const bool* mask, const i64* of_queries,     \
+          const i64* of_keys, T* dk, T* dvs, Wide<T>* stack)) {                                                 \
+    attention_dkv<Tiles<T, __VA_ARGS__>>(                                                                       \
+        call, d, dv, {q, k, v, grad, lse, delta, {bias, mask, of_queries, of_keys}}, dk, dvs, stack);           \
+  }                                                                                                             \
+  KERNEL(stem##_dbias_##T, bound,                                                                               \
+         (AttentionCall call, Dim d, Dim dv, BiasShape shape, const T* q, const T* k, const T* v, const T* grad, \
+          const Wide<T>* lse, const Wide<T>* delta, const T* bias, const bool* mask, const i64* of_queries,     \
+          const i64* of_keys, const u8* joins, T* out, Wide<T>* stack)) {                                       \
+    attention_dbias<Tiles<T, __VA_ARGS__>>(                                                                     \
+        call, d, dv, shape, {q, k, v, grad, lse, delta, {bias, mask, of_queries, of_keys}}, joins, out, stack); \
   }
 
 // The kernels of a dtype: head dims up to 64, up to 128, and up to 1024 (for which the host widens f16 and bf16).

@@ -1,4 +1,4 @@
-// Causal attention, forward, with the bits of src/ops/attention/cpu.rs, and without a matrix of all scores.
+// Attention, forward, with the bits of src/ops/attention/cpu.rs, and without a matrix of all scores.
 //
 // A block of threads has 64 queries of one head and loops twice over the keys that they attend to: first for the
 // rows' maxima, then for the exponentials, their sums and their product with v. The CPU's bits require two passes: an
@@ -28,15 +28,26 @@ struct RowSums {
   A* stack;
   A* sums;
 
-  DEVICE void begin(A* sums_, A* stack_, u32 width) {
+  // Columns begin with `from`. The nodes before it are absent: they add nothing.
+  DEVICE void begin(A* sums_, A* stack_, u32 from, u32 width) {
     sums = sums_;
     stack = stack_;
-    at = top = 0;
+    at = from;
+    top = leaf_of_keys(from, width).lefts;
+    u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    for (u32 level = 0; lane < 8 && level < top; level++) {
+      for (int g = 0; g < GROUPS; g++) stack[level * 64 + row_of(8 * (warp * GROUPS + g))] = nothing<A>();
+    }
     next(width);
   }
 
+  DEVICE u32 row_of(u32 rows) const {
+    u32 lane = threadIdx.x & 31;
+    return rows + (lane & 1) * 4 + (lane & 2) + (lane >> 2 & 1);
+  }
+
   DEVICE void next(u32 width) {
-    Node leaf = leaf_of(at, width, LEAF);
+    Node leaf = leaf_of_keys(at, width);
     len = leaf.len;
     joins = leaf.joins;
     UNROLL
@@ -93,9 +104,8 @@ struct RowSums {
   }
 
   DEVICE void join(u32 rows, A sum, bool last) {
-    u32 lane = threadIdx.x & 31;
-    if (lane >= 8) return;
-    u32 row = rows + (lane & 1) * 4 + (lane & 2) + (lane >> 2 & 1), level = top;
+    if ((threadIdx.x & 31) >= 8) return;
+    u32 row = row_of(rows), level = top;
     for (u32 i = 0; i < joins; i++) sum = stack[--level * 64 + row] + sum;
     if (last) sums[row] = sum;
     else stack[level * 64 + row] = sum;
@@ -109,30 +119,46 @@ struct Forward {
   const AttentionCall& call;
   const Dim& d;
   const Dim& dv;
+  ScoreGiven<T> given;
   // Shared memory: queries, keys or values, scores.
   A *x, *y, *p, *sums, *row_stack;
 
-  DEVICE Forward(const AttentionCall& call_, const Dim& d_, const Dim& dv_, A* shared)
-      : call(call_), d(d_), dv(dv_), x(shared), y(x + S::ROWS * S::PITCH), p(y + S::COLS * S::PITCH),
+  DEVICE Forward(const AttentionCall& call_, const Dim& d_, const Dim& dv_, const ScoreGiven<T>& given_, A* shared)
+      : call(call_), d(d_), dv(dv_), given(given_), x(shared), y(x + S::ROWS * S::PITCH), p(y + S::COLS * S::PITCH),
         sums(p + S::COLS * S::STEP), row_stack(sums + S::ROWS) {}
 
-  // The scores of a block and the keys from `key` on; masked ones are -inf.
-  DEVICE void scores(A (&s)[S::R][S::C], const QueryBlock& block, const T* q, const T* k, u32 key) {
+  // The scores of a block and the keys from `key` on; -inf for keys that are left out. False if all are.
+  DEVICE bool scores(A (&s)[S::R][S::C], const QueryBlock& block, u32 batch, u32 head, const T* q, const T* k, u32 key) {
+    u32 shown = 0;
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      u32 row = block.start + tile_row<S>(r);
+      UNROLL
+      for (int c = 0; c < S::C; c++) {
+        u32 at = key + tile_x() + 16 * c;
+        bool seen = tile_row<S>(r) < block.rows && at < block.keys && sees(call, given, batch, head, row, at);
+        shown |= (u32)seen << (r * S::C + c);
+        s[r][c] = (A)-inf_f64();
+      }
+    }
+    if (!__syncthreads_or(shown != 0)) return false;
     u32 keys = key < block.keys ? block.keys - key : 0;
     Side<S> xs = {x, q, call.q[2], block.rows}, ys = {y, k + key * call.k[2], call.k[2], keys};
-    __syncthreads();
     if (d.chunks == 1) load_cols(ys, d, 0);
     __syncthreads();
     dot(s, xs, ys, d);
     UNROLL
     for (int r = 0; r < S::R; r++) {
-      u32 seen = min(block.global + tile_row<S>(r) + 1, block.keys);
+      u32 row = block.start + tile_row<S>(r);
       UNROLL
       for (int c = 0; c < S::C; c++) {
-        bool shown = key + tile_x() + 16 * c < seen;
-        s[r][c] = shown ? (A)call.scale * s[r][c] : (A)-inf_f64();
+        A slope, product = (A)call.scale * s[r][c];
+        bool seen = shown >> (r * S::C + c) & 1;
+        s[r][c] = (A)-inf_f64();
+        if (seen) s[r][c] = score_of(call, given, product, batch, head, row, key + tile_x() + 16 * c, slope);
       }
     }
+    return true;
   }
 
   DEVICE void run(const QueryBlock& block, u32 batch, u32 head, u32 chunk, const T* q, const T* k, const T* v, T* o,
@@ -141,9 +167,11 @@ struct Forward {
     UNROLL
     for (int r = 0; r < S::R; r++) max[r] = (A)-inf_f64();
     __syncthreads();
+    if (threadIdx.x < S::ROWS) sums[threadIdx.x] = (A)0.0;
     if (d.chunks == 1) load_rows(Side<S>{x, q, call.q[2], block.rows}, d, 0);
-    for (u32 key = 0; key < block.keys; key += S::COLS) {
-      scores(s, block, q, k, key);
+    bool any = false;
+    for (u32 key = block.from; key < block.keys; key += S::COLS) {
+      any = scores(s, block, batch, head, q, k, key);
       UNROLL
       for (int r = 0; r < S::R; r++) {
         UNROLL
@@ -157,47 +185,46 @@ struct Forward {
         A other = __shfl_xor_sync(0xffffffffu, max[r], lane);
         max[r] = other > max[r] ? other : max[r];
       }
+      if (max[r] == (A)-inf_f64()) max[r] = (A)0.0;
     }
     RowSums<S> row_sums;
-    row_sums.begin(sums, row_stack, block.width);
+    row_sums.begin(sums, row_stack, block.from, block.width);
     Sum<S> sum;
-    sum.begin(stack);
-    for (u32 key = 0; key < block.width; key += S::COLS) {
+    sum.begin(stack, true);
+    sum.skip_to(block.from, block.keys);
+    for (u32 key = block.from; key < block.width; key += S::COLS) {
       // A single tile's scores are still there.
-      if (block.width > S::COLS) scores(s, block, q, k, key);
+      if (block.width > block.from + S::COLS) any = scores(s, block, batch, head, q, k, key);
       UNROLL
       for (int r = 0; r < S::R; r++) {
         UNROLL
-        for (int c = 0; c < S::C; c++) s[r][c] = exp_(s[r][c] - max[r]);
+        for (int c = 0; c < S::C; c++) s[r][c] = s[r][c] == (A)-inf_f64() ? nothing<A>() : exp_(s[r][c] - max[r]);
       }
+      __syncthreads();
       put<S>(p, s);
       __syncthreads();
       row_sums.take(p, key, block.width);
       u32 keys = key < block.keys ? min(block.keys - key, (u32)S::COLS) : 0;
-      load_cols(Side<S>{y, v + key * call.v[2], call.v[2], keys}, dv, chunk);
-      if (call.dropout) {
-        drop_out(s, block, batch, head, key);
+      TileKind kind = EMPTY;
+      if (any) {
+        load_cols(Side<S>{y, v + key * call.v[2], call.v[2], keys}, dv, chunk);
+        if (call.dropout) {
+          u32 kept = keep_tile<S>(call, batch, head, block.start, key);
+          UNROLL
+          for (int r = 0; r < S::R; r++) {
+            UNROLL
+            for (int c = 0; c < S::C; c++) s[r][c] = s[r][c] * (kept >> (4 * r + c) & 1 ? (A)call.factor : (A)0.0);
+          }
+          __syncthreads();
+          put<S>(p, s);
+        }
         __syncthreads();
-        put<S>(p, s);
+        kind = kind_of<S>(s, y, keys);
       }
-      __syncthreads();
-      sum.add(p, y, key, keys, block.keys, 0, true);
+      sum.add(p, y, key, keys, block.keys, 0, true, kind);
     }
     __syncthreads();
     store(sum, max, block, batch, head, chunk, o, lse);
-  }
-
-  DEVICE void drop_out(A (&s)[S::R][S::C], const QueryBlock& block, u32 batch, u32 head, u32 key) {
-    u32 kept = keep_tile<S>(call, batch, head, block.start, key);
-    UNROLL
-    for (int r = 0; r < S::R; r++) {
-      u32 seen = min(block.global + tile_row<S>(r) + 1, block.keys);
-      UNROLL
-      for (int c = 0; c < S::C; c++) {
-        A scaled = kept >> (4 * r + c) & 1 ? s[r][c] * (A)call.factor : (A)0.0;
-        s[r][c] = key + tile_x() + 16 * c < seen ? scaled : s[r][c];
-      }
-    }
   }
 
   DEVICE void store(const Sum<S>& sum, const A (&max)[S::R], const QueryBlock& block, u32 batch, u32 head, u32 chunk, T* o,
@@ -207,24 +234,26 @@ struct Forward {
     for (int r = 0; r < S::R; r++) {
       u32 row = tile_row<S>(r);
       A total = sums[row];
-      scale[r] = recip_(total);
+      bool none = total == (A)0.0;
+      scale[r] = none ? (A)0.0 : recip_(total);
       if (chunk == 0 && tile_x() == 0 && row < block.rows) {
-        lse[((u64)batch * call.heads + head) * call.queries + block.start + row] = ln_(total) + max[r];
+        lse[((u64)batch * call.heads + head) * call.queries + block.start + row] =
+            none ? (A)-inf_f64() : ln_(total) + max[r];
       }
     }
     u64 step = (u64)call.heads * dv.len;
     T* to = o + ((u64)batch * call.queries + block.start) * step + (u64)head * dv.len;
-    sum.store(to, step, block.rows, dv, chunk, [&](int r, A x) { return x * scale[r]; });
+    sum.store(to, step, block.rows, dv, chunk, [&](int r, A x) { return x * scale[r] + (A)0.0; });
   }
 };
 
 // Blocks in x share heads and blocks of queries, the longest first; blocks in y have chunks of v's dim.
 template <class S>
 DEVICE void attention(const AttentionCall& call, const Dim& d, const Dim& dv, const typename S::T* q,
-                      const typename S::T* k, const typename S::T* v, typename S::T* o, typename S::A* lse,
-                      typename S::A* scratch) {
+                      const typename S::T* k, const typename S::T* v, const ScoreGiven<typename S::T>& given,
+                      typename S::T* o, typename S::A* lse, typename S::A* scratch) {
   DYNAMIC_SHARED(shared);
-  Forward<S> forward(call, d, dv, (typename S::A*)shared);
+  Forward<S> forward(call, d, dv, given, (typename S::A*)shared);
   u64 own = (u64)blockIdx.y * gridDim.x + blockIdx.x;
   typename S::A* stack = scratch + own * call.levels * (S::ROWS * S::CHUNK);
   u32 blocks = query_blocks(call), pairs = call.batch * call.heads, each = call.heads / call.groups;
@@ -240,8 +269,9 @@ DEVICE void attention(const AttentionCall& call, const Dim& d, const Dim& dv, co
 // `bound` is the number of threads that a multiprocessor is to hold, which limits the registers of each.
 #define ENTRY(stem, T, bound, ...)                                                                                  \
   KERNEL(stem##_##T, bound,                                                                                         \
-         (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, T* o, Wide<T>* lse, Wide<T>* stack)) { \
-    attention<Tiles<T, __VA_ARGS__>>(call, d, dv, q, k, v, o, lse, stack);                                          \
+         (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const T* bias, const bool* mask,   \
+          const i64* of_queries, const i64* of_keys, T* o, Wide<T>* lse, Wide<T>* stack)) {                         \
+    attention<Tiles<T, __VA_ARGS__>>(call, d, dv, q, k, v, {bias, mask, of_queries, of_keys}, o, lse, stack);       \
   }
 
 // The kernels of a dtype: head dims up to 64, up to 128, and up to 1024 (for which the host widens f16 and bf16).

@@ -442,7 +442,8 @@ DEVICE Pair precise_ln(f64 a) {
   auto [x, x_rest] = two_sum(v, w);
   auto small = (v_rest + x_rest) + (fma_(n, 1.1612227229362532e-26, w_rest) + rest);
   auto [high, low] = fast_two_sum(x, small);
-  auto real = select_(a == inf_f64(), a, select_(a == 0.0, -inf_f64(), high));
+  auto positive = select_(a > 0.0, high, nan_f64());
+  auto real = select_(a == inf_f64(), a, select_(a == 0.0, -inf_f64(), positive));
   return Pair{real, low};
 }
 CALLED f64 pow_abs_f64(f64 a, f64 y) {

@@ -30,7 +30,7 @@ typedef double f64;
 #define ALL_TYPES(X) NUMBERS(X) X(bool)
 
 // The order of a sum, as in src/tensor/summation.rs: the largest leaf, and the number of `len` summed indices that go
-// to the left half.
+// to the left part. Sums over keys split at powers of two instead, by leaf_of_keys in attention.cuh.
 enum { LEAF = 32 };
 DEVICE u32 left_of(u32 len) { return len - len / 2; }
 

@@ -5,11 +5,9 @@
 
 // Rows whose squares overflow are multiplied by this power of two first.
 template <class A>
-DEVICE A overflow_scale();
-template <>
-DEVICE f32 overflow_scale<f32>() { return f32_of((127u - 100u) << 23); }
-template <>
-DEVICE f64 overflow_scale<f64>() { return f64_of((1023ull - 600ull) << 52); }
+DEVICE A overflow_scale() {
+  return of<A>(f64_of((1023ull - (sizeof(A) == 4 ? 100ull : 600ull)) << 52));
+}
 
 // Elements of a row from its statistics. In rows of large elements, whose distance to the mean may overflow, x and mean
 // are divided by 16 first.
@@ -18,7 +16,7 @@ struct Normal {
   A h, mean, rstd;
   DEVICE Normal() {}
   DEVICE Normal(A mean_, A rstd_) {
-    A bound = sizeof(A) == 4 ? of<A>(8.673617379884035e-19) : of<A>(3.054936363499605e-151);
+    A bound = of<A>(f64_of((1023ull - (sizeof(A) == 4 ? 60ull : 500ull)) << 52));
     h = rstd_ < bound ? A(0.0625) : A(1);
     mean = mean_ * h;
     rstd = rstd_ / h;

@@ -95,23 +95,59 @@ DEVICE void store_flat(Scalars k, O* out, u64 first, u64 len, const Packs<In, V,
   }
 }
 
-// A block computes PACKS packs per thread, or the same elements one by one if an address is not aligned to a pack.
+// Block `block` of `blocks` computes PACKS packs per thread, or the same elements one by one if an address is not
+// aligned to a pack.
 template <class F, class O, class... In>
-DEVICE void flat(Scalars k, O* out, u64 n, const In*... in) {
+DEVICE void flat_block(u32 block, u32 blocks, Scalars k, O* out, u64 n, const In*... in) {
   constexpr int V = PACK_LEN<O, In...>, U = PACKS;
   if ((is_aligned<V>(out) & ... & is_aligned<V>(in))) {
-    u64 len = n / V, first = (u64)blockIdx.x * (POINTWISE_THREADS * U) + threadIdx.x;
+    u64 len = n / V, first = (u64)block * (POINTWISE_THREADS * U) + threadIdx.x;
     if (len > 0) store_flat<F, O, V, U, In...>(k, out, first, len, load_flat<V, U>(in, first, len)...);
     u64 rest = len * V + threadIdx.x;
-    if (blockIdx.x == gridDim.x - 1 && rest < n)
+    if (block == blocks - 1 && rest < n)
       store_flat<F, O, 1, 1, In...>(k, out, rest, n, load_flat<1, 1>(in, rest, n)...);
     return;
   }
-  u64 start = (u64)blockIdx.x * (POINTWISE_THREADS * U * V) + threadIdx.x;
+  u64 start = (u64)block * (POINTWISE_THREADS * U * V) + threadIdx.x;
   ROLLED for (u32 r = 0; r < V; r++) {
     u64 first = start + r * (POINTWISE_THREADS * U);
     store_flat<F, O, 1, U, In...>(k, out, first, n, load_flat<1, U>(in, first, n)...);
   }
+}
+
+template <class F, class O, class... In>
+DEVICE void flat(Scalars k, O* out, u64 n, const In*... in) {
+  flat_block<F>(blockIdx.x, gridDim.x, k, out, n, in...);
+}
+
+// ---- lists of tensors ----------------------------------------------------------------------------------------------
+
+// The calls of one launch; src/tensor/cuda/map_list.rs has the number as well.
+constexpr u32 LIST_CALLS = 48;
+// One address per call.
+template <class T>
+struct ListOf {
+  u64 at[LIST_CALLS];
+};
+// Call k has `len[k]` elements and the blocks from `block[k]` on, up to the next call's.
+struct ListCalls {
+  u64 len[LIST_CALLS];
+  u32 block[LIST_CALLS];
+  u32 calls, blocks;
+};
+
+// Computes this block's part of its call.
+template <class F, class O, class... In>
+DEVICE void listed(Scalars k, const ListCalls& all, const ListOf<O>& out, const ListOf<In>&... in) {
+  u32 low = 0, high = all.calls;
+  while (high - low > 1) {
+    u32 middle = (low + high) / 2;
+    if (all.block[middle] <= blockIdx.x) low = middle;
+    else high = middle;
+  }
+  u32 first = all.block[low], end = low + 1 < all.calls ? all.block[low + 1] : all.blocks;
+  flat_block<F>(blockIdx.x - first, end - first, k, (O*)out.at[low], all.len[low],
+                (const In*)in.at[low]...);
 }
 
 // ---- strided -------------------------------------------------------------------------------------------------------
@@ -211,6 +247,21 @@ DEVICE void strided(Scalars k, const StridedWalk& walk, O* out, At<WHO, In>... i
   KERNEL(name##_strided_##T, POINTWISE_THREADS,                                                                       \
          (const X* x, const Y* y, const Z* z, O* out, StridedWalk walk, Scalars k)) {                                        \
     strided<F>(k, walk, out, At<1, X>{x}, At<2, Y>{y}, At<3, Z>{z});                                                  \
+  }
+
+// The entry of formula F for a list of calls.
+#define LIST_1(name, T)                                                                                               \
+  KERNEL(name##_list_##T, POINTWISE_THREADS, (ListOf<T> x, ListOf<T> out, ListCalls all, Scalars k)) {                \
+    listed<name##_formula>(k, all, out, x);                                                                           \
+  }
+#define LIST_2(name, T)                                                                                               \
+  KERNEL(name##_list_##T, POINTWISE_THREADS, (ListOf<T> x, ListOf<T> y, ListOf<T> out, ListCalls all, Scalars k)) {   \
+    listed<name##_formula>(k, all, out, x, y);                                                                        \
+  }
+#define LIST_3(name, T)                                                                                               \
+  KERNEL(name##_list_##T, POINTWISE_THREADS,                                                                          \
+         (ListOf<T> x, ListOf<T> y, ListOf<T> z, ListOf<T> out, ListCalls all, Scalars k)) {                          \
+    listed<name##_formula>(k, all, out, x, y, z);                                                                     \
   }
 
 // The words that formulas are written in, as in src/ops/pointwise/words.rs. A formula is a struct with a function

@@ -53,6 +53,32 @@ DEVICE void fill_truncated(T* out, Place place, Draw draw, f64 mean, f64 std, f6
   });
 }
 
+// Normal numbers of a tail or of a narrow interval (src/rng/truncated_tail.rs).
+struct Tail {
+  f64 mean, std, low, high, from, to, rate, peak;
+};
+
+template <class T>
+DEVICE void fill_tail(T* out, const Place& place, Draw draw, const Tail& tail) {
+  each_element(place, [&](u64 e, u64 at) {
+    f64 x = 0;
+    for (u32 attempt = 0; attempt < 0xffff; attempt++) {
+      Words words = philox(draw, e, attempt);
+      f64 u = unit_f64(words.pair(0)) + 0.5 / 9007199254740992.0;
+      bool exponential = tail.rate > 0.0;
+      f64 step = exponential ? -ln_(u) / tail.rate : u * (tail.to - tail.from);
+      f64 z = tail.from + step;
+      f64 power = exponential ? z - tail.rate : z, peak = exponential ? 0.0 : tail.peak;
+      f64 density = exp_((peak * peak - power * power) * 0.5);
+      x = z * tail.std + tail.mean;
+      x = x < tail.low ? tail.low : x;
+      x = x > tail.high ? tail.high : x;
+      if (unit_f64(words.pair(1)) < density && z <= tail.to) break;
+    }
+    out[at] = narrow<T>((Wide<T>)x);
+  });
+}
+
 // True, or 1, if the word is below the threshold, which may be 2^32.
 template <class T>
 DEVICE void fill_bernoulli(T* out, Place place, Draw draw, u64 threshold, T no, T yes) {
@@ -134,7 +160,8 @@ DEVICE void fill_bits(T* out, Place place, Draw draw) {
   }                                                                                                     \
   KERNEL(truncated_##T, 256, (T * out, Place place, Draw draw, f64 mean, f64 std, f64 low, f64 high)) {  \
     fill_truncated(out, place, draw, mean, std, low, high);                                             \
-  }
+  }                                                                                                     \
+  KERNEL(truncated_tail_##T, 256, (T * out, Place place, Draw draw, Tail tail)) { fill_tail(out, place, draw, tail); }
 FLOATS(ENTRIES)
 #undef ENTRIES
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Puts the numbers of benches/gpu.rs and benches/torch/gpu.py side by side, with the targets.
+"""Puts the numbers of benches/gpu.rs and benches/torch/gpu.py, or of benches/operators.rs and benches/torch/operators.py,
+side by side, with the targets.
 
     python3 benches/torch/compare.py RESULTS.jsonl ... [--markdown FILE] [--json FILE]
 
@@ -25,6 +26,11 @@ TARGETS = [
     (r"step .* memory MiB", "torch", "<=", 1.0),
     (r".* exact .*", None, "", 0),
 ]
+# Of the benches on one thread of a CPU.
+OPERATORS = [
+    (r".*", "torch", ">=", 1.0),
+    (r"(abs|exp|gelu|gelu_tanh|log|neg|pow_scalar|relu|rsqrt|sigmoid|silu|sqrt|tanh) GB/s", "torch", ">=", 1.5),
+]
 
 
 def rival(case, torch):
@@ -36,9 +42,9 @@ def rival(case, torch):
     return (min if case.endswith("memory") else max)(values) if values else None
 
 
-def target(case, unit):
+def target(case, unit, targets):
     found = None
-    for pattern, against, sign, bound in TARGETS:
+    for pattern, against, sign, bound in targets:
         if re.fullmatch(pattern, f"{case} {unit}"):
             found = (against, sign, bound) if against else None
     return found
@@ -48,7 +54,7 @@ def number(value):
     return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}"
 
 
-def rows(sides):
+def rows(sides, bench):
     ours, torch = sides["isoshard"], sides["torch"]
     # What the card does, as either side measured it: bytes copied, and products of bf16 matrices.
     card = {
@@ -61,7 +67,7 @@ def rows(sides):
         row = {"case": case, "unit": unit, "isoshard": value, "torch": other}
         row["of torch"] = value / other if other else None
         row["of card"] = value / card[unit] if card.get(unit) else None
-        wanted = target(case, unit)
+        wanted = target(case, unit, OPERATORS if bench == "operators" else TARGETS)
         if wanted:
             against, sign, bound = wanted
             ratio = row[f"of {against}"]
@@ -82,7 +88,7 @@ def main():
             out[word] = next(words)
         else:
             args.append(word)
-    sides, notes = {"isoshard": {}, "torch": {}}, []
+    sides, notes, bench = {"isoshard": {}, "torch": {}}, [], ""
     for path in args:
         for line in open(path, encoding="utf-8"):
             if not line.startswith("{"):
@@ -90,9 +96,10 @@ def main():
             item = json.loads(line)
             if "case" in item:
                 sides[item["side"]][item["case"]] = (item["value"], item["unit"])
+                bench = item.get("bench", bench)
             else:
                 notes.append(f"{item['side']}: " + ", ".join(f"{k} {' '.join(str(v).split())}" for k, v in item.items() if k not in ("bench", "side")))
-    table = list(rows(sides))
+    table = list(rows(sides, bench))
     columns = ("case", "unit", "isoshard", "torch", "of torch", "of card", "target", "met")
     text = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for row in table:

@@ -59,7 +59,7 @@ pub use gradients::Gradients;
 pub use into_draw::IntoDraw;
 pub use layout_methods::PendingRedistribution;
 pub use list::{DTensors, DTensorsIntoIter};
-pub use methods::{AttentionOptions, BatchStatistics, CrossEntropyOptions, LossReduction};
+pub use methods::{AttentionOptions, BatchStatistics, BinaryLossOptions, CrossEntropyOptions, LossReduction};
 pub use redistribute::Redistribution;
 pub use reduction::Reduction;
 pub(crate) use regather::Regather;

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use super::param_id::ParamId;
 use super::params::Params;
 use super::pattern::nearest;
-use crate::dtensor::{DTensor, NoGrad, PendingRedistribution, Regather};
+use crate::dtensor::{AttentionOptions, DTensor, NoGrad, PendingRedistribution, Regather};
 use crate::error::{Error, Result};
 use crate::rng::Generator;
 
@@ -101,6 +101,22 @@ impl<'a> Forward<'a> {
     /// ```
     pub fn eval(params: &'a Params) -> Forward<'a> {
         Self::new(params, None, Some(params.mesh().no_grad()))
+    }
+
+    /// Returns true for a pass for evaluation ([`Forward::eval`]). A module that behaves differently in training asks it.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}};
+    /// spmd(1, |rank| {
+    ///     let params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     assert!(Forward::eval(&params).is_eval());
+    ///     assert!(!Forward::train_without_dropout(&params).is_eval());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn is_eval(&self) -> bool {
+        self._no_grad.is_some()
     }
 
     fn new(
@@ -261,6 +277,38 @@ impl<'a> Forward<'a> {
         match &self.generator {
             Some(g) if p != 0.0 => q.attention_dropout(k, v, scale, p, &mut **g.borrow_mut()),
             _ => q.attention(k, v, scale),
+        }
+    }
+
+    /// Returns attention with masks and further operands ([`DTensor::attention_with`]). In a pass with dropout each
+    /// attention probability is set to zero with probability `p`.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{AttentionOptions, DTensor, DeviceMesh}, nn::{Forward, Params, Plan}};
+    /// use isoshard::{placement::Layout, tensor::DType};
+    /// spmd(1, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[])?;
+    ///     let params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [1, 1, 2, 1], 3.0, Layout::replicated(0))?;
+    ///     let options = AttentionOptions::bidirectional(1.0);
+    ///     let y = Forward::eval(&params).attention_with([&x, &x, &x], &options, 0.1)?;
+    ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [3.0, 3.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`DTensor::attention_with_dropout`].
+    pub fn attention_with(
+        &self,
+        [q, k, v]: [&DTensor; 3],
+        options: &AttentionOptions,
+        p: f64,
+    ) -> Result<DTensor> {
+        match &self.generator {
+            Some(g) if p != 0.0 => q.attention_with_dropout(k, v, options, p, &mut **g.borrow_mut()),
+            _ => q.attention_with(k, v, options),
         }
     }
 

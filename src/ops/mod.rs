@@ -175,8 +175,8 @@ pub use order::topk::TopK;
 pub use order::topk_blocks::TopKBlocks;
 pub use pointwise::*;
 pub(crate) use pointwise::{
-    activations_table, arithmetic_table, elementary_table, logarithmic_table, smooth_activations_table,
-    special_table, trigonometric_table,
+    activations_table, arithmetic_table, bits_table, elementary_table, logarithmic_table, piecewise_table,
+    rounding_table, smooth_activations_table, special_table, trigonometric_table,
 };
 pub(crate) use pointwise::{distribute_example, example_check, signatures, tensor_example};
 pub use random::bernoulli::Bernoulli;
@@ -191,8 +191,12 @@ pub use record::{
 };
 pub(crate) use record::{arity, has_unkeyed, meta_results, run};
 pub use reduce::argmax::Argmax;
+pub use reduce::first_index::FirstIndex;
+pub use reduce::inverse_power_of_two::InversePowerOfTwo;
 pub use reduce::max::{Max, MaxOrMin};
 pub use reduce::min::Min;
+pub use reduce::prod::Prod;
+pub use reduce::prod::grad::ProdGrad;
 pub use reduce::sum::{Sum, SumIn, WideSum};
 pub use reduce::terms::{SumTerm, TermSum};
 pub use rotary::Rotary;

@@ -3,9 +3,13 @@
 use crate::dtensor::{DTensor, Gradients, Reduction};
 use crate::error::{Error, Result};
 use crate::nn::Params;
+use crate::ops::{Bits, InversePowerOfTwo, Max, SumTerm, TermSum};
+use crate::placement::Layout;
+use crate::tensor::{DType, Dims, Shape};
 
 impl Params {
-    /// Returns the Euclidean norm of all gradients of these parameters together: an f32 of shape `[]`, on every rank.
+    /// Returns the Euclidean norm of all gradients of these parameters together: an f32 (f64 if a gradient is) of shape `[]`, on
+    /// every rank.
     /// Parameters without a gradient count as zero.
     ///
     /// Communicates as [`global_norm`] does.
@@ -41,9 +45,13 @@ impl Params {
 
 /// Returns the Euclidean norm of all gradients together: a tensor of shape `[]`, on every rank.
 ///
-/// It sums the squares of each gradient and adds these sums in the order of `grads`. Each set of mesh axes that shards
-/// some gradient takes one message: in exact mode one element per node of the gradients' reduction trees, in fast mode
-/// one element per layout. [`Params::grad_norm`] is the norm of a model's gradients.
+/// It sums the squares of each gradient in f64, whose range holds the squares of narrower dtypes, and adds these sums in
+/// the order of `grads`. The result is f32, or f64 if a gradient is. f64 gradients are first scaled by a power of two of the
+/// largest, so that no square overflows or underflows.
+///
+/// Each set of mesh axes that shards some gradient takes one message: in exact mode one f64 per node of the gradients'
+/// reduction trees, in fast mode one per layout. With f64 gradients, the maxima take one message more.
+/// [`Params::grad_norm`] is the norm of a model's gradients.
 ///
 /// ```
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, optim::global_norm, placement::Layout, tensor::DType};
@@ -60,21 +68,53 @@ impl Params {
 /// # Errors
 /// Refuses an empty list; returns an error if a rank fails.
 pub fn global_norm<'a>(grads: impl IntoIterator<Item = &'a DTensor>) -> Result<DTensor> {
-    let squares = grads.into_iter().map(|g| g.mul(g)?.sum_all()).collect::<Result<Vec<DTensor>>>()?;
-    let first =
-        squares.first().ok_or_else(|| Error::invalid("global_norm", "wants gradients", "none", ""))?;
-    let mut sums = match first.mesh().reduction() {
-        Reduction::Exact => DTensor::reduce_partials(&squares)?.into_iter(),
-        Reduction::Fast => DTensor::reduce_partials(&sums_by_layout(&squares)?)?.into_iter(),
+    let grads: Vec<&DTensor> = grads.into_iter().collect();
+    let first = grads.first().ok_or_else(|| Error::invalid("global_norm", "wants gradients", "none", ""))?;
+    let wide = grads.iter().any(|g| g.dtype() == DType::F64);
+    let scale = match wide {
+        true => scale_of(&grads)?,
+        false => {
+            let everywhere = Layout::replicated(first.mesh().mesh().ndim());
+            DTensor::full(first.mesh(), DType::F64, [], 1.0, everywhere)?
+        }
     };
-    let first = sums.next().expect("there is a first square");
-    sums.try_fold(first, |a, b| a.add(&b))?.sqrt()
+    let square = |g: &&DTensor| {
+        let dims: Dims = (0..g.shape().len()).collect();
+        let one = scale.reshape(dims.iter().map(|_| 1).collect::<Shape>())?;
+        DTensor::apply_one(&TermSum { term: SumTerm::Power(Bits(2.0)), dims }, &[g, &one])
+    };
+    let squares = grads.iter().map(square).collect::<Result<Vec<DTensor>>>()?;
+    let sums = match first.mesh().reduction() {
+        Reduction::Exact => DTensor::reduce_partials(&squares)?,
+        Reduction::Fast => DTensor::reduce_partials(&sums_by_layout(&squares)?)?,
+    };
+    let mut sums = sums.iter().map(|sum| sum.reshape(Shape::from([])));
+    let first = sums.next().expect("there is a first square")?;
+    let all = sums.try_fold(first, |a, b| a.add(&b?))?;
+    all.sqrt()?.div(&scale)?.cast(if wide { DType::F64 } else { DType::F32 })
+}
+
+/// Returns the factor that brings the largest element of all gradients near 1: a power of two, in f64.
+fn scale_of(grads: &[&DTensor]) -> Result<DTensor> {
+    let _guard = grads[0].mesh().no_grad();
+    let largest = |g: &&&DTensor| {
+        let dims = (0..g.shape().len()).collect();
+        DTensor::apply_one(&Max { dims, keep: false }, &[&g.abs()?])?.cast(DType::F64)
+    };
+    let some = grads.iter().filter(|g| g.shape().numel() > 0);
+    let maxima = some.map(|g| largest(&g)).collect::<Result<Vec<DTensor>>>()?;
+    let everywhere = Layout::replicated(grads[0].mesh().mesh().ndim());
+    let zero = DTensor::full(grads[0].mesh(), DType::F64, [], 0.0, everywhere)?;
+    let all = DTensor::reduce_partials(&maxima)?;
+    let largest = all.iter().try_fold(zero, |a, b| a.maximum(b))?;
+    DTensor::apply_one(&InversePowerOfTwo, &[&largest])
 }
 
 /// Returns one sum per layout, partial ones included.
 fn sums_by_layout(squares: &[DTensor]) -> Result<Vec<DTensor>> {
     let mut sums: Vec<DTensor> = Vec::new();
     for square in squares {
+        let square = &square.reshape(Shape::from([]))?;
         match sums.iter_mut().find(|s| s.layout() == square.layout()) {
             Some(sum) => *sum = sum.add(square)?,
             None => sums.push(square.clone()),

@@ -33,7 +33,8 @@ pub enum Distribution {
         /// The standard deviation.
         std: f64,
     },
-    /// Normal, conditioned on [`low`, `high`]; by rejection per element. Floating.
+    /// Normal, conditioned on [`low`, `high`], one of which may be infinite; by rejection per element. Tails and narrow
+    /// intervals use Robert's method (1995). Floating.
     TruncatedNormal {
         /// The mean before truncation.
         mean: f64,
@@ -86,7 +87,8 @@ pub enum Distribution {
 }
 
 impl Distribution {
-    /// Uniform in [0, 1).
+    /// Uniform in [0, 1) for f32 and f64. f16 and bf16 are the f32 numbers rounded to nearest, so that their mean is right:
+    /// 1 occurs, with probability 2^-12 (f16) and 2^-9 (bf16).
     pub const UNIT: Distribution = Distribution::Uniform { low: 0.0, high: 1.0 };
     /// Normal with mean 0 and standard deviation 1.
     pub const STANDARD: Distribution = Distribution::Normal { mean: 0.0, std: 1.0 };
@@ -122,7 +124,7 @@ impl Distribution {
     ///
     /// # Errors
     /// Refuses unsound parameters (bounds that are not finite or not in order, an empty range of integers or one that leaves
-    /// the dtype, a negative std, a truncation that leaves almost nothing, a probability outside [0, 1]; rates, shapes and
+    /// the dtype, a negative std, a truncation that is more than 1e150 of the std away, a probability outside [0, 1]; rates, shapes and
     /// scales as their fills do) and dtypes that have no such numbers.
     pub fn check(&self, dtype: DType) -> Result<()> {
         let whole = !dtype.is_float() && dtype != DType::Bool;

@@ -53,6 +53,7 @@ mod rejection;
 mod sample;
 mod stream;
 mod truncated;
+mod truncated_tail;
 
 pub use continuous::{exponential, exponential_each, log_normal, uniform_between};
 pub use distribution::Distribution;

@@ -4,15 +4,16 @@
 use super::Draw;
 use super::index_ranges::{IndexRanges, IndexSource};
 use super::sample::{Affine, Computed, Normal, Sampled};
-use crate::error::{Error, Result};
+use super::truncated_tail::TruncatedTail;
+use crate::error::Result;
 use crate::tensor::Element;
 
 const CHUNK: usize = 512;
 
 /// Normal numbers of this mean and standard deviation, conditioned on [`low`, `high`].
 ///
-/// The standard number z (f32, or f64 for f64) of the first attempt with low <= z std + mean <= high, all in f64;
-/// the sum is rounded to z's type, then to the element's.
+/// If plain normals often fall into the interval: the standard number z (f32, or f64 for f64) of the first attempt with low <= z std + mean <= high, all in f64;
+/// the sum is rounded to z's type, then to the element's. For other intervals see [`TruncatedTail`].
 pub(super) struct Truncated {
     pub mean: f64,
     pub std: f64,
@@ -21,24 +22,29 @@ pub(super) struct Truncated {
 }
 
 impl Truncated {
-    /// Refuses intervals in which rejection would take long: at least a quarter of a standard deviation must be within two of the
-    /// mean. Then an attempt succeeds with probability 0.013 or more, and 65536 attempts suffice.
+    /// Refuses unsound parameters.
     pub(super) fn check(&self) -> Result<()> {
+        if self.is_frequent() { Ok(()) } else { self.tail().map(|_| ()) }
+    }
+
+    /// Returns true if plain normals often fall into the interval: at least a quarter of a standard deviation of it is within
+    /// two of the mean. Then an attempt succeeds with probability 0.013 or more, and 65536 attempts suffice.
+    pub(super) fn is_frequent(&self) -> bool {
         let reach = 2.0 * self.std;
         let width = self.high.min(self.mean + reach) - self.low.max(self.mean - reach);
         let ordered = self.mean.is_finite() && self.std.is_finite() && self.low < self.high;
-        if ordered && self.std > 0.0 && width >= 0.25 * self.std {
-            return Ok(());
-        }
-        Err(Error::invalid(
-            "init",
-            "a truncation must leave a quarter of a std within two of the mean",
-            format!("mean {}, std {}, interval [{}, {}]", self.mean, self.std, self.low, self.high),
-            "draw from another distribution",
-        ))
+        ordered && self.std > 0.0 && width >= 0.25 * self.std
+    }
+
+    /// Returns the distribution for all other intervals, by another method.
+    pub(super) fn tail(&self) -> Result<TruncatedTail> {
+        TruncatedTail::new(self.mean, self.std, self.low, self.high)
     }
 
     pub(super) fn fill<T: Sampled>(&self, draw: Draw, mut at: IndexRanges<'_>, out: &mut [T]) {
+        if !self.is_frequent() {
+            return self.tail().expect("its parameters were checked").fill(draw, at, out);
+        }
         let (mut values, mut index) = ([T::Wide::default(); CHUNK], [0; CHUNK]);
         for out in out.chunks_mut(CHUNK) {
             let values = &mut values[..out.len()];

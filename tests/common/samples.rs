@@ -6,7 +6,8 @@
 
 use isoshard::ops::{
     Attention, AttentionGrad, Bits, EmbeddingGrad, GroupSizes, GroupedMatmul, GroupedMatmulGrad, Input,
-    LayerNormGrad, Matmul, RmsNorm, RmsNormGrad, Sample, ScatterAdd, ScoreRule, Sum, SumExp, Unkeyed,
+    LayerNormGrad, Matmul, RmsNorm, RmsNormGrad, Sample, ScatterAdd, ScoreRule, Sum, SumExp, SumTerm,
+    TermSum, Unkeyed, WideSum,
 };
 use isoshard::rng::Generator;
 
@@ -38,6 +39,12 @@ fn all_long_sums() -> Vec<Sample> {
         Sample::new(Sum { dims: dims.iter().copied().collect(), keep: false }, [ints(shape)])
     };
     let rule = ScoreRule::CAUSAL;
+    let term = |term, dims: &[usize], shape: &[usize]| {
+        let kept: Vec<usize> =
+            (0..shape.len()).map(|d| if dims.contains(&d) { 1 } else { shape[d] }).collect();
+        let op = TermSum { term, dims: dims.iter().copied().collect() };
+        Sample::new(op, [ints(shape), ints(&kept)])
+    };
     let (scale, p, draw) = (Bits(0.4), Bits(0.0), Unkeyed(Generator::new(3).next_draw()));
     let heads = |h: usize, t: usize| ints(&[1, h, t, 3]);
     let attention_grad = |h: usize, hk: usize, t: usize, before: usize| {
@@ -66,6 +73,11 @@ fn all_long_sums() -> Vec<Sample> {
         sum(&[0, 2], &[5, 2, 37]),
         sum(&[0, 1], &[40, 33]),
         Sample::new(SumExp, [ints(&[3, 70]), ints(&[3, 1])]),
+        Sample::new(WideSum { dims: [1].into_iter().collect(), keep: true }, [ints(&[3, 70])]),
+        term(SumTerm::Deviation, &[0], &[70, 3]),
+        term(SumTerm::SquaredDeviation, &[1], &[3, 70]),
+        term(SumTerm::ExpDifference, &[0, 1], &[7, 70]),
+        term(SumTerm::Power(Bits(2.0)), &[0], &[131, 2]),
         Sample::new(RmsNorm { eps: Bits(1e-5) }, [ints(&[3, 37, 5]), ints(&[5])]),
         Sample::new(RmsNormGrad, [x.clone(), x.clone(), w.clone(), rstd.clone()]),
         Sample::new(LayerNormGrad { weight: true, bias: true }, [x.clone(), x, w, mean, rstd]),

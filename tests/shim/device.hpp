@@ -109,6 +109,8 @@ float truncf(float);
 double trunc(double);
 float rintf(float);
 double rint(double);
+float fmodf(float, float);
+double fmod(double, double);
 float fminf(float, float);
 double fmin(double, double);
 float fmaxf(float, float);

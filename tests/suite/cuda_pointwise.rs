@@ -27,17 +27,26 @@ fn cases() -> Vec<Case> {
     }
     // The operators of the table list their own dtypes.
     for op in formulas() {
-        let operands = |n: usize, dtype| vec![Meta::new(dtype, [2]); n];
-        let ins =
-            [ONE, TWO, THREE].into_iter().find(|ins| op.infer(&operands(ins.len(), DType::F32)).is_ok());
-        let ins = ins.expect("one, two or three f32 operands");
-        let integers = op.infer(&operands(ins.len(), DType::I32)).is_ok();
-        cases.push((op, ins, if integers { &NUMBERS } else { &FLOATS }));
+        let takes = |n: usize, dtype| op.infer(&vec![Meta::new(dtype, [2]); n]).is_ok();
+        let [float, integer, bool] = [DType::F32, DType::I32, DType::Bool]
+            .map(|dtype| [ONE, TWO, THREE].into_iter().find(|ins| takes(ins.len(), dtype)));
+        let ins = float.or(integer).expect("one, two or three f32 or i32 operands");
+        let dtypes: &[DType] = match (float, integer, bool) {
+            (None, _, None) => &NUMBERS[4..],
+            (None, ..) => &DType::ALL[4..],
+            (_, None, _) => &FLOATS,
+            _ => &NUMBERS,
+        };
+        cases.push((op, ins, dtypes));
     }
     use CompareKind::{Eq, Ge, Gt, Le, Lt, Ne};
     for kind in [Eq, Ne, Lt, Le, Gt, Ge] {
         add![TWO, &DType::ALL; Compare { kind }];
     }
+    for kind in [FloatTestKind::Nan, FloatTestKind::Infinite, FloatTestKind::Finite] {
+        add![ONE, &FLOATS; FloatTest { kind }];
+    }
+    add![ONE, &DType::ALL; ZeroGrad];
     add![&[CONDITION, None], &DType::ALL; Mask { on: true }, Mask { on: false }];
     add![&[CONDITION, None, None], &DType::ALL; Select];
     for dtype in DType::ALL {
@@ -297,6 +306,48 @@ fn a_result_lies_over_an_operand_that_nobody_else_holds() {
     // With one tensor as both operands.
     let x = there(1);
     assert!(bits(&run(&mut [x.clone(), x.clone()])).iter().all(|&b| b == 0 || b == 0x7fc0_0000));
+}
+
+#[test]
+fn lists_have_the_bits_of_single_calls() {
+    let Some(device) = shim::device() else { return };
+    list(&Mul, 2, &NUMBERS, device);
+    list(&MulScalar::by(-3.0), 1, &NUMBERS, device);
+    list(&AddScalar::by(0.7), 1, &FLOATS, device);
+    list(&Lerp, 3, &FLOATS, device);
+    list(&Addcdiv::by(0.3), 3, &FLOATS, device);
+}
+
+/// Computes 110 calls at once and one by one: of several dtypes and lengths, empty, strided, and with operands that
+/// something else holds.
+fn list<O: Batched>(op: &O, arity: usize, dtypes: &[DType], device: Device) {
+    const LENS: [usize; 7] = [1, 7, 256, 0, 2048, 5000, 31];
+    let here = |k: usize| -> Vec<Tensor> {
+        let operand =
+            |i: usize| awkward(dtypes[k % dtypes.len()], [LENS[k % LENS.len()], 2], (3 * k + i) as u64);
+        (0..arity).map(operand).collect()
+    };
+    let view = |k: usize, x: Tensor| if k % 10 == 9 { x.transpose(0, 1).expect("two dims") } else { x };
+    let there = |k: usize| -> Vec<Tensor> {
+        here(k).iter().map(|x| view(k, x.to_device(device).expect("there is room"))).collect()
+    };
+    let mut operands: Vec<Vec<Tensor>> = (0..110).map(there).collect();
+    let held: Vec<Tensor> = operands.iter().step_by(3).map(|ins| ins[0].clone()).collect();
+    let before: Vec<Vec<u64>> = held.iter().map(bits).collect();
+    let whole = |ins: &Vec<Tensor>| {
+        let metas: Metas = ins.iter().map(Meta::of).collect();
+        Windows::whole(&metas, &metas[..1])
+    };
+    let windows: Vec<Windows> = operands.iter().map(whole).collect();
+    let mut calls: Vec<(&O, &mut [Tensor])> = operands.iter_mut().map(|ins| (op, &mut ins[..])).collect();
+    let outs = O::cuda_batch(&mut calls, &windows.iter().collect::<Vec<_>>()).expect("legal");
+    for (k, out) in outs.iter().enumerate() {
+        let ins: Vec<Tensor> = here(k).into_iter().map(|x| view(k, x)).collect();
+        let want = eval_whole(op, &ins).expect("legal").remove(0);
+        assert_eq!((out[0].dtype(), out[0].shape()), (want.dtype(), want.shape()), "call {k}");
+        assert!(bits(&out[0]) == bits(&want), "{op:?}, call {k}: {:?}", want.shape());
+    }
+    assert!(held.iter().map(bits).eq(before), "{op:?}: what something else holds stays as it was");
 }
 
 /// In every order of a block's threads, because transposed copies go through shared memory.

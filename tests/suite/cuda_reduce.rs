@@ -1,4 +1,4 @@
-//! Reductions, softmax, norms, losses, folds, operators on indices and optimizers on a CUDA device have the CPU's
+//! Reductions, softmax, norms, folds, operators on indices and optimizers on a CUDA device have the CPU's
 //! bits, at lengths around those of leaves and warps, in any order of threads. Without a device, the shim compiles
 //! the same kernels for the CPU.
 
@@ -17,22 +17,22 @@ use isoshard::rng::Init;
 use isoshard::tensor::{DType, Device, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor, cuda};
 use isoshard::{Result, optim};
 
-const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
+pub const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 const LENGTHS: [usize; 16] = [1, 2, 3, 9, 31, 32, 33, 63, 65, 97, 128, 129, 300, 1000, 4097, 9001];
 
-fn to(device: Device, ins: &[Tensor]) -> Vec<Tensor> {
+pub fn to(device: Device, ins: &[Tensor]) -> Vec<Tensor> {
     ins.iter().map(|x| x.to_device(device).expect("there is room")).collect()
 }
 
 /// Runs the operator on the CPU and on the device, and returns the CPU's results.
-fn compare(op: &dyn Op, device: Device, ins: &[Tensor]) -> Tensors {
+pub fn compare(op: &dyn Op, device: Device, ins: &[Tensor]) -> Tensors {
     let want = eval_whole(op, ins).unwrap_or_else(|e| panic!("{op:?} of {ins:.0?}: {e}"));
     let got = eval_whole(op, &to(device, ins)).unwrap_or_else(|e| panic!("{op:?} of {ins:.0?}: {e}"));
     assert_same(op, &got, &want);
     want
 }
 
-fn assert_same(op: &dyn Op, got: &[Tensor], want: &[Tensor]) {
+pub fn assert_same(op: &dyn Op, got: &[Tensor], want: &[Tensor]) {
     for (k, (got, want)) in got.iter().zip(want).enumerate() {
         if let Some(difference) = bits_differ(got, want) {
             panic!("{op:?}, result {k}: {difference}");
@@ -59,7 +59,7 @@ fn cat(parts: &[Tensor], dim: usize) -> Tensor {
     eval_whole(&op, parts).expect("parts of one shape").remove(0)
 }
 
-fn dims(list: &[usize]) -> Dims {
+pub fn dims(list: &[usize]) -> Dims {
     list.iter().copied().collect()
 }
 
@@ -105,6 +105,76 @@ fn reductions_of_rows_and_columns() {
             }
         }
     }
+}
+
+#[test]
+fn sums_of_terms_and_wide_sums_at_every_length() {
+    let Some(device) = shim::device() else { return };
+    let terms = [
+        SumTerm::Deviation,
+        SumTerm::SquaredDeviation,
+        SumTerm::ExpDifference,
+        SumTerm::Power(Bits(3.0)),
+        SumTerm::Power(Bits(0.7)),
+    ];
+    for dtype in FLOATS {
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        for n in LENGTHS {
+            for (shape, list) in [(&[3, n][..], &[1][..]), (&[n, 5], &[0]), (&[n, 2], &[0, 1]), (&[n], &[])] {
+                let x = ordinary(dtype, &shape.into(), 1);
+                let kept: Vec<usize> =
+                    (0..shape.len()).map(|d| if list.contains(&d) { 1 } else { shape[d] }).collect();
+                for term in terms {
+                    let with = ordinary(wide, &kept[..].into(), 2);
+                    let op = TermSum { term, dims: dims(list) };
+                    compare(&op, device, &[x.clone(), with]);
+                }
+                let op = TermSum { term: SumTerm::Power(Bits(2.0)), dims: dims(list) };
+                compare(&op, device, &[x.clone(), ordinary(DType::F64, &kept[..].into(), 3)]);
+                compare(&WideSum { dims: dims(list), keep: true }, device, &[x]);
+            }
+        }
+    }
+    for dtype in [DType::U8, DType::I32, DType::Bool] {
+        for n in LENGTHS {
+            let x = common::small_ints(dtype, &[n, 3].into(), 4);
+            compare(&Sum { dims: dims(&[0]), keep: false }, device, from_ref(&x));
+            compare(&Sum { dims: dims(&[0, 1]), keep: true }, device, &[x]);
+        }
+    }
+}
+
+#[test]
+fn products_and_first_indices_of_every_dtype() {
+    let Some(device) = shim::device() else { return };
+    for dtype in NUMBERS {
+        for n in [1, 2, 31, 33, 65, 300] {
+            let x = number(dtype, &[3, n, 2].into(), 1);
+            for list in [&[1][..], &[0, 1], &[0, 2], &[]] {
+                compare(&Prod { dims: dims(list), keep: false }, device, from_ref(&x));
+                if dtype.is_float() {
+                    let kept: Vec<usize> =
+                        (0..3).map(|d| if list.contains(&d) { 1 } else { x.shape()[d] }).collect();
+                    compare(
+                        &ProdGrad { dims: dims(list) },
+                        device,
+                        &[ordinary(dtype, &kept[..].into(), 2), x.clone()],
+                    );
+                }
+            }
+            for dim in 0..3 {
+                let max = Max { dims: dims(&[dim]), keep: true };
+                let max = eval_whole(&max, from_ref(&x)).unwrap().remove(0);
+                compare(&FirstIndex { dim }, device, &[x.clone(), max]);
+            }
+            let rows = number(dtype, &[7, n].into(), 3);
+            let first = rows.narrow(1, n / 2, 1).unwrap();
+            compare(&FirstIndex { dim: 1 }, device, &[rows, first]);
+        }
+    }
+    let nan = Tensor::from_vec(vec![1.0f32, f32::NAN, -0.0, f32::NAN], [2, 2]).unwrap();
+    let of = Tensor::from_vec(vec![f32::NAN, 0.0], [2, 1]).unwrap();
+    compare(&FirstIndex { dim: 1 }, device, &[nan, of]);
 }
 
 #[test]
@@ -289,88 +359,12 @@ fn gradients_of_norms_over_many_rows() {
     }
 }
 
-#[test]
-fn cross_entropy_whole_and_cut() {
-    let Some(device) = shim::device() else { return };
-    let plain = CrossEntropyTerms::default();
-    let all = CrossEntropyTerms { ignore_index: Some(1), nll_factor: Bits(0.75), z_factor: Bits(0.125) };
-    for dtype in FLOATS {
-        for (classes, terms) in [1, 3, 65, 511, 513, 2049].into_iter().flat_map(|n| [(n, plain), (n, all)]) {
-            let rows = 6;
-            let logits = ordinary(dtype, &[2, 3, classes].into(), 1);
-            let target: Vec<i64> = (0..rows).map(|r| (mix(r) % classes as u64) as i64).collect();
-            let target = Tensor::from_vec(target, [2, 3]).unwrap();
-            let m = Max { dims: dims(&[2]), keep: true };
-            let m = eval_whole(&m, from_ref(&logits)).unwrap().remove(0);
-            let s = eval_whole(&SumExp, &[logits.clone(), m.clone()]).unwrap().remove(0);
-            let loss = compare(
-                &CrossEntropy { terms },
-                device,
-                &[logits.clone(), target.clone(), m.clone(), s.clone()],
-            );
-            let dy = ordinary(loss[0].dtype(), &[2, 3].into(), 5);
-            let ins = [logits, target, m, s, dy];
-            compare(&CrossEntropyGrad { terms }, device, &ins);
-            let cut = classes / 3;
-            for (start, len) in [(0, cut), (cut, classes - cut)] {
-                for (op, arity) in [(&CrossEntropy { terms } as &dyn Op, 4), (&CrossEntropyGrad { terms }, 5)]
-                {
-                    let mut part: Vec<Tensor> = ins[..arity].to_vec();
-                    let mut at = whole(op, &part);
-                    part[0] = part[0].narrow(2, start, len).unwrap();
-                    let window = |w: &mut Window| {
-                        w.region = Region::of_box(Dims::from_slice(&[0, 0, start]), [2, 3, len].into());
-                    };
-                    window(&mut at.ins[0]);
-                    if arity == 5 {
-                        window(&mut at.outs[0]);
-                    }
-                    compare_at(op, device, &part, &at);
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn soft_cross_entropy_of_own_and_repeated_rows() {
-    let Some(device) = shim::device() else { return };
-    for dtype in FLOATS {
-        for classes in [1, 3, 65, 511, 513, 4097] {
-            let logits = ordinary(dtype, &[2, 3, classes].into(), 1);
-            let m = Max { dims: dims(&[2]), keep: true };
-            let m = eval_whole(&m, from_ref(&logits)).unwrap().remove(0);
-            let s = eval_whole(&SumExp, &[logits.clone(), m.clone()]).unwrap().remove(0);
-            let own = ordinary(s.dtype(), logits.shape(), 2);
-            let repeated = own.narrow(0, 0, 1).and_then(|q| q.narrow(1, 0, 1)).unwrap();
-            let repeated = repeated.to_device(device).and_then(|q| q.expand(logits.shape())).unwrap();
-            let dy = ordinary(s.dtype(), &[2, 3].into(), 5);
-            for row_sum in [None, Some(Bits(0.75))] {
-                let op = SoftCrossEntropy { row_sum };
-                let ins = [logits.clone(), own.clone(), m.clone(), s.clone()];
-                compare(&op, device, &ins);
-                let sum = row_sum.is_none().then(|| s.clone());
-                let ins: Vec<Tensor> = ins.into_iter().chain([dy.clone()]).chain(sum).collect();
-                let grad = SoftCrossEntropyGrad { row_sum };
-                compare(&grad, device, &ins);
-                for (op, arity) in [(&op as &dyn Op, 4), (&grad, ins.len())] {
-                    let mut held = to(device, &ins[..arity]);
-                    held[1] = repeated.clone();
-                    let mut whole = ins[..arity].to_vec();
-                    whole[1] = repeated.to_device(Device::Cpu).unwrap();
-                    assert_same(op, &eval_whole(op, &held).unwrap(), &eval_whole(op, &whole).unwrap());
-                }
-            }
-        }
-    }
-}
-
-fn whole(op: &dyn Op, ins: &[Tensor]) -> Windows {
+pub fn whole(op: &dyn Op, ins: &[Tensor]) -> Windows {
     let metas: Vec<Meta> = ins.iter().map(Meta::of).collect();
     Windows::whole(&metas, &op.infer(&metas).expect("legal operands"))
 }
 
-fn compare_at(op: &dyn Op, device: Device, ins: &[Tensor], at: &Windows) {
+pub fn compare_at(op: &dyn Op, device: Device, ins: &[Tensor], at: &Windows) {
     let want = op.eval(&mut ins.to_vec(), at).unwrap_or_else(|e| panic!("{op:?}: {e}"));
     let got = op.cuda(&mut to(device, ins), at).unwrap_or_else(|e| panic!("{op:?}: {e}"));
     assert_same(op, &got, &want);

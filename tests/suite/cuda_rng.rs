@@ -15,13 +15,17 @@ const DRAW: Draw = Draw { seed: 0x0123_4567_89ab_cdef, number: 5 };
 /// A draw number above 48 bits is part of the key.
 const FAR: Draw = Draw { seed: 3, number: (7 << 48) | 9 };
 
-const DISTRIBUTIONS: [Distribution; 22] = [
+const DISTRIBUTIONS: [Distribution; 25] = [
     Distribution::UNIT,
     Distribution::Uniform { low: -3.0, high: 0.7 },
     Distribution::STANDARD,
     Distribution::Normal { mean: 1.0, std: 1e-3 },
     Distribution::TruncatedNormal { mean: 0.5, std: 2.0, low: 0.0, high: 1.0 },
     Distribution::TruncatedNormal { mean: 0.0, std: 1.0, low: -2.0, high: 2.0 },
+    // By another method: tails on both sides, and an interval that is narrow.
+    Distribution::TruncatedNormal { mean: 0.5, std: 2.0, low: 5.0, high: f64::INFINITY },
+    Distribution::TruncatedNormal { mean: 0.0, std: 1.0, low: -4.0, high: -2.0 },
+    Distribution::TruncatedNormal { mean: 0.0, std: 1.0, low: -0.05, high: 0.1 },
     Distribution::LogNormal { mean: -0.5, std: 0.7 },
     Distribution::Exponential { rate: 1.5 },
     Distribution::Gamma { shape: 0.4, scale: 2.0 },

@@ -4,12 +4,14 @@
 //! each of these bracketings gives other bits in some column. A mesh, a layout or an operator that adds in another
 //! order fails.
 
+use std::ops::Add;
+
 use isoshard::Result;
 use isoshard::dtensor::{DTensor, DeviceMesh, Reduction};
 use isoshard::ops::{EmbeddingGrad, Matmul, ScatterAdd};
 use isoshard::optim::global_norm;
 use isoshard::placement::{Layout, Mesh};
-use isoshard::tensor::{DType, Tensor};
+use isoshard::tensor::{DType, Element, Tensor};
 
 use crate::common::{self, Stream, spmd};
 
@@ -17,19 +19,19 @@ const N: usize = 8;
 const MESHES: [&str; 9] = ["1", "a=2", "a=3", "a=4", "a=5", "a=8", "a=2,b=2", "a=2,b=3", "a=3,b=2"];
 
 /// The sums of `x` under all bracketings, in a fixed order.
-fn bracketings(x: &[f32]) -> Vec<f32> {
+fn bracketings<T: Copy + Add<Output = T>>(x: &[T]) -> Vec<T> {
     if let [only] = x {
         return vec![*only];
     }
     let at = |k: usize| {
         let (left, right) = (bracketings(&x[..k]), bracketings(&x[k..]));
-        left.iter().flat_map(|a| right.iter().map(move |b| a + b)).collect::<Vec<_>>()
+        left.iter().flat_map(|&a| right.iter().map(move |&b| a + b)).collect::<Vec<_>>()
     };
     (1..x.len()).flat_map(at).collect()
 }
 
 /// The sum in the order of the reduction tree, by its definition.
-fn tree(x: &[f32]) -> f32 {
+fn tree<T: Copy + Add<Output = T>>(x: &[T]) -> T {
     match x {
         [only] => *only,
         _ => tree(&x[..x.len().div_ceil(2)]) + tree(&x[x.len().div_ceil(2)..]),
@@ -38,21 +40,22 @@ fn tree(x: &[f32]) -> f32 {
 
 /// Finds columns that tell the tree from every other bracketing. `term` maps a number to the term that is added,
 /// `finish` a sum to the result.
-fn telling(term: impl Fn(f32) -> f32, finish: impl Fn(f32) -> f32) -> Vec<[f32; N]> {
+fn telling<T: Element + Add<Output = T>>(term: impl Fn(T) -> T, finish: impl Fn(T) -> T) -> Vec<[T; N]> {
     let mut stream = Stream(1);
     let mut columns = Vec::new();
     let mut alive = [true; 429];
     while alive.iter().filter(|a| **a).count() > 1 {
-        let x: [f32; N] = std::array::from_fn(|_| {
-            let mantissa = 1.0 + stream.below(1 << 23) as f32 / (1 << 23) as f32;
+        let x: [T; N] = std::array::from_fn(|_| {
+            let bits = if T::DTYPE == DType::F64 { 52 } else { 23 };
+            let mantissa = 1.0 + stream.below(1 << bits) as f64 / 2f64.powi(bits);
             let sign = if stream.below(2) == 0 { -1.0 } else { 1.0 };
-            sign * mantissa * 2f32.powi(stream.below(5) as i32 - 2)
+            T::from_f64(sign * mantissa * 2f64.powi(stream.below(5) as i32 - 2))
         });
         let terms = x.map(&term);
-        let want = finish(tree(&terms)).to_bits();
+        let want = finish(tree(&terms));
         let sums = bracketings(&terms);
         assert_eq!(sums.len(), alive.len());
-        alive.iter_mut().zip(sums).for_each(|(alive, sum)| *alive &= finish(sum).to_bits() == want);
+        alive.iter_mut().zip(sums).for_each(|(alive, sum)| *alive &= finish(sum) == want);
         columns.push(x);
         assert!(columns.len() < 1000, "some bracketing never differs");
     }
@@ -60,7 +63,7 @@ fn telling(term: impl Fn(f32) -> f32, finish: impl Fn(f32) -> f32) -> Vec<[f32; 
 }
 
 fn plain() -> Vec<[f32; N]> {
-    telling(|x| x, |x| x)
+    telling(|x: f32| x, |x| x)
 }
 
 /// Runs `check` on every mesh, for every split of the first dim of eight rows.
@@ -91,8 +94,8 @@ fn everywhere(check: impl Fn(&DeviceMesh, Layout) -> Result<()> + Copy + Send + 
 }
 
 /// Returns the columns as `[8, C]` in `layout`.
-fn rows(mesh: &DeviceMesh, columns: &[[f32; N]], layout: Layout) -> Result<DTensor> {
-    let x: Vec<f32> = (0..N).flat_map(|i| columns.iter().map(move |c| c[i])).collect();
+fn rows<T: Element>(mesh: &DeviceMesh, columns: &[[T; N]], layout: Layout) -> Result<DTensor> {
+    let x: Vec<T> = (0..N).flat_map(|i| columns.iter().map(move |c| c[i])).collect();
     DTensor::distribute(mesh, &Tensor::from_vec(x, [N, columns.len()])?, layout)
 }
 
@@ -148,9 +151,15 @@ fn gradients_of_what_every_row_shares() {
 #[test]
 fn the_norm_of_gradients() {
     everywhere(|mesh, layout| {
-        for column in telling(|x| x * x, f32::sqrt) {
-            let norm = global_norm([&rows(mesh, &[column], layout.clone())?])?.full_tensor()?.item()? as f32;
+        for column in telling(|x: f64| x * x, f64::sqrt) {
+            let norm = global_norm([&rows(mesh, &[column], layout.clone())?])?.full_tensor()?.item()?;
             assert_eq!(norm.to_bits(), tree(&column.map(|x| x * x)).sqrt().to_bits());
+            // The squares of f32 are summed in f64.
+            let narrow = column.map(|x| x as f32);
+            let norm =
+                global_norm([&rows(mesh, &[narrow], layout.clone())?])?.full_tensor()?.to_vec::<f32>()?;
+            let squares = narrow.map(|x| f64::from(x) * f64::from(x));
+            assert_eq!(norm[0].to_bits(), (tree(&squares).sqrt() as f32).to_bits());
         }
         Ok(())
     });

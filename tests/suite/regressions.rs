@@ -215,6 +215,41 @@ fn means_and_norms_of_a_partial_sum_come_after_the_sum() {
     });
 }
 
+/// 172350: each rank wrote its shard of the values into its shard of the tensor by global indices, which wrote rows to
+/// other ranks' places.
+#[test]
+fn values_are_written_to_global_indices() {
+    for (tensor, index, values) in
+        [("(S0)", "(R)", "(S0)"), ("(S1)", "(S0)", "(R)"), ("(S0)", "(S0)", "(S0)")]
+    {
+        on(4, "a=4", move |mesh| {
+            let zeros = put(mesh, &[4, 4], tensor)?.mul_scalar(0.0)?;
+            let order = Tensor::from_vec(vec![0i64, 1, 2, 3], [4])?;
+            let order = DTensor::distribute(mesh, &order, index.parse::<Layout>()?)?;
+            let values = put(mesh, &[4], values)?.add_scalar(1.0)?;
+            let diagonal = values.diag_embed(0)?.full_tensor()?;
+            for accumulate in [false, true] {
+                same(&zeros.index_put(&[&order, &order], &values, accumulate)?, &diagonal);
+            }
+            assert_eq!(diagonal.to_f64_vec().iter().sum::<f64>(), 10.0);
+            same(&zeros.index_put(&[&order], &zeros, false)?, &zeros.full_tensor()?);
+            // An index outside its own dim is refused, although the joined index is inside the tensor.
+            let near = order.redistribute(Layout::replicated(1))?;
+            let far = DTensor::distribute(
+                mesh,
+                &Tensor::from_vec(vec![0i64, 1, 2, 4], [4])?,
+                Layout::replicated(1),
+            )?;
+            let error = zeros.index_put(&[&near, &far], &values, false).expect_err("4 is outside dim 1");
+            assert!(
+                error.to_string().starts_with("linear_index: an index leaves dim 1; got index 4"),
+                "{error}"
+            );
+            Ok(())
+        });
+    }
+}
+
 /// 189945: five rows on four ranks leave the last rank without any, and it answered for the others.
 #[test]
 fn an_empty_last_shard_takes_part() {
@@ -311,6 +346,45 @@ fn a_view_does_not_cut_one_dim_twice_unseen() {
                     same(&x.reshape(shape)?, &iota(&shape));
                 }
             }
+            Ok(())
+        });
+    }
+}
+
+/// 165962: the maximum, minimum and norm of a tensor that is `Partial(sum)` combined each rank's contributions instead of
+/// the sums.
+#[test]
+fn extremes_and_norms_of_a_partial_sum_are_those_of_the_sum() {
+    for (ranks, mesh) in [(2, "a=2"), (3, "a=3")] {
+        on(ranks, mesh, |mesh| {
+            // Column sums of rows that change sign: no contribution is near the sum.
+            let numbers = |i: usize| if i < 8 { 10.0 + i as f32 } else { -9.0 - (i % 8) as f32 * 2.0 };
+            let whole = Tensor::from_vec((0..16).map(numbers).collect(), [2, 8])?;
+            let x = DTensor::distribute(mesh, &whole, "(S0)".parse()?)?.sum(&[0], false)?;
+            assert_eq!(x.layout().to_string(), "(P(sum))");
+            let sums = x.full_tensor()?.to_vec::<f32>()?;
+            assert_eq!(sums, [1.0, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0]);
+            let item = |y: DTensor| y.full_tensor()?.item();
+            assert_eq!((item(x.max(&[0], false)?)?, item(x.min(&[0], false)?)?), (1.0, -6.0));
+            assert_eq!(item(x.norm(2.0, &[0], false)?)? as f32, 92f32.sqrt());
+            assert_eq!(item(x.norm(1.0, &[0], false)?)?, 22.0);
+            assert_eq!((item(x.argmax(0)?)?, item(x.argmin(0)?)?), (0.0, 7.0));
+            assert_eq!(item(x.var(&[0], 0, false)?)?, 5.25);
+            Ok(())
+        });
+    }
+}
+
+/// 172041: a mean that follows a sum over a sharded dim divided by the local number of elements, or twice.
+#[test]
+fn a_mean_of_a_partial_sum_divides_once_by_the_global_number() {
+    for (ranks, mesh) in [(2, "a=2"), (5, "a=5")] {
+        on(ranks, mesh, |mesh| {
+            let x = put(mesh, &[8, 4], "(S0)")?;
+            let y = x.sum(&[0], false)?.mean(&[0], false)?;
+            assert_eq!(y.full_tensor()?.item()?, 124.0);
+            assert_eq!(x.mean(&[0], false)?.sum_all()?.full_tensor()?.item()?, 62.0);
+            assert_eq!(x.mean_all()?.full_tensor()?.item()?, 15.5);
             Ok(())
         });
     }

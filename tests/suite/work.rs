@@ -11,8 +11,10 @@ use isoshard::tensor::DType;
 
 use crate::common::samples::catalog;
 
-/// Operators whose ranks all repeat some work: a row's share of the loss, the angles, the order.
-const SHARED: [&str; 3] = ["cross_entropy_grad", "rotary", "shuffle"];
+/// Operators whose ranks all repeat some work: a row's share of the loss, the angles, the order, the writes that leave
+/// a rank's shard.
+const SHARED: [&str; 6] =
+    ["cross_entropy_grad", "rotary", "shuffle", "scatter_max", "scatter_min", "soft_cross_entropy_grad"];
 
 /// Operators that read their first operand by index: only the elements that are read count.
 const BY_INDEX: [&str; 2] = ["embedding", "gather"];

@@ -135,7 +135,10 @@ impl DTensor {
     ) -> Result<DTensor> {
         let at = self.shape().dim("scatter_reduce", dim)?;
         let rule = match op {
-            ReduceOp::Sum => return self.add(&src.scatter_add(dim, index, self.shape()[at])?),
+            ReduceOp::Sum => {
+                let sums = ScatterAdd { dim: at, extent: self.shape()[at] };
+                return self.add_sums("scatter_reduce", &sums, index, src);
+            }
             ReduceOp::Max => ScatterRule::Max,
             ReduceOp::Min => ScatterRule::Min,
         };
@@ -186,7 +189,7 @@ impl DTensor {
     pub fn index_add(&self, dim: isize, index: &DTensor, src: &DTensor) -> Result<DTensor> {
         let (at, index) = src.index_rows("index_add", dim, index)?;
         let extent = self.shape()[self.shape().dim("index_add", dim)?];
-        self.add(&DTensor::apply_one(&ScatterAdd { dim: at, extent }, &[&index, src])?)
+        self.add_sums("index_add", &ScatterAdd { dim: at, extent }, &index, src)
     }
 
     /// Returns this tensor with each index `k` of `dim` of `src` written to index `index[k]` (i64, one dim). The largest
@@ -357,6 +360,21 @@ impl DTensor {
     /// Refuses a tensor that is not i64, and indices outside the bins.
     pub fn bincount(&self, bins: usize) -> Result<DTensor> {
         DTensor::apply_one(&Bincount { bins }, &[self])
+    }
+
+    /// Returns this tensor plus the sums of `src` by destination, which must have its shape.
+    fn add_sums(&self, verb: &str, op: &ScatterAdd, index: &DTensor, src: &DTensor) -> Result<DTensor> {
+        let (x, y) = (self.shape(), src.shape());
+        if x.len() != y.len() || (0..x.len()).any(|d| d != op.dim && x[d] != y[d]) {
+            let given = format!("{}, {}", self.spec(), src.spec());
+            return Err(Error::invalid(
+                verb,
+                "the extents differ in another dim than the index's",
+                given,
+                "",
+            ));
+        }
+        self.add(&DTensor::apply_one(op, &[index, src])?)
     }
 
     /// Returns `dim` as a number from 0 on, and `index`, one dim, expanded to this tensor's shape with its own extent in

@@ -213,8 +213,8 @@ impl DTensor {
         rows.reduce(&losses, options.reduction)
     }
 
-    /// Returns the negative of the log-probability of each row's target: log-probabilities `[.., classes]`, such as those
-    /// of [`DTensor::log_softmax`], and targets `[..]` (i64) give losses `[..]`, reduced as the options say.
+    /// Returns the negative of the log-probability of each row's target: log-probabilities `[.., classes]`, such as
+    /// those of [`DTensor::log_softmax`], and targets `[..]` (i64) give losses `[..]`, reduced as the options say.
     ///
     /// Rows that are ignored, class weights, the dim of classes and the mean are those of
     /// [`DTensor::cross_entropy_with`]. If the classes are sharded the ranks reduce one number per row.

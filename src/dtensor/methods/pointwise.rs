@@ -5,9 +5,9 @@
 use crate::dtensor::tensor::DTensor;
 use crate::error::Result;
 use crate::ops::{
-    self, Bits, Cast, Compare, CompareKind, Op, PowScalar, Select, activations_table, arithmetic_table,
-    elementary_table, logarithmic_table, signatures, smooth_activations_table, special_table,
-    trigonometric_table,
+    self, Bits, Cast, Compare, CompareKind, Op, Pointwise, PowScalar, Select, activations_table,
+    arithmetic_table, bits_table, elementary_table, logarithmic_table, piecewise_table, rounding_table,
+    signatures, smooth_activations_table, special_table, trigonometric_table,
 };
 use crate::tensor::DType;
 
@@ -62,6 +62,28 @@ macro_rules! method {
             self.broadcast_apply(&ops::$Type, $y)
         }
     };
+    ($(#[$doc:meta])* $Type:ident $name:ident ($y:ident $z:ident) ($($s:ident)*)) => {
+        $(#[$doc])*
+        ///
+        /// `self` is the first operand; shapes broadcast.
+        ///
+        /// # Errors
+        /// Refuses shapes that do not broadcast, and what the operator refuses.
+        pub fn $name(&self, $y: &DTensor, $z: &DTensor $(, $s: f64)*) -> Result<DTensor> {
+            let verb = ops::$Type::NAME;
+            let shape = self.shape().broadcast(verb, $y.shape())?.broadcast(verb, $z.shape())?;
+            let op = operator!($Type $($s)*);
+            DTensor::apply_one(&op, &[&self.expand(&shape)?, &$y.expand(&shape)?, &$z.expand(&shape)?])
+        }
+    };
+}
+macro_rules! operator {
+    ($Type:ident) => {
+        ops::$Type
+    };
+    ($Type:ident $($s:ident)+) => {
+        ops::$Type::by($($s),+)
+    };
 }
 macro_rules! table_methods {
     (methods { $($method:tt)* } derivatives { $($derivative:tt)* }) => {
@@ -75,6 +97,9 @@ smooth_activations_table!(table_methods);
 special_table!(table_methods);
 trigonometric_table!(table_methods);
 activations_table!(table_methods);
+bits_table!(table_methods);
+piecewise_table!(table_methods);
+rounding_table!(table_methods);
 
 /// Comparisons, selection, powers and casts.
 impl DTensor {

@@ -46,7 +46,8 @@ impl DTensor {
         Self::filled(mesh, dtype, shape.into(), &layout, FillSource::RandomElement(distribution), from)
     }
 
-    /// Creates a tensor of uniform numbers in `[0, 1)`: [`DTensor::random`] from [`Distribution::UNIT`].
+    /// Creates a tensor of uniform numbers in `[0, 1)`: [`DTensor::random`] from [`Distribution::UNIT`], which says where f16
+    /// and bf16 differ.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};

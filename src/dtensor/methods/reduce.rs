@@ -5,12 +5,13 @@
 
 use crate::dtensor::DTensor;
 use crate::error::Result;
-use crate::ops::{Argmax, Max, Min, Sum};
-use crate::tensor::Dims;
+use crate::ops::{Argmax, FirstIndex, Max, Min, Prod, Sum, WideSum, accumulator};
+use crate::placement::Placement;
+use crate::tensor::{Dims, Shape};
 
 /// Reductions.
 impl DTensor {
-    /// Returns the sum over `dims`; with `keep`, they stay with extent 1.
+    /// Returns the sum over `dims`; with `keep`, they stay with extent 1. Integers and bools are summed in i64.
     ///
     /// If a summed dim is sharded, the result is `Partial` along that axis and nothing is communicated until it is
     /// reduced.
@@ -54,8 +55,10 @@ impl DTensor {
         DTensor::apply_one(&Sum { dims: (0..self.shape().len()).collect(), keep: false }, &[self])
     }
 
-    /// Returns the mean over `dims`: the [sum](DTensor::sum) divided by the global number of elements. With `keep`,
-    /// the dims stay with extent 1.
+    /// Returns the mean over `dims`: the [sum](DTensor::sum) times the reciprocal of the global number of elements. With
+    /// `keep`, the dims stay with extent 1.
+    ///
+    /// f16 and bf16 are summed, reduced over ranks and multiplied in f32, and rounded once.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -69,10 +72,10 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses dims that the tensor does not have, and dims that repeat.
+    /// Refuses dims that the tensor does not have, dims that repeat, and dtypes that are not floating-point.
     pub fn mean(&self, dims: &[isize], keep: bool) -> Result<DTensor> {
-        let count: usize = self.dims("mean", dims)?.iter().map(|&d| self.shape()[d]).product();
-        self.sum(dims, keep)?.mul_scalar(1.0 / count as f64)
+        self.dtype().expect_float("mean")?;
+        self.mean_over(self.dims("mean", dims)?, keep)?.cast(self.dtype())
     }
 
     /// Returns the mean of all elements, with shape `[]`. If the tensor is sharded, exact mode all-reduces one number per
@@ -92,7 +95,19 @@ impl DTensor {
     /// # Errors
     /// Refuses dtypes that are not floating-point.
     pub fn mean_all(&self) -> Result<DTensor> {
-        self.sum_all()?.mul_scalar(1.0 / self.shape().numel() as f64)
+        self.dtype().expect_float("mean")?;
+        self.mean_over((0..self.shape().len()).collect(), false)?.cast(self.dtype())
+    }
+
+    /// Returns the mean in the dtype that sums are accumulated in.
+    pub(super) fn mean_over(&self, dims: Dims, keep: bool) -> Result<DTensor> {
+        let count: usize = dims.iter().map(|&d| self.shape()[d]).product();
+        let sum = if accumulator(self.dtype()) == self.dtype() {
+            DTensor::apply_one(&Sum { dims, keep }, &[self])?
+        } else {
+            DTensor::apply_one(&WideSum { dims, keep }, &[self])?
+        };
+        sum.mul_scalar(1.0 / count as f64)
     }
 
     /// Returns the maximum over `dims`; NaN wins. With `keep`, the dims stay with extent 1. The gradient is shared
@@ -137,8 +152,11 @@ impl DTensor {
         DTensor::apply_one(&Min { dims: self.dims("min", dims)?, keep }, &[self])
     }
 
-    /// Returns the first index of the maximum along `dim`, as i64. Communicates nothing if the ranks hold `dim`
-    /// whole.
+    /// Returns the first index of the maximum along `dim`, as i64. NaN counts as largest, and zeros of both signs are
+    /// equal.
+    ///
+    /// Communicates nothing if the ranks hold `dim` whole. If it is sharded it is not gathered: ranks reduce the maximum
+    /// and one index per result.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -154,7 +172,121 @@ impl DTensor {
     /// # Errors
     /// Refuses a dim that the tensor does not have, and a dim of extent 0.
     pub fn argmax(&self, dim: isize) -> Result<DTensor> {
-        DTensor::apply_one(&Argmax { dim: self.shape().dim("argmax", dim)? }, &[self])
+        let at = self.shape().dim("argmax", dim)?;
+        if self.shape()[at] == 0 || !self.cuts(at) {
+            return DTensor::apply_one(&Argmax { dim: at }, &[self]);
+        }
+        Ok(self.max_with_index(dim, false)?.1)
+    }
+
+    /// Returns the first index of the minimum along `dim`, as i64. NaN counts as smallest, and zeros of both signs are
+    /// equal. Communicates as [`DTensor::argmax`] does.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![9i64, 4, 7, 4], [4])?, "(S0)".parse()?)?;
+    ///     assert_eq!(x.argmin(0)?.full_tensor()?.to_vec::<i64>()?, [1]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a dim that the tensor does not have, and a dim of extent 0.
+    pub fn argmin(&self, dim: isize) -> Result<DTensor> {
+        self.shape().dim("argmin", dim)?;
+        Ok(self.min_with_index(dim, false)?.1)
+    }
+
+    /// Returns the maximum along `dim` and its first index (i64). With `keep`, the dim stays with extent 1.
+    ///
+    /// The gradient of the maximum is shared evenly among equal maxima, as by [`DTensor::max`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 5.0, 7.0, 3.0], [2, 2])?, "(S1)".parse()?)?;
+    ///     let (max, index) = x.max_with_index(1, false)?;
+    ///     assert_eq!(max.full_tensor()?.to_vec::<f32>()?, [5.0, 7.0]);
+    ///     assert_eq!(index.full_tensor()?.to_vec::<i64>()?, [1, 0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a dim that the tensor does not have, and a dim of extent 0.
+    pub fn max_with_index(&self, dim: isize, keep: bool) -> Result<(DTensor, DTensor)> {
+        self.with_index(self.max(&[dim], true)?, dim, keep)
+    }
+
+    /// Returns the minimum along `dim` and its first index (i64). With `keep`, the dim stays with extent 1.
+    ///
+    /// The gradient of the minimum is shared evenly among equal minima, as by [`DTensor::min`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![3.0f32, 5.0, 2.0], [3])?, "(S0)".parse()?)?;
+    ///     let (min, index) = x.min_with_index(0, true)?;
+    ///     assert_eq!((min.full_tensor()?.item()?, index.full_tensor()?.item()?), (2.0, 2.0));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a dim that the tensor does not have, and a dim of extent 0.
+    pub fn min_with_index(&self, dim: isize, keep: bool) -> Result<(DTensor, DTensor)> {
+        self.with_index(self.min(&[dim], true)?, dim, keep)
+    }
+
+    /// Returns the product over `dims`; with `keep`, they stay with extent 1. Integers and bools are multiplied in i64.
+    ///
+    /// The gradient is right at zeros. A sharded dim of `dims` is gathered first; other shards stay.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32, 0.0, 3.0], [3])?, "(R)".parse()?)?.requires_grad()?;
+    ///     let y = x.prod(&[0], false)?;
+    ///     assert_eq!(y.full_tensor()?.item()?, 0.0);
+    ///     assert_eq!(y.backward()?.get(&x).expect("a leaf").full_tensor()?.to_vec::<f32>()?, [0.0, 6.0, 0.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses dims that the tensor does not have, and dims that repeat.
+    pub fn prod(&self, dims: &[isize], keep: bool) -> Result<DTensor> {
+        DTensor::apply_one(&Prod { dims: self.dims("prod", dims)?, keep }, &[self])
+    }
+
+    /// Returns an extreme, of extent 1 along `dim`, and its first index.
+    fn with_index(&self, extreme: DTensor, dim: isize, keep: bool) -> Result<(DTensor, DTensor)> {
+        let dim = self.shape().dim("index", dim)?;
+        let extreme = extreme.reduce_partial()?;
+        let index = DTensor::apply_one(&FirstIndex { dim }, &[&self.detach(), &extreme.detach()])?;
+        if keep {
+            return Ok((extreme, index));
+        }
+        let shape: Shape = (0..self.shape().len()).filter(|&d| d != dim).map(|d| self.shape()[d]).collect();
+        Ok((extreme.reshape(shape.clone())?, index.reshape(shape)?))
+    }
+
+    /// Returns true if a mesh axis shards `dim`.
+    fn cuts(&self, dim: usize) -> bool {
+        self.layout().placements().iter().any(|placement| match placement {
+            Placement::Shard(d) => *d == dim,
+            Placement::RaggedShard { dims, .. } => dim < *dims,
+            Placement::Replicate | Placement::Partial(_) => false,
+        })
     }
 
     /// Resolves negative dims, and sorts.

@@ -192,10 +192,10 @@ impl<'a> CpuAttention<'a> {
                 dispatch(Exponentials { s, block, tree: &mut tree, sums: &mut sums, lse });
                 self.drop_probabilities(block, head, s);
                 let o = &mut o_data[((head[0] * tq + block.start) * h + head[1]) * dv..];
-                let masked = inputs.has_holes() || block.masks(&self.rule);
+                let hidden = block.hidden(&self.rule, inputs.has_holes());
                 let v = v.at(group).rows(block.from, block.to - block.from);
                 masked_product(
-                    masked,
+                    &hidden,
                     BlockSum::Keys(block.sums()),
                     block.matrix(s),
                     v,

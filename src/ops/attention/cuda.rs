@@ -9,7 +9,7 @@ mod tree;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::scores::{ScoreOperands, ScoreRule};
+use super::scores::{BiasSum, ScoreOperands, ScoreRule};
 use crate::error::{Error, Result};
 use crate::tensor::cuda::{Gpu, fill};
 use crate::tensor::{DType, SplitRule, Tensor};
@@ -116,12 +116,19 @@ impl<'a> CudaAttention<'a> {
     /// Returns the errors of [`CudaAttention::forward`].
     pub fn bias_backward(
         &self,
-        [_q, _k, _v]: [&Tensor; 3],
-        (_o, _lse): (&Tensor, &Tensor),
+        [q, k, v]: [&Tensor; 3],
+        (o, lse): (&Tensor, &Tensor),
         grad: &Tensor,
     ) -> Result<Tensor> {
-        let rule = "has no kernel for the gradient of a bias on a CUDA device";
-        Err(Error::unsupported(self.verb, rule, grad.notation(), "use Device::Cpu"))
+        let gpu = Gpu::of(q)?;
+        let Some(bias) = self.operands.bias else {
+            return Err(Error::invalid(self.verb, "has no bias", q.notation(), ""));
+        };
+        let sum = BiasSum::of([q, k], bias);
+        if sum.bias[3] != sum.shape[3] || sum.shape.contains(&0) {
+            return gpu.zeros(q.dtype(), bias.shape().clone());
+        }
+        self.bias_exact(&gpu, [q, k, v, grad], &lse.contiguous()?, o, &sum)
     }
 
     /// Computes the sum of `o` times its gradient per row.
@@ -174,6 +181,17 @@ impl<'a> CudaAttention<'a> {
             threshold: dropout.map_or(0, |d| d.threshold),
             levels: depth(keys).max(over_queries).max(1),
             row_levels: depth(keys.next_multiple_of(64)).max(1),
+            bias: self.operands.bias.map_or([0; 4], broadcast_steps),
+            mask: self.operands.mask.map_or([0; 4], broadcast_steps),
+            documents: self.operands.documents.map_or([0; 2], |of| of.map(|x| batch_step(x) as u64)),
+            cap: self.rule.soft_cap.map_or(1.0, |cap| cap.0),
+            before: limit(self.rule.before),
+            after: limit(self.rule.after),
+            extras: u32::from(self.rule.soft_cap.is_some())
+                | u32::from(self.rule.bias) << 1
+                | u32::from(self.rule.mask) << 2
+                | u32::from(self.rule.documents) << 3,
+            unused: 0,
         })
     }
 }
@@ -185,10 +203,14 @@ struct CallArg {
     /// The strides of batch, head and row of q, k, v, o and grad.
     steps: [[u64; 3]; 5],
     draw: [u64; 6],
+    bias: [u64; 4],
+    mask: [u64; 4],
+    documents: [u64; 2],
     key: [u32; 2],
     high: u64,
     scale: f64,
     factor: f64,
+    cap: f64,
     batch: u32,
     heads: u32,
     groups: u32,
@@ -199,6 +221,26 @@ struct CallArg {
     threshold: u32,
     levels: u32,
     row_levels: u32,
+    before: u32,
+    after: u32,
+    /// `ScoreExtra` in `kernels/attention.cuh`.
+    extras: u32,
+    unused: u32,
+}
+
+/// Returns a bound of a window as the kernels read it: positions are below 2^31.
+fn limit(bound: Option<usize>) -> u32 {
+    bound.map_or(i32::MAX as u32, |n| n.min(i32::MAX as usize) as u32)
+}
+
+/// Returns the strides of bias or mask, 0 along a dim in which it repeats.
+fn broadcast_steps(x: &Tensor) -> [u64; 4] {
+    [0, 1, 2, 3].map(|d| if x.shape()[d] == 1 { 0 } else { x.strides()[d] as u64 })
+}
+
+/// Returns the stride of the batch of document numbers.
+fn batch_step(x: &Tensor) -> usize {
+    if x.shape()[0] == 1 { 0 } else { x.strides()[0] }
 }
 
 fn extents(x: &Tensor) -> [usize; 4] {

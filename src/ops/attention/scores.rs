@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::ops::{Bits, Meta, list};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::cpu::merges;
+use crate::tensor::{DType, LEAF, Tensor};
 
 /// The treatment of attention's scores between their product and the softmax. A score becomes `c tanh(s / c)` if there
 /// is a [soft cap](Self::soft_cap) c; then the bias is added; then keys that the query does not see are left out.
@@ -123,10 +124,46 @@ impl ScoreRule {
 /// The optional operands of attention's scores, which [`ScoreRule`] describes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScoreOperands<'a> {
-    /// Added to the scores.
+    /// The tensor that is added to the scores.
     pub bias: Option<&'a Tensor>,
-    /// True where a query sees a key.
+    /// The tensor that is true where a query sees a key.
     pub mask: Option<&'a Tensor>,
     /// The document numbers of queries and of keys.
     pub documents: Option<[&'a Tensor; 2]>,
+}
+
+/// The sum that the gradient of a bias is: the shapes of the scores and of the bias, as a call has them.
+pub(super) struct BiasSum {
+    pub(super) shape: [usize; 4],
+    pub(super) bias: [usize; 4],
+}
+
+impl BiasSum {
+    pub(super) fn of([q, k]: [&Tensor; 2], bias: &Tensor) -> BiasSum {
+        let shape = [q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[2]];
+        BiasSum { shape, bias: [0, 1, 2, 3].map(|d| bias.shape()[d]) }
+    }
+
+    /// Returns true for each dim along which the bias repeats.
+    pub(super) fn repeats(&self) -> [bool; 3] {
+        [0, 1, 2].map(|d| self.bias[d] != self.shape[d])
+    }
+
+    /// Returns the number of joins after each element of the repeated dims, in order.
+    pub(super) fn joins(&self) -> Vec<u8> {
+        let dims: Vec<usize> = (0..3).filter(|&d| self.repeats()[d]).map(|d| self.shape[d]).collect();
+        let Some((&last, outer)) = dims.split_last() else { return vec![0] };
+        let mut joins = merges(last, LEAF);
+        for &len in outer.iter().rev() {
+            let inner = joins;
+            joins = Vec::with_capacity(len * inner.len());
+            for more in merges(len, 1) {
+                joins.extend_from_slice(&inner);
+                if let Some(last) = joins.last_mut() {
+                    *last += more;
+                }
+            }
+        }
+        joins
+    }
 }

@@ -10,7 +10,8 @@ use crate::tensor::cuda::fault::FaultCode;
 use crate::tensor::cuda::{Gpu, RowEntries, RowLaunch, entries};
 use crate::tensor::{Shape, Tensor};
 
-/// Computes this rank's contribution to the loss of each row; see [`CrossEntropy`](crate::ops::CrossEntropy). Copies operands that are not contiguous.
+/// Computes this rank's contribution to the loss of each row; see [`CrossEntropy`](crate::ops::CrossEntropy). Copies
+/// operands that are not contiguous.
 ///
 /// # Errors
 /// Returns an error if the device has no memory left or the launch fails. The kernel records a target out of range.

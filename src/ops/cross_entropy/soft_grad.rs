@@ -36,14 +36,18 @@ impl Op for SoftCrossEntropyGrad {
         Ok(smallvec![logits.clone()])
     }
 
-    /// Linear in `dy`.
+    /// Linear in `dy`, and in `q` and its sums together.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let (last, count) = (ins[0].shape.len() - 1, ins.len());
         let (r, s) = (AxisPlacement::R, AxisPlacement::S(last));
         let mut rows: Vec<Row> = (0..last).map(|d| Row::same(AxisPlacement::S(d), count)).collect();
         let with = |first: [AxisPlacement; 5]| first.into_iter().chain(std::iter::repeat_n(r, count - 5));
         rows.push(Row::new(with([s, s, r, r, r]), [s]));
-        rows.push(Row::new(with([r, r, r, r, AxisPlacement::SUM]), [AxisPlacement::SUM]));
+        let sum = AxisPlacement::SUM;
+        rows.push(Row::new(with([r, r, r, r, sum]), [sum]));
+        if self.row_sum.is_none() {
+            rows.push(Row::new([r, sum, r, r, r, sum], [sum]));
+        }
         rows
     }
 

@@ -95,7 +95,7 @@ impl Op for Gather {
     }
 }
 
-/// Reads elements, of which this rank stores `held` rows per block, from row `start` on.
+/// Reads elements by index. This rank stores `held` rows per block, from row `start` on.
 fn take<T: Element>(
     x: &[T],
     (start, held): (usize, usize),

@@ -28,7 +28,7 @@ pub(in crate::ops) struct LineIndex {
 }
 
 impl LineIndex {
-    /// Prepares `index`, of which every entry must be one of the `n` indices of `dim`.
+    /// Prepares `index`. Every entry must be one of the `n` indices of `dim`.
     ///
     /// # Errors
     /// Returns an error that begins with `verb` if an entry is not.

@@ -95,25 +95,29 @@ impl Op for Scatter {
     /// of one kind are accepted; a maximum of equal elements is the element, so a partial maximum may meet replicas. For
     /// the largest and smallest, each rank may also write a part of the source.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
-        use AxisPlacement::{R, S};
+        let (whole, cut) = (AxisPlacement::R, AxisPlacement::S(self.dim));
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
-        let mut rows: Vec<Row> = others.map(|d| Row::same(S(d), 3)).collect();
-        rows.push(Row::new([S(self.dim), R, R], [S(self.dim)]));
-        match self.reduction().map(AxisPlacement::P) {
+        let mut rows: Vec<Row> = others.map(|d| Row::same(AxisPlacement::S(d), 3)).collect();
+        rows.push(Row::new([cut, whole, whole], [cut]));
+        match self.reduction() {
             None => {
                 for row in Algebra::Structural.rows(1) {
                     let part = row.ins[0];
-                    rows.push(Row::new([part, R, part], [part]).exact());
+                    rows.push(Row::new([part, whole, part], [part]).exact());
                     if !part.is_sum() {
-                        rows.push(Row::new([part, R, R], [part]));
-                        rows.push(Row::new([R, R, part], [part]));
+                        rows.push(Row::new([part, whole, whole], [part]));
+                        rows.push(Row::new([whole, whole, part], [part]));
                     }
                 }
             }
-            Some(part) => {
-                rows.extend([[part, R, part], [part, R, R], [R, R, part]].map(|ins| Row::new(ins, [part])));
-                let cut = S(self.dim);
-                rows.extend([[R, cut, cut], [part, cut, cut]].map(|ins| Row::new(ins, [part])));
+            Some(op) => {
+                let part = AxisPlacement::P(op);
+                let mine = [[part, whole, part], [part, whole, whole], [whole, whole, part]];
+                let written_in_parts = [[whole, cut, cut], [part, cut, cut]];
+                rows.extend(mine.into_iter().chain(written_in_parts).map(|ins| Row::new(ins, [part])));
+                // The larger of a minimum and a value is the minimum of the larger ones.
+                let other = AxisPlacement::P(if op == ReduceOp::Max { ReduceOp::Min } else { ReduceOp::Max });
+                rows.push(Row::new([other, whole, whole], [other]));
             }
         }
         rows

@@ -5,10 +5,10 @@ use crate::tensor::cuda::fault::FaultCode;
 use crate::tensor::cuda::{Gpu, KernelLaunch};
 use crate::tensor::{DType, Dims, ReduceOp, Shape, Tensor};
 
-use super::linear_index::LinearIndex;
-
 const THREADS: u32 = 256;
 const DIMS: usize = 6;
+/// The largest number of indices that one kernel joins.
+pub(super) const JOINED: usize = 8;
 
 /// `struct ScatterPlaces` of `kernels/scatter.cu`: an index's extents, innermost first, and for each dim the strides of
 /// the result (0 along the dim of the operator), of the index, of the source, and of the position along the dim.
@@ -164,10 +164,10 @@ pub(super) fn linear_index(ins: &[Tensor], extents: &Dims) -> Result<Tensor> {
     let gpu = Gpu::of(&ins[0])?;
     let ins = ins.iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>()?;
     let mut out = gpu.uninit(DType::I64, ins[0].shape())?;
-    let mut lens = [0u64; LinearIndex::DIMS];
+    let mut lens = [0u64; JOINED];
     lens.iter_mut().zip(extents).for_each(|(to, &n)| *to = n as u64);
     let all: Vec<&Tensor> = ins.iter().collect();
-    let launch = gpu.kernel("scatter", "linear", DType::I64)?.read_all::<{ LinearIndex::DIMS }>(&all);
+    let launch = gpu.kernel("scatter", "linear", DType::I64)?.read_all::<JOINED>(&all);
     let launch = launch.write(&mut out).arg(lens).arg(ins.len() as u32).arg(ins[0].numel() as u64);
     launch.arg(FaultCode::LinearIndex as u32).faults().run(blocks(ins[0].numel()), THREADS, 0)?;
     Ok(out)

@@ -36,6 +36,8 @@ pub(in crate::ops) struct SumsByRow<'a, T: Float> {
     /// Positions by destination, and the end of each destination's run in them.
     order: Vec<u32>,
     ends: Vec<u32>,
+    /// The sum of every destination of rows of one element, and the number of its elements.
+    sums: Vec<(T::Acc, u32)>,
     /// The path of every position; empty until a sum of three rows needs it.
     paths: Vec<u64>,
     /// The sums that wait for their right half, with the level of the node that joins them, and after them the current
@@ -47,7 +49,8 @@ pub(in crate::ops) struct SumsByRow<'a, T: Float> {
 impl<'a, T: Float> SumsByRow<'a, T> {
     pub fn new(extents: &'a [usize], width: usize) -> SumsByRow<'a, T> {
         let (order, ends, paths) = (Vec::new(), Vec::new(), Vec::new());
-        SumsByRow { extents, width, order, ends, paths, rows: Vec::new(), levels: Vec::new() }
+        let (sums, rows, levels) = (Vec::new(), Vec::new(), Vec::new());
+        SumsByRow { extents, width, order, ends, sums, paths, rows, levels }
     }
 
     /// Adds row `p` of `src` to row `index[p] - start` of `out` for each `p`, and skips rows that `out` does not have.
@@ -73,6 +76,9 @@ impl<'a, T: Float> SumsByRow<'a, T> {
             self.order = order;
             return;
         }
+        if width == 1 {
+            return self.add_elements(index, start, src, out);
+        }
         let (mut order, mut ends) = (std::mem::take(&mut self.order), std::mem::take(&mut self.ends));
         ends.clear();
         ends.resize(held + 1, 0);
@@ -94,6 +100,47 @@ impl<'a, T: Float> SumsByRow<'a, T> {
             first = end;
         }
         (self.order, self.ends) = (order, ends);
+    }
+
+    /// Adds rows of one element. Sums of one or two elements have one order, so they are added as the elements come; the
+    /// positions of longer sums are collected.
+    fn add_elements(&mut self, index: &[i64], start: usize, src: &[T], out: &mut [T]) {
+        const LONG: u32 = 3;
+        let place = |i: i64| (i as usize).wrapping_sub(start);
+        let (zero, mut long) = (T::Acc::default(), false);
+        self.ends.clear();
+        self.ends.resize(out.len(), 0);
+        self.sums.clear();
+        self.sums.resize(out.len(), (zero, 0));
+        for (&i, x) in index.iter().zip(src) {
+            if let Some((sum, count)) = self.sums.get_mut(place(i)) {
+                *sum = *sum + x.widen();
+                *count += 1;
+                long |= *count == LONG;
+            }
+        }
+        if long {
+            let mut next = 0;
+            for (&(_, count), end) in self.sums.iter().zip(&mut self.ends) {
+                *end = next;
+                next += count;
+            }
+            self.order.resize(index.len(), 0);
+            for (p, &i) in index.iter().enumerate() {
+                if let Some(end) = self.ends.get_mut(place(i)) {
+                    self.order[*end as usize] = p as u32;
+                    *end += 1;
+                }
+            }
+            if self.paths.is_empty() {
+                self.paths = tree_paths(self.extents);
+            }
+            for ((sum, count), &end) in self.sums.iter_mut().zip(&self.ends).filter(|((_, n), _)| *n >= LONG)
+            {
+                *sum = zero + tree_sum(&self.order[(end - *count) as usize..end as usize], &self.paths, src);
+            }
+        }
+        out.iter_mut().zip(&self.sums).for_each(|(out, &(sum, _))| *out = T::narrow(sum));
     }
 
     /// Writes the sum of the rows of `src` at ascending `positions`, if there are any.
@@ -149,6 +196,36 @@ impl<'a, T: Float> SumsByRow<'a, T> {
         left[waiting - 1].iter_mut().zip(&right[0]).for_each(|(a, &b)| *a = *a + b);
         self.levels.pop();
     }
+}
+
+/// Returns the sum of the elements of `src` at one or more ascending `positions`.
+#[inline(always)]
+fn tree_sum<T: Float>(positions: &[u32], paths: &[u64], src: &[T]) -> T::Acc {
+    if let [a, b, c] = *positions {
+        let ([a_path, b_path, c_path], [a, b, c]) =
+            ([a, b, c].map(|p| paths[p as usize]), [a, b, c].map(|p| src[p as usize].widen()));
+        // The pair that a lower node joins is added first.
+        let (left, right) = ((a + b) + c, a + (b + c));
+        return if a_path ^ b_path < b_path ^ c_path { left } else { right };
+    }
+    // One sum per level at most waits for its right half; the bits of `waiting` name the levels.
+    let (mut sums, mut waiting) = ([T::Acc::default(); 64], 0u64);
+    let mut sum = src[positions[0] as usize].widen();
+    for pair in positions.windows(2) {
+        let level = (paths[pair[0] as usize] ^ paths[pair[1] as usize]).ilog2();
+        while waiting & ((1 << level) - 1) != 0 {
+            sum = sums[waiting.trailing_zeros() as usize] + sum;
+            waiting &= waiting - 1;
+        }
+        sums[level as usize] = sum;
+        waiting |= 1 << level;
+        sum = src[pair[1] as usize].widen();
+    }
+    while waiting != 0 {
+        sum = sums[waiting.trailing_zeros() as usize] + sum;
+        waiting &= waiting - 1;
+    }
+    sum
 }
 
 /// Returns each position's path in the tree over `extents`, with one bit per level: left 0, right 1. Paths ascend, and

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::key::{OrderEntry, OrderKey, Ordered};
 use crate::tensor::cpu::{Kernel, dispatch};
 
-/// The entries of one key type, of which the kernels need two lists.
+/// A list of entries of an element's key type.
 type Entries<T> = Vec<<<T as Ordered>::Key as OrderKey>::Entry>;
 
 /// Orders ranges of rows. It keeps its buffers from one range to the next.

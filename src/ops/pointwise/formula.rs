@@ -107,6 +107,25 @@ macro_rules! function {
                 },
                 stringify!($name)
             );
+
+            /// The formula's CUDA kernels for lists of operands.
+            #[allow(dead_code)]
+            pub(in crate::ops::pointwise) const LIST: cuda::ListKernels = cuda::ListKernels {
+                source: cuda::KernelSource {
+                    name: concat!(stringify!($name), "_list"),
+                    parts: &[
+                        FUNCTIONS,
+                        concat!(
+                            "struct ", stringify!($name), "_formula : Functions {\n",
+                            cuda_function!("at", cuda_constants!($($s),*), ($($x),+), [$($v = $e),*], $value),
+                            "};\n",
+                            function!(@each $class),
+                            "(LIST_", arity!($($x),+), ", ", stringify!($name), ")\n"
+                        ),
+                    ],
+                },
+                entry: concat!(stringify!($name), "_list"),
+            };
         }
     };
     (@loops $Type:ident floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {

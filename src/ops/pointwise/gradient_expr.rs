@@ -7,6 +7,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 use super::compare::{Compare, CompareKind};
 use super::mask::Mask;
 use super::record::Pointwise;
+use super::zero_grad::ZeroGrad;
 use crate::error::{Error, Result};
 use crate::ops::{Op, Vjp, VjpValue};
 
@@ -100,6 +101,26 @@ impl<'t> GradientExpr<'t> {
     /// Returns `self ≥ other`, as bool.
     pub fn ge(self, other: GradientExpr<'t>) -> GradientExpr<'t> {
         self.then(Compare { kind: CompareKind::Ge }, &[other])
+    }
+
+    /// Returns `self > other`, as bool.
+    pub fn gt(self, other: GradientExpr<'t>) -> GradientExpr<'t> {
+        self.then(Compare { kind: CompareKind::Gt }, &[other])
+    }
+
+    /// Returns `self < other`, as bool.
+    pub fn lt(self, other: GradientExpr<'t>) -> GradientExpr<'t> {
+        self.then(Compare { kind: CompareKind::Lt }, &[other])
+    }
+
+    /// Returns `self == other`, as bool.
+    pub fn equals(self, other: GradientExpr<'t>) -> GradientExpr<'t> {
+        self.then(Compare { kind: CompareKind::Eq }, &[other])
+    }
+
+    /// Returns zeros of this value's shape and layout.
+    pub fn zero(self) -> GradientExpr<'t> {
+        self.then(ZeroGrad, &[])
     }
 
     /// Returns `self ≤ other`, as bool.

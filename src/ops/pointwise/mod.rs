@@ -5,9 +5,12 @@
 
 mod cast;
 mod compare;
+mod float_test;
 mod flops;
 #[macro_use]
 mod formula;
+mod clamp;
+mod foreach;
 mod functions;
 mod gradient_expr;
 mod mask;
@@ -21,9 +24,12 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod words;
+mod zero_grad;
 
 pub use cast::Cast;
+pub use clamp::{Clamp, ClampGrad};
 pub use compare::{Compare, CompareKind};
+pub use float_test::{FloatTest, FloatTestKind};
 pub(crate) use formula::{distribute_example, example_check, signatures, tensor_example};
 pub use mask::Mask;
 pub use pow_scalar::PowScalar;
@@ -32,9 +38,10 @@ pub(crate) use record::floats;
 pub use select::Select;
 pub use table::*;
 pub(crate) use table::{
-    activations_table, arithmetic_table, elementary_table, logarithmic_table, smooth_activations_table,
-    special_table, trigonometric_table,
+    activations_table, arithmetic_table, bits_table, elementary_table, logarithmic_table, piecewise_table,
+    rounding_table, smooth_activations_table, special_table, trigonometric_table,
 };
+pub use zero_grad::ZeroGrad;
 
 use std::sync::Arc;
 
@@ -43,14 +50,23 @@ use crate::tensor::cuda::KernelSource;
 
 /// Returns the samples of all pointwise operators.
 pub(super) fn samples() -> Vec<Sample> {
-    let files =
-        [cast::samples(), compare::samples(), mask::samples(), pow_scalar::samples(), select::samples()];
+    let files = [
+        cast::samples(),
+        clamp::samples(),
+        compare::samples(),
+        float_test::samples(),
+        mask::samples(),
+        pow_scalar::samples(),
+        select::samples(),
+        zero_grad::samples(),
+    ];
     [table::samples(), files.concat()].concat()
 }
 
 /// Returns the CUDA sources generated from the table's formulas.
 pub(super) fn cuda_sources() -> Vec<KernelSource> {
-    [table::cuda_sources(), pow_scalar::SOURCES.to_vec()].concat()
+    [table::cuda_sources(), pow_scalar::SOURCES.to_vec(), clamp::SOURCES.to_vec(), foreach::SOURCES.to_vec()]
+        .concat()
 }
 
 /// Returns every operator of the table, several for one with a constant. Used by tests that compare devices.
@@ -60,5 +76,5 @@ pub(super) fn cuda_sources() -> Vec<KernelSource> {
 /// assert!(formulas().iter().any(|op| op.name() == "relu"));
 /// ```
 pub fn formulas() -> Vec<Arc<dyn Op>> {
-    [table::operators(), pow_scalar::operators()].concat()
+    [table::operators(), pow_scalar::operators(), clamp::operators()].concat()
 }

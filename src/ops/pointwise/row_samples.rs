@@ -1,11 +1,11 @@
 //! The samples of a row of the table.
 
 use crate::ops::pointwise::record::Pointwise;
-use crate::ops::{Input, InputFill, Meta, Sample};
+use crate::ops::{Input, InputFill, Meta, Op, Sample};
 use crate::tensor::DType;
 
-/// Adds a row's samples: the first fill at four shapes, the others at one, and an i64 sample if the row takes
-/// `numbers`. Several operators take turns.
+/// Adds a row's samples: the first fill at four shapes, the others at one, and samples of integers and bools if the row
+/// takes them. Several operators take turns.
 pub(super) fn add_samples<P: Pointwise + Copy>(
     all: &mut Vec<Sample>,
     ops: &[P],
@@ -17,7 +17,11 @@ pub(super) fn add_samples<P: Pointwise + Copy>(
     const SHAPES: [&[usize]; 4] = [&[5, 3], &[7], &[], &[0, 3]];
     let mut add = |shape: &[usize], fills: &[InputFill], dtype: DType, smooth: bool| {
         let input = |&fill: &InputFill| Input { meta: Meta::new(dtype, shape), fill };
-        let sample = Sample::new(ops[all.len() % ops.len().min(4)], fills.iter().map(input)).rounded(rounded);
+        // Integers take whole constants.
+        let metas = vec![Meta::new(dtype, shape); P::ARITY];
+        let usable: Vec<P> = ops.iter().copied().filter(|op| op.infer(&metas).is_ok()).collect();
+        let op = usable[all.len() % usable.len().min(4)];
+        let sample = Sample::new(op, fills.iter().map(input)).rounded(rounded);
         all.push(if smooth { sample } else { sample.not_smooth() });
     };
     let both =
@@ -26,7 +30,18 @@ pub(super) fn add_samples<P: Pointwise + Copy>(
         let shapes = if i == 0 { &SHAPES[..] } else { &SHAPES[1..2] };
         shapes.iter().for_each(|shape| add(shape, fills, DType::F32, smooth));
     }
-    if class == "numbers" {
-        add(SHAPES[1], &[InputFill::Index(9); 3][..P::ARITY], DType::I64, false);
+    let whole = &[InputFill::Index(9); 3][..P::ARITY];
+    match class {
+        "numbers" if P::ARITY == 1 => add(SHAPES[1], &[InputFill::Ints], DType::I64, false),
+        "numbers" => add(SHAPES[1], whole, DType::I64, false),
+        "integers" | "bits" => {
+            add(SHAPES[0], &[InputFill::Ints, InputFill::Index(9)][..P::ARITY], DType::I64, false);
+            add(SHAPES[1], whole, DType::U8, false);
+            add(SHAPES[3], whole, DType::I32, false);
+        }
+        _ => {}
+    }
+    if class == "bits" {
+        add(SHAPES[0], &[InputFill::Bools; 2][..P::ARITY], DType::Bool, false);
     }
 }

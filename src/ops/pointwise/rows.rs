@@ -29,9 +29,9 @@ pub(super) fn negated_rows(is_float: bool) -> Vec<Row> {
 ///
 /// The rounded product is monotone in `x`, and the constant's sign says in which direction. Constants below 1 in
 /// magnitude have no rows, because tiny numbers of both signs become zeros of both signs; infinite ones have none,
-/// because they turn zero into NaN.
-pub(super) fn mul_scalar_rows(factor: f64) -> Vec<Row> {
-    if !(1.0..=f64::from(f32::MAX)).contains(&factor.abs()) {
+/// because they turn zero into NaN. Products of integers wrap.
+pub(super) fn mul_scalar_rows(ins: &[Meta], factor: f64) -> Vec<Row> {
+    if !ins[0].dtype.is_float() || !(1.0..=f64::from(f32::MAX)).contains(&factor.abs()) {
         return vec![];
     }
     let (max, min) = (AxisPlacement::P(ReduceOp::Max), AxisPlacement::P(ReduceOp::Min));

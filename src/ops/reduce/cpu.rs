@@ -1,4 +1,4 @@
-//! The CPU kernel of `argmax`.
+//! The CPU kernels of `argmax` and `first_index`.
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::is_nan;
@@ -54,6 +54,30 @@ fn first_largest<T: PartialOrd + Copy>(row: &[T]) -> usize {
         }
     }
     best
+}
+
+/// Returns, for each line along `dim`, the first index at which `x` equals `value`, plus `start`, or `i64::MAX`. The dim
+/// stays with extent 1.
+///
+/// # Errors
+/// Returns an error if the dtypes differ.
+pub(super) fn first_index(x: &Tensor, value: &Tensor, dim: usize, start: usize) -> Result<Tensor> {
+    let last = x.shape().len() - 1;
+    let (n, shape) = (x.shape()[dim], value.shape().clone());
+    // Lines along the last dim; the extent 1 of `value` moves with the dim.
+    let (rows, value) = (x.transpose(dim, last)?.contiguous()?, value.transpose(dim, last)?.contiguous()?);
+    let turned = value.shape().clone();
+    let out = for_dtype!(any x.dtype(), T => {
+        let (rows, value) = (rows.as_slice::<T>()?, value.as_slice::<T>()?);
+        Tensor::build(turned, |out: &mut [i64]| {
+            for (r, (out, &v)) in out.iter_mut().zip(value).enumerate() {
+                let nan = is_nan(v);
+                let found = rows[r * n..][..n].iter().position(|&x| if nan { is_nan(x) } else { x == v });
+                *out = found.map_or(i64::MAX, |i| (start + i) as i64);
+            }
+        })
+    });
+    out.transpose(dim, last)?.contiguous()?.reshape(shape)
 }
 
 #[cfg(test)]

@@ -7,10 +7,10 @@ use smallvec::smallvec;
 use super::{DimReduction, kept_shape};
 use crate::error::{Error, Result};
 use crate::ops::{
-    Cast, Compare, CompareKind, Div, Expand, Input, Mask, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample,
-    Sum, Tensors, Vjp, Windows, Work, arity,
+    BitwiseOr, Cast, Compare, CompareKind, Div, Expand, FloatTest, FloatTestKind, Input, Mask, MeshAxis,
+    Meta, Metas, Op, Reshape, Row, Sample, Sum, Tensors, Vjp, Windows, Work, arity,
 };
-use crate::tensor::{DType, Dims, ReduceOp, Tensor, cpu, cuda};
+use crate::tensor::{Dims, ReduceOp, Tensor, cpu, cuda};
 
 /// The maximum over dims; see [`MaxOrMin`]. Applied by [`DTensor::max`](crate::dtensor::DTensor::max).
 ///
@@ -25,9 +25,9 @@ pub type Max = MaxOrMin<true>;
 
 /// The largest or the smallest element over dims: [`Max`] or [`Min`](crate::ops::Min).
 ///
-/// -0 is less than 0. The result is one fixed NaN if any element is NaN (IEEE 754-2019's `maximum` and `minimum`), so
+/// The maximum of bools is "any", the minimum "all". -0 is less than 0. The result is one fixed NaN if any element is NaN (IEEE 754-2019's `maximum` and `minimum`), so
 /// every order of evaluation gives the same bits. The gradient is divided equally among equal extremes, as by PyTorch's
-/// `amax` and `amin`; zeros of both signs are equal.
+/// `amax` and `amin`; zeros of both signs are equal. If the result is NaN, the NaN elements share the gradient.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct MaxOrMin<const LARGEST: bool> {
     /// The dims to reduce, ascending.
@@ -51,9 +51,6 @@ impl<const LARGEST: bool> Op for MaxOrMin<LARGEST> {
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
         let ([x], verb, dims) = (arity(self.name(), ins)?, self.name(), self.dims.as_slice());
         let shape = self.reduction().shape(x)?;
-        if x.dtype == DType::Bool {
-            return Err(Error::invalid(verb, "bool has no order here", x.to_string(), "cast it first"));
-        }
         if dims.iter().any(|&d| x.shape[d] == 0) {
             let given = format!("dims {dims:?} of {x}");
             return Err(Error::invalid(verb, "no elements to choose from", given, ""));
@@ -78,9 +75,13 @@ impl<const LARGEST: bool> Op for MaxOrMin<LARGEST> {
         Work::reduction(ins, outs)
     }
 
-    /// `dx` is `dy / count(x == y)` for the elements with `x == y`, and 0 for the others.
+    /// `dx` is `dy / count(x == y)` for the elements with `x == y`, and 0 for the others. NaN counts as equal to NaN.
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let Meta { dtype, shape } = g.input_meta(0).clone();
+        if !dtype.is_float() {
+            g.none(0, "integers have no derivative");
+            return Ok(());
+        }
         let kept = kept_shape(&shape, &self.dims);
         let dims = self.dims.clone();
         let (x, mut y, mut dy) = (g.input(0), g.output(0), g.grad(0));
@@ -89,7 +90,12 @@ impl<const LARGEST: bool> Op for MaxOrMin<LARGEST> {
             dy = g.apply(Reshape { shape: kept }, &[dy])?;
         }
         let y = g.apply(Expand { shape: shape.clone() }, &[y])?;
-        let chosen = g.apply(Compare { kind: CompareKind::Eq }, &[x, y])?;
+        let mut chosen = g.apply(Compare { kind: CompareKind::Eq }, &[x, y])?;
+        if dtype.is_float() {
+            // A NaN equals nothing; it is chosen wherever it stands.
+            let nan = g.apply(FloatTest { kind: FloatTestKind::Nan }, &[x])?;
+            chosen = g.apply(BitwiseOr, &[chosen, nan])?;
+        }
         let ones = g.apply(Cast { dtype }, &[chosen])?;
         let count = g.apply(Sum { dims, keep: true }, &[ones])?;
         let share = g.apply(Div, &[dy, count])?;
@@ -115,6 +121,7 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
         Sample::new(max(&[0, 2], false), [Input::ints([3, 1, 5])]).not_smooth(),
         Sample::new(max(&[0, 1], false), [Input::ints([7, 3])]).not_smooth(),
         Sample::new(max(&[1], false), [Input::ints([0, 3])]).not_smooth(),
+        Sample::new(max(&[0], false), [Input::bools([5, 3])]).not_smooth(),
     ]
 }
 

@@ -5,8 +5,11 @@
 pub(super) mod argmax;
 pub(super) mod cpu;
 mod cuda;
+pub(super) mod first_index;
+pub(super) mod inverse_power_of_two;
 pub(super) mod max;
 pub(super) mod min;
+pub(super) mod prod;
 pub(super) mod sum;
 pub(super) mod terms;
 

@@ -70,7 +70,7 @@ impl Op for RotaryApply {
         Ok(smallvec![x.clone()])
     }
 
-    /// Linear. Interleaved pairs admit a sharded last dim if no boundary cuts a pair.
+    /// Linear in the vectors, and in both tables together. Interleaved pairs admit a sharded last dim if no boundary cuts a pair.
     fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
         let (last, r) = (ins[0].shape.len() - 1, AxisPlacement::R);
         let mut rows: Vec<Row> = (0..last).map(|d| Row::same(AxisPlacement::S(d), 3)).collect();
@@ -80,7 +80,8 @@ impl Op for RotaryApply {
         if self.pairing == RotaryPairing::Interleaved && even {
             rows.push(Row::same(AxisPlacement::S(last), 3));
         }
-        rows.push(Row::new([AxisPlacement::SUM, r, r], [AxisPlacement::SUM]));
+        let sum = AxisPlacement::SUM;
+        rows.extend([[sum, r, r], [r, sum, sum]].map(|ins| Row::new(ins, [sum])));
         rows
     }
 

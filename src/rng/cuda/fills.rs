@@ -8,6 +8,8 @@ use crate::placement::Region;
 use crate::rng::integers::{IntegerRange, range_of};
 use crate::rng::permutation::ROUNDS;
 use crate::rng::poisson::{CumulativeSums, LARGE};
+use crate::rng::truncated::Truncated;
+use crate::rng::truncated_tail::TruncatedTail;
 use crate::rng::{Distribution, Draw, Permutation, keep_threshold};
 use crate::tensor::cuda::{Gpu, KernelLaunch};
 use crate::tensor::{DType, Element, Shape, Tensor, for_dtype};
@@ -49,7 +51,12 @@ fn kernel_of(from: Distribution, dtype: DType) -> (&'static str, &'static str, u
     match from {
         Distribution::Uniform { .. } => ("random", "uniform", block),
         Distribution::Normal { .. } => ("random", "normal", block),
-        Distribution::TruncatedNormal { .. } => ("random", "truncated", block),
+        Distribution::TruncatedNormal { mean, std, low, high } => {
+            match (Truncated { mean, std, low, high }).is_frequent() {
+                true => ("random", "truncated", block),
+                false => ("random", "truncated_tail", 1),
+            }
+        }
         Distribution::LogNormal { .. } => ("random", "log_normal", block),
         Distribution::Exponential { .. } => ("exponential", "exponential", block),
         Distribution::Gamma { .. } => ("gamma", "gamma", 1),
@@ -76,7 +83,14 @@ fn parameters<'a>(launch: KernelLaunch<'a>, from: Distribution, dtype: DType) ->
             wide(wide(launch, std), mean)
         }
         Distribution::TruncatedNormal { mean, std, low, high } => {
-            launch.arg(mean).arg(std).arg(low).arg(high)
+            let of = Truncated { mean, std, low, high };
+            match of.is_frequent() {
+                true => launch.arg(mean).arg(std).arg(low).arg(high),
+                false => {
+                    let TruncatedTail { mean, std, low, high, from, to, rate, peak } = of.tail()?;
+                    launch.arg([mean, std, low, high, from, to, rate, peak])
+                }
+            }
         }
         Distribution::Exponential { rate } => wide(launch, rate),
         Distribution::Gamma { shape, scale } => wide(wide(launch, shape), scale),

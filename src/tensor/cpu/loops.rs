@@ -105,22 +105,22 @@ pub trait Relation: 'static {
 /// A property that a floating-point number has or has not.
 ///
 /// ```
-/// use isoshard::tensor::cpu::{FloatTest, FloatTestLoops, Num, Real, test};
+/// use isoshard::tensor::cpu::{FloatPredicate, FloatPredicateLoops, Num, Real, test};
 /// use isoshard::tensor::Tensor;
 ///
 /// struct IsWhole;
-/// impl FloatTest for IsWhole {
+/// impl FloatPredicate for IsWhole {
 ///     #[inline(always)]
 ///     fn at<A: Real>(x: A) -> bool {
 ///         x.floor() == x
 ///     }
 /// }
-/// const IS_WHOLE: FloatTestLoops = FloatTestLoops::of::<IsWhole>();
+/// const IS_WHOLE: FloatPredicateLoops = FloatPredicateLoops::of::<IsWhole>();
 /// let x = Tensor::from_vec(vec![2.0f32, 2.5], [2])?;
 /// assert_eq!(test("is_whole", &IS_WHOLE, &x)?.to_vec::<bool>()?, [true, false]);
 /// # Ok::<(), isoshard::Error>(())
 /// ```
-pub trait FloatTest: 'static {
+pub trait FloatPredicate: 'static {
     /// Returns true if `x` has the property.
     fn at<A: Real>(x: A) -> bool;
 }
@@ -144,9 +144,9 @@ pub struct RelationLoops {
     pub(super) bool: LoopFn<bool, bool>,
 }
 
-/// The compiled loops of a [`FloatTest`].
+/// The compiled loops of a [`FloatPredicate`].
 #[derive(Clone, Copy)]
-pub struct FloatTestLoops {
+pub struct FloatPredicateLoops {
     pub(super) f32: LoopFn<f32, bool>,
     pub(super) f64: LoopFn<f64, bool>,
 }
@@ -209,12 +209,12 @@ impl RelationLoops {
     }
 }
 
-impl FloatTestLoops {
+impl FloatPredicateLoops {
     /// Compiles a test for the floating-point dtypes.
-    pub const fn of<T: FloatTest>() -> FloatTestLoops {
-        FloatTestLoops {
-            f32: vector_loop::<FloatTestFormula<T>, f32, bool, 1>,
-            f64: vector_loop::<FloatTestFormula<T>, f64, bool, 1>,
+    pub const fn of<T: FloatPredicate>() -> FloatPredicateLoops {
+        FloatPredicateLoops {
+            f32: vector_loop::<FloatPredicateFormula<T>, f32, bool, 1>,
+            f64: vector_loop::<FloatPredicateFormula<T>, f64, bool, 1>,
         }
     }
 }
@@ -313,13 +313,13 @@ impl<F: Relation, A: PartialOrd + Copy> ElementFn<A, bool, 2> for RelationFormul
     }
 }
 
-/// A [`FloatTest`] as an element function.
-struct FloatTestFormula<F>(PhantomData<F>);
+/// A [`FloatPredicate`] as an element function.
+struct FloatPredicateFormula<F>(PhantomData<F>);
 
-impl<F: FloatTest, A: Real> ElementFn<A, bool, 1> for FloatTestFormula<F> {
+impl<F: FloatPredicate, A: Real> ElementFn<A, bool, 1> for FloatPredicateFormula<F> {
     #[inline(always)]
     fn with(_: Constants) -> Self {
-        FloatTestFormula(PhantomData)
+        FloatPredicateFormula(PhantomData)
     }
 
     #[inline(always)]

@@ -33,7 +33,8 @@ pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
 pub use gemm::{Gemm, LeafRuns, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads};
 pub use loops::{
-    BitFunction, Constants, FloatTest, FloatTestLoops, Function, Loops, NumFunction, Relation, RelationLoops,
+    BitFunction, Constants, FloatPredicate, FloatPredicateLoops, Function, Loops, NumFunction, Relation,
+    RelationLoops,
 };
 #[cfg(test)]
 pub use map::map2;

@@ -8,7 +8,7 @@
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
-use super::loops::{Constants, FloatTestLoops, LoopFn, Loops, RelationLoops};
+use super::loops::{Constants, FloatPredicateLoops, LoopFn, Loops, RelationLoops};
 use super::map::{MAX_OPERANDS, map, map_in_place, select_as};
 use super::real::Widen;
 use crate::error::{Error, Result};
@@ -58,12 +58,12 @@ pub fn compare(verb: &str, loops: &RelationLoops, x: &Tensor, y: &Tensor) -> Res
     }
 }
 
-/// Tests each element of `x`, of a floating-point dtype. The result has dtype bool. [`FloatTest`](super::FloatTest) has
+/// Tests each element of `x`, of a floating-point dtype. The result has dtype bool. [`FloatPredicate`](super::FloatPredicate) has
 /// an example.
 ///
 /// # Errors
 /// Returns an error that names `verb` if the dtype is not floating-point.
-pub fn test(verb: &str, loops: &FloatTestLoops, x: &Tensor) -> Result<Tensor> {
+pub fn test(verb: &str, loops: &FloatPredicateLoops, x: &Tensor) -> Result<Tensor> {
     let of = |run: LoopFn<f32, bool>| move |x: &[&[f32]], o: &mut [bool]| run([0.0; 2], x, o);
     match x.dtype() {
         DType::F32 => map::<f32, bool>(&[x], &of(loops.f32)),

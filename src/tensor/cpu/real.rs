@@ -480,4 +480,101 @@ mod tests {
         assert_eq!((Num::max(-3i32, 2), Num::min(250u8, 7)), (2, 7));
         assert_eq!((Num::add(250u8, 9), Num::mul(i32::MAX, 2), Num::sub(0u8, 1)), (3, -2, 255));
     }
+
+    /// The remainder by its definition, from the standard library's exact `%`.
+    fn python_remainder(x: f64, y: f64) -> f64 {
+        let rest = x % y;
+        if rest == 0.0 {
+            0f64.copysign(y)
+        } else if (rest < 0.0) != (y < 0.0) {
+            rest + y
+        } else {
+            rest
+        }
+    }
+
+    #[test]
+    fn remainders_of_floats_are_exact() {
+        let special = [
+            0.0,
+            0.1,
+            0.5,
+            1.0,
+            3.0,
+            7.0,
+            1e10,
+            1e-40,
+            1e-45,
+            3.4e38,
+            1e300,
+            5e-324,
+            f64::INFINITY,
+            f64::NAN,
+        ];
+        let mut pairs: Vec<(f64, f64)> = Vec::new();
+        for x in special.into_iter().flat_map(|x| [x, -x]) {
+            pairs.extend(special.into_iter().flat_map(|y| [y, -y]).map(|y| (x, y)));
+        }
+        let mut state = 1u64;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            f64::from_bits((state >> 12) | 0x3ff0 << 48).mul_add(2.0, -3.0)
+                * ((state % 80) as f64 - 40.0).exp2()
+        };
+        pairs.extend((0..100_000).map(|_| (next(), next())));
+        // Multiples, and their neighbours.
+        pairs.extend(
+            (0..1000).flat_map(|k| [(f64::from(k) * 0.1, 0.1), ((f64::from(k) * 0.7).next_down(), -0.7)]),
+        );
+        let same = |a: f64, b: f64| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+        for (x, y) in pairs {
+            assert!(same(Num::fmod(x, y), x % y), "{x:e} % {y:e}: {:e}", Num::fmod(x, y));
+            let (a, b) = (x as f32, y as f32);
+            assert!(same(Num::fmod(a, b).into(), (a % b).into()), "{a:e} % {b:e}: {:e}", Num::fmod(a, b));
+            assert!(same(Num::remainder(x, y), python_remainder(x, y)), "{x:e} mod {y:e}");
+            // The quotient times the divisor, and the remainder, give the dividend.
+            let quotient = Num::floor_div(x, y);
+            if quotient.abs() < 1e6 && y != 0.0 && y.is_finite() {
+                let rest = Num::remainder(x, y);
+                assert!((quotient * y + rest - x).abs() <= 1e-9 * (x.abs() + y.abs()), "{x:e} // {y:e}");
+                assert_eq!(quotient, quotient.trunc());
+            }
+        }
+        let divided = |x: f64, y: f64| Num::floor_div(x, y);
+        assert_eq!(
+            [divided(-7.0, 2.0), divided(7.0, -2.0), divided(1.0, 0.1), divided(6.0, 3.0)],
+            [-4.0, -4.0, 9.0, 2.0]
+        );
+        assert_eq!((divided(1.0, 0.0), divided(-1.0, 0.0)), (f64::INFINITY, f64::NEG_INFINITY));
+        assert!(divided(0.0, -3.0).is_sign_negative() && divided(f64::INFINITY, 2.0).is_nan());
+    }
+
+    #[test]
+    fn integers_divide_and_shift_without_a_panic() {
+        for x in [i32::MIN, -7, -1, 0, 1, 8, i32::MAX] {
+            for y in [i32::MIN, -3, -1, 1, 4, i32::MAX] {
+                let (wide, by) = (i64::from(x), i64::from(y));
+                let floor = wide.div_euclid(by) - i64::from(by < 0 && wide.rem_euclid(by) != 0);
+                assert_eq!(i64::from(Num::floor_div(x, y)), i64::from(floor as i32), "{x} // {y}");
+                assert_eq!(i64::from(Num::remainder(x, y)), wide - floor * by, "{x} mod {y}");
+                assert_eq!(i64::from(Num::fmod(x, y)), wide % by, "{x} % {y}");
+            }
+            assert_eq!((Num::floor_div(x, 0), Num::remainder(x, 0), Num::fmod(x, 0)), (0, x, x));
+            for by in [-1, 0, 1, 31, 32, 99] {
+                let places = if (0..32).contains(&by) { by as u32 } else { 63 };
+                assert_eq!(x.shift_right(by), (i64::from(x) >> places) as i32, "{x} >> {by}");
+                assert_eq!(
+                    x.shift_left(by),
+                    (i64::from(x).checked_shl(places).unwrap_or(0)) as i32 * i32::from(places < 32),
+                    "{x} << {by}"
+                );
+            }
+        }
+        assert_eq!(
+            (Num::floor_div(7u8, 2), Num::remainder(7u8, 4), Num::magnitude(i64::MIN)),
+            (3, 3, i64::MIN)
+        );
+        assert_eq!((<u8 as Num>::constant(-1.0), <i64 as Num>::constant(9.3e18)), (255, i64::MAX));
+        assert_eq!((0x81u8.shift_left(1), 0x81u8.shift_right(7), 1u8.shift_left(8)), (2, 1, 0));
+    }
 }

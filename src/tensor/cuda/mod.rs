@@ -33,6 +33,7 @@ mod handle;
 mod launch;
 mod lock;
 mod map;
+mod map_list;
 mod memory;
 mod module;
 #[cfg(feature = "cuda")]
@@ -56,6 +57,7 @@ pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_lim
 pub use handle::{Address, DriverError, DriverResult, Handle};
 pub use launch::{Extent, KernelLaunch};
 pub(crate) use map::{FormulaKernels, formula, map, map_to};
+pub(crate) use map_list::{ListKernels, map_list};
 pub use memory::DeviceMemoryStats;
 pub(crate) use reduce::reduce;
 pub(crate) use rows::{RowEntries, RowLaunch, entries, statistic};

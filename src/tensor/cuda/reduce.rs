@@ -88,6 +88,14 @@ pub(crate) fn sum_to(
     sums.reshape(kept)
 }
 
+/// Returns the product of each row of a matrix of f32, f64 or i64, which has elements: `[rows, n]` gives `[rows, 1]`.
+///
+/// # Errors
+/// Returns the errors of [`reduce`].
+pub(crate) fn product_of_rows(verb: &str, x: &Tensor) -> Result<Tensor> {
+    reduce_dim(verb, x, 1, LeafKind::Pairs, DimKernel { file: "prod", term: None }, x.dtype())
+}
+
 /// A term of `kernels/terms.cu`.
 #[derive(Clone, Copy)]
 pub(crate) struct TermKernel<'a> {

@@ -8,8 +8,11 @@
 //! assert_eq!(sin_cos_2pi_f32(0.25), (1.0, 0.0)); // a quarter turn
 //! ```
 //!
-//! Each function is a fixed sequence of IEEE 754 operations, without branches, so that loops that call it vectorise.
-//! Each module states the largest errors of its functions in units in the last place (ulp).
+//! Each function is a fixed sequence of IEEE 754 operations, without branches, so that loops that call it vectorise; a
+//! few have a second, branching version for rare arguments. The largest errors in units in the last place (ulp) are
+//! stated by each module or in docs/functions.md.
+
+#![allow(clippy::approx_constant, clippy::excessive_precision)]
 
 #[macro_use]
 mod pair;

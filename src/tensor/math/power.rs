@@ -68,7 +68,8 @@ fn precise_ln(a: f64) -> (f64, f64) {
     let (x, x_rest) = two_sum(v, w);
     let small = (v_rest + x_rest) + (fma(n, 1.1612227229362532e-26, w_rest) + rest);
     let (high, low) = fast_two_sum(x, small);
-    let real = select(a == f64::INFINITY, a, select(a == 0.0, f64::NEG_INFINITY, high));
+    let positive = select(a > 0.0, high, f64::NAN);
+    let real = select(a == f64::INFINITY, a, select(a == 0.0, f64::NEG_INFINITY, positive));
     (real, low)
 }
 

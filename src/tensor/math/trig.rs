@@ -10,7 +10,7 @@
 //! 1/2]. sin and cos of `r` quarter turns are Taylor series, up to terms far below rounding. The largest errors found:
 //! [`sin_cos_2pi_f32`] 1.22 ulp (all 24-bit fractions), [`sin_cos_2pi_f64`] 2e-16 absolute.
 //!
-//! Missing: sin and cos of radians.
+//! [`circular`](super::circular) has the functions of radians.
 
 /// Returns sin and cos of 2π`u` for |`u`| up to 2^19. Quarter turns are exact.
 #[inline(always)]

@@ -25,7 +25,12 @@ fn every_row_holds_at_other_sizes() {
             small.insert(name);
         }
         for resized in others(&sample) {
-            let Some(trials) = try_trials(&resized, 2) else { continue };
+            let trials = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| try_trials(&resized, 2)));
+            let Ok(trials) = trials else {
+                wrong.push(format!("{resized:?} panics on a single rank"));
+                continue;
+            };
+            let Some(trials) = trials else { continue };
             if has_small_extent(&resized) {
                 small.insert(name);
             }
@@ -71,7 +76,10 @@ fn others(sample: &Sample) -> Vec<Sample> {
                 Input { meta: Meta::new(i.meta.dtype, Shape::from(extents)), fill }
             };
             let resized = Sample { ins: sample.ins.iter().map(input).collect(), ..sample.clone() };
-            if resized.op.infer(&resized.metas()).is_ok() {
+            // Heads of width 0 are the one exception: a window of no elements does not say at which query it starts.
+            let headless =
+                sample.op.name().starts_with("attention") && resized.ins[0].meta.shape.last() == Some(&0);
+            if !headless && resized.op.infer(&resized.metas()).is_ok() {
                 found.push(resized);
             }
         }

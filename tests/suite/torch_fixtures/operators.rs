@@ -1,8 +1,8 @@
 //! The operators that fixtures.py calls, as methods of `DTensor`, with the bounds of the comparison.
 
 use isoshard::Result;
-use isoshard::dtensor::{CrossEntropyOptions, DTensor, LossReduction};
-use isoshard::tensor::DType;
+use isoshard::dtensor::{AttentionOptions, CrossEntropyOptions, DTensor, LossReduction};
+use isoshard::tensor::{DType, ReduceOp};
 use serde_json::Value;
 
 use super::{UlpBound, UlpScale};
@@ -81,6 +81,34 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     select |x, _| EQUAL, sums(2.0), x[0].select(&x[1], &x[2]);
     cast |x, a| EQUAL, EQUAL, x[0].cast(dtype(a, 0));
 
+    sin |x, _| near_one(2.0), near_one(4.0), x[0].sin();
+    cos |x, _| near_one(2.0), near_one(4.0), x[0].cos();
+    tan |x, _| near_one(2.0), near_one(4.0), x[0].tan();
+    sinh |x, _| near_one(2.0), near_one(4.0), x[0].sinh();
+    cosh |x, _| near_one(2.0), near_one(4.0), x[0].cosh();
+    asinh |x, _| near_one(2.0), near_one(4.0), x[0].asinh();
+    atan |x, _| near_one(2.0), near_one(4.0), x[0].atan();
+    erf |x, _| near_one(2.0), near_one(4.0), x[0].erf();
+    erfc |x, _| near_one(2.0), near_one(4.0), x[0].erfc();
+    expm1 |x, _| near_one(2.0), near_one(4.0), x[0].expm1();
+    exp2 |x, _| near_one(2.0), near_one(4.0), x[0].exp2();
+    lgamma |x, _| near_one(2.0), near_one(4.0), x[0].lgamma();
+    digamma |x, _| near_one(2.0), near_one(4.0), x[0].digamma();
+    log1p |x, _| near_one(2.0), near_one(4.0), x[0].log1p();
+    log2 |x, _| near_one(2.0), near_one(4.0), x[0].log2();
+    log10 |x, _| near_one(2.0), near_one(4.0), x[0].log10();
+    acosh |x, _| near_one(2.0), near_one(4.0), x[0].acosh();
+    asin |x, _| near_one(2.0), near_one(4.0), x[0].asin();
+    acos |x, _| near_one(2.0), near_one(4.0), x[0].acos();
+    atanh |x, _| near_one(2.0), near_one(4.0), x[0].atanh();
+    erfinv |x, _| near_one(2.0), near_one(4.0), x[0].erfinv();
+    softplus |x, _| near_one(2.0), near_one(4.0), x[0].softplus();
+    mish |x, _| near_one(2.0), near_one(4.0), x[0].mish();
+    log_sigmoid |x, _| near_one(2.0), near_one(4.0), x[0].log_sigmoid();
+    logit |x, _| near_one(2.0), near_one(4.0), x[0].logit();
+    elu |x, a| near_one(2.0), near_one(4.0), x[0].elu(number(a, 0));
+    atan2 |x, _| ulp(2.0), sums(4.0), x[0].atan2(&x[1]);
+
     sum |x, a| sums(4.0), EQUAL, x[0].sum(&[integer(a, 0)], false);
     mean |x, a| sums(4.0), ulp(1.0), x[0].mean(&[integer(a, 0)], false);
     max |x, a| EQUAL, EQUAL, x[0].max(&[integer(a, 0)], false);
@@ -91,6 +119,12 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     sum_all |x, _| sums(4.0), EQUAL, x[0].sum_all();
     mean_all |x, _| sums(4.0), ulp(1.0), x[0].mean_all();
     layer_norm |x, a| sums(4.0), sums(8.0), x[0].layer_norm(&x[1], Some(&x[2]), number(a, 0));
+    layer_norm_plain |x, a| sums(4.0), sums(8.0), x[0].layer_norm_over(1, None, None, number(a, 0));
+    group_norm |x, a| sums(4.0), sums(8.0), x[0].group_norm(count(a, 0), Some((&x[1], &x[2])), number(a, 1));
+    instance_norm |x, a| sums(4.0), sums(8.0), x[0].instance_norm(Some((&x[1], &x[2])), number(a, 0));
+    batch_norm |x, a| sums(4.0), sums(8.0),
+        x[0].batch_norm(Some((&x[1], &x[2])), number(a, 0)).map(|(y, _)| y);
+    weight_norm |x, a| sums(4.0), sums(8.0), x[0].weight_norm(&x[1], integer(a, 0));
     rms_norm |x, a| sums(4.0), sums(8.0), x[0].rms_norm(&x[1], number(a, 0));
 
     reshape |x, a| EQUAL, EQUAL, x[0].reshape(extents(&a[0]));
@@ -114,10 +148,40 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     tril |x, a| EQUAL, EQUAL, x[0].tril(integer(a, 0) as i64);
     triu |x, a| EQUAL, EQUAL, x[0].triu(integer(a, 0) as i64);
     one_hot |x, a| EQUAL, EQUAL, x[0].one_hot(count(a, 0), DType::I64);
+    index_select |x, a| EQUAL, sums(4.0), x[0].index_select(integer(a, 0), &x[1]);
+    index_add |x, a| sums(4.0), EQUAL, x[0].index_add(integer(a, 0), &x[1], &x[2]);
+    index_copy |x, a| EQUAL, EQUAL, x[0].index_copy(integer(a, 0), &x[1], &x[2]);
+    scatter |x, a| EQUAL, EQUAL, x[0].scatter(integer(a, 0), &x[1], &x[2]);
+    scatter_reduce |x, a| sums(4.0), EQUAL, x[0].scatter_reduce(integer(a, 0), &x[1], &x[2], reduce_op(a, 1));
+    take_along_dim |x, a| EQUAL, sums(4.0), x[0].take_along_dim(integer(a, 0), &x[1]);
+    take |x, _| EQUAL, sums(4.0), x[0].take(&x[1]);
+    bincount |x, a| EQUAL, EQUAL, x[0].bincount(count(a, 0));
+    flip |x, a| EQUAL, EQUAL, x[0].flip(&extents(&a[0]).iter().map(|&d| d as isize).collect::<Vec<_>>());
+    roll |x, a| EQUAL, EQUAL, x[0].roll(integer(a, 0), integer(a, 1));
+    repeat |x, a| EQUAL, sums(4.0), x[0].repeat(&extents(&a[0]));
+    repeat_interleave |x, a| EQUAL, sums(4.0), x[0].repeat_interleave(count(a, 0), integer(a, 1));
+    stack |x, a| EQUAL, EQUAL, DTensor::stack(&x.iter().collect::<Vec<_>>(), count(a, 0));
+    unbind |x, a| EQUAL, EQUAL, x[0].unbind(integer(a, 0));
+    chunk |x, a| EQUAL, EQUAL, x[0].chunk(count(a, 0), integer(a, 1));
+    flatten |x, a| EQUAL, EQUAL, x[0].flatten(integer(a, 0), integer(a, 1));
+    unflatten |x, a| EQUAL, EQUAL, x[0].unflatten(integer(a, 0), &extents(&a[1]));
+    movedim |x, a| EQUAL, EQUAL, x[0].movedim(integer(a, 0), integer(a, 1));
+    diagonal |x, a| EQUAL, EQUAL, x[0].diagonal(integer(a, 0), integer(a, 1), integer(a, 2));
+    diag_embed |x, a| EQUAL, EQUAL, x[0].diag_embed(integer(a, 0));
 
     matmul |x, _| sums(8.0), sums(8.0), x[0].matmul(&x[1]);
     einsum |x, a| sums(8.0), sums(8.0), x[0].einsum(a[0].as_str().expect("a signature"), &x[1]);
     attention |x, a| sums(8.0), sums(16.0), x[0].attention(&x[1], &x[2], number(a, 0));
+    attention_bidirectional |x, a| sums(8.0), sums(16.0),
+        x[0].attention_with(&x[1], &x[2], &AttentionOptions::bidirectional(number(a, 0)));
+    attention_mask |x, a| sums(8.0), sums(16.0),
+        x[0].attention_with(&x[1], &x[2], &AttentionOptions::bidirectional(number(a, 0)).mask(&x[3]));
+    attention_bias |x, a| sums(8.0), sums(16.0),
+        x[0].attention_with(&x[1], &x[2], &AttentionOptions::bidirectional(number(a, 0)).bias(&x[3]));
+    attention_window |x, a| sums(8.0), sums(16.0), {
+        let options = AttentionOptions::bidirectional(number(a, 0)).window(count(a, 1), count(a, 2));
+        x[0].attention_with(&x[1], &x[2], &options)
+    };
 
     // The loss of narrow logits is f32 here.
     cross_entropy |x, _| sums(4.0), sums(4.0), narrow(x[0].cross_entropy(&x[1]), &x[0]);
@@ -196,6 +260,15 @@ fn reduction(a: &[Value], k: usize) -> LossReduction {
         "none" => LossReduction::None,
         "mean" => LossReduction::Mean,
         "sum" => LossReduction::Sum,
+        other => panic!("reduction {other}"),
+    }
+}
+
+fn reduce_op(a: &[Value], k: usize) -> ReduceOp {
+    match a[k].as_str().expect("the name of a reduction") {
+        "sum" => ReduceOp::Sum,
+        "amax" => ReduceOp::Max,
+        "amin" => ReduceOp::Min,
         other => panic!("reduction {other}"),
     }
 }

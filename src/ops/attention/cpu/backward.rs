@@ -34,6 +34,9 @@ impl CpuAttention<'_> {
         let given = BackwardInputs::of(self, [q, k, v], [&o, &grad], &lse, &extra)?;
         let mut out = [(h, tq, d), (groups, keys, d), (groups, keys, dv)]
             .map(|(h, t, d)| Tensor::zeros(T::DTYPE, [b, t, h, d]));
+        if keys == 0 {
+            return Ok(out);
+        }
         let [dq, dk, dvs] = &mut out;
         let (dq, dk, dvs) = (dq.make_mut::<T>()?, dk.make_mut::<T>()?, dvs.make_mut::<T>()?);
         let leaves = leaves(tq);
@@ -53,12 +56,13 @@ impl CpuAttention<'_> {
                 let head = [b, group * given.each + i];
                 for (n, (window, joins)) in blocks.iter().enumerate() {
                     let block = &given.scores.narrow(window, head);
+                    let hidden = block.hidden(&self.rule, given.scores.has_holes());
                     let (p, ds, masked) = self.block_gradients(block, head, &given, &mut work, true);
                     let at = ((head[0] * tq + block.start) * h + head[1]) * d;
                     let k = given.k.at([b, group]).rows(block.from, block.to - block.from);
                     if !block.leaves.is_empty() {
                         let dq = (&mut dq[at..], (h * d, 1));
-                        masked_product(masked, BlockSum::Keys(block.sums()), block.matrix(ds), k, dq);
+                        masked_product(&hidden, BlockSum::Keys(block.sums()), block.matrix(ds), k, dq);
                     }
                     let joins = joins + if n + 1 == blocks.len() { head_joins } else { 0 };
                     let rows = (head, block.start, block.rows);
@@ -115,7 +119,8 @@ impl CpuAttention<'_> {
             dot: &mut work.dot,
         });
         self.drop_probabilities(block, head, p);
-        (p, ds, given.scores.has_holes() || block.masks(&self.rule))
+        let hidden = block.hidden(&self.rule, given.scores.has_holes());
+        (p, ds, hidden.iter().any(|keys| !keys.is_empty()))
     }
 }
 
@@ -244,10 +249,11 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
         if !whole && gaps && top > 0 {
             data[block.from * d..block.to * d].fill(T::ZERO);
         }
+        let hidden = 0..if masked { block.rows } else { 0 };
         for keys in block.runs() {
             let into = (&mut data[keys.start * step..], (step, 1));
             let a = block.columns(a, keys).t();
-            masked_product(masked, BlockSum::Queries(onto), a, b, into);
+            masked_product(&[hidden.clone()], BlockSum::Queries(onto), a, b, into);
         }
         (1..joins).for_each(|_| self.join());
     }

@@ -6,8 +6,9 @@ use super::backward::{BackwardInputs, ScoreScratch, leaves};
 use super::score_rows::{ClearMinusZero, ScoreTensors};
 use super::{CpuAttention, QueryBlock};
 use crate::error::Result;
-use crate::tensor::cpu::{Gemm, cast, dispatch, merges};
-use crate::tensor::{DType, LEAF, Tensor};
+use crate::ops::attention::scores::BiasSum;
+use crate::tensor::cpu::{Gemm, cast, dispatch};
+use crate::tensor::{DType, Tensor};
 
 impl CpuAttention<'_> {
     /// Returns the gradient of the bias from the forward pass's operands and results and the gradient `grad` of `o`. A
@@ -25,8 +26,7 @@ impl CpuAttention<'_> {
         let Some(bias) = self.operands.bias else {
             return Err(crate::Error::invalid(self.verb, "has no bias", q.notation(), ""));
         };
-        let shape = [q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[2]];
-        let given = BiasCall { shape, bias: [0, 1, 2, 3].map(|d| bias.shape()[d]) };
+        let given = BiasSum::of([q, k], bias);
         match q.dtype() {
             DType::F32 => self.bias_backward_as::<f32>([q, k, v], (o, lse), grad, &given),
             DType::F64 => self.bias_backward_as::<f64>([q, k, v], (o, lse), grad, &given),
@@ -43,9 +43,9 @@ impl CpuAttention<'_> {
         [q, k, v]: [&Tensor; 3],
         (o, lse): (&Tensor, &Tensor),
         grad: &Tensor,
-        call: &BiasCall,
+        call: &BiasSum,
     ) -> Result<Tensor> {
-        let BiasCall { shape: [b, h, tq, keys], bias } = *call;
+        let BiasSum { shape: [.., tq, keys], bias } = *call;
         let mut out = Tensor::zeros(T::DTYPE, bias);
         if bias[3] != keys || out.numel() == 0 {
             return Ok(out);
@@ -94,40 +94,8 @@ impl CpuAttention<'_> {
                 }
             }
         }
-        debug_assert!(b * h * tq == 0 || !joins.is_empty());
         dispatch(ClearMinusZero(data));
         Ok(out)
-    }
-}
-
-/// The global shape of the scores given to a call, and the bias's.
-struct BiasCall {
-    shape: [usize; 4],
-    bias: [usize; 4],
-}
-
-impl BiasCall {
-    /// Returns true for each dim along which the bias repeats.
-    fn repeats(&self) -> [bool; 3] {
-        [0, 1, 2].map(|d| self.bias[d] != self.shape[d])
-    }
-
-    /// Returns the number of joins after each element of the repeated dims, in order.
-    fn joins(&self) -> Vec<u8> {
-        let dims: Vec<usize> = (0..3).filter(|&d| self.repeats()[d]).map(|d| self.shape[d]).collect();
-        let Some((&last, outer)) = dims.split_last() else { return vec![0] };
-        let mut joins = merges(last, LEAF);
-        for &len in outer.iter().rev() {
-            let inner = joins;
-            joins = Vec::with_capacity(len * inner.len());
-            for more in merges(len, 1) {
-                joins.extend_from_slice(&inner);
-                if let Some(last) = joins.last_mut() {
-                    *last += more;
-                }
-            }
-        }
-        joins
     }
 }
 

@@ -80,10 +80,16 @@ impl QueryBlock {
         self.leaves.iter().map(|run| run.start * LEAF..(run.end * LEAF).min(self.to))
     }
 
-    /// Returns true if the window of some row leaves out a key that is computed.
-    pub(super) fn masks(&self, rule: &ScoreRule) -> bool {
-        let spans = [self.position, self.position + self.rows.max(1) - 1].map(|p| rule.span(p, self.keys));
-        spans.iter().any(|span| span.start > self.from || span.end < self.to)
+    /// Returns the keys, counted from the first one that is computed, that some row may leave out.
+    pub(super) fn hidden(&self, rule: &ScoreRule, has_holes: bool) -> [Range<usize>; 2] {
+        let (from, len) = (self.from, self.to - self.from);
+        if has_holes {
+            return [0..len, len..len];
+        }
+        let [first, last] =
+            [self.position, self.position + self.rows.max(1) - 1].map(|p| rule.span(p, self.keys));
+        let (start, end) = (last.start.clamp(from, self.to) - from, first.end.clamp(from, self.to) - from);
+        [0..start, end.max(start)..len]
     }
 
     /// Returns the leaves over which sums over keys run.
@@ -156,9 +162,10 @@ pub(super) enum BlockSum<'a, T> {
 }
 
 /// Computes `c += a @ b` or `c = a @ b`. An element -0 of `a` stands for a key or a query that is
-/// left out: it is not multiplied by infinities or NaNs of `b`. `masked` is true if there may be such an element.
+/// left out: it is not multiplied by infinities or NaNs of `b`. `hidden` are the rows of `b` for which there may be such
+/// an element.
 pub(super) fn masked_product<T: Gemm>(
-    masked: bool,
+    hidden: &[Range<usize>],
     sum: BlockSum<'_, T>,
     a: MatRef<'_, T>,
     b: MatRef<'_, T>,
@@ -169,7 +176,7 @@ pub(super) fn masked_product<T: Gemm>(
         BlockSum::Queries(onto) => T::product(T::ONE, a, b, onto, c),
     };
     let ((m, k), n) = (a.shape(), b.shape().1);
-    if !masked || dispatch(IsFinite(b)) {
+    if hidden.iter().all(|rows| dispatch(IsFinite(b.rows(rows.start, rows.len())))) {
         let c = MatMut::new(c, (m, n), strides).expect("the result's place");
         return product(a, b, c);
     }

@@ -79,7 +79,7 @@ impl<'a> DocumentRows<'a> {
     }
 }
 
-/// What decides the scores of a call besides queries and keys.
+/// The rule and the operands that decide the scores of a call, besides queries and keys.
 #[derive(Clone, Copy)]
 pub(super) struct ScoreInputs<'a, T> {
     rule: ScoreRule,

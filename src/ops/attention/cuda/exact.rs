@@ -4,9 +4,12 @@
 //! not finished: a few tiles per block of threads. There are kernels for head dims up to 64 and up to 128. All other
 //! head dims, and f64, use a kernel that works in chunks; f16 and bf16 are converted to f32 for it.
 
+use bytemuck::{Pod, Zeroable};
+
 use super::tree::DimArg;
 use super::{CallArg, CudaAttention, contiguous_rows, extents};
 use crate::error::{Error, Result};
+use crate::ops::attention::scores::{BiasSum, ScoreOperands};
 use crate::tensor::cuda::{Gpu, cast};
 use crate::tensor::{DType, Tensor};
 
@@ -22,7 +25,8 @@ impl CudaAttention<'_> {
         let kernel = ExactKernel::of(self.verb, gpu, q.dtype(), d.max(dv), KernelPass::Forward)?;
         let mut o = gpu.uninit(kernel.dtype, [b, tq, h, dv])?;
         let [q, k, v] = kernel.operands([q, k, v])?;
-        let call = self.call([&q, &k, &v], None)?;
+        let extra = ScoreBuffers::of(self, &kernel, &q)?;
+        let call = extra.call(self).call([&q, &k, &v], None)?;
         let dims = [d, dv].map(|d| DimArg::new(d, kernel.chunk));
         let chunks = dims[1].chunks as usize;
         let items = b * h * query_blocks(&call);
@@ -34,6 +38,10 @@ impl CudaAttention<'_> {
             .read(&q)
             .read(&k)
             .read(&v)
+            .read(&extra.bias)
+            .read(&extra.mask)
+            .read(&extra.documents[0])
+            .read(&extra.documents[1])
             .write(&mut o)
             .write(lse)
             .write(&mut stack)
@@ -57,12 +65,14 @@ impl CudaAttention<'_> {
         let kernel = ExactKernel::of(self.verb, gpu, ins[0].dtype(), d.max(dv), KernelPass::Backward)?;
         let delta = self.delta(gpu, o, ins[3])?;
         let [q, k, v, grad] = kernel.operands(ins)?;
-        let call = self.call([&q, &k, &v], Some([&grad, &grad]))?;
+        let extra = ScoreBuffers::of(self, &kernel, &q)?;
+        let call = extra.call(self).call([&q, &k, &v], Some([&grad, &grad]))?;
         let dims = [d, dv].map(|d| DimArg::new(d, kernel.chunk));
         let launch = |stem| {
             let launch = gpu.kernel(files(kernel.dtype)[1], stem, kernel.dtype)?;
             let launch = launch.arg(call).arg(dims[0]).arg(dims[1]).read(&q).read(&k).read(&v).read(&grad);
-            Ok::<_, Error>(launch.read(lse).read(&delta))
+            let launch = launch.read(lse).read(&delta).read(&extra.bias).read(&extra.mask);
+            Ok::<_, Error>(launch.read(&extra.documents[0]).read(&extra.documents[1]))
         };
         let chunks = dims.map(|dim| dim.chunks as usize);
         let (shared_bytes, resident) = (kernel.shared_bytes(KernelPass::Backward), kernel.resident);
@@ -83,6 +93,93 @@ impl CudaAttention<'_> {
         let launch = launch(kernel.dkv)?.write(&mut dk).write(&mut dvs);
         launch.write(&mut stack).run(grid, THREADS, shared_bytes)?;
         Ok([kernel.result(dq)?, kernel.result(dk)?, kernel.result(dvs)?])
+    }
+}
+
+impl CudaAttention<'_> {
+    /// Returns the gradient of the bias.
+    pub(super) fn bias_exact(
+        &self,
+        gpu: &Gpu,
+        ins: [&Tensor; 4],
+        lse: &Tensor,
+        o: &Tensor,
+        sum: &BiasSum,
+    ) -> Result<Tensor> {
+        let ([_, _, tq, d], [_, _, keys, dv]) = (extents(ins[0]), extents(ins[2]));
+        let kernel = ExactKernel::of(self.verb, gpu, ins[0].dtype(), d.max(dv), KernelPass::Backward)?;
+        let delta = self.delta(gpu, o, ins[3])?;
+        let [q, k, v, grad] = kernel.operands(ins)?;
+        let extra = ScoreBuffers::of(self, &kernel, &q)?;
+        let call = extra.call(self).call([&q, &k, &v], Some([&grad, &grad]))?;
+        let dims = [d, dv].map(|d| DimArg::new(d, kernel.chunk));
+        let joins = sum.joins();
+        let (mut height, mut levels) = (0, 1);
+        for &joins in &joins {
+            levels = levels.max(height + 1);
+            height = height + 1 - usize::from(joins);
+        }
+        let device = ins[0].device();
+        let joins = Tensor::from_vec(joins.clone(), [joins.len()])?.to_device(device)?;
+        let [batch, heads, ..] = sum.bias.map(|n| n as u32);
+        let shape =
+            BiasArg { batch, heads, over_queries: u32::from(sum.repeats()[2]), levels: levels as u32 };
+        let query_tiles = if sum.repeats()[2] { 1 } else { tq.div_ceil(ROWS) };
+        let items = sum.bias[0] * sum.bias[1] * query_tiles * keys.div_ceil(kernel.cols);
+        let blocks = items.min(kernel.resident * gpu.multiprocessors() as usize);
+        let dtype = if kernel.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let mut stack = gpu.uninit(dtype, [blocks, levels, ROWS * kernel.cols])?;
+        let mut out = gpu.uninit(kernel.dtype, sum.bias)?;
+        let launch = gpu.kernel(files(kernel.dtype)[1], kernel.dbias, kernel.dtype)?;
+        let launch = launch.arg(call).arg(dims[0]).arg(dims[1]).arg(shape);
+        let launch = launch.read(&q).read(&k).read(&v).read(&grad).read(lse).read(&delta).read(&extra.bias);
+        let launch =
+            launch.read(&extra.mask).read(&extra.documents[0]).read(&extra.documents[1]).read(&joins);
+        let shared_bytes = kernel.shared_bytes(KernelPass::Backward);
+        launch.write(&mut out).write(&mut stack).run(blocks as u32, THREADS, shared_bytes)?;
+        kernel.result(out)
+    }
+}
+
+/// `struct BiasShape` in `kernels/attention_backward.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct BiasArg {
+    batch: u32,
+    heads: u32,
+    over_queries: u32,
+    levels: u32,
+}
+
+/// The optional operands of the scores as the kernels read them; q in place of those that there are not.
+struct ScoreBuffers {
+    bias: Tensor,
+    mask: Tensor,
+    documents: [Tensor; 2],
+}
+
+impl ScoreBuffers {
+    fn of(call: &CudaAttention<'_>, kernel: &ExactKernel, q: &Tensor) -> Result<ScoreBuffers> {
+        let bias = match call.operands.bias {
+            Some(bias) => kernel.operands([bias])?[0].clone(),
+            None => q.clone(),
+        };
+        let documents = match call.operands.documents {
+            Some([of_q, of_k]) => [of_q.contiguous()?, of_k.contiguous()?],
+            None => [q.clone(), q.clone()],
+        };
+        Ok(ScoreBuffers { bias, mask: call.operands.mask.unwrap_or(q).clone(), documents })
+    }
+
+    /// Returns the call with these operands.
+    fn call<'a>(&'a self, of: &CudaAttention<'a>) -> CudaAttention<'a> {
+        let given = of.operands;
+        let operands = ScoreOperands {
+            bias: given.bias.map(|_| &self.bias),
+            mask: given.mask,
+            documents: given.documents.map(|_| [&self.documents[0], &self.documents[1]]),
+        };
+        CudaAttention { operands, ..*of }
     }
 }
 
@@ -119,6 +216,7 @@ struct ExactKernel {
     stem: &'static str,
     dq: &'static str,
     dkv: &'static str,
+    dbias: &'static str,
     /// The dtype that the kernel takes.
     dtype: DType,
     /// The dtype of the operands.
@@ -136,15 +234,30 @@ impl ExactKernel {
             stem: "narrow",
             dq: "narrow_dq",
             dkv: "narrow_dkv",
+            dbias: "narrow_dbias",
             dtype,
             given,
             cols,
             chunk: 64,
             resident,
         };
-        let wide =
-            ExactKernel { stem: "wide", dq: "wide_dq", dkv: "wide_dkv", chunk: 128, resident: 1, ..narrow };
-        let any = ExactKernel { stem: "any", dq: "any_dq", dkv: "any_dkv", resident: 1, ..narrow };
+        let wide = ExactKernel {
+            stem: "wide",
+            dq: "wide_dq",
+            dkv: "wide_dkv",
+            dbias: "wide_dbias",
+            chunk: 128,
+            resident: 1,
+            ..narrow
+        };
+        let any = ExactKernel {
+            stem: "any",
+            dq: "any_dq",
+            dkv: "any_dkv",
+            dbias: "any_dbias",
+            resident: 1,
+            ..narrow
+        };
         let fits = |kernel: &ExactKernel| kernel.shared_bytes(pass) + 8192 <= gpu.properties().shared_bytes;
         match given {
             _ if d > 1024 => {

@@ -2,6 +2,7 @@
 
 use super::{CudaAttention, extents};
 use crate::error::{Error, Result};
+use crate::ops::attention::scores::ScoreRule;
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Tensor};
 
@@ -13,7 +14,8 @@ impl CudaAttention<'_> {
         let whole = d % 8 == 0 && dv % 8 == 0 && d > 0 && dv > 0;
         // The kernels take the maximum before scaling, which is right for a positive scale only.
         let positive = self.scale > 0.0;
-        if self.exact || !half || !whole || !positive || gpu.properties().capability.0 < 8 {
+        let causal = self.rule == ScoreRule::CAUSAL;
+        if self.exact || !causal || !half || !whole || !positive || gpu.properties().capability.0 < 8 {
             return None;
         }
         KERNELS.into_iter().find(|kernel| d.max(dv) <= kernel.d)

@@ -37,25 +37,27 @@ macro_rules! arithmetic_table {
         /// Divides `x` by `y`.
         Div div(x, y) = x / y,
             for floats, Linear "Linear in the dividend.",
-            gradient |dz, z| { x => (dz / y), y => (-(dz / y * z)) },
+            gradient |dz, z| { x => (dz / y), y => (-(dz * z / y)) },
             samples [Ints Positive, Positive Positive] rounded 4,
             example [1.0, -3.0], [4.0, 2.0] => [0.25, -1.5];
         /// Returns the larger of `x` and `y`. -0 is less than 0. The result is one fixed NaN if either operand is NaN
         /// (IEEE 754-2019's `maximum`).
         ///
-        /// The gradient goes to the larger operand, and to `x` if both are equal (or zeros of different sign).
+        /// The gradient goes to the larger operand, and to `x` if both are equal (or zeros of different sign). If the
+        /// result is NaN, it goes to both.
         Maximum maximum(x, y) = max(x, y),
             for numbers, Opaque "Partial sums are reduced first; partial maxima and minima are accepted." and |ins| lattice_rows(ReduceOp::Max, ReduceOp::Min),
-            gradient |dz, z| { x => (x.ge(y).mask(true, dz)), y => (x.ge(y).mask(false, dz)) },
+            gradient |dz, z| { x => (x.lt(y).mask(false, dz)), y => (x.ge(y).mask(false, dz)) },
             samples [] not_smooth [Ints Ints],
             example [1.0, -2.0], [0.5, 3.0] => [1.0, 3.0];
         /// Returns the smaller of `x` and `y`. -0 is less than 0. The result is one fixed NaN if either operand is NaN
         /// (IEEE 754-2019's `minimum`).
         ///
-        /// The gradient goes to the smaller operand, and to `x` if both are equal (or zeros of different sign).
+        /// The gradient goes to the smaller operand, and to `x` if both are equal (or zeros of different sign). If the
+        /// result is NaN, it goes to both.
         Minimum minimum(x, y) = min(x, y),
             for numbers, Opaque "Partial sums are reduced first; partial maxima and minima are accepted." and |ins| lattice_rows(ReduceOp::Min, ReduceOp::Max),
-            gradient |dz, z| { x => (x.le(y).mask(true, dz)), y => (x.le(y).mask(false, dz)) },
+            gradient |dz, z| { x => (x.gt(y).mask(false, dz)), y => (x.le(y).mask(false, dz)) },
             samples [] not_smooth [Ints Ints],
             example [1.0, -2.0], [0.5, 3.0] => [0.5, -2.0];
         /// Changes the sign of `x`. Integers wrap.
@@ -65,30 +67,31 @@ macro_rules! arithmetic_table {
             gradient |dy, y| { x => (-dy) },
             samples [Ints],
             example [1.0, -2.0] => [-1.0, 2.0];
-        /// Returns the absolute value `|x|`.
+        /// Returns the absolute value `|x|`; that of the lowest integer wraps to itself. The gradient is 0 at zeros and
+        /// at NaN.
         Abs abs(x) = abs(x),
-            for floats, Opaque "Neither linear nor monotone.",
-            gradient |dy, y| { x => (dy * x.sign()) },
+            for numbers, Opaque "Neither linear nor monotone.",
+            gradient |dy, y| { x => (dy.abs_grad(x)) },
             samples [] not_smooth [Ints],
             example [1.0, -2.0] => [1.0, 2.0];
         /// Returns the sign of `x`: 1 or -1. Zeros keep their sign, and NaN stays NaN. The gradient is 0.
-        Sign sign(x) = select(x != of(0.0) && !is_nan(x), copysign(of(1.0), x), x),
-            for floats, Monotone "Never decreases.",
-            gradient |dy, y| { x => "a step function is constant almost everywhere" },
+        Sign sign(x) = select(x > of(0.0), of(1.0), select(x < of(0.0), of(-1.0), x)),
+            for numbers, Monotone "Never decreases.",
+            gradient |dy, y| { x => (dy.zero()) },
             samples [] not_smooth [Ints],
             example [-3.0, 0.5] => [-1.0, 1.0];
         /// Multiplies every element by a number. The number is first rounded to the dtype of the computation: the
-        /// tensor's dtype, or f32 for f16 and bf16.
-        MulScalar mul_scalar(x; factor) = x * of(factor),
-            for floats, Linear "Linear." and |ins, factor| mul_scalar_rows(factor),
+        /// tensor's dtype, or f32 for f16 and bf16. Integers take whole numbers, and wrap.
+        MulScalar mul_scalar(x; factor) = mul(x, of(factor)),
+            for numbers, Linear "Linear." and |ins, factor| mul_scalar_rows(ins, factor),
             gradient |dy, y| { x => (dy * factor) },
             samples [Ints],
             example [1.0, -2.0]; 2.5 => [2.5, -5.0];
         /// Adds a number to every element. The number is first rounded to the dtype of the computation: the tensor's
         /// dtype, or f32 for f16 and bf16. A partial sum is reduced first, so that the number is added once and not
-        /// once per rank.
-        AddScalar add_scalar(x; by) = x + of(by),
-            for floats, Opaque "Partial sums are reduced first: every rank would add the number." and |ins, by| add_scalar_rows(ins, by),
+        /// once per rank. Integers take whole numbers, and wrap.
+        AddScalar add_scalar(x; by) = add(x, of(by)),
+            for numbers, Opaque "Partial sums are reduced first: every rank would add the number." and |ins, by| add_scalar_rows(ins, by),
             gradient |dy, y| { x => (dy) },
             samples [Ints],
             example [1.0, -2.0]; 2.5 => [3.5, 0.5];

@@ -5,7 +5,7 @@
 //! ```text
 //! /// The documentation of the type and of the method.
 //! Type method(operands; constant) [name = expression] = formula,     the source of the CPU loops and of the CUDA kernel
-//!     for floats | numbers, Algebra "why" and |ins| further rows,    dtypes; the rows of partial operands
+//!     for floats | numbers | integers | bits, Algebra "why" and |ins| further rows,    dtypes; the rows of partial operands
 //!     gradient |of the result, the result| { operand => (expression), operand => "why there is none" },
 //!     samples [values of each operand, ...] rounded n not_smooth [...],   `not_smooth`: not for finite differences
 //!     example [first operand], [second operand]; constant => [result] | "result to three digits";
@@ -19,8 +19,11 @@
 
 mod activations;
 mod arithmetic;
+mod bits;
 mod elementary;
 mod logarithmic;
+mod piecewise;
+mod rounding;
 mod smooth_activations;
 mod special;
 mod trigonometric;
@@ -29,10 +32,16 @@ pub(crate) use activations::activations_table;
 pub use activations::*;
 pub(crate) use arithmetic::arithmetic_table;
 pub use arithmetic::*;
+pub(crate) use bits::bits_table;
+pub use bits::*;
 pub(crate) use elementary::elementary_table;
 pub use elementary::*;
 pub(crate) use logarithmic::logarithmic_table;
 pub use logarithmic::*;
+pub(crate) use piecewise::piecewise_table;
+pub use piecewise::*;
+pub(crate) use rounding::rounding_table;
+pub use rounding::*;
 pub(crate) use smooth_activations::smooth_activations_table;
 pub use smooth_activations::*;
 pub(crate) use special::special_table;
@@ -51,6 +60,9 @@ pub(super) fn samples() -> Vec<Sample> {
         arithmetic::row_samples(),
         elementary::row_samples(),
         activations::row_samples(),
+        bits::row_samples(),
+        piecewise::row_samples(),
+        rounding::row_samples(),
         logarithmic::row_samples(),
         smooth_activations::row_samples(),
         special::row_samples(),
@@ -65,6 +77,9 @@ pub(super) fn operators() -> Vec<Arc<dyn Op>> {
         arithmetic::row_operators(),
         elementary::row_operators(),
         activations::row_operators(),
+        bits::row_operators(),
+        piecewise::row_operators(),
+        rounding::row_operators(),
         logarithmic::row_operators(),
         smooth_activations::row_operators(),
         special::row_operators(),
@@ -79,6 +94,9 @@ pub(super) fn cuda_sources() -> Vec<KernelSource> {
         arithmetic::ROW_SOURCES,
         elementary::ROW_SOURCES,
         activations::ROW_SOURCES,
+        bits::ROW_SOURCES,
+        piecewise::ROW_SOURCES,
+        rounding::ROW_SOURCES,
         logarithmic::ROW_SOURCES,
         smooth_activations::ROW_SOURCES,
         special::ROW_SOURCES,

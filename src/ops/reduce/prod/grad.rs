@@ -1,0 +1,78 @@
+//! `prod_grad`: the derivative of `prod`.
+
+use smallvec::smallvec;
+
+use super::{cpu, cuda, kept_shape};
+use crate::error::{Error, Result};
+use crate::ops::{
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work,
+    arity, list,
+};
+use crate::tensor::{Dims, Tensor};
+
+/// The derivative of [`Prod`](crate::ops::Prod): takes `(dy, x)`, with `dy` of extent 1 at the dims, and returns `dy` times
+/// the product of the *other* elements, for each element of `x`.
+///
+/// It multiplies the products from both sides, so one zero or several are no special case.
+///
+/// ```
+/// use isoshard::{ops::{ProdGrad, eval_whole}, tensor::Tensor};
+/// let (dy, x) = (Tensor::from_vec(vec![1.0], [1])?, Tensor::from_vec(vec![2.0, 0.0, 3.0], [3])?);
+/// let dx = eval_whole(&ProdGrad { dims: [0].into_iter().collect() }, &[dy, x])?.remove(0);
+/// assert_eq!(dx.to_f64_vec(), [0.0, 6.0, 0.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ProdGrad {
+    /// The dims of the product, ascending.
+    pub dims: Dims,
+}
+
+impl Op for ProdGrad {
+    fn name(&self) -> &'static str {
+        "prod_grad"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [dy, x] = arity(self.name(), ins)?;
+        x.dtype.expect_float(self.name())?;
+        if dy.dtype != x.dtype || dy.shape != kept_shape(&x.shape, &self.dims) {
+            let rule = "wants a gradient for each product";
+            return Err(Error::invalid(self.name(), rule, list(ins), ""));
+        }
+        Ok(smallvec![x.clone()])
+    }
+
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
+        let kept = (0..ins[1].shape.len()).filter(|d| !self.dims.contains(d));
+        let mut rows: Vec<Row> = kept.map(|d| Row::same(AxisPlacement::S(d), 2)).collect();
+        rows.extend(Algebra::Linear.rows(2));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        Ok(smallvec![cpu::prod_grad(&ins[0], &ins[1], &self.dims)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        Ok(smallvec![cuda::prod_grad(&ins[0], &ins[1], &self.dims)?])
+    }
+
+    /// Per element: the products from both sides, theirs, and that with `dy`.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::new(crate::ops::work::elements(&ins[1]).saturating_mul(4), ins, outs)
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("the second derivative of prod is not written")
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let grad = |dims: &[usize]| ProdGrad { dims: dims.iter().copied().collect() };
+    vec![
+        Sample::new(grad(&[0]), [Input::ints([1, 5]), Input::ints([3, 5])]),
+        Sample::new(grad(&[0, 2]), [Input::ints([1, 3, 1]), Input::ints([2, 3, 2])]),
+        Sample::new(grad(&[1]), [Input::ints([3, 1]), Input::ints([3, 0])]),
+    ]
+}
