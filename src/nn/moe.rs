@@ -159,7 +159,7 @@ impl Moe {
     ///
     /// Without a capacity, the ranks first agree on the number of rows of each expert: each receives the counts that it
     /// lacks, 8 bytes per batch entry and expert. If the experts are sharded, a capacity makes the exchange of rows an
-    /// all-to-all; without one, each rank gathers the rows.
+    /// all-to-all; without one, ranks gather the experts' matrices, or in fast mode the rows if that is cheaper.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Init, tensor::DType};
