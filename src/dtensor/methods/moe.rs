@@ -100,7 +100,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses shapes that do not fit, slots of another dtype, and slots that are out of range.
+    /// Refuses shapes that do not fit, slots of another dtype, and slots that are out of range. Two
+    /// equal slots of a batch entry are refused on the CPU; on a CUDA device the slot has either row.
     pub fn permute_tokens(&self, slot: &DTensor, slots: usize) -> Result<DTensor> {
         let (dims, mut shape) = (self.shape().len(), self.shape().to_vec());
         let fits = matches!(dims, 2 | 3) && slot.shape().len() == dims;
@@ -184,10 +185,10 @@ impl DTensor {
     /// Multiplies each row of this tensor `[.., rows, k]`, sorted by expert, with its expert's matrix of `w`
     /// `[experts, k, n]`: `[.., rows, n]`. `sizes` has the number of rows of each expert, per batch entry.
     ///
-    /// Communicates nothing if the rows or the batch, or the columns `n`, are sharded. If the experts are sharded, each
-    /// rank needs all rows, and the result is `Partial`: each rank computes the rows of its experts. In exact mode the
-    /// gradient of `w` follows the tree over the batch and over each expert's rows, so a sharded batch leaves it
-    /// `Partial`; sharded rows within a batch entry are gathered for it.
+    /// Communicates nothing if the rows or the batch, or the columns `n`, are sharded. If the experts are sharded, exact
+    /// mode gathers the matrices; fast mode gathers the rows, and the result is `Partial`, since each rank computes the
+    /// rows of its experts. In exact mode the gradient of `w` follows the tree over the batch and over each expert's
+    /// rows, so a sharded batch leaves it `Partial`; sharded rows within a batch entry are gathered for it.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops::GroupSizes, tensor::Tensor};

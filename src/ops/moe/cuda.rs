@@ -48,7 +48,7 @@ pub(super) fn expert_slots(
     Ok((slots, counts))
 }
 
-/// As [`cpu::permute`](super::cpu::permute).
+/// Computes what [`cpu::permute`](super::cpu::permute) computes.
 ///
 /// # Errors
 /// Returns an error if the device has no memory left or a launch fails. The kernel records a slot out of range.
@@ -62,7 +62,7 @@ pub(super) fn permute(x: &Tensor, slot: &Tensor, slots: SlotRange, out: &Shape) 
     Ok(y)
 }
 
-/// As [`cpu::unpermute`](super::cpu::unpermute).
+/// Computes what [`cpu::unpermute`](super::cpu::unpermute) computes.
 ///
 /// # Errors
 /// Returns the errors of [`permute`].
@@ -111,7 +111,7 @@ impl TokenRowCopy<'_> {
         };
         let all = self.slot.numel() * (width / lanes);
         let gpu = Gpu::of(self.rows)?;
-        let launch = gpu.kernel("token_rows", stem, dtype)?.read(self.rows).read(self.slot).write(out);
+        let launch = gpu.kernel("permute_tokens", stem, dtype)?.read(self.rows).read(self.slot).write(out);
         let [batch, row, choice] = self.strides.map(|s| (s / lanes) as u64);
         let launch = launch.arg(all as u64).arg((width / lanes) as u64);
         let launch = launch.arg(self.each as u64).arg(self.choices as u64).arg(batch).arg(row).arg(choice);

@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::permute_tokens::with_batch;
+use super::cpu::with_batch;
 use crate::error::{Error, Result};
 use crate::ops::work::elements;
 use crate::ops::{
@@ -52,15 +52,19 @@ impl Op for GroupedMatmul {
         Ok(smallvec![Meta { dtype: x.dtype, shape }])
     }
 
-    /// An element is a sum over experts, of which all but one contribute nothing (-0), and over `k`. So shards of both
-    /// give nodes of one tree.
+    /// If the experts are sharded, each rank fills in the rows of its experts. Exact mode does not use that row: the tree
+    /// of a contraction that another axis shards does not know such parts.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
-        use AxisPlacement::{R, S};
         let last = ins[0].shape.len() - 1;
-        let mut rows: Vec<Row> = (0..last).map(|d| Row::new([S(d), R], [S(d)])).collect();
-        rows.push(Row::new([R, S(2)], [S(last)]));
-        rows.push(Row::new([R, S(0)], [AxisPlacement::TreeSum(Leaf::Chain)]));
-        rows.push(Row::new([S(last), S(1)], [AxisPlacement::TreeSum(Leaf::Chain)]));
+        let mut rows: Vec<Row> = (0..last)
+            .map(|d| Row::new([AxisPlacement::S(d), AxisPlacement::R], [AxisPlacement::S(d)]))
+            .collect();
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::S(2)], [AxisPlacement::S(last)]));
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::S(0)], [AxisPlacement::SUM]));
+        rows.push(Row::new(
+            [AxisPlacement::S(last), AxisPlacement::S(1)],
+            [AxisPlacement::TreeSum(Leaf::Chain)],
+        ));
         rows.extend(Algebra::Multilinear.rows(2));
         rows
     }
