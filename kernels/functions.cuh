@@ -213,8 +213,9 @@ CALLED f64 atan2_f64(f64 y, f64 x) {
   auto low = select_(steep, b, a);
   auto high = select_(steep, a, b);
   bool same = a == b;
-  // 1 for two infinities, 0 for two zeros; large numbers are scaled, so that 2 high + low is finite.
-  auto scale = select_(high > 1e300, 0.0625, 1.0);
+  // 1 for two infinities, 0 for two zeros. Large numbers are scaled, so that 2 high + low is finite, and small ones, so
+  // that fractions of them are exact.
+  auto scale = select_(high > 1e300, 0.0625, select_(high < 1e-290, 1.2676506002282294e30, 1.0));
   bool zero = high == 0.0;
   bool infinite = same && high == inf_f64();
   auto n = select_(infinite, 1.0, low * scale);
@@ -626,7 +627,7 @@ CALLED f64 lgamma_f64(f64 x) {
   f64 a = -x;
   if (a < 1e-17) return -ln_f64(a);
   f64 sine = sin_pi(a);
-  if (sine == 0.0) return inf_f64();
+  if (sine == 0.0 || a == inf_f64()) return inf_f64();
   return 1.1447298858494002 - ln_f64(a * abs_(sine)) - lgamma_near_f64(a);
 }
 CALLED f64 digamma_f64(f64 x) {

@@ -9,6 +9,7 @@ use super::scope::Scope;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::ops::GroupSizes;
+use crate::placement::Placement;
 use crate::rng::Init;
 
 /// The sizes of a mixture-of-experts layer.
@@ -76,7 +77,7 @@ struct MoeSites {
 }
 
 /// The assignments of tokens to experts.
-struct Routing {
+struct RoutedTokens {
     slot: DTensor,
     counts: DTensor,
     weight: DTensor,
@@ -158,7 +159,7 @@ impl Moe {
     ///
     /// Without a capacity, the ranks first agree on the number of rows of each expert: each receives the counts that it
     /// lacks, 8 bytes per batch entry and expert. If the experts are sharded, a capacity makes the exchange of rows an
-    /// all-to-all; without one, each rank gathers the rows.
+    /// all-to-all; without one, ranks gather the experts' matrices, or in fast mode the rows if that is cheaper.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Init, tensor::DType};
@@ -229,7 +230,7 @@ impl Moe {
     }
 
     /// Chooses the experts and slots of each token.
-    fn route(&self, x: &DTensor, logits: &DTensor) -> Result<Routing> {
+    fn route(&self, x: &DTensor, logits: &DTensor) -> Result<RoutedTokens> {
         let MoeConfig { experts, top_k, capacity_factor, .. } = self.config;
         if !matches!(x.shape().len(), 2 | 3) {
             let rule = "wants tokens [tokens, width] or [batch, tokens, width]";
@@ -240,7 +241,7 @@ impl Moe {
         let capacity =
             capacity_factor.map(|f| (f * (tokens * top_k) as f64 / experts as f64).ceil() as usize);
         let (slot, counts) = expert.expert_slots(experts, capacity)?;
-        Ok(Routing { slot, counts, weight, capacity })
+        Ok(RoutedTokens { slot, counts, weight, capacity })
     }
 
     /// Returns the weighted sum of the results of each token's experts, with the shared expert's result.
@@ -248,10 +249,10 @@ impl Moe {
         &self,
         cx: &Forward,
         x: &DTensor,
-        routing: &Routing,
+        routing: &RoutedTokens,
         sizes: Option<&GroupSizes>,
     ) -> Result<DTensor> {
-        let Routing { slot, counts, weight, capacity } = routing;
+        let RoutedTokens { slot, counts, weight, capacity } = routing;
         let dims = x.shape().len();
         let y = match capacity {
             Some(capacity) => {
@@ -261,7 +262,8 @@ impl Moe {
                 let rows = x.permute_tokens(slot, slots)?.reshape(apart)?;
                 let rows = cx.site(&self.sites.dispatch, rows)?;
                 let signature = if dims == 3 { "beck, ekn -> becn" } else { "eck, ekn -> ecn" };
-                let y = self.feed_forward(cx, &rows, &|x, w| x.einsum(signature, w))?;
+                let to_experts = |x: &DTensor, w: &DTensor| move_shards(x, dims - 2, w);
+                let y = self.feed_forward(cx, &rows, &to_experts, &|x, w| x.einsum(signature, w))?;
                 let mut joined = x.shape().to_vec();
                 joined[dims - 2] = slots;
                 cx.site(&self.sites.down, y)?.reshape(joined)?
@@ -270,10 +272,13 @@ impl Moe {
                 let agreed = if sizes.is_none() { Some(counts.group_sizes()?) } else { None };
                 let sizes = sizes.or(agreed.as_ref()).expect("given or agreed");
                 let rows = x.permute_tokens(slot, slot.shape()[dims - 2] * slot.shape()[dims - 1])?;
-                let y = self.feed_forward(cx, &rows, &|x, w| x.grouped_matmul(w, sizes))?;
+                let stay = |x: &DTensor, _: &DTensor| Ok(x.clone());
+                let y = self.feed_forward(cx, &rows, &stay, &|x, w| x.grouped_matmul(w, sizes))?;
                 cx.site(&self.sites.down, y)?
             }
         };
+        // Rows return to the ranks of their batch entries before they are repeated per choice.
+        let y = if dims == 3 { move_shards(&y, 0, slot)? } else { y };
         let chosen = y.unpermute_tokens(slot)?;
         let mut y = chosen.mul(&weight.unsqueeze(dims)?)?.sum(&[-2], false)?;
         if let Some(shared) = &self.shared {
@@ -285,16 +290,22 @@ impl Moe {
         cx.dropout(y, self.config.dropout)
     }
 
-    /// Applies every expert to its rows; `product` multiplies rows with their experts' matrices.
+    /// Applies every expert to its rows. `align` moves rows, once, to the ranks of the matrices; `product` multiplies
+    /// rows with their experts' matrices.
     fn feed_forward(
         &self,
         cx: &Forward,
         rows: &DTensor,
+        align: &dyn Fn(&DTensor, &DTensor) -> Result<DTensor>,
         product: &dyn Fn(&DTensor, &DTensor) -> Result<DTensor>,
     ) -> Result<DTensor> {
-        let up = cx.with_param(self.up, |w| product(rows, w))?;
+        let mut rows = rows.clone();
+        let up = cx.with_param(self.up, |w| {
+            rows = align(&rows, w)?;
+            product(&rows, w)
+        })?;
         let hidden = match self.gate {
-            Some(gate) => cx.with_param(gate, |w| product(rows, w))?.silu()?.mul(&up)?,
+            Some(gate) => cx.with_param(gate, |w| product(&rows, w))?.silu()?.mul(&up)?,
             None => up.gelu()?,
         };
         cx.with_param(self.down, |w| product(&hidden, w))
@@ -312,4 +323,17 @@ impl Module for Moe {
         let routing = self.route(&x, &self.router.forward(cx, &x)?)?;
         self.experts(cx, &x, &routing, None)
     }
+}
+
+/// Shards dim `dim` of `x` over the axes that shard dim 0 of `like`, in the same order.
+fn move_shards(x: &DTensor, dim: usize, like: &DTensor) -> Result<DTensor> {
+    let (of, mut layout) = (like.layout(), x.layout().clone());
+    let axes: Vec<usize> = (0..of.ndim()).filter(|&a| of.axis(a).shard_dim() == Some(0)).collect();
+    if axes.iter().all(|&a| layout.axis(a).shard_dim() == Some(dim)) {
+        return Ok(x.clone());
+    }
+    for a in axes {
+        layout = layout.set(a, Placement::Shard(dim));
+    }
+    x.redistribute(layout.with_order(of.order())?)
 }

@@ -119,9 +119,9 @@ pub struct Expand {
 
 /// The derivative of [`GroupedMatmul`](super::GroupedMatmul) with respect to the matrices: `(x, dy) -> dw`.
 ///
-/// `x` is `[.., rows, k]`, `dy` `[.., rows, n]` and the result `[experts, k, n]`: per expert, the sum of `x[row] dy[row]ᵀ`
-/// over its rows. The sum follows the reduction tree over the batch, and within a batch entry the tree over the expert's
-/// rows. An expert without rows has zeros.
+/// `x` is `[.., rows, k]`, `dy` `[.., rows, n]` and the result `[experts, k, n]`: per expert, the sum of
+/// `x[row] dy[row]ᵀ` over its rows. The sum follows the reduction tree over the batch, and within a batch entry the tree
+/// over the expert's rows. An expert without rows has zeros.
 ///
 /// ```
 /// use isoshard::{ops::{GroupSizes, GroupedMatmulGrad, Unkeyed, eval_whole}, tensor::Tensor};

@@ -259,3 +259,17 @@ fn masked_keys_change_nothing() {
     let of = |extra: &Extra| call(ScoreRule::CAUSAL, extra, 0).forward(&q, &k, &v).unwrap();
     assert_eq!(f32_bits(&of(&biased).0), f32_bits(&of(&extra).0));
 }
+
+#[test]
+fn without_keys_or_queries_gradients_are_zero() {
+    for (tq, tk) in [(0, 3), (3, 0)] {
+        let (q, k) = (noise([2, 2, tq, 3], 1), noise([2, 2, tk, 3], 2));
+        let (none, all) = (Extra::default(), ScoreRule::BIDIRECTIONAL);
+        let call = call(all, &none, 0);
+        let (o, lse) = call.forward(&q, &k, &k).unwrap();
+        assert!(lse.to_f64_vec().iter().all(|&lse| lse == f64::NEG_INFINITY));
+        for grad in call.backward([&q, &k, &k], (&o, &lse), &o).unwrap() {
+            assert!(grad.to_f64_vec().iter().all(|&x| x == 0.0));
+        }
+    }
+}

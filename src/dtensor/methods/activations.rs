@@ -26,7 +26,8 @@ impl DTensor {
         self.hardtanh(0.0, 6.0)
     }
 
-    /// Limits elements to the interval from `min` to `max`, as [`DTensor::clamp`]. The gradient is 0 at the bounds, too.
+    /// Limits elements to the interval from `min` to `max`, as [`DTensor::clamp`]. The gradient is 0 at the bounds,
+    /// too.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -85,8 +86,8 @@ impl DTensor {
         self.gt_scalar(threshold)?.select(self, &self.number("threshold", value.into())?)
     }
 
-    /// Returns `x` if it is positive, else `alpha (e^(x / alpha) - 1)`: an exponential linear unit whose slope is 1 at 0 for
-    /// every `alpha` (Barron 2017).
+    /// Returns `x` if it is positive, else `alpha (e^(x / alpha) - 1)`: an exponential linear unit whose slope is 1 at
+    /// 0 for every `alpha` (Barron 2017).
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -129,8 +130,8 @@ impl DTensor {
         self.elu(1.673_263_242_354_377_2)?.mul_scalar(1.050_700_987_355_480_5)
     }
 
-    /// Splits `dim` into two halves `a` and `b` and returns `a · sigmoid(b)`: the gated linear unit (Dauphin et al. 2017).
-    /// Communicates nothing if the ranks hold `dim` whole.
+    /// Splits `dim` into two halves `a` and `b` and returns `a · sigmoid(b)`: the gated linear unit (Dauphin et al.
+    /// 2017). Communicates nothing if the ranks hold `dim` whole.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -207,7 +208,7 @@ impl DTensor {
         Ok([halves.remove(0), b])
     }
 
-    /// Returns [`softplus`](DTensor::softplus) of `beta · x`, divided by `beta`, and `x` itself where `beta · x` is above
+    /// Returns [`softplus`](DTensor::softplus) of `beta · x`, divided by `beta`, and `x` itself if `beta · x` is above
     /// `threshold` (20 in PyTorch). Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```

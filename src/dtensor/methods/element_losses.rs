@@ -1,6 +1,8 @@
 //! Losses per element, and losses of vectors.
 //!
-//! The methods communicate nothing unless they reduce: a mean or sum over a sharded tensor reduces one number.
+//! The methods communicate nothing unless they reduce: a mean or sum over a sharded tensor reduces one number. As for
+//! [`DTensor::matmul`], exact mode reduces over a sharded dim only if no boundary cuts a leaf of the reduction tree;
+//! otherwise the operands are redistributed.
 
 use super::loss_reduction::LossReduction;
 use crate::dtensor::DTensor;

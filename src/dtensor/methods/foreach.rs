@@ -11,9 +11,9 @@ impl DTensor {
     /// Applies an operator with one result to each list of operands. On a CUDA device all calls are computed in as few
     /// launches as the operator needs ([`Batched`]): one per 48 calls of one dtype for those of the `foreach_` methods.
     ///
-    /// The operands are taken over: a result overwrites an operand whose buffer no other tensor shares. If gradients are
-    /// wanted, each call is recorded, and made by itself. Communicates the moves that the calls ask for, in the order of
-    /// the list.
+    /// The operands are taken over: a result overwrites an operand whose buffer no other tensor shares. If gradients
+    /// are wanted, each call is recorded, and made by itself. Communicates the moves that the calls ask for, in the
+    /// order of the list.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DTensors, DeviceMesh}, ops::Mul, tensor::DType};
@@ -184,8 +184,8 @@ impl DTensor {
         DTensor::foreach(&MulScalar::by(factor), lists("foreach_mul_scalar", xs, [])?)
     }
 
-    /// Interpolates each tensor towards one of `ends` by one weight, as [`DTensor::lerp`]. An average of parameters over the
-    /// steps of a training is such a call.
+    /// Interpolates each tensor towards one of `ends` by one weight, as [`DTensor::lerp`]. An average of parameters
+    /// over the steps of a training is such a call.
     ///
     /// See [`DTensor::foreach`] for buffers and launches.
     ///

@@ -124,7 +124,8 @@ impl DTensor {
         self.ge(&self.number("ge_scalar", value.into())?)
     }
 
-    /// Returns true where both elements are true. Numbers are first compared with 0, so NaN counts as true. Shapes broadcast.
+    /// Returns, per element, true if both are true. Numbers are first compared with 0,
+    /// so NaN counts as true. Shapes broadcast.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -144,7 +145,8 @@ impl DTensor {
         self.cast(DType::Bool)?.bitwise_and(&other.cast(DType::Bool)?)
     }
 
-    /// Returns true where one or both elements are true. Numbers are first compared with 0, so NaN counts as true. Shapes broadcast.
+    /// Returns, per element, true if one or both are true. Numbers are first compared with 0,
+    /// so NaN counts as true. Shapes broadcast.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -164,7 +166,8 @@ impl DTensor {
         self.cast(DType::Bool)?.bitwise_or(&other.cast(DType::Bool)?)
     }
 
-    /// Returns true where exactly one element is true. Numbers are first compared with 0, so NaN counts as true. Shapes broadcast.
+    /// Returns, per element, true if exactly one is true. Numbers are first compared with 0,
+    /// so NaN counts as true. Shapes broadcast.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -184,7 +187,7 @@ impl DTensor {
         self.cast(DType::Bool)?.bitwise_xor(&other.cast(DType::Bool)?)
     }
 
-    /// Returns true where an element is false. Numbers are first compared with 0.
+    /// Returns, per element, true if it is false. Numbers are first compared with 0.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -203,7 +206,7 @@ impl DTensor {
         self.cast(DType::Bool)?.bitwise_not()
     }
 
-    /// Returns true where an element is NaN. Integers never are. A partial maximum or minimum stays partial: its
+    /// Returns, per element, true if it is NaN. Integers never are. A partial maximum or minimum stays partial: its
     /// result is `Partial(max)`, which means "any".
     ///
     /// ```
@@ -226,7 +229,7 @@ impl DTensor {
         DTensor::apply_one(&FloatTest { kind: FloatTestKind::Nan }, &[self])
     }
 
-    /// Returns true where an element is an infinity of either sign. Integers never are.
+    /// Returns, per element, true if it is an infinity of either sign. Integers never are.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -248,7 +251,7 @@ impl DTensor {
         DTensor::apply_one(&FloatTest { kind: FloatTestKind::Infinite }, &[self])
     }
 
-    /// Returns true where an element is neither NaN nor infinite. Integers always are.
+    /// Returns, per element, true if it is neither NaN nor infinite. Integers always are.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -272,8 +275,8 @@ impl DTensor {
 
     /// Replaces the elements at which `mask`, a bool tensor, is true by a number. Shapes broadcast.
     ///
-    /// If the number is 0 and the mask is replicated, a `Partial` tensor stays partial; with another number it is reduced
-    /// first.
+    /// If the number is 0 and the mask is replicated, a `Partial` tensor stays partial; with another number it is
+    /// reduced first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -303,8 +306,8 @@ impl DTensor {
         mask.select(&self.number(verb, value)?, &x)
     }
 
-    /// Replaces NaN by `nan`, and infinities by `highest` and `lowest`: by the largest and the smallest finite number of the
-    /// dtype if these are `None`.
+    /// Replaces NaN by `nan`, and infinities by `highest` and `lowest`: by the largest and the smallest finite number
+    /// of the dtype if these are `None`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -336,8 +339,8 @@ impl DTensor {
         y.masked_fill(&self.eq_scalar(f64::NEG_INFINITY)?, lowest.unwrap_or(-largest))
     }
 
-    /// Limits elements to the interval from `min` to `max`; if `min` is larger, every element becomes `max`. NaN stays NaN.
-    /// Partial maxima and minima stay partial. The gradient is 0 outside of the interval. [`DTensor::maximum`] and
+    /// Limits elements to the interval from `min` to `max`; if `min` is larger, every element becomes `max`. NaN stays
+    /// NaN. Partial maxima and minima stay partial. The gradient is 0 outside of the interval. [`DTensor::maximum`] and
     /// [`DTensor::minimum`] take tensors as bounds.
     ///
     /// ```
@@ -415,7 +418,8 @@ impl DTensor {
         self.div(&self.number("div_scalar", divisor.into())?)
     }
 
-    /// Interpolates towards `end` by one weight for all elements, as [`DTensor::lerp`]: 0 gives this tensor, 1 gives `end`.
+    /// Interpolates towards `end` by one weight for all elements, as [`DTensor::lerp`]: 0 gives this tensor, 1 gives
+    /// `end`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

@@ -1,7 +1,7 @@
 //! Mixture of experts: routing, sorting tokens by expert, products per expert, and the losses of a router.
 //!
-//! Tokens have shape `[tokens, ..]` or `[batch, tokens, ..]`. With a batch dim, each batch entry has slots of its own, so
-//! a mesh axis that shards the batch moves no tokens; experts' sums run over the batch along the reduction tree.
+//! Tokens have shape `[tokens, ..]` or `[batch, tokens, ..]`. With a batch dim, each batch entry has slots of its own,
+//! so a mesh axis that shards the batch moves no tokens; experts' sums run over the batch along the reduction tree.
 
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
@@ -11,8 +11,8 @@ use crate::tensor::{DType, Device};
 /// Routing tokens to experts, and products per expert.
 impl DTensor {
     /// Chooses `k` experts per token from these router logits `[.., experts]`: their numbers, i64 `[.., k]`, in
-    /// descending order of their logits (of equal logits the lower number first), and their weights `[.., k]`, the softmax over the chosen logits (Jiang et al.,
-    /// *Mixtral of Experts*, 2024).
+    /// descending order of their logits (of equal logits the lower number first), and their weights `[.., k]`, the
+    /// softmax over the chosen logits (Jiang et al., *Mixtral of Experts*, 2024).
     ///
     /// Weights that are relative to all experts (Fedus et al. 2021) are `logits.softmax(-1)?.gather(-1, &expert)?`.
     /// Communicates as [`DTensor::topk`] does: nothing if each rank holds whole rows of logits.
@@ -46,8 +46,8 @@ impl DTensor {
         Ok((expert, chosen.softmax(-1)?))
     }
 
-    /// Returns the slot of each of these assignments of tokens to experts (i64 `[tokens, choices]`, or with a batch dim)
-    /// in a list sorted by expert, and the number of assignments per expert, `[experts]` or `[batch, experts]`.
+    /// Returns the slot of each of these assignments of tokens to experts (i64 `[tokens, choices]`, or with a batch
+    /// dim) in a list sorted by expert, and the number of assignments per expert, `[experts]` or `[batch, experts]`.
     ///
     /// Assignments to one expert keep the order of tokens in the global tensor. With a `capacity`, each expert has that
     /// many slots and later assignments are dropped: their slot is -1 (Lepikhin et al., *GShard*, 2020).
@@ -100,7 +100,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses shapes that do not fit, slots of another dtype, and slots that are out of range.
+    /// Refuses shapes that do not fit, slots of another dtype, and slots that are out of range. Two
+    /// equal slots of a batch entry are refused on the CPU; on a CUDA device the slot has either row.
     pub fn permute_tokens(&self, slot: &DTensor, slots: usize) -> Result<DTensor> {
         let (dims, mut shape) = (self.shape().len(), self.shape().to_vec());
         let fits = matches!(dims, 2 | 3) && slot.shape().len() == dims;
@@ -141,7 +142,8 @@ impl DTensor {
         DTensor::apply_one(&UnpermuteTokens, &[self, slot])
     }
 
-    /// Reads these counts per expert (i64 `[experts]` or `[batch, experts]`) as the sizes of groups, equal on every rank.
+    /// Reads these counts per expert (i64 `[experts]` or `[batch, experts]`) as the sizes of groups, equal on every
+    /// rank.
     ///
     /// Each rank receives the counts that it lacks, 8 bytes each. On a CUDA device this waits for earlier kernels.
     ///
@@ -183,10 +185,10 @@ impl DTensor {
     /// Multiplies each row of this tensor `[.., rows, k]`, sorted by expert, with its expert's matrix of `w`
     /// `[experts, k, n]`: `[.., rows, n]`. `sizes` has the number of rows of each expert, per batch entry.
     ///
-    /// Communicates nothing if the rows or the batch, or the columns `n`, are sharded. If the experts are sharded, each
-    /// rank needs all rows, and the result is `Partial`: each rank computes the rows of its experts. In exact mode the
-    /// gradient of `w` follows the tree over the batch and over each expert's rows, so a sharded batch leaves it
-    /// `Partial`; sharded rows within a batch entry are gathered for it.
+    /// Communicates nothing if the rows or the batch, or the columns `n`, are sharded. If the experts are sharded, exact
+    /// mode gathers the matrices; fast mode gathers the rows, and the result is `Partial`, since each rank computes the
+    /// rows of its experts. In exact mode the gradient of `w` follows the tree over the batch and over each expert's
+    /// rows, so a sharded batch leaves it `Partial`; sharded rows within a batch entry are gathered for it.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops::GroupSizes, tensor::Tensor};
@@ -210,9 +212,9 @@ impl DTensor {
     }
 
     /// Returns `experts * sum over experts of fraction * mean probability` (shape `[]`), which is least, 1, if tokens
-    /// are spread evenly: the load-balancing loss of Fedus et al. (*Switch Transformers*, 2021, equation 4). This tensor
-    /// has the router's probabilities `[.., experts]`; `counts` (i64 `[.., experts]`) has the assignments per expert, from
-    /// which the fractions follow. f32, or f64 for f64 probabilities.
+    /// are spread evenly: the load-balancing loss of Fedus et al. (*Switch Transformers*, 2021, equation 4). This
+    /// tensor has the router's probabilities `[.., experts]`; `counts` (i64 `[.., experts]`) has the assignments per
+    /// expert, from which the fractions follow. f32, or f64 for f64 probabilities.
     ///
     /// Communicates one partial sum of `[experts]` elements per operand whose tokens are sharded.
     ///

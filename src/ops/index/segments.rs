@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn one_destination_gives_the_bits_of_a_reduction() {
-        for extents in [&[1][..], &[2], &[31], &[32], &[33], &[100], &[257], &[3, 5], &[7, 1, 45]] {
+        for extents in [&[1][..], &[2], &[3], &[31], &[32], &[33], &[100], &[257], &[3, 5], &[7, 1, 45]] {
             let n: usize = extents.iter().product();
             let src: Vec<f32> = (0..n).map(|i| ((i * 7919 + 13) as f32).sin() * 1e3).collect();
             let mut out = [0.0; 3];
@@ -281,16 +281,19 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_in_a_large_result_give_the_same_bits() {
-        let src: Vec<f32> = (0..240).map(|i| ((i * 7919 + 13) as f32).sin() * 1e3).collect();
-        let index: Vec<i64> = (0..80).map(|i| i * i % 7).collect();
-        let (mut small, mut large) = (vec![0.0; 3 * 7], vec![0.0; 3 * 5000]);
-        let mut sums = SumsByRow::new(&[80], 3);
-        sums.add(&index, 0, &src, &mut small);
-        sums.add(&index, 0, &src, &mut large);
-        assert_eq!(small, large[..21]);
-        let mut part = vec![0.0; 3 * 2];
-        sums.add(&index, 1, &src, &mut part);
-        assert_eq!(part, small[3..9]);
+    fn results_of_any_size_have_the_same_bits() {
+        for (len, places, width) in [(80, 7, 3), (80, 7, 1), (100, 40, 1), (300, 3, 1), (65, 30, 2)] {
+            let src: Vec<f32> = (0..len * width).map(|i| ((i * 7919 + 13) as f32).sin() * 1e3).collect();
+            let index: Vec<i64> = (0..len).map(|i| (i * i * 31 / 7 % places) as i64).collect();
+            let (mut small, mut large) = (vec![0.0; width * places], vec![0.0; width * 5000]);
+            let extents = [len];
+            let mut sums = SumsByRow::new(&extents, width);
+            sums.add(&index, 0, &src, &mut small);
+            sums.add(&index, 0, &src, &mut large);
+            assert_eq!(small, large[..width * places], "{len} {places} {width}");
+            let mut part = vec![0.0; 2 * width];
+            sums.add(&index, 1, &src, &mut part);
+            assert_eq!(part, small[width..][..2 * width], "{len} {places} {width}");
+        }
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn number_slots(
     Ok(())
 }
 
-/// The slots of which a rank stores rows.
+/// The slots whose rows a rank stores.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlotRange {
     /// The global number of slots.
@@ -76,7 +76,11 @@ pub(super) fn permute(x: &Tensor, slot: &Tensor, slots: SlotRange, out: &Shape) 
             let (b, t, k) = (i / choices / tokens, i / choices % tokens, i % choices);
             if let Some(place) = slots.place("permute_tokens", s)? {
                 let place = b * slots.held + place;
-                filled[place] = true;
+                if std::mem::replace(&mut filled[place], true) {
+                    let given = format!("slot {s} of batch entry {b}");
+                    let rule = "two rows have the same slot";
+                    return Err(Error::invalid("permute_tokens", rule, given, "give each row a slot of its own"));
+                }
                 let from = b * strides[0] + t * strides[1] + k * strides[2];
                 y[place * width..][..width].copy_from_slice(&x[from..][..width]);
             }
@@ -118,4 +122,9 @@ pub(super) fn unpermute(y: &Tensor, slot: &Tensor, slots: SlotRange, out: &Shape
 fn rows_in_place(x: &Tensor) -> Result<Tensor> {
     let last = x.shape().len() - 1;
     if x.strides()[last] == 1 || x.shape()[last] == 1 { Ok(x.clone()) } else { x.to_owned_copy() }
+}
+
+/// Returns the tensor with `dims` dims: adds a leading dim of extent 1 if it has one less.
+pub(super) fn with_batch(x: &Tensor, dims: usize) -> Result<Tensor> {
+    if x.shape().len() == dims { Ok(x.clone()) } else { x.unsqueeze(0) }
 }

@@ -48,7 +48,7 @@ pub(super) fn expert_slots(
     Ok((slots, counts))
 }
 
-/// As [`cpu::permute`](super::cpu::permute).
+/// Computes what [`cpu::permute`](super::cpu::permute) computes.
 ///
 /// # Errors
 /// Returns an error if the device has no memory left or a launch fails. The kernel records a slot out of range.
@@ -58,11 +58,11 @@ pub(super) fn permute(x: &Tensor, slot: &Tensor, slots: SlotRange, out: &Shape) 
     let (choices, each) = (x.shape()[2], x.shape()[1] * x.shape()[2]);
     let strides = [x.strides()[0], x.strides()[1], x.strides()[2]];
     let code = FaultCode::PermuteTokens;
-    TokenRows { rows: &x, slot: &slot, slots, strides, each, choices }.run("permute", code, &mut y)?;
+    TokenRowCopy { rows: &x, slot: &slot, slots, strides, each, choices }.run("permute", code, &mut y)?;
     Ok(y)
 }
 
-/// As [`cpu::unpermute`](super::cpu::unpermute).
+/// Computes what [`cpu::unpermute`](super::cpu::unpermute) computes.
 ///
 /// # Errors
 /// Returns the errors of [`permute`].
@@ -72,12 +72,16 @@ pub(super) fn unpermute(y: &Tensor, slot: &Tensor, slots: SlotRange, out: &Shape
     let each = slot.shape().iter().rev().take(2).product::<usize>();
     let strides = [y.strides()[0], y.strides()[1], 0];
     let code = FaultCode::UnpermuteTokens;
-    TokenRows { rows: &y, slot: &slot, slots, strides, each, choices: 1 }.run("unpermute", code, &mut x)?;
+    TokenRowCopy { rows: &y, slot: &slot, slots, strides, each, choices: 1 }.run(
+        "unpermute",
+        code,
+        &mut x,
+    )?;
     Ok(x)
 }
 
 /// A copy of rows to or from slots.
-struct TokenRows<'a> {
+struct TokenRowCopy<'a> {
     rows: &'a Tensor,
     slot: &'a Tensor,
     slots: SlotRange,
@@ -89,7 +93,7 @@ struct TokenRows<'a> {
     choices: usize,
 }
 
-impl TokenRows<'_> {
+impl TokenRowCopy<'_> {
     fn run(&self, stem: &'static str, code: FaultCode, out: &mut Tensor) -> Result<()> {
         let (dtype, width) = (self.rows.dtype(), *self.rows.shape().last().expect("rows have a width"));
         if self.slot.numel() * width == 0 || out.numel() == 0 {
@@ -107,7 +111,7 @@ impl TokenRows<'_> {
         };
         let all = self.slot.numel() * (width / lanes);
         let gpu = Gpu::of(self.rows)?;
-        let launch = gpu.kernel("token_rows", stem, dtype)?.read(self.rows).read(self.slot).write(out);
+        let launch = gpu.kernel("permute_tokens", stem, dtype)?.read(self.rows).read(self.slot).write(out);
         let [batch, row, choice] = self.strides.map(|s| (s / lanes) as u64);
         let launch = launch.arg(all as u64).arg((width / lanes) as u64);
         let launch = launch.arg(self.each as u64).arg(self.choices as u64).arg(batch).arg(row).arg(choice);

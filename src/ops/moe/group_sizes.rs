@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::ops::Window;
 use crate::tensor::Shape;
 
-/// The number of rows of each expert in each batch entry, for rows that are sorted by expert. A group is the rows of one
-/// expert in one batch entry.
+/// The number of rows of each expert in each batch entry, for rows that are sorted by expert. A group is the rows of
+/// one expert in one batch entry.
 ///
 /// Every rank needs the same sizes; [`DTensor::group_sizes`](crate::dtensor::DTensor::group_sizes) reads them from
 /// counts.

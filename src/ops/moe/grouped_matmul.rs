@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::permute_tokens::with_batch;
+use super::cpu::with_batch;
 use crate::error::{Error, Result};
 use crate::ops::work::elements;
 use crate::ops::{
@@ -17,8 +17,8 @@ use crate::tensor::{Shape, Tensor, cpu, cuda};
 /// expert 0, the next to expert 1, as many as `sizes` says. Applied by
 /// [`DTensor::grouped_matmul`](crate::dtensor::DTensor::grouped_matmul).
 ///
-/// Operands have one floating-point dtype. If the experts are sharded, each rank fills in the rows of its experts, which
-/// gives a partial sum.
+/// Operands have one floating-point dtype. If the experts are sharded, each rank fills in the rows of its experts,
+/// which gives a partial sum.
 ///
 /// ```
 /// use isoshard::{ops::{GroupSizes, GroupedMatmul, Unkeyed, eval_whole}, tensor::Tensor};
@@ -52,17 +52,19 @@ impl Op for GroupedMatmul {
         Ok(smallvec![Meta { dtype: x.dtype, shape }])
     }
 
-    /// If the experts are sharded, each rank fills in the rows of its experts. The tree of a sharded contraction does not
-    /// know such parts, so no other axis may shard `k`.
-    fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
-        use AxisPlacement::{R, S};
+    /// If the experts are sharded, each rank fills in the rows of its experts. Exact mode does not use that row: the tree
+    /// of a contraction that another axis shards does not know such parts.
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let last = ins[0].shape.len() - 1;
-        let mut rows: Vec<Row> = (0..last).map(|d| Row::new([S(d), R], [S(d)])).collect();
-        rows.push(Row::new([R, S(2)], [S(last)]));
-        rows.push(Row::new([S(last), S(1)], [AxisPlacement::TreeSum(Leaf::Chain)]));
-        if axis.pieces(last) == axis.ranks {
-            rows.push(Row::new([R, S(0)], [AxisPlacement::SUM]).exact());
-        }
+        let mut rows: Vec<Row> = (0..last)
+            .map(|d| Row::new([AxisPlacement::S(d), AxisPlacement::R], [AxisPlacement::S(d)]))
+            .collect();
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::S(2)], [AxisPlacement::S(last)]));
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::S(0)], [AxisPlacement::SUM]));
+        rows.push(Row::new(
+            [AxisPlacement::S(last), AxisPlacement::S(1)],
+            [AxisPlacement::TreeSum(Leaf::Chain)],
+        ));
         rows.extend(Algebra::Multilinear.rows(2));
         rows
     }

@@ -3,7 +3,7 @@
 
 use smallvec::smallvec;
 
-use super::permute_tokens::with_batch;
+use super::cpu::with_batch;
 use crate::error::{Error, Result};
 use crate::ops::work::elements;
 use crate::ops::{
@@ -39,16 +39,18 @@ impl Op for GroupedMatmulGrad {
     /// If the batch is sharded, each rank has a part of every expert's sum. If the result is sharded by experts, each
     /// rank adds up its own. A cut of the rows does not follow the groups' trees, so it holds up to rounding.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
-        use AxisPlacement::{R, S};
         let last = ins[0].shape.len() - 1;
         let mut rows = Vec::new();
         if last == 2 {
-            rows.push(Row::new([S(0), S(0)], [AxisPlacement::TreeSum(Leaf::Pairs)]));
+            rows.push(Row::new(
+                [AxisPlacement::S(0), AxisPlacement::S(0)],
+                [AxisPlacement::TreeSum(Leaf::Pairs)],
+            ));
         }
-        rows.push(Row::new([S(last), R], [S(1)]));
-        rows.push(Row::new([R, S(last)], [S(2)]));
-        rows.push(Row::new([R, R], [S(0)]));
-        rows.push(Row::new([S(last - 1), S(last - 1)], [AxisPlacement::SUM]));
+        rows.push(Row::new([AxisPlacement::S(last), AxisPlacement::R], [AxisPlacement::S(1)]));
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::S(last)], [AxisPlacement::S(2)]));
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::R], [AxisPlacement::S(0)]));
+        rows.push(Row::new([AxisPlacement::S(last - 1), AxisPlacement::S(last - 1)], [AxisPlacement::SUM]));
         rows.extend(Algebra::Multilinear.rows(2));
         rows
     }

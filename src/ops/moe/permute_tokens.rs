@@ -2,6 +2,7 @@
 
 use smallvec::smallvec;
 
+use super::cpu::with_batch;
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
 use crate::ops::index::segments::expect_indices;
@@ -29,18 +30,22 @@ impl Op for PermuteTokens {
         Ok(smallvec![Meta { dtype: x.dtype, shape }])
     }
 
-    /// Rows are only copied, so any partial operand is accepted. If tokens are sharded, each rank fills the slots of its
-    /// tokens, which gives a partial sum; if slots are sharded, each rank fills its own.
+    /// Rows are only copied, so any partial operand is accepted. If tokens are sharded, each rank fills the slots of
+    /// its tokens, which gives a partial sum; if slots are sharded, each rank fills its own.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
-        use AxisPlacement::{R, S};
         let lead = ins[1].shape.len() - 2;
-        let mut rows: Vec<Row> = (0..lead).map(|d| Row::same(S(d), 2)).collect();
-        rows.push(Row::new([S(lead + 2), R], [S(lead + 1)]));
+        let mut rows: Vec<Row> = (0..lead).map(|d| Row::same(AxisPlacement::S(d), 2)).collect();
+        rows.push(Row::new([AxisPlacement::S(lead + 2), AxisPlacement::R], [AxisPlacement::S(lead + 1)]));
         for d in [lead, lead + 1] {
-            rows.push(Row::new([S(d), S(d)], [AxisPlacement::SUM]).exact());
+            rows.push(Row::new([AxisPlacement::S(d), AxisPlacement::S(d)], [AxisPlacement::SUM]).exact());
         }
-        rows.push(Row::new([R, R], [S(lead)]));
-        rows.extend(Algebra::Structural.rows(1).iter().map(|r| Row::new([r.ins[0], R], [r.outs[0]]).exact()));
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::R], [AxisPlacement::S(lead)]));
+        rows.extend(
+            Algebra::Structural
+                .rows(1)
+                .iter()
+                .map(|r| Row::new([r.ins[0], AxisPlacement::R], [r.outs[0]]).exact()),
+        );
         rows
     }
 
@@ -78,11 +83,6 @@ impl PermuteTokens {
         let d = out.global.len() - 2;
         cpu::SlotRange { all: self.slots, start: out.start(d), held: out.local()[d] }
     }
-}
-
-/// Returns the tensor with `dims` dims: adds a leading dim of extent 1 if it has one less.
-pub(super) fn with_batch(x: &Tensor, dims: usize) -> Result<Tensor> {
-    if x.shape().len() == dims { Ok(x.clone()) } else { x.unsqueeze(0) }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::permute_tokens::with_batch;
+use super::cpu::with_batch;
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
 use crate::ops::index::segments::expect_indices;
@@ -13,8 +13,8 @@ use crate::ops::{
 use crate::tensor::{Shape, Tensor};
 
 /// Reads rows by slot: `(y, slot) -> x`, where `y` is `[.., slots, width]`, `slot` (i64) `[.., tokens, choices]`, and
-/// `x[.., t, k, :] = y[.., slot[.., t, k], :]`. A row whose slot is -1 (dropped) is -0. At most one leading dim. Applied
-/// by [`DTensor::unpermute_tokens`](crate::dtensor::DTensor::unpermute_tokens).
+/// `x[.., t, k, :] = y[.., slot[.., t, k], :]`. A row whose slot is -1 (dropped) is -0. At most one leading dim.
+/// Applied by [`DTensor::unpermute_tokens`](crate::dtensor::DTensor::unpermute_tokens).
 ///
 /// If the slots of `y` are sharded, the result is a partial sum.
 ///
@@ -45,18 +45,22 @@ impl Op for UnpermuteTokens {
         Ok(smallvec![Meta { dtype: y.dtype, shape }])
     }
 
-    /// Rows are only copied, so any partial operand is accepted. If the slots of `y` are sharded, each rank fills in the
-    /// rows that it stores, which gives a partial sum.
+    /// Rows are only copied, so any partial operand is accepted. If the slots of `y` are sharded, each rank fills in
+    /// the rows that it stores, which gives a partial sum.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
-        use AxisPlacement::{R, S};
         let lead = ins[1].shape.len() - 2;
-        let mut rows: Vec<Row> = (0..lead).map(|d| Row::same(S(d), 2)).collect();
-        rows.push(Row::new([S(lead + 1), R], [S(lead + 2)]));
+        let mut rows: Vec<Row> = (0..lead).map(|d| Row::same(AxisPlacement::S(d), 2)).collect();
+        rows.push(Row::new([AxisPlacement::S(lead + 1), AxisPlacement::R], [AxisPlacement::S(lead + 2)]));
         for d in [lead, lead + 1] {
-            rows.push(Row::new([R, S(d)], [S(d)]));
+            rows.push(Row::new([AxisPlacement::R, AxisPlacement::S(d)], [AxisPlacement::S(d)]));
         }
-        rows.push(Row::new([S(lead), R], [AxisPlacement::SUM]).exact());
-        rows.extend(Algebra::Structural.rows(1).iter().map(|r| Row::new([r.ins[0], R], [r.outs[0]]).exact()));
+        rows.push(Row::new([AxisPlacement::S(lead), AxisPlacement::R], [AxisPlacement::SUM]).exact());
+        rows.extend(
+            Algebra::Structural
+                .rows(1)
+                .iter()
+                .map(|r| Row::new([r.ins[0], AxisPlacement::R], [r.outs[0]]).exact()),
+        );
         rows
     }
 

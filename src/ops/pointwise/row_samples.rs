@@ -36,8 +36,8 @@ pub(super) fn add_samples<P: Pointwise + Copy>(
         "numbers" => add(SHAPES[1], whole, DType::I64, false),
         "integers" | "bits" => {
             add(SHAPES[0], &[InputFill::Ints, InputFill::Index(9)][..P::ARITY], DType::I64, false);
-            add(SHAPES[1], whole, DType::U8, false);
-            add(SHAPES[3], whole, DType::I32, false);
+            add(SHAPES[1], &[InputFill::Ints; 2][..P::ARITY], DType::I32, false);
+            add(SHAPES[3], whole, DType::U8, false);
         }
         _ => {}
     }

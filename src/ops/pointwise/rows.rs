@@ -62,3 +62,15 @@ pub(super) fn select_rows(dtype: DType) -> Vec<Row> {
     let sum = if wide { row(ReduceOp::Sum).exact() } else { row(ReduceOp::Sum) };
     [sum, row(ReduceOp::Max), row(ReduceOp::Min)].to_vec()
 }
+
+/// Returns the rows of an operator that never decreases in the first operand, whatever the second one is.
+pub(super) fn monotone_in_first_rows() -> Vec<Row> {
+    let row = |op| Row::new([AxisPlacement::P(op), AxisPlacement::R], [AxisPlacement::P(op)]);
+    vec![row(ReduceOp::Max), row(ReduceOp::Min)]
+}
+
+/// Returns the rows of `x + y z`, which is linear in `x` together with `y` or `z`.
+pub(super) fn added_product_rows() -> Vec<Row> {
+    let (sum, whole) = (AxisPlacement::SUM, AxisPlacement::R);
+    vec![Row::new([sum, sum, whole], [sum]), Row::new([sum, whole, sum], [sum])]
+}

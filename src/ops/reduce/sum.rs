@@ -167,7 +167,7 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
         Sample::new(wide(&[0]), [Input::ints([5, 3])]),
         Sample::new(
             wide(&[0, 1]),
-            [Input { meta: Meta::new(DType::U8, [7, 3]), fill: InputFill::Index(256) }],
+            [Input { meta: Meta::new(DType::I32, [7, 3]), fill: InputFill::Index(256) }],
         ),
     ]
 }

@@ -58,8 +58,8 @@ pub fn compare(verb: &str, loops: &RelationLoops, x: &Tensor, y: &Tensor) -> Res
     }
 }
 
-/// Tests each element of `x`, of a floating-point dtype. The result has dtype bool. [`FloatPredicate`](super::FloatPredicate) has
-/// an example.
+/// Tests each element of `x`, of a floating-point dtype. The result has dtype bool.
+/// [`FloatPredicate`](super::FloatPredicate) has an example.
 ///
 /// # Errors
 /// Returns an error that names `verb` if the dtype is not floating-point.

@@ -77,8 +77,8 @@ pub trait Num: Widen<Wide = Self> + PartialOrd {
     const LOWEST: Self;
     /// The identity of the minimum: the highest value.
     const HIGHEST: Self;
-    /// Returns the value nearest to a constant. An integer type takes the lowest bits of a whole number between -2^63 and
-    /// 2^63: -1 is 255 for u8.
+    /// Returns the value nearest to a constant. An integer type takes the lowest bits of a whole number between -2^63
+    /// and 2^63: -1 is 255 for u8.
     fn constant(x: f64) -> Self;
     /// Returns the sum.
     fn add(self, other: Self) -> Self;

@@ -26,7 +26,7 @@ use super::simd::{Kernel, dispatch};
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub trait WideFunction<const N: usize>: 'static {
-    /// Its value, or NaN where only [`WideFunction::at_rare`] computes it.
+    /// Its value, or NaN if only [`WideFunction::at_rare`] computes it.
     fn at(s: Constants, x: [f64; N]) -> f64;
 
     /// Its value anywhere. Loops of [`Loops::wide_with_rare`] call it for each element at which [`at`](Self::at) is

@@ -145,6 +145,7 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "max.cu"
     "min.cu"
     "multinomial.cu"
+    "permute_tokens.cu"
     "poisson.cu"
     "radix.cu"
     "prod.cu"
@@ -166,5 +167,4 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "sum.cu"
     "sum_exp.cu"
     "terms.cu"
-    "token_rows.cu"
 };

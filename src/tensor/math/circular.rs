@@ -16,7 +16,7 @@ use super::pair::*;
 /// The largest magnitude that the branch-free functions accept.
 const NEAR: f64 = 1073741824.0;
 
-/// The remainder `x - q π/2` as a sum of two numbers, and `q`, of which the lowest two bits count.
+/// The remainder `x - q π/2` as a sum of two numbers, and `q`, whose lowest two bits count.
 #[derive(Clone, Copy)]
 struct ReducedAngle {
     r: f64,

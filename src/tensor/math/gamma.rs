@@ -30,7 +30,7 @@ pub fn lgamma_f64(x: f64) -> f64 {
         return -ln_f64(a);
     }
     let sine = sin_pi(a);
-    if sine == 0.0 {
+    if sine == 0.0 || a == f64::INFINITY {
         return f64::INFINITY;
     }
     1.1447298858494002 - ln_f64(a * abs(sine)) - lgamma_near_f64(a)

@@ -84,8 +84,9 @@ pub fn atan2_f64(y: f64, x: f64) -> f64 {
     let low = select(steep, b, a);
     let high = select(steep, a, b);
     let same: bool = a == b;
-    // 1 for two infinities, 0 for two zeros; large numbers are scaled, so that 2 high + low is finite.
-    let scale = select(high > 1e300, 0.0625, 1.0);
+    // 1 for two infinities, 0 for two zeros. Large numbers are scaled, so that 2 high + low is finite, and small ones, so
+    // that fractions of them are exact.
+    let scale = select(high > 1e300, 0.0625, select(high < 1e-290, 1.2676506002282294e30, 1.0));
     let zero: bool = high == 0.0;
     let infinite: bool = same && high == f64::INFINITY;
     let n = select(infinite, 1.0, low * scale);

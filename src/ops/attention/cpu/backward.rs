@@ -34,7 +34,7 @@ impl CpuAttention<'_> {
         let given = BackwardInputs::of(self, [q, k, v], [&o, &grad], &lse, &extra)?;
         let mut out = [(h, tq, d), (groups, keys, d), (groups, keys, dv)]
             .map(|(h, t, d)| Tensor::zeros(T::DTYPE, [b, t, h, d]));
-        if keys == 0 {
+        if tq == 0 || keys == 0 {
             return Ok(out);
         }
         let [dq, dk, dvs] = &mut out;

@@ -8,7 +8,7 @@ use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
 use crate::ops::pointwise::record::{Pointwise, bits, expect_whole, integers};
 use crate::ops::pointwise::row_samples::add_samples;
-use crate::ops::pointwise::rows::{lattice_rows, negated_rows};
+use crate::ops::pointwise::rows::{lattice_rows, monotone_in_first_rows, negated_rows};
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, AxisPlacement, InputFill, Meta, Op, Row, Sample, Vjp, Windows};
 use crate::tensor::cpu::{self, BitFunction, BitNum, Loops};
@@ -55,10 +55,7 @@ macro_rules! bits_table {
         /// negative or at least the number of bits, the result is -1 for a negative `x` and 0 for others.
         ShiftRight shift_right(x, y) = shift_right(x, y),
             for integers, Opaque "Never decreases in `x`: partial maxima and minima are accepted if the number of places is replicated."
-                and |ins| {
-                    let row = |op| Row::new([AxisPlacement::P(op), AxisPlacement::R], [AxisPlacement::P(op)]);
-                    vec![row(ReduceOp::Max), row(ReduceOp::Min)]
-                },
+                and |ins| monotone_in_first_rows(),
             gradient |dz, z| { x => "integers have no derivative", y => "integers have no derivative" },
             samples [],
             example [13, -16], [2, 3] => [3.0, -2.0];

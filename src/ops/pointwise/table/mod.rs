@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The class `wide_floats` computes in f64 for every dtype and rounds once; `far_floats` as well, and calls the words of
-//! `words::far` where those of `words::near` return NaN.
+//! `words::far` if those of `words::near` return NaN.
 //!
 //! Macros generate from it the record, the loops, the kernels, the samples, and the methods of
 //! [`DTensor`](crate::dtensor::DTensor) and [`GradientExpr`]. Rows after `derivatives` have no method of `DTensor`.

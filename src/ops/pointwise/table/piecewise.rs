@@ -8,6 +8,7 @@ use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
 use crate::ops::pointwise::record::{Pointwise, expect_whole, floats};
 use crate::ops::pointwise::row_samples::add_samples;
+use crate::ops::pointwise::rows::added_product_rows;
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, AxisPlacement, Bits, InputFill, Meta, Op, Row, Sample, Vjp, Windows};
 use crate::tensor::cpu::{self, Constants, Function, Loops, Real};
@@ -26,10 +27,7 @@ macro_rules! piecewise_table {
         /// Adds a product: `x + factor · y · z`.
         Addcmul addcmul(x, y, z; factor) = fma(y * of(factor), z, x),
             for floats, Opaque "Linear in `x` and one factor together: both may be partial sums if the other factor is replicated."
-                and |ins| {
-                    let (sum, whole) = (AxisPlacement::SUM, AxisPlacement::R);
-                    vec![Row::new([sum, sum, whole], [sum]), Row::new([sum, whole, sum], [sum])]
-                },
+                and |ins| added_product_rows(),
             gradient |dr, r| { x => (dr), y => (dr * z * factor), z => (dr * y * factor) },
             samples [Ints Ints Ints] rounded 8,
             example [1.0, 2.0], [3.0, 4.0], [10.0, 100.0]; 0.5 => [16.0, 202.0];

@@ -44,7 +44,7 @@ macro_rules! rounding_table {
         Frac frac(x) = x - trunc(x),
             for floats, Opaque "Neither linear nor monotone.",
             gradient |dy, y| { x => (dy) },
-            samples [] not_smooth [Ints, Positive],
+            samples [] not_smooth [Positive],
             example [-1.5, 2.25] => [-0.5, 0.25];
         /// Returns the remainder of a division that truncates, `x - y · trunc(x / y)`, exactly. It has the sign of `x`,
         /// as C's `fmod` and Rust's `%`. Divided by 0, a float gives NaN and an integer itself.

@@ -94,11 +94,11 @@ fn reduced_last(dims: &[usize], of: usize) -> Dims {
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
     let prod = |dims: &[usize], keep| Prod { dims: dims.iter().copied().collect(), keep };
-    let bytes = Input { meta: Meta::new(DType::U8, [5, 3]), fill: InputFill::Index(4) };
+    let whole = Input { meta: Meta::new(DType::I32, [5, 3]), fill: InputFill::Index(4) };
     vec![
         Sample::new(prod(&[0], false), [Input::ints([3, 5])]),
         Sample::new(prod(&[0, 2], true), [Input::ints([2, 3, 2])]),
         Sample::new(prod(&[1], false), [Input::ints([3, 0])]),
-        Sample::new(prod(&[0], false), [bytes]).not_smooth(),
+        Sample::new(prod(&[0], false), [whole]).not_smooth(),
     ]
 }
