@@ -35,7 +35,7 @@ pub fn write_page() {
     let mut page = format!(
         "# Judged\n\nEach combination is compared with a single rank, with three to five sets of values in f32 and f64.\n\n\
         {} operators, {} samples; {} rows on one axis, {} at other sizes, {} pairs on two axes; {} combinations in search \
-        of missing rows. Wrong: 0. Missing: {}, each with a reason in tests/golden/missing_rows.txt.\n\n\
+        of missing rows. A wrong row fails its test. Missing: {}, each with a reason in tests/golden/missing_rows.txt.\n\n\
         | operator | samples | rows | at other sizes | pairs | combinations | missing |\n|---|---|---|---|---|---|---|\n",
         counts.len(),
         sum(|c| c.samples),
