@@ -199,7 +199,7 @@ impl DTensor {
     /// Splits a dim in the middle.
     fn halves(&self, verb: &'static str, dim: isize) -> Result<[DTensor; 2]> {
         let extent = self.shape()[self.shape().dim(verb, dim)?];
-        if extent % 2 != 0 {
+        if !extent.is_multiple_of(2) {
             let given = format!("dim {dim} of {}", self.spec());
             return Err(Error::invalid(verb, "wants a dim of even extent", given, "pad or slice it"));
         }

@@ -65,8 +65,11 @@ pub struct CpuAttentionDropout<'a> {
     pub scale: f64,
     /// Takes a row's local indices `[batch, head, query]` and a key, and writes, for each key from that one on, true if
     /// its probability is kept. Must give the same result in the forward and the backward pass.
-    pub keep: &'a dyn Fn([usize; 3], usize, &mut [bool]),
+    pub keep: KeepKeys<'a>,
 }
+
+/// The function that [`CpuAttentionDropout::keep`] is.
+type KeepKeys<'a> = &'a dyn Fn([usize; 3], usize, &mut [bool]);
 
 impl<'a> CpuAttention<'a> {
     /// Returns causal attention without dropout, whose first query has the position `q_start`.

@@ -71,7 +71,7 @@ impl Op for Attention {
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
-        let (&[ref q, ref k, ref v], extra) = expect_operands(self.name(), &self.rule, ins)?;
+        let ([q, k, v], extra) = expect_operands(self.name(), &self.rule, ins)?;
         expect_probability(self.name(), self.p)?;
         let o = expect_heads(self.name(), [q, k, v], ins)?;
         expect_times(self.name(), &self.rule, [q, k], self.q_offset)?;

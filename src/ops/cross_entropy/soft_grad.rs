@@ -20,7 +20,7 @@ impl Op for SoftCrossEntropyGrad {
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
-        let (&[ref logits, ref q, ref m, ref s, ref dy], sum) = match self.row_sum {
+        let ([logits, q, m, s, dy], sum) = match self.row_sum {
             Some(_) => (arity::<5>(self.name(), ins)?, None),
             None => {
                 let all = arity::<6>(self.name(), ins)?;

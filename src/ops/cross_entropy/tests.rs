@@ -91,7 +91,7 @@ fn soft_losses_follow_the_definition() {
     assert!((got - want(&logits)).abs() < 1e-14, "{got}");
     let dy = Tensor::from_vec(vec![3.0], [1]).unwrap();
     let sum = Tensor::from_vec(vec![1.75], [1, 1]).unwrap();
-    let with = |more: &[Tensor]| [&ins[..], &[dy.clone()], more].concat();
+    let with = |more: &[Tensor]| [&ins[..], std::slice::from_ref(&dy), more].concat();
     let grad = |row_sum, more: &[Tensor]| {
         eval_whole(&SoftCrossEntropyGrad { row_sum }, &with(more)).unwrap()[0].to_f64_vec()
     };

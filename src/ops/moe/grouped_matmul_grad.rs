@@ -147,7 +147,7 @@ impl ExpertSum<'_> {
         }
         let mid = lo + Leaf::Pairs.left_of(SplitRule::Halves, hi - lo).expect("pairs can be cut");
         let (left, right) = (self.node(lo, mid)?, self.node(mid, hi)?);
-        Ok(sum(left, right)?)
+        sum(left, right)
     }
 }
 

@@ -198,7 +198,7 @@ impl<T: Real> Kernel for NormForward<'_, T> {
                 (mean, tree.fold::<SumReducer>(&squares) / count)
             };
             let (mut x, mut scale, (mut center, mut variance)) = (x, 1.0, moments(x));
-            if variance - variance != T::ZERO {
+            if variance * T::ZERO != T::ZERO {
                 // The variance is infinite or NaN.
                 scale = if T::DTYPE == DType::F64 { power_of_two(-600) } else { power_of_two(-100) };
                 scaled.clear();

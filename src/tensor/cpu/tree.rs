@@ -171,7 +171,7 @@ impl<T: Num> BlockTree<T> {
     /// Panics if the row is longer than the tree allows, or its length is no multiple of [`LEAF`].
     #[inline(always)]
     pub fn fold<F: Reducer<T>>(&mut self, first: usize, row: &[T]) -> T {
-        assert!(row.len() % LEAF == 0 && row.len() / 2 <= self.odd.len(), "whole leaves that fit");
+        assert!(row.len().is_multiple_of(LEAF) && row.len() / 2 <= self.odd.len(), "whole leaves that fit");
         let (mut first, mut count) = (first, row.len() / LEAF);
         if count == 0 {
             return F::EMPTY;

@@ -76,10 +76,10 @@ fn launch(
         });
     }
     let mut launch = gpu.kernel(kernels.source, kernels.entry, dtype)?;
-    for operand in 0..arity {
-        let all: Vec<&Tensor> = some.iter().map(|&k| &calls[k][operand]).collect();
-        launch = launch.read_all::<CALLS>(&all);
-    }
+    launch = (0..arity).fold(launch, |launch, operand| {
+        let all: Vec<&Tensor> = some.iter().map(|&call| &calls[call][operand]).collect();
+        launch.read_all::<CALLS>(&all)
+    });
     let mut results: Vec<&mut Tensor> = Vec::with_capacity(some.len());
     let mut of_call: Vec<Option<&mut &mut [Tensor]>> = calls.iter_mut().map(Some).collect();
     for ((&k, own), fresh) in some.iter().zip(&own).zip(&mut fresh) {

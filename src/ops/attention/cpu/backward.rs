@@ -253,7 +253,7 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
         for keys in block.runs() {
             let into = (&mut data[keys.start * step..], (step, 1));
             let a = block.columns(a, keys).t();
-            masked_product(&[hidden.clone()], BlockSum::Queries(onto), a, b, into);
+            masked_product(std::slice::from_ref(&hidden), BlockSum::Queries(onto), a, b, into);
         }
         (1..joins).for_each(|_| self.join());
     }

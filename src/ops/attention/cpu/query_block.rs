@@ -205,7 +205,7 @@ impl<T: Gemm> Kernel for IsFinite<'_, T> {
     #[inline(always)]
     fn run(self) -> bool {
         let ((m, n), (_, step)) = (self.0.shape(), self.0.strides());
-        let finite = |ok: bool, x: &T| ok & (*x - *x == T::ZERO);
+        let finite = |ok: bool, x: &T| ok & (*x * T::ZERO == T::ZERO);
         let row = |row: MatRef<'_, T>| match step {
             1 => row.row(0).iter().fold(true, finite),
             _ => (0..n).fold(true, |ok, j| finite(ok, &row.data()[j * step])),

@@ -269,6 +269,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "a list of one run")]
     fn absent_leaves_leave_their_siblings() {
         let over = |len, runs: &[Range<usize>], block| Contraction::over_runs(LeafRuns { len, runs }, block);
         let list = |len, runs: &[Range<usize>]| {
