@@ -1,4 +1,4 @@
-// What the loss of a class and its gradient share.
+// The terms that the loss of a class and its gradient share.
 #pragma once
 #include "num.cuh"
 

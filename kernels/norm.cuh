@@ -50,7 +50,11 @@ DEVICE void norm_rows(Row& row, const T* x, const T* weight, const T* bias, T* y
     if (pass == 1 || !__syncthreads_or(overflow)) break;
     UNROLL for (u32 k = 0; k < Row::ALL; ++k) h[k] = rstd[k] - rstd[k] != A(0) ? overflow_scale<A>() : A(1);
   }
-  UNROLL for (u32 k = 0; k < Row::ALL; ++k) rstd[k] = recip_(sqrt_(rstd[k] + of<A>(eps * (f64)h[k] * (f64)h[k])));
+  UNROLL for (u32 k = 0; k < Row::ALL; ++k) {
+    A sum = rstd[k] + of<A>(eps * (f64)h[k] * (f64)h[k]);
+    // Beside the variance 0 of large equal elements the scaled eps underflows.
+    rstd[k] = sum == A(0) ? recip_(sqrt_(of<A>(eps))) / h[k] : recip_(sqrt_(sum));
+  }
   row.once([&](u32 j, u64 index) {
     u32 k = row.of(j);
     if (means) means[index] = mean[k] / h[k];

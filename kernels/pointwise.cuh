@@ -8,7 +8,7 @@
 // compute: 64 KiB per multiprocessor at full occupancy, more than latency times bandwidth (about 25 KiB on an H100).
 // Threads share nothing, so a result may overwrite a contiguous operand.
 #pragma once
-#include "functions.cuh"
+#include "special_functions.cuh"
 #include "num.cuh"
 
 constexpr u32 POINTWISE_THREADS = 256;

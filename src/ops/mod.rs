@@ -147,12 +147,13 @@ pub use attributes::{
     GroupedMatmulGrad, LayerNormGrad, Pad, PermuteTokens, ScatterAdd, SoftCrossEntropyGrad, SoftmaxGrad,
 };
 pub use catalog::{catalog, cuda_programs};
-pub use create::DiagonalBand;
+pub use create::index_formula::DiagonalBand;
+pub(crate) use create::index_formula::IndexSequence;
 pub use create::keep_band::KeepBand;
 pub use create::one_hot::OneHot;
-pub(crate) use create::{IndexSequence, band, sequence};
+pub(crate) use create::{band, sequence};
 pub use cross_entropy::CrossEntropy;
-pub use cross_entropy::soft::SoftCrossEntropy;
+pub use cross_entropy::soft_cross_entropy::SoftCrossEntropy;
 pub use dropout::Dropout;
 pub use index::bincount::Bincount;
 pub use index::embedding::Embedding;
@@ -198,7 +199,8 @@ pub use reduce::min::Min;
 pub use reduce::prod::Prod;
 pub use reduce::prod::grad::ProdGrad;
 pub use reduce::sum::{Sum, SumIn, WideSum};
-pub use reduce::terms::{SumTerm, TermSum};
+pub use reduce::terms::TermSum;
+pub use reduce::terms::sum_term::SumTerm;
 pub use rotary::Rotary;
 pub use rotary::apply::{RotaryApply, RotaryPairing};
 pub use rotary::frequencies::{Llama3Scaling, RotaryFrequencies, YarnScaling};

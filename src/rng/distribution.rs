@@ -33,7 +33,7 @@ pub enum Distribution {
         /// The standard deviation.
         std: f64,
     },
-    /// Normal, conditioned on [`low`, `high`], one of which may be infinite; by rejection per element. Tails and narrow
+    /// Normal, conditioned on [`low`, `high`], and one bound may be infinite; by rejection per element. Tails and narrow
     /// intervals use Robert's method (1995). Floating.
     TruncatedNormal {
         /// The mean before truncation.
@@ -335,7 +335,7 @@ mod tests {
             "bernoulli: a probability lies in [0, 1]; got Bernoulli { p: NaN }"
         );
         assert!(said(Distribution::Normal { mean: 0.0, std: -1.0 }, DType::F32).starts_with("normal: "));
-        let truncated = Distribution::TruncatedNormal { mean: 0.0, std: 1.0, low: 3.0, high: 4.0 };
+        let truncated = Distribution::TruncatedNormal { mean: 0.0, std: 1.0, low: 4.0, high: 3.0 };
         assert!(said(truncated, DType::F32).starts_with("truncated_normal: "));
         assert!(said(Distribution::Bits, DType::Bool).starts_with("bits: "));
         assert_eq!(

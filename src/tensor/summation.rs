@@ -8,7 +8,7 @@
 //! itself (by a thread, a warp or another process) has the same bits as inside the whole sum: its two parts are nodes
 //! themselves, down to leaves, whose additions depend on their length alone.
 //!
-//! There are two rules. [`SplitRule::Halves`] splits in the middle, so that equal cuts by meshes fall on nodes.
+//! There are two rules. [`SplitRule::Halves`] splits in the middle, so that equal cuts by layouts fall on nodes.
 //! [`SplitRule::PowerOfTwo`] splits at the largest power of two below the length, so that the tree of a longer range,
 //! restricted to a prefix, is the prefix's own tree. Attention's sums over keys follow the second rule.
 //!

@@ -286,7 +286,7 @@ impl Case<'_> {
             let members = along(self.mesh, &coords, &open);
             let order = match tree {
                 Some(tree) => tree.fold_order(self.mesh, &coords, &members, &open),
-                None => FoldOrder::halving(members.len()),
+                None => nested(&open.iter().map(|&a| self.mesh.axis_len(a)).collect::<Vec<_>>()),
             };
             let op = open.first().map_or(ReduceOp::Sum, |&a| match spec.layout.axis(a) {
                 Placement::Partial(op) => *op,
@@ -324,11 +324,11 @@ impl Operand {
         let Some(op) = op else {
             return Operand { spec, shares: vec![trial.ins[i].clone()], whole: trial.ins[i].clone() };
         };
-        let n = Operand::open(&spec).map(|a| spec.mesh.axis_len(a)).product();
+        let lens: Vec<usize> = Operand::open(&spec).map(|a| spec.mesh.axis_len(a)).collect();
+        let n = lens.iter().product();
         let dtype = if wide && op == ReduceOp::Sum && is_half(spec.dtype) { DType::F32 } else { spec.dtype };
         let shares = trial.parts(i, op, n, dtype);
-        let whole =
-            fold(op, &FoldOrder::halving(n), |m, _| shares[m].clone(), || unreachable!("a rank has a part"));
+        let whole = fold(op, &nested(&lens), |m, _| shares[m].clone(), || unreachable!("a rank has a part"));
         let whole = rounded(&whole.expect("parts of one shape"), spec.dtype);
         Operand { spec, shares, whole }
     }
@@ -433,4 +433,25 @@ fn fold(
         return Err(format!("{} entries are left", stack.len()));
     }
     Ok(stack.swap_remove(0))
+}
+
+/// Returns the order in which a sum without a tree is folded: one part per member, row-major over the lengths of its
+/// axes; the range of the first axis is halved down to single indices, then that of the next axis.
+fn nested(lens: &[usize]) -> FoldOrder {
+    fn fold(lens: &[usize], base: usize, from: usize, to: usize, steps: &mut Vec<FoldStep>) {
+        if to - from > 1 {
+            let mid = from + (to - from).div_ceil(2);
+            fold(lens, base, from, mid, steps);
+            fold(lens, base, mid, to, steps);
+            return steps.push(FoldStep::Join);
+        }
+        match lens.split_first() {
+            Some((len, [])) => steps.push(FoldStep::Push { operand: base * len + from, node: 0 }),
+            Some((len, inner)) => fold(inner, base * len + from, 0, inner[0], steps),
+            None => steps.push(FoldStep::Push { operand: 0, node: 0 }),
+        }
+    }
+    let mut steps = Vec::new();
+    fold(lens, 0, 0, lens.first().copied().unwrap_or(1), &mut steps);
+    FoldOrder::new(vec![1; lens.iter().product()], steps)
 }

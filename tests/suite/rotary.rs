@@ -153,7 +153,7 @@ fn tables_of_plain_frequencies_have_the_bits_of_rotary() {
         on("a=1", move |mesh| {
             let whole = Layout::replicated(mesh.mesh().ndim());
             let x = DTensor::distribute(mesh, &wave(1), whole.clone())?.cast(dtype)?;
-            let positions = DTensor::distribute(mesh, &Tensor::from_vec((7..12).collect(), [5])?, whole)?;
+            let positions = DTensor::distribute(mesh, &Tensor::from_vec((7i64..12).collect(), [5])?, whole)?;
             let table = if dtype == DType::F64 { dtype } else { DType::F32 };
             let (cos, sin) = positions.rotary_tables(&RotaryFrequencies::geometric(6, 5e5)?, table)?;
             let (y, want) = (x.rotary_with(&cos, &sin, RotaryPairing::Halves)?, x.rotary(5e5, 7)?);

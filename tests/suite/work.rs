@@ -17,7 +17,7 @@ const SHARED: [&str; 6] =
     ["cross_entropy_grad", "rotary", "shuffle", "scatter_max", "scatter_min", "soft_cross_entropy_grad"];
 
 /// Operators that read their first operand by index: only the elements that are read count.
-const BY_INDEX: [&str; 2] = ["embedding", "gather"];
+const BY_INDEX: [&str; 3] = ["embedding", "gather", "unpermute_tokens"];
 
 fn work(op: &dyn Op, ins: &[Meta]) -> Work {
     op.work(ins, &op.infer(ins).expect("legal operands"))

@@ -195,7 +195,7 @@ impl DTensor {
     /// masks and further operands of `options`. Keys and values may have fewer heads (grouped queries).
     ///
     /// Communicates nothing if batch, heads or queries are sharded, or the last dim of `v`. A mask, bias or document
-    /// number is sharded with the queries' batch, heads and time, or replicated where its extent is 1. No tensor of all
+    /// number is sharded with the queries' batch, heads and time, or replicated if its extent is 1. No tensor of all
     /// scores is allocated. Sums over keys leave masked keys out, so that a prefix of the keys gives the same bits by
     /// itself as with masked keys after it. If the queries are sharded and heads grouped, the backward pass gathers the
     /// queries.

@@ -257,10 +257,10 @@ impl DTensor {
         Self::band_of("band_mask", mesh, DType::Bool, shape.into(), band, layout)
     }
 
-    /// Creates the mask `[queries, keys]` of causal attention: true where query `i`, which stands at position
+    /// Creates the mask `[queries, keys]` of causal attention: true if query `i`, which stands at position
     /// `offset + i`, may see key `j`, so `j <= offset + i`.
     ///
-    /// [`DTensor::attention`] needs no such tensor; use it where a mask is combined with others.
+    /// [`DTensor::attention`] needs no such tensor; use it to combine masks.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}};

@@ -107,7 +107,7 @@ impl DTensor {
     ///
     /// f32, f16 and bf16 are computed in f64 for `p` up to 6; f64 and other orders are first scaled by a power of two of the
     /// largest magnitude, so that no power overflows or underflows (one more maximum is reduced over ranks). The gradient
-    /// is 0 where `x` is 0, and at a norm of 0. It is shared evenly among equal extremes.
+    /// is 0 if `x` is 0, and at a norm of 0. It is shared evenly among equal extremes.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -157,7 +157,7 @@ impl DTensor {
         sums.root_or_zero(1.0 / p)?.div(&scale)?.finish(self.dtype(), &dims, keep)
     }
 
-    /// Returns true where any element over `dims` is not 0. With `keep`, the dims stay with extent 1. NaN counts as not 0;
+    /// Returns true if any element over `dims` is not 0. With `keep`, the dims stay with extent 1. NaN counts as not 0;
     /// over no elements the result is false. If a reduced dim is sharded, the result is `Partial(max)`.
     ///
     /// ```
@@ -177,7 +177,7 @@ impl DTensor {
         self.extreme_of_bools("any", dims, keep, false)
     }
 
-    /// Returns true where all elements over `dims` are not 0. With `keep`, the dims stay with extent 1. NaN counts as not
+    /// Returns true if all elements over `dims` are not 0. With `keep`, the dims stay with extent 1. NaN counts as not
     /// 0; over no elements the result is true. If a reduced dim is sharded, the result is `Partial(min)`.
     ///
     /// ```
@@ -237,7 +237,7 @@ impl DTensor {
         DTensor::apply_one(&TermSum { term, dims: dims.clone() }, &[self, with])
     }
 
-    /// Returns this tensor, which is not negative, to the power `p`. For a positive `p`, the gradient is 0 where it is 0.
+    /// Returns this tensor, which is not negative, to the power `p`. For a positive `p`, the gradient is 0 if it is 0.
     fn root_or_zero(&self, p: f64) -> Result<DTensor> {
         if p < 0.0 {
             // A sum of negative powers is 0 only if all elements are infinite.

@@ -40,7 +40,10 @@ impl Op for AttentionBiasGrad {
             let out = match extra[0] {
                 AxisPlacement::R if grouped && dim == 1 => sum,
                 AxisPlacement::R => AxisPlacement::TreeSum(Leaf::Pairs),
-                cut => cut,
+                AxisPlacement::S(_)
+                | AxisPlacement::P(_)
+                | AxisPlacement::TreeSum(_)
+                | AxisPlacement::Ragged => extra[0],
             };
             row(of, extra, out)
         };

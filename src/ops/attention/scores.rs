@@ -30,7 +30,7 @@ pub struct ScoreRule {
     pub soft_cap: Option<Bits>,
     /// True if an operand `[B or 1, H or 1, Tq or 1, Tk or 1]` of the scores' dtype is added to the scores.
     pub bias: bool,
-    /// True if a bool operand `[B or 1, H or 1, Tq or 1, Tk or 1]` is true where a query sees a key.
+    /// True if a bool operand `[B or 1, H or 1, Tq or 1, Tk or 1]` is true if the query sees the key.
     pub mask: bool,
     /// True if two i64 operands, `[B or 1, Tq]` and `[B or 1, Tk]`, give the number of each query's and each key's
     /// document. A query sees the keys of its own document.
@@ -126,7 +126,7 @@ impl ScoreRule {
 pub struct ScoreOperands<'a> {
     /// The tensor that is added to the scores.
     pub bias: Option<&'a Tensor>,
-    /// The tensor that is true where a query sees a key.
+    /// The tensor that is true if the query sees the key.
     pub mask: Option<&'a Tensor>,
     /// The document numbers of queries and of keys.
     pub documents: Option<[&'a Tensor; 2]>,

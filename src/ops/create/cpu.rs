@@ -1,6 +1,6 @@
 //! CPU kernels of sequences and bands.
 
-use super::{DiagonalBand, IndexSequence};
+use super::index_formula::{DiagonalBand, IndexSequence};
 use crate::placement::Region;
 use crate::tensor::cpu::{Kernel, as_elements_mut, dispatch};
 use crate::tensor::{DType, Element, Shape, Tensor, for_dtype};

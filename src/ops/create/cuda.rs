@@ -2,7 +2,7 @@
 
 use bytemuck::NoUninit;
 
-use super::{DiagonalBand, IndexSequence};
+use super::index_formula::{DiagonalBand, IndexSequence};
 use crate::error::Result;
 use crate::placement::Region;
 use crate::rng::cuda::{Place, run_over};

@@ -6,8 +6,8 @@
 mod cuda;
 pub(super) mod grad;
 mod rows;
-pub(super) mod soft;
-pub(super) mod soft_grad;
+pub(super) mod soft_cross_entropy;
+pub(super) mod soft_cross_entropy_grad;
 
 use smallvec::smallvec;
 

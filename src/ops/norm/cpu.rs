@@ -206,7 +206,12 @@ impl<T: Real> Kernel for NormForward<'_, T> {
                 x = &scaled;
                 (center, variance) = moments(x);
             }
-            let spread = (variance + T::of(self.eps * scale * scale)).sqrt().recip();
+            let sum = variance + T::of(self.eps * scale * scale);
+            // Beside the variance 0 of large equal elements the scaled eps underflows.
+            let spread = match sum == T::ZERO {
+                true => T::of(self.eps).sqrt().recip() / T::of(scale),
+                false => sum.sqrt().recip(),
+            };
             (*mean, *rstd) = (center / T::of(scale), spread * T::of(scale));
             let (mean, rstd) = (center, spread);
             match (self.weight, self.bias) {

@@ -5,7 +5,7 @@
 
 pub use crate::tensor::cpu::is_nan;
 use crate::tensor::cpu::{BitNum, Num, Real};
-use crate::tensor::math::{circular, erfc, exponential, gamma, hyperbolic, inverse_trig, logarithm, power};
+use crate::tensor::math::{erfc, exponential, hyperbolic, inverse_trig, logarithm, power};
 
 /// Rounds a constant to the element type.
 #[inline(always)]
@@ -166,7 +166,7 @@ wide_words! {
 
 /// Functions without branches, which return NaN at rare arguments.
 pub mod near {
-    use super::{circular, gamma};
+    use crate::tensor::math::{circular, gamma};
 
     wide_words! {
         /// The sine.
@@ -184,7 +184,7 @@ pub mod near {
 
 /// The functions of [`near`] for all arguments.
 pub mod far {
-    use super::{circular, gamma};
+    use crate::tensor::math::{circular, gamma};
 
     wide_words! {
         /// The sine.

@@ -3,6 +3,7 @@
 //! `argmax`.
 
 pub(super) mod argmax;
+mod blocks;
 pub(super) mod cpu;
 mod cuda;
 pub(super) mod first_index;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::smallvec;
 
-use super::terms::cpu::sum_blocks;
+use super::blocks::sum_blocks;
 use super::{DimReduction, kept_shape};
 use crate::error::Result;
 use crate::ops::{

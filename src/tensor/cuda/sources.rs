@@ -88,6 +88,7 @@ const HEADERS: &[(&str, &str)] = embed! {
     "random.cuh"
     "reduce.cuh"
     "rows.cuh"
+    "special_functions.cuh"
     "step.cuh"
 };
 
@@ -128,7 +129,6 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "float_test.cu"
     "first_index.cu"
     "flip.cu"
-    "float_test.cu"
     "fold.cu"
     "gamma.cu"
     "gather.cu"

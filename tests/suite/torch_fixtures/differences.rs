@@ -222,7 +222,7 @@ pub const DIFFERENCES: &[Difference] = &[
         when: "x is 0, or an operand is special",
         here: "0",
         torch: "-inf or NaN",
-        reason: "the limit, where one exists",
+        reason: "the limit, if there is one",
         condition: |f| !(f.x(0) > 1e-3 && f.x(0) < 1e3 && f.x(1).abs() < 1e3),
     },
     Difference {
@@ -260,15 +260,6 @@ pub const DIFFERENCES: &[Difference] = &[
         torch: "0",
         reason: "x^0 does not depend on x",
         condition: |f| f.number(0) == 0.0,
-    },
-    Difference {
-        operators: &["lgamma"],
-        of: Part::Results,
-        when: "x is -inf",
-        here: "NaN",
-        torch: "inf",
-        reason: "the poles towards -inf have no limit",
-        condition: |f| f.x(0) == f64::NEG_INFINITY,
     },
     Difference {
         operators: &["acosh"],
@@ -349,7 +340,7 @@ pub const DIFFERENCES: &[Difference] = &[
         here: REFUSES,
         torch: "0",
         reason: "a count does not depend on the elements' sizes",
-        condition: |f| true,
+        condition: |_| true,
     },
     Difference {
         operators: &["var", "std"],

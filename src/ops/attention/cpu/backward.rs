@@ -194,7 +194,7 @@ impl<T: Gemm> ScoreScratch<T> {
     }
 }
 
-/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]`, of which only some rows are computed yet.
+/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]`, which have only some rows yet.
 struct UnfinishedNodes<'a, T> {
     /// The leftmost node, which becomes the sum. All zeros at first.
     out: &'a mut [T],
@@ -237,7 +237,7 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
                 (self.room[i].get(), d)
             }
         };
-        // The leftmost node has zeros where it is not computed.
+        // The leftmost node has zeros in rows that are not computed.
         let zeroed = if top == 0 { None } else { Some(d) };
         let whole = extend_rows(&mut self.rows[top], block.from..block.to, |rows| {
             if let Some(d) = zeroed {

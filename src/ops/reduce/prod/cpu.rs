@@ -1,6 +1,5 @@
 //! CPU kernels of `prod` and its derivative.
 
-use super::reduced_last;
 use crate::error::Result;
 use crate::tensor::cpu::{Kernel, Num, Reducer, RowTree, as_elements_mut, cast, dispatch};
 use crate::tensor::{DType, Dims, Shape, Tensor};
@@ -105,4 +104,9 @@ fn others<T: Num>(dy: &[T], rows: &[T], n: usize, out: &mut [T]) {
             after = after.mul(x);
         }
     }
+}
+
+/// Returns the kept dims, then the reduced ones.
+pub(super) fn reduced_last(dims: &[usize], of: usize) -> Dims {
+    (0..of).filter(|d| !dims.contains(d)).chain(dims.iter().copied()).collect()
 }

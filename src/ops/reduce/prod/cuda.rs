@@ -1,7 +1,6 @@
 //! CUDA kernels of `prod` and its derivative: the counterpart of `cpu.rs`.
 
-use super::cpu::computed;
-use super::reduced_last;
+use super::cpu::{computed, reduced_last};
 use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::cuda::reduce::product_of_rows;

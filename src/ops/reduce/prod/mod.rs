@@ -87,11 +87,6 @@ impl Op for Prod {
     }
 }
 
-/// Returns the kept dims, then the reduced ones.
-fn reduced_last(dims: &[usize], of: usize) -> Dims {
-    (0..of).filter(|d| !dims.contains(d)).chain(dims.iter().copied()).collect()
-}
-
 pub(in crate::ops) fn samples() -> Vec<Sample> {
     let prod = |dims: &[usize], keep| Prod { dims: dims.iter().copied().collect(), keep };
     let whole = Input { meta: Meta::new(DType::I32, [5, 3]), fill: InputFill::Index(4) };

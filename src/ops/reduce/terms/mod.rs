@@ -1,10 +1,13 @@
 //! `sum_deviations`, `sum_squared_deviations`, `sum_exp_differences`, `sum_powers`: sums of a function of each element and
 //! of one value per sum. Variances, logarithms of sums of exponentials, and norms consist of them.
 
-pub(in crate::ops) mod cpu;
+mod cpu;
+pub(in crate::ops) mod sum_term;
 
 use smallvec::smallvec;
+use sum_term::SumTerm;
 
+use super::blocks::sum_blocks;
 use super::{DimReduction, kept_shape};
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
@@ -15,7 +18,7 @@ use crate::ops::{
 };
 use crate::placement::Leaf;
 use crate::tensor::cuda::reduce::{TermKernel, sum_to};
-use crate::tensor::{DType, Dims, ReduceOp, Shape, Tensor};
+use crate::tensor::{Dims, ReduceOp, Shape, Tensor};
 
 /// Sums a term over dims, which stay with extent 1. The operands are `x` and one value `w` per sum, in the dtype and shape
 /// of the result: f32 (f64 for f64), or f64 for powers of any dtype.
@@ -38,38 +41,6 @@ pub struct TermSum {
     pub term: SumTerm,
     /// The dims to sum over, ascending.
     pub dims: Dims,
-}
-
-/// The function of an element `x` and a value `w` that a [`TermSum`] sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SumTerm {
-    /// `x - w`.
-    Deviation,
-    /// `(x - w)²`.
-    SquaredDeviation,
-    /// `e^(x - w)`.
-    ExpDifference,
-    /// `|x w|^p`: a product for whole `p` from 1 to 8, else `e^(p ln |x w|)`.
-    Power(Bits),
-}
-
-impl SumTerm {
-    fn name(self) -> &'static str {
-        match self {
-            SumTerm::Deviation => "sum_deviations",
-            SumTerm::SquaredDeviation => "sum_squared_deviations",
-            SumTerm::ExpDifference => "sum_exp_differences",
-            SumTerm::Power(_) => "sum_powers",
-        }
-    }
-
-    /// Returns true if the terms of `x` may have this dtype.
-    fn takes(self, x: DType, with: DType) -> bool {
-        match self {
-            SumTerm::Power(_) => with == accumulator(x) || with == DType::F64,
-            SumTerm::Deviation | SumTerm::SquaredDeviation | SumTerm::ExpDifference => with == accumulator(x),
-        }
-    }
 }
 
 impl TermSum {
@@ -128,7 +99,7 @@ impl Op for TermSum {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let terms = |x: &Tensor, with: Option<&Tensor>| cpu::terms(self.term, x, with.expect("given below"));
-        self.on_shard(ins, at, |x, with, dims| cpu::sum_blocks(x, Some(with), dims, with.dtype(), &terms))
+        self.on_shard(ins, at, |x, with, dims| sum_blocks(x, Some(with), dims, with.dtype(), &terms))
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
@@ -231,7 +202,7 @@ impl Op for TermSum {
 }
 
 impl TermSum {
-    /// Writes the derivative `p |y|^(p - 1) sign(y)` of `|y|^p`, and 0 where `y` is 0.
+    /// Writes the derivative `p |y|^(p - 1) sign(y)` of `|y|^p`, and 0 if `y` is 0.
     fn power_slope(&self, g: &mut Vjp, y: VjpValue, p: f64) -> Result<VjpValue> {
         if p == 2.0 {
             return g.apply(MulScalar::by(2.0), &[y]);
