@@ -58,6 +58,7 @@ mod tests {
     use crate::ops::Bits;
     use crate::ops::reduce::blocks::sum_blocks;
     use crate::ops::reduce::kept_shape;
+    use crate::tensor::ReduceOp;
     use crate::tensor::Shape;
 
     fn noise(shape: impl Into<Shape>) -> Tensor {
