@@ -163,9 +163,9 @@ fn operands_repeat_along_any_dims() {
 #[test]
 fn special_values_that_some_queries_see() {
     let Some(device) = shim::device() else { return };
-    for special in [f64::INFINITY, f64::NAN] {
-        for rule in [ScoreRule::CAUSAL, ScoreRule { mask: true, before: Some(9), ..ScoreRule::BIDIRECTIONAL }]
-        {
+    for special in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+        let mask = ScoreRule { mask: true, before: Some(9), ..ScoreRule::BIDIRECTIONAL };
+        for rule in [ScoreRule::CAUSAL, mask, ScoreRule::BIDIRECTIONAL] {
             MaskCase { rule, special: Some(special), ..PLAIN }.check(device);
         }
     }

@@ -192,10 +192,12 @@ impl<'a> CpuAttention<'a> {
                 self.scores(block, (q.at(head), k.at(group)), s);
                 inputs.prepare(block, head, s, None);
                 let lse = &mut lse_data[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
-                dispatch(Exponentials { s, block, tree: &mut tree, sums: &mut sums, lse });
+                let rule = &self.rule;
+                let infinite =
+                    dispatch(Exponentials { s, block, rule, tree: &mut tree, sums: &mut sums, lse });
                 self.drop_probabilities(block, head, s);
                 let o = &mut o_data[((head[0] * tq + block.start) * h + head[1]) * dv..];
-                let hidden = block.hidden(&self.rule, inputs.has_holes());
+                let hidden = block.hidden(rule, infinite || inputs.has_holes());
                 let v = v.at(group).rows(block.from, block.to - block.from);
                 masked_product(
                     &hidden,

@@ -56,8 +56,8 @@ impl CpuAttention<'_> {
                 let head = [b, group * given.each + i];
                 for (n, (window, joins)) in blocks.iter().enumerate() {
                     let block = &given.scores.narrow(window, head);
-                    let hidden = block.hidden(&self.rule, given.scores.has_holes());
-                    let (p, ds, masked) = self.block_gradients(block, head, &given, &mut work, true);
+                    let (p, ds, hidden) = self.block_gradients(block, head, &given, &mut work, true);
+                    let masked = hidden.iter().any(|keys| !keys.is_empty());
                     let at = ((head[0] * tq + block.start) * h + head[1]) * d;
                     let k = given.k.at([b, group]).rows(block.from, block.to - block.from);
                     if !block.leaves.is_empty() {
@@ -83,7 +83,7 @@ impl CpuAttention<'_> {
     }
 
     /// Returns a block's probabilities after dropout, and the gradients of the products of queries and keys, or of the
-    /// scores if `through_scale` is false. The flag is true if some of them are left out.
+    /// scores if `through_scale` is false; then the [keys](QueryBlock::hidden) that some row may leave out.
     pub(super) fn block_gradients<'w, T: Gemm>(
         &self,
         block: &QueryBlock,
@@ -91,13 +91,13 @@ impl CpuAttention<'_> {
         given: &BackwardInputs<'_, T>,
         work: &'w mut ScoreScratch<T>,
         through_scale: bool,
-    ) -> (&'w [T], &'w [T], bool) {
+    ) -> (&'w [T], &'w [T], [Range<usize>; 2]) {
         let [h, tq] = given.shape;
         let (own, group) = ((head, block.start, block.rows), [head[0], head[1] / given.each]);
         let len = block.rows * block.width;
         let (p, ds) = (&mut work.p.get()[..len], &mut work.ds.get()[..len]);
         if len == 0 {
-            return (p, ds, false);
+            return (p, ds, [0..0, 0..0]);
         }
         let mut slopes = work.slopes.as_mut().map(|slopes| &mut slopes.get()[..len]);
         self.scores(block, (given.q.at(head), given.k.at(group)), p);
@@ -107,10 +107,11 @@ impl CpuAttention<'_> {
         }
         given.scores.prepare(block, head, p, slopes.as_deref_mut());
         self.drop_gradients(block, head, ds);
-        dispatch(ScoreGradients {
+        let infinite = dispatch(ScoreGradients {
             p,
             ds,
             block,
+            rule: &self.rule,
             scale: if through_scale { T::of(self.scale) } else { T::ONE },
             slopes: slopes.as_deref().filter(|_| through_scale),
             lse: &given.lse[(head[0] * h + head[1]) * tq + block.start..][..block.rows],
@@ -119,8 +120,7 @@ impl CpuAttention<'_> {
             dot: &mut work.dot,
         });
         self.drop_probabilities(block, head, p);
-        let hidden = block.hidden(&self.rule, given.scores.has_holes());
-        (p, ds, hidden.iter().any(|keys| !keys.is_empty()))
+        (p, ds, block.hidden(&self.rule, infinite || given.scores.has_holes()))
     }
 }
 
@@ -436,6 +436,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// An infinite key gives some queries the score -inf, which leaves out the key and its infinite value.
+    #[test]
+    fn an_infinite_key_is_left_out_whatever_the_other_queries_are() {
+        let mut call = AttentionCase::new(2, 2, 70, 70, false);
+        call.k.make_mut::<f32>().unwrap()[20 * 8 + 1] = f32::INFINITY;
+        call.v.make_mut::<f32>().unwrap()[20 * 5 + 2] = f32::INFINITY;
+        let bits = |x: &Tensor| -> Vec<u32> {
+            let values = x.to_vec::<f32>().unwrap();
+            values.iter().map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }).collect()
+        };
+        let whole = call.whole();
+        let mut finite = 0;
+        for i in 0..70 {
+            for (part, whole) in call.at(i..i + 1, 0..2).iter().zip(&whole).take(3) {
+                assert_eq!(bits(part), bits(&whole.narrow(2, i, 1).unwrap()), "query {i}");
+            }
+            let row = whole[0].narrow(2, i, 1).unwrap().to_f64_vec();
+            finite += usize::from(i > 20 && row.iter().all(|x| x.is_finite()));
+        }
+        assert!((1..49).contains(&finite), "{finite} later queries leave the key out");
     }
 
     #[test]

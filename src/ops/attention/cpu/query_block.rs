@@ -80,7 +80,8 @@ impl QueryBlock {
         self.leaves.iter().map(|run| run.start * LEAF..(run.end * LEAF).min(self.to))
     }
 
-    /// Returns the keys, counted from the first one that is computed, that some row may leave out.
+    /// Returns the keys, counted from the first one that is computed, that some row may leave out. `has_holes` is true
+    /// if rows may leave out keys of their windows.
     pub(super) fn hidden(&self, rule: &ScoreRule, has_holes: bool) -> [Range<usize>; 2] {
         let (from, len) = (self.from, self.to - self.from);
         if has_holes {
@@ -90,6 +91,14 @@ impl QueryBlock {
             [self.position, self.position + self.rows.max(1) - 1].map(|p| rule.span(p, self.keys));
         let (start, end) = (last.start.clamp(from, self.to) - from, first.end.clamp(from, self.to) - from);
         [0..start, end.max(start)..len]
+    }
+
+    /// Returns true if one of a row's scores is -inf, although its key is in the row's window.
+    #[inline(always)]
+    pub(super) fn leaves_out<T: Gemm>(&self, rule: &ScoreRule, i: usize, scores: &[T]) -> bool {
+        let span = rule.span(self.position + i, self.keys);
+        let [from, to] = [span.start, span.end].map(|key| key.clamp(self.from, self.to) - self.from);
+        scores[from..to].iter().fold(false, |any, &s| any | (s == T::LOWEST))
     }
 
     /// Returns the leaves over which sums over keys run.

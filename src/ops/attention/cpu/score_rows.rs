@@ -219,22 +219,26 @@ impl<T: Gemm> Kernel for PrepareScores<'_, T> {
 }
 
 /// The kernel that turns scores into exponentials row by row, and computes their sums and the logarithms of the sums.
-/// The exponential of a key that is left out is -0, which no other exponential is.
+/// The exponential of a key that is left out is -0, which no other exponential is. Returns true if a row leaves out
+/// a key of its window.
 pub(super) struct Exponentials<'a, T> {
     pub(super) s: &'a mut [T],
     pub(super) block: &'a QueryBlock,
+    pub(super) rule: &'a ScoreRule,
     pub(super) tree: &'a mut BlockTree<T>,
     pub(super) sums: &'a mut [T],
     pub(super) lse: &'a mut [T],
 }
 
 impl<T: Gemm> Kernel for Exponentials<'_, T> {
-    type Out = ();
+    type Out = bool;
     #[inline(always)]
-    fn run(self) {
+    fn run(self) -> bool {
+        let mut left_out = false;
         let first = self.block.from / LEAF;
         let rows = self.s.chunks_exact_mut(self.block.width).zip(self.sums.iter_mut().zip(self.lse));
-        for (row, (sum, lse)) in rows {
+        for (i, (row, (sum, lse))) in rows.enumerate() {
+            left_out |= self.block.leaves_out(self.rule, i, row);
             let max = row_max(row);
             // Scores of NaN alone, which are ignored, or no score at all.
             let max = pick(max == T::LOWEST, T::ZERO, max);
@@ -244,15 +248,18 @@ impl<T: Gemm> Kernel for Exponentials<'_, T> {
             *sum = self.tree.fold::<SumReducer>(first, row);
             *lse = pick(*sum == T::ZERO, T::LOWEST, sum.ln() + max);
         }
+        left_out
     }
 }
 
 /// The kernel that turns scores `p` into probabilities, and gradients `ds` of the probabilities into those of the
-/// products of queries and keys. Entries of keys that are left out become -0; no other entry is -0.
+/// products of queries and keys. Entries of keys that are left out become -0; no other entry is -0. Returns true if a
+/// row leaves out a key of its window.
 pub(super) struct ScoreGradients<'a, T> {
     pub(super) p: &'a mut [T],
     pub(super) ds: &'a mut [T],
     pub(super) block: &'a QueryBlock,
+    pub(super) rule: &'a ScoreRule,
     pub(super) scale: T,
     /// The derivatives of the scores, divided by the scale, if there is a soft cap.
     pub(super) slopes: Option<&'a [T]>,
@@ -263,14 +270,16 @@ pub(super) struct ScoreGradients<'a, T> {
 }
 
 impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
-    type Out = ();
+    type Out = bool;
     #[inline(always)]
-    fn run(self) {
+    fn run(self) -> bool {
+        let mut left_out = false;
         let d = self.o.shape().1;
         let mut products = vec![T::ZERO; d];
         let width = self.block.width;
         let rows = self.p.chunks_exact_mut(width).zip(self.ds.chunks_exact_mut(width));
         for (i, ((p, ds), &lse)) in rows.zip(self.lse).enumerate() {
+            left_out |= self.block.leaves_out(self.rule, i, p);
             let (o, grad) = (self.o.row(i), self.grad.row(i));
             for (s, (&o, &grad)) in products.iter_mut().zip(o.iter().zip(grad)) {
                 *s = o * grad;
@@ -291,6 +300,7 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
                 *ds = pick(seen, self.scale * (e * (*ds - delta)) + T::ZERO, T::SUM_PAD);
             }
         }
+        left_out
     }
 }
 
