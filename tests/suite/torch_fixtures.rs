@@ -59,8 +59,10 @@ pub struct TorchCase {
     ins: Vec<Tensor>,
     outs: Vec<Tensor>,
     /// Gradients of the results, and of the operands.
-    grads: Option<(Vec<Option<Tensor>>, Vec<Option<Tensor>>)>,
+    grads: Option<(OptionalTensors, OptionalTensors)>,
 }
+
+type OptionalTensors = Vec<Option<Tensor>>;
 
 /// The compared tensor of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

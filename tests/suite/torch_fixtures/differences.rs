@@ -35,10 +35,10 @@ impl Part {
 impl Difference {
     /// Returns true if this difference covers the element.
     pub fn covers(&self, found: &Found) -> bool {
-        let part = match (&self.of, found.compared) {
-            (Part::Results, Compared::Result(_)) | (Part::Gradients, Compared::Gradient(_)) => true,
-            _ => false,
-        };
+        let part = matches!(
+            (&self.of, found.compared),
+            (Part::Results, Compared::Result(_)) | (Part::Gradients, Compared::Gradient(_))
+        );
         part && found.error.is_some() == (self.here == REFUSES)
             && self.operators.contains(&found.case.op.as_str())
             && (self.condition)(found)
