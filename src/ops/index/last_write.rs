@@ -13,7 +13,7 @@ use crate::ops::{
 use crate::tensor::{DType, Tensor};
 
 /// True at the positions along a dim, which is not sharded, whose index no later position has: `y[.., k, ..]` is true
-/// if no `l > k` has `index[.., l, ..] = index[.., k, ..]`. The derivative of [`Scatter`](super::Scatter) uses it.
+/// if no `l > k` has `index[.., l, ..] = index[.., k, ..]`. The derivative of [`Scatter`](crate::ops::Scatter) uses it.
 ///
 /// ```
 /// use isoshard::{ops::{LastWrite, eval_whole}, tensor::Tensor};

@@ -10,7 +10,7 @@ use crate::ops::{Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Wi
 use crate::tensor::{DType, Tensor};
 
 /// The `k` largest or smallest elements along a dim, which is not sharded, and their indices (i64): the first `k` of
-/// [`Sort`](super::Sort), descending for the largest. Applied by [`DTensor::topk`](crate::dtensor::DTensor::topk).
+/// [`Sort`](crate::ops::Sort), descending for the largest. Applied by [`DTensor::topk`](crate::dtensor::DTensor::topk).
 ///
 /// ```
 /// use isoshard::{ops::{TopK, eval_whole}, tensor::Tensor};

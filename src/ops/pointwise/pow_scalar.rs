@@ -16,7 +16,7 @@ use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 /// Raises every element to the power of a number: [`DTensor::pow_scalar`](crate::dtensor::DTensor::pow_scalar).
 ///
 /// The exponents 2 and 3 are computed by products, -1, 1/2 and -1/2 by reciprocal and square root, and all others as
-/// [`Pow`].
+/// [`Pow`](crate::ops::Pow).
 ///
 /// ```
 /// use isoshard::{ops::{PowScalar, eval_whole}, tensor::Tensor};

@@ -4,7 +4,7 @@ use crate::ops::Bits;
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::tensor::DType;
 
-/// The function of an element `x` and a value `w` that a [`TermSum`] sums.
+/// The function of an element `x` and a value `w` that a [`TermSum`](crate::ops::TermSum) sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SumTerm {
     /// `x - w`.
