@@ -84,10 +84,13 @@ DEVICE f64 remainder_(f64 x, f64 y) {
   f64 rest = fmod_(x, y);
   return rest == 0.0 ? copysign_(rest, y) : (rest < 0.0) != (y < 0.0) ? rest + y : rest;
 }
+// True for negative numbers; compilers warn about a comparison of unsigned ones with 0.
+template <class A>
+DEVICE bool is_negative(A x) { return x < A(1) && x != A(0); }
 template <class A>
 DEVICE A remainder_(A x, A y) {
   A rest = fmod_(x, y);
-  return y != 0 && rest != 0 && (rest < 0) != (y < 0) ? add_(rest, y) : rest;
+  return y != 0 && rest != 0 && is_negative(rest) != is_negative(y) ? add_(rest, y) : rest;
 }
 // The quotient rounded down; an integer divided by 0 gives 0.
 template <class A>
@@ -105,7 +108,7 @@ DEVICE A floor_div_(A x, A y) {
   if (y == 0) return 0;
   if (y == (A)-1 && (A)-1 < 0) return sub_(A(0), x);
   A rest = x % y;
-  return (A)(x / y - (rest != 0 && (rest < 0) != (y < 0) ? 1 : 0));
+  return (A)(x / y - (rest != 0 && is_negative(rest) != is_negative(y) ? 1 : 0));
 }
 
 // Shifts. All bits leave if `by` is negative or at least the number of bits; the sign stays.
