@@ -126,12 +126,14 @@ pub struct Expand {
 /// ```
 /// use isoshard::{ops::{GroupSizes, GroupedMatmulGrad, Unkeyed, eval_whole}, tensor::Tensor};
 /// let (x, dy) = (Tensor::from_vec(vec![1.0, 2.0, 3.0], [3, 1])?, Tensor::from_vec(vec![1.0, 10.0, 10.0], [3, 1])?);
-/// let op = GroupedMatmulGrad { sizes: Unkeyed(GroupSizes::new(3, [1, 2, 0])?) };
+/// let op = GroupedMatmulGrad { experts: 3, sizes: Unkeyed(GroupSizes::new(3, [1, 2, 0])?) };
 /// assert_eq!(eval_whole(&op, &[x, dy])?[0].to_f64_vec(), [1.0, 50.0, 0.0]);
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GroupedMatmulGrad {
+    /// The number of experts, an extent of the result.
+    pub experts: usize,
     /// The number of rows of each expert. Plans do not depend on it.
     pub sizes: Unkeyed<GroupSizes>,
 }

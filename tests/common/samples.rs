@@ -66,8 +66,14 @@ fn all_long_sums() -> Vec<Sample> {
         matmul("b s k, b s n -> k n", &[6, 40, 3], &[6, 40, 2]),
         matmul("h b s, b s n -> h n", &[2, 5, 33], &[5, 33, 2]),
         Sample::new(GroupedMatmul { sizes: sizes(2, 1, 5) }, [ints(&[5, 130]), ints(&[2, 130, 3])]),
-        Sample::new(GroupedMatmulGrad { sizes: sizes(2, 37, 7) }, [ints(&[37, 7, 2]), ints(&[37, 7, 3])]),
-        Sample::new(GroupedMatmulGrad { sizes: sizes(2, 1, 90) }, [ints(&[90, 2]), ints(&[90, 3])]),
+        Sample::new(
+            GroupedMatmulGrad { experts: 2, sizes: sizes(2, 37, 7) },
+            [ints(&[37, 7, 2]), ints(&[37, 7, 3])],
+        ),
+        Sample::new(
+            GroupedMatmulGrad { experts: 2, sizes: sizes(2, 1, 90) },
+            [ints(&[90, 2]), ints(&[90, 3])],
+        ),
         sum(&[0], &[131, 2]),
         sum(&[0, 1], &[7, 70, 2]),
         sum(&[0, 2], &[5, 2, 37]),

@@ -76,7 +76,10 @@ fn products_per_expert() {
     let Some(device) = shim::device() else { return };
     let sizes = || Unkeyed(GroupSizes::new(3, [4, 0, 37, 1, 40, 0]).expect("two entries"));
     for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
-        let (op, grad) = (GroupedMatmul { sizes: sizes() }, GroupedMatmulGrad { sizes: sizes() });
+        let (op, grad) = (
+            GroupedMatmul { sizes: sizes() },
+            GroupedMatmulGrad { experts: sizes().0.experts(), sizes: sizes() },
+        );
         let x = ordinary(dtype, &[2, 41, 33].into(), 1);
         let w = ordinary(dtype, &[3, 33, 9].into(), 2);
         let dy = ordinary(dtype, &[2, 41, 9].into(), 3);

@@ -93,7 +93,10 @@ impl Op for GroupedMatmul {
             g.set(0, dx);
         }
         if g.needs(1) {
-            let dw = g.apply(GroupedMatmulGrad { sizes: self.sizes.clone() }, &[x, dy])?;
+            let dw = g.apply(
+                GroupedMatmulGrad { experts: self.sizes.0.experts(), sizes: self.sizes.clone() },
+                &[x, dy],
+            )?;
             g.set(1, dw);
         }
         Ok(())

@@ -30,9 +30,8 @@ impl Op for GroupedMatmulGrad {
             let rule = "wants rows [rows, k] or [batch, rows, k], and as many rows of n, of one dtype";
             return Err(Error::invalid(self.name(), rule, list(ins), "reshape or cast them"));
         }
-        let experts = self.sizes.0.experts();
-        self.sizes.0.expect(self.name(), &x.shape, experts)?;
-        let shape = Shape::from([experts, x.shape[dims - 1], dy.shape[dims - 1]]);
+        self.sizes.0.expect(self.name(), &x.shape, self.experts)?;
+        let shape = Shape::from([self.experts, x.shape[dims - 1], dy.shape[dims - 1]]);
         Ok(smallvec![Meta { dtype: x.dtype, shape }])
     }
 
@@ -167,7 +166,7 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |experts, sizes: &[usize], x: &[usize], n| {
         let dy: Vec<usize> = x[..x.len() - 1].iter().copied().chain([n]).collect();
         let sizes = Unkeyed(GroupSizes::new(experts, sizes).expect("sizes of whole batch entries"));
-        Sample::new(GroupedMatmulGrad { sizes }, [Input::ints(x), Input::ints(dy)])
+        Sample::new(GroupedMatmulGrad { experts, sizes }, [Input::ints(x), Input::ints(dy)])
     };
     vec![
         sample(3, &[2, 0, 5], &[7, 3], 2),
@@ -191,7 +190,7 @@ mod tests {
         };
         let (x, dy) = (of([2, 5, 3], 1), of([2, 5, 2], 4));
         let sizes = [1, 4, 3, 2];
-        let op = GroupedMatmulGrad { sizes: Unkeyed(GroupSizes::new(2, sizes).unwrap()) };
+        let op = GroupedMatmulGrad { experts: 2, sizes: Unkeyed(GroupSizes::new(2, sizes).unwrap()) };
         let dw = eval_whole(&op, &[x.clone(), dy.clone()]).unwrap()[0].to_f64_vec();
         let (x, dy) = (x.to_f64_vec(), dy.to_f64_vec());
         let mut want = vec![0.0; 12];
