@@ -27,18 +27,19 @@ impl Op for AttentionBiasGrad {
     }
 
     /// The result is sharded with the bias, and a sum along the reduction tree over a sharded dim along which the bias
-    /// repeats. If several query heads share a key head, a shard of the heads is no node of that tree. Linear in do.
+    /// repeats. If several query heads share a key head and the bias repeats over heads, a shard is no node of that tree. Linear in do.
     fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
         let (r, sum, dim) = (AxisPlacement::R, AxisPlacement::SUM, AxisPlacement::S(3));
         let whole = vec![r; self.rule.operands_len()];
         let row = |of: [AxisPlacement; 6], extra: Vec<AxisPlacement>, out| {
             Row::new(of.into_iter().chain(extra), [out])
         };
-        let grouped = ins[0].shape[1] != ins[1].shape[1];
+        // The tree's levels are batch, heads, queries. If the heads cannot be levels, the others are none either.
+        let grouped = ins[0].shape[1] != ins[1].shape[1] && ins[6].shape[1] != ins[0].shape[1];
         let cut = |of: [AxisPlacement; 6], dim: usize| {
             let extra = cut_operands(&self.rule, ins, &ins[6..], dim);
             let out = match extra[0] {
-                AxisPlacement::R if grouped && dim == 1 => sum,
+                AxisPlacement::R if grouped => sum,
                 AxisPlacement::R => AxisPlacement::TreeSum(Leaf::Pairs),
                 AxisPlacement::S(_)
                 | AxisPlacement::P(_)
