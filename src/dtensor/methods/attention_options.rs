@@ -72,7 +72,9 @@ impl AttentionOptions {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn window(mut self, before: usize, after: usize) -> AttentionOptions {
-        (self.rule.before, self.rule.after) = (Some(before), Some(after));
+        let least = |old: Option<usize>, new: usize| Some(old.map_or(new, |old| old.min(new)));
+        (self.rule.before, self.rule.after) =
+            (least(self.rule.before, before), least(self.rule.after, after));
         self
     }
 
