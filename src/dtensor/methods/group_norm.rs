@@ -243,8 +243,8 @@ impl DTensor {
         let others: SmallVec<[isize; 4]> = (0..rank as isize).filter(|&d| d != dim as isize).collect();
         let mut shape = vec![1; rank];
         shape[dim] = self.shape()[dim];
-        let squares = self.mul(self)?.sum(&others, true)?;
-        self.mul(&norms.reshape(shape)?.div(&squares.sqrt()?)?)
+        let lengths = self.norm(2.0, &others, true)?;
+        self.mul(&norms.reshape(shape)?.div(&lengths)?)
     }
 
     /// Normalises groups of channels; `None` stands for groups of one channel.
