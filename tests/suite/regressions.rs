@@ -335,6 +335,23 @@ fn five_elements_in_nested_order() {
     });
 }
 
+/// Found in this library: the gradient of the second product had the first one's number of experts, because calls with
+/// equal operands shared a plan.
+#[test]
+fn products_of_other_numbers_of_experts_are_other_plans() {
+    on(2, "dp=2", |mesh| {
+        for experts in [2usize, 4] {
+            let x = put(mesh, &[4, 3], "(R)")?;
+            let w = put(mesh, &[experts, 3, 2], "(R)")?.requires_grad()?;
+            let sizes = isoshard::ops::GroupSizes::new(experts, vec![4 / experts; experts])?;
+            let dw = x.grouped_matmul(&w, &sizes)?.sum_all()?.backward()?.take(&w).expect("w is a leaf");
+            assert_eq!(dw.shape()[..], [experts, 3, 2]);
+            assert_eq!(dw.full_tensor()?.to_f64_vec().iter().sum::<f64>(), 2.0 * 66.0);
+        }
+        Ok(())
+    });
+}
+
 /// Found in this library: reshaping `(a:S1, b:S1)` moved both axes to dim 0, which splits at other elements.
 #[test]
 fn a_view_does_not_cut_one_dim_twice_unseen() {
