@@ -4,7 +4,7 @@
 
 use isoshard::Result;
 use isoshard::comm::Rank;
-use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
+use isoshard::dtensor::{AttentionOptions, DTensor, DeviceMesh, Gradients};
 use isoshard::placement::Layout;
 use isoshard::rng::Generator;
 use isoshard::tensor::{DType, Shape, Tensor};
@@ -347,6 +347,31 @@ fn products_of_other_numbers_of_experts_are_other_plans() {
             let dw = x.grouped_matmul(&w, &sizes)?.sum_all()?.backward()?.take(&w).expect("w is a leaf");
             assert_eq!(dw.shape()[..], [experts, 3, 2]);
             assert_eq!(dw.full_tensor()?.to_f64_vec().iter().sum::<f64>(), 2.0 * 66.0);
+        }
+        Ok(())
+    });
+}
+
+/// Found in this library: a window after causal options let queries see later keys.
+#[test]
+fn a_window_narrows_causal_attention() {
+    on(1, "dp=1", |mesh| {
+        let x = put(mesh, &[1, 1, 5, 2], "(R)")?;
+        let causal = || AttentionOptions::causal(0.25);
+        let [y, want] = [causal().window(1, 3), causal().window(1, 0)].map(|o| x.attention_with(&x, &x, &o));
+        assert_eq!(y?.full_tensor()?.to_f64_vec(), want?.full_tensor()?.to_f64_vec());
+        Ok(())
+    });
+}
+
+/// Found in this library: the squares of f16 weights overflowed, and those of small ones were 0.
+#[test]
+fn norms_of_weights_neither_overflow_nor_vanish() {
+    on(2, "dp=2", |mesh| {
+        for value in [200.0, 2f64.powi(-20)] {
+            let v = DTensor::full(mesh, DType::F16, [1, 4], value, "(S1)".parse::<Layout>()?)?;
+            let norms = DTensor::full(mesh, DType::F16, [1], 1.0, "(R)".parse::<Layout>()?)?;
+            assert_eq!(v.weight_norm(&norms, 0)?.full_tensor()?.to_f64_vec(), [0.5; 4]);
         }
         Ok(())
     });
