@@ -244,7 +244,8 @@ impl DTensor {
         let mut shape = vec![1; rank];
         shape[dim] = self.shape()[dim];
         let lengths = self.norm(2.0, &others, true)?;
-        self.mul(&norms.reshape(shape)?.div(&lengths)?)
+        // The quotient of two norms may overflow; an element is at most as long as its slice.
+        self.div(&lengths)?.mul(&norms.reshape(shape)?)
     }
 
     /// Normalises groups of channels; `None` stands for groups of one channel.
