@@ -281,8 +281,7 @@ impl DTensor {
             return Err(Error::invalid("router_z_loss", "wants logits of at least one expert", given, ""));
         }
         let logits = self.cast(if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 })?;
-        let most = logits.detach().max(&[-1], true)?;
-        let log_sum = logits.sub(&most)?.exp()?.sum(&[-1], true)?.log()?.add(&most)?;
+        let log_sum = logits.logsumexp(&[-1], true)?;
         log_sum.mul(&log_sum)?.mean_all()
     }
 }

@@ -85,10 +85,10 @@ macro_rules! piecewise_table {
             gradient |d, dx| { dy => (d.hardsigmoid_grad(x)), x => (d.zero()) },
             samples [] not_smooth [Ints Ints],
             example [12.0, 12.0], [-4.0, 1.5] => [0.0, 2.0];
-        /// The derivative of [`Hardswish`]: takes `(dy, x)` and returns 0 if `x` is below -3, `dy` if `x` is above 3, and
+        /// The derivative of [`Hardswish`]: takes `(dy, x)` and returns 0 if `x` is at most -3, `dy` if `x` is at least 3, and
         /// else `dy (x / 3 + 1 / 2)`.
         HardswishGrad hardswish_grad(dy, x)
-                = select(x < of(-3.0), of(0.0), select(x > of(3.0), dy, dy * (x / of(3.0) + of(0.5)))),
+                = select(x <= of(-3.0), of(0.0), select(x >= of(3.0), dy, dy * (x / of(3.0) + of(0.5)))),
             for floats, Linear "Linear in the incoming gradient.",
             gradient |d, dx| { dy => (d.hardswish_grad(x)), x => ((d * dy * 2.0).hardsigmoid_grad(x)) },
             samples [] not_smooth [Ints Ints],

@@ -58,7 +58,7 @@ macro_rules! smooth_activations_table {
         Elu elu(x; alpha)
                 [a = wide(x)] = of(select(a > 0.0, a, alpha * expm1(min(a, 0.0)))),
             for wide_floats, Opaque "Neither linear nor monotone.",
-            gradient |dy, y| { x => (dy.relu_grad(x) + (dy - dy.relu_grad(x)) * ((-(-x).relu()).exp() * alpha)) },
+            gradient |dy, y| { x => (dy.relu_grad(x) + x.le(x.zero()).mask(true, dy * ((-(-x).relu()).exp() * alpha))) },
             samples [] not_smooth [Ints],
             example [-1.0, 2.0]; 1.0 => "[-0.632, 2.000]";
     } derivatives {
