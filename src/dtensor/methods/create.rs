@@ -117,7 +117,7 @@ impl DTensor {
         step: impl Into<Scalar>,
         layout: Layout,
     ) -> Result<DTensor> {
-        let (Scalar(start), Scalar(end), Scalar(step)) = (start.into(), end.into(), step.into());
+        let [start, end, step] = [start.into(), end.into(), step.into()].map(Scalar::to_f64);
         let refuse = |rule: &str, remedy: &str| {
             Err(Error::invalid("arange", rule, format!("{start}, {end}, {step} in {dtype}"), remedy))
         };
@@ -159,7 +159,7 @@ impl DTensor {
         len: usize,
         layout: Layout,
     ) -> Result<DTensor> {
-        let (Scalar(start), Scalar(end)) = (start.into(), end.into());
+        let [start, end] = [start.into(), end.into()].map(Scalar::to_f64);
         dtype.expect_float("linspace")?;
         let steps = len.saturating_sub(1).max(1) as f64;
         // Halves first: the difference of two finite numbers may be infinite.
@@ -438,7 +438,8 @@ fn expect_sequence(verb: &str, dtype: DType, numbers: [f64; 3]) -> Result<()> {
         DType::Bool => return Err(Error::invalid(verb, "bools are not a sequence", "bool", "cast integers")),
         DType::U8 => (0.0, 255.0),
         DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
-        DType::I64 => (-(2f64.powi(53)), 2f64.powi(53)),
+        // An integer beyond may have been rounded to 2^53.
+        DType::I64 => (1.0 - 2f64.powi(53), 2f64.powi(53) - 1.0),
         DType::F32 | DType::F64 | DType::F16 | DType::BF16 => return Ok(()),
     };
     let [start, step, last] = numbers;
