@@ -57,8 +57,10 @@ fn errors_are_within_their_bounds_and_the_page_is_up_to_date() {
         let narrow = [DType::F32, DType::F16, DType::BF16].map(|dtype| largest_narrow(name, arity, dtype));
         assert!(wide.ulps <= in_f64, "{name}: {} ulp at {:?} in f64", wide.ulps, wide.at);
         assert!(narrow[0].ulps <= in_f32, "{name}: {} ulp at {:?} in f32", narrow[0].ulps, narrow[0].at);
+        // Functions with a sequence of their own in f32 are rounded twice.
+        let in_half = if in_f32 == 0.51 { 0.5 } else { 0.51 };
         for (error, dtype) in narrow[1..].iter().zip(["f16", "bf16"]) {
-            assert!(error.ulps <= 0.51, "{name}: {} ulp at {:?} in {dtype}", error.ulps, error.at);
+            assert!(error.ulps <= in_half, "{name}: {} ulp at {:?} in {dtype}", error.ulps, error.at);
         }
         let op = operator(name);
         let cell = |e: &LargestError| match arity {
