@@ -339,6 +339,7 @@ struct Words {
   WIDE_WORD(erfinv)
   WIDE_WORD(lgamma)
   WIDE_WORD(digamma)
+  WIDE_WORD(trigamma)
   WIDE_WORD(cbrt)
   static DEVICE f64 log1p(f64 x) { return ln_1p_f64(x); }
   static DEVICE f64 atan2(f64 y, f64 x) { return atan2_f64(y, x); }

@@ -71,6 +71,19 @@ macro_rules! piecewise_table {
             gradient |dy, y| { x => (dy.hardswish_grad(x)) },
             samples [] not_smooth [Ints],
             example [-1.5, 4.0] => [-0.375, 4.0];
+        /// Returns `x`, and 0 if `|x|` is at most `lambda`, which is not negative.
+        Hardshrink hardshrink(x; lambda) = select(x >= of(-lambda) && x <= of(lambda), of(0.0), x),
+            for floats, Monotone "Never decreases.",
+            gradient |dy, y| { x => (y.equals(y.zero()).mask(false, dy)) },
+            samples [] not_smooth [Ints],
+            example [-2.0, 0.5]; 1.0 => [-2.0, 0.0];
+        /// Returns `x` moved toward 0 by `lambda`, which is not negative, and 0 if `|x|` is at most `lambda`.
+        Softshrink softshrink(x; lambda)
+                = select(x > of(lambda), x - of(lambda), select(x < of(-lambda), x + of(lambda), x * of(0.0))),
+            for floats, Opaque "Not linear. Never decreases if `lambda` is not negative.",
+            gradient |dy, y| { x => (y.equals(y.zero()).mask(false, dy)) },
+            samples [] not_smooth [Ints],
+            example [-2.0, 0.5]; 1.0 => [-1.0, 0.0];
     } derivatives {
         /// The derivative of [`Prelu`] with respect to `x`: takes `(dy, x, w)` and returns `dy` if `x` is positive, else
         /// `dy · w`.
