@@ -72,7 +72,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses another dtype or number of dims, and numbers of experts that are out of range.
+    /// Refuses another dtype or number of dims, expert numbers that are out of range, no experts, and a capacity with which
+    /// the slots' numbers exceed i64.
     pub fn expert_slots(&self, experts: usize, capacity: Option<usize>) -> Result<(DTensor, DTensor)> {
         let [slot, counts] = DTensor::apply(&ExpertSlots { experts, capacity }, &[self])?.into_array()?;
         Ok((slot, counts))
