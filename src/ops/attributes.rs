@@ -175,8 +175,9 @@ pub struct Pad {
 /// dim. The derivative of [`UnpermuteTokens`](super::UnpermuteTokens); applied by
 /// [`DTensor::permute_tokens`](crate::dtensor::DTensor::permute_tokens).
 ///
-/// No two rows of a batch entry have the same slot; a row with slot -1 is dropped. A slot without a row is -0, which a
-/// sum ignores. If the tokens are sharded, the result is a partial sum.
+/// Two rows of a batch entry with the same slot are an error on every mesh and device: each rank has all slots of its
+/// batch entries and compares them. A row with slot -1 is dropped. A slot without a row is -0, which a sum ignores. If
+/// the tokens are sharded, the result is a partial sum.
 ///
 /// ```
 /// use isoshard::{ops::{PermuteTokens, eval_whole}, tensor::Tensor};

@@ -17,31 +17,9 @@ pub(crate) struct HeldRange {
     pub start: usize,
 }
 
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// The maximum number of blocks; the kernels loop over further elements.
 const BLOCKS: usize = 1 << 20;
-
-/// Reads rows of `table` by `index`, into shape `out`. Rows that this rank does not store become -0, which a sum
-/// ignores.
-///
-/// # Errors
-/// Returns an error if the device has no memory left or the launch fails. The kernel records an index out of range.
-pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: HeldRange, out: &Shape) -> Result<Tensor> {
-    let gpu = Gpu::of(table)?;
-    let (table, index) = (table.contiguous()?, index.contiguous()?);
-    let (held, width) = (table.shape()[0], table.shape()[1]);
-    let mut out = gpu.uninit(table.dtype(), out)?;
-    let aligned = |t: &Tensor| t.device_address().is_some_and(|at| at.is_multiple_of(16));
-    let neighbours = 16 / table.dtype().size_bytes();
-    let packed = width.is_multiple_of(neighbours) && aligned(&table) && aligned(&out);
-    let (stem, width) = if packed { ("packed", width / neighbours) } else { ("embedding", width) };
-    let all = index.numel() * width;
-    let launch = gpu.kernel("embedding", stem, table.dtype())?.read(&table).read(&index).write(&mut out);
-    let launch = launch.arg(index.numel() as u64).arg(width as u32).arg(held as u64);
-    let launch = launch.arg(rows.n as u64).arg(rows.start as u64).arg(FaultCode::Embedding as u32).faults();
-    launch.run(blocks(all), THREADS, 0)?;
-    Ok(out)
-}
 
 /// `struct Places` of `kernels/gather.cu`.
 #[repr(C)]
@@ -85,7 +63,7 @@ impl GatherPlaces {
 /// become -0.
 ///
 /// # Errors
-/// Returns the errors of [`embedding`]. Refuses tensors with more dims than a kernel takes.
+/// Returns an error if the device has no memory left or the launch fails, and refuses tensors with more dims than a kernel takes.
 pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: HeldRange) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let mut out = gpu.uninit(x.dtype(), index.shape())?;
@@ -112,7 +90,7 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: HeldRange)
 /// Returns zeros `[held, width]` with the rows of `dy` added at the rows that `index` names.
 ///
 /// # Errors
-/// Returns the errors of [`embedding`].
+/// Returns an error if the device has no memory left or a launch fails. The kernel records an index out of range.
 pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: HeldRange, out: &Shape) -> Result<Tensor> {
     let (index, dy) = (index.contiguous()?, dy.contiguous()?);
     let extents = PositionExtents::new(index.shape());
@@ -125,7 +103,7 @@ pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: HeldRange, out: 
 /// extents of `src`, but 1 in the dims after `dim`.
 ///
 /// # Errors
-/// Returns the errors of [`embedding`].
+/// Returns an error if the device has no memory left or a launch fails. The kernel records an index out of range.
 pub(crate) fn scatter_add(
     index: &Tensor,
     src: &Tensor,
@@ -240,6 +218,6 @@ impl SumsByDestination<'_> {
     }
 }
 
-fn blocks(threads: usize) -> u32 {
+pub(super) fn blocks(threads: usize) -> u32 {
     threads.div_ceil(THREADS as usize).min(BLOCKS) as u32
 }
