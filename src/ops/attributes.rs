@@ -196,7 +196,8 @@ pub struct PermuteTokens {
 /// the derivative of [`Gather`](super::Gather).
 ///
 /// Operands `(index, src)` have equal shape, index is i64. The result has extent `extent` along `dim`; `src[.., k, ..]`
-/// is added at index `index[.., k, ..]` for each `k`, along the reduction tree over `k`.
+/// is added at index `index[.., k, ..]` for each `k`, along the reduction tree over `k`. Sums of i64 and i32 keep the
+/// dtype and wrap.
 ///
 /// ```
 /// use isoshard::ops::{ScatterAdd, eval_whole};

@@ -123,7 +123,7 @@ pub(crate) fn scatter_add(
     // One element per row: no two elements have the same destination.
     let gpu = Gpu::of(&src)?;
     let mut out = gpu.zeros(src.dtype(), &out)?;
-    if out.numel() > 0 {
+    if rows > 0 {
         let launch =
             gpu.kernel("embedding_grad", "put", src.dtype())?.read(&index).read(&src).write(&mut out);
         let launch = launch.arg(rows as u64).arg(held as u64).arg(indices.n as u64).arg(indices.start as u64);
@@ -189,7 +189,7 @@ impl SumsByDestination<'_> {
         let gpu = Gpu::of(self.src)?;
         let (hits, places) = (self.index.numel(), self.rows * self.held);
         let mut out = gpu.zeros(self.src.dtype(), shape)?;
-        if out.numel() == 0 || hits == 0 {
+        if hits == 0 {
             return Ok(out);
         }
         let fits = hits < u32::MAX as usize && places < u32::MAX as usize;
@@ -205,6 +205,9 @@ impl SumsByDestination<'_> {
         let launch = launch.arg((hits / self.rows) as u64).arg(extents).arg(self.held as u64);
         let launch = launch.arg(self.indices.n as u64).arg(self.indices.start as u64);
         launch.arg(places as u32).arg(code as u32).faults().run(hits.div_ceil(256) as u32, 256, 0)?;
+        if out.numel() == 0 {
+            return Ok(out); // the indices have been checked
+        }
         let (keys, positions) = radix::sort(&gpu, keys, None, usize::BITS - places.leading_zeros())?;
         const ADDING: usize = 128;
         let all = (hits * self.width).div_ceil(ADDING);
