@@ -162,8 +162,9 @@ impl DTensor {
         let [start, end] = [start.into(), end.into()].map(Scalar::to_f64);
         dtype.expect_float("linspace")?;
         let steps = len.saturating_sub(1).max(1) as f64;
-        // Halves first: the difference of two finite numbers may be infinite.
-        let step = (end / 2.0 - start / 2.0) / steps * 2.0;
+        // Halves first: the difference of two finite numbers may be infinite. It is the step of two numbers alone, which
+        // is multiplied by 0; an infinite one would give NaN.
+        let step = ((end / 2.0 - start / 2.0) / steps * 2.0).clamp(f64::MIN, f64::MAX);
         if !start.is_finite() || !end.is_finite() {
             let given = format!("{start} to {end}");
             return Err(Error::invalid("linspace", "the ends are not finite", given, ""));
@@ -354,7 +355,7 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses dtypes other than i64, and indices that are not below `classes`.
+    /// Refuses dtypes other than i64, 0 classes, and indices that are not below `classes`.
     pub fn one_hot(&self, classes: usize, dtype: DType) -> Result<DTensor> {
         DTensor::apply_one(&OneHot { classes, dtype }, &[self])
     }

@@ -57,7 +57,8 @@ pub struct Attention {
     /// The probability with which a softmax probability is dropped.
     pub p: Bits,
     /// The position of the first query in the sequence of keys: query i has position `q_offset + i`, key j has position
-    /// j. `None` means 0, and requires as many queries as keys if the rule has a window.
+    /// j. `None` means 0, and requires as many queries as keys if the rule has a window. Without a window it has no
+    /// effect.
     pub q_offset: Option<usize>,
     /// The draw of this call.
     pub draw: Unkeyed<Draw>,
@@ -221,8 +222,9 @@ impl AttentionCall<'_> {
         })
     }
 
+    /// Returns the first query's position; 0 without a window, where positions have no effect and may have any size.
     fn offset(&self) -> usize {
-        self.q_offset.unwrap_or(0)
+        self.q_offset.filter(|_| self.rule.has_window()).unwrap_or(0)
     }
 
     /// Returns the factor of the probabilities that are kept.

@@ -243,7 +243,7 @@ fn extrema<T: Element>(
 
 /// Sets `x` at each destination to `meet` of itself and the element of `src`, in the order of `src`. This rank stores
 /// the rows `held` from row `start` on; `len` is the number of rows of `src` per block.
-fn write_rows<T: Element>(
+pub(super) fn write_rows<T: Element>(
     x: &mut [T],
     src: &[T],
     index: &LineIndex,
