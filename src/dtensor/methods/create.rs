@@ -438,7 +438,9 @@ impl DTensor {
 /// Refuses bools, and for an integer dtype numbers that it does not have.
 fn expect_sequence(verb: &str, dtype: DType, numbers: [f64; 3]) -> Result<()> {
     let (low, high) = match dtype {
-        DType::Bool => return Err(Error::invalid(verb, "there are no sequences of bools", "bool", "cast integers")),
+        DType::Bool => {
+            return Err(Error::invalid(verb, "there are no sequences of bools", "bool", "cast integers"));
+        }
         DType::U8 => (0.0, 255.0),
         DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
         DType::I64 => (-(2f64.powi(53)), 2f64.powi(53)),
