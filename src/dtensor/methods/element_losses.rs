@@ -12,7 +12,8 @@ use crate::tensor::DType;
 
 /// Losses per element, and losses of vectors.
 impl DTensor {
-    /// Returns the squared error `(self - target)²`. Shapes broadcast.
+    /// Returns the squared error `(self - target)²`. Shapes broadcast. Communicates as its [reduction](LossReduction)
+    /// does if both operands have one layout, or one is replicated; otherwise one is redistributed first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
@@ -33,7 +34,8 @@ impl DTensor {
         reduction.apply(&self.sub(target)?.pow_scalar(2.0)?)
     }
 
-    /// Returns the absolute error `|self - target|`. Shapes broadcast.
+    /// Returns the absolute error `|self - target|`. Shapes broadcast. Communicates as its [reduction](LossReduction)
+    /// does if both operands have one layout, or one is replicated; otherwise one is redistributed first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
@@ -53,8 +55,9 @@ impl DTensor {
         reduction.apply(&self.sub(target)?.abs()?)
     }
 
-    /// Returns Huber's loss (1964) of the error `d = |self - target|`: `d² / 2` up to `delta`, and
-    /// `delta (d - delta / 2)` above. Shapes broadcast.
+    /// Returns Huber's loss (1964) of the error `d = |self - target|`: `d² / 2` up to `delta`, and `delta (d - delta /
+    /// 2)` above. Shapes broadcast. Communicates as its [reduction](LossReduction) does if both operands have one
+    /// layout, or one is replicated; otherwise one is redistributed first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
@@ -76,9 +79,10 @@ impl DTensor {
         reduction.apply(&self.huber(target, delta)?)
     }
 
-    /// Returns the smooth absolute error (Girshick, *Fast R-CNN*, 2015): `d² / (2 beta)` for `d = |self - target|` up to
-    /// `beta`, and `d - beta / 2` above. It is [Huber's loss](DTensor::huber_loss) divided by `beta`; `beta = 0` gives
-    /// the [absolute error](DTensor::l1_loss). Shapes broadcast.
+    /// Returns the smooth absolute error (Girshick, *Fast R-CNN*, 2015): `d² / (2 beta)` for `d = |self - target|` up
+    /// to `beta`, and `d - beta / 2` above. It is [Huber's loss](DTensor::huber_loss) divided by `beta`; `beta = 0`
+    /// gives the [absolute error](DTensor::l1_loss). Shapes broadcast. Communicates as its [reduction](LossReduction)
+    /// does if both operands have one layout, or one is replicated; otherwise one is redistributed first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
@@ -116,6 +120,8 @@ impl DTensor {
     ///
     /// The divergence of distributions is the sum over their elements. [`LossReduction::Mean`] divides by the number of
     /// elements; divide the sum by the number of distributions for their mean divergence (PyTorch's `batchmean`).
+    /// Communicates as its [reduction](LossReduction) does if both operands have one layout, or one is replicated;
+    /// otherwise one is redistributed first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};

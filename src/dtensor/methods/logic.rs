@@ -10,7 +10,7 @@ use crate::tensor::{DType, Scalar};
 
 /// Comparisons and arithmetic with numbers, logic, and tests of floats.
 impl DTensor {
-    /// Returns `self == value` per element, as bool. A partial sum is reduced first.
+    /// Returns `self == value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -29,7 +29,7 @@ impl DTensor {
         self.eq(&self.number("eq_scalar", value.into())?)
     }
 
-    /// Returns `self != value` per element, as bool. A partial sum is reduced first.
+    /// Returns `self != value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -48,7 +48,7 @@ impl DTensor {
         self.ne(&self.number("ne_scalar", value.into())?)
     }
 
-    /// Returns `self < value` per element, as bool. A partial sum is reduced first.
+    /// Returns `self < value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -67,7 +67,7 @@ impl DTensor {
         self.lt(&self.number("lt_scalar", value.into())?)
     }
 
-    /// Returns `self <= value` per element, as bool. A partial sum is reduced first.
+    /// Returns `self <= value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -86,7 +86,7 @@ impl DTensor {
         self.le(&self.number("le_scalar", value.into())?)
     }
 
-    /// Returns `self > value` per element, as bool. A partial sum is reduced first.
+    /// Returns `self > value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -105,7 +105,7 @@ impl DTensor {
         self.gt(&self.number("gt_scalar", value.into())?)
     }
 
-    /// Returns `self >= value` per element, as bool. A partial sum is reduced first.
+    /// Returns `self >= value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -124,8 +124,8 @@ impl DTensor {
         self.ge(&self.number("ge_scalar", value.into())?)
     }
 
-    /// Returns, per element, true if both are true. Numbers are first compared with 0,
-    /// so NaN counts as true. Shapes broadcast.
+    /// Returns, per element, true if both are true. Numbers are first compared with 0, so NaN counts as true. Shapes
+    /// broadcast. Communicates nothing if both operands have one layout, or one is replicated, and none is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -145,8 +145,9 @@ impl DTensor {
         self.cast(DType::Bool)?.bitwise_and(&other.cast(DType::Bool)?)
     }
 
-    /// Returns, per element, true if one or both are true. Numbers are first compared with 0,
-    /// so NaN counts as true. Shapes broadcast.
+    /// Returns, per element, true if one or both are true. Numbers are first compared with 0, so NaN counts as true.
+    /// Shapes broadcast. Communicates nothing if both operands have one layout, or one is replicated, and none is
+    /// `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -166,8 +167,9 @@ impl DTensor {
         self.cast(DType::Bool)?.bitwise_or(&other.cast(DType::Bool)?)
     }
 
-    /// Returns, per element, true if exactly one is true. Numbers are first compared with 0,
-    /// so NaN counts as true. Shapes broadcast.
+    /// Returns, per element, true if exactly one is true. Numbers are first compared with 0, so NaN counts as true.
+    /// Shapes broadcast. Communicates nothing if both operands have one layout, or one is replicated, and none is
+    /// `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -187,7 +189,8 @@ impl DTensor {
         self.cast(DType::Bool)?.bitwise_xor(&other.cast(DType::Bool)?)
     }
 
-    /// Returns, per element, true if it is false. Numbers are first compared with 0.
+    /// Returns, per element, true if it is false. Numbers are first compared with 0. Communicates nothing unless this
+    /// tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -307,7 +310,7 @@ impl DTensor {
     }
 
     /// Replaces NaN by `nan`, and infinities by `highest` and `lowest`: by the largest and the smallest finite number
-    /// of the dtype if these are `None`.
+    /// of the dtype if these are `None`. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -374,7 +377,8 @@ impl DTensor {
         DTensor::apply_one(&Clamp { min, max, open: false }, &[self])
     }
 
-    /// Returns the larger of each element and a number: [`DTensor::clamp`] with one bound.
+    /// Returns the larger of each element and a number: [`DTensor::clamp`] with one bound. Communicates nothing unless
+    /// this tensor is a partial sum.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -393,7 +397,8 @@ impl DTensor {
         self.clamp(min, f64::INFINITY)
     }
 
-    /// Returns the smaller of each element and a number: [`DTensor::clamp`] with one bound.
+    /// Returns the smaller of each element and a number: [`DTensor::clamp`] with one bound. Communicates nothing unless
+    /// this tensor is a partial sum.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -412,7 +417,8 @@ impl DTensor {
         self.clamp(f64::NEG_INFINITY, max)
     }
 
-    /// Divides every element by a number. Other than a product with the reciprocal, the quotient is rounded once.
+    /// Divides every element by a number. Unlike a product with the reciprocal, the quotient is rounded once.
+    /// Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -432,7 +438,7 @@ impl DTensor {
     }
 
     /// Interpolates towards `end` by one weight for all elements, as [`DTensor::lerp`]: 0 gives this tensor, 1 gives
-    /// `end`.
+    /// `end`. Communicates nothing if both operands have one layout, or one is replicated, and none is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -452,7 +458,7 @@ impl DTensor {
         self.lerp(end, &self.number("lerp_scalar", weight.into())?)
     }
 
-    /// Returns the square of each element. Integers wrap.
+    /// Returns the square of each element. Integers wrap. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -471,7 +477,7 @@ impl DTensor {
         if self.dtype().is_float() { self.pow_scalar(2.0) } else { self.mul(self) }
     }
 
-    /// Returns the reciprocal `1 / x` of each element.
+    /// Returns the reciprocal `1 / x` of each element. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

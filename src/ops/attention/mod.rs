@@ -1,6 +1,7 @@
 //! `attention`: scaled dot-product attention with masks, bias, soft cap, and dropout on the probabilities.
 //!
-//! Missing: shards of the keys.
+//! Missing: rows that shard the keys, which are gathered instead; the second derivative, which is refused; the
+//! probabilities as a result.
 
 pub(super) mod bias_grad;
 pub(super) mod cpu;

@@ -27,7 +27,7 @@ functions! {
     fn bounded(x) = select(abs(x) > of(1e4), copysign(of(1e4), x), x);
     /// The normal distribution function.
     fn phi(x) = fma(of(0.5), erf(x * of(FRAC_1_SQRT_2)), of(0.5));
-    /// `x^y` with IEEE 754's special cases, Called with f64 only.
+    /// `x^y` with IEEE 754's special cases. Called with f64 only.
     fn power(x, y) [
         a = abs(x),
         magnitude = of(pow_abs(wide(a), wide(y))),

@@ -29,7 +29,7 @@ pub type Constants = [f64; 2];
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub trait Function<const N: usize>: 'static {
-    /// Its value.
+    /// Returns the value.
     fn at<A: Real>(s: Constants, x: [A; N]) -> A;
 }
 
@@ -52,7 +52,7 @@ pub trait Function<const N: usize>: 'static {
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub trait NumFunction<const N: usize>: 'static {
-    /// Its value.
+    /// Returns the value.
     fn at<A: Num>(s: Constants, x: [A; N]) -> A;
 }
 
@@ -75,7 +75,7 @@ pub trait NumFunction<const N: usize>: 'static {
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub trait BitFunction<const N: usize>: 'static {
-    /// Its value.
+    /// Returns the value.
     fn at<A: BitNum>(x: [A; N]) -> A;
 }
 
@@ -102,7 +102,7 @@ pub trait Relation: 'static {
     fn at<A: PartialOrd + Copy>(x: A, y: A) -> bool;
 }
 
-/// A property that a floating-point number has or has not.
+/// A property of floating-point numbers.
 ///
 /// ```
 /// use isoshard::tensor::cpu::{FloatPredicate, FloatPredicateLoops, Num, Real, test};

@@ -27,10 +27,10 @@ use crate::tensor::dtype::odd_f32;
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub trait WideFunction<const N: usize>: 'static {
-    /// Its value, or NaN if only [`WideFunction::at_rare`] computes it.
+    /// Returns the value, or NaN if only [`WideFunction::at_rare`] computes it.
     fn at(s: Constants, x: [f64; N]) -> f64;
 
-    /// Its value anywhere. Loops of [`Loops::wide_with_rare`] call it for each element at which [`at`](Self::at) is
+    /// Returns the value anywhere. Loops of [`Loops::wide_with_rare`] call it for each element at which [`at`](Self::at) is
     /// NaN. It may branch.
     fn at_rare(s: Constants, x: [f64; N]) -> f64 {
         Self::at(s, x)

@@ -38,7 +38,7 @@ macro_rules! piecewise_table {
             gradient |dr, r| { x => (dr), y => (dr * factor / z), z => (-(dr * y * factor / z / z)) },
             samples [Ints Ints Positive] rounded 8,
             example [1.0, 2.0], [30.0, 40.0], [10.0, 4.0]; 0.5 => [2.5, 7.0];
-        /// Returns the length of the vector `(x, y)`, `√(x² + y²)`, without overflow on the way. An infinite operand
+        /// Returns the length of the vector `(x, y)`, `√(x² + y²)`, also if the squares overflow. An infinite operand
         /// gives infinity, even beside a NaN. At (0, 0) the gradient is NaN.
         Hypot hypot(x, y) [a = abs(x), b = abs(y), m = max(a, b), r = min(a, b) / m, far = a == of(inf()) || b == of(inf())]
                 = select(far, of(inf()), select(m == of(0.0), m, m * sqrt(fma(r, r, of(1.0))))),
