@@ -44,7 +44,7 @@ const BOUNDS: [(&str, f64, f64); 42] = [
     ("cbrt", 0.7, 0.51),
     ("atan2", 1.2, 0.51),
     ("pow", 0.6, 0.51),
-    ("trigamma", 2.0, 0.51),
+    ("trigamma", 5.0, 0.51),
     ("sinc", 2.0, 0.51),
     ("rsqrt", 1.0, 1.0),
     ("softplus", 1.0, 0.51),
@@ -62,19 +62,24 @@ const BOUNDS: [(&str, f64, f64); 42] = [
 
 #[test]
 fn errors_are_within_their_bounds_and_the_page_is_up_to_date() {
-    let mut page = String::from(HEAD);
+    let (mut page, mut wrong) = (String::from(HEAD), Vec::new());
     let references = references();
     assert_eq!(references.iter().map(|r| &*r.name).collect::<Vec<_>>(), BOUNDS.map(|b| b.0));
     for (reference, (name, in_f64, in_f32)) in references.iter().zip(BOUNDS) {
         let arity = reference.operands.len();
         let wide = largest_f64(reference);
         let narrow = [DType::F32, DType::F16, DType::BF16].map(|dtype| largest_narrow(name, arity, dtype));
-        assert!(wide.ulps <= in_f64, "{name}: {} ulp at {:?} in f64", wide.ulps, wide.at);
-        assert!(narrow[0].ulps <= in_f32, "{name}: {} ulp at {:?} in f32", narrow[0].ulps, narrow[0].at);
         // Functions with a sequence of their own in f32 are rounded twice.
         let in_half = if in_f32 == 0.51 { 0.5 } else { 0.51 };
-        for (error, dtype) in narrow[1..].iter().zip(["f16", "bf16"]) {
-            assert!(error.ulps <= in_half, "{name}: {} ulp at {:?} in {dtype}", error.ulps, error.at);
+        let [narrow_f32, narrow_f16, narrow_bf16] = &narrow;
+        let bounds = [
+            ("f64", &wide, in_f64),
+            ("f32", narrow_f32, in_f32),
+            ("f16", narrow_f16, in_half),
+            ("bf16", narrow_bf16, in_half),
+        ];
+        for (dtype, LargestError { ulps, at }, _) in bounds.iter().filter(|b| b.1.ulps > b.2) {
+            wrong.push(format!("{name} in {dtype}: {ulps} ulp at {at:?}"));
         }
         let op = operator(name);
         let cell = |e: &LargestError| match arity {
@@ -100,6 +105,7 @@ fn errors_are_within_their_bounds_and_the_page_is_up_to_date() {
             narrow[2].ulps,
         );
     }
+    assert!(wrong.is_empty(), "beyond their bounds:\n{}", wrong.join("\n"));
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/functions.md");
     if std::env::var_os("ISOSHARD_BLESS").is_some() {
         std::fs::write(path, &page).expect("the page can be written");

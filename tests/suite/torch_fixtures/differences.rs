@@ -244,6 +244,15 @@ pub const DIFFERENCES: &[Difference] = &[
         condition: |_| true,
     },
     Difference {
+        operators: &["digamma"],
+        of: Part::Gradients,
+        when: "always",
+        here: REFUSES,
+        torch: "trigamma",
+        reason: "trigamma is not built",
+        condition: |_| true,
+    },
+    Difference {
         operators: &["pow_scalar"],
         of: Part::Gradients,
         when: "the exponent is 0",
