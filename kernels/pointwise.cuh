@@ -67,12 +67,11 @@ DEVICE bool is_aligned(const T* p) {
   return (u64)p % sizeof(Pack<T, V>) == 0;
 }
 
-// Rounds x to odd, so that rounding the result to f16 or bf16 equals rounding x once.
+// Rounds x to odd at 14 bits, so that rounding the result to f16 or bf16 equals rounding x once (src/tensor/dtype.rs).
 DEVICE f32 odd_f32(f64 x) {
-  f32 y = (f32)x;
-  u32 bits = bits_of(y);
-  u32 other = abs_((f64)y) > abs_(x) ? bits - 1 : bits + 1;
-  return f32_of((f64)y == x || (bits & 1) == 1 ? bits : other);
+  constexpr u64 REST = (1ull << 39) - 1;
+  u64 bits = bits_of(x), inexact = ((bits & REST) + REST) & (REST + 1);
+  return (f32)f64_of((bits | inexact) & ~REST);
 }
 
 // A formula with this base is computed in f64 for every type, and its result is rounded once.

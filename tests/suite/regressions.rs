@@ -67,6 +67,21 @@ fn the_last_queries_alone_are_those_of_all() {
     }
 }
 
+/// Heads of width 0 (not a PyTorch issue): a rank took its first query from a window without elements, so that every
+/// rank's first query saw key 0 only.
+#[test]
+fn queries_of_width_zero_average_the_values_that_they_see() {
+    for layout in ["(S2)", "(R)"] {
+        on(2, "a=2", move |mesh| {
+            let q = DTensor::zeros(mesh, DType::F32, [1, 1, 4, 0], layout.parse()?)?;
+            let k = DTensor::zeros(mesh, DType::F32, [1, 1, 4, 0], "(R)".parse()?)?;
+            let o = q.attention(&k, &put(mesh, &[1, 1, 4, 1], "(R)")?, 1.0)?;
+            assert_eq!(o.full_tensor()?.to_vec::<f32>()?, [0.0, 0.5, 1.0, 1.5], "{layout}");
+            Ok(())
+        });
+    }
+}
+
 /// 163193: a scalar was added to a `Partial(sum)` once per rank.
 #[test]
 fn a_constant_is_added_to_a_partial_once() {

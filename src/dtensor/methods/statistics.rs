@@ -65,7 +65,7 @@ impl DTensor {
     /// dims stay with extent 1.
     ///
     /// If a reduced dim is sharded, ranks reduce one maximum and one sum per result. The result is -inf if all elements
-    /// are -inf, and inf if one is inf.
+    /// are -inf, and inf if one is inf; gradients are NaN there, as in PyTorch.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

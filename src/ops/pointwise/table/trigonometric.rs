@@ -10,6 +10,7 @@ use crate::ops::pointwise::record::{
     Pointwise, expect_whole, floats, floats as far_floats, floats as wide_floats,
 };
 use crate::ops::pointwise::row_samples::add_samples;
+use crate::ops::pointwise::second_derivatives::sinc_curvature;
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, InputFill, Meta, Op, Sample, Vjp, Windows};
 use crate::tensor::cpu::{self, Constants, Function, Loops, Real, WideFunction};
@@ -131,7 +132,7 @@ macro_rules! trigonometric_table {
                  far = (cos(r * PI) - sin(n * PI) / u) / a]
                 = of(wide(dy) * select(abs(a) < 0.1, near, far)),
             for far_floats, Linear "Linear in the incoming gradient.",
-            gradient |d, dx| { dy => (d.sinc_grad(x)), x => "the second derivative of sinc is not written" },
+            gradient |d, dx| { dy => (d.sinc_grad(x)), x => (sinc_curvature(d * dy, x)) },
             samples [Ints Positive] rounded 4,
             example [1.0, 1.0], [0.0, 1.0] => "[0.000, -1.000]";
     } } };
