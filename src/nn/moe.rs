@@ -1,4 +1,7 @@
 //! Mixture-of-experts layers.
+//!
+//! Missing: an all-to-all of tokens without a capacity; biases of experts; noise of the router; routers that choose by
+//! groups of experts or with a bias per expert. No field of [`MoeConfig`] asks for them.
 
 use super::forward::Forward;
 use super::layers::Linear;

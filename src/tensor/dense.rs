@@ -142,7 +142,11 @@ impl Tensor {
     /// # Panics
     /// Panics as [`Tensor::build`] does.
     pub fn full(dtype: DType, shape: impl Into<Shape>, value: impl Into<Scalar>) -> Tensor {
-        let value = value.into().0;
+        let value = value.into();
+        if dtype == DType::I64 {
+            return Tensor::build(shape, |out: &mut [i64]| out.fill(value.to_i64()));
+        }
+        let value = value.to_f64();
         for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(Element::from_f64(value))))
     }
 

@@ -61,7 +61,7 @@ impl Tensor {
             Device::Cpu => Ok(Tensor::full(dtype, shape, value)),
             Device::Cuda(index) => {
                 let mut out = Gpu::get(index)?.uninit(dtype, shape)?;
-                cuda::fill(&mut out, value.into().0)?;
+                cuda::fill(&mut out, value.into())?;
                 Ok(out)
             }
             Device::Meta => Tensor::without_elements(dtype, shape),

@@ -217,8 +217,8 @@ impl DTensor {
         DTensor::apply_one(&GroupedMatmul { sizes: Unkeyed(sizes.clone()) }, &[self, w])
     }
 
-    /// Returns `experts * sum over experts of fraction * mean probability` (shape `[]`), which is least, 1, if tokens
-    /// are spread evenly: the load-balancing loss of Fedus et al. (*Switch Transformers*, 2021, equation 4). This
+    /// Returns `experts * sum over experts of fraction * mean probability` (shape `[]`), whose least value, 1, means
+    /// that tokens are spread evenly: the load-balancing loss of Fedus et al. (*Switch Transformers*, 2021, equation 4). This
     /// tensor has the router's probabilities `[.., experts]`; `counts` (i64 `[.., experts]`) has the assignments per
     /// expert, from which the fractions follow. f32, or f64 for f64 probabilities.
     ///
@@ -286,8 +286,7 @@ impl DTensor {
             return Err(Error::invalid("router_z_loss", "wants logits of at least one expert", given, ""));
         }
         let logits = self.cast(if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 })?;
-        let most = logits.detach().max(&[-1], true)?;
-        let log_sum = logits.sub(&most)?.exp()?.sum(&[-1], true)?.log()?.add(&most)?;
+        let log_sum = logits.logsumexp(&[-1], true)?;
         log_sum.mul(&log_sum)?.mean_all()
     }
 }

@@ -96,7 +96,7 @@ impl DTensor {
         if shape == *self.shape() { Ok(self.clone()) } else { DTensor::apply_one(&Expand { shape }, &[self]) }
     }
 
-    /// Inserts a dim of extent 1 before `dim`.
+    /// Inserts a dim of extent 1 before `dim`. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
