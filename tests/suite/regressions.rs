@@ -444,7 +444,7 @@ fn sizes_that_overflow_are_refused_by_name() {
         let (line, slot) = (index.slice(1, 0, 1)?.squeeze(1)?, index.slice(1, 0, 1)?);
         let sequence =
             |len, end: f64| DTensor::linspace(mesh, DType::F64, -f64::MAX, end, len, "(R)".parse()?);
-        let refused: [(&str, Result<()>); 20] = [
+        let refused: [(&str, Result<()>); 21] = [
             ("repeat: the number of", x.repeat(&[HUGE, 2]).map(drop)),
             ("repeat: the number of", none.repeat(&[1, HUGE]).map(drop)),
             ("repeat_interleave: the number of", x.repeat_interleave(HUGE, 0).map(drop)),
@@ -453,6 +453,7 @@ fn sizes_that_overflow_are_refused_by_name() {
             ("unflatten: the number of", none.unflatten(1, &[HUGE, 5]).map(drop)),
             ("diag_embed: the number of", x.diag_embed(isize::MIN).map(drop)),
             ("topk: ", x.topk(HUGE, 0, true).map(drop)),
+            ("rotary: the positions", put(mesh, &[3, 4], "(S0)")?.rotary(1e4, HUGE).map(drop)),
             ("kthvalue: ", x.kthvalue(HUGE, 0, true).map(drop)),
             ("one_hot: the number of", index.one_hot(HUGE, DType::F32).map(drop)),
             ("one_hot: there is no class", index.one_hot(0, DType::F32).map(drop)),
