@@ -459,7 +459,7 @@ fn sizes_that_overflow_are_refused_by_name() {
         let (line, slot) = (index.slice(1, 0, 1)?.squeeze(1)?, index.slice(1, 0, 1)?);
         let sequence =
             |len, end: f64| DTensor::linspace(mesh, DType::F64, -f64::MAX, end, len, "(R)".parse()?);
-        let refused: [(&str, Result<()>); 20] = [
+        let refused: [(&str, Result<()>); 21] = [
             ("repeat: the number of", x.repeat(&[HUGE, 2]).map(drop)),
             ("repeat: the number of", none.repeat(&[1, HUGE]).map(drop)),
             ("repeat_interleave: the number of", x.repeat_interleave(HUGE, 0).map(drop)),
@@ -468,6 +468,7 @@ fn sizes_that_overflow_are_refused_by_name() {
             ("unflatten: the number of", none.unflatten(1, &[HUGE, 5]).map(drop)),
             ("diag_embed: the number of", x.diag_embed(isize::MIN).map(drop)),
             ("topk: ", x.topk(HUGE, 0, true).map(drop)),
+            ("rotary: the positions", put(mesh, &[3, 4], "(S0)")?.rotary(1e4, HUGE).map(drop)),
             ("kthvalue: ", x.kthvalue(HUGE, 0, true).map(drop)),
             ("one_hot: the number of", index.one_hot(HUGE, DType::F32).map(drop)),
             ("one_hot: there is no class", index.one_hot(0, DType::F32).map(drop)),
@@ -518,24 +519,31 @@ fn sizes_that_overflow_are_refused_by_name() {
 #[test]
 fn equal_slots_are_refused_on_every_mesh() {
     for (ranks, mesh) in [(1, "a=1"), (2, "a=2"), (3, "a=3")] {
-        on(ranks, mesh, |mesh| {
-            let slots = Tensor::from_vec(vec![0i64, 3, -1, -1, 0, 2], [2, 3, 1])?;
-            for layout in ["(R)", "(S0)", "(S1)", "(S2)"] {
-                let put = |x: &Tensor| DTensor::distribute(mesh, x, layout.parse()?);
-                let (x, entry) = (put(&iota(&[2, 3, 2]))?, put(&slots)?);
-                x.permute_tokens(&entry, 4)?; // each entry has slots of its own
-                let (x, slot) = (put(&iota(&[6, 1, 2]))?.reshape([1, 6, 2])?, entry.reshape([1, 6, 1])?);
-                let text = x.permute_tokens(&slot, 4).unwrap_err().to_string();
-                assert!(text.contains("two rows have the same slot; got slot 0 of batch entry 0"), "{text}");
-                let y = x.slice(1, 0, 4)?.detach().requires_grad()?;
+        for (layout, backward) in
+            [("(R)", false), ("(S0)", false), ("(S1)", false), ("(R)", true), ("(S1)", true)]
+        {
+            let run = move |rank: Rank| {
+                let mesh = DeviceMesh::parse(&rank, mesh)?;
+                let put = |x: &Tensor| DTensor::distribute(&mesh, x, layout.parse()?);
+                let slots = Tensor::from_vec(vec![0i64, 3, -1, -1, 0, 2], [6, 1])?;
+                let (x, slot) = (put(&iota(&[6, 2]))?, put(&slots)?);
+                let (entries, of_entries) = (x.reshape([2, 3, 2])?, slot.reshape([2, 3, 1])?);
+                entries.permute_tokens(&of_entries, 4)?; // each batch entry has slots of its own
+                if !backward {
+                    return x.permute_tokens(&slot, 4).map(drop);
+                }
+                let y = x.slice(0, 0, 4)?.detach().requires_grad()?;
                 let tokens = y.unpermute_tokens(&slot)?;
                 let rows = tokens.full_tensor()?.to_f64_vec();
                 assert_eq!(rows, [0.0, 1.0, 6.0, 7.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 4.0, 5.0]);
-                let text = tokens.sum_all()?.backward().unwrap_err().to_string();
-                assert!(text.contains("two rows have the same slot"), "{text}");
-            }
-            Ok(())
-        });
+                tokens.sum_all()?.backward().map(drop)
+            };
+            let text = spmd(ranks, run).unwrap_err().to_string();
+            assert!(
+                text.contains("two rows have the same slot; got slot 0 of batch entry 0"),
+                "{mesh}: {text}"
+            );
+        }
     }
 }
 

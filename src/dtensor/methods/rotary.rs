@@ -27,7 +27,7 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses an odd width, and a base that is not positive.
+    /// Refuses an odd width, a base that is not positive, and positions that overflow.
     pub fn rotary(&self, base: f64, offset: usize) -> Result<DTensor> {
         DTensor::apply_one(&Rotary { base: Bits(base), offset, inverse: false }, &[self])
     }
