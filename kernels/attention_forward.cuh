@@ -161,7 +161,6 @@ struct Forward {
               for (int c = 0; c < S::C; c++) s[c] = s[c] == (A)-inf_f64() ? nothing<A>() : exp_(s[c] - max);
             },
             s, max);
-        __syncthreads();
         put<S>(p, s);
         __syncthreads();
         row_sums.take(p, key, block.width);

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::query_block::{BlockSum, Heads, QueryBlock, Scratch, TransposedRows, all_finite, masked_product};
 use super::score_rows::{ClearMinusZero, ScoreGradients, ScoreInputs, ScoreTensors};
-use super::{CpuAttention, group_len};
+use super::{CpuAttention, ROWS, group_len};
 use crate::error::Result;
 use crate::tensor::cpu::{Gemm, Kernel, MatRef, RowTree, dispatch, merges};
 use crate::tensor::{SplitRule, Tensor};
@@ -180,7 +180,8 @@ impl<'a, T: Gemm> BackwardInputs<'a, T> {
     ) -> Result<Self> {
         let (b, h, tq, groups) = (q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[1]);
         let (q, k, grad) = (Heads::of(q)?, Heads::of(k)?, Heads::of(grad)?);
-        let finite = [(&q, h), (&k, groups), (&grad, h)].into_iter().all(|(x, n)| all_finite(x, [b, n]));
+        let finite =
+            tq >= ROWS && [(&q, h), (&k, groups), (&grad, h)].into_iter().all(|(x, n)| all_finite(x, [b, n]));
         Ok(BackwardInputs {
             q,
             k,
