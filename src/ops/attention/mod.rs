@@ -209,8 +209,9 @@ impl AttentionCall<'_> {
         })
     }
 
+    /// Returns the position of the first query; 0 if no position decides which keys a query sees.
     fn offset(&self) -> usize {
-        self.q_offset.unwrap_or(0)
+        self.q_offset.filter(|_| self.rule.has_window()).unwrap_or(0)
     }
 
     /// Returns the factor of the probabilities that are kept.
@@ -347,6 +348,17 @@ mod tests {
     use super::*;
     use crate::ops::eval_whole;
     use crate::tensor::DType;
+
+    #[test]
+    fn an_offset_beyond_all_numbers_does_not_count_without_a_window() {
+        let of = |q_offset| {
+            let (scale, p, draw) = sample_attributes(0.0);
+            let op = Attention { scale, p, q_offset, draw, rule: ScoreRule::BIDIRECTIONAL };
+            let x = Input::ints([1, 2, 70, 3]).values(DType::F64, 1);
+            eval_whole(&op, &[x.clone(), x.clone(), x]).unwrap()[0].to_f64_vec()
+        };
+        assert_eq!(of(Some(usize::MAX)), of(None));
+    }
 
     #[test]
     fn follows_its_definition_and_the_draw() {
