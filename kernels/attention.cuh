@@ -188,7 +188,7 @@ DEVICE Node leaf_of(u32 at, u32 len, u32 leaf) {
   return node;
 }
 
-// The same for a sum over keys, which is split at the largest power of two below its length: leaves are whole, and the
+// The tree of a sum over keys, which is split at the largest power of two below its length: leaves are whole, and the
 // tree of a longer sum, restricted to a prefix, is the prefix's.
 DEVICE u32 ones_of(u32 x) {
   u32 count = 0;

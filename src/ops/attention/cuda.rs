@@ -1,4 +1,4 @@
-//! CUDA kernels of attention and of its derivative: [with the CPU's bits](exact), or [fast](fast) if they are
+//! CUDA kernels of attention and of its derivatives: [with the CPU's bits](exact), or [fast](fast) if they are
 //! not required. The sources in `kernels/` document the algorithms and their cost.
 //!
 //! Missing: a division of the keys of few queries among multiprocessors, which text generation would need.

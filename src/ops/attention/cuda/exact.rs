@@ -155,7 +155,7 @@ struct BiasArg {
     levels: u32,
 }
 
-/// The optional operands of the scores as the kernels read them; q in place of those that there are not.
+/// The optional operands of the scores as the kernels read them; q in place of absent ones.
 struct ScoreBuffers {
     bias: Tensor,
     mask: Tensor,
