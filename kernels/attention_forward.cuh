@@ -11,7 +11,7 @@
 // busy as the multipliers (12 wavefronts for 64 multiply-adds of a warp in the first product, 3 for 16 in the
 // second), and the stack of finished nodes uses a tenth of the second cache's bandwidth. That gives 50 to 65% of the
 // f32 peak, on an H100 about 20 TFLOP/s counting the two products that are needed, and 15 to 20 times the time of a
-// bf16 flash kernel (attention_fast.cu), 1.2 to 1.5 times that of an f32 one. Dropout adds a quarter: one Philox
+// bf16 flash kernel (attention_fast_forward.cuh), 1.2 to 1.5 times that of an f32 one. Dropout adds a quarter: one Philox
 // block per four scores.
 #pragma once
 #include "attention.cuh"
@@ -161,7 +161,6 @@ struct Forward {
               for (int c = 0; c < S::C; c++) s[c] = s[c] == (A)-inf_f64() ? nothing<A>() : exp_(s[c] - max);
             },
             s, max);
-        __syncthreads();
         put<S>(p, s);
         __syncthreads();
         row_sums.take(p, key, block.width);

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compiles every CUDA source of the crate for Hopper, and for Ampere every file of kernels/ and every eighth formula, as the
-crate does: by NVRTC with the crate's options, and warnings are errors. Needs no GPU. The sources are those of kernels/ and those that formulas generate;
-examples/kernel_sources.rs writes both.
+"""Compiles every CUDA source of the crate for Hopper, and for Ampere those that use matrix units and every eighth of the others,
+as the crate does: by NVRTC with the crate's options, and warnings are errors. Needs no GPU. The sources are those of kernels/
+and those that formulas generate; examples/kernel_sources.rs writes both.
 
-    tests/gpu/compile_kernels.py [NAME.cu ...]      all sources without arguments
+    tests/gpu/compile_kernels.py [NAME.cu ...]      all sources without arguments; named ones for both architectures
 
 Writes every kernel's registers, stack, spills and static shared memory to target/gpu/kernels.tsv, and the largest ones
-to standard output. A kernel that spills or has a stack frame (which is in slow local memory) fails, unless spills.txt in
+and the longest compilations to standard output. A kernel that spills or has a stack frame (which is in slow local memory) fails, unless spills.txt in
 this folder allows that much. The compiler's words on a source are kept in target/gpu/logs under a hash of everything that
 they depend on, so an unchanged source is compiled once.
 """
@@ -19,6 +19,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 ARCHITECTURES = ("sm_80", "sm_90")
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -45,7 +46,7 @@ def included(source, headers):
 
 
 def compile_one(task):
-    """Compiles a source for an architecture, and returns (source, architecture, what is wrong, the compiler's log)."""
+    """Compiles a source for an architecture, and returns (source, architecture, what is wrong, the compiler's log, seconds)."""
     name, architecture, library, options = task
     source = read(name)
     headers = included(source, {h: read(h) for h in os.listdir(SOURCES) if h.endswith(".cuh")})
@@ -57,8 +58,9 @@ def compile_one(task):
     kept = os.path.join(LOGS, f"{name}.{architecture}.{key[:24]}")
     if os.path.exists(kept):
         with open(kept, encoding="utf-8") as file:
-            return name, architecture, "", file.read()
+            return name, architecture, "", file.read(), 0.0
 
+    start = time.process_time()
     texts = (ctypes.c_char_p * len(headers))(*[t.encode() for t in headers.values()])
     names = (ctypes.c_char_p * len(headers))(*[h.encode() for h in headers])
     program = ctypes.c_void_p()
@@ -72,13 +74,14 @@ def compile_one(task):
     log = buffer.value.decode()
     nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    seconds = time.process_time() - start
     wrong = "\n".join(line for line in log.splitlines() if line.strip() and not PTXAS.match(line))
     if failed or wrong or not size.value:
-        return name, architecture, wrong or f"NVRTC's error {failed}, {size.value} bytes of machine code", log
+        return name, architecture, wrong or f"NVRTC's error {failed}, {size.value} bytes of machine code", log, seconds
     with open(f"{kept}.{os.getpid()}", "w", encoding="utf-8") as file:
         file.write(log)
     os.replace(f"{kept}.{os.getpid()}", kept)
-    return name, architecture, "", log
+    return name, architecture, "", log, seconds
 
 
 def kernels(name, architecture, log):
@@ -98,7 +101,7 @@ def kernels(name, architecture, log):
 
 
 def allowed():
-    """The lines of spills.txt: a kernel's name (* matches any text), bytes of stack, and bytes of spills."""
+    """The lines of spills.txt: a kernel's name, or FILE/NAME (* matches any text), bytes of stack, and bytes of spills."""
     for line in open(ALLOWED, encoding="utf-8"):
         words = line.split("#")[0].split()
         if len(words) >= 3:
@@ -120,30 +123,35 @@ def main():
     assert names, "no sources to compile"
     options = read("options.txt").split()
     library = os.path.join(folder, "libnvrtc.so.13")
-    # The slowest first: long sources, with long headers.
-    by_length = sorted(names, key=lambda n: -os.path.getsize(os.path.join(SOURCES, n)))
-    heavy = sorted(by_length, key=lambda n: not re.match("attention|matmul", n))
-    # Formulas share loops and functions, so Ampere compiles every eighth of them; Hopper compiles all.
-    formulas = [n for n in sorted(heavy) if not os.path.exists(os.path.join(ROOT, "kernels", n))]
-    left_out = set(formulas) - set(formulas[::8]) - set(sys.argv[1:])
-    tasks = [(n, a, library, options) for n in heavy for a in ARCHITECTURES if a != "sm_80" or n not in left_out]
+    # The slowest first.
+    order = [n for pattern in ("attention|.*norm_grad|random", "matmul|.*norm|max|min|compare|create", "")
+             for n in names if re.match(pattern, n)]
+    # Only matrix units have instructions of an architecture; other sources also share most of their code.
+    headers = {h: read(h) for h in os.listdir(SOURCES) if h.endswith(".cuh")}
+    others = [n for n in sorted(names) if "mma.cuh" not in included(read(n), headers)]
+    left_out = set(others) - set(others[::8]) - set(sys.argv[1:])
+    tasks = [(n, a, library, options) for n in dict.fromkeys(order) for a in ARCHITECTURES
+             if a != "sm_80" or n not in left_out]
     with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
         done = pool.map(compile_one, tasks, chunksize=1)
 
-    table = sorted(row for name, architecture, _, log in done for row in kernels(name, architecture, log))
+    table = sorted(row for name, architecture, _, log, _ in done for row in kernels(name, architecture, log))
     with open(os.path.join(OUT, "kernels.tsv"), "w", encoding="utf-8") as file:
         for row in [("file", "arch", "kernel", "registers", "stack", "spilled", "shared"), *table]:
             file.write("\t".join(map(str, row)) + "\n")
     print(f"{len(names)} files, {len(table)} kernels over {' and '.join(ARCHITECTURES)}; the most registers:")
     for name, architecture, kernel, registers, _, _, shared in sorted(table, key=lambda r: (-r[3], r[2]))[:8]:
         print(f"  {registers:4} registers {shared:6} bytes shared  {architecture} {kernel}")
-    bad = [f"FAILED: {name} for {architecture}\n{wrong}" for name, architecture, wrong, _ in done if wrong]
+    longest = sorted(((seconds, name) for name, _, _, _, seconds in done if seconds), reverse=True)
+    listed = ", ".join(f"{name} {seconds:.1f}" for seconds, name in longest[:8])
+    print(f"{sum(s for s, _ in longest):.0f} CPU-seconds in {len(longest)} of {len(done)} compilations: {listed}")
+    bad = [f"FAILED: {name} for {architecture}\n{wrong}" for name, architecture, wrong, _, _ in done if wrong]
     rules = list(allowed())
     for name, architecture, kernel, _, stack, spilled, _ in table:
-        within = any(fnmatch.fnmatchcase(kernel, k) and stack <= s and spilled <= b for k, s, b in rules)
+        within = any(fnmatch.fnmatchcase(f"{name}/{kernel}" if "/" in k else kernel, k) and stack <= s and spilled <= b for k, s, b in rules)
         if (stack or spilled) and not within:
             bad.append(f"{kernel} ({name}.cu, {architecture}): {stack} bytes of stack, {spilled} bytes spilled, beyond spills.txt")
-    without = [n for n, _, wrong, log in done if not wrong and "Compiling entry function" not in log]
+    without = [n for n, _, wrong, log, _ in done if not wrong and "Compiling entry function" not in log]
     bad += [f"{name}: the compiler names no kernel" for name in without]
     if bad:
         sys.exit("\n".join(bad))

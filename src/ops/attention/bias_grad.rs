@@ -27,7 +27,8 @@ impl Op for AttentionBiasGrad {
     }
 
     /// The result is sharded with the bias, and a sum along the reduction tree over a sharded dim along which the bias
-    /// repeats. If several query heads share a key head and the bias repeats over heads, a shard is no node of that tree. Linear in do.
+    /// repeats. If several query heads share a key head and the bias repeats over heads, a shard is no node of that
+    /// tree. Linear in do.
     fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
         let (r, sum, dim) = (AxisPlacement::R, AxisPlacement::SUM, AxisPlacement::S(3));
         let whole = vec![r; self.rule.operands_len()];

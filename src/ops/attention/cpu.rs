@@ -1,6 +1,6 @@
 //! The CPU kernels of attention and of its derivative.
 //!
-//! Queries are processed in blocks of up to 64. A block computes the scores of the leaves of 32 keys that any of its
+//! Queries are processed in blocks. A block computes the scores of the leaves of 32 keys that any of its
 //! queries sees, and masks the keys that a query does not see. Sums over keys follow [`SplitRule::PowerOfTwo`], in
 //! which masked keys change no sum. So an output row, and the gradient of its query, depends only on the query and on
 //! the keys that it sees: sharding queries, heads or batch changes no bit, and neither do keys that are masked or
@@ -18,10 +18,14 @@ use std::ops::Range;
 
 use super::scores::{ScoreOperands, ScoreRule};
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{BlockTree, Gemm, MatRef, cast, dispatch, expect_matching};
+use crate::tensor::cpu::{BlockTree, Gemm, Kernel, LeafContraction, MatRef, cast, dispatch, expect_matching};
 use crate::tensor::{DType, Tensor};
-use query_block::{BlockSum, Heads, QueryBlock, ROWS, Scratch, masked_product};
-use score_rows::{Exponentials, ScoreInputs, ScoreTensors};
+use query_block::{BlockSum, Heads, QueryBlock, Scratch, TransposedRows, all_finite, masked_product};
+use score_rows::{Probabilities, ScoreInputs, ScoreTensors};
+
+/// The largest number of query rows of a block. Any number gives the same bits; a small block has few scores of keys
+/// that a causal mask leaves out, and its scores stay in a cache.
+const ROWS: usize = 32;
 
 /// Computes `softmax(scale * q k^T, masked) v` on the CPU.
 ///
@@ -169,45 +173,57 @@ impl<'a> CpuAttention<'a> {
 
     fn forward_as<T: Gemm>(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let (b, h, tq) = (q.shape()[0], q.shape()[1], q.shape()[2]);
-        let (dv, each) = (v.shape()[3], group_len(h, k.shape()[1]));
+        let (dv, v_heads, each) = (v.shape()[3], v.shape()[1], group_len(h, k.shape()[1]));
         let mut o = Tensor::zeros(T::DTYPE, [b, tq, h, dv]);
         let mut lse = Tensor::full(T::DTYPE, [b, h, tq], f64::NEG_INFINITY);
         let extra = ScoreTensors::of(&self.operands, T::DTYPE)?;
         let inputs = ScoreInputs::<T>::of(self.rule, &extra)?;
         let (q, k, v) = (Heads::<T>::of(q)?, Heads::<T>::of(k)?, Heads::<T>::of(v)?);
         let (o_data, lse_data) = (o.make_mut::<T>()?, lse.make_mut::<T>()?);
-        for window in self.blocks(0..tq, k.len) {
-            let mut tree = BlockTree::<T>::new(window.width);
-            let mut scores = Scratch::<T>::new(window.rows * window.width);
-            let mut sums = vec![T::ZERO; window.rows];
-            for head in (0..b).flat_map(|b| (0..h).map(move |h| [b, h])) {
-                let group = [head[0], head[1] / each];
-                let block = &inputs.narrow(&window, head);
+        let windows: Vec<(QueryBlock, LeafContraction<T>)> =
+            self.blocks(0..tq, k.len).into_iter().map(|block| (block.clone(), block.over_keys())).collect();
+        // For few queries, the search for infinities in all values would take as long as their product.
+        let finite = tq >= ROWS && all_finite(&v, [b, v_heads]);
+        let width = windows.iter().map(|(window, _)| window.width).max().unwrap_or(0);
+        let (mut tree, mut sums) = (BlockTree::<T>::new(width), [T::ZERO; ROWS]);
+        let (mut scores, mut columns) = (Scratch::<T>::new(ROWS * width), TransposedRows::new(k.len, k.d));
+        for head in (0..b).flat_map(|b| (0..h).map(move |h| [b, h])) {
+            let group = [head[0], head[1] / each];
+            if head[1].is_multiple_of(each) {
+                columns.fill(k.at(group));
+            }
+            for (window, over_window) in &windows {
+                let (narrow, over_narrow);
+                let (block, over) = match inputs.narrow(window, head) {
+                    None => (window, over_window),
+                    Some(block) => {
+                        (narrow, over_narrow) = (block.clone(), block.over_keys());
+                        (&narrow, &over_narrow)
+                    }
+                };
                 let s = &mut scores.get()[..block.rows * block.width];
                 if s.is_empty() {
                     continue;
                 }
-                self.scores(block, (q.at(head), k.at(group)), s);
-                inputs.prepare(block, head, s, None);
+                self.scores(block, (q.at(head), &columns), s);
                 let lse = &mut lse_data[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
-                let rule = &self.rule;
-                let infinite =
-                    dispatch(Exponentials { s, block, rule, tree: &mut tree, sums: &mut sums, lse });
+                let infinite = dispatch(Probabilities {
+                    inputs: &inputs,
+                    head,
+                    s,
+                    block,
+                    tree: &mut tree,
+                    sums: &mut sums,
+                    lse,
+                    find_holes: !finite,
+                });
                 self.drop_probabilities(block, head, s);
                 let o = &mut o_data[((head[0] * tq + block.start) * h + head[1]) * dv..];
-                let hidden = block.hidden(rule, infinite || inputs.has_holes());
+                let hidden = block.hidden(&self.rule, infinite || inputs.has_holes());
+                let hidden = if finite { &[][..] } else { &hidden };
                 let v = v.at(group).rows(block.from, block.to - block.from);
-                masked_product(
-                    &hidden,
-                    BlockSum::Keys(block.sums()),
-                    block.matrix(s),
-                    v,
-                    (&mut *o, (h * dv, 1)),
-                );
-                for (o, &sum) in o.chunks_mut((h * dv).max(1)).zip(&sums) {
-                    let scale = if sum == T::ZERO { T::ZERO } else { sum.recip() };
-                    o[..dv].iter_mut().for_each(|o| *o = *o * scale + T::ZERO);
-                }
+                masked_product(hidden, BlockSum::Keys(over), block.matrix(s), v, (&mut *o, (h * dv, 1)));
+                dispatch(ScaleRows { o, step: h * dv, len: dv, sums: &sums[..block.rows] });
             }
         }
         Ok((o, lse))
@@ -226,11 +242,11 @@ impl<'a> CpuAttention<'a> {
     }
 
     /// Computes `scale * q k^T` of a block, for the leaves of keys that it has.
-    fn scores<T: Gemm>(&self, block: &QueryBlock, (q, k): (MatRef<'_, T>, MatRef<'_, T>), s: &mut [T]) {
+    fn scores<T: Gemm>(&self, block: &QueryBlock, (q, k): (MatRef<'_, T>, &TransposedRows<T>), s: &mut [T]) {
         let q = q.rows(block.start, block.rows);
         for keys in block.runs() {
-            let k = k.rows(keys.start, keys.len());
-            T::product(T::of(self.scale), q, k.t(), T::ZERO, block.columns_mut(s, keys));
+            let into = block.whole_columns_mut(s, keys.clone());
+            T::product(T::of(self.scale), q, k.whole_columns(keys), T::ZERO, into);
         }
     }
 
@@ -263,6 +279,26 @@ impl<'a> CpuAttention<'a> {
                 let row = &mut row[from - block.from..][..keep.len()];
                 row.iter_mut().zip(keep.iter()).for_each(|(s, &keep)| apply(s, keep, scale));
             }
+        }
+    }
+}
+
+/// The kernel that divides the rows of a result by their sums; a row without keys is 0.
+struct ScaleRows<'a, T> {
+    o: &'a mut [T],
+    /// The distance from row to row, and a row's length.
+    step: usize,
+    len: usize,
+    sums: &'a [T],
+}
+
+impl<T: Gemm> Kernel for ScaleRows<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for (o, &sum) in self.o.chunks_mut(self.step.max(1)).zip(self.sums) {
+            let scale = if sum == T::ZERO { T::ZERO } else { sum.recip() };
+            o[..self.len].iter_mut().for_each(|o| *o = *o * scale + T::ZERO);
         }
     }
 }

@@ -31,7 +31,9 @@ mod wide;
 
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
-pub use gemm::{Gemm, LeafRuns, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads};
+pub use gemm::{
+    Gemm, LeafContraction, LeafRuns, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads,
+};
 pub use loops::{
     BitFunction, Constants, FloatPredicate, FloatPredicateLoops, Function, Loops, NumFunction, Relation,
     RelationLoops,

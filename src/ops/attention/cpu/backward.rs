@@ -12,12 +12,15 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::query_block::{BlockSum, Heads, QueryBlock, ROWS, Scratch, masked_product};
+use super::query_block::{BlockSum, Heads, QueryBlock, Scratch, TransposedRows, all_finite, masked_product};
 use super::score_rows::{ClearMinusZero, ScoreGradients, ScoreInputs, ScoreTensors};
-use super::{CpuAttention, group_len};
+use super::{CpuAttention, ROWS, group_len};
 use crate::error::Result;
 use crate::tensor::cpu::{Gemm, Kernel, MatRef, RowTree, dispatch, merges};
 use crate::tensor::{SplitRule, Tensor};
+
+/// The largest number of queries of a leaf.
+const LEAF_ROWS: usize = 64;
 
 impl CpuAttention<'_> {
     /// Returns the gradients as buffers `[batch, length, heads, d]`.
@@ -45,7 +48,9 @@ impl CpuAttention<'_> {
             .filter(|(rows, _)| !rows.is_empty())
             .map(|(rows, joins)| (self.leaf_block(rows, keys), joins))
             .collect();
-        let mut work = ScoreScratch::new(blocks.iter().map(|b| &b.0), dv, self.rule.soft_cap.is_some());
+        let over: Vec<_> = blocks.iter().map(|(block, _)| block.over_keys()).collect();
+        let mut work =
+            ScoreScratch::new(blocks.iter().map(|b| &b.0), [keys, d, dv], self.rule.soft_cap.is_some());
         let (mut dk_room, mut dv_room) = (Vec::new(), Vec::new());
         let head_joins = merges(given.each, 1);
         for (b, group) in (0..b).flat_map(|b| (0..groups).map(move |g| (b, g))) {
@@ -55,14 +60,17 @@ impl CpuAttention<'_> {
             for (i, &head_joins) in head_joins.iter().enumerate() {
                 let head = [b, group * given.each + i];
                 for (n, (window, joins)) in blocks.iter().enumerate() {
-                    let block = &given.scores.narrow(window, head);
+                    let narrow = given.scores.narrow(window, head);
+                    let over_narrow = narrow.as_ref().map(|block| block.over_keys());
+                    let block = narrow.as_ref().unwrap_or(window);
                     let (p, ds, hidden) = self.block_gradients(block, head, &given, &mut work, true);
                     let masked = hidden.iter().any(|keys| !keys.is_empty());
                     let at = ((head[0] * tq + block.start) * h + head[1]) * d;
                     let k = given.k.at([b, group]).rows(block.from, block.to - block.from);
                     if !block.leaves.is_empty() {
                         let dq = (&mut dq[at..], (h * d, 1));
-                        masked_product(&hidden, BlockSum::Keys(block.sums()), block.matrix(ds), k, dq);
+                        let over = BlockSum::Keys(over_narrow.as_ref().unwrap_or(&over[n]));
+                        masked_product(&hidden, over, block.matrix(ds), k, dq);
                     }
                     let joins = joins + if n + 1 == blocks.len() { head_joins } else { 0 };
                     let rows = (head, block.start, block.rows);
@@ -99,35 +107,40 @@ impl CpuAttention<'_> {
         if len == 0 {
             return (p, ds, [0..0, 0..0]);
         }
-        let mut slopes = work.slopes.as_mut().map(|slopes| &mut slopes.get()[..len]);
-        self.scores(block, (given.q.at(head), given.k.at(group)), p);
-        for keys in block.runs() {
-            let v = given.v.rows((group, keys.start, keys.len())).t();
-            T::product(T::ONE, given.grad.rows(own), v, T::ZERO, block.columns_mut(ds, keys));
+        if work.group.replace(group) != Some(group) {
+            work.columns[0].fill(given.k.at(group));
+            work.columns[1].fill(given.v.at(group));
         }
-        given.scores.prepare(block, head, p, slopes.as_deref_mut());
+        self.scores(block, (given.q.at(head), &work.columns[0]), p);
+        for keys in block.runs() {
+            let into = block.whole_columns_mut(ds, keys.clone());
+            T::product(T::ONE, given.grad.rows(own), work.columns[1].whole_columns(keys), T::ZERO, into);
+        }
         self.drop_gradients(block, head, ds);
         let infinite = dispatch(ScoreGradients {
+            inputs: &given.scores,
+            head,
             p,
             ds,
             block,
-            rule: &self.rule,
             scale: if through_scale { T::of(self.scale) } else { T::ONE },
-            slopes: slopes.as_deref().filter(|_| through_scale),
+            slopes: work.slopes.as_mut().filter(|_| through_scale).map(Scratch::get),
             lse: &given.lse[(head[0] * h + head[1]) * tq + block.start..][..block.rows],
             o: given.o.rows(own),
             grad: given.grad.rows(own),
             dot: &mut work.dot,
+            find_holes: !given.finite,
         });
         self.drop_probabilities(block, head, p);
-        (p, ds, block.hidden(&self.rule, infinite || given.scores.has_holes()))
+        let hidden = block.hidden(&self.rule, infinite || given.scores.has_holes());
+        (p, ds, if given.finite { [0..0, 0..0] } else { hidden })
     }
 }
 
 /// Returns the leaves of the tree over `queries` in order, each with the number of joins that follow it.
 pub(super) fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
     fn halve(range: Range<usize>, list: &mut Vec<(Range<usize>, u8)>) {
-        if range.len() <= ROWS {
+        if range.len() <= LEAF_ROWS {
             return list.push((range, 0));
         }
         let mid = SplitRule::Halves.mid(range.start, range.end);
@@ -149,6 +162,8 @@ pub(super) struct BackwardInputs<'a, T> {
     grad: Heads<'a, T>,
     lse: &'a [T],
     pub(super) scores: ScoreInputs<'a, T>,
+    /// True if the operands that are multiplied by probabilities or their gradients have no infinity and no NaN.
+    finite: bool,
     /// The numbers of heads and queries.
     shape: [usize; 2],
     /// The number of query heads per key head.
@@ -163,34 +178,53 @@ impl<'a, T: Gemm> BackwardInputs<'a, T> {
         lse: &'a Tensor,
         extra: &'a ScoreTensors,
     ) -> Result<Self> {
-        let (h, tq) = (q.shape()[1], q.shape()[2]);
+        let (b, h, tq, groups) = (q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[1]);
+        let (q, k, grad) = (Heads::of(q)?, Heads::of(k)?, Heads::of(grad)?);
+        let finite =
+            tq >= ROWS && [(&q, h), (&k, groups), (&grad, h)].into_iter().all(|(x, n)| all_finite(x, [b, n]));
         Ok(BackwardInputs {
-            q: Heads::of(q)?,
-            k: Heads::of(k)?,
+            q,
+            k,
             v: Heads::of(v)?,
             o: Heads::of(o)?,
-            grad: Heads::of(grad)?,
+            grad,
             lse: lse.as_slice::<T>()?,
             scores: ScoreInputs::of(call.rule, extra)?,
+            finite,
             shape: [h, tq],
-            each: group_len(h, k.shape()[1]),
+            each: group_len(h, groups),
         })
     }
 }
 
-/// Buffers for the probabilities and gradients of scores, `[queries, keys]`, of one block.
+/// Buffers for the probabilities and gradients of scores, `[queries, keys]`, of one block, and for a group's keys and
+/// values.
 pub(super) struct ScoreScratch<T> {
     p: Scratch<T>,
     ds: Scratch<T>,
+    /// One row.
     slopes: Option<Scratch<T>>,
     dot: RowTree<T>,
+    columns: [TransposedRows<T>; 2],
+    /// The batch and the group whose keys and values `columns` holds.
+    group: Option<[usize; 2]>,
 }
 
 impl<T: Gemm> ScoreScratch<T> {
-    pub(super) fn new<'b>(blocks: impl Iterator<Item = &'b QueryBlock>, dv: usize, soft_cap: bool) -> Self {
-        let len = blocks.map(|b| b.rows * b.width).max().unwrap_or(0);
-        let scratch = || Scratch::new(len);
-        ScoreScratch { p: scratch(), ds: scratch(), slopes: soft_cap.then(scratch), dot: RowTree::new(dv) }
+    pub(super) fn new<'b>(
+        blocks: impl Iterator<Item = &'b QueryBlock>,
+        [keys, d, dv]: [usize; 3],
+        soft_cap: bool,
+    ) -> Self {
+        let (len, width) = blocks.fold((0, 0), |(l, w), b| (l.max(b.rows * b.width), w.max(b.width)));
+        ScoreScratch {
+            p: Scratch::new(len),
+            ds: Scratch::new(len),
+            slopes: soft_cap.then(|| Scratch::new(width)),
+            dot: RowTree::new(dv),
+            columns: [d, dv].map(|d| TransposedRows::new(keys, d)),
+            group: None,
+        }
     }
 }
 
@@ -409,7 +443,7 @@ mod tests {
             for dropped in [false, true] {
                 let call = AttentionCase::new(heads, 1, queries, keys, dropped);
                 let [.., dk, dv] = call.whole();
-                for leaf in [ROWS, 100] {
+                for leaf in [LEAF_ROWS, 100] {
                     let [k, v] = call.by_leaves(0..queries, 0..heads, leaf);
                     let same = bits(&k) == bits(&dk) && bits(&v) == bits(&dv);
                     assert!(same, "{heads} heads, {queries} queries, {keys} keys, apart from {leaf} on");

@@ -58,7 +58,7 @@ impl CpuAttention<'_> {
             .filter(|(rows, _)| !rows.is_empty())
             .map(|(rows, _)| self.leaf_block(rows, keys))
             .collect();
-        let mut work = ScoreScratch::new(blocks.iter(), v.shape()[3], false);
+        let mut work = ScoreScratch::new(blocks.iter(), [keys, k.shape()[3], v.shape()[3]], false);
         let data = out.make_mut::<T>()?;
         let repeats = call.repeats();
         let joins = call.joins();
@@ -76,7 +76,8 @@ impl CpuAttention<'_> {
                 let mut nodes = NodeStack::new(&mut data[at..][..entry], &joins);
                 let heads = inner(0, ob).flat_map(|b| inner(1, oh).map(move |h| [b, h]));
                 for (head, block) in heads.flat_map(|head| part.iter().map(move |block| (head, block))) {
-                    let block = &given.scores.narrow(block, head);
+                    let narrow = given.scores.narrow(block, head);
+                    let block = narrow.as_ref().unwrap_or(block);
                     let (_, ds, _) = self.block_gradients(block, head, &given, &mut work, false);
                     let per_push = if repeats[2] { 1 } else { block.rows };
                     for first in (0..block.rows).step_by(per_push) {

@@ -4,11 +4,10 @@ use std::ops::Range;
 
 use crate::error::Result;
 use crate::ops::attention::scores::ScoreRule;
-use crate::tensor::cpu::{Gemm, Kernel, LeafRuns, MatMut, MatRef, as_elements_mut, dispatch};
+use crate::tensor::cpu::{
+    Gemm, Kernel, LeafContraction, LeafRuns, MatMut, MatRef, as_elements_mut, dispatch,
+};
 use crate::tensor::{LEAF, Tensor};
-
-/// The largest number of query rows of a block.
-pub(super) const ROWS: usize = 64;
 
 /// A block of query rows, and the leaves of keys that any of them sees.
 #[derive(Clone, Debug)]
@@ -80,6 +79,17 @@ impl QueryBlock {
         self.leaves.iter().map(|run| run.start * LEAF..(run.end * LEAF).min(self.to))
     }
 
+    /// Returns the leaves that row `i` sees in part, of those that are computed, counted from the first one.
+    #[inline(always)]
+    pub(super) fn seen_leaves(&self, rule: &ScoreRule, i: usize) -> Range<usize> {
+        let span = rule.span(self.position + i, self.keys);
+        let (from, to) = (span.start.max(self.from), span.end.min(self.to));
+        if from >= to {
+            return 0..0;
+        }
+        (from - self.from) / LEAF..(to - self.from).div_ceil(LEAF)
+    }
+
     /// Returns the keys, counted from the first one that is computed, that some row may leave out. `has_holes` is true
     /// if rows may leave out keys of their windows.
     pub(super) fn hidden(&self, rule: &ScoreRule, has_holes: bool) -> [Range<usize>; 2] {
@@ -101,9 +111,9 @@ impl QueryBlock {
         scores[from..to].iter().fold(false, |any, &s| any | (s == T::LOWEST))
     }
 
-    /// Returns the leaves over which sums over keys run.
-    pub(super) fn sums(&self) -> LeafRuns<'_> {
-        LeafRuns { len: self.to, runs: &self.leaves }
+    /// Returns the sums over keys.
+    pub(super) fn over_keys<T: Gemm>(&self) -> LeafContraction<T> {
+        LeafContraction::new(LeafRuns { len: self.to, runs: &self.leaves })
     }
 
     pub(super) fn matrix<'a, T>(&self, data: &'a [T]) -> MatRef<'a, T> {
@@ -116,9 +126,10 @@ impl QueryBlock {
         MatRef::new(data, (self.rows, keys.len()), (self.width, 1)).expect("room for the block")
     }
 
-    pub(super) fn columns_mut<'a, T>(&self, data: &'a mut [T], keys: Range<usize>) -> MatMut<'a, T> {
-        let data = &mut data[keys.start - self.from..];
-        MatMut::new(data, (self.rows, keys.len()), (self.width, 1)).expect("room for the block")
+    /// Returns the columns of the leaves of some keys: whole leaves.
+    pub(super) fn whole_columns_mut<'a, T>(&self, data: &'a mut [T], keys: Range<usize>) -> MatMut<'a, T> {
+        let (data, len) = (&mut data[keys.start - self.from..], keys.len().next_multiple_of(LEAF));
+        MatMut::new(data, (self.rows, len), (self.width, 1)).expect("room for the block")
     }
 }
 
@@ -159,13 +170,17 @@ impl<T: Gemm> Scratch<T> {
     pub(super) fn get(&mut self) -> &mut [T] {
         as_elements_mut(self.0.bytes_mut())
     }
+
+    pub(super) fn view(&self) -> &[T] {
+        self.0.as_slice::<T>().expect("a contiguous buffer of this type")
+    }
 }
 
 /// The sums of a product of a block's probabilities or gradients.
 #[derive(Clone, Copy)]
 pub(super) enum BlockSum<'a, T> {
     /// Sums over keys.
-    Keys(LeafRuns<'a>),
+    Keys(&'a LeafContraction<T>),
     /// Sums over queries, which are added to the result times this factor.
     Queries(T),
 }
@@ -204,6 +219,45 @@ pub(super) fn masked_product<T: Gemm>(
         let at = (i * strides.0).min(c.len());
         product(row, kept, MatMut::new(&mut c[at..], (1, n), strides).expect("a row of the result"));
     }
+}
+
+/// Rows as columns: the matrix `[d, rows]` with contiguous rows, which products read without packing it again for each
+/// block of queries.
+pub(super) struct TransposedRows<T> {
+    data: Scratch<T>,
+    shape: (usize, usize),
+    step: usize,
+}
+
+impl<T: Gemm> TransposedRows<T> {
+    /// Returns room for `[len, d]`.
+    pub(super) fn new(len: usize, d: usize) -> Self {
+        // Whole leaves; an odd number of cache lines, so that neighbouring rows are in different sets of a cache.
+        let line = 64 / size_of::<T>();
+        let whole = len.next_multiple_of(LEAF);
+        let step = if (whole / line).is_multiple_of(2) { whole + line } else { whole };
+        TransposedRows { data: Scratch::new(d * step), shape: (len, d), step }
+    }
+
+    /// Copies these rows; those that follow up to a whole leaf are zeros.
+    pub(super) fn fill(&mut self, x: MatRef<'_, T>) {
+        assert_eq!(x.shape(), self.shape, "the rows for which there is room");
+        if self.shape.1 > 0 {
+            T::copy_rows(x.t(), self.step, self.data.get());
+        }
+    }
+
+    /// Returns the columns of the leaves of some rows: whole leaves, the first of which begins at `rows.start`.
+    pub(super) fn whole_columns(&self, rows: Range<usize>) -> MatRef<'_, T> {
+        let (data, len) = (self.data.view(), rows.len().next_multiple_of(LEAF));
+        let data = &data[rows.start.min(data.len())..];
+        MatRef::new(data, (self.shape.1, len), (self.step, 1)).expect("whole leaves")
+    }
+}
+
+/// Returns true if no element of the heads is an infinity or a NaN.
+pub(super) fn all_finite<T: Gemm>(heads: &Heads<'_, T>, [batch, count]: [usize; 2]) -> bool {
+    (0..batch).all(|b| (0..count).all(|h| dispatch(IsFinite(heads.at([b, h])))))
 }
 
 /// The kernel that returns true if no element is an infinity or a NaN.

@@ -32,7 +32,7 @@ impl CudaAttention<'_> {
         let [q, k, v] = aligned(ins)?;
         let ([b, h, tq, d], dv) = (extents(&q), v.shape()[3]);
         let mut o = gpu.uninit(q.dtype(), [b, tq, h, dv])?;
-        let launch = gpu.kernel("attention_fast", kernel.stem, q.dtype())?;
+        let launch = gpu.kernel(files(q.dtype())[0], kernel.stem, q.dtype())?;
         let launch = launch.arg(self.call([&q, &k, &v], None)?).arg(d as u32).arg(dv as u32);
         let blocks = b * h * tq.div_ceil(FORWARD_ROWS);
         let launch = launch.read(&q).read(&k).read(&v).write(&mut o).write(lse);
@@ -53,7 +53,7 @@ impl CudaAttention<'_> {
         let ([b, h, tq, d], [_, groups, keys, dv]) = (extents(&q), extents(&v));
         let call = self.call([&q, &k, &v], Some([&grad, &grad]))?;
         let launch = |stem| {
-            let launch = gpu.kernel("attention_grad_fast", stem, q.dtype())?;
+            let launch = gpu.kernel(files(q.dtype())[1], stem, q.dtype())?;
             let launch = launch.arg(call).arg(d as u32).arg(dv as u32).read(&q).read(&k).read(&v).read(&grad);
             Ok::<_, Error>(launch.read(lse).read(delta))
         };
@@ -66,6 +66,14 @@ impl CudaAttention<'_> {
         let blocks = b * groups * keys.div_ceil(BACKWARD_ROWS);
         launch(kernel.dkv)?.write(&mut dk).write(&mut dvs).run(blocks as u32, THREADS, shared_bytes)?;
         Ok([dq, dk, dvs])
+    }
+}
+
+/// Returns the source files of a dtype's forward and backward kernels.
+fn files(dtype: DType) -> [&'static str; 2] {
+    match dtype {
+        DType::F16 => ["attention_fast_f16", "attention_grad_fast_f16"],
+        _ => ["attention_fast_bf16", "attention_grad_fast_bf16"],
     }
 }
 

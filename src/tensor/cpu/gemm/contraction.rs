@@ -39,15 +39,9 @@ pub(super) struct ContractionBlock {
 /// `i * LEAF` on. A node with one part that is present is that part.
 ///
 /// ```
-/// use isoshard::tensor::cpu::{Gemm, LeafRuns, MatMut, MatRef};
 /// // A sum of 70 indices, in leaves of 32, 32 and 6, without the first leaf.
-/// let runs = LeafRuns { len: 70, runs: &[1..3] };
+/// let runs = isoshard::tensor::cpu::LeafRuns { len: 70, runs: &[1..3] };
 /// assert_eq!(runs.indices(), 32..70);
-/// let (ones, mut c) = ([1.0f64; 38], [0.0]);
-/// let (a, b) = (MatRef::new(&ones, (1, 38), (38, 1))?, MatRef::new(&ones, (38, 1), (1, 1))?);
-/// f64::product_over(runs, a, b, MatMut::new(&mut c, (1, 1), (1, 1))?);
-/// assert_eq!(c, [38.0]);
-/// # Ok::<(), isoshard::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct LeafRuns<'a> {

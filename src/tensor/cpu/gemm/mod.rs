@@ -28,6 +28,6 @@ mod vector;
 pub use contraction::LeafRuns;
 pub use epilogue::UnaryF;
 pub use matrix::{MatMut, MatRef};
-pub use product::Gemm;
+pub use product::{Gemm, LeafContraction};
 pub use tensors::{Unchanged, gemm, gemm_fused};
 pub use threads::with_threads;

@@ -1,11 +1,14 @@
 //! Products of matrices over slices.
 
+use std::marker::PhantomData;
+
 use super::super::real::{Num, Real, Widen};
 use super::super::simd::Isa;
 use super::blocks::{GemmOperands, block_len};
 use super::contraction::{Contraction, LeafRuns};
 use super::epilogue::{Epilogue, LinearEpilogue};
 use super::matrix::{MatMut, MatRef};
+use super::pack::pack_cols;
 use super::threads::run_on_threads;
 use super::tile::Tiled;
 
@@ -34,7 +37,47 @@ pub trait Gemm: Real + Tiled {
     ///
     /// # Panics
     /// Panics if the shapes do not fit each other.
-    fn product_over(over: LeafRuns<'_>, a: MatRef<'_, Self>, b: MatRef<'_, Self>, c: MatMut<'_, Self>);
+    fn product_over(
+        over: &LeafContraction<Self>,
+        a: MatRef<'_, Self>,
+        b: MatRef<'_, Self>,
+        c: MatMut<'_, Self>,
+    );
+
+    /// Copies a matrix to rows that are `step` elements apart, and fills their ends with zeros. The columns of `b` in a
+    /// product are contiguous afterwards, so that no product packs them.
+    ///
+    /// # Panics
+    /// Panics if a row is longer than `step`, or `to` is shorter than the rows.
+    fn copy_rows(x: MatRef<'_, Self>, step: usize, to: &mut [Self]);
+}
+
+/// The sums of [`Gemm::product_over`].
+///
+/// ```
+/// use isoshard::tensor::cpu::{Gemm, LeafContraction, LeafRuns, MatMut, MatRef};
+/// // A sum of 70 indices, in leaves of 32, 32 and 6, without the first leaf.
+/// let over = LeafContraction::new(LeafRuns { len: 70, runs: &[1..3] });
+/// let (ones, mut c) = ([1.0f64; 38], [0.0]);
+/// let (a, b) = (MatRef::new(&ones, (1, 38), (38, 1))?, MatRef::new(&ones, (38, 1), (1, 1))?);
+/// f64::product_over(&over, a, b, MatMut::new(&mut c, (1, 1), (1, 1))?);
+/// assert_eq!(c, [38.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LeafContraction<T> {
+    tree: Contraction,
+    /// The number of indices.
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Gemm> LeafContraction<T> {
+    /// Returns the sums over the leaves that are present.
+    pub fn new(over: LeafRuns<'_>) -> Self {
+        let tree = Contraction::over_runs(over, block_len::<T>());
+        LeafContraction { tree, len: over.indices().len(), element: PhantomData }
+    }
 }
 
 macro_rules! product {
@@ -50,14 +93,22 @@ macro_rules! product {
                 unsafe { multiply(a, b, &[k], strides, |strides, _| LinearEpilogue { c: c_data, strides, alpha, beta }) };
             }
 
-            fn product_over(over: LeafRuns<'_>, a: MatRef<'_, $t>, b: MatRef<'_, $t>, mut c: MatMut<'_, $t>) {
+            fn copy_rows(x: MatRef<'_, $t>, step: usize, to: &mut [$t]) {
+                pack_cols(x, step, <$t>::kernels(Isa::current()).transpose, to);
+            }
+
+            fn product_over(
+                over: &LeafContraction<$t>,
+                a: MatRef<'_, $t>,
+                b: MatRef<'_, $t>,
+                mut c: MatMut<'_, $t>,
+            ) {
                 let ((m, n), strides, k) = (c.shape(), c.strides(), b.shape().0);
-                assert!(a.shape() == (m, k) && b.shape().1 == n && k == over.indices().len(), "{:?} {:?}", a.shape(), over);
-                let c = c.as_mut_ptr();
-                let tree = Contraction::over_runs(over, block_len::<$t>());
+                assert!(a.shape() == (m, k) && b.shape().1 == n && k == over.len, "{:?} {:?}", a.shape(), over);
+                let (c, tree) = (c.as_mut_ptr(), &over.tree);
                 let plain = |strides, _| LinearEpilogue { c, strides, alpha: 1.0, beta: None };
                 // SAFETY: as above.
-                unsafe { multiply_along(a, b, &tree, strides, plain) };
+                unsafe { multiply_along(a, b, tree, strides, plain) };
             }
         }
     )*};

@@ -5,6 +5,7 @@
 // same bits, at the cost of 7 products instead of the 5 of a kernel that adds dq with atomics. Probabilities and
 // their gradients are rounded to the storage type before their products. To be measured on a GPU: about 0.6 to 0.7 of
 // the speed of PyTorch's flash backward.
+#pragma once
 #include "flash.cuh"
 
 // Turns a tile's scores into probabilities, with dropout's factor, and its products with grad into the scores'
@@ -182,5 +183,3 @@ DEVICE void fast_dkv(const AttentionCall& call, u32 d, u32 dv, FastGiven<S> give
     fast_dkv<Flash<T, __VA_ARGS__>>(call, d, dv, {q, k, v, grad, lse, delta}, dk, dvs);                             \
   }
 #define SIZES(T) ENTRY(fast32, T, 32, 1, 8) ENTRY(fast64, T, 64, 1, 8) ENTRY(fast96, T, 96, 1, 4) ENTRY(fast128, T, 128, 1, 4)
-SIZES(f16)
-SIZES(bf16)
