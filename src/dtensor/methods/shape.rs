@@ -125,7 +125,8 @@ impl DTensor {
         self.reshape(shape)
     }
 
-    /// Removes a dim of extent 1.
+    /// Removes a dim of extent 1. Communicates nothing unless this dim is sharded: then one rank stores all elements,
+    /// and they are redistributed.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};

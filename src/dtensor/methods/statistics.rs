@@ -38,8 +38,8 @@ impl DTensor {
         self.variance(&dims, correction)?.finish(self.dtype(), &dims, keep)
     }
 
-    /// Returns the standard deviation over `dims`: the square root of [`DTensor::var`]. Its gradient is 0 if all elements
-    /// are equal.
+    /// Returns the standard deviation over `dims`: the square root of [`DTensor::var`]. Its gradient is 0 if all
+    /// elements are equal. Communicates as `var` does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -106,8 +106,9 @@ impl DTensor {
     /// largest magnitude for infinity and the smallest for negative infinity. With `keep`, the dims stay with extent 1.
     ///
     /// f32, f16 and bf16 are computed in f64 for `p` up to 6; f64 and other orders are first scaled by a power of two of the
-    /// largest magnitude, so that no power overflows or underflows (one more maximum is reduced over ranks). The gradient
-    /// is 0 if `x` is 0, and at a norm of 0. It is shared evenly among equal extremes.
+    /// largest magnitude, so that no power overflows or underflows. If a reduced dim is sharded, ranks reduce one
+    /// number per result, and one maximum more if elements are scaled. The gradient is 0 if `x` is 0, and at a norm of 0.
+    /// It is shared evenly among equal extremes.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
