@@ -66,7 +66,7 @@ impl DTensor {
     /// Refuses integers and bools.
     pub fn leaky_relu(&self, slope: f64) -> Result<DTensor> {
         self.dtype().expect_float("leaky_relu")?;
-        self.prelu(&self.number("leaky_relu", Scalar(slope))?)
+        self.prelu(&self.number("leaky_relu", slope.into())?)
     }
 
     /// Returns `x` if it is greater than `threshold`, else `value`. NaN is replaced, too. Communicates nothing unless

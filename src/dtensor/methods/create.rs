@@ -120,7 +120,7 @@ impl DTensor {
         step: impl Into<Scalar>,
         layout: Layout,
     ) -> Result<DTensor> {
-        let (Scalar(start), Scalar(end), Scalar(step)) = (start.into(), end.into(), step.into());
+        let [start, end, step] = [start.into(), end.into(), step.into()].map(Scalar::to_f64);
         let refuse = |rule: &str, remedy: &str| {
             Err(Error::invalid("arange", rule, format!("{start}, {end}, {step} in {dtype}"), remedy))
         };
@@ -162,11 +162,12 @@ impl DTensor {
         len: usize,
         layout: Layout,
     ) -> Result<DTensor> {
-        let (Scalar(start), Scalar(end)) = (start.into(), end.into());
+        let [start, end] = [start.into(), end.into()].map(Scalar::to_f64);
         dtype.expect_float("linspace")?;
         let steps = len.saturating_sub(1).max(1) as f64;
-        // Halves first: the difference of two finite numbers may be infinite.
-        let step = (end / 2.0 - start / 2.0) / steps * 2.0;
+        // Halves first: the difference of two finite numbers may be infinite. It is the step of two numbers alone, which
+        // is multiplied by 0; an infinite one would give NaN.
+        let step = ((end / 2.0 - start / 2.0) / steps * 2.0).clamp(f64::MIN, f64::MAX);
         if !start.is_finite() || !end.is_finite() {
             let given = format!("{start} to {end}");
             return Err(Error::invalid("linspace", "the ends are not finite", given, ""));
@@ -357,7 +358,7 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses dtypes other than i64, and indices that are not below `classes`.
+    /// Refuses dtypes other than i64, 0 classes, and indices that are not below `classes`.
     pub fn one_hot(&self, classes: usize, dtype: DType) -> Result<DTensor> {
         DTensor::apply_one(&OneHot { classes, dtype }, &[self])
     }
@@ -443,7 +444,8 @@ fn expect_sequence(verb: &str, dtype: DType, numbers: [f64; 3]) -> Result<()> {
         }
         DType::U8 => (0.0, 255.0),
         DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
-        DType::I64 => (-(2f64.powi(53)), 2f64.powi(53)),
+        // An integer beyond may have been rounded to 2^53.
+        DType::I64 => (1.0 - 2f64.powi(53), 2f64.powi(53) - 1.0),
         DType::F32 | DType::F64 | DType::F16 | DType::BF16 => return Ok(()),
     };
     let [start, step, last] = numbers;

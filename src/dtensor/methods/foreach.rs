@@ -4,7 +4,6 @@ use crate::dtensor::list::DTensors;
 use crate::dtensor::tensor::DTensor;
 use crate::error::{Error, Result};
 use crate::ops::{Add, AddScalar, Addcdiv, Addcmul, Batched, Div, Lerp, Mul, MulScalar, Sub};
-use crate::tensor::Scalar;
 
 /// Operators on lists of tensors.
 impl DTensor {
@@ -211,7 +210,7 @@ impl DTensor {
     /// # Errors
     /// Refuses lists of different lengths, and pairs that the operator refuses.
     pub fn foreach_lerp(xs: Vec<DTensor>, ends: &[DTensor], weight: f64) -> Result<Vec<DTensor>> {
-        let weight = |x: &DTensor| x.number("foreach_lerp", Scalar(weight))?.expand(x.shape().clone());
+        let weight = |x: &DTensor| x.number("foreach_lerp", weight.into())?.expand(x.shape().clone());
         let weights = xs.iter().map(weight).collect::<Result<Vec<_>>>()?;
         DTensor::foreach(&Lerp, lists("foreach_lerp", xs, [ends, &weights])?)
     }

@@ -56,8 +56,9 @@ impl DTensor {
     }
 
     /// Returns zeros with extent `extent` along `dim`, with each of these elements added at the index that `index`
-    /// (i64) names. It is the transpose of [`DTensor::gather`] and computes its gradient. Communicates nothing if both
-    /// are sharded along one dim; if that is `dim`, the result is `Partial`.
+    /// (i64) names. It is the transpose of [`DTensor::gather`] and computes its gradient. Sums of i64 and i32 keep the
+    /// dtype and wrap, as PyTorch's do. Communicates nothing if both are sharded along one dim; if that is `dim`, the
+    /// result is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -72,7 +73,7 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses an `index` that is not i64 or has another shape, and indices outside `extent`.
+    /// Refuses an `index` that is not i64 or has another shape, indices outside `extent`, and sums of u8 and bools.
     pub fn scatter_add(&self, dim: isize, index: &DTensor, extent: usize) -> Result<DTensor> {
         DTensor::apply_one(&ScatterAdd { dim: self.shape().dim("scatter_add", dim)?, extent }, &[index, self])
     }
@@ -111,9 +112,10 @@ impl DTensor {
     /// sum, maximum or minimum. Shapes are those of [`DTensor::scatter`].
     ///
     /// The elements of `src` with one destination are added along the reduction tree, and their sum is added to this
-    /// tensor's element. Equal extremes share the gradient equally. Communicates as [`DTensor::scatter`] does, but
-    /// `index` and `src` that are sharded along `dim` are not gathered: a maximum or minimum with a replicated tensor
-    /// is `Partial`, and sums are reduced over ranks, one number per element of this tensor, before they are added.
+    /// tensor's element. Sums of integers wrap. Equal extremes share the gradient equally. Communicates as
+    /// [`DTensor::scatter`] does, but `index` and `src` that are sharded along `dim` are not gathered: a maximum or minimum
+    /// with a replicated tensor is `Partial`, and sums are reduced over ranks, one number per element of this tensor,
+    /// before they are added.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::{ReduceOp, Tensor}};
@@ -132,7 +134,7 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`DTensor::scatter`]. Refuses sums of integers, and bools.
+    /// Returns the errors of [`DTensor::scatter`]. Refuses sums of u8, and bools.
     pub fn scatter_reduce(
         &self,
         dim: isize,
@@ -176,9 +178,9 @@ impl DTensor {
     }
 
     /// Returns this tensor with each index `k` of `dim` of `src` added at index `index[k]` (i64, one dim). Rows with
-    /// one destination are added along the reduction tree, and their sum is added to this tensor. Communicates as the
-    /// sum of [`DTensor::scatter_reduce`] does: nothing if `index` is replicated and both tensors are sharded along one
-    /// other dim.
+    /// one destination are added along the reduction tree, and their sum is added to this tensor. Sums of integers wrap.
+    /// Communicates as the sum of [`DTensor::scatter_reduce`] does: nothing if `index` is replicated and both tensors are
+    /// sharded along one other dim.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

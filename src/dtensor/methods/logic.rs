@@ -303,7 +303,7 @@ impl DTensor {
         }
         let shape = self.shape().broadcast(verb, mask.shape())?;
         let (x, mask) = (self.expand(&shape)?, mask.expand(&shape)?);
-        if value.0.to_bits() == 0 {
+        if matches!(value, Scalar::Integer(0)) || value.to_f64().to_bits() == 0 {
             return DTensor::apply_one(&Mask { on: false }, &[&mask, &x]);
         }
         mask.select(&self.number(verb, value)?, &x)
@@ -335,7 +335,8 @@ impl DTensor {
             _ => f64::from(f32::MAX),
         };
         let y = self.masked_fill(&self.isnan()?, nan)?;
-        if (highest, lowest) == (None, None) {
+        // A bound would change a replacement beyond it.
+        if (highest, lowest) == (None, None) && nan.abs() <= largest {
             return y.clamp(-largest, largest);
         }
         let y = y.masked_fill(&self.eq_scalar(f64::INFINITY)?, highest.unwrap_or(largest))?;
@@ -360,7 +361,19 @@ impl DTensor {
     /// # Errors
     /// Refuses bool, and a bound that is NaN.
     pub fn clamp(&self, min: impl Into<Scalar>, max: impl Into<Scalar>) -> Result<DTensor> {
-        let (min, max) = (Bits(min.into().0), Bits(max.into().0));
+        let (min, max) = (min.into(), max.into());
+        if self.dtype() == DType::I64 && !(min.is_f64() && max.is_f64()) {
+            // Bounds that are no f64 are tensors.
+            let above = match min {
+                Scalar::Integer(_) => self.maximum(&self.number("clamp", min)?)?,
+                Scalar::Float(_) => self.clamp_min(min)?,
+            };
+            return match max {
+                Scalar::Integer(_) => above.minimum(&self.number("clamp", max)?),
+                Scalar::Float(_) => above.clamp_max(max),
+            };
+        }
+        let (min, max) = (Bits(min.to_f64()), Bits(max.to_f64()));
         DTensor::apply_one(&Clamp { min, max, open: false }, &[self])
     }
 
@@ -442,7 +455,7 @@ impl DTensor {
     /// # Errors
     /// Refuses shapes that do not broadcast, integers, and different dtypes.
     pub fn lerp_scalar(&self, end: &DTensor, weight: f64) -> Result<DTensor> {
-        self.lerp(end, &self.number("lerp_scalar", Scalar(weight))?)
+        self.lerp(end, &self.number("lerp_scalar", weight.into())?)
     }
 
     /// Returns the square of each element. Integers wrap. Communicates nothing unless this tensor is `Partial`.
@@ -485,14 +498,16 @@ impl DTensor {
 
     /// Returns a number as a replicated tensor of shape `[]` and of this tensor's dtype. Communicates nothing.
     pub(in crate::dtensor) fn number(&self, verb: &'static str, value: Scalar) -> Result<DTensor> {
-        let range = match self.dtype() {
-            DType::I64 => i64::MIN as f64..=-(i64::MIN as f64),
-            DType::I32 => f64::from(i32::MIN)..=f64::from(i32::MAX),
-            DType::U8 => 0.0..=255.0,
-            DType::Bool => 0.0..=1.0,
-            DType::F32 | DType::F64 | DType::F16 | DType::BF16 => f64::NEG_INFINITY..=f64::INFINITY,
+        let number = value.to_f64();
+        let in_range = match (self.dtype(), value) {
+            (DType::I64, Scalar::Integer(_)) => true,
+            (DType::I64, Scalar::Float(_)) => (i64::MIN as f64..-(i64::MIN as f64)).contains(&number),
+            (DType::I32, _) => (f64::from(i32::MIN)..=f64::from(i32::MAX)).contains(&number),
+            (DType::U8, _) => (0.0..=255.0).contains(&number),
+            (DType::Bool, _) => (0.0..=1.0).contains(&number),
+            (DType::F32 | DType::F64 | DType::F16 | DType::BF16, _) => true,
         };
-        if !self.dtype().is_float() && (value.0.trunc() != value.0 || !range.contains(&value.0)) {
+        if !self.dtype().is_float() && (number.trunc() != number || !in_range) {
             let (rule, given) =
                 ("the dtype does not have this number", format!("{value:?} for {}", self.spec()));
             return Err(Error::invalid(verb, rule, given, "cast the tensor first"));

@@ -93,7 +93,17 @@ impl Op for AttentionBiasGrad {
 impl AttentionBiasGrad {
     fn call<'a>(&self, at: &'a Windows, operands: ScoreOperands<'a>) -> AttentionCall<'a> {
         let &AttentionBiasGrad { scale, p, q_offset, draw, rule } = self;
-        AttentionCall { verb: "attention_bias_grad", scale, p, q_offset, draw: draw.0, at, rule, operands }
+        AttentionCall {
+            verb: "attention_bias_grad",
+            scale,
+            p,
+            q_offset,
+            draw: draw.0,
+            at,
+            lse: &at.ins[4],
+            rule,
+            operands,
+        }
     }
 }
 
