@@ -159,8 +159,8 @@ impl DTensor {
     /// Returns the first index of the maximum along `dim`, as i64. NaN counts as largest, and zeros of both signs are
     /// equal.
     ///
-    /// Communicates nothing if the ranks hold `dim` whole. If it is sharded it is not gathered: ranks reduce the maximum
-    /// and one index per result.
+    /// Communicates nothing if the ranks hold `dim` whole. If it is sharded it is not gathered: ranks reduce the maximum,
+    /// and the result is `Partial(min)`, one index per result.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -287,7 +287,7 @@ impl DTensor {
     }
 
     /// Returns true if a mesh axis shards `dim`.
-    fn cuts(&self, dim: usize) -> bool {
+    pub(super) fn cuts(&self, dim: usize) -> bool {
         self.layout().placements().iter().any(|placement| match placement {
             Placement::Shard(d) => *d == dim,
             Placement::RaggedShard { dims, .. } => dim < *dims,

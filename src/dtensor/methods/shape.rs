@@ -271,7 +271,7 @@ impl DTensor {
     }
 
     /// Repeats this tensor `times[d]` times along each dim `d`; more numbers than dims add leading dims. (NumPy calls it
-    /// `tile`.) A dim that is repeated is whole on each rank.
+    /// `tile`.) A sharded dim that is repeated is gathered; other shards stay.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

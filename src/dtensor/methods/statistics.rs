@@ -189,7 +189,7 @@ impl DTensor {
     }
 
     /// Returns true if any element over `dims` is not 0. With `keep`, the dims stay with extent 1. NaN counts as not 0;
-    /// over no elements the result is false. If a reduced dim is sharded, the result is `Partial(max)`.
+    /// over no elements the result is false. If a reduced dim is sharded, ranks reduce one byte per result.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -209,7 +209,7 @@ impl DTensor {
     }
 
     /// Returns true if all elements over `dims` are not 0. With `keep`, the dims stay with extent 1. NaN counts as not
-    /// 0; over no elements the result is true. If a reduced dim is sharded, the result is `Partial(min)`.
+    /// 0; over no elements the result is true. If a reduced dim is sharded, ranks reduce one byte per result.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -229,7 +229,8 @@ impl DTensor {
     }
 
     /// Returns the number of elements over `dims` that are not 0, as i64. With `keep`, the dims stay with extent 1. NaN
-    /// counts as not 0. If a reduced dim is sharded, the result is `Partial(sum)`.
+    /// counts as not 0. If a reduced dim is sharded, the result is `Partial(sum)`, and nothing is
+    /// communicated until it is reduced.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -315,10 +316,11 @@ impl DTensor {
                 DTensor::apply_one(&Sum { dims, keep }, &[&bools])?.reduce_partial()?.cast(DType::Bool)?;
             return none.full_like(all);
         }
-        match all {
-            true => bools.min(list, keep),
-            false => bools.max(list, keep),
-        }
+        // Bools have no `Partial` layout, so the ranks reduce bytes.
+        let sharded = dims.iter().any(|&d| bools.cuts(d));
+        let x = if sharded { bools.cast(DType::U8)? } else { bools };
+        let extreme = if all { x.min(list, keep)? } else { x.max(list, keep)? };
+        if sharded { extreme.cast(DType::Bool) } else { Ok(extreme) }
     }
 
     fn expect_reducible(&self, verb: &str, dims: &[usize]) -> Result<()> {
