@@ -232,8 +232,8 @@ impl DTensor {
         DTensor::apply_one(&FloatTest { kind: FloatTestKind::Nan }, &[self])
     }
 
-    /// Returns, per element, true if it is an infinity of either sign. Integers never are. Communicates nothing unless this
-    /// tensor is `Partial`.
+    /// Returns, per element, true if it is an infinity of either sign. Integers never are.
+    /// Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -255,8 +255,8 @@ impl DTensor {
         DTensor::apply_one(&FloatTest { kind: FloatTestKind::Infinite }, &[self])
     }
 
-    /// Returns, per element, true if it is neither NaN nor infinite. Integers always are. Communicates nothing unless this
-    /// tensor is `Partial`.
+    /// Returns, per element, true if it is neither NaN nor infinite. Integers always are.
+    /// Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
