@@ -345,7 +345,7 @@ fn losses_are_pytorchs_on_every_mesh() {
     }
 }
 
-/// PyTorch's `cosine_embedding_loss` over a sharded dim of 4 ranks is wrong without a word.
+/// PyTorch's `cosine_embedding_loss` over a sharded dim of 4 ranks is silently wrong.
 #[test]
 fn cosine_embedding_loss_over_a_sharded_dim() {
     let loss = |mesh: &'static str, layout: &'static str| {

@@ -267,7 +267,7 @@ fn values_are_written_to_global_indices() {
     }
 }
 
-/// 189945: five rows on four ranks leave the last rank without any, and it answered for the others.
+/// 189945: five rows on four ranks leave the last rank without any; PyTorch's operators returned wrong results there.
 #[test]
 fn an_empty_last_shard_takes_part() {
     on(4, "a=4", |mesh| {
