@@ -7,14 +7,11 @@
 use std::time::Instant;
 
 use isoshard::Result;
-use isoshard::comm::{Rank, spmd};
-use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::ops::cpu::{self as ops, CpuAttention};
 use isoshard::ops::{
-    Bits, Clamp, FloatTest, FloatTestKind, Floor, Gather, Hardswish, Lerp, Op, Remainder, ScatterAdd,
-    ScoreOperands, ScoreRule, Sort, TopK, eval_whole,
+    Bits, Clamp, FloatTest, FloatTestKind, Floor, Hardswish, Lerp, Op, Remainder, ScoreOperands, ScoreRule,
+    eval_whole,
 };
-use isoshard::placement::Layout;
 use isoshard::tensor::cpu::{
     self, Constants, Function, Gemm, Isa, Loops, MatMut, MatRef, Num, NumFunction, Real, UnaryF,
 };
@@ -26,10 +23,7 @@ fn main() -> Result<()> {
     let bench = Bench { json, filter: args.into_iter().find(|a| !a.starts_with("--")).unwrap_or_default() };
     elementwise(&bench)?;
     reductions(&bench)?;
-    statistics(&bench)?;
     rows(&bench)?;
-    ordering(&bench)?;
-    by_index(&bench)?;
     products(&bench)?;
     attention(&bench)
 }
@@ -165,32 +159,6 @@ fn reductions(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Statistics along both dims on a single rank; benches/torch/reductions.py has the same cases.
-fn statistics(bench: &Bench) -> Result<()> {
-    type Statistic = fn(&DTensor, &[isize]) -> Result<DTensor>;
-    let all: [(&str, Statistic); 4] = [
-        ("logsumexp", |x, d| x.logsumexp(d, false)),
-        ("var", |x, d| x.var(d, 1, false)),
-        ("norm", |x, d| x.norm(2.0, d, false)),
-        ("argmin", |x, d| x.argmin(d[0])),
-    ];
-    let bench = bench.clone();
-    let run = move |rank: Rank| {
-        let mesh = DeviceMesh::new(&rank, &[])?;
-        for rows in [1024, 4096] {
-            let x = DTensor::distribute(&mesh, &noise([rows, 1024]), Layout::replicated(0))?;
-            for (name, statistic) in all {
-                for dim in [1, 0] {
-                    let case = format!("{name} dim {dim} {rows} x 1024");
-                    bench.case(&case, "GB/s", (rows * 4096) as f64, || statistic(&x, &[dim]));
-                }
-            }
-        }
-        Ok(())
-    };
-    spmd(1, run).map(drop)
-}
-
 fn rows(bench: &Bench) -> Result<()> {
     let (x, dy, w) = (noise([16384, 1024]), noise([16384, 1024]), noise([1024]));
     let bytes = x.len_bytes() as f64;
@@ -204,44 +172,6 @@ fn rows(bench: &Bench) -> Result<()> {
     let backward = || ops::layer_norm_backward("layer_norm", &dy, &x, Some(&w), &mean, &rstd);
     bench.case("layer_norm backward", "GB/s", 3.0 * bytes, backward);
     bench.case("rms_norm", "GB/s", 2.0 * bytes, || ops::rms_norm("rms_norm", &x, Some(&w), 1e-5));
-    Ok(())
-}
-
-/// Counts elements of the operand.
-fn ordering(bench: &Bench) -> Result<()> {
-    for [rows, n] in [[64, 4096], [1, 1 << 20]] {
-        let x = [noise([rows, n])];
-        let sort = || eval_whole(&Sort { dim: 1, descending: false }, &x);
-        bench.case(&format!("sort {rows}x{n}"), "Gelem/s", (rows * n) as f64, sort);
-    }
-    let x = [noise([512, 32000])];
-    for k in [8, 50] {
-        let top = || eval_whole(&TopK { dim: 1, k, largest: true }, &x);
-        bench.case(&format!("topk {k} of 512x32000"), "Gelem/s", 512.0 * 32000.0, top);
-    }
-    Ok(())
-}
-
-/// Counts elements of the index as it is expanded.
-fn by_index(bench: &Bench) -> Result<()> {
-    let entries = |len: usize, n: u64| -> Result<Tensor> {
-        let mixed = |e: u64| (e.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % n;
-        Tensor::from_vec((0..len as u64).map(|e| mixed(e) as i64).collect(), [len])
-    };
-    for rows in [1000usize, 32000] {
-        let (table, src) = (noise([rows, 768]), noise([8192, 768]));
-        let index = entries(8192, rows as u64)?.reshape([8192, 1])?.expand([8192, 768])?;
-        let (case, all) = (|verb: &str| format!("{verb} 8192x768 of {rows}"), 8192.0 * 768.0);
-        let gather = || eval_whole(&Gather { dim: 0 }, &[table.clone(), index.clone()]);
-        bench.case(&case("gather"), "Gelem/s", all, gather);
-        let add = || eval_whole(&ScatterAdd { dim: 0, extent: rows }, &[index.clone(), src.clone()]);
-        bench.case(&case("scatter_add"), "Gelem/s", all, add);
-    }
-    let (x, index) = (noise([512, 4096]), entries(512 * 4096, 4096)?.reshape([512, 4096])?);
-    let gather = || eval_whole(&Gather { dim: 1 }, &[x.clone(), index.clone()]);
-    bench.case("gather elements 512x4096", "Gelem/s", 512.0 * 4096.0, gather);
-    let add = || eval_whole(&ScatterAdd { dim: 1, extent: 4096 }, &[index.clone(), x.clone()]);
-    bench.case("scatter_add elements 512x4096", "Gelem/s", 512.0 * 4096.0, add);
     Ok(())
 }
 

@@ -7,7 +7,7 @@
 //! python3 benches/torch/compare.py ours.jsonl theirs.jsonl
 //! ```
 //!
-//! A rate counts the bytes of operands and results once. Each value is the best of several runs.
+//! A rate counts the bytes of operands and results once, or elements where it says so. Each value is the best of several runs.
 
 use std::time::Instant;
 
@@ -19,34 +19,117 @@ use isoshard::tensor::{DType, Tensor};
 
 /// A function of one tensor.
 type Unary = fn(&DTensor) -> Result<DTensor>;
+/// A function of two tensors.
+type Binary = fn(&DTensor, &DTensor) -> Result<DTensor>;
 
 /// Functions of elements, which get numbers in (0, 1).
 const POINTWISE: &[(&str, Unary)] = &[
     ("abs", |x| x.abs()),
+    ("acos", |x| x.acos()),
+    ("add_scalar", |x| x.add_scalar(0.5)),
+    ("asin", |x| x.asin()),
+    ("asinh", |x| x.asinh()),
+    ("atan", |x| x.atan()),
+    ("atanh", |x| x.atanh()),
+    ("clamp", |x| x.clamp(0.25, 0.75)),
+    ("cos", |x| x.cos()),
+    ("cosh", |x| x.cosh()),
+    ("digamma", |x| x.digamma()),
+    ("elu", |x| x.elu(1.0)),
+    ("erf", |x| x.erf()),
+    ("erfc", |x| x.erfc()),
+    ("erfinv", |x| x.erfinv()),
     ("exp", |x| x.exp()),
+    ("exp2", |x| x.exp2()),
+    ("expm1", |x| x.expm1()),
+    ("floor", |x| x.floor()),
+    ("frac", |x| x.frac()),
     ("gelu", |x| x.gelu()),
     ("gelu_tanh", |x| x.gelu_tanh()),
+    ("gt_scalar", |x| x.gt_scalar(0.5)),
+    ("hardsigmoid", |x| x.hardsigmoid()),
+    ("hardswish", |x| x.hardswish()),
+    ("isfinite", |x| x.isfinite()),
+    ("leaky_relu", |x| x.leaky_relu(0.01)),
+    ("lgamma", |x| x.lgamma()),
     ("log", |x| x.log()),
+    ("log10", |x| x.log10()),
+    ("log1p", |x| x.log1p()),
+    ("log2", |x| x.log2()),
+    ("log_sigmoid", |x| x.log_sigmoid()),
+    ("logit", |x| x.logit()),
+    ("mish", |x| x.mish()),
     ("neg", |x| x.neg()),
     ("pow_scalar", |x| x.pow_scalar(1.7)),
+    ("reciprocal", |x| x.reciprocal()),
     ("relu", |x| x.relu()),
+    ("relu6", |x| x.relu6()),
+    ("round", |x| x.round()),
     ("rsqrt", |x| x.rsqrt()),
+    ("selu", |x| x.selu()),
     ("sigmoid", |x| x.sigmoid()),
+    ("sign", |x| x.sign()),
     ("silu", |x| x.silu()),
+    ("sin", |x| x.sin()),
+    ("sinh", |x| x.sinh()),
+    ("softplus", |x| x.softplus()),
+    ("softsign", |x| x.softsign()),
     ("sqrt", |x| x.sqrt()),
+    ("square", |x| x.square()),
+    ("tan", |x| x.tan()),
     ("tanh", |x| x.tanh()),
+    ("trunc", |x| x.trunc()),
+];
+
+/// Functions of two tensors of one shape.
+const POINTWISE_2: &[(&str, Binary)] = &[
+    ("add", |x, y| x.add(y)),
+    ("atan2", |x, y| x.atan2(y)),
+    ("copysign", |x, y| x.copysign(y)),
+    ("div", |x, y| x.div(y)),
+    ("fmod", |x, y| x.fmod(y)),
+    ("hypot", |x, y| x.hypot(y)),
+    ("logaddexp", |x, y| x.logaddexp(y)),
+    ("maximum", |x, y| x.maximum(y)),
+    ("mul", |x, y| x.mul(y)),
+    ("pow", |x, y| x.pow(y)),
+    ("remainder", |x, y| x.remainder(y)),
+    ("sub", |x, y| x.sub(y)),
+    ("xlogy", |x, y| x.xlogy(y)),
+];
+
+/// Functions of three tensors of one shape, the third of which is the first once more.
+const POINTWISE_3: &[(&str, Binary)] = &[
+    ("addcdiv", |x, y| x.addcdiv(x, y, 0.5)),
+    ("addcmul", |x, y| x.addcmul(x, y, 0.5)),
+    ("lerp", |x, y| x.lerp(y, x)),
 ];
 
 /// Functions along the last dim of `[4096, 1024]`.
 const ALONG: &[(&str, Unary)] = &[
+    ("all", |x| x.gt_scalar(-1.0)?.all(&[1], false)),
     ("argmax", |x| x.argmax(1)),
+    ("argmin", |x| x.argmin(1)),
+    ("argsort", |x| x.argsort(1, false)),
     ("log_softmax", |x| x.log_softmax(1)),
+    ("logsumexp", |x| x.logsumexp(&[1], false)),
+    ("logsumexp dim 0", |x| x.logsumexp(&[0], false)),
     ("max", |x| x.max(&[1], false)),
+    ("max dim 0", |x| x.max(&[0], false)),
     ("mean", |x| x.mean(&[1], false)),
+    ("norm 1", |x| x.norm(1.0, &[1], false)),
+    ("norm 2", |x| x.norm(2.0, &[1], false)),
+    ("norm 2 dim 0", |x| x.norm(2.0, &[0], false)),
+    ("norm 3", |x| x.norm(3.0, &[1], false)),
+    ("prod", |x| x.prod(&[1], false)),
     ("softmax", |x| x.softmax(1)),
     ("sort", |x| x.sort(1, false).map(|(values, _)| values)),
     ("sum", |x| x.sum(&[1], false)),
+    ("sum dim 0", |x| x.sum(&[0], false)),
     ("topk 8", |x| x.topk(8, 1, true).map(|(values, _)| values)),
+    ("topk 50", |x| x.topk(50, 1, true).map(|(values, _)| values)),
+    ("var", |x| x.var(&[1], 1, false)),
+    ("var dim 0", |x| x.var(&[0], 1, false)),
 ];
 
 fn main() -> Result<()> {
@@ -69,7 +152,7 @@ struct OperatorBench {
 
 impl OperatorBench {
     /// Reports billions of `work` per second.
-    fn case(&self, case: &str, unit: &str, work: f64, f: impl Fn() -> Result<DTensor>) -> Result<()> {
+    fn case<R>(&self, case: &str, unit: &str, work: f64, f: impl Fn() -> Result<R>) -> Result<()> {
         if !case.contains(&self.filter) {
             return Ok(());
         }
@@ -100,19 +183,31 @@ fn measure(mesh: &DeviceMesh, bench: &OperatorBench) -> Result<()> {
         bench.case(name, "GB/s", 2.0 * bytes, || f(&x))?;
     }
     let y = put(noise([4096, 1024]))?;
-    for (name, f) in [("add", DTensor::add as fn(&DTensor, &DTensor) -> _), ("mul", DTensor::mul)] {
+    for (name, f) in POINTWISE_2 {
         bench.case(name, "GB/s", 3.0 * bytes, || f(&x, &y))?;
     }
+    for (name, f) in POINTWISE_3 {
+        bench.case(name, "GB/s", 4.0 * bytes, || f(&x, &y))?;
+    }
+    let (ints, other) = (x.mul_scalar(1e6)?.cast(DType::I32)?, y.mul_scalar(1e3)?.cast(DType::I32)?);
+    bench.case("bitwise_xor i32", "GB/s", 3.0 * bytes, || ints.bitwise_xor(&other))?;
+    bench.case("floor_div i32", "GB/s", 3.0 * bytes, || ints.floor_div(&other.add_scalar(1.0)?))?;
+    let mask = x.gt_scalar(0.5)?;
+    bench.case("select", "GB/s", 3.25 * bytes, || mask.select(&x, &y))?;
+    bench.case("masked_fill", "GB/s", 2.25 * bytes, || x.masked_fill(&mask, -1.0))?;
+    bench.case("logical_not", "GB/s", 0.5 * bytes, || mask.logical_not())?;
+    let half = x.cast(DType::BF16)?;
+    for (name, f) in
+        POINTWISE.iter().filter(|(name, _)| ["exp", "gelu", "relu", "sin", "erfc"].contains(name))
+    {
+        bench.case(&format!("{name} bf16"), "GB/s", bytes, || f(&half))?;
+    }
+    foreach(mesh, bench)?;
     for (name, f) in ALONG {
         bench.case(name, "GB/s", bytes, || f(&x))?;
     }
-    let index = put(Tensor::build([4096, 256], |out: &mut [i64]| {
-        out.iter_mut().enumerate().for_each(|(i, x)| *x = (i.wrapping_mul(2_654_435_761) >> 7 & 1023) as i64);
-    }))?;
-    let source = put(noise([4096, 256]))?;
-    let moved = 2.0 * source.local().len_bytes() as f64;
-    bench.case("gather", "GB/s", moved, || x.gather(1, &index))?;
-    bench.case("scatter_add", "GB/s", moved, || source.scatter_add(1, &index, 1024))?;
+    ordering(mesh, bench)?;
+    by_index(mesh, bench)?;
     for keys in [64, 256, 1024, 4096] {
         let [q, k, v] = [(); 3].map(|()| put(noise([1, 4, keys, 64])));
         let (q, k, v) = (q?, k?, v?);
@@ -121,6 +216,55 @@ fn measure(mesh: &DeviceMesh, bench: &OperatorBench) -> Result<()> {
         bench.case(&format!("attention {keys}"), "GFLOP/s", flops, || q.attention(&k, &v, 0.125))?;
     }
     bench.case("cast bf16", "GB/s", 1.5 * bytes, || x.cast(DType::BF16))
+}
+
+/// Adds to each of 64 tensors of 4,096 elements, under one dispatch.
+fn foreach(mesh: &DeviceMesh, bench: &OperatorBench) -> Result<()> {
+    let put = |_| DTensor::distribute(mesh, &noise([4096]), Layout::replicated(0));
+    let x: Vec<DTensor> = (0..64).map(put).collect::<Result<_>>()?;
+    bench.case("foreach_add", "GB/s", (3 * 64 * 4 * 4096) as f64, || DTensor::foreach_add(x.clone(), &x))
+}
+
+/// Sorts whole rows, few and long or many and short; counts elements.
+fn ordering(mesh: &DeviceMesh, bench: &OperatorBench) -> Result<()> {
+    let put = |t: Tensor| DTensor::distribute(mesh, &t, Layout::replicated(0));
+    for [rows, n] in [[64, 4096], [1, 1 << 20]] {
+        let x = put(noise([rows, n]))?;
+        bench.case(&format!("sort {rows}x{n}"), "Gelem/s", (rows * n) as f64, || x.sort(1, false))?;
+    }
+    let x = put(noise([512, 32000]))?;
+    for k in [8, 50] {
+        bench.case(&format!("topk {k} of 512x32000"), "Gelem/s", 512.0 * 32000.0, || x.topk(k, 1, true))?;
+    }
+    Ok(())
+}
+
+/// Reads and adds by index: whole rows as an embedding does, and single elements; counts elements of the index.
+fn by_index(mesh: &DeviceMesh, bench: &OperatorBench) -> Result<()> {
+    let put = |t: Tensor| DTensor::distribute(mesh, &t, Layout::replicated(0));
+    let entries = |len: usize, n: usize| -> Result<Tensor> {
+        let mixed = |e: usize| (e.wrapping_mul(2_654_435_761) >> 7) % n;
+        Tensor::from_vec((0..len).map(|e| mixed(e) as i64).collect(), [len])
+    };
+    for rows in [1000, 32000] {
+        let (table, src, all) = (put(noise([rows, 768]))?, put(noise([8192, 768]))?, 8192.0 * 768.0);
+        let row = put(entries(8192, rows)?)?;
+        let index = put(entries(8192, rows)?.reshape([8192, 1])?)?.expand([8192, 768])?;
+        let zeros = put(Tensor::zeros(DType::F32, [rows, 768]))?;
+        bench.case(&format!("gather of {rows} rows"), "Gelem/s", all, || table.gather(0, &index))?;
+        bench
+            .case(&format!("index_select of {rows} rows"), "Gelem/s", all, || table.index_select(0, &row))?;
+        bench
+            .case(&format!("index_add to {rows} rows"), "Gelem/s", all, || zeros.index_add(0, &row, &src))?;
+        bench.case(&format!("scatter_add to {rows} rows"), "Gelem/s", all, || {
+            src.scatter_add(0, &index, rows)
+        })?;
+    }
+    let (x, all) = (put(noise([512, 4096]))?, 512.0 * 4096.0);
+    let index = put(entries(512 * 4096, 4096)?.reshape([512, 4096])?)?;
+    bench.case("gather elements", "Gelem/s", all, || x.gather(1, &index))?;
+    bench.case("scatter elements", "Gelem/s", all, || x.scatter(1, &index, &x))?;
+    bench.case("scatter_add elements", "Gelem/s", all, || x.scatter_add(1, &index, 4096))
 }
 
 /// Returns numbers in (0, 1).

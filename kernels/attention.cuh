@@ -13,7 +13,9 @@
 // so accumulators are carried from tile to tile. Finished nodes wait on a stack in device memory that is private to
 // the thread: the first entry is used every other leaf, the next every fourth.
 //
-// R is 4 or 8. A thread's rows have 16 C columns of scores and 64 N columns of results.
+// R is 4 or 8. A thread's rows have 16 C columns of scores and 64 N columns of results. Kernels that are not CHUNKED
+// hold the whole head's dim in shared memory. Kernels without EXTRAS know a window of positions (causal, full or
+// sliding) and dropout, and no other treatment of the scores, which needs registers that the most frequent calls keep.
 #pragma once
 #include "math.cuh"
 #include "philox.cuh"
@@ -44,14 +46,16 @@ struct AttentionCall {
   // The most finished nodes that wait at once: of the longer sum, of a row.
   u32 levels, row_levels;
   // The keys before and after its own position that a query sees; and what else decides the scores.
-  u32 before, after, extras, unused;
+  u32 before, after, extras;
+  // The dtype of the bias: the kernel's own, or one that it widens.
+  u32 bias_dtype;
 };
+enum BiasDtype : u32 { OWN_DTYPE, IS_F16, IS_BF16 };
 enum ScoreExtra : u32 { SOFT_CAP = 1, BIAS = 2, MASK = 4, DOCUMENTS = 8 };
 
 // The optional operands of the scores; any pointer if there is none.
-template <class T>
 struct ScoreGiven {
-  const T* bias;
+  const void* bias;
   const bool* mask;
   const i64 *of_queries, *of_keys;
 };
@@ -65,15 +69,14 @@ struct ScoreGiven {
 #define ONCE _Pragma("unroll 1")
 #endif
 
-template <class T_, int THREADS_, int R_, int C_, int N_, int DEPTH_>
+template <class T_, int R_, int C_, int N_, int DEPTH_, bool CHUNKED_, bool EXTRAS_>
 struct Tiles {
   typedef T_ T;
   typedef Wide<T_> A;
-  enum { THREADS = THREADS_, R = R_, C = C_, N = N_, DEPTH = DEPTH_ };
-  enum { ROWS = 64, COLS = 16 * C_, CHUNK = 64 * N_, WARPS = THREADS_ / 32 };
+  enum { R = R_, C = C_, N = N_, DEPTH = DEPTH_, CHUNKED = CHUNKED_, EXTRAS = EXTRAS_ };
+  enum { ROWS = 64, COLS = 16 * C_, CHUNK = 64 * N_, THREADS = 1024 / R_, WARPS = THREADS / 32 };
   // The pitch of rows of operands and of scores keeps 16 rows in different banks.
   enum { PITCH = CHUNK + 16 / (int)sizeof(A), STEP = ROWS + 16 / (int)sizeof(A) };
-  static_assert(THREADS_ / 16 * R_ == 64, "rows of all threads");
 };
 
 template <class A>
@@ -95,6 +98,70 @@ DEVICE int tile_y() { return threadIdx.x >> 4; }
 template <class S>
 DEVICE int tile_row(int r) {
   return r / 4 * (S::THREADS / 4) + 4 * tile_y() + r % 4;
+}
+
+// ---- loops over a thread's elements --------------------------------------------------------------------------------
+
+template <class S>
+DEVICE void fill(typename S::A (&s)[S::R][S::C], typename S::A x) {
+  UNROLL
+  for (int r = 0; r < S::R; r++) {
+    UNROLL
+    for (int c = 0; c < S::C; c++) s[r][c] = x;
+  }
+}
+
+template <class A>
+DEVICE void exchange(A& x, A& y) {
+  A held = x;
+  x = y;
+  y = held;
+}
+template <class A, int N>
+DEVICE void exchange(A (&x)[N], A (&y)[N]) {
+  UNROLL
+  for (int i = 0; i < N; i++) exchange(x[i], y[i]);
+}
+// Moves the first row behind the last one, and the first column of each row behind its last one.
+template <class X, int N>
+DEVICE void turn_rows(X (&x)[N]) {
+  UNROLL
+  for (int i = 0; i + 1 < N; i++) exchange(x[i], x[i + 1]);
+}
+template <class A, int R, int C>
+DEVICE void turn_columns(A (&x)[R][C]) {
+  UNROLL
+  for (int r = 0; r < R; r++) turn_rows(x[r]);
+}
+
+// Calls f with each row's number, and this row of each tile. Long code is not repeated: the tiles' rows take turns.
+template <class S, class F, class... Tiles>
+DEVICE void by_rows(F f, Tiles&... tiles) {
+  if constexpr (S::EXTRAS) {
+    ONCE
+    for (int r = 0; r < S::R; r++) {
+      f(r, tiles[0]...);
+      (turn_rows(tiles), ...);
+    }
+  } else {
+    UNROLL
+    for (int r = 0; r < S::R; r++) f(r, tiles[r]...);
+  }
+}
+
+// Calls f with each column's number, and the column that it has in `tile`.
+template <class S, class F>
+DEVICE void by_columns(F f, typename S::A (&tile)[S::R][S::C]) {
+  if constexpr (S::EXTRAS) {
+    ONCE
+    for (int c = 0; c < S::C; c++) {
+      f(c, 0);
+      turn_columns(tile);
+    }
+  } else {
+    UNROLL
+    for (int c = 0; c < S::C; c++) f(c, c);
+  }
 }
 
 // ---- the tree over a range -----------------------------------------------------------------------------------------
@@ -121,7 +188,7 @@ DEVICE Node leaf_of(u32 at, u32 len, u32 leaf) {
   return node;
 }
 
-// The same for a sum over keys, which is split at the largest power of two below its length: leaves are whole, and the
+// The tree of a sum over keys, which is split at the largest power of two below its length: leaves are whole, and the
 // tree of a longer sum, restricted to a prefix, is the prefix's.
 DEVICE u32 ones_of(u32 x) {
   u32 count = 0;
@@ -143,36 +210,64 @@ DEVICE u32 window_start(const AttentionCall& call, u32 position) {
 }
 DEVICE u32 window_end(const AttentionCall& call, u32 position) { return min(position + call.after + 1, call.keys); }
 
-// Tells whether the query with local index `row` sees a key.
-template <class T>
-DEVICE bool sees(const AttentionCall& call, const ScoreGiven<T>& given, u32 batch, u32 head, u32 row, u32 key) {
-  u32 position = call.q_start + row;
-  if (row >= call.queries || key < window_start(call, position) || key >= window_end(call, position)) return false;
-  if (call.extras & MASK) {
-    const u64(&step)[4] = call.mask;
-    if (!given.mask[batch * step[0] + head * step[1] + row * step[2] + key * step[3]]) return false;
+// A tile of scores: `queries` queries and `keys` keys from the given ones on.
+struct TileAt {
+  u32 batch, head, query, queries, key, keys;
+};
+
+// The index of bias or mask.
+DEVICE u64 index_of(const u64 (&step)[4], const TileAt& at, u32 query, u32 key) {
+  return at.batch * step[0] + at.head * step[1] + query * step[2] + key * step[3];
+}
+
+// Tells whether a query sees a key; `i` and `j` are their places in the tile.
+template <class S>
+DEVICE bool sees(const AttentionCall& call, const ScoreGiven& given, const TileAt& at, u32 i, u32 j) {
+  u32 query = at.query + i, key = at.key + j, position = call.q_start + query;
+  bool seen = i < at.queries && j < at.keys && key + call.before >= position && key <= position + call.after;
+  if (!S::EXTRAS || !seen) return seen;
+  if ((call.extras & MASK) && !given.mask[index_of(call.mask, at, query, key)]) return false;
+  if (!(call.extras & DOCUMENTS)) return true;
+  return given.of_queries[at.batch * call.documents[0] + query] == given.of_keys[at.batch * call.documents[1] + key];
+}
+
+// Bit r C + c tells whether the query of row r sees the key of column c; or the query of column c the key of row r if
+// `BY_KEYS`.
+template <class S, bool BY_KEYS>
+DEVICE u32 seen_tile(const AttentionCall& call, const ScoreGiven& given, const TileAt& at) {
+  u32 seen = 0;
+  ONCE
+  for (int r = 0; r < S::R; r++) {
+    UNROLL
+    for (int c = 0; c < S::C; c++) {
+      u32 row = tile_row<S>(r), col = tile_x() + 16 * c;
+      seen |= (u32)sees<S>(call, given, at, BY_KEYS ? col : row, BY_KEYS ? row : col) << (r * S::C + c);
+    }
   }
-  if (call.extras & DOCUMENTS) {
-    if (given.of_queries[batch * call.documents[0] + row] != given.of_keys[batch * call.documents[1] + key]) return false;
-  }
-  return true;
+  return seen;
+}
+
+template <class A>
+DEVICE A bias_at(const AttentionCall& call, const ScoreGiven& given, u64 at) {
+  if (call.bias_dtype == IS_F16) return (A)widen(((const f16*)given.bias)[at]);
+  if (call.bias_dtype == IS_BF16) return (A)widen(((const bf16*)given.bias)[at]);
+  return ((const A*)given.bias)[at];
 }
 
 // The score of a product that is scaled already, for a query and key that see each other. `slope` is the score's
 // derivative by the product.
-template <class T, class A>
-DEVICE A score_of(const AttentionCall& call, const ScoreGiven<T>& given, A s, u32 batch, u32 head, u32 row, u32 key,
-                  A& slope) {
+template <class S>
+DEVICE typename S::A score_of(const AttentionCall& call, const ScoreGiven& given, typename S::A s, const TileAt& at,
+                              u32 i, u32 j, typename S::A& slope) {
+  typedef typename S::A A;
   slope = (A)1.0;
+  if (!S::EXTRAS) return s;
   if (call.extras & SOFT_CAP) {
     A t = tanh_(s / (A)call.cap);
     s = (A)call.cap * t;
     slope = (A)1.0 - t * t;
   }
-  if (call.extras & BIAS) {
-    const u64(&step)[4] = call.bias;
-    s = s + widen(given.bias[batch * step[0] + head * step[1] + row * step[2] + key * step[3]]);
-  }
+  if (call.extras & BIAS) s = s + bias_at<A>(call, given, index_of(call.bias, at, at.query + i, at.key + j));
   return s;
 }
 
@@ -185,6 +280,7 @@ DEVICE bool is_absent(f64 x) { return bits_of(x) == 0x8000000000000000ull; }
 // The element of the head's dim at `place` in shared memory; -1 if there is none.
 DEVICE i32 unplace(const Dim& dim, u32 place) {
   if (dim.plain) return place < dim.len ? (i32)place : -1;
+  ONCE
   for (u32 l = 0; l < dim.leaves; l++) {
     u32 i = place - dim.leaf[l].place;
     if (i < dim.leaf[l].len) return (i32)(dim.leaf[l].start + i);
@@ -233,6 +329,7 @@ DEVICE void load(typename S::A* to, const typename S::T* from, u64 step, u32 row
     }
     return;
   }
+  ONCE
   for (u32 at = tid; at < (u32)(ROWS * S::CHUNK); at += S::THREADS) {
     u32 row = at / S::CHUNK, place = at % S::CHUNK;
     i32 d = unplace(dim, first + place);
@@ -260,33 +357,59 @@ DEVICE void load_cols(const Side<S>& y, const Dim& dim, u32 chunk) {
   load<S, S::COLS>(y.room, y.from, y.step, y.rows, dim, chunk, nothing<typename S::A>());
 }
 
+// ---- a tile of scores in shared memory ------------------------------------------------------------------------------
+
+// Writes the values of a tile to shared memory, by columns.
+template <class S>
+DEVICE void put(typename S::A* p, const typename S::A (&s)[S::R][S::C]) {
+  UNROLL
+  for (int c = 0; c < S::C; c++) {
+    UNROLL
+    for (int r = 0; r < S::R; r += 4) {
+      Four<typename S::A> held;
+      UNROLL
+      for (int i = 0; i < 4; i++) held.x[i] = s[r + i][c];
+      *(Four<typename S::A>*)(p + (tile_x() + 16 * c) * S::STEP + tile_row<S>(r)) = held;
+    }
+  }
+}
+
+// Reads this thread's values back.
+template <class S>
+DEVICE void get(typename S::A (&s)[S::R][S::C], const typename S::A* p) {
+  UNROLL
+  for (int c = 0; c < S::C; c++) {
+    UNROLL
+    for (int r = 0; r < S::R; r += 4) {
+      Four<typename S::A> held = four(p + (tile_x() + 16 * c) * S::STEP + tile_row<S>(r));
+      UNROLL
+      for (int i = 0; i < 4; i++) s[r + i][c] = held.x[i];
+    }
+  }
+}
+
 // ---- row times row -------------------------------------------------------------------------------------------------
 
-// The scores before any factor. Operands of one chunk are loaded already, others are loaded here.
-template <class S>
-DEVICE void dot(typename S::A (&s)[S::R][S::C], const Side<S>& x, const Side<S>& y, const Dim& dim) {
+// The scores before any factor. Operands of one chunk are loaded already, others are loaded here. If there is `spare`
+// shared memory for a tile, the oldest finished node waits there instead of in registers.
+template <class S, bool SPARE>
+DEVICE void dot(typename S::A (&s)[S::R][S::C], const Side<S>& x, const Side<S>& y, const Dim& dim, typename S::A* spare) {
   typedef typename S::A A;
+  enum { HELD = S::DEPTH - (SPARE ? 1 : 0) };
   A node[S::DEPTH][S::R][S::C];
-  UNROLL
-  for (int r = 0; r < S::R; r++) {
-    UNROLL
-    for (int c = 0; c < S::C; c++) s[r][c] = (A)0.0;
-  }
+  fill<S>(s, (A)0.0);
   u32 chunk = 0;
+  ONCE
   for (u32 l = 0; l < dim.leaves; l++) {
     DimLeaf leaf = dim.leaf[l];
-    if (dim.chunks > 1 && (l == 0 || leaf.place / S::CHUNK != chunk)) {
+    if (S::CHUNKED && dim.chunks > 1 && (l == 0 || leaf.place / S::CHUNK != chunk)) {
       chunk = leaf.place / S::CHUNK;
       __syncthreads();
       load_rows(x, dim, chunk);
       load_cols(y, dim, chunk);
       __syncthreads();
     }
-    UNROLL
-    for (int r = 0; r < S::R; r++) {
-      UNROLL
-      for (int c = 0; c < S::C; c++) s[r][c] = nothing<A>();
-    }
+    fill<S>(s, nothing<A>());
     const A* xs = x.room + tile_row<S>(0) * S::PITCH + leaf.place % S::CHUNK;
     const A* ys = y.room + tile_x() * S::PITCH + leaf.place % S::CHUNK;
     ONCE
@@ -304,42 +427,31 @@ DEVICE void dot(typename S::A (&s)[S::R][S::C], const Side<S>& x, const Side<S>&
         }
       }
     }
+    ONCE
     for (u32 join = 0; join < leaf.joins; join++) {
+      if (SPARE && HELD == 0) get<S>(node[0], spare);
       UNROLL
       for (int r = 0; r < S::R; r++) {
         UNROLL
         for (int c = 0; c < S::C; c++) {
           s[r][c] = node[0][r][c] + s[r][c];
           UNROLL
-          for (int i = 0; i + 1 < S::DEPTH; i++) node[i][r][c] = node[i + 1][r][c];
+          for (int i = 0; i + 1 < HELD; i++) node[i][r][c] = node[i + 1][r][c];
         }
       }
+      if (SPARE && HELD > 0) get<S>(node[HELD > 0 ? HELD - 1 : 0], spare);
     }
     if (l + 1 < dim.leaves) {
+      if (SPARE) put<S>(spare, HELD > 0 ? node[HELD > 0 ? HELD - 1 : 0] : s);
       UNROLL
       for (int r = 0; r < S::R; r++) {
         UNROLL
         for (int c = 0; c < S::C; c++) {
           UNROLL
-          for (int i = S::DEPTH - 1; i > 0; i--) node[i][r][c] = node[i - 1][r][c];
-          node[0][r][c] = s[r][c];
+          for (int i = HELD - 1; i > 0; i--) node[i][r][c] = node[i - 1][r][c];
+          if (HELD > 0) node[0][r][c] = s[r][c];
         }
       }
-    }
-  }
-}
-
-// Writes the values of a tile to shared memory, by columns.
-template <class S>
-DEVICE void put(typename S::A* p, const typename S::A (&s)[S::R][S::C]) {
-  UNROLL
-  for (int c = 0; c < S::C; c++) {
-    UNROLL
-    for (int r = 0; r < S::R; r += 4) {
-      Four<typename S::A> four;
-      UNROLL
-      for (int i = 0; i < 4; i++) four.x[i] = s[r + i][c];
-      *(Four<typename S::A>*)(p + (tile_x() + 16 * c) * S::STEP + tile_row<S>(r)) = four;
     }
   }
 }
@@ -349,26 +461,32 @@ DEVICE void put(typename S::A* p, const typename S::A (&s)[S::R][S::C]) {
 // The kind of a tile of probabilities or of their gradients.
 enum TileKind : u32 { WHOLE, HOLES, EMPTY };
 
-// HOLES if the tile `s` leaves out a key, and `count` rows of `b` have an infinity or a NaN; else WHOLE.
+// HOLES if a tile has a `hole`, a key that is left out, and `count` rows of `b` have an infinity or a NaN; else WHOLE.
 template <class S>
-DEVICE TileKind kind_of(const typename S::A (&s)[S::R][S::C], const typename S::A* b, u32 count) {
-  bool hole = false, odd = false;
-  UNROLL
-  for (int r = 0; r < S::R; r++) {
-    UNROLL
-    for (int c = 0; c < S::C; c++) hole |= is_absent(s[r][c]);
-  }
+DEVICE TileKind kind_of(bool hole, const typename S::A* b, u32 count) {
   if (!__syncthreads_or(hole)) return WHOLE;
+  bool odd = false;
+  ONCE
   for (u32 i = threadIdx.x; i < count * S::CHUNK; i += S::THREADS) {
     typename S::A x = b[i / S::CHUNK * S::PITCH + i % S::CHUNK];
     odd |= !(x - x == (typename S::A)0.0);
   }
   return __syncthreads_or(odd) ? HOLES : WHOLE;
 }
+template <class S>
+DEVICE TileKind kind_of(const typename S::A (&s)[S::R][S::C], const typename S::A* b, u32 count) {
+  bool hole = false;
+  UNROLL
+  for (int r = 0; r < S::R; r++) {
+    UNROLL
+    for (int c = 0; c < S::C; c++) hole |= is_absent(s[r][c]);
+  }
+  return kind_of<S>(hole, b, count);
+}
 
 // A sum along a tree whose leaves arrive in order: 64 rows by CHUNK columns. A thread has its rows, and columns 64 n
-// + 4 tx to 64 n + 4 tx + 3.
-template <class S>
+// + 4 tx to 64 n + 4 tx + 3. Sums over keys have a tree of their own.
+template <class S, bool BY_KEYS>
 struct Sum {
   typedef typename S::A A;
   A acc[S::R][4 * S::N];
@@ -378,17 +496,14 @@ struct Sum {
   u32 top, absent;
   // The end of the current leaf, and the joins that follow it.
   u32 end, joins;
-  // Sums over keys have a tree of their own.
-  bool by_keys;
 
-  DEVICE void begin(A* room, bool by_keys_) {
+  DEVICE void begin(A* room) {
     stack = room + 4 * threadIdx.x;
     top = absent = end = joins = 0;
-    by_keys = by_keys_;
     clear();
   }
 
-  DEVICE Node leaf(u32 at, u32 total) const { return by_keys ? leaf_of_keys(at, total) : leaf_of(at, total, LEAF); }
+  DEVICE Node leaf(u32 at, u32 total) const { return BY_KEYS ? leaf_of_keys(at, total) : leaf_of(at, total, LEAF); }
 
   DEVICE void clear() {
     UNROLL
@@ -412,6 +527,7 @@ struct Sum {
       }
       u32 stop = min(count, end - first);
       if (kind == EMPTY) at = stop;
+      ONCE
       for (; kind == HOLES && at < stop; at++) {
         UNROLL
         for (int r = 0; r < S::R; r++) {
@@ -443,6 +559,7 @@ struct Sum {
 
   // Ends a leaf.
   DEVICE void finish(bool last) {
+    ONCE
     for (u32 join = 0; join < joins; join++) {
       top--;
       if (absent >> top & 1) {
@@ -522,23 +639,39 @@ DEVICE u64 drawn_row(const AttentionCall& call, u32 batch, u32 head, u32 row) {
   return (whole * call.draw_queries + call.first_query + row) * call.draw_keys;
 }
 
-// If rows are queries, bit 4 r + c tells whether column c of row r is kept. Sixteen threads share their Philox
+// If rows are queries, bit r C + c tells whether column c of row r is kept. Sixteen threads share their Philox
 // blocks.
 template <class S>
-DEVICE u32 keep_tile(const AttentionCall& call, u32 batch, u32 head, u32 row, u32 key) {
-  u32 mine = 0;
+DEVICE u32 keep_tile(const AttentionCall& call, const TileAt& at) {
+  u32 mine = 0, kept = 0;
   int tx = tile_x();
-  UNROLL
+  ONCE
   for (int r = 0; r < S::R; r++) {
-    u64 e = drawn_row(call, batch, head, row + tile_row<S>(r)) + key + 4 * (tx % (4 * S::C));
+    u64 e = drawn_row(call, at.batch, at.head, at.query + tile_row<S>(r)) + at.key + 4 * (tx % (4 * S::C));
     mine |= keep_four(call, e) << 4 * r;
   }
-  u32 kept = 0;
   UNROLL
   for (int c = 0; c < S::C; c++) {
     u32 theirs = __shfl_sync(0xffffffffu, mine, (int)(threadIdx.x & 16) | (tx / 4 + 4 * c));
     UNROLL
-    for (int r = 0; r < S::R; r++) kept |= (theirs >> (4 * r + tx % 4) & 1) << (4 * r + c);
+    for (int r = 0; r < S::R; r++) kept |= (theirs >> (4 * r + tx % 4) & 1) << (r * S::C + c);
+  }
+  return kept;
+}
+
+// If rows are keys, bit r C + c tells whether row r of column c is kept.
+template <class S>
+DEVICE u32 keep_tile_by_keys(const AttentionCall& call, const TileAt& at) {
+  u32 kept = 0;
+  ONCE
+  for (int c = 0; c < S::C; c++) {
+    u64 row = drawn_row(call, at.batch, at.head, at.query + tile_x() + 16 * c) + at.key;
+    UNROLL
+    for (int r = 0; r < S::R; r += 4) {
+      u32 bits = keep_four(call, row + tile_row<S>(r));
+      UNROLL
+      for (int i = 0; i < 4; i++) kept |= (bits >> i & 1) << ((r + i) * S::C + c);
+    }
   }
   return kept;
 }

@@ -15,26 +15,32 @@
 #pragma once
 #include "attention.cuh"
 
+// A query and a key of a tile, and the query's numbers.
+template <class A>
+struct Pair {
+  u32 query, key;
+  bool seen, kept;
+  A lse, delta;
+};
+
 // Turns the products of a query and a key, `s`, and of the gradient and a value, `ds`, into the probability, with
-// dropout's factor, and the gradient of the first product. Both become -0 if the query does not see the key. `row` and
-// `key` are their indices.
-template <class S>
-DEVICE void slopes(const AttentionCall& call, const ScoreGiven<typename S::T>& given, typename S::A& s,
-                   typename S::A& ds, typename S::A lse, typename S::A delta, bool shown, bool kept, u32 batch, u32 head,
-                   u32 row, u32 key, bool through_cap = true) {
+// dropout's factor, and the gradient of the first product, or of the score if `OF_SCORE`. Both become -0 if the query
+// does not see the key.
+template <class S, bool OF_SCORE>
+DEVICE void slopes(const AttentionCall& call, const ScoreGiven& given, const TileAt& at, const Pair<typename S::A>& pair,
+                   typename S::A& s, typename S::A& ds) {
   typedef typename S::A A;
-  A slope, score = (A)-inf_f64();
-  if (shown) score = score_of(call, given, (A)call.scale * s, batch, head, row, key, slope);
-  if (score == (A)-inf_f64()) {
-    s = ds = nothing<A>();
-    return;
-  }
-  A p = exp_(score - (lse == (A)-inf_f64() ? (A)0.0 : lse));
-  A dp = call.dropout ? (kept ? ds * (A)call.factor : (A)0.0) : ds;
-  A change = p * (dp - delta);
-  if (through_cap && (call.extras & SOFT_CAP)) change = slope * change;
-  s = call.dropout ? p * (kept ? (A)call.factor : (A)0.0) : p;
-  ds = (A)call.scale * change + (A)0.0;
+  A slope = (A)1.0, score = (A)-inf_f64();
+  if (pair.seen) score = score_of<S>(call, given, (A)call.scale * s, at, pair.query, pair.key, slope);
+  bool none = score == (A)-inf_f64();
+  A factor = !call.dropout ? (A)1.0 : pair.kept ? (A)call.factor : (A)0.0;
+  A p = exp_(score - (pair.lse == (A)-inf_f64() ? (A)0.0 : pair.lse));
+  A dp = !call.dropout ? ds : pair.kept ? ds * factor : (A)0.0;
+  A change = p * (dp - pair.delta);
+  if (!OF_SCORE && S::EXTRAS && (call.extras & SOFT_CAP)) change = slope * change;
+  if (!OF_SCORE) change = (A)call.scale * change;
+  s = none ? nothing<A>() : call.dropout ? p * factor : p;
+  ds = none ? nothing<A>() : change + (A)0.0;
 }
 
 // The operands that all blocks of threads read.
@@ -42,7 +48,7 @@ template <class S>
 struct Given {
   const typename S::T *q, *k, *v, *grad;
   const typename S::A *lse, *delta;
-  ScoreGiven<typename S::T> scores;
+  ScoreGiven scores;
 };
 
 template <class S>
@@ -64,25 +70,34 @@ struct Backward {
     p = y[1] + S::COLS * S::PITCH;
   }
 
+  // True if shared memory holds the whole head's dim.
+  DEVICE static bool whole(const Dim& dim) { return !S::CHUNKED || dim.chunks == 1; }
+
+  // Loads the columns' operands. All threads have met since the last product.
+  DEVICE void load_tile(const Side<S> (&ys)[2]) {
+    if (whole(d)) load_cols(ys[0], d, 0);
+    if (whole(dv)) load_cols(ys[1], dv, 0);
+    __syncthreads();
+  }
+
   // Both products of a tile: q times k into `s`, grad times v into `ds`.
   DEVICE void products(A (&s)[S::R][S::C], A (&ds)[S::R][S::C], const Side<S> (&xs)[2], const Side<S> (&ys)[2]) {
-    __syncthreads();
-    if (d.chunks == 1) load_cols(ys[0], d, 0);
-    if (dv.chunks == 1) load_cols(ys[1], dv, 0);
-    __syncthreads();
-    dot(s, xs[0], ys[0], d);
-    dot(ds, xs[1], ys[1], dv);
+    load_tile(ys);
+    dot<S, true>(s, xs[0], ys[0], d, p);
+    dot<S, true>(ds, xs[1], ys[1], dv, p);
   }
 
   DEVICE void load_resident(const Side<S> (&xs)[2]) {
     __syncthreads();
-    if (d.chunks == 1) load_rows(xs[0], d, 0);
-    if (dv.chunks == 1) load_rows(xs[1], dv, 0);
+    if (whole(d)) load_rows(xs[0], d, 0);
+    if (whole(dv)) load_rows(xs[1], dv, 0);
   }
 
   // Loads a chunk of the columns' operand for the next product, unless it is loaded already.
   DEVICE void load_chunk(const Side<S>& y, const Dim& dim, u32 chunk) {
-    if (dim.chunks > 1) load_cols(y, dim, chunk);
+    if (whole(dim)) return;
+    __syncthreads();
+    load_cols(y, dim, chunk);
   }
 
   DEVICE void queries(const QueryBlock& block, u32 batch, u32 head, u32 chunk, const Given<S>& given, T* dq, A* stack) {
@@ -101,43 +116,35 @@ struct Backward {
       lse[r] = row < block.rows ? given.lse[first + row] : (A)0.0;
       delta[r] = row < block.rows ? given.delta[first + row] : (A)0.0;
     }
-    Sum<S> sum;
-    sum.begin(stack, true);
+    Sum<S, true> sum;
+    sum.begin(stack);
     sum.skip_to(block.from, block.keys);
     for (u32 key = block.from; key < block.keys; key += S::COLS) {
       u32 keys = min(block.keys - key, (u32)S::COLS);
-      Side<S> ys[2] = {{y[0], k + key * call.k[2], call.k[2], keys}, {y[1], v + key * call.v[2], call.v[2], keys}};
-      A s[S::R][S::C], ds[S::R][S::C];
-      u32 shown = 0;
-      UNROLL
-      for (int r = 0; r < S::R; r++) {
-        UNROLL
-        for (int c = 0; c < S::C; c++) {
-          u32 row = tile_row<S>(r), col = tile_x() + 16 * c;
-          bool seen = row < block.rows && col < keys &&
-                      sees(call, given.scores, batch, head, block.start + row, key + col);
-          shown |= (u32)seen << (r * S::C + c);
-        }
+      TileAt at = {batch, head, block.start, block.rows, key, keys};
+      u32 seen = seen_tile<S, false>(call, given.scores, at);
+      TileKind kind = EMPTY;
+      if (__syncthreads_or(seen != 0)) {
+        Side<S> ys[2] = {{y[0], k + key * call.k[2], call.k[2], keys}, {y[1], v + key * call.v[2], call.v[2], keys}};
+        A s[S::R][S::C], ds[S::R][S::C];
+        products(s, ds, xs, ys);
+        u32 kept = call.dropout ? keep_tile<S>(call, at) : 0;
+        by_rows<S>(
+            [&](int r, A(&s)[S::C], A(&ds)[S::C], A& lse, A& delta) {
+              UNROLL
+              for (int c = 0; c < S::C; c++) {
+                u32 bit = r * S::C + c;
+                Pair<A> pair = {(u32)tile_row<S>(r), (u32)(tile_x() + 16 * c), (bool)(seen >> bit & 1),
+                                (bool)(kept >> bit & 1), lse, delta};
+                slopes<S, false>(call, given.scores, at, pair, s[c], ds[c]);
+              }
+            },
+            s, ds, lse, delta);
+        load_chunk(ys[0], d, chunk);
+        put<S>(p, ds);
+        __syncthreads();
+        kind = kind_of<S>(ds, y[0], keys);
       }
-      if (!__syncthreads_or(shown != 0)) {
-        sum.add(p, y[0], key, keys, block.keys, 0, true, EMPTY);
-        continue;
-      }
-      products(s, ds, xs, ys);
-      u32 kept = call.dropout ? keep_tile<S>(call, batch, head, block.start, key) : 0;
-      UNROLL
-      for (int r = 0; r < S::R; r++) {
-        UNROLL
-        for (int c = 0; c < S::C; c++) {
-          slopes<S>(call, given.scores, s[r][c], ds[r][c], lse[r], delta[r], shown >> (r * S::C + c) & 1,
-                    kept >> (4 * r + c) & 1, batch, head, block.start + tile_row<S>(r), key + tile_x() + 16 * c);
-        }
-      }
-      if (d.chunks > 1) __syncthreads();
-      load_chunk(ys[0], d, chunk);
-      put<S>(p, ds);
-      __syncthreads();
-      TileKind kind = kind_of<S>(ds, y[0], keys);
       sum.add(p, y[0], key, keys, block.keys, 0, true, kind);
     }
     u64 step = (u64)call.heads * d.len;
@@ -150,9 +157,9 @@ struct Backward {
     Side<S> xs[2] = {{x[0], given.k + batch * call.k[0] + group * call.k[1] + key * call.k[2], call.k[2], rows},
                      {x[1], given.v + batch * call.v[0] + group * call.v[1] + key * call.v[2], call.v[2], rows}};
     load_resident(xs);
-    Sum<S> sums[2];
-    sums[0].begin(stack, false);
-    sums[1].begin(stack + (u64)call.levels * (S::ROWS * S::CHUNK), false);
+    Sum<S, false> sums[2];
+    sums[0].begin(stack);
+    sums[1].begin(stack + (u64)call.levels * (S::ROWS * S::CHUNK));
     // The first query whose window has any of these keys, and the first of its leaf of 64.
     u32 start = key > call.after ? key - call.after : 0, first = start > call.q_start ? start - call.q_start : 0;
     bool any = first < call.queries;
@@ -162,7 +169,8 @@ struct Backward {
       sums[0].skip_to(from, call.queries);
       sums[1].skip_to(from, call.queries);
       for (u32 query = from; query < call.queries; query += S::COLS) {
-        tile(query, head, more, i + 1 == each, key, batch, chunk, given, xs, sums);
+        TileAt at = {batch, head, query, min(call.queries - query, (u32)S::COLS), key, rows};
+        tile(at, more, i + 1 == each, chunk, given, xs, sums);
       }
     }
     u64 at = (u64)batch * call.keys + key, step = (u64)call.groups * d.len, step_v = (u64)call.groups * dv.len;
@@ -172,58 +180,58 @@ struct Backward {
     if (chunk < dv.chunks) sums[1].store(dvs + at * step_v + (u64)group * dv.len, step_v, rows, dv, chunk, whole);
   }
 
-  // Adds the queries from `query` on to the sums over queries.
-  DEVICE void tile(u32 query, u32 head, u32 more, bool last, u32 key, u32 batch, u32 chunk, const Given<S>& given,
-                   const Side<S> (&xs)[2], Sum<S> (&sums)[2]) {
-    u32 count = min(call.queries - query, (u32)S::COLS), shown = 0;
-    UNROLL
-    for (int c = 0; c < S::C; c++) {
-      u32 col = tile_x() + 16 * c;
-      UNROLL
-      for (int r = 0; r < S::R; r++) {
-        bool seen = col < count && sees(call, given.scores, batch, head, query + col, key + tile_row<S>(r));
-        shown |= (u32)seen << (r * S::C + c);
-      }
-    }
-    if (!__syncthreads_or(shown != 0)) {
-      sums[1].add(p, y[1], query, count, call.queries, more, last, EMPTY);
-      sums[0].add(p, y[0], query, count, call.queries, more, last, EMPTY);
-      return;
-    }
-    const T* q = given.q + batch * call.q[0] + head * call.q[1] + query * call.q[2];
-    const T* grad = given.grad + batch * call.grad[0] + head * call.grad[1] + query * call.grad[2];
+  // Adds the queries of a tile to the sums over queries. `s` waits in shared memory while `ds` is computed.
+  DEVICE void tile(const TileAt& at, u32 more, bool last, u32 chunk, const Given<S>& given, const Side<S> (&xs)[2],
+                   Sum<S, false> (&sums)[2]) {
+    u32 count = at.queries, seen = seen_tile<S, true>(call, given.scores, at);
+    bool any = __syncthreads_or(seen != 0);
+    TileKind kind = EMPTY;
+    A ds[S::R][S::C];
+    const T* q = given.q + at.batch * call.q[0] + at.head * call.q[1] + at.query * call.q[2];
+    const T* grad = given.grad + at.batch * call.grad[0] + at.head * call.grad[1] + at.query * call.grad[2];
     Side<S> ys[2] = {{y[0], q, call.q[2], count}, {y[1], grad, call.grad[2], count}};
-    u64 first = ((u64)batch * call.heads + head) * call.queries + query;
-    A s[S::R][S::C], ds[S::R][S::C];
-    products(s, ds, xs, ys);
-    UNROLL
-    for (int c = 0; c < S::C; c++) {
-      u32 col = tile_x() + 16 * c;
-      bool there = col < count;
-      A lse = there ? given.lse[first + col] : (A)0.0, delta = there ? given.delta[first + col] : (A)0.0;
-      UNROLL
-      for (int r = 0; r < S::R; r += 4) {
-        u32 at = key + tile_row<S>(r);
-        u32 kept = call.dropout ? keep_four(call, drawn_row(call, batch, head, query + col) + at) : 0;
-        UNROLL
-        for (int i = 0; i < 4; i++) {
-          slopes<S>(call, given.scores, s[r + i][c], ds[r + i][c], lse, delta, shown >> ((r + i) * S::C + c) & 1,
-                    kept >> i & 1, batch, head, query + col, at + i);
-        }
-      }
+    if (any) {
+      A s[S::R][S::C];
+      load_tile(ys);
+      dot<S, false>(s, xs[0], ys[0], d, p);
+      put<S>(p, s);
+      dot<S, false>(ds, xs[1], ys[1], dv, p);
+      u32 kept = call.dropout ? keep_tile_by_keys<S>(call, at) : 0;
+      u64 first = ((u64)at.batch * call.heads + at.head) * call.queries + at.query;
+      bool hole = false;
+      by_columns<S>(
+          [&](int c, int column) {
+            u32 col = tile_x() + 16 * c;
+            bool there = col < count;
+            A lse = there ? given.lse[first + col] : (A)0.0, delta = there ? given.delta[first + col] : (A)0.0;
+            UNROLL
+            for (int r = 0; r < S::R; r += 4) {
+              Four<A>* held = (Four<A>*)(p + col * S::STEP + tile_row<S>(r));
+              Four<A> s = *held;
+              UNROLL
+              for (int i = 0; i < 4; i++) {
+                u32 bit = (r + i) * S::C + c;
+                Pair<A> pair = {col, (u32)tile_row<S>(r + i), (bool)(seen >> bit & 1), (bool)(kept >> bit & 1), lse, delta};
+                slopes<S, false>(call, given.scores, at, pair, s.x[i], ds[r + i][column]);
+                hole |= is_absent(s.x[i]);
+              }
+              *held = s;
+            }
+          },
+          ds);
+      load_chunk(ys[1], dv, chunk);
+      __syncthreads();
+      kind = kind_of<S>(hole, y[1], count);
     }
-    if (dv.chunks > 1) __syncthreads();
-    load_chunk(ys[1], dv, chunk);
-    put<S>(p, s);
-    __syncthreads();
-    TileKind kind = kind_of<S>(s, y[1], count);
-    sums[1].add(p, y[1], query, count, call.queries, more, last, kind);
-    __syncthreads();
-    load_chunk(ys[0], d, chunk);
-    put<S>(p, ds);
-    __syncthreads();
-    kind = kind_of<S>(ds, y[0], count);
-    sums[0].add(p, y[0], query, count, call.queries, more, last, kind);
+    sums[1].add(p, y[1], at.query, count, call.queries, more, last, kind);
+    if (any) {
+      __syncthreads();
+      load_chunk(ys[0], d, chunk);
+      put<S>(p, ds);
+      __syncthreads();
+      kind = kind_of<S>(ds, y[0], count);
+    }
+    sums[0].add(p, y[0], at.query, count, call.queries, more, last, kind);
   }
 };
 
@@ -264,44 +272,48 @@ struct BiasGradient {
     *node(top++, 0) = x;
   }
 
+  DEVICE void store_bias(void* out, u64 at, A x) const {
+    if (tiles.call.bias_dtype == IS_F16) ((f16*)out)[at] = narrow<f16>((f32)x);
+    else if (tiles.call.bias_dtype == IS_BF16) ((bf16*)out)[at] = narrow<bf16>((f32)x);
+    else ((A*)out)[at] = x;
+  }
+
   DEVICE A* node(u32 level, u32 slot) const {
     return stack + ((u64)level * (S::R * S::C) + slot) * S::THREADS + threadIdx.x;
   }
 
-  // The gradients of the scores of `rows` queries from `query` on and the keys from `key` on; 0 for keys that are left
-  // out.
-  DEVICE void tile(A (&ds)[S::R][S::C], const Given<S>& given, u32 batch, u32 head, u32 query, u32 rows, u32 key) {
-    AttentionCall call = tiles.call;
-    u32 group = head / (call.heads / call.groups), keys = min(call.keys - key, (u32)S::COLS);
-    Side<S> xs[2] = {
-        {tiles.x[0], given.q + batch * call.q[0] + head * call.q[1] + query * call.q[2], call.q[2], rows},
-        {tiles.x[1], given.grad + batch * call.grad[0] + head * call.grad[1] + query * call.grad[2], call.grad[2], rows}};
-    Side<S> ys[2] = {{tiles.y[0], given.k + batch * call.k[0] + group * call.k[1] + key * call.k[2], call.k[2], keys},
-                     {tiles.y[1], given.v + batch * call.v[0] + group * call.v[1] + key * call.v[2], call.v[2], keys}};
+  // The gradients of the scores of a tile; 0 for keys that are left out.
+  DEVICE void tile(A (&ds)[S::R][S::C], const Given<S>& given, const TileAt& at) {
+    const AttentionCall& call = tiles.call;
+    u32 group = at.head / (call.heads / call.groups);
+    const T* q = given.q + at.batch * call.q[0] + at.head * call.q[1] + at.query * call.q[2];
+    const T* grad = given.grad + at.batch * call.grad[0] + at.head * call.grad[1] + at.query * call.grad[2];
+    const T* k = given.k + at.batch * call.k[0] + group * call.k[1] + at.key * call.k[2];
+    const T* v = given.v + at.batch * call.v[0] + group * call.v[1] + at.key * call.v[2];
+    Side<S> xs[2] = {{tiles.x[0], q, call.q[2], at.queries}, {tiles.x[1], grad, call.grad[2], at.queries}};
+    Side<S> ys[2] = {{tiles.y[0], k, call.k[2], at.keys}, {tiles.y[1], v, call.v[2], at.keys}};
     A s[S::R][S::C];
     tiles.load_resident(xs);
     tiles.products(s, ds, xs, ys);
-    u32 kept = call.dropout ? keep_tile<S>(call, batch, head, query, key) : 0;
-    u64 first = ((u64)batch * call.heads + head) * call.queries + query;
-    // The gradients of the scores, not of the products: no scale and no soft cap's slope.
-    call.scale = 1.0;
-    UNROLL
-    for (int r = 0; r < S::R; r++) {
-      u32 row = tile_row<S>(r);
-      A lse = row < rows ? given.lse[first + row] : (A)0.0, delta = row < rows ? given.delta[first + row] : (A)0.0;
-      UNROLL
-      for (int c = 0; c < S::C; c++) {
-        u32 col = tile_x() + 16 * c;
-        bool shown = row < rows && col < keys && sees(call, given.scores, batch, head, query + row, key + col);
-        s[r][c] = (A)tiles.call.scale * s[r][c];
-        slopes<S>(call, given.scores, s[r][c], ds[r][c], lse, delta, shown, kept >> (4 * r + c) & 1, batch, head,
-                  query + row, key + col, false);
-        ds[r][c] = ds[r][c] + (A)0.0;
-      }
-    }
+    u32 seen = seen_tile<S, false>(call, given.scores, at), kept = call.dropout ? keep_tile<S>(call, at) : 0;
+    u64 first = ((u64)at.batch * call.heads + at.head) * call.queries + at.query;
+    by_rows<S>(
+        [&](int r, A(&s)[S::C], A(&ds)[S::C]) {
+          u32 row = tile_row<S>(r);
+          bool there = row < at.queries;
+          A lse = there ? given.lse[first + row] : (A)0.0, delta = there ? given.delta[first + row] : (A)0.0;
+          UNROLL
+          for (int c = 0; c < S::C; c++) {
+            u32 bit = r * S::C + c;
+            Pair<A> pair = {row, (u32)(tile_x() + 16 * c), (bool)(seen >> bit & 1), (bool)(kept >> bit & 1), lse, delta};
+            slopes<S, true>(call, given.scores, at, pair, s[c], ds[c]);
+            ds[c] = ds[c] + (A)0.0;
+          }
+        },
+        s, ds);
   }
 
-  DEVICE void run(u32 item, const BiasShape& shape, const Given<S>& given, const u8* joins, T* out) {
+  DEVICE void run(u32 item, const BiasShape& shape, const Given<S>& given, const u8* joins, void* out) {
     const AttentionCall& call = tiles.call;
     u32 key_tiles = (call.keys + S::COLS - 1) / S::COLS, key = item % key_tiles * S::COLS;
     u32 query_tiles = shape.over_queries ? 1 : (call.queries + 63) / 64, rest = item / key_tiles;
@@ -314,7 +326,7 @@ struct BiasGradient {
       for (u32 head = every_head ? 0 : of_head; head < (every_head ? call.heads : of_head + 1); head++) {
         for (u32 first = query; first < end; first += 64) {
           u32 rows = min(end - first, 64u);
-          tile(ds, given, batch, head, first, rows, key);
+          tile(ds, given, {batch, head, first, rows, key, min(call.keys - key, (u32)S::COLS)});
           if (!shape.over_queries) {
             push(ds, joins[at++]);
             continue;
@@ -332,7 +344,7 @@ struct BiasGradient {
     u64 line = (u64)of_batch * shape.heads + of_head;
     if (shape.over_queries) {
       u32 col = key + threadIdx.x;
-      if (threadIdx.x < S::COLS && col < call.keys) out[line * call.keys + col] = narrow<T>(*node(0, 0));
+      if (threadIdx.x < S::COLS && col < call.keys) store_bias(out, line * call.keys + col, *node(0, 0));
       return;
     }
     UNROLL
@@ -342,7 +354,7 @@ struct BiasGradient {
       for (int c = 0; c < S::C; c++) {
         u32 col = key + tile_x() + 16 * c;
         if (row < end && col < call.keys) {
-          out[(line * call.queries + row) * call.keys + col] = narrow<T>(*node(0, r * S::C + c));
+          store_bias(out, (line * call.queries + row) * call.keys + col, *node(0, r * S::C + c));
         }
       }
     }
@@ -351,7 +363,7 @@ struct BiasGradient {
 
 template <class S>
 DEVICE void attention_dbias(const AttentionCall& call, const Dim& d, const Dim& dv, const BiasShape& shape,
-                            const Given<S>& given, const u8* joins, typename S::T* out, typename S::A* scratch) {
+                            const Given<S>& given, const u8* joins, void* out, typename S::A* scratch) {
   DYNAMIC_SHARED(shared);
   u64 own = (u64)blockIdx.x * shape.levels * (S::R * S::C * S::THREADS);
   BiasGradient<S> gradient = {Backward<S>(call, d, dv, (typename S::A*)shared), scratch + own, 0};
@@ -395,25 +407,32 @@ DEVICE void attention_dkv(const AttentionCall& call, const Dim& d, const Dim& dv
 #define ENTRIES(stem, T, bound, ...)                                                                            \
   KERNEL(stem##_dq_##T, bound,                                                                                  \
          (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const T* grad,                 \
-          const Wide<T>* lse, const Wide<T>* delta, const T* bias, const bool* mask, const i64* of_queries,     \
+          const Wide<T>* lse, const Wide<T>* delta, const void* bias, const bool* mask, const i64* of_queries,  \
           const i64* of_keys, T* dq, Wide<T>* stack)) {                                                         \
     attention_dq<Tiles<T, __VA_ARGS__>>(                                                                        \
         call, d, dv, {q, k, v, grad, lse, delta, {bias, mask, of_queries, of_keys}}, dq, stack);                \
   }                                                                                                             \
   KERNEL(stem##_dkv_##T, bound,                                                                                 \
          (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const T* grad,                 \
-          const Wide<T>* lse, const Wide<T>* delta, const T* bias, const bool* mask, const i64* of_queries,     \
+          const Wide<T>* lse, const Wide<T>* delta, const void* bias, const bool* mask, const i64* of_queries,  \
           const i64* of_keys, T* dk, T* dvs, Wide<T>* stack)) {                                                 \
     attention_dkv<Tiles<T, __VA_ARGS__>>(                                                                       \
         call, d, dv, {q, k, v, grad, lse, delta, {bias, mask, of_queries, of_keys}}, dk, dvs, stack);           \
-  }                                                                                                             \
+  }
+
+// The gradient of the bias.
+#define BIAS_ENTRY(stem, T, bound, ...)                                                                         \
   KERNEL(stem##_dbias_##T, bound,                                                                               \
          (AttentionCall call, Dim d, Dim dv, BiasShape shape, const T* q, const T* k, const T* v, const T* grad, \
-          const Wide<T>* lse, const Wide<T>* delta, const T* bias, const bool* mask, const i64* of_queries,     \
-          const i64* of_keys, const u8* joins, T* out, Wide<T>* stack)) {                                       \
+          const Wide<T>* lse, const Wide<T>* delta, const void* bias, const bool* mask, const i64* of_queries,  \
+          const i64* of_keys, const u8* joins, void* out, Wide<T>* stack)) {                                    \
     attention_dbias<Tiles<T, __VA_ARGS__>>(                                                                     \
         call, d, dv, shape, {q, k, v, grad, lse, delta, {bias, mask, of_queries, of_keys}}, joins, out, stack); \
   }
 
-// The kernels of a dtype: head dims up to 64, up to 128, and up to 1024 (for which the host widens f16 and bf16).
-#define NARROW_AND_WIDE(T) ENTRIES(narrow, T, 512, 256, 4, 4, 1, 1) ENTRIES(wide, T, 256, 256, 4, 4, 2, 2)
+// The kernels for head dims up to 64, up to 128, and up to 1024 (for which the host widens f16 and bf16).
+#define NARROW(T, extras) ENTRIES(narrow, T, 512, 4, 4, 1, 1, false, extras)
+#define WIDE(T, extras) ENTRIES(wide, T, 256, 4, 4, 2, 2, false, extras)
+#define ANY(T, extras) ENTRIES(any, T, 256, 4, sizeof(T) == 8 ? 2 : 4, 1, 5, true, extras)
+#define NARROW_BIAS(T) BIAS_ENTRY(narrow, T, 512, 4, 4, 1, 1, false, true)
+#define ANY_BIAS(T) BIAS_ENTRY(any, T, 256, 4, sizeof(T) == 8 ? 2 : 4, 1, 5, true, true)

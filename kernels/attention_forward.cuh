@@ -18,68 +18,37 @@
 
 // The sums of rows of exponentials, which arrive as tiles by columns. Neighbouring elements of a leaf are added in
 // pairs, one warp per row's leaf, eight rows at once; then the tree over leaves follows, whose waiting nodes are in
-// shared memory.
+// shared memory. A tile has whole leaves, and as many nodes wait before a leaf as its index has ones.
 template <class S>
 struct RowSums {
   typedef typename S::A A;
   enum { GROUPS = 8 / S::WARPS };
-  A part[GROUPS][8];
-  u32 at, len, joins, top;
   A* stack;
   A* sums;
 
   // Columns begin with `from`. The nodes before it are absent: they add nothing.
-  DEVICE void begin(A* sums_, A* stack_, u32 from, u32 width) {
-    sums = sums_;
-    stack = stack_;
-    at = from;
-    top = leaf_of_keys(from, width).lefts;
-    u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    for (u32 level = 0; lane < 8 && level < top; level++) {
-      for (int g = 0; g < GROUPS; g++) stack[level * 64 + row_of(8 * (warp * GROUPS + g))] = nothing<A>();
-    }
-    next(width);
-  }
-
-  DEVICE u32 row_of(u32 rows) const {
-    u32 lane = threadIdx.x & 31;
-    return rows + (lane & 1) * 4 + (lane & 2) + (lane >> 2 & 1);
-  }
-
-  DEVICE void next(u32 width) {
-    Node leaf = leaf_of_keys(at, width);
-    len = leaf.len;
-    joins = leaf.joins;
-    UNROLL
-    for (int g = 0; g < GROUPS; g++) {
-      UNROLL
-      for (int i = 0; i < 8; i++) part[g][i] = nothing<A>();
-    }
+  DEVICE void begin(u32 from) {
+    u32 waiting = ones_of(from / LEAF);
+    for (u32 i = threadIdx.x; i < waiting * S::ROWS; i += S::THREADS) stack[i] = nothing<A>();
   }
 
   // Columns [first, first + COLS) of `width`.
   DEVICE void take(const A* p, u32 first, u32 width) {
     u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    while (at < width && at < first + S::COLS) {
-      u32 col = at + lane - first;
-      if (lane < len && col < (u32)S::COLS) {
-        UNROLL
-        for (int g = 0; g < GROUPS; g++) {
-          UNROLL
-          for (int i = 0; i < 8; i += 4) {
-            Four<A> four_ = four(p + col * S::STEP + 8 * (warp * GROUPS + g) + i);
-            UNROLL
-            for (int e = 0; e < 4; e++) part[g][i + e] = four_.x[e];
-          }
-        }
-      }
-      if (at + len > first + S::COLS) return;
-      bool last = at + len == width;
+    ONCE
+    for (u32 at = first; at < width && at < first + S::COLS; at += LEAF) {
+      Node leaf = leaf_of_keys(at, width);
       UNROLL
-      for (int g = 0; g < GROUPS; g++) join(8 * (warp * GROUPS + g), fold(part[g]), last);
-      top = top + 1 - joins;
-      at += len;
-      if (!last) next(width);
+      for (int g = 0; g < GROUPS; g++) {
+        A part[8];
+        UNROLL
+        for (int i = 0; i < 8; i += 4) {
+          Four<A> four_ = four(p + (at - first + lane) * S::STEP + 8 * (warp * GROUPS + g) + i);
+          UNROLL
+          for (int e = 0; e < 4; e++) part[i + e] = four_.x[e];
+        }
+        join(8 * (warp * GROUPS + g), fold(part), leaf, at + LEAF >= width);
+      }
     }
   }
 
@@ -103,12 +72,13 @@ struct RowSums {
     return one + __shfl_xor_sync(0xffffffffu, one, 16);
   }
 
-  DEVICE void join(u32 rows, A sum, bool last) {
-    if ((threadIdx.x & 31) >= 8) return;
-    u32 row = row_of(rows), level = top;
-    for (u32 i = 0; i < joins; i++) sum = stack[--level * 64 + row] + sum;
+  DEVICE void join(u32 rows, A sum, Node leaf, bool last) {
+    u32 lane = threadIdx.x & 31, level = leaf.lefts;
+    if (lane >= 8) return;
+    u32 row = rows + (lane & 1) * 4 + (lane & 2) + (lane >> 2 & 1);
+    for (u32 i = 0; i < leaf.joins; i++) sum = stack[--level * S::ROWS + row] + sum;
     if (last) sums[row] = sum;
-    else stack[level * 64 + row] = sum;
+    else stack[level * S::ROWS + row] = sum;
   }
 };
 
@@ -119,46 +89,40 @@ struct Forward {
   const AttentionCall& call;
   const Dim& d;
   const Dim& dv;
-  ScoreGiven<T> given;
+  ScoreGiven given;
   // Shared memory: queries, keys or values, scores.
-  A *x, *y, *p, *sums, *row_stack;
+  A *x, *y, *p;
+  RowSums<S> row_sums;
 
-  DEVICE Forward(const AttentionCall& call_, const Dim& d_, const Dim& dv_, const ScoreGiven<T>& given_, A* shared)
-      : call(call_), d(d_), dv(dv_), given(given_), x(shared), y(x + S::ROWS * S::PITCH), p(y + S::COLS * S::PITCH),
-        sums(p + S::COLS * S::STEP), row_stack(sums + S::ROWS) {}
+  DEVICE Forward(const AttentionCall& call_, const Dim& d_, const Dim& dv_, const ScoreGiven& given_, A* shared)
+      : call(call_), d(d_), dv(dv_), given(given_), x(shared), y(x + S::ROWS * S::PITCH), p(y + S::COLS * S::PITCH) {
+    row_sums.sums = p + S::COLS * S::STEP;
+    row_sums.stack = row_sums.sums + S::ROWS;
+  }
 
-  // The scores of a block and the keys from `key` on; -inf for keys that are left out. False if all are.
-  DEVICE bool scores(A (&s)[S::R][S::C], const QueryBlock& block, u32 batch, u32 head, const T* q, const T* k, u32 key) {
-    u32 shown = 0;
-    UNROLL
-    for (int r = 0; r < S::R; r++) {
-      u32 row = block.start + tile_row<S>(r);
-      UNROLL
-      for (int c = 0; c < S::C; c++) {
-        u32 at = key + tile_x() + 16 * c;
-        bool seen = tile_row<S>(r) < block.rows && at < block.keys && sees(call, given, batch, head, row, at);
-        shown |= (u32)seen << (r * S::C + c);
-        s[r][c] = (A)-inf_f64();
-      }
+  // The scores of a tile; -inf for keys that are left out. False if all are.
+  DEVICE bool scores(A (&s)[S::R][S::C], const TileAt& at, const T* q, const T* k) {
+    u32 seen = seen_tile<S, false>(call, given, at);
+    bool any = __syncthreads_or(seen != 0);
+    if (any) {
+      Side<S> xs = {x, q, call.q[2], at.queries}, ys = {y, k + at.key * call.k[2], call.k[2], at.keys};
+      if (!S::CHUNKED || d.chunks == 1) load_cols(ys, d, 0);
+      __syncthreads();
+      dot<S, true>(s, xs, ys, d, p);
     }
-    if (!__syncthreads_or(shown != 0)) return false;
-    u32 keys = key < block.keys ? block.keys - key : 0;
-    Side<S> xs = {x, q, call.q[2], block.rows}, ys = {y, k + key * call.k[2], call.k[2], keys};
-    if (d.chunks == 1) load_cols(ys, d, 0);
-    __syncthreads();
-    dot(s, xs, ys, d);
-    UNROLL
-    for (int r = 0; r < S::R; r++) {
-      u32 row = block.start + tile_row<S>(r);
-      UNROLL
-      for (int c = 0; c < S::C; c++) {
-        A slope, product = (A)call.scale * s[r][c];
-        bool seen = shown >> (r * S::C + c) & 1;
-        s[r][c] = (A)-inf_f64();
-        if (seen) s[r][c] = score_of(call, given, product, batch, head, row, key + tile_x() + 16 * c, slope);
-      }
-    }
-    return true;
+    by_rows<S>(
+        [&](int r, A(&s)[S::C]) {
+          UNROLL
+          for (int c = 0; c < S::C; c++) {
+            A slope, product = (A)call.scale * s[c];
+            s[c] = (A)-inf_f64();
+            if (seen >> (r * S::C + c) & 1) {
+              s[c] = score_of<S>(call, given, product, at, tile_row<S>(r), tile_x() + 16 * c, slope);
+            }
+          }
+        },
+        s);
+    return any;
   }
 
   DEVICE void run(const QueryBlock& block, u32 batch, u32 head, u32 chunk, const T* q, const T* k, const T* v, T* o,
@@ -166,74 +130,83 @@ struct Forward {
     A s[S::R][S::C], max[S::R];
     UNROLL
     for (int r = 0; r < S::R; r++) max[r] = (A)-inf_f64();
+    fill<S>(s, (A)0.0);
     __syncthreads();
-    if (threadIdx.x < S::ROWS) sums[threadIdx.x] = (A)0.0;
-    if (d.chunks == 1) load_rows(Side<S>{x, q, call.q[2], block.rows}, d, 0);
-    bool any = false;
-    for (u32 key = block.from; key < block.keys; key += S::COLS) {
-      any = scores(s, block, batch, head, q, k, key);
-      UNROLL
-      for (int r = 0; r < S::R; r++) {
-        UNROLL
-        for (int c = 0; c < S::C; c++) max[r] = s[r][c] > max[r] ? s[r][c] : max[r];
-      }
-    }
-    UNROLL
-    for (int r = 0; r < S::R; r++) {
-      UNROLL
-      for (int lane = 8; lane > 0; lane /= 2) {
-        A other = __shfl_xor_sync(0xffffffffu, max[r], lane);
-        max[r] = other > max[r] ? other : max[r];
-      }
-      if (max[r] == (A)-inf_f64()) max[r] = (A)0.0;
-    }
-    RowSums<S> row_sums;
-    row_sums.begin(sums, row_stack, block.from, block.width);
-    Sum<S> sum;
-    sum.begin(stack, true);
+    if (threadIdx.x < S::ROWS) row_sums.sums[threadIdx.x] = (A)0.0;
+    if (!S::CHUNKED || d.chunks == 1) load_rows(Side<S>{x, q, call.q[2], block.rows}, d, 0);
+    row_sums.begin(block.from);
+    Sum<S, true> sum;
+    sum.begin(stack);
     sum.skip_to(block.from, block.keys);
-    for (u32 key = block.from; key < block.width; key += S::COLS) {
-      // A single tile's scores are still there.
-      if (block.width > block.from + S::COLS) any = scores(s, block, batch, head, q, k, key);
-      UNROLL
-      for (int r = 0; r < S::R; r++) {
-        UNROLL
-        for (int c = 0; c < S::C; c++) s[r][c] = s[r][c] == (A)-inf_f64() ? nothing<A>() : exp_(s[r][c] - max[r]);
-      }
-      __syncthreads();
-      put<S>(p, s);
-      __syncthreads();
-      row_sums.take(p, key, block.width);
-      u32 keys = key < block.keys ? min(block.keys - key, (u32)S::COLS) : 0;
-      TileKind kind = EMPTY;
-      if (any) {
-        load_cols(Side<S>{y, v + key * call.v[2], call.v[2], keys}, dv, chunk);
-        if (call.dropout) {
-          u32 kept = keep_tile<S>(call, batch, head, block.start, key);
+    bool any = false, single = block.width <= block.from + S::COLS;
+    // The first pass takes the maxima; the second one adds.
+    ONCE
+    for (u32 pass = 0; pass < 2; pass++) {
+      for (u32 key = block.from; key < block.width; key += S::COLS) {
+        u32 keys = key < block.keys ? min(block.keys - key, (u32)S::COLS) : 0;
+        TileAt at = {batch, head, block.start, block.rows, key, keys};
+        // A single tile's scores are still there.
+        if (pass == 0 || !single) any = scores(s, at, q, k);
+        if (pass == 0) {
           UNROLL
           for (int r = 0; r < S::R; r++) {
             UNROLL
-            for (int c = 0; c < S::C; c++) s[r][c] = s[r][c] * (kept >> (4 * r + c) & 1 ? (A)call.factor : (A)0.0);
+            for (int c = 0; c < S::C; c++) max[r] = s[r][c] > max[r] ? s[r][c] : max[r];
+          }
+          continue;
+        }
+        by_rows<S>(
+            [&](int, A(&s)[S::C], A& max) {
+              UNROLL
+              for (int c = 0; c < S::C; c++) s[c] = s[c] == (A)-inf_f64() ? nothing<A>() : exp_(s[c] - max);
+            },
+            s, max);
+        __syncthreads();
+        put<S>(p, s);
+        __syncthreads();
+        row_sums.take(p, key, block.width);
+        TileKind kind = EMPTY;
+        if (any) {
+          load_cols(Side<S>{y, v + key * call.v[2], call.v[2], keys}, dv, chunk);
+          if (call.dropout) {
+            u32 kept = keep_tile<S>(call, at);
+            UNROLL
+            for (int r = 0; r < S::R; r++) {
+              UNROLL
+              for (int c = 0; c < S::C; c++) {
+                s[r][c] = s[r][c] * (kept >> (r * S::C + c) & 1 ? (A)call.factor : (A)0.0);
+              }
+            }
+            __syncthreads();
+            put<S>(p, s);
           }
           __syncthreads();
-          put<S>(p, s);
+          kind = kind_of<S>(s, y, keys);
         }
-        __syncthreads();
-        kind = kind_of<S>(s, y, keys);
+        sum.add(p, y, key, keys, block.keys, 0, true, kind);
       }
-      sum.add(p, y, key, keys, block.keys, 0, true, kind);
+      if (pass > 0) break;
+      UNROLL
+      for (int r = 0; r < S::R; r++) {
+        UNROLL
+        for (int lane = 8; lane > 0; lane /= 2) {
+          A other = __shfl_xor_sync(0xffffffffu, max[r], lane);
+          max[r] = other > max[r] ? other : max[r];
+        }
+        if (max[r] == (A)-inf_f64()) max[r] = (A)0.0;
+      }
     }
     __syncthreads();
     store(sum, max, block, batch, head, chunk, o, lse);
   }
 
-  DEVICE void store(const Sum<S>& sum, const A (&max)[S::R], const QueryBlock& block, u32 batch, u32 head, u32 chunk, T* o,
+  DEVICE void store(const Sum<S, true>& sum, const A (&max)[S::R], const QueryBlock& block, u32 batch, u32 head, u32 chunk, T* o,
                     A* lse) {
     A scale[S::R];
     UNROLL
     for (int r = 0; r < S::R; r++) {
       u32 row = tile_row<S>(r);
-      A total = sums[row];
+      A total = row_sums.sums[row];
       bool none = total == (A)0.0;
       scale[r] = none ? (A)0.0 : recip_(total);
       if (chunk == 0 && tile_x() == 0 && row < block.rows) {
@@ -250,7 +223,7 @@ struct Forward {
 // Blocks in x share heads and blocks of queries, the longest first; blocks in y have chunks of v's dim.
 template <class S>
 DEVICE void attention(const AttentionCall& call, const Dim& d, const Dim& dv, const typename S::T* q,
-                      const typename S::T* k, const typename S::T* v, const ScoreGiven<typename S::T>& given,
+                      const typename S::T* k, const typename S::T* v, const ScoreGiven& given,
                       typename S::T* o, typename S::A* lse, typename S::A* scratch) {
   DYNAMIC_SHARED(shared);
   Forward<S> forward(call, d, dv, given, (typename S::A*)shared);
@@ -269,10 +242,12 @@ DEVICE void attention(const AttentionCall& call, const Dim& d, const Dim& dv, co
 // `bound` is the number of threads that a multiprocessor is to hold, which limits the registers of each.
 #define ENTRY(stem, T, bound, ...)                                                                                  \
   KERNEL(stem##_##T, bound,                                                                                         \
-         (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const T* bias, const bool* mask,   \
+         (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const void* bias, const bool* mask, \
           const i64* of_queries, const i64* of_keys, T* o, Wide<T>* lse, Wide<T>* stack)) {                         \
     attention<Tiles<T, __VA_ARGS__>>(call, d, dv, q, k, v, {bias, mask, of_queries, of_keys}, o, lse, stack);       \
   }
 
-// The kernels of a dtype: head dims up to 64, up to 128, and up to 1024 (for which the host widens f16 and bf16).
-#define NARROW_AND_WIDE(T) ENTRY(narrow, T, 512, 256, 4, 4, 1, 1) ENTRY(wide, T, 512, 256, 4, 4, 2, 2)
+// The kernels for head dims up to 64, up to 128, and up to 1024 (for which the host widens f16 and bf16).
+#define NARROW(T, extras) ENTRY(narrow, T, 512, 4, 4, 1, 1, false, extras)
+#define WIDE(T, extras) ENTRY(wide, T, 512, 4, 4, 2, 2, false, extras)
+#define ANY(T, extras) ENTRY(any, T, 256, 4, sizeof(T) == 8 ? 2 : 4, 1, 5, true, extras)

@@ -1,4 +1,5 @@
-// The gradient of exact attention in bf16.
+// The gradient of exact attention in bf16, masked by positions alone.
 #include "attention_backward.cuh"
 
-NARROW_AND_WIDE(bf16)
+NARROW(bf16, false)
+WIDE(bf16, false)

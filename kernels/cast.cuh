@@ -3,14 +3,6 @@
 #pragma once
 #include "pointwise.cuh"
 
-// Rounds x to odd, so that rounding the result to f16 or bf16 equals rounding x once.
-DEVICE f32 odd_f32(f64 x) {
-  f32 y = (f32)x;
-  u32 bits = bits_of(y);
-  u32 other = abs_((f64)y) > abs_(x) ? bits - 1 : bits + 1;
-  return f32_of((f64)y == x || (bits & 1) == 1 ? bits : other);
-}
-
 // Converts a float to an integer between two bounds, the upper one being the first that is too large.
 template <class O, class A>
 DEVICE O truncate(A x, A low, A high, O lowest, O highest) {

@@ -9,15 +9,6 @@ struct Places {
 };
 
 template <class T>
-DEVICE T nothing() {
-  return narrow<T>(Num<Wide<T>>::sum_pad());
-}
-template <>
-DEVICE bool nothing<bool>() {
-  return false;
-}
-
-template <class T>
 DEVICE void gather(const T* x, const i64* index, T* out, const Places& places, u64 all, u64 stride, u64 held, u64 n, u64 start,
                    u32 code, Fault* faults) {
   for (u64 e = thread_index(); e < all; e += threads_len()) {
@@ -33,7 +24,7 @@ DEVICE void gather(const T* x, const i64* index, T* out, const Places& places, u
       report(faults, code, (i64)chosen);
       place = held;
     }
-    out[e] = place < held ? x[at_x + place * stride] : nothing<T>();
+    out[e] = place < held ? x[at_x + place * stride] : sum_identity<T>();
   }
 }
 

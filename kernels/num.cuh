@@ -152,3 +152,13 @@ struct Num<u8> {
   static DEVICE u8 lowest() { return 0; }
   static DEVICE u8 highest() { return 255; }
 };
+
+// The identity of a sum of T, which a rank contributes for an element that another rank stores: -0 or 0.
+template <class T>
+DEVICE T sum_identity() {
+  return narrow<T>(Num<Wide<T>>::sum_pad());
+}
+template <>
+DEVICE bool sum_identity<bool>() {
+  return false;
+}

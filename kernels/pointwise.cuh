@@ -67,11 +67,38 @@ DEVICE bool is_aligned(const T* p) {
   return (u64)p % sizeof(Pack<T, V>) == 0;
 }
 
+// Rounds x to odd, so that rounding the result to f16 or bf16 equals rounding x once.
+DEVICE f32 odd_f32(f64 x) {
+  f32 y = (f32)x;
+  u32 bits = bits_of(y);
+  u32 other = abs_((f64)y) > abs_(x) ? bits - 1 : bits + 1;
+  return f32_of((f64)y == x || (bits & 1) == 1 ? bits : other);
+}
+
+// A formula with this base is computed in f64 for every type, and its result is rounded once.
+struct ComputedInF64 {};
+template <bool IN_F64, class O>
+struct Evaluate {
+  template <class F, class... A>
+  static DEVICE O at(Scalars k, A... x) {
+    return narrow<O>(F::at(k.s, k.t, x...));
+  }
+};
+template <class O>
+struct Evaluate<true, O> {
+  static DEVICE f64 ready(f64, f64 x) { return x; }
+  static DEVICE f32 ready(f32, f64 x) { return sizeof(O) == 2 ? odd_f32(x) : (f32)x; }
+  template <class F, class... A>
+  static DEVICE O at(Scalars k, A... x) {
+    return narrow<O>(ready(Wide<O>(0), F::at(k.s, k.t, (f64)x...)));
+  }
+};
+
 // Applies the formula to the elements of one pack.
 template <class F, class O, int V, class... In>
 DEVICE Pack<O, V> apply(Scalars k, const Pack<In, V>&... in) {
   Pack<O, V> out;
-  UNROLL for (int v = 0; v < V; v++) out.at[v] = narrow<O>(F::at(k.s, k.t, widen(in.at[v])...));
+  UNROLL for (int v = 0; v < V; v++) out.at[v] = Evaluate<__is_base_of(ComputedInF64, F), O>::template at<F>(k, widen(in.at[v])...);
   return out;
 }
 
@@ -312,6 +339,7 @@ struct Words {
   WIDE_WORD(erfinv)
   WIDE_WORD(lgamma)
   WIDE_WORD(digamma)
+  WIDE_WORD(trigamma)
   WIDE_WORD(cbrt)
   static DEVICE f64 log1p(f64 x) { return ln_1p_f64(x); }
   static DEVICE f64 atan2(f64 y, f64 x) { return atan2_f64(y, x); }

@@ -152,6 +152,16 @@ ALL_TYPES(PUT)
   }
 NUMBERS(EXTREMUM)
 
+// Sums of integers, which wrap: the same in any order.
+#define ADD(T, Bits)                                                                                              \
+  KERNEL(add_##T, 256, (const i64* index, const T* src, Bits* out, WRITES)) {                                     \
+    each_write(                                                                                                   \
+        index, PLACES, [&](u64 to, const ScatterPlace& at, u64) { atomicAdd(&out[to], (Bits)src[at.src]); },      \
+        [](u64) {});                                                                                              \
+  }
+ADD(i32, u32)
+ADD(i64, u64)
+
 // One index per dim, joined to the row-major index of the flattened dims.
 struct LinearDims {
   const i64* of[8];

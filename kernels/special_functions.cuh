@@ -217,6 +217,28 @@ CALLED f64 lgamma_f64(f64 x) {
   if (sine == 0.0 || a == inf_f64()) return inf_f64();
   return 1.1447298858494002 - ln_f64(a * abs_(sine)) - lgamma_near_f64(a);
 }
+DEVICE f64 trigamma_term(f64 x, f64 k) {
+  auto r = 1.0 / (x + k);
+  return r * r;
+}
+DEVICE f64 trigamma_near_f64(f64 x) {
+  auto upper = ((trigamma_term(x, 7.0) + trigamma_term(x, 6.0)) + trigamma_term(x, 5.0)) + trigamma_term(x, 4.0);
+  auto sum = (((upper + trigamma_term(x, 3.0)) + trigamma_term(x, 2.0)) + trigamma_term(x, 1.0)) + trigamma_term(x, 0.0);
+  bool big = x >= 8.0;
+  auto r = 1.0 / select_(big, x, x + 8.0);
+  auto z = r * r;
+  auto series = horner(z, 6192.123188405797, -529.1242424242424, 54.971177944862156, -7.092156862745098,
+      1.1666666666666667, -0.2531135531135531, 0.07575757575757576, -0.03333333333333333, 0.023809523809523808,
+      -0.03333333333333333, 0.16666666666666666);
+  auto stirling = fma_(0.5 * r, r, r) + r * (z * series);
+  auto positive = select_(big, 0.0, sum) + stirling;
+  return select_(x >= 0.0, positive, nan_f64());
+}
+CALLED f64 trigamma_f64(f64 x) {
+  if (x >= 0.0 || x != x) return trigamma_near_f64(x);
+  f64 ratio = 3.141592653589793 / sin_pi(-x);
+  return ratio * ratio - trigamma_near_f64(1.0 - x);
+}
 CALLED f64 digamma_f64(f64 x) {
   if (x >= 0.0 || x != x) return digamma_near_f64(x);
   f64 fraction = -x - floor_(-x);

@@ -28,8 +28,8 @@ TARGETS = [
 ]
 # Of the benches on one thread of a CPU.
 OPERATORS = [
-    (r".*", "torch", ">=", 1.0),
-    (r"(abs|exp|gelu|gelu_tanh|log|neg|pow_scalar|relu|rsqrt|sigmoid|silu|sqrt|tanh) GB/s", "torch", ">=", 1.5),
+    (r".*", "torch", ">=", 1.5),
+    (r"(all|arg(max|min|sort)|attention|gather|index_\w+|log_softmax|logsumexp|max|mean|norm|prod|scatter\w*|softmax|sort|sum|topk|var)( .*)? \S+/s", "torch", ">=", 1.0),
 ]
 
 

@@ -16,7 +16,7 @@ use super::redistribute::{self, Move};
 use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
-use crate::ops::{Metas, Op, Vjp, VjpProgram, Windows, has_unkeyed};
+use crate::ops::{Metas, Op, Vjp, VjpProgram, Windows, has_unkeyed, infer_results};
 use crate::tensor::{DType, Shape};
 
 /// The largest number of cached plans per rank: beyond it the cache is cleared, so that attributes that differ at
@@ -139,7 +139,7 @@ impl CallPlan {
 
     fn make(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<CallPlan> {
         let metas: Metas = ins.iter().map(|f| f.meta()).collect();
-        let out_metas = op.infer(&metas)?;
+        let out_metas = infer_results(op, &metas)?;
         let ChosenLayouts { ins: targets, outs, made } = choose_rows(mesh, op, ins, &metas, &out_metas)?;
         let mut moves = SmallVec::new();
         for (from, to) in ins.iter().zip(&targets) {

@@ -82,7 +82,12 @@ impl DTensor {
         let mut outs = Self::apply(op, ins)?;
         if outs.len() != 1 {
             let given = format!("{} of {op:?}", outs.len());
-            return Err(Error::invalid(op.name(), "has not exactly one result", given, "use DTensor::apply"));
+            return Err(Error::invalid(
+                op.name(),
+                "does not have exactly one result",
+                given,
+                "use DTensor::apply",
+            ));
         }
         Ok(outs.remove(0))
     }

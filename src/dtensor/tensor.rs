@@ -35,8 +35,8 @@ use crate::tensor::{DType, Scalar, Shape, Tensor};
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 ///
-/// A plain tensor is no operand of a distributed one, since only the program knows how it is laid out. To mix them does
-/// not compile:
+/// An operator takes no plain tensor beside a distributed one, since only the program knows the plain tensor's layout. Such
+/// a call does not compile:
 ///
 /// ```compile_fail,E0308
 /// use isoshard::{dtensor::DTensor, tensor::Tensor};

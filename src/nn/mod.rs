@@ -33,7 +33,7 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-//! `examples/08_own_model.rs` trains a model of one's own on three meshes. [`optim`](crate::optim) has the optimizers.
+//! `examples/08_own_model.rs` trains a user's own model on three meshes. [`optim`](crate::optim) has the optimizers.
 //!
 //! Not built: pipeline parallelism; an all-to-all of tokens without a capacity ([`Moe`]).
 //!

@@ -1,4 +1,7 @@
 //! Mixture-of-experts layers.
+//!
+//! Missing: an all-to-all of tokens without a capacity; biases of experts; noise of the router; routers that choose by
+//! groups of experts or with a bias per expert. No field of [`MoeConfig`] asks for them.
 
 use super::forward::Forward;
 use super::layers::Linear;
@@ -238,8 +241,9 @@ impl Moe {
         }
         let tokens = x.shape()[x.shape().len() - 2];
         let (expert, weight) = logits.route_top_k(top_k)?;
-        let capacity =
-            capacity_factor.map(|f| (f * (tokens * top_k) as f64 / experts as f64).ceil() as usize);
+        // No expert is chosen more often than there are assignments.
+        let all = tokens * top_k;
+        let capacity = capacity_factor.map(|f| ((f * all as f64 / experts as f64).ceil() as usize).min(all));
         let (slot, counts) = expert.expert_slots(experts, capacity)?;
         Ok(RoutedTokens { slot, counts, weight, capacity })
     }

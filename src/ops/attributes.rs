@@ -175,8 +175,9 @@ pub struct Pad {
 /// dim. The derivative of [`UnpermuteTokens`](super::UnpermuteTokens); applied by
 /// [`DTensor::permute_tokens`](crate::dtensor::DTensor::permute_tokens).
 ///
-/// No two rows of a batch entry have the same slot; a row with slot -1 is dropped. A slot without a row is -0, which a
-/// sum ignores. If the tokens are sharded, the result is a partial sum.
+/// Two rows of a batch entry with the same slot are an error on every mesh and device: each rank has all slots of its
+/// batch entries and compares them. A row with slot -1 is dropped. A slot without a row is -0, which a sum ignores. If
+/// the tokens are sharded, the result is a partial sum.
 ///
 /// ```
 /// use isoshard::{ops::{PermuteTokens, eval_whole}, tensor::Tensor};
@@ -195,7 +196,8 @@ pub struct PermuteTokens {
 /// the derivative of [`Gather`](super::Gather).
 ///
 /// Operands `(index, src)` have equal shape, index is i64. The result has extent `extent` along `dim`; `src[.., k, ..]`
-/// is added at index `index[.., k, ..]` for each `k`, along the reduction tree over `k`.
+/// is added at index `index[.., k, ..]` for each `k`, along the reduction tree over `k`. Sums of i64 and i32 keep the
+/// dtype and wrap.
 ///
 /// ```
 /// use isoshard::ops::{ScatterAdd, eval_whole};

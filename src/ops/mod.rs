@@ -190,7 +190,7 @@ pub use record::{
     Batched, Bits, Op, OpKey, Statistic, Tensors, Unkeyed, Vjp, VjpProgram, VjpStep, VjpValue, Window,
     Windows, eval_whole,
 };
-pub(crate) use record::{arity, has_unkeyed, meta_results, run};
+pub(crate) use record::{arity, has_unkeyed, infer_results, meta_results, run};
 pub use reduce::argmax::Argmax;
 pub use reduce::first_index::FirstIndex;
 pub use reduce::inverse_power_of_two::InversePowerOfTwo;

@@ -499,6 +499,19 @@ pub(crate) fn arity<'a, const N: usize>(verb: &str, ins: &'a [Meta]) -> Result<&
     })
 }
 
+/// Returns the dtypes and shapes of an operator's results.
+///
+/// # Errors
+/// Returns the operator's error if it refuses the operands. Refuses, in the operator's name, results whose numbers of
+/// elements or bytes overflow.
+pub(crate) fn infer_results(op: &dyn Op, ins: &[Meta]) -> Result<Metas> {
+    let outs = op.infer(ins)?;
+    for out in &outs {
+        out.shape.checked_bytes(op.name(), out.dtype)?;
+    }
+    Ok(outs)
+}
+
 /// Runs an operator on local tensors, as a mesh of one rank would. Returns all results.
 ///
 /// ```
@@ -513,7 +526,7 @@ pub(crate) fn arity<'a, const N: usize>(verb: &str, ins: &'a [Meta]) -> Result<&
 /// Returns the operator's error if it refuses the operands.
 pub fn eval_whole(op: &dyn Op, ins: &[Tensor]) -> Result<Tensors> {
     let metas: Metas = ins.iter().map(Meta::of).collect();
-    let outs = op.infer(&metas)?;
+    let outs = infer_results(op, &metas)?;
     let mut ins: Tensors = ins.iter().cloned().collect();
     let at = Windows::whole(&metas, &outs);
     if ins.first().is_some_and(Tensor::is_meta) && !op.is_view() {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::meta::{Meta, Metas};
-use super::record::{Op, Vjp, VjpProgram, VjpStep, VjpValue};
+use super::record::{Op, Vjp, VjpProgram, VjpStep, VjpValue, infer_results};
 use crate::error::{Error, Result};
 
 impl VjpValue {
@@ -34,7 +34,7 @@ impl<'a> Vjp<'a> {
     /// Returns an error if `op` neither sets a wanted gradient nor states that there is none, and the error of `op` if
     /// it returns one.
     pub fn write(op: &'a dyn Op, ins: &[Meta], needs: &'a [bool]) -> Result<VjpProgram> {
-        let outs = op.infer(ins)?;
+        let outs = infer_results(op, ins)?;
         let metas: Vec<Meta> = ins.iter().chain(&outs).chain(&outs).cloned().collect();
         let mut g = Vjp {
             op,
@@ -121,7 +121,7 @@ impl<'a> Vjp<'a> {
     fn add_step(&mut self, op: Arc<dyn Op>, ins: &[VjpValue]) -> Result<SmallVec<[VjpValue; 4]>> {
         ins.iter().for_each(|&value| self.read(value));
         let metas: Metas = ins.iter().map(|r| self.metas[r.0 as usize].clone()).collect();
-        let outs = op.infer(&metas)?;
+        let outs = infer_results(&*op, &metas)?;
         let first = self.metas.len();
         let refs = (first..first + outs.len()).map(|v| VjpValue(v as u32)).collect();
         self.steps.push(VjpStep {

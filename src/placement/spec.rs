@@ -162,7 +162,7 @@ impl Spec {
                 format!("give {}", self.mesh.ndim()),
             ));
         }
-        self.shape.checked_numel(verb)?;
+        self.shape.checked_bytes(verb, self.dtype)?;
         for (a, placement) in self.layout.placements().iter().enumerate() {
             match placement {
                 Placement::Replicate => {}

@@ -12,8 +12,9 @@ const CHUNK: usize = 512;
 
 /// Normal numbers of this mean and standard deviation, conditioned on [`low`, `high`].
 ///
-/// If plain normals often fall into the interval: the standard number z (f32, or f64 for f64) of the first attempt with low <= z std + mean <= high, all in f64;
-/// the sum is rounded to z's type, then to the element's. For other intervals see [`TruncatedTail`].
+/// Serves intervals into which plain normals often fall; [`TruncatedTail`] serves the others. The number is
+/// `z std + mean` for the standard number z (f32, or f64 for f64) of the first attempt with `low <= z std + mean <= high`,
+/// all computed in f64. The sum is rounded to z's type, then to the element's.
 pub(super) struct Truncated {
     pub mean: f64,
     pub std: f64,

@@ -108,10 +108,7 @@ impl Tensor {
     /// Panics as [`Tensor::build`] does.
     pub(crate) fn uninit(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();
-        let numel = shape.checked_numel("tensor").ok();
-        let bytes =
-            numel.and_then(|n| n.checked_mul(dtype.size_bytes())).filter(|&n| n <= isize::MAX as usize);
-        let bytes = bytes.unwrap_or_else(|| panic!("tensor: no memory has addresses for {dtype}{shape}"));
+        let bytes = shape.checked_bytes("tensor", dtype).unwrap_or_else(|e| panic!("{e}"));
         let mut out = Tensor::from_buffer(Buffer::uninit(bytes), dtype, shape);
         if dtype == DType::Bool {
             out.bytes_mut().fill(0);
@@ -145,7 +142,11 @@ impl Tensor {
     /// # Panics
     /// Panics as [`Tensor::build`] does.
     pub fn full(dtype: DType, shape: impl Into<Shape>, value: impl Into<Scalar>) -> Tensor {
-        let value = value.into().0;
+        let value = value.into();
+        if dtype == DType::I64 {
+            return Tensor::build(shape, |out: &mut [i64]| out.fill(value.to_i64()));
+        }
+        let value = value.to_f64();
         for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(Element::from_f64(value))))
     }
 

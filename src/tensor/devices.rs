@@ -61,7 +61,7 @@ impl Tensor {
             Device::Cpu => Ok(Tensor::full(dtype, shape, value)),
             Device::Cuda(index) => {
                 let mut out = Gpu::get(index)?.uninit(dtype, shape)?;
-                cuda::fill(&mut out, value.into().0)?;
+                cuda::fill(&mut out, value.into())?;
                 Ok(out)
             }
             Device::Meta => Tensor::without_elements(dtype, shape),
@@ -192,15 +192,7 @@ impl Tensor {
     /// Returns an error if the number of bytes overflows.
     pub(crate) fn without_elements(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
-        let bytes = shape.checked_numel("meta")?.checked_mul(dtype.size_bytes());
-        let Some(bytes) = bytes.filter(|&n| n <= isize::MAX as usize) else {
-            return Err(Error::invalid(
-                "meta",
-                "the number of bytes overflows",
-                format!("{dtype}{shape}"),
-                "use smaller extents",
-            ));
-        };
+        let bytes = shape.checked_bytes("meta", dtype)?;
         Ok(Tensor::from_buffer(Buffer::without_bytes(CountedBytes::new(bytes), bytes), dtype, shape))
     }
 

@@ -229,33 +229,75 @@ float! {
     bf16, f32, bf16::to_f32, bf16::from_f32;
 }
 
-/// A number as an argument: stored as f64 and converted to the tensor's dtype when it is used.
+/// A number as an argument, which is converted to the tensor's dtype when it is used.
 ///
 /// ```
 /// use isoshard::tensor::{DType, Scalar, Tensor};
-/// assert_eq!(Scalar::from(3i32), Scalar(3.0));
-/// assert_eq!(Tensor::full(DType::F32, [2], true).to_f64_vec(), [1.0, 1.0]);
+/// assert_eq!(Scalar::from(0.5f32), Scalar::Float(0.5));
+/// let large = (1i64 << 60) + 1; // no f64
+/// assert_eq!(Tensor::full(DType::I64, [1], large).to_vec::<i64>()?, [large]);
+/// # Ok::<(), isoshard::Error>(())
 /// ```
-#[derive(Clone, Copy, PartialEq, PartialOrd)]
-pub struct Scalar(pub f64);
+#[derive(Clone, Copy, PartialEq)]
+pub enum Scalar {
+    /// A floating-point number.
+    Float(f64),
+    /// An integer or a bool. i64 tensors take it exactly, other dtypes as an f64.
+    Integer(i64),
+}
+
+impl Scalar {
+    /// Returns the number, rounded to f64 if it is an integer beyond 2^53.
+    ///
+    /// ```
+    /// use isoshard::tensor::Scalar;
+    /// assert_eq!(Scalar::from(7u8).to_f64(), 7.0);
+    /// ```
+    pub fn to_f64(self) -> f64 {
+        match self {
+            Scalar::Float(x) => x,
+            Scalar::Integer(x) => x as f64,
+        }
+    }
+
+    /// Returns true if f64 has the number.
+    pub(crate) fn is_f64(self) -> bool {
+        match self {
+            Scalar::Float(_) => true,
+            Scalar::Integer(x) => x.unsigned_abs() <= 1 << 53,
+        }
+    }
+
+    /// Returns the number as an i64 element: truncated toward zero and saturated.
+    pub(crate) fn to_i64(self) -> i64 {
+        match self {
+            Scalar::Float(x) => x as i64,
+            Scalar::Integer(x) => x,
+        }
+    }
+}
 
 impl fmt::Debug for Scalar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.0)
+        match self {
+            Scalar::Float(x) => write!(f, "{x:?}"),
+            Scalar::Integer(x) => write!(f, "{x}"),
+        }
     }
 }
 
 macro_rules! scalar_from {
-    ($($t:ty)*) => {$(
+    ($Variant:ident: $($t:ty)*) => {$(
         impl From<$t> for Scalar {
             fn from(x: $t) -> Self {
-                Scalar(Element::to_f64(x))
+                Scalar::$Variant(x.into())
             }
         }
     )*};
 }
 
-scalar_from!(f32 f64 f16 bf16 i64 i32 u8 bool);
+scalar_from!(Float: f32 f64 f16 bf16);
+scalar_from!(Integer: i64 i32 u8 bool);
 
 /// Evaluates `$body` with `$T` as the Rust type of a dtype.
 ///

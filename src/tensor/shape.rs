@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 use serde::{Deserialize, Serialize, Serializer};
 use smallvec::SmallVec;
 
+use super::dtype::DType;
 use crate::error::{Error, Result};
 
 /// A list with one number per dim. Up to five dims it does not allocate.
@@ -48,20 +49,30 @@ impl Shape {
     /// ```
     ///
     /// # Errors
-    /// Returns an error that names `verb` if there are more than 2^63 - 1 elements.
+    /// Returns an error that names `verb` if there are more than 2^63 - 1 elements, or would be if dims of extent 0 had
+    /// extent 1.
     pub fn checked_numel(&self, verb: &str) -> Result<usize> {
-        self.0
-            .iter()
-            .try_fold(1usize, |n, &d| n.checked_mul(d))
-            .filter(|&n| n <= isize::MAX as usize)
-            .ok_or_else(|| {
-                Error::invalid(
-                    verb,
-                    "the number of elements overflows",
-                    self.to_string(),
-                    "use smaller extents",
-                )
-            })
+        // Extents of 0 count as 1, so that no product of some of the extents overflows either.
+        let all = self.0.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1)));
+        match all.filter(|&n| n <= isize::MAX as usize) {
+            Some(n) => Ok(if self.0.contains(&0) { 0 } else { n }),
+            None => {
+                let rule = "the number of elements overflows";
+                Err(Error::invalid(verb, rule, self.to_string(), "use smaller extents"))
+            }
+        }
+    }
+
+    /// Returns the number of bytes of a tensor of this shape.
+    ///
+    /// # Errors
+    /// Returns an error that names `verb` if [`Shape::checked_numel`] does, or if there are more than 2^63 - 1 bytes.
+    pub(crate) fn checked_bytes(&self, verb: &str, dtype: DType) -> Result<usize> {
+        let bytes = self.checked_numel(verb)?.checked_mul(dtype.size_bytes());
+        bytes.filter(|&n| n <= isize::MAX as usize).ok_or_else(|| {
+            let rule = "the number of bytes overflows";
+            Error::invalid(verb, rule, format!("{dtype}{self}"), "use smaller extents")
+        })
     }
 
     /// Returns the strides of a row-major tensor of this shape, in elements.

@@ -39,9 +39,14 @@ pub enum Act {
     Permute(Vec<usize>),
     Slice { dim: isize, start: usize, len: usize },
     Cat(isize),
+    Flip(isize),
+    Roll { dim: isize, by: isize },
+    Repeat { dim: isize, times: usize },
+    Clamp { min: f64, max: f64 },
+    Tril(i64),
 }
 
-pub const KINDS: usize = 15;
+pub const KINDS: usize = 20;
 /// The largest number that programs may reach: with a binary place for halves it fits 24 bits.
 const LIMIT: f64 = 4_194_304.0;
 /// The largest absolute value in leaf tensors, and in the gradient that a backward pass starts from.
@@ -119,6 +124,11 @@ impl Program {
                 Act::Slice { dim: dim as isize, start, len: (shape[dim] - start).div_ceil(1 + other % 2) }
             }
             14 if n > 0 => Act::Cat(dim as isize),
+            15 if n > 0 => Act::Flip(dim as isize),
+            16 if n > 0 => Act::Roll { dim: dim as isize, by: q as isize - 128 },
+            17 if n > 0 && shape.numel() <= 512 => Act::Repeat { dim: dim as isize, times: 1 + q % 2 },
+            18 => Act::Clamp { min: -1.0 - (p % 4) as f64, max: 1.0 + (q % 4) as f64 },
+            19 if n > 1 => Act::Tril(q as i64 % 5 - 2),
             _ => Act::Neg,
         };
         if matches!(act, Act::Cat(_)) {
@@ -203,6 +213,7 @@ impl Program {
                         Act::Mul => self.0[ins[1 - at]].bound * copies.max(1.0),
                         Act::Matmul => self.0[ins[1 - at]].bound * value.shape.numel() as f64,
                         Act::Double => 2.0,
+                        Act::Repeat { times, .. } => *times as f64,
                         Act::Add | Act::Sub | Act::Maximum | Act::Minimum => copies.max(1.0),
                         _ => 1.0,
                     };
@@ -258,6 +269,11 @@ impl Act {
             Act::Permute(_) => 12,
             Act::Slice { .. } => 13,
             Act::Cat(_) => 14,
+            Act::Flip(_) => 15,
+            Act::Roll { .. } => 16,
+            Act::Repeat { .. } => 17,
+            Act::Clamp { .. } => 18,
+            Act::Tril(_) => 19,
         }
     }
 
@@ -278,6 +294,11 @@ impl Act {
             Act::Permute(order) => xs[0].permute(order),
             Act::Slice { dim, start, len } => xs[0].slice(*dim, *start, *len),
             Act::Cat(dim) => DTensor::cat(xs, *dim),
+            Act::Flip(dim) => xs[0].flip(&[*dim]),
+            Act::Roll { dim, by } => xs[0].roll(*by, *dim),
+            Act::Repeat { dim, times } => xs[0].repeat_interleave(*times, *dim),
+            Act::Clamp { min, max } => xs[0].clamp(*min, *max),
+            Act::Tril(diagonal) => xs[0].tril(*diagonal),
         }
     }
 
@@ -298,7 +319,9 @@ impl Act {
             Act::Permute(order) => shape = order.iter().map(|&d| first[d]).collect(),
             Act::Slice { dim, len, .. } => shape[*dim as usize] = *len,
             Act::Cat(dim) => shape[*dim as usize] += ins[1].shape[*dim as usize],
-            Act::Neg | Act::Relu | Act::Double => {}
+            Act::Repeat { dim, times } => shape[*dim as usize] *= times,
+            Act::Neg | Act::Relu | Act::Double | Act::Clamp { .. } | Act::Tril(_) => {}
+            Act::Flip(_) | Act::Roll { .. } => {}
             _ => return first.broadcast("program", &ins[1].shape).expect("operands were chosen to fit"),
         }
         Shape::from(shape)

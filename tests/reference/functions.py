@@ -62,6 +62,24 @@ def sigmoid(x):
     return 1 / (1 + m.exp(-x))
 
 
+def softplus(x):
+    return m.log1p(m.exp(x))
+
+
+def sinc(x):
+    with m.workprec(1300):
+        return m.sinpi(x) / (m.pi * x) if x else mpf(1)
+
+
+def tanhshrink(x):
+    with m.workprec(2400):
+        return x - m.tanh(x)
+
+
+def logaddexp(x, y):
+    return max(x, y) + m.log1p(m.exp(-abs(x - y)))
+
+
 def spread(low, high, n, signed=True):
     """Numbers whose exponents are spread from 2^low to 2^high."""
     return [
@@ -130,6 +148,26 @@ FUNCTIONS = {
         (x, y) for x, y in zip(between(0.01, 20, 300), between(-200, 200, 300)) if abs(y * math.log(x)) < 740] + [
         (1 + x, 2.0**y) for x, y in zip(spread(-40, -20, 100), between(20, 29, 100))] + [
         (-3.5, 33.0), (1e-310, 0.9), (5e-324, -0.5), (10.0, -320.0), (0.999999999999, 1e14)]),
+    "trigamma": (lambda x: m.psi(1, x), spread(-300, 300, 60, False) + between(0.001, 12, 120) + around(1.0, 8.0, n=8) + between(
+        -20, 0, 60) + [-1e6 - 0.25, 171.5, 1e17]),
+    "sinc": (sinc, SMALL + spread(-40, 40, 60) + between(-6, 6, 120) + around(0.1, -0.1, 1.0, 2.0, 7.0, n=8) + [0.0, 1e300]),
+    "rsqrt": (lambda x: 1 / m.sqrt(x), spread(-1074, 1023, 100, False) + between(0.1, 10, 60)),
+    "softplus": (softplus, EXPONENTS[:120] + between(-740, 740, 100) + between(-40, 40, 60)),
+    "log_sigmoid": (lambda x: -softplus(-x), EXPONENTS[:120] + between(-740, 740, 100) + between(-40, 40, 60)),
+    "logit": (lambda x: m.log(x / (1 - x)), [abs(x) for x in UNIT[8:208]] + [0.5 + x / 4 for x in spread(-52, 0, 60)] + [
+        0.25, 0.75, math.nextafter(0.25, 0), 5e-324]),
+    "mish": (lambda x: x * m.tanh(softplus(x)), EXPONENTS[:120] + between(-740, 50, 120) + around(40.0, -800.0, n=4)),
+    "elu": (lambda x: x if x > 0 else m.expm1(x), EXPONENTS[:120] + between(-40, 0, 60)),
+    "tanhshrink": (tanhshrink, spread(-300, 9, 100) + between(-2, 2, 100) + around(1.0, -1.0, n=8)),
+    "silu": (lambda x: x * sigmoid(x), EXPONENTS[:120] + between(-700, 50, 100)),
+    "hypot": (lambda x, y: m.sqrt(x * x + y * y), list(zip(spread(-500, 500, 60), spread(-500, 500, 60))) + list(
+        zip(between(-3, 3, 120), between(-3, 3, 120))) + [(1e308, 1e308), (1e-310, 1e-310), (3.0, 4.0)]),
+    "logaddexp": (logaddexp, [(x, y) for x, y in zip(between(-50, 50, 150), between(-50, 50, 150)) if abs(max(x, y)) > 1] + [
+        (x, x + y) for x, y in zip(between(1, 700, 60), spread(-30, 4, 60))]),
+    "xlogy": (lambda x, y: x * m.log(y), list(zip(between(-9, 9, 100), between(0.001, 9, 100))) + list(
+        zip(spread(-300, 300, 60), spread(-300, 300, 60, False)))),
+    "xlog1py": (lambda x, y: x * m.log1p(y), list(zip(between(-9, 9, 100), between(-0.99, 9, 100))) + list(
+        zip(spread(-300, 300, 60), spread(-300, 300, 60, False)))),
 }
 
 

@@ -59,6 +59,10 @@ fn rows_to_slots_and_back() {
             compare_at(&permute, device, &ins, &at);
             at.outs[0].region = part(&[0, 2, 0], [batch, slots - 3, width]);
             compare_at(&permute, device, &ins, &at);
+            let mut at = whole(&permute, &ins);
+            at.ins[0].region = part(&[0, 1, 0, 0], [batch, tokens - 1, choices, width]);
+            let ins = [ins[0].narrow(1, 1, tokens - 1).unwrap(), slot.clone()];
+            compare_at(&permute, device, &ins, &at);
 
             let y = number(dtype, &[batch, slots, width].into(), 2);
             let ins = [y.clone(), slot.clone()];
@@ -94,6 +98,29 @@ fn products_per_expert() {
         at.outs[0].region = part(&[1, 0, 0], [2, 33, 9]);
         compare_at(&grad, device, &ins, &at);
     }
+}
+
+/// Equal slots gave columns of either row.
+#[test]
+fn equal_slots_are_named() {
+    let Some(device) = shim::device() else { return };
+    let slot = Tensor::from_vec(vec![2i64, 0, 2, -1, -1, 2], [2, 3, 1]).expect("six elements");
+    let rows = Tensor::full(DType::F32, [2, 3, 1, 5], 1.0);
+    let op = PermuteTokens { slots: 3 };
+    let said = |device: Device| {
+        let ins = [&rows, &slot].map(|x| x.to_device(device).expect("there is room"));
+        eval_whole(&op, &ins).and_then(|out| out[0].to_device(Device::Cpu)).unwrap_err().to_string()
+    };
+    assert!(
+        said(device).starts_with("permute_tokens: two rows have the same slot; got slot 2"),
+        "{}",
+        said(device)
+    );
+    let on_cpu = said(Device::Cpu);
+    assert!(
+        on_cpu.starts_with("permute_tokens: two rows have the same slot; got slot 2 of batch entry 0"),
+        "{on_cpu}"
+    );
 }
 
 /// An expert or slot that the CPU refuses at once is reported by the next read of a value on the device.

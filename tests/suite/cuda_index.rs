@@ -100,6 +100,10 @@ fn writes_by_index() {
                 let add = ScatterAdd { dim, extent: x[dim] };
                 let src = common::ordinary(dtype, &src.into(), 6);
                 ops.push((Box::new(add), vec![rows.clone(), src]));
+            } else if [DType::I64, DType::I32].contains(&dtype) {
+                let add = ScatterAdd { dim, extent: x[dim] };
+                compare(&add, device, &ins[1..]);
+                ops.push((Box::new(add), vec![rows.clone(), ins[2].clone()]));
             }
             for (op, ins) in ops {
                 let plain: Vec<Tensor> = ins
@@ -150,6 +154,12 @@ fn an_index_out_of_range_is_an_error() {
         (Box::new(LinearIndex { extents: [3].into_iter().collect() }), vec![index.clone()]),
         (Box::new(Bincount { bins: 3 }), vec![index]),
     ];
+    // A result without elements has no legal index.
+    let add = |dtype, n: usize| -> (Box<dyn Op>, Vec<Tensor>) {
+        let index = Tensor::full(DType::I64, [n], 3);
+        (Box::new(ScatterAdd { dim: 0, extent: 0 }), vec![index, values(dtype, &[n], 1)])
+    };
+    let cases = cases.into_iter().chain([add(DType::F32, 1), add(DType::F32, 2), add(DType::I32, 2)]);
     for (op, ins) in cases {
         let e = eval_whole(&*op, &ins).unwrap_err().to_string();
         assert!(e.starts_with(&format!("{}: an index leaves dim 0; got index 3", op.name())), "{e}");

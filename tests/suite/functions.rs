@@ -14,7 +14,7 @@ use accuracy::{LargestError, largest_f64, largest_narrow, operator, references, 
 
 /// The largest error in f64 that each function may have, and in f32 for those with a sequence of their own; all others
 /// are computed in f64 and rounded, to 0.51 ulp.
-const BOUNDS: [(&str, f64, f64); 28] = [
+const BOUNDS: [(&str, f64, f64); 42] = [
     ("sin", 0.8, 0.51),
     ("cos", 0.8, 0.51),
     ("tan", 1.6, 0.51),
@@ -44,6 +44,20 @@ const BOUNDS: [(&str, f64, f64); 28] = [
     ("cbrt", 0.7, 0.51),
     ("atan2", 1.2, 0.51),
     ("pow", 0.6, 0.51),
+    ("trigamma", 2.0, 0.51),
+    ("sinc", 2.0, 0.51),
+    ("rsqrt", 1.0, 1.0),
+    ("softplus", 1.0, 0.51),
+    ("log_sigmoid", 1.0, 0.51),
+    ("logit", 2.0, 0.51),
+    ("mish", 3.0, 0.51),
+    ("elu", 1.0, 0.51),
+    ("tanhshrink", 5.0, 0.51),
+    ("silu", 3.0, 3.0),
+    ("hypot", 2.0, 2.0),
+    ("logaddexp", 1.5, 0.51),
+    ("xlogy", 1.5, 1.5),
+    ("xlog1py", 1.5, 0.51),
 ];
 
 #[test]
@@ -57,8 +71,10 @@ fn errors_are_within_their_bounds_and_the_page_is_up_to_date() {
         let narrow = [DType::F32, DType::F16, DType::BF16].map(|dtype| largest_narrow(name, arity, dtype));
         assert!(wide.ulps <= in_f64, "{name}: {} ulp at {:?} in f64", wide.ulps, wide.at);
         assert!(narrow[0].ulps <= in_f32, "{name}: {} ulp at {:?} in f32", narrow[0].ulps, narrow[0].at);
+        // Functions with a sequence of their own in f32 are rounded twice.
+        let in_half = if in_f32 == 0.51 { 0.5 } else { 0.51 };
         for (error, dtype) in narrow[1..].iter().zip(["f16", "bf16"]) {
-            assert!(error.ulps <= 0.51, "{name}: {} ulp at {:?} in {dtype}", error.ulps, error.at);
+            assert!(error.ulps <= in_half, "{name}: {} ulp at {:?} in {dtype}", error.ulps, error.at);
         }
         let op = operator(name);
         let cell = |e: &LargestError| match arity {
@@ -71,7 +87,8 @@ fn errors_are_within_their_bounds_and_the_page_is_up_to_date() {
                 .map(|&y| short(y))
                 .collect::<Vec<_>>()
                 .join(", "),
-            _ => "IEEE 754".into(),
+            _ if matches!(name, "atan2" | "pow") => "IEEE 754".into(),
+            _ => "its documentation".into(),
         };
         let _ = writeln!(
             page,
@@ -97,12 +114,12 @@ const SPECIALS: [f64; 6] = [f64::NEG_INFINITY, -1.0, -0.0, 0.0, 1.0, f64::INFINI
 const HEAD: &str = "# Errors of mathematical functions\n\n\
 *Written by `tests/suite/functions.rs`: `ISOSHARD_BLESS=1 cargo test --test suite functions::` writes it.*\n\n\
 The largest errors found, in units in the last place (ulp) of the exact result. f64 is compared with values that\n\
-mpmath computed (`tests/reference/functions.py`: 350 to 600 points per function, near critical points and over all\n\
+mpmath computed (`tests/reference/functions.py`: 170 to 600 points per function, near critical points and over all\n\
 exponents); f32 with one number in 4,001, f16 and bf16 with every number, against the function in f64. Results have the\n\
 same bits on every CPU, instruction set and device. The last column has the values at -inf, -1, -0, 0, 1 and inf.\n\n\
 Most functions are computed in f64 for every dtype and rounded once. Near zeros of `lgamma` and `digamma` two terms\n\
 cancel; the absolute error there is below 2.5e-16 for positive arguments, and 4e-16 times the cancelled terms for\n\
-negative ones.\n\n\
+negative ones. `logaddexp` cancels likewise near its zeros, which the points leave out.\n\n\
 | operator | f64: ulp | f32: ulp | f16 | bf16 | special values |\n|---|---|---|---|---|---|\n";
 
 fn short(y: f64) -> String {

@@ -81,15 +81,34 @@ fn ravel(index: &[usize], shape: &[usize]) -> usize {
     })
 }
 
-fn layouts(axes: usize) -> Vec<Layout> {
+/// Returns all layouts of one or two axes without `RaggedShard`, in both orders of axes that cut one dim, and some with
+/// it, among them ranks without elements.
+fn layouts(axes: usize) -> Result<Vec<Layout>> {
     let one: Vec<Placement> = [Placement::Replicate, Placement::Partial(ReduceOp::Sum)]
         .into_iter()
         .chain((0..OPERAND.len()).map(Placement::Shard))
         .collect();
-    match axes {
+    let mut all: Vec<Layout> = match axes {
         1 => one.into_iter().map(|p| Layout::new([p])).collect(),
         _ => one.iter().flat_map(|p| one.iter().map(|q| Layout::new([p.clone(), q.clone()]))).collect(),
+    };
+    let more: &[&str] = match axes {
+        1 => &["(RS(0..1; 1, 0, 3))", "(RS(0..2; 5, 0, 7))", "(RS(0..3; 1, 20, 3))"],
+        _ => &[
+            "(S0^1, S0^0)",
+            "(S1^1, S1^0)",
+            "(S2^1, S2^0)",
+            "(RS(0..2; 5, 7), R)",
+            "(RS(0..3; 0, 24), R)",
+            "(S2, RS(0..2; 7, 5))",
+            "(RS(0..1; 3, 1), S1)",
+            "(P(sum), RS(0..1; 1, 3))",
+        ],
+    };
+    for layout in more {
+        all.push(layout.parse()?);
     }
+    Ok(all)
 }
 
 fn judge(mesh: &DeviceMesh, layout: &Layout, case: &Case) -> Result<()> {
@@ -124,7 +143,7 @@ fn all_layouts(ranks: usize, axes: &'static [(&'static str, usize)]) {
     spmd(ranks, move |rank| {
         let mesh = DeviceMesh::new(&rank, axes)?;
         for case in cases() {
-            for layout in layouts(axes.len()) {
+            for layout in layouts(axes.len())? {
                 judge(&mesh, &layout, &case)?;
             }
         }

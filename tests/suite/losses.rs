@@ -375,6 +375,42 @@ fn cosine_embedding_loss_over_a_sharded_dim() {
     }
 }
 
+/// Squares overflowed and vanished, and the square of a small `eps` was 0.
+#[test]
+fn cosines_of_extreme_vectors() {
+    let cosine = |dtype: DType, x: [f64; 2], y: [f64; 2], eps: f64| {
+        on("a=2", move |mesh| {
+            let vector = |v: [f64; 2]| put(mesh, &v, [2], "(S0)")?.cast(dtype)?.requires_grad();
+            let (x, y) = (vector(x)?, vector(y)?);
+            let cosine = x.cosine_similarity(&y, 0, eps)?;
+            let slope = cosine.backward()?.get(&x).expect("a leaf").full_tensor()?.to_f64_vec();
+            assert!(slope.iter().all(|d| d.is_finite()), "{x:?}: {slope:?}");
+            let sign = DTensor::full(mesh, DType::F32, [], 1.0, "(R)".parse()?)?;
+            let loss = x.cosine_embedding_loss(&y, &sign, 0.0, LossReduction::None)?.full_tensor()?.item()?;
+            Ok((cosine.full_tensor()?.item()?, loss))
+        })
+    };
+    for (dtype, scale, close) in [
+        (DType::F64, 1e200, 4e-16),
+        (DType::F64, 1e-200, 4e-16),
+        (DType::F32, 1e30, 6e-8),
+        (DType::F32, 1e-30, 6e-8),
+        (DType::F16, 1e4, 3e-4),
+        (DType::BF16, 1e38, 2e-3),
+    ] {
+        let (got, loss) = cosine(dtype, [3.0 * scale, 4.0 * scale], [4.0, 3.0], 0.0);
+        assert!((got - 0.96).abs() <= close, "{dtype} {scale:e}: {got}");
+        // The loss adds 1e-12 to the squares.
+        let want = if scale > 1.0 { 0.04 } else { 1.0 };
+        assert!((loss - want).abs() <= f64::max(close, 4e-14), "{dtype} {scale:e}: {loss}");
+    }
+    assert_eq!(cosine(DType::F32, [0.0; 2], [4.0, 3.0], 1e-30).0, 0.0);
+    assert_eq!(cosine(DType::F64, [0.0; 2], [4.0, 3.0], 1e-300).0, 0.0);
+    // Each norm is bounded by itself: 3e-10 / 1e-8 times 3 / 5.
+    let (got, _) = cosine(DType::F64, [3e-10, 0.0], [3.0, 4.0], 1e-8);
+    assert!((got - 0.018).abs() < 1e-16, "{got}");
+}
+
 /// [50, 36] with target 0 gave 0 for 8.3e-7, and [1e6, 1e6] gave 0.6875 for ln 2.
 #[test]
 fn cross_entropy_does_not_cancel() {

@@ -1,9 +1,11 @@
 //! Pointwise operators as methods: gradients at kinks, at NaN and at subnormal numbers; operations with numbers on
 //! partial tensors; broadcasting.
 
+use half::f16;
 use isoshard::comm::spmd;
-use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::tensor::{DType, Tensor};
+use isoshard::dtensor::{CrossEntropyOptions, DTensor, DeviceMesh};
+
+use isoshard::tensor::{DType, ReduceOp, Tensor};
 use isoshard::{Error, Result};
 
 const NAN: f32 = f32::NAN;
@@ -54,6 +56,91 @@ fn extrema_that_are_nan_have_gradients() {
         assert_eq!(gradients(&x.minimum(&y)?, &[&x, &y])?, [[1.0, 1.0, 1.0, 0.0], [1.0; 4]]);
         assert_eq!(gradients(&x.max(&[0], false)?, &[&x])?, [[0.5, 0.0, 0.5, 0.0]]);
         assert_eq!(gradients(&x.min(&[0], false)?, &[&x])?, [[0.5, 0.0, 0.5, 0.0]]);
+        Ok(())
+    });
+}
+
+/// A NaN destination had no gradient, and f16 and bf16 counted equal extremes up to 2,048 and 256.
+#[test]
+fn equal_extremes_are_counted_and_nans_share_the_gradient() {
+    on_two(|mesh| {
+        let index = vector(mesh, &[0i64, 0, 1, 2])?;
+        let x = vector(mesh, &[1.0, NAN, 2.0, 7.0])?.requires_grad()?;
+        let src = vector(mesh, &[NAN, NAN, 5.0, 2.0])?.requires_grad()?;
+        for rule in [ReduceOp::Max, ReduceOp::Min] {
+            let y = x.scatter_reduce(0, &index, &src, rule)?;
+            assert_eq!(gradients(&y, &[&x, &src])?, [[0.0, 1.0, 0.5, 1.0], [0.5, 0.5, 0.0, 0.5]]);
+        }
+        let zeros = DTensor::zeros(mesh, DType::F16, [70_000], "(S0)".parse()?)?.requires_grad()?;
+        let share = f16::from_f64(1.0 / 70_000.0).to_f64();
+        assert_eq!(gradients(&zeros.max(&[0], false)?, &[&zeros])?, [[share; 70_000]]);
+        let ones = DTensor::ones(mesh, DType::BF16, [512], "(S0)".parse()?)?.requires_grad()?;
+        let x = DTensor::zeros(mesh, DType::BF16, [1], "(R)".parse()?)?;
+        let y = x.scatter_reduce(
+            0,
+            &DTensor::zeros(mesh, DType::I64, [512], "(S0)".parse()?)?,
+            &ones,
+            ReduceOp::Max,
+        )?;
+        assert_eq!(gradients(&y, &[&ones])?, [[1.0 / 512.0; 512]]);
+        Ok(())
+    });
+}
+
+/// PyTorch's gradients, but for that of `xlogy` by `y` at (0, 0), which is NaN there.
+#[test]
+fn gradients_at_special_points() {
+    const INF: f32 = f32::INFINITY;
+    on_two(|mesh| {
+        let x = vector(mesh, &[0.0f32; 5])?.requires_grad()?;
+        let y = vector(mesh, &[0.0, 1.0, INF, -1.0, NAN])?.requires_grad()?;
+        let check = |z: DTensor, dx: [f64; 4], dy: [f64; 4]| -> Result<()> {
+            let got = gradients(&z, &[&x, &y])?;
+            assert_eq!((&got[0][..4], &got[1][..4]), (&dx[..], &dy[..]));
+            assert!(got[0][4].is_nan() && got[1][4].is_nan(), "{got:?}");
+            Ok(())
+        };
+        let inf = f64::INFINITY;
+        check(x.xlogy(&y)?, [0.0, 0.0, inf, 0.0], [0.0, 0.0, 0.0, 0.0])?;
+        check(x.xlog1py(&y)?, [0.0, f64::from(2f32.ln()), inf, 0.0], [0.0, 0.0, 0.0, 0.0])?;
+        let x = vector(mesh, &[-3.0f32, 3.0, -3.5, 3.5, 0.0])?.requires_grad()?;
+        assert_eq!(gradients(&x.hardswish()?, &[&x])?, [[0.0, 1.0, 0.0, 1.0, 0.5]]);
+        let x = vector(mesh, &[1.0f32, -1.0, 0.0])?.requires_grad()?;
+        let infinite = vector(mesh, &[INF; 3])?;
+        assert_eq!(gradients(&x.elu(1.0)?.mul(&infinite)?, &[&x])?, [[inf; 3]]);
+        Ok(())
+    });
+}
+
+/// Numbers beyond 2^53 were rounded to f64, and `nan_to_num` limited its replacements.
+#[test]
+fn numbers_reach_their_dtype_unchanged() {
+    on_two(|mesh| {
+        let large = (1i64 << 60) + 1;
+        let x = vector(mesh, &[large - 1, large, large + 1, 0])?;
+        assert_eq!(x.eq_scalar(large)?.full_tensor()?.to_vec::<bool>()?, [false, true, false, false]);
+        let mask = x.eq_scalar(0)?;
+        assert_eq!(x.masked_fill(&mask, -large)?.full_tensor()?.to_vec::<i64>()?[3], -large);
+        let clamped = |y: DTensor| y.full_tensor()?.to_vec::<i64>();
+        assert_eq!(clamped(x.clamp(1, large)?)?, [large - 1, large, large, 1]);
+        assert_eq!(clamped(x.clamp(large, f64::INFINITY)?)?, [large, large, large + 1, large]);
+        assert_eq!(clamped(x.clamp_max(i64::MAX - 1)?)?, [large - 1, large, large + 1, 0]);
+        let too_large =
+            DTensor::arange(mesh, DType::I64, (1i64 << 53) + 1, (1i64 << 53) + 3, 1, "(R)".parse()?);
+        assert!(too_large.unwrap_err().to_string().starts_with("arange: i64 has no such numbers"));
+        assert!(x.eq_scalar(2f64.powi(63)).is_err(), "2^63 is no i64");
+        let logp = DTensor::zeros(mesh, DType::F32, [4, 2], "(S0)".parse()?)?;
+        let options = CrossEntropyOptions { ignore_index: Some(large), ..Default::default() };
+        let classes = vector(mesh, &[1, large, 0, large])?;
+        assert_eq!(logp.nll_loss(&classes, &options)?.full_tensor()?.item()?, 0.0);
+        let near_options = CrossEntropyOptions { ignore_index: Some(large - 1), ..Default::default() };
+        assert!(logp.nll_loss(&classes, &near_options).and_then(|loss| loss.full_tensor()).is_err());
+        let x = vector(mesh, &[NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0])?;
+        let of = |y: DTensor| y.full_tensor()?.to_vec::<f32>();
+        let (inf, most) = (f32::INFINITY, f32::MAX);
+        assert_eq!(of(x.nan_to_num(f64::INFINITY, None, None)?)?, [inf, most, -most, 1.0]);
+        assert_eq!(of(x.nan_to_num(1e39, Some(f64::INFINITY), None)?)?, [inf, inf, -most, 1.0]);
+        assert_eq!(of(x.nan_to_num(0.0, None, Some(f64::NEG_INFINITY))?)?, [0.0, most, -inf, 1.0]);
         Ok(())
     });
 }

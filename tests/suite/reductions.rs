@@ -1,5 +1,6 @@
 //! Statistics over dims: their values against definitions and limits, and their bits and gradients on every mesh.
 
+use half::bf16;
 use isoshard::Result;
 use isoshard::comm::Rank;
 use isoshard::dtensor::{DTensor, DeviceMesh};
@@ -167,6 +168,42 @@ fn norms_at_zero_and_at_the_ends_of_the_range() {
     assert_eq!(norm(DType::F32, &[1.0, INF], 2.0), INF);
     assert_eq!(norm(DType::F32, &[2.0, 0.0], -1.0), 0.0);
     assert!(norm(DType::F32, &[1.0, f64::NAN], 2.0).is_nan());
+}
+
+/// Negative orders were scaled by the largest element, and orders above 1,024 overflowed. The expected values are
+/// mpmath's.
+#[test]
+fn norms_of_negative_and_of_extreme_orders() {
+    let check = |dtype, values: &[f64], p: f64, want: f64| {
+        let got = of(dtype, values, move |x| x.norm(p, &[0], false))[0];
+        let close = if dtype == DType::F64 { 4e-16 } else { 6e-8 };
+        assert!(got == want || (got / want - 1.0).abs() < close, "{dtype}, {p}: {got:e}, not {want:e}");
+    };
+    check(DType::F64, &[1e200, 1e-200], -2.0, 1e-200);
+    check(DType::F64, &[3e-200, 4e-200], -1.0, 12e-200 / 7.0);
+    check(DType::F64, &[1e300, 1e300], -3.0, 7.937005259840998e299);
+    check(DType::F32, &[1e38, 1e-38, INF], -10.0, f64::from(1e-38f32));
+    check(DType::F64, &[3.0, 4.0], 2000.0, 4.0);
+    check(DType::F64, &[3.0, 3.0, -3.0], 1e5, 3.000032958549703);
+    check(DType::F64, &[-1e-310, 1e-310], 1e20, 1e-310);
+    check(DType::F64, &[3.0, 3.0, 4.0], -2000.0, 2.998960459378228);
+    check(DType::BF16, &[1e38, 1e38], 1e4, bf16::from_f64(1e38).to_f64());
+    for p in [-1.0, -700.0] {
+        check(DType::F64, &[0.0, 1e300], p, 0.0);
+        check(DType::F64, &[INF, INF], p, INF);
+        assert_eq!(gradient(&[0.0, 2.0], move |x| x.norm(p, &[0], false)), [0.0, 0.0], "{p}");
+    }
+    check(DType::F64, &[0.0, -0.0], 3000.0, 0.0);
+    check(DType::F64, &[1.0, -INF], 3000.0, INF);
+    assert!(of(DType::F64, &[1.0, f64::NAN], |x| x.norm(3000.0, &[0], false))[0].is_nan());
+    let both = |p: f64| gradient(&[2.0, -2.0, 1.0], move |x| x.norm(p, &[0], false));
+    let near = |p: f64, want: [f64; 3]| {
+        let got = both(p);
+        assert!(got.iter().zip(want).all(|(g, w)| (g - w).abs() <= 1e-7 * w.abs()), "{p}: {got:?}");
+    };
+    near(3000.0, [0.5001155378770383, -0.5001155378770383, 0.0]);
+    near(-1.0, [0.0625, -0.0625, 0.25]);
+    near(-3000.0, [0.0, -0.0, 1.0]);
 }
 
 #[test]

@@ -5,9 +5,11 @@
 use isoshard::Result;
 use isoshard::comm::Rank;
 use isoshard::dtensor::{AttentionOptions, DTensor, DeviceMesh, Gradients};
+use isoshard::nn::{Forward, Module, Moe, MoeConfig, Params, Plan};
+use isoshard::ops::GroupSizes;
 use isoshard::placement::Layout;
-use isoshard::rng::Generator;
-use isoshard::tensor::{DType, Shape, Tensor};
+use isoshard::rng::{Generator, Init};
+use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
 
 use crate::common::spmd;
 
@@ -404,6 +406,131 @@ fn extremes_and_norms_of_a_partial_sum_are_those_of_the_sum() {
             assert_eq!(item(x.norm(1.0, &[0], false)?)?, 22.0);
             assert_eq!((item(x.argmax(0)?)?, item(x.argmin(0)?)?), (0.0, 7.0));
             assert_eq!(item(x.var(&[0], 0, false)?)?, 5.25);
+            Ok(())
+        });
+    }
+}
+
+/// Not a PyTorch issue: products of sizes wrapped, which gave wrong shapes in release builds and panics in others.
+#[test]
+fn sizes_that_overflow_are_refused_by_name() {
+    on(2, "a=2", |mesh| {
+        const HUGE: usize = usize::MAX;
+        let (x, none) = (put(mesh, &[4, 3], "(S0)")?, put(mesh, &[0, 3], "(R)")?);
+        let index = DTensor::zeros(mesh, DType::I64, [4, 3], "(S0)".parse()?)?;
+        let (line, slot) = (index.slice(1, 0, 1)?.squeeze(1)?, index.slice(1, 0, 1)?);
+        let sequence =
+            |len, end: f64| DTensor::linspace(mesh, DType::F64, -f64::MAX, end, len, "(R)".parse()?);
+        let refused: [(&str, Result<()>); 20] = [
+            ("repeat: the number of", x.repeat(&[HUGE, 2]).map(drop)),
+            ("repeat: the number of", none.repeat(&[1, HUGE]).map(drop)),
+            ("repeat_interleave: the number of", x.repeat_interleave(HUGE, 0).map(drop)),
+            ("expand: the number of", none.unsqueeze(0)?.expand([HUGE, 0, 3]).map(drop)),
+            ("unflatten: the product of the sizes", none.unflatten(1, &[5]).map(drop)),
+            ("unflatten: the number of", none.unflatten(1, &[HUGE, 5]).map(drop)),
+            ("diag_embed: the number of", x.diag_embed(isize::MIN).map(drop)),
+            ("topk: ", x.topk(HUGE, 0, true).map(drop)),
+            ("kthvalue: ", x.kthvalue(HUGE, 0, true).map(drop)),
+            ("one_hot: the number of", index.one_hot(HUGE, DType::F32).map(drop)),
+            ("one_hot: there is no class", index.one_hot(0, DType::F32).map(drop)),
+            ("bincount: the number of", index.bincount(1 << 60).map(drop)),
+            ("scatter_add: the number of", x.scatter_add(0, &index, HUGE).map(drop)),
+            ("permute_tokens: the number of", x.permute_tokens(&slot, HUGE).map(drop)),
+            ("expert_slots: the slots' numbers", index.expert_slots(3, Some(HUGE)).map(drop)),
+            ("expert_slots: there is no expert", index.expert_slots(0, None).map(drop)),
+            ("group_sizes: the number of rows", GroupSizes::new(2, [1, 1, HUGE, 2]).map(drop)),
+            ("layout: the number of", sequence(HUGE, 0.0).map(drop)),
+            ("layout: the number of", DTensor::eye(mesh, DType::F32, HUGE, 2, "(R)".parse()?).map(drop)),
+            ("layout: the number of", DTensor::zeros(mesh, DType::F64, [1 << 61], "(R)".parse()?).map(drop)),
+        ];
+        for (start, outcome) in refused {
+            let text = outcome.expect_err(start).to_string();
+            assert!(text.starts_with(start), "{start}...: {text}");
+        }
+        assert_eq!(x.chunk(HUGE, 0)?.len(), 4);
+        assert_eq!(line.roll(isize::MIN, 0)?.shape(), line.shape());
+        // The step of two numbers was infinite, and an infinity times 0 is NaN.
+        assert_eq!(sequence(2, f64::MAX)?.full_tensor()?.to_f64_vec(), [-f64::MAX, f64::MAX]);
+        assert_eq!(sequence(1, f64::MAX)?.full_tensor()?.to_f64_vec(), [-f64::MAX]);
+        // Without a window, positions have no effect.
+        let q = put(mesh, &[1, 1, 3, 2], "(R)")?;
+        let at = |options: &AttentionOptions| q.attention_with(&q, &q, options)?.full_tensor();
+        let options = AttentionOptions::bidirectional(0.3);
+        assert_eq!(at(&options.clone().offset(HUGE))?.to_f64_vec(), at(&options)?.to_f64_vec());
+        let mut params = Params::new(mesh, Plan::default(), 7)?;
+        let (capacity_factor, dropout) = (Some(1e300), 0.0);
+        let config = MoeConfig {
+            width: 3,
+            hidden: 2,
+            experts: 2,
+            top_k: 1,
+            capacity_factor,
+            gated: true,
+            shared_hidden: None,
+            dropout,
+        };
+        let moe = Moe::new(params.root().child("moe"), config, (Init::Ones, Init::Ones))?;
+        assert_eq!(moe.forward(&Forward::eval(&params), &x)?.shape(), x.shape());
+        Ok(())
+    });
+}
+
+/// Not a PyTorch issue: rows with equal slots were added up if they lay on different ranks, and so were the gradients of
+/// a row that was read twice.
+#[test]
+fn equal_slots_are_refused_on_every_mesh() {
+    for (ranks, mesh) in [(1, "a=1"), (2, "a=2"), (3, "a=3")] {
+        on(ranks, mesh, |mesh| {
+            let slots = Tensor::from_vec(vec![0i64, 3, -1, -1, 0, 2], [2, 3, 1])?;
+            for layout in ["(R)", "(S0)", "(S1)", "(S2)"] {
+                let put = |x: &Tensor| DTensor::distribute(mesh, x, layout.parse()?);
+                let (x, entry) = (put(&iota(&[2, 3, 2]))?, put(&slots)?);
+                x.permute_tokens(&entry, 4)?; // each entry has slots of its own
+                let (x, slot) = (put(&iota(&[6, 1, 2]))?.reshape([1, 6, 2])?, entry.reshape([1, 6, 1])?);
+                let text = x.permute_tokens(&slot, 4).unwrap_err().to_string();
+                assert!(text.contains("two rows have the same slot; got slot 0 of batch entry 0"), "{text}");
+                let y = x.slice(1, 0, 4)?.detach().requires_grad()?;
+                let tokens = y.unpermute_tokens(&slot)?;
+                let rows = tokens.full_tensor()?.to_f64_vec();
+                assert_eq!(rows, [0.0, 1.0, 6.0, 7.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 4.0, 5.0]);
+                let text = tokens.sum_all()?.backward().unwrap_err().to_string();
+                assert!(text.contains("two rows have the same slot"), "{text}");
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Not a PyTorch issue: sums of integers by index wrap as PyTorch's do, on every mesh.
+#[test]
+fn integers_are_added_by_index() {
+    for (ranks, mesh) in [(1, "a=1"), (3, "a=3")] {
+        on(ranks, mesh, |mesh| {
+            let integers = |values: [i64; 4]| Tensor::from_slice(&values, [4, 1]);
+            for (dtype, most) in [(DType::I32, i64::from(i32::MAX)), (DType::I64, i64::MAX)] {
+                for layout in ["(R)", "(S0)", "(S1)"] {
+                    let put = |x: Tensor| DTensor::distribute(mesh, &x, layout.parse()?);
+                    let x = put(integers([1, 2, 3, 4])?)?.cast(dtype)?;
+                    let src = put(integers([most, 5, 7, -2])?)?.cast(dtype)?;
+                    let (index, line) = (put(integers([0, 2, 0, 3])?)?, [0i64, 2, 0, 3]);
+                    let line = DTensor::distribute(mesh, &Tensor::from_slice(&line, [4])?, "(R)".parse()?)?;
+                    let lowest = -most - 1;
+                    let check = |y: DTensor, want: [i64; 4]| -> Result<()> {
+                        assert_eq!(y.dtype(), dtype);
+                        assert_eq!(y.cast(DType::I64)?.full_tensor()?.to_vec::<i64>()?, want, "{layout}");
+                        Ok(())
+                    };
+                    check(src.scatter_add(0, &index, 4)?, [lowest + 6, 0, 5, -2])?;
+                    let want = [lowest + 7, 2, 8, 2];
+                    check(x.scatter_reduce(0, &index, &src, ReduceOp::Sum)?, want)?;
+                    check(x.index_add(0, &line, &src)?, want)?;
+                    check(x.index_put(&[&line], &src, true)?, want)?;
+                }
+            }
+            let bytes = DTensor::zeros(mesh, DType::U8, [4, 1], "(R)".parse()?)?;
+            let index = DTensor::zeros(mesh, DType::I64, [4, 1], "(R)".parse()?)?;
+            let text = bytes.scatter_add(0, &index, 2).unwrap_err().to_string();
+            assert!(text.starts_with("scatter_add: adds floats, i64 and i32; got u8[4, 1]"), "{text}");
             Ok(())
         });
     }

@@ -7,7 +7,8 @@ use crate::tensor::Scalar;
 
 /// Activation functions that are compositions of other operators.
 impl DTensor {
-    /// Returns `min(max(x, 0), 6)`. The gradient is 0 from 6 on and up to 0.
+    /// Returns `min(max(x, 0), 6)`. The gradient is 0 from 6 on and up to 0. Communicates nothing unless this tensor is
+    /// a partial sum.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -27,7 +28,7 @@ impl DTensor {
     }
 
     /// Limits elements to the interval from `min` to `max`, as [`DTensor::clamp`]. The gradient is 0 at the bounds,
-    /// too.
+    /// too. Communicates nothing unless this tensor is a partial sum.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -47,7 +48,8 @@ impl DTensor {
         DTensor::apply_one(&Clamp { min: Bits(min), max: Bits(max), open: true }, &[self])
     }
 
-    /// Returns `x` if it is positive, else `x · slope` (Maas, Hannun, Ng 2013).
+    /// Returns `x` if it is positive, else `x · slope` (Maas, Hannun, Ng 2013). Communicates nothing unless this tensor
+    /// is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -64,10 +66,11 @@ impl DTensor {
     /// Refuses integers and bools.
     pub fn leaky_relu(&self, slope: f64) -> Result<DTensor> {
         self.dtype().expect_float("leaky_relu")?;
-        self.prelu(&self.number("leaky_relu", Scalar(slope))?)
+        self.prelu(&self.number("leaky_relu", slope.into())?)
     }
 
-    /// Returns `x` if it is greater than `threshold`, else `value`. NaN is replaced, too.
+    /// Returns `x` if it is greater than `threshold`, else `value`. NaN is replaced, too. Communicates nothing unless
+    /// this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -87,7 +90,7 @@ impl DTensor {
     }
 
     /// Returns `x` if it is positive, else `alpha (e^(x / alpha) - 1)`: an exponential linear unit whose slope is 1 at
-    /// 0 for every `alpha` (Barron 2017).
+    /// 0 for every `alpha` (Barron 2017). Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -112,6 +115,7 @@ impl DTensor {
     }
 
     /// Returns the scaled exponential linear unit, `1.0507 · elu(x)` with `alpha = 1.6733` (Klambauer et al. 2017).
+    /// Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

@@ -33,7 +33,8 @@ impl DTensor {
     }
 
     /// Applies [`DTensor::attention`] to queries that follow keys of earlier times, as when decoding with a cache:
-    /// query `i` has the time `q_offset + i` and sees the keys up to that time; key `j` has the time `j`.
+    /// query `i` has the time `q_offset + i` and sees the keys up to that time; key `j` has the time `j`. Communicates
+    /// as [`DTensor::attention`] does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, tensor::Tensor};
@@ -59,7 +60,8 @@ impl DTensor {
     }
 
     /// Applies [`DTensor::attention`], and drops attention probabilities with probability `p`. `from` is a
-    /// `&mut Generator` or a `Draw`. The same elements are dropped on every layout.
+    /// `&mut Generator` or a `Draw`. The same elements are dropped on every layout. Communicates as
+    /// [`DTensor::attention`] does, and compares a generator at its [first draw](IntoDraw) on a mesh.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Draw, tensor::Tensor};

@@ -229,7 +229,8 @@ impl DTensor {
     }
 
     /// Applies [`DTensor::attention_with`], and drops attention probabilities with probability `p`. `from` is a
-    /// `&mut Generator` or a `Draw`. The same elements are dropped on every layout.
+    /// `&mut Generator` or a `Draw`. The same elements are dropped on every layout. Communicates as
+    /// [`DTensor::attention_with`] does, and compares a generator at its [first draw](IntoDraw) on a mesh.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{AttentionOptions, DTensor, DeviceMesh}, rng::Draw, tensor::DType};

@@ -1,4 +1,4 @@
-//! Tensors made from global indices: sequences, bands of diagonals, masks, one-hot rows, and formulas of one's own.
+//! Tensors made from global indices: sequences, bands of diagonals, masks, one-hot rows, and a program's own formulas.
 //!
 //! Every rank computes its own shard; no rank holds the whole, and nothing is communicated.
 
@@ -11,7 +11,7 @@ use crate::tensor::{DType, Element, Scalar, Shape, Tensor};
 
 /// Creation from global indices.
 impl DTensor {
-    /// Creates a tensor of ones (true for bools).
+    /// Creates a tensor of ones (true for bools). Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -31,6 +31,7 @@ impl DTensor {
     }
 
     /// Creates a tensor of zeros with this tensor's dtype, shape and layout. `Partial` axes become replicated.
+    /// Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -50,6 +51,7 @@ impl DTensor {
     }
 
     /// Creates a tensor of ones with this tensor's dtype, shape and layout. `Partial` axes become replicated.
+    /// Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -69,6 +71,7 @@ impl DTensor {
     }
 
     /// Creates a tensor of equal elements with this tensor's dtype, shape and layout. `Partial` axes become replicated.
+    /// Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -91,7 +94,7 @@ impl DTensor {
     /// Creates the numbers `start`, `start + step`, ... below `end` (above `end` for a negative step), of shape
     /// `[ceil((end - start) / step)]`.
     ///
-    /// Floats are computed in f64 as `start + i * step` and rounded once; integers are exact.
+    /// Floats are computed in f64 as `start + i * step` and rounded once; integers are exact. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -117,7 +120,7 @@ impl DTensor {
         step: impl Into<Scalar>,
         layout: Layout,
     ) -> Result<DTensor> {
-        let (Scalar(start), Scalar(end), Scalar(step)) = (start.into(), end.into(), step.into());
+        let [start, end, step] = [start.into(), end.into(), step.into()].map(Scalar::to_f64);
         let refuse = |rule: &str, remedy: &str| {
             Err(Error::invalid("arange", rule, format!("{start}, {end}, {step} in {dtype}"), remedy))
         };
@@ -126,7 +129,7 @@ impl DTensor {
         }
         let len = ((end - start) / step).ceil();
         if len >= 9e15 {
-            return refuse("has more numbers than a tensor", "use a larger step");
+            return refuse("the sequence has more elements than a tensor can have", "use a larger step");
         }
         expect_sequence("arange", dtype, [start, step, start + (len - 1.0).max(0.0) * step])?;
         let numbers = IndexSequence { start, step, end, last: len as u64, turn: u64::MAX };
@@ -136,7 +139,7 @@ impl DTensor {
     /// Creates `len` numbers at equal distances from `start` to `end`, both included.
     ///
     /// Computed in f64 and rounded once: the first half from `start` upwards, the second from `end` downwards, as by
-    /// PyTorch, so that both ends are met exactly.
+    /// PyTorch, so that both ends are met exactly. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -159,11 +162,12 @@ impl DTensor {
         len: usize,
         layout: Layout,
     ) -> Result<DTensor> {
-        let (Scalar(start), Scalar(end)) = (start.into(), end.into());
+        let [start, end] = [start.into(), end.into()].map(Scalar::to_f64);
         dtype.expect_float("linspace")?;
         let steps = len.saturating_sub(1).max(1) as f64;
-        // Halves first: the difference of two finite numbers may be infinite.
-        let step = (end / 2.0 - start / 2.0) / steps * 2.0;
+        // Halves first: the difference of two finite numbers may be infinite. It is the step of two numbers alone, which
+        // is multiplied by 0; an infinite one would give NaN.
+        let step = ((end / 2.0 - start / 2.0) / steps * 2.0).clamp(f64::MIN, f64::MAX);
         if !start.is_finite() || !end.is_finite() {
             let given = format!("{start} to {end}");
             return Err(Error::invalid("linspace", "the ends are not finite", given, ""));
@@ -175,7 +179,7 @@ impl DTensor {
 
     /// Creates `len` numbers `base^x` for [`DTensor::linspace`]'s `x` from `start` to `end`.
     ///
-    /// Computed in f64 and rounded once.
+    /// Computed in f64 and rounded once. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -204,7 +208,7 @@ impl DTensor {
         exponents.full_like(base)?.pow(&exponents)?.cast(dtype)
     }
 
-    /// Creates a matrix with ones on the main diagonal and zeros elsewhere.
+    /// Creates a matrix with ones on the main diagonal and zeros elsewhere. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -231,7 +235,7 @@ impl DTensor {
     }
 
     /// Creates a boolean mask that is true at the diagonals of `band`: where `low <= j - i <= high` for the last two
-    /// indices `i` and `j`.
+    /// indices `i` and `j`. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops::DiagonalBand};
@@ -260,7 +264,7 @@ impl DTensor {
     /// Creates the mask `[queries, keys]` of causal attention: true if query `i`, which stands at position
     /// `offset + i`, may see key `j`, so `j <= offset + i`.
     ///
-    /// [`DTensor::attention`] needs no such tensor; use it to combine masks.
+    /// [`DTensor::attention`] needs no such tensor; use it to combine masks. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}};
@@ -289,7 +293,7 @@ impl DTensor {
     /// Creates a tensor whose element at global index `i` is `value(i)`. Each rank calls `value` for the elements of its
     /// shard, in ascending order. On a CUDA device the shard is computed on the host and copied.
     ///
-    /// `value` must return the same element for an index on every rank.
+    /// `value` must return the same element for an index on every rank. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}};
@@ -354,7 +358,7 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses dtypes other than i64, and indices that are not below `classes`.
+    /// Refuses dtypes other than i64, 0 classes, and indices that are not below `classes`.
     pub fn one_hot(&self, classes: usize, dtype: DType) -> Result<DTensor> {
         DTensor::apply_one(&OneHot { classes, dtype }, &[self])
     }
@@ -435,10 +439,13 @@ impl DTensor {
 /// Refuses bools, and for an integer dtype numbers that it does not have.
 fn expect_sequence(verb: &str, dtype: DType, numbers: [f64; 3]) -> Result<()> {
     let (low, high) = match dtype {
-        DType::Bool => return Err(Error::invalid(verb, "bools are not a sequence", "bool", "cast integers")),
+        DType::Bool => {
+            return Err(Error::invalid(verb, "there are no sequences of bools", "bool", "cast integers"));
+        }
         DType::U8 => (0.0, 255.0),
         DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
-        DType::I64 => (-(2f64.powi(53)), 2f64.powi(53)),
+        // An integer beyond may have been rounded to 2^53.
+        DType::I64 => (1.0 - 2f64.powi(53), 2f64.powi(53) - 1.0),
         DType::F32 | DType::F64 | DType::F16 | DType::BF16 => return Ok(()),
     };
     let [start, step, last] = numbers;

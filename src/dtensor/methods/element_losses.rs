@@ -7,12 +7,13 @@
 use super::loss_reduction::LossReduction;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
-use crate::ops::Mask;
+use crate::ops::{InversePowerOfTwo, Mask};
 use crate::tensor::DType;
 
 /// Losses per element, and losses of vectors.
 impl DTensor {
-    /// Returns the squared error `(self - target)²`. Shapes broadcast.
+    /// Returns the squared error `(self - target)²`. Shapes broadcast. Communicates as its [reduction](LossReduction)
+    /// does if both operands have one layout, or one is replicated; otherwise one is redistributed first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
@@ -33,7 +34,8 @@ impl DTensor {
         reduction.apply(&self.sub(target)?.pow_scalar(2.0)?)
     }
 
-    /// Returns the absolute error `|self - target|`. Shapes broadcast.
+    /// Returns the absolute error `|self - target|`. Shapes broadcast. Communicates as its [reduction](LossReduction)
+    /// does if both operands have one layout, or one is replicated; otherwise one is redistributed first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
@@ -53,8 +55,9 @@ impl DTensor {
         reduction.apply(&self.sub(target)?.abs()?)
     }
 
-    /// Returns Huber's loss (1964) of the error `d = |self - target|`: `d² / 2` up to `delta`, and
-    /// `delta (d - delta / 2)` above. Shapes broadcast.
+    /// Returns Huber's loss (1964) of the error `d = |self - target|`: `d² / 2` up to `delta`, and `delta (d - delta /
+    /// 2)` above. Shapes broadcast. Communicates as its [reduction](LossReduction) does if both operands have one
+    /// layout, or one is replicated; otherwise one is redistributed first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
@@ -76,9 +79,10 @@ impl DTensor {
         reduction.apply(&self.huber(target, delta)?)
     }
 
-    /// Returns the smooth absolute error (Girshick, *Fast R-CNN*, 2015): `d² / (2 beta)` for `d = |self - target|` up to
-    /// `beta`, and `d - beta / 2` above. It is [Huber's loss](DTensor::huber_loss) divided by `beta`; `beta = 0` gives
-    /// the [absolute error](DTensor::l1_loss). Shapes broadcast.
+    /// Returns the smooth absolute error (Girshick, *Fast R-CNN*, 2015): `d² / (2 beta)` for `d = |self - target|` up
+    /// to `beta`, and `d - beta / 2` above. It is [Huber's loss](DTensor::huber_loss) divided by `beta`; `beta = 0`
+    /// gives the [absolute error](DTensor::l1_loss). Shapes broadcast. Communicates as its [reduction](LossReduction)
+    /// does if both operands have one layout, or one is replicated; otherwise one is redistributed first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
@@ -116,6 +120,8 @@ impl DTensor {
     ///
     /// The divergence of distributions is the sum over their elements. [`LossReduction::Mean`] divides by the number of
     /// elements; divide the sum by the number of distributions for their mean divergence (PyTorch's `batchmean`).
+    /// Communicates as its [reduction](LossReduction) does if both operands have one layout, or one is replicated;
+    /// otherwise one is redistributed first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
@@ -153,9 +159,10 @@ impl DTensor {
     }
 
     /// Returns the cosine of the angle between vectors along `dim`:
-    /// `x · y / (max(|x|, eps) max(|y|, eps))`. Shapes broadcast; f16 and bf16 compute in f32 and round once.
+    /// `x · y / (max(|x|, eps) max(|y|, eps))`. Shapes broadcast. All dtypes compute in f64 and round once; f64 vectors
+    /// are first scaled by a power of two of their largest element, so that no square overflows or underflows.
     ///
-    /// If `dim` is sharded, the ranks reduce three numbers per vector and gather nothing.
+    /// If `dim` is sharded, the ranks reduce three numbers per vector, and two maxima for f64, and gather nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -176,18 +183,23 @@ impl DTensor {
     pub fn cosine_similarity(&self, other: &DTensor, dim: isize, eps: f64) -> Result<DTensor> {
         const VERB: &str = "cosine_similarity";
         expect_bound(VERB, "eps is finite and not negative", eps, eps >= 0.0)?;
-        let [dot, x, y] = self.products(other, VERB, dim)?;
-        let bound = dot.number_like(eps * eps)?;
-        let norms = x.maximum(&bound)?.sqrt()?.mul(&y.maximum(&bound)?.sqrt()?)?;
-        dot.div(&norms)?.cast(self.dtype())
+        let cosine = CosineTerms::new(VERB, [self, other], dim, false)?;
+        let norms = cosine.each(|square, scale| {
+            let bound = match scale {
+                Some(scale) => scale.mul_scalar(eps)?,
+                None => square.number_like(eps)?,
+            };
+            square.root_or_zero(0.5)?.maximum(&bound)
+        })?;
+        cosine.over(&norms)?.cast(self.dtype())
     }
 
     /// Returns the loss of pairs of vectors along the last dim that should point in the same direction (target 1) or in
     /// different ones (target -1): `1 - cos`, or `max(0, cos - margin)`. Another target gives 0. Vectors
     /// `[.., width]` and targets `[..]`, of any dtype, give losses `[..]`.
     ///
-    /// As in PyTorch, the cosine is `x · y / sqrt((|x|² + 1e-12) (|y|² + 1e-12))`. If the last dim is sharded, the ranks
-    /// reduce three numbers per pair and gather nothing.
+    /// As in PyTorch, the cosine is `x · y / sqrt((|x|² + 1e-12) (|y|² + 1e-12))`. It is computed and communicated as in
+    /// [`DTensor::cosine_similarity`].
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
@@ -216,28 +228,67 @@ impl DTensor {
     ) -> Result<DTensor> {
         const VERB: &str = "cosine_embedding_loss";
         expect_bound(VERB, "the margin lies in [-1, 1]", margin, (-1.0..=1.0).contains(&margin))?;
-        let [dot, x, y] = self.products(other, VERB, -1)?;
-        let cos = dot.div(&x.add_scalar(1e-12)?.mul(&y.add_scalar(1e-12)?)?.sqrt()?)?;
+        let cosine = CosineTerms::new(VERB, [self, other], -1, true)?;
+        let norms = cosine.each(|square, scale| match scale {
+            Some(scale) => square.add(&scale.mul(scale)?.mul_scalar(1e-12)?)?.sqrt(),
+            None => square.add_scalar(1e-12)?.sqrt(),
+        })?;
+        let cos = cosine.over(&norms)?;
         let (near, far) = (cos.neg()?.add_scalar(1.0)?, cos.add_scalar(-margin)?.relu()?);
         let is = |value: f64| target.eq(&target.number_like(value)?);
         let zero = cos.number_like(0.0)?;
         let losses = is(1.0)?.select(&near, &is(-1.0)?.select(&far, &zero)?)?;
         reduction.apply(&losses.cast(self.dtype())?)
     }
+}
 
-    /// Returns `x · y`, `x · x` and `y · y` along `dim` of the broadcast shape, at least in f32.
-    fn products(&self, other: &DTensor, verb: &str, dim: isize) -> Result<[DTensor; 3]> {
-        self.dtype().expect_float(verb)?;
-        if self.dtype() != other.dtype() {
-            let given = format!("{} and {}", self.spec(), other.spec());
+/// The sums of a cosine of two vectors, in f64. f64 vectors are scaled.
+struct CosineTerms {
+    /// The dim of the vectors, which has extent 1 in all sums.
+    dim: usize,
+    /// `x · y`.
+    dot: DTensor,
+    /// `x · x` and `y · y`, each with the factor by which the vector is multiplied, a power of two.
+    squares: [(DTensor, Option<DTensor>); 2],
+}
+
+impl CosineTerms {
+    /// Computes the sums along `dim` of the broadcast shape. With `shrink`, vectors are scaled down only.
+    fn new(verb: &str, [x, y]: [&DTensor; 2], dim: isize, shrink: bool) -> Result<CosineTerms> {
+        x.dtype().expect_float(verb)?;
+        if x.dtype() != y.dtype() {
+            let given = format!("{} and {}", x.spec(), y.spec());
             return Err(Error::invalid(verb, "the dtypes differ", given, "cast one of them"));
         }
-        let wide = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        let shape = self.shape().broadcast(verb, other.shape())?;
-        let dim = shape.dim(verb, dim)? as isize;
-        let (x, y) = (self.cast(wide)?.expand(shape.clone())?, other.cast(wide)?.expand(shape)?);
-        let sum = |a: &DTensor, b: &DTensor| a.mul(b)?.sum(&[dim], false);
-        Ok([sum(&x, &y)?, sum(&x, &x)?, sum(&y, &y)?])
+        let shape = x.shape().broadcast(verb, y.shape())?;
+        let dim = shape.dim(verb, dim)?;
+        let scaled = |v: &DTensor| -> Result<(DTensor, Option<DTensor>)> {
+            let v = v.cast(DType::F64)?.expand(shape.clone())?;
+            if x.dtype() != DType::F64 || shape[dim] == 0 {
+                return Ok((v, None));
+            }
+            let scale = {
+                let _guard = v.mesh.no_grad();
+                let scale =
+                    DTensor::apply_one(&InversePowerOfTwo, &[&v.leading_magnitude(1.0, &[dim as isize])?])?;
+                if shrink { scale.clamp_max(1.0)? } else { scale }
+            };
+            Ok((v.mul(&scale)?, Some(scale)))
+        };
+        let ((x, of_x), (y, of_y)) = (scaled(x)?, scaled(y)?);
+        let sum = |a: &DTensor, b: &DTensor| a.mul(b)?.sum(&[dim as isize], true);
+        Ok(CosineTerms { dim, dot: sum(&x, &y)?, squares: [(sum(&x, &x)?, of_x), (sum(&y, &y)?, of_y)] })
+    }
+
+    /// Returns a function of each square and scale.
+    fn each(&self, of: impl Fn(&DTensor, Option<&DTensor>) -> Result<DTensor>) -> Result<[DTensor; 2]> {
+        let [(x, of_x), (y, of_y)] = &self.squares;
+        Ok([of(x, of_x.as_ref())?, of(y, of_y.as_ref())?])
+    }
+
+    /// Returns the product of the vectors divided by their norms, without the dim.
+    fn over(&self, [x, y]: &[DTensor; 2]) -> Result<DTensor> {
+        self.dot.div(&x.mul(y)?)?.squeeze(self.dim as isize)
     }
 }
 

@@ -4,7 +4,6 @@ use crate::dtensor::list::DTensors;
 use crate::dtensor::tensor::DTensor;
 use crate::error::{Error, Result};
 use crate::ops::{Add, AddScalar, Addcdiv, Addcmul, Batched, Div, Lerp, Mul, MulScalar, Sub};
-use crate::tensor::Scalar;
 
 /// Operators on lists of tensors.
 impl DTensor {
@@ -12,8 +11,8 @@ impl DTensor {
     /// launches as the operator needs ([`Batched`]): one per 48 calls of one dtype for those of the `foreach_` methods.
     ///
     /// The operands are taken over: a result overwrites an operand whose buffer no other tensor shares. If gradients
-    /// are wanted, each call is recorded, and made by itself. Communicates the moves that the calls ask for, in the
-    /// order of the list.
+    /// are wanted, each call is recorded, and made by itself. Operands are redistributed as each call's plan says, in
+    /// the order of the list.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DTensors, DeviceMesh}, ops::Mul, tensor::DType};
@@ -30,7 +29,7 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses what the operator refuses, and an operator that has not exactly one result.
+    /// Refuses what the operator refuses, and an operator that does not have exactly one result.
     pub fn foreach<O: Batched>(op: &O, mut calls: Vec<DTensors>) -> Result<Vec<DTensor>> {
         let wants_gradient = |ins: &DTensors| ins.iter().any(|x| x.has_history() && x.mesh().grad_enabled());
         if calls.iter().any(wants_gradient) {
@@ -44,7 +43,8 @@ impl DTensor {
 
     /// Returns the sums of two lists of tensors, pair by pair.
     ///
-    /// See [`DTensor::foreach`] for buffers and launches.
+    /// See [`DTensor::foreach`] for buffers and launches. Communicates nothing if the operands of each call have one
+    /// layout that is not `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -68,7 +68,8 @@ impl DTensor {
 
     /// Returns the differences of two lists of tensors, pair by pair.
     ///
-    /// See [`DTensor::foreach`] for buffers and launches.
+    /// See [`DTensor::foreach`] for buffers and launches. Communicates nothing if the operands of each call have one
+    /// layout that is not `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -92,7 +93,8 @@ impl DTensor {
 
     /// Returns the products of two lists of tensors, pair by pair.
     ///
-    /// See [`DTensor::foreach`] for buffers and launches.
+    /// See [`DTensor::foreach`] for buffers and launches. Communicates nothing if the operands of each call have one
+    /// layout that is not `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -116,7 +118,8 @@ impl DTensor {
 
     /// Returns the quotients of two lists of tensors, pair by pair.
     ///
-    /// See [`DTensor::foreach`] for buffers and launches.
+    /// See [`DTensor::foreach`] for buffers and launches. Communicates nothing if the operands of each call have one
+    /// layout that is not `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -140,7 +143,7 @@ impl DTensor {
 
     /// Adds a number to every element of each tensor.
     ///
-    /// See [`DTensor::foreach`] for buffers and launches.
+    /// See [`DTensor::foreach`] for buffers and launches. Communicates nothing unless a tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -163,7 +166,7 @@ impl DTensor {
 
     /// Multiplies every element of each tensor by a number.
     ///
-    /// See [`DTensor::foreach`] for buffers and launches.
+    /// See [`DTensor::foreach`] for buffers and launches. Communicates nothing unless a tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -187,7 +190,8 @@ impl DTensor {
     /// Interpolates each tensor towards one of `ends` by one weight, as [`DTensor::lerp`]. An average of parameters
     /// over the steps of a training is such a call.
     ///
-    /// See [`DTensor::foreach`] for buffers and launches.
+    /// See [`DTensor::foreach`] for buffers and launches. Communicates nothing if the operands of each call have one
+    /// layout that is not `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -206,14 +210,15 @@ impl DTensor {
     /// # Errors
     /// Refuses lists of different lengths, and pairs that the operator refuses.
     pub fn foreach_lerp(xs: Vec<DTensor>, ends: &[DTensor], weight: f64) -> Result<Vec<DTensor>> {
-        let weight = |x: &DTensor| x.number("foreach_lerp", Scalar(weight))?.expand(x.shape().clone());
+        let weight = |x: &DTensor| x.number("foreach_lerp", weight.into())?.expand(x.shape().clone());
         let weights = xs.iter().map(weight).collect::<Result<Vec<_>>>()?;
         DTensor::foreach(&Lerp, lists("foreach_lerp", xs, [ends, &weights])?)
     }
 
     /// Adds `factor · y · z` to each tensor, as [`DTensor::addcmul`].
     ///
-    /// See [`DTensor::foreach`] for buffers and launches.
+    /// See [`DTensor::foreach`] for buffers and launches. Communicates nothing if the operands of each call have one
+    /// layout that is not `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -242,7 +247,8 @@ impl DTensor {
 
     /// Adds `factor · y / z` to each tensor, as [`DTensor::addcdiv`].
     ///
-    /// See [`DTensor::foreach`] for buffers and launches.
+    /// See [`DTensor::foreach`] for buffers and launches. Communicates nothing if the operands of each call have one
+    /// layout that is not `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};

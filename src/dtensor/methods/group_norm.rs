@@ -1,5 +1,5 @@
 //! Normalisation over groups of elements: several trailing dims, groups of channels, a channel of each sample, a
-//! channel of the whole batch. And the normalisation of weights.
+//! channel of the whole batch; and normalisation of weights.
 //!
 //! As for [`DTensor::matmul`], exact mode reduces over a sharded dim only if no boundary cuts a leaf of the reduction
 //! tree; otherwise the operands are redistributed.

@@ -54,7 +54,8 @@ impl DTensor {
     }
 
     /// Returns zeros with extent `extent` along `dim`, with each of these elements added at the index that `index`
-    /// (i64) names. It is the transpose of [`DTensor::gather`] and computes its gradient.
+    /// (i64) names. It is the transpose of [`DTensor::gather`] and computes its gradient. Sums of i64 and i32 keep the
+    /// dtype and wrap, as PyTorch's do.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -69,7 +70,7 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses an `index` that is not i64 or has another shape, and indices outside `extent`.
+    /// Refuses an `index` that is not i64 or has another shape, indices outside `extent`, and sums of u8 and bools.
     pub fn scatter_add(&self, dim: isize, index: &DTensor, extent: usize) -> Result<DTensor> {
         DTensor::apply_one(&ScatterAdd { dim: self.shape().dim("scatter_add", dim)?, extent }, &[index, self])
     }
@@ -106,7 +107,7 @@ impl DTensor {
     /// sum, maximum or minimum. Shapes are those of [`DTensor::scatter`].
     ///
     /// The elements of `src` with one destination are added along the reduction tree, and their sum is added to this
-    /// tensor's element. Equal extremes share the gradient equally.
+    /// tensor's element. Sums of integers wrap. Equal extremes share the gradient equally.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::{ReduceOp, Tensor}};
@@ -125,7 +126,7 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`DTensor::scatter`]. Refuses sums of integers, and bools.
+    /// Returns the errors of [`DTensor::scatter`]. Refuses sums of u8, and bools.
     pub fn scatter_reduce(
         &self,
         dim: isize,
@@ -168,7 +169,7 @@ impl DTensor {
     }
 
     /// Returns this tensor with each index `k` of `dim` of `src` added at index `index[k]` (i64, one dim). Rows with one
-    /// destination are added along the reduction tree, and their sum is added to this tensor.
+    /// destination are added along the reduction tree, and their sum is added to this tensor. Sums of integers wrap.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

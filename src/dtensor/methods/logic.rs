@@ -10,7 +10,7 @@ use crate::tensor::{DType, Scalar};
 
 /// Comparisons and arithmetic with numbers, logic, and tests of floats.
 impl DTensor {
-    /// Returns `self == value` per element, as bool. A partial sum is reduced first.
+    /// Returns `self == value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -29,7 +29,7 @@ impl DTensor {
         self.eq(&self.number("eq_scalar", value.into())?)
     }
 
-    /// Returns `self != value` per element, as bool. A partial sum is reduced first.
+    /// Returns `self != value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -48,7 +48,7 @@ impl DTensor {
         self.ne(&self.number("ne_scalar", value.into())?)
     }
 
-    /// Returns `self < value` per element, as bool. A partial sum is reduced first.
+    /// Returns `self < value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -67,7 +67,7 @@ impl DTensor {
         self.lt(&self.number("lt_scalar", value.into())?)
     }
 
-    /// Returns `self <= value` per element, as bool. A partial sum is reduced first.
+    /// Returns `self <= value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -86,7 +86,7 @@ impl DTensor {
         self.le(&self.number("le_scalar", value.into())?)
     }
 
-    /// Returns `self > value` per element, as bool. A partial sum is reduced first.
+    /// Returns `self > value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -105,7 +105,7 @@ impl DTensor {
         self.gt(&self.number("gt_scalar", value.into())?)
     }
 
-    /// Returns `self >= value` per element, as bool. A partial sum is reduced first.
+    /// Returns `self >= value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -124,8 +124,8 @@ impl DTensor {
         self.ge(&self.number("ge_scalar", value.into())?)
     }
 
-    /// Returns, per element, true if both are true. Numbers are first compared with 0,
-    /// so NaN counts as true. Shapes broadcast.
+    /// Returns, per element, true if both are true. Numbers are first compared with 0, so NaN counts as true. Shapes
+    /// broadcast. Communicates nothing if both operands have one layout, or one is replicated, and none is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -145,8 +145,9 @@ impl DTensor {
         self.cast(DType::Bool)?.bitwise_and(&other.cast(DType::Bool)?)
     }
 
-    /// Returns, per element, true if one or both are true. Numbers are first compared with 0,
-    /// so NaN counts as true. Shapes broadcast.
+    /// Returns, per element, true if one or both are true. Numbers are first compared with 0, so NaN counts as true.
+    /// Shapes broadcast. Communicates nothing if both operands have one layout, or one is replicated, and none is
+    /// `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -166,8 +167,9 @@ impl DTensor {
         self.cast(DType::Bool)?.bitwise_or(&other.cast(DType::Bool)?)
     }
 
-    /// Returns, per element, true if exactly one is true. Numbers are first compared with 0,
-    /// so NaN counts as true. Shapes broadcast.
+    /// Returns, per element, true if exactly one is true. Numbers are first compared with 0, so NaN counts as true.
+    /// Shapes broadcast. Communicates nothing if both operands have one layout, or one is replicated, and none is
+    /// `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -187,7 +189,8 @@ impl DTensor {
         self.cast(DType::Bool)?.bitwise_xor(&other.cast(DType::Bool)?)
     }
 
-    /// Returns, per element, true if it is false. Numbers are first compared with 0.
+    /// Returns, per element, true if it is false. Numbers are first compared with 0. Communicates nothing unless this
+    /// tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -300,14 +303,14 @@ impl DTensor {
         }
         let shape = self.shape().broadcast(verb, mask.shape())?;
         let (x, mask) = (self.expand(&shape)?, mask.expand(&shape)?);
-        if value.0.to_bits() == 0 {
+        if matches!(value, Scalar::Integer(0)) || value.to_f64().to_bits() == 0 {
             return DTensor::apply_one(&Mask { on: false }, &[&mask, &x]);
         }
         mask.select(&self.number(verb, value)?, &x)
     }
 
     /// Replaces NaN by `nan`, and infinities by `highest` and `lowest`: by the largest and the smallest finite number
-    /// of the dtype if these are `None`.
+    /// of the dtype if these are `None`. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -332,7 +335,8 @@ impl DTensor {
             _ => f64::from(f32::MAX),
         };
         let y = self.masked_fill(&self.isnan()?, nan)?;
-        if (highest, lowest) == (None, None) {
+        // A bound would change a replacement beyond it.
+        if (highest, lowest) == (None, None) && nan.abs() <= largest {
             return y.clamp(-largest, largest);
         }
         let y = y.masked_fill(&self.eq_scalar(f64::INFINITY)?, highest.unwrap_or(largest))?;
@@ -357,11 +361,24 @@ impl DTensor {
     /// # Errors
     /// Refuses bool, and a bound that is NaN.
     pub fn clamp(&self, min: impl Into<Scalar>, max: impl Into<Scalar>) -> Result<DTensor> {
-        let (min, max) = (Bits(min.into().0), Bits(max.into().0));
+        let (min, max) = (min.into(), max.into());
+        if self.dtype() == DType::I64 && !(min.is_f64() && max.is_f64()) {
+            // Bounds that are no f64 are tensors.
+            let above = match min {
+                Scalar::Integer(_) => self.maximum(&self.number("clamp", min)?)?,
+                Scalar::Float(_) => self.clamp_min(min)?,
+            };
+            return match max {
+                Scalar::Integer(_) => above.minimum(&self.number("clamp", max)?),
+                Scalar::Float(_) => above.clamp_max(max),
+            };
+        }
+        let (min, max) = (Bits(min.to_f64()), Bits(max.to_f64()));
         DTensor::apply_one(&Clamp { min, max, open: false }, &[self])
     }
 
-    /// Returns the larger of each element and a number: [`DTensor::clamp`] with one bound.
+    /// Returns the larger of each element and a number: [`DTensor::clamp`] with one bound. Communicates nothing unless
+    /// this tensor is a partial sum.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -380,7 +397,8 @@ impl DTensor {
         self.clamp(min, f64::INFINITY)
     }
 
-    /// Returns the smaller of each element and a number: [`DTensor::clamp`] with one bound.
+    /// Returns the smaller of each element and a number: [`DTensor::clamp`] with one bound. Communicates nothing unless
+    /// this tensor is a partial sum.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -399,7 +417,8 @@ impl DTensor {
         self.clamp(f64::NEG_INFINITY, max)
     }
 
-    /// Divides every element by a number. Other than a product with the reciprocal, the quotient is rounded once.
+    /// Divides every element by a number. Unlike a product with the reciprocal, the quotient is rounded once.
+    /// Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -419,7 +438,7 @@ impl DTensor {
     }
 
     /// Interpolates towards `end` by one weight for all elements, as [`DTensor::lerp`]: 0 gives this tensor, 1 gives
-    /// `end`.
+    /// `end`. Communicates nothing if both operands have one layout, or one is replicated, and none is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -436,10 +455,10 @@ impl DTensor {
     /// # Errors
     /// Refuses shapes that do not broadcast, integers, and different dtypes.
     pub fn lerp_scalar(&self, end: &DTensor, weight: f64) -> Result<DTensor> {
-        self.lerp(end, &self.number("lerp_scalar", Scalar(weight))?)
+        self.lerp(end, &self.number("lerp_scalar", weight.into())?)
     }
 
-    /// Returns the square of each element. Integers wrap.
+    /// Returns the square of each element. Integers wrap. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -458,7 +477,7 @@ impl DTensor {
         if self.dtype().is_float() { self.pow_scalar(2.0) } else { self.mul(self) }
     }
 
-    /// Returns the reciprocal `1 / x` of each element.
+    /// Returns the reciprocal `1 / x` of each element. Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -479,14 +498,16 @@ impl DTensor {
 
     /// Returns a number as a replicated tensor of shape `[]` and of this tensor's dtype. Communicates nothing.
     pub(in crate::dtensor) fn number(&self, verb: &'static str, value: Scalar) -> Result<DTensor> {
-        let range = match self.dtype() {
-            DType::I64 => i64::MIN as f64..=-(i64::MIN as f64),
-            DType::I32 => f64::from(i32::MIN)..=f64::from(i32::MAX),
-            DType::U8 => 0.0..=255.0,
-            DType::Bool => 0.0..=1.0,
-            DType::F32 | DType::F64 | DType::F16 | DType::BF16 => f64::NEG_INFINITY..=f64::INFINITY,
+        let number = value.to_f64();
+        let in_range = match (self.dtype(), value) {
+            (DType::I64, Scalar::Integer(_)) => true,
+            (DType::I64, Scalar::Float(_)) => (i64::MIN as f64..-(i64::MIN as f64)).contains(&number),
+            (DType::I32, _) => (f64::from(i32::MIN)..=f64::from(i32::MAX)).contains(&number),
+            (DType::U8, _) => (0.0..=255.0).contains(&number),
+            (DType::Bool, _) => (0.0..=1.0).contains(&number),
+            (DType::F32 | DType::F64 | DType::F16 | DType::BF16, _) => true,
         };
-        if !self.dtype().is_float() && (value.0.trunc() != value.0 || !range.contains(&value.0)) {
+        if !self.dtype().is_float() && (number.trunc() != number || !in_range) {
             let (rule, given) =
                 ("the dtype does not have this number", format!("{value:?} for {}", self.spec()));
             return Err(Error::invalid(verb, rule, given, "cast the tensor first"));

@@ -5,7 +5,7 @@ use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::ops::{Bits, CrossEntropy, CrossEntropyTerms, Mask, Max, Permute, SoftCrossEntropy, SumExp};
 use crate::placement::Layout;
-use crate::tensor::DType;
+use crate::tensor::{DType, Scalar};
 
 /// The options of [`DTensor::cross_entropy_with`]. The default is the mean of the plain loss over the last dim.
 ///
@@ -71,7 +71,7 @@ impl RowWeights {
     /// Looks up the weights of the targets, in `dtype`.
     fn new(target: &DTensor, options: &CrossEntropyOptions, dtype: DType) -> Result<RowWeights> {
         let kept = match options.ignore_index {
-            Some(index) => Some(target.ne(&target.number_like(index as f64)?)?),
+            Some(index) => Some(target.ne(&target.number_like(index)?)?),
             None => None,
         };
         let mut rows = RowWeights { kept, weights: None };
@@ -304,12 +304,12 @@ impl DTensor {
     }
 
     /// Returns a number on this tensor's mesh, in its dtype, as a replicated tensor without dims.
-    pub(super) fn number_like(&self, value: f64) -> Result<DTensor> {
+    pub(super) fn number_like(&self, value: impl Into<Scalar>) -> Result<DTensor> {
         self.number_as(self.dtype(), value)
     }
 
     /// Returns a number on this tensor's mesh as a replicated tensor without dims.
-    fn number_as(&self, dtype: DType, value: f64) -> Result<DTensor> {
+    fn number_as(&self, dtype: DType, value: impl Into<Scalar>) -> Result<DTensor> {
         DTensor::full(&self.mesh, dtype, [], value, Layout::replicated(self.mesh.mesh().ndim()))
     }
 }

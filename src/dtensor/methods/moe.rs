@@ -72,7 +72,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses another dtype or number of dims, and numbers of experts that are out of range.
+    /// Refuses another dtype or number of dims, expert numbers that are out of range, no experts, and a capacity with which
+    /// the slots' numbers exceed i64.
     pub fn expert_slots(&self, experts: usize, capacity: Option<usize>) -> Result<(DTensor, DTensor)> {
         let [slot, counts] = DTensor::apply(&ExpertSlots { experts, capacity }, &[self])?.into_array()?;
         Ok((slot, counts))
@@ -82,7 +83,9 @@ impl DTensor {
     /// tensor `[.., tokens, width]`, for each choice `k`. `slot` is i64 `[.., tokens, choices]`, and no two slots of a
     /// batch entry are equal. Tokens with slot -1 are dropped; a slot without a token is zeros (-0).
     ///
-    /// A sharded batch dim or width communicates nothing. If tokens are sharded, the result is `Partial`.
+    /// A sharded batch dim or width communicates nothing. If tokens are sharded, the result is `Partial`. Each rank needs
+    /// all slots of its batch entries, as [`DTensor::expert_slots`] returns them, and receives those that it lacks, 8
+    /// bytes each.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -101,8 +104,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses shapes that do not fit, slots of another dtype, and slots that are out of range. Two
-    /// equal slots of a batch entry are refused on the CPU; on a CUDA device the slot has either row.
+    /// Refuses shapes that do not fit, slots of another dtype, slots that are out of range, and equal slots of a batch
+    /// entry, on every mesh and device.
     pub fn permute_tokens(&self, slot: &DTensor, slots: usize) -> Result<DTensor> {
         let (dims, mut shape) = (self.shape().len(), self.shape().to_vec());
         let fits = matches!(dims, 2 | 3) && slot.shape().len() == dims;
@@ -138,7 +141,9 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses shapes that do not fit, slots of another dtype, and slots that are out of range.
+    /// Refuses shapes that do not fit, slots of another dtype, and slots that are out of range. Equal slots of a batch entry
+    /// read one row several times; then [`DTensor::backward`] refuses the gradient of the rows, since
+    /// [`DTensor::permute_tokens`] computes it.
     pub fn unpermute_tokens(&self, slot: &DTensor) -> Result<DTensor> {
         DTensor::apply_one(&UnpermuteTokens, &[self, slot])
     }
@@ -212,8 +217,8 @@ impl DTensor {
         DTensor::apply_one(&GroupedMatmul { sizes: Unkeyed(sizes.clone()) }, &[self, w])
     }
 
-    /// Returns `experts * sum over experts of fraction * mean probability` (shape `[]`), which is least, 1, if tokens
-    /// are spread evenly: the load-balancing loss of Fedus et al. (*Switch Transformers*, 2021, equation 4). This
+    /// Returns `experts * sum over experts of fraction * mean probability` (shape `[]`), whose least value, 1, means
+    /// that tokens are spread evenly: the load-balancing loss of Fedus et al. (*Switch Transformers*, 2021, equation 4). This
     /// tensor has the router's probabilities `[.., experts]`; `counts` (i64 `[.., experts]`) has the assignments per
     /// expert, from which the fractions follow. f32, or f64 for f64 probabilities.
     ///
@@ -281,8 +286,7 @@ impl DTensor {
             return Err(Error::invalid("router_z_loss", "wants logits of at least one expert", given, ""));
         }
         let logits = self.cast(if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 })?;
-        let most = logits.detach().max(&[-1], true)?;
-        let log_sum = logits.sub(&most)?.exp()?.sum(&[-1], true)?.log()?.add(&most)?;
+        let log_sum = logits.logsumexp(&[-1], true)?;
         log_sum.mul(&log_sum)?.mean_all()
     }
 }

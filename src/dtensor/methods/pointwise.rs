@@ -36,6 +36,8 @@ macro_rules! method {
     ($(#[$doc:meta])* $Type:ident $name:ident () ()) => {
         $(#[$doc])*
         ///
+        /// Communicates nothing unless this tensor is `Partial`.
+        ///
         /// # Errors
         /// Refuses dtypes that the operator does not have.
         pub fn $name(&self) -> Result<DTensor> {
@@ -44,6 +46,8 @@ macro_rules! method {
     };
     ($(#[$doc:meta])* $Type:ident $name:ident () ($($s:ident)+)) => {
         $(#[$doc])*
+        ///
+        /// Communicates nothing unless this tensor is `Partial`.
         ///
         /// # Errors
         /// Refuses dtypes that the operator does not have, and for integers numbers that are not whole.
@@ -54,7 +58,8 @@ macro_rules! method {
     ($(#[$doc:meta])* $Type:ident $name:ident ($y:ident) ()) => {
         $(#[$doc])*
         ///
-        /// `self` is the first operand; shapes broadcast.
+        /// `self` is the first operand; shapes broadcast. Communicates nothing if the operands have one layout, or are
+        /// replicated, and none is `Partial`.
         ///
         /// # Errors
         /// Refuses shapes that do not broadcast, and what the operator refuses.
@@ -65,7 +70,8 @@ macro_rules! method {
     ($(#[$doc:meta])* $Type:ident $name:ident ($y:ident $z:ident) ($($s:ident)*)) => {
         $(#[$doc])*
         ///
-        /// `self` is the first operand; shapes broadcast.
+        /// `self` is the first operand; shapes broadcast. Communicates nothing if the operands have one layout, or are
+        /// replicated, and none is `Partial`.
         ///
         /// # Errors
         /// Refuses shapes that do not broadcast, and what the operator refuses.
@@ -104,7 +110,8 @@ rounding_table!(table_methods);
 /// Comparisons, selection, powers and casts.
 impl DTensor {
     relations! {
-        /// Returns `self == other` per element, as bool.
+        /// Returns `self == other` per element, as bool. Communicates nothing if both operands have one layout, or one
+        /// is replicated, and none is `Partial`.
         ///
         /// ```
         /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -118,7 +125,8 @@ impl DTensor {
         /// # Ok::<(), isoshard::Error>(())
         /// ```
         eq = Eq;
-        /// Returns `self != other` per element, as bool.
+        /// Returns `self != other` per element, as bool. Communicates nothing if both operands have one layout, or one
+        /// is replicated, and none is `Partial`.
         ///
         /// ```
         /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -132,7 +140,8 @@ impl DTensor {
         /// # Ok::<(), isoshard::Error>(())
         /// ```
         ne = Ne;
-        /// Returns `self < other` per element, as bool.
+        /// Returns `self < other` per element, as bool. Communicates nothing if both operands have one layout, or one
+        /// is replicated, and none is `Partial`.
         ///
         /// ```
         /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -146,7 +155,8 @@ impl DTensor {
         /// # Ok::<(), isoshard::Error>(())
         /// ```
         lt = Lt;
-        /// Returns `self <= other` per element, as bool.
+        /// Returns `self <= other` per element, as bool. Communicates nothing if both operands have one layout, or one
+        /// is replicated, and none is `Partial`.
         ///
         /// ```
         /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -160,7 +170,8 @@ impl DTensor {
         /// # Ok::<(), isoshard::Error>(())
         /// ```
         le = Le;
-        /// Returns `self > other` per element, as bool.
+        /// Returns `self > other` per element, as bool. Communicates nothing if both operands have one layout, or one
+        /// is replicated, and none is `Partial`.
         ///
         /// ```
         /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -174,7 +185,8 @@ impl DTensor {
         /// # Ok::<(), isoshard::Error>(())
         /// ```
         gt = Gt;
-        /// Returns `self >= other` per element, as bool.
+        /// Returns `self >= other` per element, as bool. Communicates nothing if both operands have one layout, or one
+        /// is replicated, and none is `Partial`.
         ///
         /// ```
         /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -209,7 +221,8 @@ impl DTensor {
         DTensor::apply_one(&PowScalar { exponent: Bits(exponent) }, &[self])
     }
 
-    /// Returns, per element, `yes` if `self` (a bool tensor) is true, otherwise `no`. Shapes broadcast.
+    /// Returns, per element, `yes` if `self` (a bool tensor) is true, otherwise `no`. Shapes broadcast. Communicates
+    /// nothing if all operands have one layout, or are replicated, and none is a partial sum.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -231,7 +244,7 @@ impl DTensor {
         DTensor::apply_one(&Select, &[&self.expand(&shape)?, &yes.expand(&shape)?, &no.expand(&shape)?])
     }
 
-    /// Converts the elements to another dtype.
+    /// Converts the elements to another dtype. Communicates nothing unless this tensor is a partial sum.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::{DType, Tensor}};

@@ -46,8 +46,8 @@ impl DTensor {
         Self::filled(mesh, dtype, shape.into(), &layout, FillSource::RandomElement(distribution), from)
     }
 
-    /// Creates a tensor of uniform numbers in `[0, 1)`: [`DTensor::random`] from [`Distribution::UNIT`], which says where f16
-    /// and bf16 differ.
+    /// Creates a tensor of uniform numbers in `[0, 1)`: [`DTensor::random`] from [`Distribution::UNIT`], which says
+    /// where f16 and bf16 differ. Communicates as [`DTensor::random`] does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
@@ -74,7 +74,8 @@ impl DTensor {
         Self::random(mesh, dtype, shape, layout, Distribution::UNIT, from)
     }
 
-    /// Creates a tensor of standard normal numbers: [`DTensor::random`] from [`Distribution::STANDARD`].
+    /// Creates a tensor of standard normal numbers: [`DTensor::random`] from [`Distribution::STANDARD`]. Communicates
+    /// as [`DTensor::random`] does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
@@ -100,7 +101,8 @@ impl DTensor {
     }
 
     /// Creates the integers `0..len` in random order, as i64: element `i` is [`Permutation::at`]`(i)`. Each rank
-    /// computes its own shard only; an element costs about 64 Philox blocks.
+    /// computes its own shard only; an element costs about 64 Philox blocks. Communicates nothing, except to compare a
+    /// generator at its [first draw](IntoDraw) on a mesh.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator};
@@ -122,6 +124,7 @@ impl DTensor {
     }
 
     /// Creates a tensor of initial values. Each rank computes its own shard only, except for [`Init::Orthogonal`].
+    /// Communicates as [`DTensor::random`] does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::{Layout, Placement}};
@@ -172,7 +175,8 @@ impl DTensor {
 
 /// Random tensors with the dtype, shape and layout of an existing one, and new values for it.
 impl DTensor {
-    /// Creates a tensor drawn from a distribution, with this tensor's dtype, shape and layout.
+    /// Creates a tensor drawn from a distribution, with this tensor's dtype, shape and layout. Communicates as
+    /// [`DTensor::random`] does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::{Distribution, Generator}, tensor::DType};
@@ -201,7 +205,8 @@ impl DTensor {
         )
     }
 
-    /// Creates a tensor of uniform numbers in `[0, 1)`, with this tensor's dtype, shape and layout.
+    /// Creates a tensor of uniform numbers in `[0, 1)`, with this tensor's dtype, shape and layout. Communicates as
+    /// [`DTensor::random`] does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
@@ -221,7 +226,8 @@ impl DTensor {
         self.random_like(Distribution::UNIT, from)
     }
 
-    /// Creates a tensor of standard normal numbers, with this tensor's dtype, shape and layout.
+    /// Creates a tensor of standard normal numbers, with this tensor's dtype, shape and layout. Communicates as
+    /// [`DTensor::random`] does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
@@ -241,7 +247,8 @@ impl DTensor {
         self.random_like(Distribution::STANDARD, from)
     }
 
-    /// Overwrites all elements with new draws, in place unless another tensor shares the buffer.
+    /// Overwrites all elements with new draws, in place unless another tensor shares the buffer. Communicates as
+    /// [`DTensor::random`] does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout};
@@ -264,7 +271,8 @@ impl DTensor {
         self.refill(FillSource::RandomElement(distribution), from)
     }
 
-    /// Overwrites all elements with initial values, in place unless another tensor shares the buffer.
+    /// Overwrites all elements with initial values, in place unless another tensor shares the buffer. Communicates as
+    /// [`DTensor::random`] does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::{Generator, Init}, tensor::DType};

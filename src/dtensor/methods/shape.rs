@@ -96,7 +96,7 @@ impl DTensor {
         if shape == *self.shape() { Ok(self.clone()) } else { DTensor::apply_one(&Expand { shape }, &[self]) }
     }
 
-    /// Inserts a dim of extent 1 before `dim`.
+    /// Inserts a dim of extent 1 before `dim`. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -286,7 +286,7 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses fewer numbers than dims.
+    /// Refuses fewer numbers than dims, and a result whose number of bytes overflows.
     pub fn repeat(&self, times: &[usize]) -> Result<DTensor> {
         let Some(lead) = times.len().checked_sub(self.shape().len()) else {
             let given = format!("{times:?} for {}", self.spec());
@@ -301,8 +301,10 @@ impl DTensor {
             }
             apart.push(extent(d));
             repeated.push(extent(d));
-            joined.push(k * extent(d));
+            joined.push(k.saturating_mul(extent(d))); // an extent that overflows is refused below
         }
+        let repeated = Shape::from(repeated);
+        repeated.checked_bytes("repeat", self.dtype())?;
         self.reshape(apart)?.expand(repeated)?.reshape(joined)
     }
 
@@ -323,11 +325,13 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses a dim that the tensor does not have.
+    /// Refuses a dim that the tensor does not have, and a result whose number of bytes overflows.
     pub fn repeat_interleave(&self, times: usize, dim: isize) -> Result<DTensor> {
         let at = self.shape().dim("repeat_interleave", dim)?;
         let mut repeated = self.shape().to_vec();
         repeated.insert(at + 1, times);
+        let repeated = Shape::from(repeated);
+        repeated.checked_bytes("repeat_interleave", self.dtype())?;
         let mut joined = self.shape().clone();
         joined[at] *= times;
         self.unsqueeze(at + 1)?.expand(repeated)?.reshape(joined)
@@ -517,6 +521,11 @@ impl DTensor {
     /// Refuses a dim that the tensor does not have, and sizes whose product is not its extent.
     pub fn unflatten(&self, dim: isize, sizes: &[usize]) -> Result<DTensor> {
         let at = self.shape().dim("unflatten", dim)?;
+        let joint = Shape::from(sizes).checked_numel("unflatten")?;
+        if joint != self.shape()[at] {
+            let given = format!("{sizes:?} for dim {at} of {}", self.spec());
+            return Err(Error::invalid("unflatten", "the product of the sizes is not the extent", given, ""));
+        }
         let mut shape = self.shape().to_vec();
         shape.splice(at..=at, sizes.iter().copied());
         self.reshape(shape)

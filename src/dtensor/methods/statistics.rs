@@ -105,9 +105,11 @@ impl DTensor {
     /// Returns the norm of order `p` over `dims`: `(Σ |x|^p)^(1/p)`, the number of elements that are not 0 for `p = 0`, the
     /// largest magnitude for infinity and the smallest for negative infinity. With `keep`, the dims stay with extent 1.
     ///
-    /// f32, f16 and bf16 are computed in f64 for `p` up to 6; f64 and other orders are first scaled by a power of two of the
-    /// largest magnitude, so that no power overflows or underflows (one more maximum is reduced over ranks). The gradient
-    /// is 0 if `x` is 0, and at a norm of 0. It is shared evenly among equal extremes.
+    /// f32, f16 and bf16 are computed in f64 for `p` from 1 to 6. f64 and other orders are first scaled by a power of two of
+    /// the largest magnitude, or of the smallest for a negative `p`, so that no power overflows or underflows (one more
+    /// maximum or minimum is reduced over ranks); beyond 512 and -512 they are divided by it. A negative order gives 0 if
+    /// an element is 0, as its limit. The gradient is 0 if `x` is 0, and at a norm of 0. It is shared evenly among equal
+    /// extremes.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -143,18 +145,45 @@ impl DTensor {
             return self.abs()?.min(list, keep);
         }
         let in_range = (1.0..=6.0).contains(&p) && self.dtype() != DType::F64;
-        let scale = {
+        if in_range || is_empty {
+            let scale = self.ones_beside(&dims)?;
+            return self.power_norm(p, &dims, &scale)?.finish(self.dtype(), &dims, keep);
+        }
+        let extreme = {
             let _guard = self.mesh.no_grad();
-            match in_range || is_empty {
-                true => self.ones_beside(&dims)?,
-                false => {
-                    let largest = self.abs()?.max(list, true)?.reduce_partial()?.cast(DType::F64)?;
-                    DTensor::apply_one(&InversePowerOfTwo, &[&largest])?
-                }
-            }
+            self.leading_magnitude(p, list)?
         };
-        let sums = self.sum_terms(SumTerm::Power(Bits(p)), &dims, &scale)?.reduce_partial()?;
-        sums.root_or_zero(1.0 / p)?.div(&scale)?.finish(self.dtype(), &dims, keep)
+        if p.abs() <= 512.0 {
+            let scale = DTensor::apply_one(&InversePowerOfTwo, &[&extreme])?;
+            return self.power_norm(p, &dims, &scale)?.finish(self.dtype(), &dims, keep);
+        }
+        // Divided by the extreme, its power is 1 for every order.
+        let divisor = extreme.finite_or_one()?;
+        let ratios = self.cast(DType::F64)?.div(&divisor)?;
+        let norm = ratios.power_norm(p, &dims, &self.ones_beside(&dims)?)?.mul(&divisor)?;
+        norm.finish(self.dtype(), &dims, keep)
+    }
+
+    /// Returns the norm of order `p` over `dims`, which stay with extent 1, in f64. Elements are multiplied by `scale`
+    /// before they are raised to the power.
+    fn power_norm(&self, p: f64, dims: &Dims, scale: &DTensor) -> Result<DTensor> {
+        let sums = self.sum_terms(SumTerm::Power(Bits(p)), dims, scale)?.reduce_partial()?;
+        sums.root_or_zero(1.0 / p)?.div(scale)
+    }
+
+    /// Returns the magnitude that decides a norm of order `p`: over `dims`, which stay with extent 1, the largest for a
+    /// positive order and the smallest for a negative one, in f64.
+    pub(super) fn leading_magnitude(&self, p: f64, dims: &[isize]) -> Result<DTensor> {
+        let magnitudes = self.abs()?;
+        let extreme = if p > 0.0 { magnitudes.max(dims, true)? } else { magnitudes.min(dims, true)? };
+        extreme.reduce_partial()?.cast(DType::F64)
+    }
+
+    /// Returns the elements that are finite and not 0, and 1 in place of the others. Has no gradient.
+    fn finite_or_one(&self) -> Result<DTensor> {
+        let _guard = self.mesh.no_grad();
+        let usable = self.isfinite()?.bitwise_and(&self.is_nonzero()?)?;
+        DTensor::apply_one(&Select, &[&usable, self, &self.ones_like()?])
     }
 
     /// Returns true if any element over `dims` is not 0. With `keep`, the dims stay with extent 1. NaN counts as not 0;
@@ -238,7 +267,7 @@ impl DTensor {
     }
 
     /// Returns this tensor, which is not negative, to the power `p`. For a positive `p`, the gradient is 0 if it is 0.
-    fn root_or_zero(&self, p: f64) -> Result<DTensor> {
+    pub(super) fn root_or_zero(&self, p: f64) -> Result<DTensor> {
         if p < 0.0 {
             // A sum of negative powers is 0 only if all elements are infinite.
             return self.pow_scalar(p);

@@ -34,7 +34,7 @@ impl Op for AttentionBiasGrad {
         let row = |of: [AxisPlacement; 6], extra: Vec<AxisPlacement>, out| {
             Row::new(of.into_iter().chain(extra), [out])
         };
-        // The tree's levels are batch, heads, queries. If the heads cannot be levels, the others are none either.
+        // The tree's levels are batch, heads, queries. If heads are not levels of the tree, batch and queries are not either.
         let grouped = ins[0].shape[1] != ins[1].shape[1] && ins[6].shape[1] != ins[0].shape[1];
         let cut = |of: [AxisPlacement; 6], dim: usize| {
             let extra = cut_operands(&self.rule, ins, &ins[6..], dim);
@@ -93,7 +93,17 @@ impl Op for AttentionBiasGrad {
 impl AttentionBiasGrad {
     fn call<'a>(&self, at: &'a Windows, operands: ScoreOperands<'a>) -> AttentionCall<'a> {
         let &AttentionBiasGrad { scale, p, q_offset, draw, rule } = self;
-        AttentionCall { verb: "attention_bias_grad", scale, p, q_offset, draw: draw.0, at, rule, operands }
+        AttentionCall {
+            verb: "attention_bias_grad",
+            scale,
+            p,
+            q_offset,
+            draw: draw.0,
+            at,
+            lse: &at.ins[4],
+            rule,
+            operands,
+        }
     }
 }
 

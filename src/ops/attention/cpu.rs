@@ -7,8 +7,6 @@
 //! appended. The gradients of keys and values are sums over the given queries
 //! [along the reduction tree](backward).
 //!
-//! Missing: shards of the keys.
-//!
 //! [`SplitRule::PowerOfTwo`]: crate::tensor::SplitRule::PowerOfTwo
 
 mod backward;

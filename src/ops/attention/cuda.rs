@@ -1,4 +1,4 @@
-//! CUDA kernels of causal attention and of its derivative: [with the CPU's bits](exact), or [fast](fast) if they are
+//! CUDA kernels of attention and of its derivatives: [with the CPU's bits](exact), or [fast](fast) if they are
 //! not required. The sources in `kernels/` document the algorithms and their cost.
 //!
 //! Missing: a division of the keys of few queries among multiprocessors, which text generation would need.
@@ -191,7 +191,11 @@ impl<'a> CudaAttention<'a> {
                 | u32::from(self.rule.bias) << 1
                 | u32::from(self.rule.mask) << 2
                 | u32::from(self.rule.documents) << 3,
-            unused: 0,
+            bias_dtype: match self.operands.bias.map(Tensor::dtype) {
+                Some(DType::F16) => 1,
+                Some(DType::BF16) => 2,
+                _ => 0,
+            },
         })
     }
 }
@@ -225,7 +229,8 @@ struct CallArg {
     after: u32,
     /// `ScoreExtra` in `kernels/attention.cuh`.
     extras: u32,
-    unused: u32,
+    /// `BiasDtype` in `kernels/attention.cuh`.
+    bias_dtype: u32,
 }
 
 /// Returns a bound of a window as the kernels read it: positions are below 2^31.

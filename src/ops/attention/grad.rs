@@ -90,7 +90,17 @@ impl Op for AttentionGrad {
 impl AttentionGrad {
     fn call<'a>(&self, at: &'a Windows, operands: ScoreOperands<'a>) -> AttentionCall<'a> {
         let &AttentionGrad { scale, p, q_offset, draw, rule } = self;
-        AttentionCall { verb: "attention_grad", scale, p, q_offset, draw: draw.0, at, rule, operands }
+        AttentionCall {
+            verb: "attention_grad",
+            scale,
+            p,
+            q_offset,
+            draw: draw.0,
+            at,
+            lse: &at.ins[4],
+            rule,
+            operands,
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! `attention`: scaled dot-product attention with masks, bias, soft cap, and dropout on the probabilities.
 //!
-//! Missing: shards of the keys.
+//! Missing: rows that shard the keys, which are gathered instead; the second derivative, which is refused; the
+//! probabilities as a result.
 
 pub(super) mod bias_grad;
 pub(super) mod cpu;
@@ -15,7 +16,7 @@ use super::dropout::expect_probability;
 use super::softmax::sum_exp::accumulator;
 use super::{
     AttentionBiasGrad, AttentionGrad, AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample,
-    Tensors, Unkeyed, Vjp, Windows, Work, list,
+    Tensors, Unkeyed, Vjp, Window, Windows, Work, list,
 };
 use crate::error::{Error, Result};
 use crate::rng::{self, Draw, Generator};
@@ -57,7 +58,8 @@ pub struct Attention {
     /// The probability with which a softmax probability is dropped.
     pub p: Bits,
     /// The position of the first query in the sequence of keys: query i has position `q_offset + i`, key j has position
-    /// j. `None` means 0, and requires as many queries as keys if the rule has a window.
+    /// j. `None` means 0, and requires as many queries as keys if the rule has a window. Without a window it has no
+    /// effect.
     pub q_offset: Option<usize>,
     /// The draw of this call.
     pub draw: Unkeyed<Draw>,
@@ -146,7 +148,17 @@ impl Op for Attention {
 impl Attention {
     fn call<'a>(&self, at: &'a Windows, operands: ScoreOperands<'a>) -> AttentionCall<'a> {
         let &Attention { scale, p, q_offset, draw, rule } = self;
-        AttentionCall { verb: "attention", scale, p, q_offset, draw: draw.0, at, rule, operands }
+        AttentionCall {
+            verb: "attention",
+            scale,
+            p,
+            q_offset,
+            draw: draw.0,
+            at,
+            lse: &at.outs[1],
+            rule,
+            operands,
+        }
     }
 }
 
@@ -159,14 +171,16 @@ pub(super) struct AttentionCall<'a> {
     pub draw: Draw,
     pub rule: ScoreRule,
     pub operands: ScoreOperands<'a>,
-    /// The windows; operands 0 and 1 are q and k.
+    /// The windows; operand 1 is k.
     pub at: &'a Windows,
+    /// The window of lse, by batch, head and query. That of q is empty if heads have width 0.
+    pub lse: &'a Window,
 }
 
 impl AttentionCall<'_> {
     /// Calls `f` with the CPU kernel for this rank's queries.
     pub fn with<T>(&self, f: impl FnOnce(&CpuAttention) -> T) -> T {
-        let q = &self.at.ins[0];
+        let q = self.lse;
         let [first_b, first_h, first_i] = [0, 1, 2].map(|d| q.start(d));
         let (heads, queries, keys) = (q.global[1], q.global[2], self.at.ins[1].global[2]);
         let keep = |[b, h, i]: [usize; 3], j: usize, out: &mut [bool]| {
@@ -186,7 +200,7 @@ impl AttentionCall<'_> {
 
     /// Returns the CUDA kernel for this rank's queries.
     pub fn cuda(&self) -> Result<cuda::CudaAttention<'_>> {
-        let (q, p) = (&self.at.ins[0], self.p.0);
+        let (q, p) = (self.lse, self.p.0);
         let [_, _, low, high] = self.draw.counter(0, 0);
         let threshold = rng::keep_threshold(self.verb, p)?;
         let dropout = (p > 0.0).then_some(cuda::CudaAttentionDropout {
@@ -209,8 +223,9 @@ impl AttentionCall<'_> {
         })
     }
 
+    /// Returns the first query's position; 0 without a window, where positions have no effect and may have any size.
     fn offset(&self) -> usize {
-        self.q_offset.unwrap_or(0)
+        self.q_offset.filter(|_| self.rule.has_window()).unwrap_or(0)
     }
 
     /// Returns the factor of the probabilities that are kept.

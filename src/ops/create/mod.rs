@@ -2,6 +2,8 @@
 //!
 //! Sequences and bands have no operands, so they are functions and not records: a rank fills the region that it stores.
 //! [`KeepBand`](keep_band::KeepBand) and [`OneHot`](one_hot::OneHot) are operators.
+//!
+//! Missing: sequences of bools, and `Partial` layouts, which are refused.
 
 pub(super) mod cpu;
 mod cuda;

@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::cuda;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::index::segments::{checked_index, expect_indices};
 use crate::ops::{
     AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
@@ -39,6 +39,10 @@ impl Op for OneHot {
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
         let [index] = arity(self.name(), ins)?;
         expect_indices(self.name(), index)?;
+        if self.classes == 0 {
+            let rule = "there is no class to be 1";
+            return Err(Error::invalid(self.name(), rule, index.to_string(), "pass the number of classes"));
+        }
         let shape: Shape = index.shape.iter().copied().chain([self.classes]).collect();
         Ok(smallvec![Meta { dtype: self.dtype, shape }])
     }

@@ -12,7 +12,7 @@ pub(super) mod soft_cross_entropy_grad;
 use smallvec::smallvec;
 
 use super::index::cuda::HeldRange;
-use super::index::embedding::minus_zero;
+use super::index::rows::minus_zero;
 use super::index::segments::checked_index;
 use super::work::elements;
 use super::{

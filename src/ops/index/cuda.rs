@@ -17,31 +17,9 @@ pub(crate) struct HeldRange {
     pub start: usize,
 }
 
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// The maximum number of blocks; the kernels loop over further elements.
 const BLOCKS: usize = 1 << 20;
-
-/// Reads rows of `table` by `index`, into shape `out`. Rows that this rank does not store become -0, which a sum
-/// ignores.
-///
-/// # Errors
-/// Returns an error if the device has no memory left or the launch fails. The kernel records an index out of range.
-pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: HeldRange, out: &Shape) -> Result<Tensor> {
-    let gpu = Gpu::of(table)?;
-    let (table, index) = (table.contiguous()?, index.contiguous()?);
-    let (held, width) = (table.shape()[0], table.shape()[1]);
-    let mut out = gpu.uninit(table.dtype(), out)?;
-    let aligned = |t: &Tensor| t.device_address().is_some_and(|at| at.is_multiple_of(16));
-    let neighbours = 16 / table.dtype().size_bytes();
-    let packed = width.is_multiple_of(neighbours) && aligned(&table) && aligned(&out);
-    let (stem, width) = if packed { ("packed", width / neighbours) } else { ("embedding", width) };
-    let all = index.numel() * width;
-    let launch = gpu.kernel("embedding", stem, table.dtype())?.read(&table).read(&index).write(&mut out);
-    let launch = launch.arg(index.numel() as u64).arg(width as u32).arg(held as u64);
-    let launch = launch.arg(rows.n as u64).arg(rows.start as u64).arg(FaultCode::Embedding as u32).faults();
-    launch.run(blocks(all), THREADS, 0)?;
-    Ok(out)
-}
 
 /// `struct Places` of `kernels/gather.cu`.
 #[repr(C)]
@@ -85,7 +63,7 @@ impl GatherPlaces {
 /// become -0.
 ///
 /// # Errors
-/// Returns the errors of [`embedding`]. Refuses tensors with more dims than a kernel takes.
+/// Returns an error if the device has no memory left or the launch fails, and refuses tensors with more dims than a kernel takes.
 pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: HeldRange) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let mut out = gpu.uninit(x.dtype(), index.shape())?;
@@ -112,7 +90,7 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: HeldRange)
 /// Returns zeros `[held, width]` with the rows of `dy` added at the rows that `index` names.
 ///
 /// # Errors
-/// Returns the errors of [`embedding`].
+/// Returns an error if the device has no memory left or a launch fails. The kernel records an index out of range.
 pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: HeldRange, out: &Shape) -> Result<Tensor> {
     let (index, dy) = (index.contiguous()?, dy.contiguous()?);
     let extents = PositionExtents::new(index.shape());
@@ -125,7 +103,7 @@ pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: HeldRange, out: 
 /// extents of `src`, but 1 in the dims after `dim`.
 ///
 /// # Errors
-/// Returns the errors of [`embedding`].
+/// Returns an error if the device has no memory left or a launch fails. The kernel records an index out of range.
 pub(crate) fn scatter_add(
     index: &Tensor,
     src: &Tensor,
@@ -145,7 +123,7 @@ pub(crate) fn scatter_add(
     // One element per row: no two elements have the same destination.
     let gpu = Gpu::of(&src)?;
     let mut out = gpu.zeros(src.dtype(), &out)?;
-    if out.numel() > 0 {
+    if rows > 0 {
         let launch =
             gpu.kernel("embedding_grad", "put", src.dtype())?.read(&index).read(&src).write(&mut out);
         let launch = launch.arg(rows as u64).arg(held as u64).arg(indices.n as u64).arg(indices.start as u64);
@@ -211,7 +189,7 @@ impl SumsByDestination<'_> {
         let gpu = Gpu::of(self.src)?;
         let (hits, places) = (self.index.numel(), self.rows * self.held);
         let mut out = gpu.zeros(self.src.dtype(), shape)?;
-        if out.numel() == 0 || hits == 0 {
+        if hits == 0 {
             return Ok(out);
         }
         let fits = hits < u32::MAX as usize && places < u32::MAX as usize;
@@ -227,6 +205,9 @@ impl SumsByDestination<'_> {
         let launch = launch.arg((hits / self.rows) as u64).arg(extents).arg(self.held as u64);
         let launch = launch.arg(self.indices.n as u64).arg(self.indices.start as u64);
         launch.arg(places as u32).arg(code as u32).faults().run(hits.div_ceil(256) as u32, 256, 0)?;
+        if out.numel() == 0 {
+            return Ok(out); // the indices have been checked
+        }
         let (keys, positions) = radix::sort(&gpu, keys, None, usize::BITS - places.leading_zeros())?;
         const ADDING: usize = 128;
         let all = (hits * self.width).div_ceil(ADDING);
@@ -240,6 +221,6 @@ impl SumsByDestination<'_> {
     }
 }
 
-fn blocks(threads: usize) -> u32 {
+pub(super) fn blocks(threads: usize) -> u32 {
     threads.div_ceil(THREADS as usize).min(BLOCKS) as u32
 }

@@ -2,14 +2,17 @@
 
 use smallvec::smallvec;
 
-use super::cuda;
+use super::cuda::HeldRange;
+use super::rows::read_rows;
+use super::rows_cuda;
 use super::segments::{checked_index, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::{
     Algebra, AxisPlacement, EmbeddingGrad, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp,
     Windows, Work, arity,
 };
-use crate::tensor::{Element, Tensor, for_dtype};
+use crate::tensor::Tensor;
+use crate::tensor::cuda::fault::FaultCode;
 
 /// Reads rows of a table: table is `[V, C]`, index i64 `[..]`, the result `table[index]` `[.., C]`. Applied by
 /// [`DTensor::embedding`](crate::dtensor::DTensor::embedding).
@@ -60,34 +63,19 @@ impl Op for Embedding {
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let (table, index) = (ins[0].contiguous()?, ins[1].contiguous()?);
-        let (rows, start) = (at.ins[0].global[0], at.ins[0].start(0));
-        let (held, width) = (table.shape()[0], table.shape()[1]);
+        let (table, index, rows) = (ins[0].unsqueeze(0)?, ins[1].contiguous()?, held(at));
         let places: Vec<usize> = index
             .as_slice::<i64>()?
             .iter()
             // An index before this rank's first row wraps to a number far beyond its last row.
-            .map(|&i| Ok(checked_index(self.name(), i, rows, 0)?.wrapping_sub(start)))
+            .map(|&i| Ok(checked_index(self.name(), i, rows.n, 0)?.wrapping_sub(rows.start)))
             .collect::<Result<_>>()?;
-        let mut out = Tensor::uninit(table.dtype(), at.outs[0].local().clone());
-        if out.numel() > 0 {
-            for_dtype!(any table.dtype(), T => {
-                let src = table.as_slice::<T>()?;
-                let out = crate::tensor::cpu::as_elements_mut::<T>(out.bytes_mut());
-                for (out, place) in out.chunks_exact_mut(width).zip(places) {
-                    match place < held {
-                        true => out.copy_from_slice(&src[place * width..][..width]),
-                        false => out.fill(minus_zero()),
-                    }
-                }
-            });
-        }
-        Ok(smallvec![out])
+        Ok(smallvec![read_rows(&table, &places, at.outs[0].local())?])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let rows = cuda::HeldRange { n: at.ins[0].global[0], start: at.ins[0].start(0) };
-        Ok(smallvec![cuda::embedding(&ins[0], &ins[1], rows, at.outs[0].local())?])
+        let (table, faults) = (ins[0].unsqueeze(0)?, (false, FaultCode::Embedding));
+        Ok(smallvec![rows_cuda::read_rows(&table, &ins[1], held(at), faults, at.outs[0].local())?])
     }
 
     /// Reads only the rows that are copied.
@@ -105,9 +93,9 @@ impl Op for Embedding {
     }
 }
 
-/// Returns -0, which leaves every sum's bits unchanged. A rank contributes it for elements that another rank stores.
-pub(in crate::ops) fn minus_zero<T: Element>() -> T {
-    T::from_f64(-0.0)
+/// Returns the rows of the table that this rank stores.
+fn held(at: &Windows) -> HeldRange {
+    HeldRange { n: at.ins[0].global[0], start: at.ins[0].start(0) }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

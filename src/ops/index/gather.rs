@@ -3,8 +3,8 @@
 use smallvec::smallvec;
 
 use super::cuda;
-use super::embedding::minus_zero;
 use super::lines::{DimLines, LineIndex};
+use super::rows::minus_zero;
 use super::segments::expect_indices;
 use crate::error::{Error, Result};
 use crate::ops::{

@@ -6,10 +6,12 @@ use super::lines::{DimLines, LineIndex};
 use super::scatter_cuda;
 use super::segments::expect_indices;
 use crate::error::{Error, Result};
+use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::work::elements;
 use crate::ops::{
-    Add, Algebra, AxisPlacement, Cast, Compare, CompareKind, Div, Gather, Input, LastWrite, Mask, MeshAxis,
-    Meta, Metas, Op, Row, Sample, ScatterAdd, Tensors, Vjp, VjpValue, Windows, Work, arity, list,
+    Add, Algebra, AxisPlacement, BitwiseOr, Cast, Compare, CompareKind, Div, FloatTest, FloatTestKind,
+    Gather, Input, LastWrite, Mask, MeshAxis, Meta, Metas, Op, Row, Sample, ScatterAdd, Tensors, Vjp,
+    VjpValue, Windows, Work, arity, list,
 };
 use crate::tensor::{DType, Element, ReduceOp, Tensor, for_dtype};
 
@@ -164,8 +166,8 @@ impl Op for Scatter {
         Work::new(if self.reduction().is_some() { elements(&ins[2]) } else { 0 }, ins, outs)
     }
 
-    /// The gradient of an element that was overwritten is 0. Equal extremes share the gradient equally, as in
-    /// [`MaxOrMin`](crate::ops::MaxOrMin).
+    /// The gradient of an element that was overwritten is 0. Equal extremes share the gradient equally, and so do NaNs, as
+    /// in [`MaxOrMin`](crate::ops::MaxOrMin).
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.none(1, "an index has no derivative");
         let (dim, dtype) = (self.dim, g.input_meta(0).dtype);
@@ -191,16 +193,26 @@ impl Op for Scatter {
             return Ok(());
         }
         let extent = g.input_meta(0).shape[dim];
-        let equal = |g: &mut Vjp, a: VjpValue, b: VjpValue| -> Result<(VjpValue, VjpValue)> {
-            let equal = g.apply(Compare { kind: CompareKind::Eq }, &[a, b])?;
-            Ok((equal, g.apply(Cast { dtype }, &[equal])?))
+        // f16 and bf16 cannot count as many equal elements as there may be.
+        let wide = accumulator(dtype);
+        let cast = |g: &mut Vjp, value: VjpValue, dtype| {
+            if g.meta(value).dtype == dtype { Ok(value) } else { g.apply(Cast { dtype }, &[value]) }
+        };
+        // A NaN equals nothing; its destination is NaN.
+        let chosen = |g: &mut Vjp, x: VjpValue, y: VjpValue| -> Result<(VjpValue, VjpValue)> {
+            let equal = g.apply(Compare { kind: CompareKind::Eq }, &[x, y])?;
+            let nan = g.apply(FloatTest { kind: FloatTestKind::Nan }, &[x])?;
+            let chosen = g.apply(BitwiseOr, &[equal, nan])?;
+            Ok((chosen, g.apply(Cast { dtype: wide }, &[chosen])?))
         };
         let y_at_src = g.apply(Gather { dim }, &[y, index])?;
-        let (from_x, ones_x) = equal(g, x, y)?;
-        let (from_src, ones_src) = equal(g, src, y_at_src)?;
+        let (from_x, ones_x) = chosen(g, x, y)?;
+        let (from_src, ones_src) = chosen(g, src, y_at_src)?;
         let count = g.apply(ScatterAdd { dim, extent }, &[index, ones_src])?;
         let count = g.apply(Add, &[ones_x, count])?;
+        let dy = cast(g, dy, wide)?;
         let share = g.apply(Div, &[dy, count])?;
+        let share = cast(g, share, dtype)?;
         if g.needs(0) {
             let dx = g.apply(Mask { on: true }, &[from_x, share])?;
             g.set(0, dx);
@@ -231,7 +243,7 @@ fn extrema<T: Element>(
 
 /// Sets `x` at each destination to `meet` of itself and the element of `src`, in the order of `src`. This rank stores
 /// the rows `held` from row `start` on; `len` is the number of rows of `src` per block.
-fn write_rows<T: Element>(
+pub(super) fn write_rows<T: Element>(
     x: &mut [T],
     src: &[T],
     index: &LineIndex,

@@ -2,9 +2,10 @@
 
 use smallvec::smallvec;
 
-use super::cuda;
 use super::lines::{DimLines, LineIndex, rows_along, rows_back};
+use super::scatter::write_rows;
 use super::segments::{SumsByRow, expect_indices};
+use super::{cuda, scatter_cuda};
 use crate::error::{Error, Result};
 use crate::ops::work::elements;
 use crate::ops::{
@@ -12,7 +13,7 @@ use crate::ops::{
     Work, arity, list,
 };
 use crate::placement::Leaf;
-use crate::tensor::{Tensor, cpu, for_dtype};
+use crate::tensor::{DType, Tensor, cpu, for_dtype};
 
 impl Op for ScatterAdd {
     fn name(&self) -> &'static str {
@@ -22,7 +23,10 @@ impl Op for ScatterAdd {
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
         let [index, src] = arity(self.name(), ins)?;
         expect_indices(self.name(), index)?;
-        src.dtype.expect_float(self.name())?;
+        if !src.dtype.is_float() && !matches!(src.dtype, DType::I64 | DType::I32) {
+            let rule = "adds floats, i64 and i32";
+            return Err(Error::invalid(self.name(), rule, src.to_string(), "cast the source first"));
+        }
         if index.shape != src.shape || self.dim >= src.shape.len() {
             let given = format!("dim {} of {}", self.dim, list(ins));
             return Err(Error::invalid(self.name(), "wants index and source of one shape", given, ""));
@@ -36,18 +40,32 @@ impl Op for ScatterAdd {
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
         let mut rows: Vec<Row> = others.map(|d| Row::same(AxisPlacement::S(d), 2)).collect();
-        rows.push(Row::new(
-            [AxisPlacement::S(self.dim), AxisPlacement::S(self.dim)],
-            [AxisPlacement::TreeSum(Leaf::Pairs)],
-        ));
         rows.push(Row::new([AxisPlacement::R, AxisPlacement::R], [AxisPlacement::S(self.dim)]));
-        rows.push(Row::new([AxisPlacement::R, AxisPlacement::SUM], [AxisPlacement::SUM]));
+        let (cut, partial) = ([AxisPlacement::S(self.dim); 2], [AxisPlacement::R, AxisPlacement::SUM]);
+        if ins[1].dtype.is_float() {
+            rows.push(Row::new(cut, [AxisPlacement::TreeSum(Leaf::Pairs)]));
+            rows.push(Row::new(partial, [AxisPlacement::SUM]));
+        } else {
+            // Sums of integers have the same bits in any order.
+            rows.push(Row::new(cut, [AxisPlacement::SUM]).exact());
+            rows.push(Row::new(partial, [AxisPlacement::SUM]).exact());
+        }
         rows
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let (start, held) = (at.outs[0].start(self.dim), at.outs[0].local()[self.dim]);
         let index = LineIndex::new(self.name(), &ins[0], self.dim, self.extent)?;
+        if !ins[1].dtype().is_float() {
+            let mut out = Tensor::zeros(ins[1].dtype(), at.outs[0].local());
+            let place = (start, DimLines::new(out.shape(), self.dim), ins[0].shape()[self.dim]);
+            let src = ins[1].contiguous()?;
+            match out.dtype() {
+                DType::I64 => write_rows(out.make_mut()?, src.as_slice()?, &index, place, i64::wrapping_add)?,
+                _ => write_rows(out.make_mut()?, src.as_slice()?, &index, place, i32::wrapping_add)?,
+            }
+            return Ok(smallvec![out]);
+        }
         let lines = DimLines::new(ins[0].shape(), self.dim);
         if index.width == lines.inner {
             return Ok(smallvec![sums(&index, &ins[1], self.dim, (start, held))?]);
@@ -61,6 +79,11 @@ impl Op for ScatterAdd {
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let indices = cuda::HeldRange { n: self.extent, start: at.outs[0].start(self.dim) };
         let held = at.outs[0].local()[self.dim];
+        if !ins[1].dtype().is_float() {
+            let place = (self.extent, indices.start);
+            let out = at.outs[0].local();
+            return Ok(smallvec![scatter_cuda::integer_sums(&ins[0], &ins[1], self.dim, place, out)?]);
+        }
         if let Some(rows) = LineIndex::shared_rows(&ins[0], self.dim)? {
             return Ok(smallvec![cuda::scatter_add(&rows, &ins[1], self.dim, indices, held)?]);
         }
@@ -76,6 +99,10 @@ impl Op for ScatterAdd {
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.none(0, "an index has no derivative");
+        if !g.input_meta(1).dtype.is_float() {
+            g.none(1, "integers have no derivative");
+            return Ok(());
+        }
         let (index, dy) = (g.input(0), g.grad(0));
         let dx = g.apply(Gather { dim: self.dim }, &[dy, index])?;
         g.set(1, dx);
@@ -115,5 +142,6 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
         Sample::new(op(0, 5), [Input::index([3, 2], 5), Input::ints([3, 2])]),
         Sample::new(op(1, 2), [Input::index([2, 3, 1], 2), Input::ints([2, 3, 1])]),
         Sample::new(op(0, 2), [Input::index([0], 2), Input::ints([0])]),
+        Sample::new(op(1, 3), [Input::index([3, 5], 3), Input::index([3, 5], 9)]).not_smooth(),
     ]
 }

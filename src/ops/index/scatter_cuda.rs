@@ -140,6 +140,27 @@ pub(super) fn scatter_extremum(
     Ok(out)
 }
 
+/// Returns zeros of shape `out` with the integers of `src` added by index along `dim`. `place` is that of [`scatter`].
+///
+/// # Errors
+/// Returns the errors of [`scatter`].
+pub(super) fn integer_sums(
+    index: &Tensor,
+    src: &Tensor,
+    dim: usize,
+    place: (usize, usize),
+    out: &Shape,
+) -> Result<Tensor> {
+    let gpu = Gpu::of(src)?;
+    let mut sums = gpu.zeros(src.dtype(), out)?;
+    if index.numel() > 0 {
+        let to = Destinations::new("scatter_add", out, index, src, dim, place)?;
+        let launch = gpu.kernel("scatter", "add", src.dtype())?.read(index).read(src).write(&mut sums);
+        to.run(launch, FaultCode::ScatterAdd)?;
+    }
+    Ok(sums)
+}
+
 /// Returns true at the positions along `dim` whose index, below `extent`, no later position has.
 ///
 /// # Errors

@@ -1,6 +1,5 @@
-//! CUDA kernels that number the tokens of each expert, and that move rows by slot.
+//! CUDA kernels that number the tokens of each expert.
 
-use super::cpu::SlotRange;
 use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::cuda::fault::FaultCode;
@@ -46,85 +45,6 @@ pub(super) fn expert_slots(
     let launch = launch.arg(capacity.map_or(-1, |c| c as i64)).arg(FaultCode::ExpertSlots as u32);
     launch.faults().run(blocks(all), THREADS, 0)?;
     Ok((slots, counts))
-}
-
-/// Computes what [`cpu::permute`](super::cpu::permute) computes.
-///
-/// # Errors
-/// Returns an error if the device has no memory left or a launch fails. The kernel records a slot out of range.
-pub(super) fn permute(x: &Tensor, slot: &Tensor, slots: SlotRange, out: &Shape) -> Result<Tensor> {
-    let (x, slot) = (rows_in_place(x)?, slot.contiguous()?);
-    let mut y = Tensor::full_on(x.device(), x.dtype(), out.clone(), -0.0)?;
-    let (choices, each) = (x.shape()[2], x.shape()[1] * x.shape()[2]);
-    let strides = [x.strides()[0], x.strides()[1], x.strides()[2]];
-    let code = FaultCode::PermuteTokens;
-    TokenRowCopy { rows: &x, slot: &slot, slots, strides, each, choices }.run("permute", code, &mut y)?;
-    Ok(y)
-}
-
-/// Computes what [`cpu::unpermute`](super::cpu::unpermute) computes.
-///
-/// # Errors
-/// Returns the errors of [`permute`].
-pub(super) fn unpermute(y: &Tensor, slot: &Tensor, slots: SlotRange, out: &Shape) -> Result<Tensor> {
-    let (y, slot) = (rows_in_place(y)?, slot.contiguous()?);
-    let mut x = Gpu::of(&y)?.uninit(y.dtype(), out.clone())?;
-    let each = slot.shape().iter().rev().take(2).product::<usize>();
-    let strides = [y.strides()[0], y.strides()[1], 0];
-    let code = FaultCode::UnpermuteTokens;
-    TokenRowCopy { rows: &y, slot: &slot, slots, strides, each, choices: 1 }.run(
-        "unpermute",
-        code,
-        &mut x,
-    )?;
-    Ok(x)
-}
-
-/// A copy of rows to or from slots.
-struct TokenRowCopy<'a> {
-    rows: &'a Tensor,
-    slot: &'a Tensor,
-    slots: SlotRange,
-    /// The strides of `rows` in elements: per batch entry, per token (of a permutation) or slot, per choice.
-    strides: [usize; 3],
-    /// The number of assignments per batch entry.
-    each: usize,
-    /// The number of assignments per token.
-    choices: usize,
-}
-
-impl TokenRowCopy<'_> {
-    fn run(&self, stem: &'static str, code: FaultCode, out: &mut Tensor) -> Result<()> {
-        let (dtype, width) = (self.rows.dtype(), *self.rows.shape().last().expect("rows have a width"));
-        if self.slot.numel() * width == 0 || out.numel() == 0 {
-            return Ok(());
-        }
-        let lanes = 16 / dtype.size_bytes();
-        let aligned = |t: &Tensor| t.device_address().is_some_and(|at| at.is_multiple_of(16));
-        let fits = self.strides.iter().chain([&width]).all(|n| n.is_multiple_of(lanes));
-        let packed = fits && aligned(self.rows) && aligned(out);
-        let lanes = if packed { lanes } else { 1 };
-        let stem = match (packed, stem) {
-            (true, "permute") => "packed_permute",
-            (true, _) => "packed_unpermute",
-            (false, stem) => stem,
-        };
-        let all = self.slot.numel() * (width / lanes);
-        let gpu = Gpu::of(self.rows)?;
-        let launch = gpu.kernel("permute_tokens", stem, dtype)?.read(self.rows).read(self.slot).write(out);
-        let [batch, row, choice] = self.strides.map(|s| (s / lanes) as u64);
-        let launch = launch.arg(all as u64).arg((width / lanes) as u64);
-        let launch = launch.arg(self.each as u64).arg(self.choices as u64).arg(batch).arg(row).arg(choice);
-        let SlotRange { all: slots, start, held } = self.slots;
-        let launch = launch.arg(held as u64).arg(slots as u64).arg(start as u64).arg(code as u32);
-        launch.faults().run(blocks(all), THREADS, 0)
-    }
-}
-
-/// Returns the tensor if the elements along its last dim are adjacent, else a contiguous copy.
-fn rows_in_place(x: &Tensor) -> Result<Tensor> {
-    let last = x.shape().len() - 1;
-    if x.strides()[last] == 1 || x.shape()[last] == 1 { Ok(x.clone()) } else { x.to_owned_copy() }
 }
 
 fn blocks(threads: usize) -> u32 {

@@ -54,6 +54,16 @@ impl Op for ExpertSlots {
                 return Err(Error::invalid(self.name(), rule, expert.to_string(), "reshape them"));
             }
         };
+        if self.experts == 0 {
+            let rule = "there is no expert to send tokens to";
+            return Err(Error::invalid(self.name(), rule, expert.to_string(), "pass the number of experts"));
+        }
+        let slots = self.capacity.map_or(Some(0), |c| c.checked_mul(self.experts));
+        if slots.is_none_or(|n| i64::try_from(n).is_err()) {
+            let given = format!("{} experts with {} slots each", self.experts, self.capacity.unwrap_or(0));
+            let rule = "the slots' numbers exceed i64";
+            return Err(Error::invalid(self.name(), rule, given, "pass a smaller capacity"));
+        }
         let counts: Shape = leading.into_iter().chain([self.experts]).collect();
         Ok(smallvec![expert.clone(), Meta::new(DType::I64, counts)])
     }
@@ -70,7 +80,7 @@ impl Op for ExpertSlots {
         let mut slots = Tensor::zeros(DType::I64, at.outs[0].local());
         let mut counts = Tensor::zeros(DType::I64, at.outs[1].local());
         let each = expert.shape().iter().rev().take(2).product::<usize>();
-        if each > 0 && self.experts > 0 {
+        if each > 0 {
             let (slots, counts) =
                 (as_elements_mut::<i64>(slots.bytes_mut()), as_elements_mut::<i64>(counts.bytes_mut()));
             let entries = expert.as_slice::<i64>()?.chunks_exact(each);

@@ -41,7 +41,7 @@ impl GroupSizes {
     /// Creates it from the sizes of all experts of the first batch entry, then of the second, and so on.
     ///
     /// # Errors
-    /// Refuses a number of sizes that is no multiple of `experts`.
+    /// Refuses a number of sizes that is no multiple of `experts`, and sizes of one batch entry whose sum overflows.
     pub fn new(experts: usize, sizes: impl AsRef<[usize]>) -> Result<GroupSizes> {
         let sizes = sizes.as_ref();
         if experts == 0 || !sizes.len().is_multiple_of(experts) {
@@ -53,6 +53,11 @@ impl GroupSizes {
                 given,
                 "list the experts of one entry after another",
             ));
+        }
+        let sum = |of_entry: &[usize]| of_entry.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
+        if let Some(entry) = sizes.chunks_exact(experts).position(|of_entry| sum(of_entry).is_none()) {
+            let given = format!("the sizes of batch entry {entry}");
+            return Err(Error::invalid("group_sizes", "the number of rows overflows", given, ""));
         }
         Ok(GroupSizes { experts, sizes: sizes.into() })
     }

@@ -3,13 +3,15 @@
 use smallvec::smallvec;
 
 use super::cpu::with_batch;
-use super::{cpu, cuda};
 use crate::error::{Error, Result};
+use crate::ops::index::cuda::HeldRange;
 use crate::ops::index::segments::expect_indices;
+use crate::ops::index::{rows, rows_cuda};
 use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, PermuteTokens, Row, Sample, Tensors,
     UnpermuteTokens, Vjp, Windows, Work, arity, list,
 };
+use crate::tensor::cuda::fault::FaultCode;
 use crate::tensor::{Shape, Tensor};
 
 impl Op for PermuteTokens {
@@ -31,13 +33,14 @@ impl Op for PermuteTokens {
     }
 
     /// Rows are only copied, so any partial operand is accepted. If tokens are sharded, each rank fills the slots of
-    /// its tokens, which gives a partial sum; if slots are sharded, each rank fills its own.
+    /// its tokens, which gives a partial sum; if slots are sharded, each rank fills its own. Every rank has all slots of
+    /// its batch entries, so that it finds equal ones.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let lead = ins[1].shape.len() - 2;
         let mut rows: Vec<Row> = (0..lead).map(|d| Row::same(AxisPlacement::S(d), 2)).collect();
         rows.push(Row::new([AxisPlacement::S(lead + 2), AxisPlacement::R], [AxisPlacement::S(lead + 1)]));
         for d in [lead, lead + 1] {
-            rows.push(Row::new([AxisPlacement::S(d), AxisPlacement::S(d)], [AxisPlacement::SUM]).exact());
+            rows.push(Row::new([AxisPlacement::S(d), AxisPlacement::R], [AxisPlacement::SUM]).exact());
         }
         rows.push(Row::new([AxisPlacement::R, AxisPlacement::R], [AxisPlacement::S(lead)]));
         rows.extend(
@@ -50,17 +53,18 @@ impl Op for PermuteTokens {
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        Ok(smallvec![cpu::permute(
-            &with_batch(&ins[0], 4)?,
-            &ins[1].contiguous()?,
-            self.held(at),
-            at.outs[0].local()
-        )?])
+        let (x, slot) = (with_batch(&ins[0], 4)?, ins[1].contiguous()?);
+        rows::expect_distinct(self.name(), slot.as_slice()?, each(&slot), self.slots)?;
+        let slot = of_rows(&slot, at)?;
+        let places = rows::slot_places(self.name(), slot.as_slice()?, self.held(at))?;
+        Ok(smallvec![rows::write_rows(&x, &places, at.outs[0].local())?])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let x = with_batch(&ins[0], 4)?;
-        Ok(smallvec![cuda::permute(&x, &ins[1], self.held(at), at.outs[0].local())?])
+        let (x, slot, code) = (with_batch(&ins[0], 4)?, &ins[1], FaultCode::PermuteTokens);
+        rows_cuda::expect_distinct(slot, each(slot), self.slots, code)?;
+        let slot = of_rows(slot, at)?;
+        Ok(smallvec![rows_cuda::write_rows(&x, &slot, self.held(at), code, at.outs[0].local())?])
     }
 
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
@@ -78,11 +82,22 @@ impl Op for PermuteTokens {
 
 impl PermuteTokens {
     /// Returns the slots that this rank fills.
-    fn held(&self, at: &Windows) -> cpu::SlotRange {
+    fn held(&self, at: &Windows) -> HeldRange {
         let out = &at.outs[0];
-        let d = out.global.len() - 2;
-        cpu::SlotRange { all: self.slots, start: out.start(d), held: out.local()[d] }
+        HeldRange { n: self.slots, start: out.start(out.global.len() - 2) }
     }
+}
+
+/// Returns the number of slots of a batch entry's rows.
+fn each(slot: &Tensor) -> usize {
+    slot.shape().iter().rev().take(2).product()
+}
+
+/// Returns the slots of the rows that this rank stores, out of those of all rows of its batch entries.
+fn of_rows(slot: &Tensor, at: &Windows) -> Result<Tensor> {
+    let (x, lead) = (&at.ins[0], slot.shape().len() - 2);
+    let tokens = slot.narrow(lead, x.start(lead), x.local()[lead])?;
+    tokens.narrow(lead + 1, x.start(lead + 1), x.local()[lead + 1])?.contiguous()
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -3,20 +3,23 @@
 use smallvec::smallvec;
 
 use super::cpu::with_batch;
-use super::{cpu, cuda};
 use crate::error::{Error, Result};
+use crate::ops::index::cuda::HeldRange;
 use crate::ops::index::segments::expect_indices;
+use crate::ops::index::{rows, rows_cuda};
 use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, PermuteTokens, Row, Sample, Tensors, Vjp,
     Windows, Work, arity, list,
 };
+use crate::tensor::cuda::fault::FaultCode;
 use crate::tensor::{Shape, Tensor};
 
 /// Reads rows by slot: `(y, slot) -> x`, where `y` is `[.., slots, width]`, `slot` (i64) `[.., tokens, choices]`, and
 /// `x[.., t, k, :] = y[.., slot[.., t, k], :]`. A row whose slot is -1 (dropped) is -0. At most one leading dim.
 /// Applied by [`DTensor::unpermute_tokens`](crate::dtensor::DTensor::unpermute_tokens).
 ///
-/// If the slots of `y` are sharded, the result is a partial sum.
+/// If the slots of `y` are sharded, the result is a partial sum. Rows may have equal slots; the derivative,
+/// [`PermuteTokens`], refuses them.
 ///
 /// ```
 /// use isoshard::{ops::{UnpermuteTokens, eval_whole}, tensor::Tensor};
@@ -65,13 +68,14 @@ impl Op for UnpermuteTokens {
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let y = with_batch(&ins[0], 3)?;
-        Ok(smallvec![cpu::unpermute(&y, &ins[1].contiguous()?, held(at), at.outs[0].local())?])
+        let (y, slot) = (with_batch(&ins[0], 3)?, ins[1].contiguous()?);
+        let places = rows::slot_places(self.name(), slot.as_slice()?, held(at))?;
+        Ok(smallvec![rows::read_rows(&y, &places, at.outs[0].local())?])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let y = with_batch(&ins[0], 3)?;
-        Ok(smallvec![cuda::unpermute(&y, &ins[1], held(at), at.outs[0].local())?])
+        let (y, faults) = (with_batch(&ins[0], 3)?, (true, FaultCode::UnpermuteTokens));
+        Ok(smallvec![rows_cuda::read_rows(&y, &ins[1], held(at), faults, at.outs[0].local())?])
     }
 
     /// Reads only the rows that are copied.
@@ -91,10 +95,9 @@ impl Op for UnpermuteTokens {
 }
 
 /// Returns the slots whose rows this rank stores.
-fn held(at: &Windows) -> cpu::SlotRange {
-    let y = &at.ins[0];
-    let d = y.global.len() - 2;
-    cpu::SlotRange { all: y.global[d], start: y.start(d), held: y.local()[d] }
+fn held(at: &Windows) -> HeldRange {
+    let (y, d) = (&at.ins[0], at.ins[0].global.len() - 2);
+    HeldRange { n: y.global[d], start: y.start(d) }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -3,6 +3,9 @@
 //! All follow one order: ascending by value, with -0 equal to 0 and NaN after every number; equal elements by their
 //! index. Descending order reverses the values and not the indices, so NaN comes first and equal elements stay in the
 //! order of their indices. This is PyTorch's order of a stable sort. Elements are copied, so zeros keep their sign.
+//!
+//! Missing: a sort that shards its dim, which is gathered instead; several dims at once; `unique`, whose size depends on
+//! values; a dim of 2^32 elements or more, which is refused.
 
 pub(super) mod cpu;
 pub(super) mod cuda;

@@ -41,7 +41,8 @@ pub struct TopKBlocks {
 impl TopKBlocks {
     /// Returns true if a dim of `n` indices can be divided into `blocks` blocks of at least `k` and 1 indices.
     pub(crate) fn fits(n: usize, k: usize, blocks: usize) -> bool {
-        blocks > 0 && (blocks - 1) * n.div_ceil(blocks) + k.max(1) <= n
+        let before = blocks.checked_sub(1).and_then(|full| full.checked_mul(n.div_ceil(blocks)));
+        before.and_then(|before| before.checked_add(k.max(1))).is_some_and(|least| least <= n)
     }
 
     /// Returns the length of a block of a dim of `n` indices.

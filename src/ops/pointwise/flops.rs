@@ -33,7 +33,9 @@ const fn word(name: &[u8], known: KnownFlops) -> u64 {
         b"of" | b"wide" | b"inf" | b"nan" => 0,
         b"exp" | b"ln" | b"tanh" | b"erf" | b"sigmoid" => Work::SPECIAL,
         b"sin" | b"cos" | b"tan" | b"asin" | b"acos" | b"atan" | b"atan2" => Work::SPECIAL,
-        b"sinh" | b"cosh" | b"asinh" | b"acosh" | b"atanh" | b"lgamma" | b"digamma" => Work::SPECIAL,
+        b"sinh" | b"cosh" | b"asinh" | b"acosh" | b"atanh" | b"lgamma" | b"digamma" | b"trigamma" => {
+            Work::SPECIAL
+        }
         b"exp2" | b"expm1" | b"log1p" | b"log2" | b"log10" | b"cbrt" | b"erfc" | b"erfinv" => Work::SPECIAL,
         b"pow_abs" => 2 * Work::SPECIAL,
         b"fma" => 2,

@@ -97,7 +97,7 @@ macro_rules! function {
                     parts: &[
                         FUNCTIONS,
                         concat!(
-                            "struct ", stringify!($name), "_formula : Functions {\n",
+                            "struct ", stringify!($name), "_formula : Functions", function!(@base $class), " {\n",
                             cuda_function!("at", cuda_constants!($($s),*), ($($x),+), [$($v = $e),*], $value),
                             "};\n",
                             function!(@each $class),
@@ -116,7 +116,7 @@ macro_rules! function {
                     parts: &[
                         FUNCTIONS,
                         concat!(
-                            "struct ", stringify!($name), "_formula : Functions {\n",
+                            "struct ", stringify!($name), "_formula : Functions", function!(@base $class), " {\n",
                             cuda_function!("at", cuda_constants!($($s),*), ($($x),+), [$($v = $e),*], $value),
                             "};\n",
                             function!(@each $class),
@@ -204,6 +204,15 @@ macro_rules! function {
             /// The formula's loops.
             pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::$class::<$Type, { arity!($($x),+) }>();
         }
+    };
+    (@base wide_floats) => {
+        ", ComputedInF64"
+    };
+    (@base far_floats) => {
+        ", ComputedInF64"
+    };
+    (@base $class:ident) => {
+        ""
     };
     (@each floats) => {
         "EACH_FLOAT"

@@ -17,6 +17,8 @@ functions! {
     V = 2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
     /// The cubic term's factor.
     C = 0.044715;
+    /// `π`.
+    PI = 3.141592653589793238462643383280;
     /// `ln 2`.
     LN_2 = 0.693147180559945309417232121458;
     }
@@ -25,7 +27,7 @@ functions! {
     fn bounded(x) = select(abs(x) > of(1e4), copysign(of(1e4), x), x);
     /// The normal distribution function.
     fn phi(x) = fma(of(0.5), erf(x * of(FRAC_1_SQRT_2)), of(0.5));
-    /// `x^y` with IEEE 754's special cases, Called with f64 only.
+    /// `x^y` with IEEE 754's special cases. Called with f64 only.
     fn power(x, y) [
         a = abs(x),
         magnitude = of(pow_abs(wide(a), wide(y))),

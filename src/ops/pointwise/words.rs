@@ -179,6 +179,8 @@ pub mod near {
         lgamma(x) = gamma::lgamma_near_f64;
         /// The derivative of `lgamma`.
         digamma(x) = gamma::digamma_near_f64;
+        /// The derivative of `digamma`.
+        trigamma(x) = gamma::trigamma_near_f64;
     }
 }
 
@@ -197,5 +199,7 @@ pub mod far {
         lgamma(x) = gamma::lgamma_f64;
         /// The derivative of `lgamma`.
         digamma(x) = gamma::digamma_f64;
+        /// The derivative of `digamma`.
+        trigamma(x) = gamma::trigamma_f64;
     }
 }

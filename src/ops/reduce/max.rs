@@ -6,6 +6,7 @@ use smallvec::smallvec;
 
 use super::{DimReduction, kept_shape};
 use crate::error::{Error, Result};
+use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
     BitwiseOr, Cast, Compare, CompareKind, Div, Expand, FloatTest, FloatTestKind, Input, Mask, MeshAxis,
     Meta, Metas, Op, Reshape, Row, Sample, Sum, Tensors, Vjp, Windows, Work, arity,
@@ -90,15 +91,21 @@ impl<const LARGEST: bool> Op for MaxOrMin<LARGEST> {
             dy = g.apply(Reshape { shape: kept }, &[dy])?;
         }
         let y = g.apply(Expand { shape: shape.clone() }, &[y])?;
-        let mut chosen = g.apply(Compare { kind: CompareKind::Eq }, &[x, y])?;
-        if dtype.is_float() {
-            // A NaN equals nothing; it is chosen wherever it stands.
-            let nan = g.apply(FloatTest { kind: FloatTestKind::Nan }, &[x])?;
-            chosen = g.apply(BitwiseOr, &[chosen, nan])?;
-        }
-        let ones = g.apply(Cast { dtype }, &[chosen])?;
+        let equal = g.apply(Compare { kind: CompareKind::Eq }, &[x, y])?;
+        // A NaN equals nothing; it is chosen wherever it stands.
+        let nan = g.apply(FloatTest { kind: FloatTestKind::Nan }, &[x])?;
+        let chosen = g.apply(BitwiseOr, &[equal, nan])?;
+        // f16 and bf16 cannot count as many equal elements as there may be.
+        let wide = accumulator(dtype);
+        let ones = g.apply(Cast { dtype: wide }, &[chosen])?;
         let count = g.apply(Sum { dims, keep: true }, &[ones])?;
-        let share = g.apply(Div, &[dy, count])?;
+        if dtype != wide {
+            dy = g.apply(Cast { dtype: wide }, &[dy])?;
+        }
+        let mut share = g.apply(Div, &[dy, count])?;
+        if dtype != wide {
+            share = g.apply(Cast { dtype }, &[share])?;
+        }
         let share = g.apply(Expand { shape }, &[share])?;
         let dx = g.apply(Mask { on: true }, &[chosen, share])?;
         g.set(0, dx);

@@ -1,6 +1,11 @@
-//! Reductions over dims: `sum`, `max`, `min` and `argmax`. The loops of the first three are
-//! [`tensor::cpu::reduce`](crate::tensor::cpu::reduce) and its CUDA counterpart; `cpu` and `cuda` hold the kernels of
-//! `argmax`.
+//! Reductions over dims: `sum`, `max`, `min`, `prod`, `argmax`, `first_index`, and sums of terms, of which variances and
+//! norms are composed.
+//!
+//! The loops of `sum`, `max` and `min` are [`tensor::cpu::reduce`](crate::tensor::cpu::reduce) and its CUDA counterpart.
+//! `cpu` and `cuda` hold the kernels of `argmax` and `first_index`; `prod` and `terms` have their own.
+//!
+//! Missing: `median` and `mode`; running sums and maxima along a dim; on CUDA devices, 2^32 elements in one `argmax`, which
+//! is refused.
 
 pub(super) mod argmax;
 mod blocks;

@@ -1,5 +1,8 @@
 //! `rotary`: rotary position embedding (Su et al., *RoFormer*, 2021), with angles from a base. `rotary_table` and
 //! `rotary_apply` take any frequencies and positions.
+//!
+//! Missing: rows that shard the last dim through a pair, which is gathered instead; a rotation of a part of the last dim
+//! alone (`slice` and `cat` do it).
 
 pub(super) mod apply;
 pub(super) mod cpu;

@@ -47,7 +47,8 @@ impl Op for Cat {
             if !fits {
                 return bad("the operands' dtypes or other extents differ");
             }
-            shape[self.dim] += m.shape[self.dim];
+            // An extent that overflows stays at the maximum, which no tensor has.
+            shape[self.dim] = shape[self.dim].saturating_add(m.shape[self.dim]);
         }
         Ok(smallvec![Meta { dtype: first.dtype, shape }])
     }

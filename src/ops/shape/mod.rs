@@ -1,4 +1,7 @@
 //! Operators that move elements without computing with them.
+//!
+//! Missing: slices with a step; overlapping windows (`unfold`); padding with anything but zeros. No method of `DTensor`
+//! has arguments for them.
 
 pub(super) mod cat;
 pub(super) mod diagonal;

@@ -229,6 +229,30 @@ mod tests {
         assert_eq!(to::<u8>(&x, DType::U8), [44, 255]);
     }
 
+    /// Checks the numbers half way between any two neighbours of a dtype, and the f64 next to them. `bits` are those of
+    /// infinity, and `below` is the power of two above the largest number.
+    fn check_midpoints<T: Element + PartialEq>(bits: u16, number: fn(u16) -> T, below: f64) {
+        let values: Vec<f64> = (0..bits).map(|h| number(h).to_f64()).chain([below]).collect();
+        let (mut x, mut want) = (Vec::new(), Vec::new());
+        for (h, pair) in (0..bits).zip(values.windows(2)) {
+            let middle = (pair[0] + pair[1]) / 2.0;
+            for (x1, nearest) in [(middle.next_down(), h), (middle, h + (h & 1)), (middle.next_up(), h + 1)] {
+                x.extend([x1, -x1]);
+                want.extend([nearest, nearest | 0x8000]);
+            }
+        }
+        let x = Tensor::from_vec(x.clone(), [x.len()]).unwrap();
+        let got: Vec<T> = to(&x, T::DTYPE);
+        let wrong = got.iter().zip(&want).position(|(got, &want)| *got != number(want));
+        assert!(wrong.is_none(), "{}: {:?}", T::DTYPE, wrong.map(|i| (x.to_f64_vec()[i], want[i])));
+    }
+
+    #[test]
+    fn every_midpoint_of_two_halves_and_its_neighbours_round_once() {
+        check_midpoints(0x7c00, f16::from_bits, 65536.0);
+        check_midpoints(0x7f80, bf16::from_bits, 2f64.powi(128));
+    }
+
     #[test]
     fn rounds_once_to_nearest_even() {
         // 1 + 2^-8 is a tie in bf16; `above` is not, but would be one if it were rounded to f32 first.

@@ -29,7 +29,7 @@ pub type Constants = [f64; 2];
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub trait Function<const N: usize>: 'static {
-    /// Its value.
+    /// Returns the value.
     fn at<A: Real>(s: Constants, x: [A; N]) -> A;
 }
 
@@ -52,7 +52,7 @@ pub trait Function<const N: usize>: 'static {
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub trait NumFunction<const N: usize>: 'static {
-    /// Its value.
+    /// Returns the value.
     fn at<A: Num>(s: Constants, x: [A; N]) -> A;
 }
 
@@ -75,7 +75,7 @@ pub trait NumFunction<const N: usize>: 'static {
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub trait BitFunction<const N: usize>: 'static {
-    /// Its value.
+    /// Returns the value.
     fn at<A: BitNum>(x: [A; N]) -> A;
 }
 
@@ -102,7 +102,7 @@ pub trait Relation: 'static {
     fn at<A: PartialOrd + Copy>(x: A, y: A) -> bool;
 }
 
-/// A property that a floating-point number has or has not.
+/// A property of floating-point numbers.
 ///
 /// ```
 /// use isoshard::tensor::cpu::{FloatPredicate, FloatPredicateLoops, Num, Real, test};
@@ -154,6 +154,8 @@ pub struct FloatPredicateLoops {
 #[derive(Clone, Copy)]
 pub(super) struct FloatLoops {
     pub f32: LoopFn<f32, f32>,
+    /// The loop for f16 and bf16, whose results are rounded to the dtype afterwards.
+    pub half: LoopFn<f32, f32>,
     pub f64: LoopFn<f64, f64>,
 }
 
@@ -172,7 +174,7 @@ impl Loops {
     pub const fn floats<F: Function<N>, const N: usize>() -> Loops {
         let (f32, f64) =
             (vector_loop::<FloatFormula<F>, f32, f32, N>, vector_loop::<FloatFormula<F>, f64, f64, N>);
-        Loops { floats: Some(FloatLoops { f32, f64 }), integers: None, bools: None }
+        Loops { floats: Some(FloatLoops { f32, half: f32, f64 }), integers: None, bools: None }
     }
 
     /// Compiles a function of floats and integers; bool is refused.
@@ -180,7 +182,7 @@ impl Loops {
         let (f32, f64) =
             (vector_loop::<NumFormula<F>, f32, f32, N>, vector_loop::<NumFormula<F>, f64, f64, N>);
         let integers = integer_loops::<NumFormula<F>, N>();
-        Loops { floats: Some(FloatLoops { f32, f64 }), integers: Some(integers), bools: None }
+        Loops { floats: Some(FloatLoops { f32, half: f32, f64 }), integers: Some(integers), bools: None }
     }
 
     /// Compiles a function of integers; other dtypes are refused.

@@ -30,8 +30,8 @@ pub fn compute(verb: &str, loops: &Loops, s: Constants, ins: &mut [Tensor]) -> R
     match ins[0].dtype() {
         DType::F32 => compute_as::<f32>(floats()?.f32, s, ins),
         DType::F64 => compute_as::<f64>(floats()?.f64, s, ins),
-        DType::F16 => compute_as::<f16>(floats()?.f32, s, ins),
-        DType::BF16 => compute_as::<bf16>(floats()?.f32, s, ins),
+        DType::F16 => compute_as::<f16>(floats()?.half, s, ins),
+        DType::BF16 => compute_as::<bf16>(floats()?.half, s, ins),
         DType::I64 => compute_as::<i64>(integers()?.i64, s, ins),
         DType::I32 => compute_as::<i32>(integers()?.i32, s, ins),
         DType::U8 => compute_as::<u8>(integers()?.u8, s, ins),

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use super::loops::{Constants, ElementFn, ElementLoop, FloatLoops, LoopFn, Loops, pieces};
 use super::map_slice::map_slice;
 use super::simd::{Kernel, dispatch};
+use crate::tensor::dtype::odd_f32;
 
 /// A formula in `N` variables and up to two constants that is computed in f64. Its loop is compiled for f64 only.
 /// Implement `at` `#[inline(always)]`.
@@ -26,10 +27,10 @@ use super::simd::{Kernel, dispatch};
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub trait WideFunction<const N: usize>: 'static {
-    /// Its value, or NaN if only [`WideFunction::at_rare`] computes it.
+    /// Returns the value, or NaN if only [`WideFunction::at_rare`] computes it.
     fn at(s: Constants, x: [f64; N]) -> f64;
 
-    /// Its value anywhere. Loops of [`Loops::wide_with_rare`] call it for each element at which [`at`](Self::at) is
+    /// Returns the value anywhere. Loops of [`Loops::wide_with_rare`] call it for each element at which [`at`](Self::at) is
     /// NaN. It may branch.
     fn at_rare(s: Constants, x: [f64; N]) -> f64 {
         Self::at(s, x)
@@ -39,17 +40,18 @@ pub trait WideFunction<const N: usize>: 'static {
 impl Loops {
     /// Compiles a function that is computed in f64; dtypes that are not floats are refused.
     pub const fn wide<F: WideFunction<N>, const N: usize>() -> Loops {
-        wide_loops(narrow_loop::<WideFormula<F>, N>, wide_loop::<WideFormula<F>, N>)
+        wide_loops::<WideFormula<F>, N>()
     }
 
     /// Compiles a function with rare arguments ([`WideFunction::at_rare`]).
     pub const fn wide_with_rare<F: WideFunction<N>, const N: usize>() -> Loops {
-        wide_loops(narrow_loop::<RareFormula<F>, N>, wide_loop::<RareFormula<F>, N>)
+        wide_loops::<RareFormula<F>, N>()
     }
 }
 
-const fn wide_loops(f32: LoopFn<f32, f32>, f64: LoopFn<f64, f64>) -> Loops {
-    Loops { floats: Some(FloatLoops { f32, f64 }), integers: None, bools: None }
+const fn wide_loops<F: WideElementFn<N>, const N: usize>() -> Loops {
+    let floats = FloatLoops { f32: f32_loop::<F, N>, half: half_loop::<F, N>, f64: wide_loop::<F, N> };
+    Loops { floats: Some(floats), integers: None, bools: None }
 }
 
 /// The number of elements that are computed at a time, so that operands and results stay in the nearest cache.
@@ -107,12 +109,27 @@ fn wide_loop<F: WideElementFn<N>, const N: usize>(s: Constants, ins: &[&[f64]], 
     }
 }
 
-fn narrow_loop<F: WideElementFn<N>, const N: usize>(s: Constants, ins: &[&[f32]], out: &mut [f32]) {
-    through_f64::<N>(s, pieces(ins), out, wide_loop::<F, N>);
+fn f32_loop<F: WideElementFn<N>, const N: usize>(s: Constants, ins: &[&[f32]], out: &mut [f32]) {
+    through_f64::<N>(s, pieces(ins), out, wide_loop::<F, N>, |results, out| {
+        map_slice(results, out, |x: f64| x as f32);
+    });
 }
 
-/// Runs a loop of f64 on converted chunks, and rounds its results.
-fn through_f64<const N: usize>(s: Constants, ins: &[&[f32]; N], out: &mut [f32], run: LoopFn<f64, f64>) {
+/// Rounds results to odd, so that f16 and bf16 results are rounded once.
+fn half_loop<F: WideElementFn<N>, const N: usize>(s: Constants, ins: &[&[f32]], out: &mut [f32]) {
+    through_f64::<N>(s, pieces(ins), out, wide_loop::<F, N>, |results, out| {
+        map_slice(results, out, odd_f32);
+    });
+}
+
+/// Runs a loop of f64 on converted chunks, and converts its results.
+fn through_f64<const N: usize>(
+    s: Constants,
+    ins: &[&[f32]; N],
+    out: &mut [f32],
+    run: LoopFn<f64, f64>,
+    round: fn(&[f64], &mut [f32]),
+) {
     let mut operands = [[0.0f64; WIDE_CHUNK]; N];
     let mut results = [0.0f64; WIDE_CHUNK];
     for (i, out) in out.chunks_mut(WIDE_CHUNK).enumerate() {
@@ -121,7 +138,7 @@ fn through_f64<const N: usize>(s: Constants, ins: &[&[f32]; N], out: &mut [f32],
         }
         let parts: [&[f64]; N] = operands.each_ref().map(|x| &x[..out.len()]);
         run(s, &parts, &mut results[..out.len()]);
-        map_slice(&results[..out.len()], out, |x: f64| x as f32);
+        round(&results[..out.len()], out);
     }
 }
 

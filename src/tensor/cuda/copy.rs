@@ -7,7 +7,7 @@ use super::gpu::Gpu;
 use super::map::{FormulaKernels, PACK_BYTES, THREADS, blocks, compute, formula, offset_in_pack};
 use super::walk::{INDICES, MergedLayouts, StridedLayout, StridedWalk, TransposedDim, merge_in_result_order};
 use crate::error::Result;
-use crate::tensor::{DType, Element, Tensor};
+use crate::tensor::{DType, Element, Scalar, Tensor};
 
 /// Copies a block of extents `len` from `x`'s buffer into `out`'s. `from` and `to` give the block's offset from the
 /// tensor's first element, and its strides. `out` is fresh and on the device of `x`.
@@ -49,17 +49,19 @@ pub(crate) fn copy_block(
     }
 }
 
-/// Sets every element of `out`, which is fresh, to `value` converted to the dtype.
+/// Sets every element of `out`, which is fresh, to `number` converted to the dtype.
 ///
 /// # Errors
 /// Returns an error if the kernel fails.
-pub(crate) fn fill(out: &mut Tensor, value: f64) -> Result<()> {
+pub(crate) fn fill(out: &mut Tensor, number: impl Into<Scalar>) -> Result<()> {
+    let number = number.into();
+    let value = number.to_f64();
     let bits = match out.dtype() {
         DType::F32 => u64::from((value as f32).to_bits()),
         DType::F64 => value.to_bits(),
         DType::F16 => u64::from(<half::f16 as Element>::from_f64(value).to_bits()),
         DType::BF16 => u64::from(<half::bf16 as Element>::from_f64(value).to_bits()),
-        DType::I64 => value as i64 as u64,
+        DType::I64 => number.to_i64() as u64,
         DType::I32 => u64::from(value as i32 as u32),
         DType::U8 => u64::from(value as u8),
         DType::Bool => u64::from(value != 0.0),

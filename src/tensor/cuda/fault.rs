@@ -39,6 +39,12 @@ const RULES: &[FaultRule] = &[
     index(FaultCode::ExpertSlots, "expert_slots"),
     index(FaultCode::PermuteTokens, "permute_tokens"),
     index(FaultCode::UnpermuteTokens, "unpermute_tokens"),
+    FaultRule {
+        code: FaultCode::EqualSlots as u32,
+        verb: "permute_tokens",
+        rule: "two rows have the same slot",
+        what: "slot",
+    },
     element(600, "bernoulli", "a probability lies in [0, 1]"),
     element(601, "exponential", "a rate is positive and finite"),
     element(602, "gamma", "a shape is positive and finite"),
@@ -68,6 +74,7 @@ pub(crate) enum FaultCode {
     ExpertSlots = 450,
     PermuteTokens,
     UnpermuteTokens,
+    EqualSlots,
 }
 
 const fn index(code: FaultCode, verb: &'static str) -> FaultRule {

@@ -142,11 +142,7 @@ impl Gpu {
     /// Allocates as [`Gpu::uninit`] does, but leaves bools without a valid value until a kernel has written every
     /// element.
     pub(super) fn uninit_bools(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
-        let numel = shape.checked_numel("tensor")?;
-        let bytes = numel.checked_mul(dtype.size_bytes()).filter(|&n| n <= isize::MAX as usize);
-        let bytes = bytes.ok_or_else(|| {
-            Error::invalid("tensor", "the bytes exceed the address space", format!("{dtype}{shape}"), "")
-        })?;
+        let bytes = shape.checked_bytes("tensor", dtype)?;
         let block = self.block(bytes).map_err(|e| match e.out_of_memory {
             true => self.memory_fault(dtype, &shape, bytes),
             false => self.stream().device.error("alloc", &e),

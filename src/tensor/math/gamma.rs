@@ -1,4 +1,4 @@
-//! The logarithm of the gamma function, and its derivatives.
+//! The logarithm of the gamma function (`lgamma`), and its first derivative (`digamma`).
 //!
 //! ```
 //! use isoshard::tensor::math::gamma::{digamma_f64, lgamma_f64};
@@ -48,6 +48,16 @@ pub fn digamma_f64(x: f64) -> f64 {
     // tan(πx) has period 1; the angle is taken from the nearest integer.
     let angle = if fraction > 0.5 { 1.0 - fraction } else { -fraction };
     digamma_near_f64(1.0 - x) - 3.141592653589793 / tan_f64(3.141592653589793 * angle)
+}
+
+/// Returns the derivative of [`digamma_f64`]: infinite at zeros and negative integers.
+pub fn trigamma_f64(x: f64) -> f64 {
+    if x >= 0.0 || x.is_nan() {
+        return trigamma_near_f64(x);
+    }
+    // Euler's reflection: both terms are positive, and the first is the larger by far.
+    let ratio = 3.141592653589793 / sin_pi(-x);
+    ratio * ratio - trigamma_near_f64(1.0 - x)
 }
 
 /// Returns sin(πa) for `a` of at least 0.
@@ -207,6 +217,38 @@ pub fn digamma_near_f64(x: f64) -> f64 {
     // 1/x overflows for the smallest numbers.
     let finite = select(x < 1e-300, -r, positive);
     select(x > 0.0, finite, select(x == 0.0, -1.0 / x, f64::NAN))
+}
+
+/// Returns [`trigamma_f64`] for `x` of at least 0, and NaN for negative numbers.
+#[inline(always)]
+pub fn trigamma_near_f64(x: f64) -> f64 {
+    // The recurrence adds eight positive terms to Stirling's series from 8 on.
+    let term = |k: f64| {
+        let r = 1.0 / (x + k);
+        r * r
+    };
+    let upper = ((term(7.0) + term(6.0)) + term(5.0)) + term(4.0);
+    let sum = (((upper + term(3.0)) + term(2.0)) + term(1.0)) + term(0.0);
+    let big: bool = x >= 8.0;
+    let r = 1.0 / select(big, x, x + 8.0);
+    let z = r * r;
+    let series = polynomial!(
+        z,
+        6_192.123_188_405_797,
+        -529.124_242_424_242_4,
+        54.971_177_944_862_156,
+        -7.092_156_862_745_098,
+        1.166_666_666_666_666_7,
+        -0.253_113_553_113_553_1,
+        0.075_757_575_757_575_76,
+        -0.033_333_333_333_333_33,
+        0.023_809_523_809_523_808,
+        -0.033_333_333_333_333_33,
+        0.166_666_666_666_666_66
+    );
+    let stirling = fma(0.5 * r, r, r) + r * (z * series);
+    let positive = select(big, 0.0, sum) + stirling;
+    select(x >= 0.0, positive, f64::NAN)
 }
 
 /// Returns `1 / x` as a sum of two numbers, for `x` that is normal and whose reciprocal is.

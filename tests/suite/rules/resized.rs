@@ -76,12 +76,9 @@ fn others(sample: &Sample) -> Vec<Sample> {
                 Input { meta: Meta::new(i.meta.dtype, Shape::from(extents)), fill }
             };
             let resized = Sample { ins: sample.ins.iter().map(input).collect(), ..sample.clone() };
-            // Heads of width 0 are the one exception: a window of no elements does not say at which query it starts.
-            let headless =
-                sample.op.name().starts_with("attention") && resized.ins[0].meta.shape.last() == Some(&0);
             // Tokens share no slot, which more tokens than slots would.
             let crowded = sample.op.name() == "permute_tokens" && to > from;
-            if !headless && !crowded && resized.op.infer(&resized.metas()).is_ok() {
+            if !crowded && resized.op.infer(&resized.metas()).is_ok() {
                 found.push(resized);
             }
         }

@@ -143,7 +143,7 @@ pub const DIFFERENCES: &[Difference] = &[
     Difference {
         operators: &["pow_scalar"],
         of: Part::Results,
-        when: "the exponent is 1/3, which the dtype has not",
+        when: "the exponent is 1/3, which the dtype does not represent",
         here: "the exponent stays f64",
         torch: "the exponent is rounded to the dtype",
         reason: "a constant is as exact as the program gives it",
@@ -152,7 +152,7 @@ pub const DIFFERENCES: &[Difference] = &[
     Difference {
         operators: &["pow_scalar"],
         of: Part::Gradients,
-        when: "the exponent is 1/3, which the dtype has not",
+        when: "the exponent is 1/3, which the dtype does not represent",
         here: "the exponent stays f64",
         torch: "the exponent is rounded to the dtype",
         reason: "a constant is as exact as the program gives it",

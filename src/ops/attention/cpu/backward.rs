@@ -194,7 +194,7 @@ impl<T: Gemm> ScoreScratch<T> {
     }
 }
 
-/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]`, which have only some rows yet.
+/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]`, of whose rows only some are computed.
 struct UnfinishedNodes<'a, T> {
     /// The leftmost node, which becomes the sum. All zeros at first.
     out: &'a mut [T],

@@ -3,13 +3,17 @@
 //! In addition to operands and results, a launch needs memory for finished nodes of reduction trees whose siblings are
 //! not finished: a few tiles per block of threads. There are kernels for head dims up to 64 and up to 128. All other
 //! head dims, and f64, use a kernel that works in chunks; f16 and bf16 are converted to f32 for it.
+//!
+//! Calls that positions alone mask (causal, full, sliding windows) have kernels of their own, with fewer registers. The
+//! kernels for all other calls take f32 and f64; queries, keys, values and gradients of f16 and bf16 are converted for
+//! them, and the bias is read and its gradient written as it is.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::tree::DimArg;
 use super::{CallArg, CudaAttention, contiguous_rows, extents};
 use crate::error::{Error, Result};
-use crate::ops::attention::scores::{BiasSum, ScoreOperands};
+use crate::ops::attention::scores::{BiasSum, ScoreOperands, ScoreRule};
 use crate::tensor::cuda::{Gpu, cast};
 use crate::tensor::{DType, Tensor};
 
@@ -22,16 +26,16 @@ impl CudaAttention<'_> {
         lse: &mut Tensor,
     ) -> Result<Tensor> {
         let ([b, h, tq, d], dv) = (extents(q), v.shape()[3]);
-        let kernel = ExactKernel::of(self.verb, gpu, q.dtype(), d.max(dv), KernelPass::Forward)?;
+        let kernel = ExactKernel::of(self, gpu, q.dtype(), d.max(dv), KernelPass::Forward)?;
         let mut o = gpu.uninit(kernel.dtype, [b, tq, h, dv])?;
         let [q, k, v] = kernel.operands([q, k, v])?;
-        let extra = ScoreBuffers::of(self, &kernel, &q)?;
+        let extra = ScoreBuffers::of(self, &q)?;
         let call = extra.call(self).call([&q, &k, &v], None)?;
         let dims = [d, dv].map(|d| DimArg::new(d, kernel.chunk));
         let chunks = dims[1].chunks as usize;
         let items = b * h * query_blocks(&call);
         let (mut stack, blocks) = kernel.stack(gpu, items, chunks, call.levels as usize, 2)?;
-        gpu.kernel(files(kernel.dtype)[0], kernel.stem, kernel.dtype)?
+        gpu.kernel(kernel.files()[0], kernel.stem, kernel.dtype)?
             .arg(call)
             .arg(dims[0])
             .arg(dims[1])
@@ -62,14 +66,14 @@ impl CudaAttention<'_> {
         o: &Tensor,
     ) -> Result<[Tensor; 3]> {
         let ([b, h, tq, d], [_, groups, keys, dv]) = (extents(ins[0]), extents(ins[2]));
-        let kernel = ExactKernel::of(self.verb, gpu, ins[0].dtype(), d.max(dv), KernelPass::Backward)?;
+        let kernel = ExactKernel::of(self, gpu, ins[0].dtype(), d.max(dv), KernelPass::Backward)?;
         let delta = self.delta(gpu, o, ins[3])?;
         let [q, k, v, grad] = kernel.operands(ins)?;
-        let extra = ScoreBuffers::of(self, &kernel, &q)?;
+        let extra = ScoreBuffers::of(self, &q)?;
         let call = extra.call(self).call([&q, &k, &v], Some([&grad, &grad]))?;
         let dims = [d, dv].map(|d| DimArg::new(d, kernel.chunk));
         let launch = |stem| {
-            let launch = gpu.kernel(files(kernel.dtype)[1], stem, kernel.dtype)?;
+            let launch = gpu.kernel(kernel.files()[1], stem, kernel.dtype)?;
             let launch = launch.arg(call).arg(dims[0]).arg(dims[1]).read(&q).read(&k).read(&v).read(&grad);
             let launch = launch.read(lse).read(&delta).read(&extra.bias).read(&extra.mask);
             Ok::<_, Error>(launch.read(&extra.documents[0]).read(&extra.documents[1]))
@@ -107,10 +111,10 @@ impl CudaAttention<'_> {
         sum: &BiasSum,
     ) -> Result<Tensor> {
         let ([_, _, tq, d], [_, _, keys, dv]) = (extents(ins[0]), extents(ins[2]));
-        let kernel = ExactKernel::of(self.verb, gpu, ins[0].dtype(), d.max(dv), KernelPass::Backward)?;
+        let kernel = ExactKernel::of(self, gpu, ins[0].dtype(), d.max(dv), KernelPass::Bias)?;
         let delta = self.delta(gpu, o, ins[3])?;
         let [q, k, v, grad] = kernel.operands(ins)?;
-        let extra = ScoreBuffers::of(self, &kernel, &q)?;
+        let extra = ScoreBuffers::of(self, &q)?;
         let call = extra.call(self).call([&q, &k, &v], Some([&grad, &grad]))?;
         let dims = [d, dv].map(|d| DimArg::new(d, kernel.chunk));
         let joins = sum.joins();
@@ -129,15 +133,15 @@ impl CudaAttention<'_> {
         let blocks = items.min(kernel.resident * gpu.multiprocessors() as usize);
         let dtype = if kernel.dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let mut stack = gpu.uninit(dtype, [blocks, levels, ROWS * kernel.cols])?;
-        let mut out = gpu.uninit(kernel.dtype, sum.bias)?;
-        let launch = gpu.kernel(files(kernel.dtype)[1], kernel.dbias, kernel.dtype)?;
+        let mut out = gpu.uninit(kernel.given, sum.bias)?;
+        let launch = gpu.kernel(kernel.files()[2], kernel.dbias, kernel.dtype)?;
         let launch = launch.arg(call).arg(dims[0]).arg(dims[1]).arg(shape);
         let launch = launch.read(&q).read(&k).read(&v).read(&grad).read(lse).read(&delta).read(&extra.bias);
         let launch =
             launch.read(&extra.mask).read(&extra.documents[0]).read(&extra.documents[1]).read(&joins);
-        let shared_bytes = kernel.shared_bytes(KernelPass::Backward);
+        let shared_bytes = kernel.shared_bytes(KernelPass::Bias);
         launch.write(&mut out).write(&mut stack).run(blocks as u32, THREADS, shared_bytes)?;
-        kernel.result(out)
+        Ok(out)
     }
 }
 
@@ -151,7 +155,7 @@ struct BiasArg {
     levels: u32,
 }
 
-/// The optional operands of the scores as the kernels read them; q in place of those that there are not.
+/// The optional operands of the scores as the kernels read them; q in place of absent ones.
 struct ScoreBuffers {
     bias: Tensor,
     mask: Tensor,
@@ -159,38 +163,19 @@ struct ScoreBuffers {
 }
 
 impl ScoreBuffers {
-    fn of(call: &CudaAttention<'_>, kernel: &ExactKernel, q: &Tensor) -> Result<ScoreBuffers> {
-        let bias = match call.operands.bias {
-            Some(bias) => kernel.operands([bias])?[0].clone(),
-            None => q.clone(),
-        };
+    fn of(call: &CudaAttention<'_>, q: &Tensor) -> Result<ScoreBuffers> {
         let documents = match call.operands.documents {
             Some([of_q, of_k]) => [of_q.contiguous()?, of_k.contiguous()?],
             None => [q.clone(), q.clone()],
         };
-        Ok(ScoreBuffers { bias, mask: call.operands.mask.unwrap_or(q).clone(), documents })
+        let [bias, mask] = [call.operands.bias, call.operands.mask].map(|x| x.unwrap_or(q).clone());
+        Ok(ScoreBuffers { bias, mask, documents })
     }
 
     /// Returns the call with these operands.
     fn call<'a>(&'a self, of: &CudaAttention<'a>) -> CudaAttention<'a> {
-        let given = of.operands;
-        let operands = ScoreOperands {
-            bias: given.bias.map(|_| &self.bias),
-            mask: given.mask,
-            documents: given.documents.map(|_| [&self.documents[0], &self.documents[1]]),
-        };
-        CudaAttention { operands, ..*of }
-    }
-}
-
-/// Returns the source files of a dtype's forward and backward kernels. The kernels are large, so each compiles
-/// separately.
-fn files(dtype: DType) -> [&'static str; 2] {
-    match dtype {
-        DType::F64 => ["attention_f64", "attention_grad_f64"],
-        DType::F16 => ["attention_f16", "attention_grad_f16"],
-        DType::BF16 => ["attention_bf16", "attention_grad_bf16"],
-        _ => ["attention_f32", "attention_grad_f32"],
+        let documents = of.operands.documents.map(|_| [&self.documents[0], &self.documents[1]]);
+        CudaAttention { operands: ScoreOperands { documents, ..of.operands }, ..*of }
     }
 }
 
@@ -208,6 +193,7 @@ const ROWS: usize = 64;
 enum KernelPass {
     Forward,
     Backward,
+    Bias,
 }
 
 /// A variant of the kernels: `Tiles` in `kernels/attention.cuh`.
@@ -217,6 +203,8 @@ struct ExactKernel {
     dq: &'static str,
     dkv: &'static str,
     dbias: &'static str,
+    /// True if more than positions decides the scores.
+    masked: bool,
     /// The dtype that the kernel takes.
     dtype: DType,
     /// The dtype of the operands.
@@ -228,28 +216,29 @@ struct ExactKernel {
 }
 
 impl ExactKernel {
-    fn of(verb: &str, gpu: &Gpu, given: DType, d: usize, pass: KernelPass) -> Result<ExactKernel> {
-        let (dtype, cols, resident) = (given, 64, 2);
+    fn of(
+        call: &CudaAttention<'_>,
+        gpu: &Gpu,
+        given: DType,
+        d: usize,
+        pass: KernelPass,
+    ) -> Result<ExactKernel> {
+        let ScoreRule { before: _, after: _, soft_cap, bias, mask, documents } = call.rule;
+        let masked = soft_cap.is_some() || bias || mask || documents;
         let narrow = ExactKernel {
             stem: "narrow",
             dq: "narrow_dq",
             dkv: "narrow_dkv",
             dbias: "narrow_dbias",
-            dtype,
+            masked,
+            dtype: if masked && given != DType::F64 { DType::F32 } else { given },
             given,
-            cols,
+            cols: 64,
             chunk: 64,
-            resident,
+            resident: 2,
         };
-        let wide = ExactKernel {
-            stem: "wide",
-            dq: "wide_dq",
-            dkv: "wide_dkv",
-            dbias: "wide_dbias",
-            chunk: 128,
-            resident: 1,
-            ..narrow
-        };
+        let wide =
+            ExactKernel { stem: "wide", dq: "wide_dq", dkv: "wide_dkv", chunk: 128, resident: 1, ..narrow };
         let any = ExactKernel {
             stem: "any",
             dq: "any_dq",
@@ -262,12 +251,27 @@ impl ExactKernel {
         match given {
             _ if d > 1024 => {
                 let rule = "is not built for vectors of more than 1024 elements on a device";
-                Err(Error::unsupported(verb, rule, format!("{d}"), "use Device::Cpu"))
+                Err(Error::unsupported(call.verb, rule, format!("{d}"), "use Device::Cpu"))
             }
             DType::F64 => Ok(ExactKernel { cols: 32, ..any }),
             _ if d <= 64 => Ok(narrow),
-            _ if d <= 128 && fits(&wide) => Ok(wide),
+            _ if d <= 128 && !matches!(pass, KernelPass::Bias) && fits(&wide) => Ok(wide),
             _ => Ok(ExactKernel { dtype: DType::F32, ..any }),
+        }
+    }
+
+    /// Returns the source files of the forward kernel, of the derivative's and of the bias's gradient. The kernels are
+    /// large, so each file compiles separately, at its first use.
+    fn files(&self) -> [&'static str; 3] {
+        match (self.dtype, self.masked) {
+            (DType::F64, true) => {
+                ["attention_masked_f64", "attention_masked_grad_f64", "attention_bias_grad_f64"]
+            }
+            (_, true) => ["attention_masked_f32", "attention_masked_grad_f32", "attention_bias_grad_f32"],
+            (DType::F64, _) => ["attention_f64", "attention_grad_f64", "attention_bias_grad_f64"],
+            (DType::F16, _) => ["attention_f16", "attention_grad_f16", "attention_bias_grad_f32"],
+            (DType::BF16, _) => ["attention_bf16", "attention_grad_bf16", "attention_bias_grad_f32"],
+            (..) => ["attention_f32", "attention_grad_f32", "attention_bias_grad_f32"],
         }
     }
 
@@ -310,7 +314,7 @@ impl ExactKernel {
         let (pitch, step) = (self.chunk + 16 / size, ROWS + 16 / size);
         let operands = match pass {
             KernelPass::Forward => 1,
-            KernelPass::Backward => 2,
+            KernelPass::Backward | KernelPass::Bias => 2,
         };
         (operands * (ROWS + self.cols) * pitch + self.cols * step) * size
     }

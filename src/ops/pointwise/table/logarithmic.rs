@@ -63,20 +63,25 @@ macro_rules! logarithmic_table {
             gradient |dy, y| { x => (dy / (y * y * 3.0)) },
             samples [Positive],
             example [-27.0, 8.0] => [-3.0, 2.0];
-        /// Returns `x ln y`: 0 if `x` is 0, whatever number `y` is.
+        /// Returns `x ln y`: 0 if `x` is 0, whatever number `y` is. If `x` is 0 and `y` at most 0, both gradients are 0.
         Xlogy xlogy(x, y)
                 = select(x == of(0.0) && !is_nan(y), of(0.0), x * ln(y)),
             for floats, Opaque "Linear in `x`, except at 0 times an infinite logarithm.",
-            gradient |dz, z| { x => (dz.xlogy(y)), y => (dz * x / y) },
+            gradient |dz, z| {
+                x => (x.equals(x.zero()).bitwise_and(y.le(y.zero())).mask(false, dz.xlogy(y))),
+                y => (x.equals(x.zero()).bitwise_and(y.equals(y.zero())).mask(false, dz * x / y)) },
             samples [Positive Positive],
             example [2.0, 0.0], [1.0, 0.0] => [0.0, 0.0];
-        /// Returns `x ln(1 + y)`: 0 if `x` is 0, whatever number `y` is.
+        /// Returns `x ln(1 + y)`: 0 if `x` is 0, whatever number `y` is. If `x` is 0 and `y` at most -1, both gradients are
+        /// 0.
         ///
         /// Computed in f64 and rounded once.
         Xlog1py xlog1py(x, y)
                 [a = wide(x), b = wide(y)] = of(select(a == 0.0 && !is_nan(b), 0.0, a * log1p(b))),
             for wide_floats, Opaque "Linear in `x`, except at 0 times an infinite logarithm.",
-            gradient |dz, z| { x => (dz.xlog1py(y)), y => (dz * x / (y + 1.0)) },
+            gradient |dz, z| {
+                x => (x.equals(x.zero()).bitwise_and((y + 1.0).le(y.zero())).mask(false, dz.xlog1py(y))),
+                y => (x.equals(x.zero()).bitwise_and((y + 1.0).equals(y.zero())).mask(false, dz * x / (y + 1.0))) },
             samples [Positive Positive],
             example [2.0, 0.0], [1.0, -1.0] => "[1.386, 0.000]";
         /// Returns `ln(e^x + e^y)`, without overflow.

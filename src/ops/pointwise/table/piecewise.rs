@@ -38,7 +38,7 @@ macro_rules! piecewise_table {
             gradient |dr, r| { x => (dr), y => (dr * factor / z), z => (-(dr * y * factor / z / z)) },
             samples [Ints Ints Positive] rounded 8,
             example [1.0, 2.0], [30.0, 40.0], [10.0, 4.0]; 0.5 => [2.5, 7.0];
-        /// Returns the length of the vector `(x, y)`, `√(x² + y²)`, without overflow on the way. An infinite operand
+        /// Returns the length of the vector `(x, y)`, `√(x² + y²)`, also if the squares overflow. An infinite operand
         /// gives infinity, even beside a NaN. At (0, 0) the gradient is NaN.
         Hypot hypot(x, y) [a = abs(x), b = abs(y), m = max(a, b), r = min(a, b) / m, far = a == of(inf()) || b == of(inf())]
                 = select(far, of(inf()), select(m == of(0.0), m, m * sqrt(fma(r, r, of(1.0))))),
@@ -71,6 +71,19 @@ macro_rules! piecewise_table {
             gradient |dy, y| { x => (dy.hardswish_grad(x)) },
             samples [] not_smooth [Ints],
             example [-1.5, 4.0] => [-0.375, 4.0];
+        /// Returns `x`, and 0 if `|x|` is at most `lambda`, which is not negative.
+        Hardshrink hardshrink(x; lambda) = select(x >= of(-lambda) && x <= of(lambda), of(0.0), x),
+            for floats, Monotone "Never decreases.",
+            gradient |dy, y| { x => (y.equals(y.zero()).mask(false, dy)) },
+            samples [] not_smooth [Ints],
+            example [-2.0, 0.5]; 1.0 => [-2.0, 0.0];
+        /// Returns `x` moved toward 0 by `lambda`, which is not negative, and 0 if `|x|` is at most `lambda`.
+        Softshrink softshrink(x; lambda)
+                = select(x > of(lambda), x - of(lambda), select(x < of(-lambda), x + of(lambda), x * of(0.0))),
+            for floats, Opaque "Not linear. Never decreases if `lambda` is not negative.",
+            gradient |dy, y| { x => (y.equals(y.zero()).mask(false, dy)) },
+            samples [] not_smooth [Ints],
+            example [-2.0, 0.5]; 1.0 => [-1.0, 0.0];
     } derivatives {
         /// The derivative of [`Prelu`] with respect to `x`: takes `(dy, x, w)` and returns `dy` if `x` is positive, else
         /// `dy · w`.
@@ -85,10 +98,10 @@ macro_rules! piecewise_table {
             gradient |d, dx| { dy => (d.hardsigmoid_grad(x)), x => (d.zero()) },
             samples [] not_smooth [Ints Ints],
             example [12.0, 12.0], [-4.0, 1.5] => [0.0, 2.0];
-        /// The derivative of [`Hardswish`]: takes `(dy, x)` and returns 0 if `x` is below -3, `dy` if `x` is above 3, and
+        /// The derivative of [`Hardswish`]: takes `(dy, x)` and returns 0 if `x` is at most -3, `dy` if `x` is at least 3, and
         /// else `dy (x / 3 + 1 / 2)`.
         HardswishGrad hardswish_grad(dy, x)
-                = select(x < of(-3.0), of(0.0), select(x > of(3.0), dy, dy * (x / of(3.0) + of(0.5)))),
+                = select(x <= of(-3.0), of(0.0), select(x >= of(3.0), dy, dy * (x / of(3.0) + of(0.5)))),
             for floats, Linear "Linear in the incoming gradient.",
             gradient |d, dx| { dy => (d.hardswish_grad(x)), x => ((d * dy * 2.0).hardsigmoid_grad(x)) },
             samples [] not_smooth [Ints Ints],

@@ -58,9 +58,19 @@ macro_rules! smooth_activations_table {
         Elu elu(x; alpha)
                 [a = wide(x)] = of(select(a > 0.0, a, alpha * expm1(min(a, 0.0)))),
             for wide_floats, Opaque "Neither linear nor monotone.",
-            gradient |dy, y| { x => (dy.relu_grad(x) + (dy - dy.relu_grad(x)) * ((-(-x).relu()).exp() * alpha)) },
+            gradient |dy, y| { x => (dy.relu_grad(x) + x.le(x.zero()).mask(true, dy * ((-(-x).relu()).exp() * alpha))) },
             samples [] not_smooth [Ints],
             example [-1.0, 2.0]; 1.0 => "[-0.632, 2.000]";
+        /// Returns `x - tanh(x)` without cancellation near 0.
+        ///
+        /// Computed in f64 and rounded once; below 1 by the continued fraction of the hyperbolic tangent.
+        Tanhshrink tanhshrink(x)
+                [a = wide(x), z = a * a, deep = 7.0 + z / (9.0 + z / (11.0 + z / (13.0 + z / (15.0 + z / 17.0)))),
+                 t = z / (3.0 + z / (5.0 + z / deep))] = of(select(abs(a) < 1.0, a * (t / (1.0 + t)), a - tanh(a))),
+            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+            gradient |dy, y| { x => (dy * x.tanh() * x.tanh()) },
+            samples [Ints],
+            example [1.0, -3.0] => "[0.238, -2.005]";
     } derivatives {
     } } };
 }

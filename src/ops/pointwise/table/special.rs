@@ -52,9 +52,17 @@ macro_rules! special_table {
         /// Computed in f64 and rounded once.
         Digamma digamma(x) = of(digamma(wide(x))),
             for far_floats, Opaque "Neither linear nor monotone.",
-            gradient |dy, y| { x => "the trigamma function is not available" },
-            samples [] not_smooth [Positive],
+            gradient |dy, y| { x => (dy * x.trigamma()) },
+            samples [Positive],
             example [1.0, 2.0] => "[-0.577, 0.423]";
+        /// Returns the derivative of [`Digamma`](crate::ops::Digamma): infinite at zeros and negative integers.
+        ///
+        /// Computed in f64 and rounded once.
+        Trigamma trigamma(x) = of(trigamma(wide(x))),
+            for far_floats, Opaque "Neither linear nor monotone.",
+            gradient |dy, y| { x => "the second derivative of digamma is not available" },
+            samples [] not_smooth [Positive],
+            example [1.0, 2.0] => "[1.645, 0.645]";
     } derivatives {
     } } };
 }

@@ -111,7 +111,29 @@ macro_rules! trigonometric_table {
             gradient |dy, y| { x => (dy / ((-x + 1.0) * (x + 1.0))) },
             samples [InsideUnit],
             example [0.0, 0.5] => "[0.000, 0.549]";
+        /// Returns the normalised cardinal sine `sin(πx) / (πx)`: 1 at 0 and 0 at other integers; NaN if `x` is infinite.
+        ///
+        /// Computed in f64 and rounded once.
+        Sinc sinc(x)
+                [a = wide(x), r = fma(round(a * 0.5), -2.0, a), n = select(abs(r) > 0.5, copysign(1.0 - abs(r), r), r)]
+                = of(select(a == 0.0, 1.0, sin(n * PI) / (a * PI))),
+            for far_floats, Opaque "Neither linear nor monotone.",
+            gradient |dy, y| { x => (dy.sinc_grad(x)) },
+            samples [Positive, InsideUnit],
+            example [0.0, 0.5] => "[1.000, 0.637]";
     } derivatives {
+        /// The derivative of [`Sinc`]: takes `(dy, x)` and returns `dy · (cos(πx) - sinc x) / x`, and 0 at 0.
+        SincGrad sinc_grad(dy, x)
+                [a = wide(x), r = fma(round(a * 0.5), -2.0, a), n = select(abs(r) > 0.5, copysign(1.0 - abs(r), r), r),
+                 u = a * PI, z = u * u,
+                 low = fma(z, fma(z, fma(z, 1.0 / 518918400.0, -1.0 / 3991680.0), 1.0 / 45360.0), -1.0 / 840.0),
+                 near = u * PI * fma(z, fma(z, low, 1.0 / 30.0), -1.0 / 3.0),
+                 far = (cos(r * PI) - sin(n * PI) / u) / a]
+                = of(wide(dy) * select(abs(a) < 0.1, near, far)),
+            for far_floats, Linear "Linear in the incoming gradient.",
+            gradient |d, dx| { dy => (d.sinc_grad(x)), x => "the second derivative of sinc is not written" },
+            samples [Ints Positive] rounded 4,
+            example [1.0, 1.0], [0.0, 1.0] => "[0.000, -1.000]";
     } } };
 }
 pub(crate) use trigonometric_table;

@@ -58,7 +58,7 @@ impl Op for ProdGrad {
         Ok(smallvec![cuda::prod_grad(&ins[0], &ins[1], &self.dims)?])
     }
 
-    /// Per element: the products from both sides, theirs, and that with `dy`.
+    /// Per element: the products from both sides, the product of the two, and that with `dy`.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::new(crate::ops::work::elements(&ins[1]).saturating_mul(4), ins, outs)
     }
