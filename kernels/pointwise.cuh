@@ -318,6 +318,15 @@ struct Words {
   WORD_2(mul, mul_)
   WORD_2(max, max_)
   WORD_2(min, min_)
+#define FLOAT_WORD(name, function)                                \
+  static DEVICE f32 name(f32 x) { return function##_f32(x); } \
+  static DEVICE f64 name(f64 x) { return function##_f64(x); }
+  FLOAT_WORD(exp2, exp2)
+  FLOAT_WORD(expm1, expm1)
+  FLOAT_WORD(log1p, ln_1p)
+  FLOAT_WORD(log2, log2)
+  FLOAT_WORD(log10, log10)
+  FLOAT_WORD(atanh, atanh)
 #define WIDE_WORD(name) \
   static DEVICE f64 name(f64 x) { return name##_f64(x); }
   WIDE_WORD(sin)
@@ -330,18 +339,12 @@ struct Words {
   WIDE_WORD(cosh)
   WIDE_WORD(asinh)
   WIDE_WORD(acosh)
-  WIDE_WORD(atanh)
-  WIDE_WORD(exp2)
-  WIDE_WORD(expm1)
-  WIDE_WORD(log2)
-  WIDE_WORD(log10)
   WIDE_WORD(erfc)
   WIDE_WORD(erfinv)
   WIDE_WORD(lgamma)
   WIDE_WORD(digamma)
   WIDE_WORD(trigamma)
   WIDE_WORD(cbrt)
-  static DEVICE f64 log1p(f64 x) { return ln_1p_f64(x); }
   static DEVICE f64 atan2(f64 y, f64 x) { return atan2_f64(y, x); }
   static DEVICE f64 pow_abs(f64 a, f64 y) { return pow_abs_f64(a, y); }
   WORD_2(fmod, fmod_)

@@ -6,11 +6,13 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, expect_whole, floats as far_floats, floats as wide_floats};
+use crate::ops::pointwise::record::{
+    Pointwise, expect_whole, floats, floats as far_floats, floats as wide_floats,
+};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, InputFill, Meta, Op, Sample, Vjp, Windows};
-use crate::tensor::cpu::{self, Constants, Loops, WideFunction};
+use crate::tensor::cpu::{self, Constants, Function, Loops, Real, WideFunction};
 use crate::tensor::{DType, Tensor, cuda};
 
 macro_rules! trigonometric_table {
@@ -104,10 +106,8 @@ macro_rules! trigonometric_table {
             samples [AboveOne],
             example [1.0, 2.0] => "[0.000, 1.317]";
         /// Returns the inverse hyperbolic tangent `ln((1 + x) / (1 - x)) / 2`; NaN if `|x|` is above 1.
-        ///
-        /// Computed in f64 and rounded once.
-        Atanh atanh(x) = of(atanh(wide(x))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+        Atanh atanh(x) = atanh(x),
+            for floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy / ((-x + 1.0) * (x + 1.0))) },
             samples [InsideUnit],
             example [0.0, 0.5] => "[0.000, 0.549]";
