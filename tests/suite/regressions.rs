@@ -138,21 +138,6 @@ fn scalars_meet_partials() {
     });
 }
 
-/// 165962: the maximum of a `Partial(sum)` was taken before the sum.
-#[test]
-fn a_maximum_of_a_partial_sum_comes_after_the_sum() {
-    on(2, "a=2", |mesh| {
-        let mine = [[4.0f32, 1.0], [-4.0, 2.0]][mesh.rank().rank()];
-        let x = DTensor::from_local(mesh, Tensor::from_vec(mine.to_vec(), [2])?, [2], "(P(sum))".parse()?)?;
-        assert_eq!(x.max(&[0], false)?.full_tensor()?.item()?, 3.0);
-        assert_eq!(x.min(&[0], false)?.full_tensor()?.item()?, 0.0);
-        assert_eq!(x.argmax(0)?.full_tensor()?.item()?, 1.0);
-        let norm = x.mul(&x)?.sum_all()?.sqrt()?;
-        assert_eq!(norm.full_tensor()?.item()?, 3.0);
-        Ok(())
-    });
-}
-
 /// 144109: shards with lengths that the user gives, uneven and empty, in every operator.
 #[test]
 fn shards_of_chosen_lengths() {
@@ -207,7 +192,8 @@ fn views_of_sharded_dims() {
     });
 }
 
-/// 172041: the mean of a `Partial(sum)` was the mean of one rank's part, and a norm was taken before the sum.
+/// 172041: the mean of a `Partial(sum)` was the mean of one rank's part, a norm was taken before the sum, and a mean that
+/// follows a sum over a sharded dim divided by the local number of elements, or twice.
 #[test]
 fn means_and_norms_of_a_partial_sum_come_after_the_sum() {
     on(4, "dp=2,tp=2", |mesh| {
@@ -227,6 +213,12 @@ fn means_and_norms_of_a_partial_sum_come_after_the_sum() {
             assert_eq!(x.max(&[1], false)?.full_tensor()?.to_vec::<f32>()?, [2.0, 5.0, 8.0, 11.0, 14.0]);
             assert_eq!(x.min(&[0, 1], false)?.full_tensor()?.item()?, 0.0);
             assert_eq!(x.mul(&x)?.sum_all()?.full_tensor()?.item()?, 1015.0);
+        }
+        for layout in ["(S0, R)", "(S0, S0)"] {
+            let x = put(mesh, &[8, 4], layout)?;
+            assert_eq!(x.sum(&[0], false)?.mean(&[0], false)?.full_tensor()?.item()?, 124.0);
+            assert_eq!(x.mean(&[0], false)?.sum_all()?.full_tensor()?.item()?, 62.0);
+            assert_eq!(x.mean_all()?.full_tensor()?.item()?, 15.5);
         }
         Ok(())
     });
@@ -429,21 +421,6 @@ fn extremes_and_norms_of_a_partial_sum_are_those_of_the_sum() {
             assert_eq!(item(x.norm(1.0, &[0], false)?)?, 22.0);
             assert_eq!((item(x.argmax(0)?)?, item(x.argmin(0)?)?), (0.0, 7.0));
             assert_eq!(item(x.var(&[0], 0, false)?)?, 5.25);
-            Ok(())
-        });
-    }
-}
-
-/// 172041: a mean that follows a sum over a sharded dim divided by the local number of elements, or twice.
-#[test]
-fn a_mean_of_a_partial_sum_divides_once_by_the_global_number() {
-    for (ranks, mesh) in [(2, "a=2"), (5, "a=5")] {
-        on(ranks, mesh, |mesh| {
-            let x = put(mesh, &[8, 4], "(S0)")?;
-            let y = x.sum(&[0], false)?.mean(&[0], false)?;
-            assert_eq!(y.full_tensor()?.item()?, 124.0);
-            assert_eq!(x.mean(&[0], false)?.sum_all()?.full_tensor()?.item()?, 62.0);
-            assert_eq!(x.mean_all()?.full_tensor()?.item()?, 15.5);
             Ok(())
         });
     }
