@@ -153,6 +153,53 @@ CALLED f64 sin_f64(f64 x) { return abs_(x) <= NEAR ? sin_near_f64(x) : sin_reduc
 CALLED f64 cos_f64(f64 x) { return abs_(x) <= NEAR ? cos_near_f64(x) : cos_reduced(reduce_far(x)); }
 CALLED f64 tan_f64(f64 x) { return abs_(x) <= NEAR ? tan_near_f64(x) : tan_reduced(reduce_far(x)); }
 
+struct ReducedAngleF32 {
+  f32 r, rest;
+  u32 q;
+};
+DEVICE f32 sin_poly_f32(ReducedAngleF32 angle) {
+  f32 r = angle.r, z = r * r;
+  f32 p = horner(z, -1.9515296e-4f, 8.332161e-3f, -1.6666655e-1f);
+  return r + fma_(z * r, p, fma_(-0.5f * z, angle.rest, angle.rest));
+}
+DEVICE f32 cos_poly_f32(ReducedAngleF32 angle) {
+  f32 r = angle.r, z = r * r;
+  f32 p = horner(z, 2.4433157e-5f, -1.3887316e-3f, 4.1666646e-2f);
+  f32 half = 0.5f * z, w = 1.0f - half;
+  return w + (((1.0f - w) - half) + fma_(z * z, p, -(r * angle.rest)));
+}
+DEVICE ReducedAngleF32 reduce_near_f32(f32 x) {
+  const f32 round = 12582912.0f;
+  f32 shifted = fma_(x, 6.3661975e-1f, round), q = shifted - round;
+  f32 t = fma_(-q, 1.5707964f, x);
+  f32 p = q * -4.371139e-8f, p_rest = fma_(q, -4.371139e-8f, -p);
+  f32 r = t - p, back = r - t;
+  f32 r_rest = (t - (r - back)) - (p + back);
+  return ReducedAngleF32{r, fma_(-q, -1.7151245e-15f, r_rest - p_rest), bits_of(shifted)};
+}
+DEVICE f32 sin_near_f32(f32 x) {
+  auto angle = reduce_near_f32(x);
+  f32 y = (angle.q & 1) == 1 ? cos_poly_f32(angle) : sin_poly_f32(angle);
+  y = f32_of(bits_of(y) ^ ((angle.q & 2) << 30));
+  return x == 0.0f ? x : y;
+}
+DEVICE f32 cos_near_f32(f32 x) {
+  auto angle = reduce_near_f32(x);
+  f32 y = (angle.q & 1) == 1 ? sin_poly_f32(angle) : cos_poly_f32(angle);
+  return f32_of(bits_of(y) ^ (((angle.q + 1) & 2) << 30));
+}
+DEVICE f32 tan_near_f32(f32 x) {
+  auto angle = reduce_near_f32(x);
+  f32 s = sin_poly_f32(angle), c = cos_poly_f32(angle);
+  bool odd = (angle.q & 1) == 1;
+  f32 y = (odd ? -c : s) / (odd ? s : c);
+  return x == 0.0f ? x : y;
+}
+constexpr f32 NEAR_F32 = 32768.0f;
+DEVICE f32 sin_f32(f32 x) { return abs_(x) <= NEAR_F32 ? sin_near_f32(x) : (f32)sin_f64((f64)x); }
+DEVICE f32 cos_f32(f32 x) { return abs_(x) <= NEAR_F32 ? cos_near_f32(x) : (f32)cos_f64((f64)x); }
+DEVICE f32 tan_f32(f32 x) { return abs_(x) <= NEAR_F32 ? tan_near_f32(x) : (f32)tan_f64((f64)x); }
+
 // ---- inverse_trig.rs ------------------------------------------------------------------------------------------------
 
 DEVICE f64 asin_poly(f64 z) {

@@ -320,6 +320,9 @@ struct Words {
 #define FLOAT_WORD(name, function)                                \
   static DEVICE f32 name(f32 x) { return function##_f32(x); } \
   static DEVICE f64 name(f64 x) { return function##_f64(x); }
+  FLOAT_WORD(sin, sin)
+  FLOAT_WORD(cos, cos)
+  FLOAT_WORD(tan, tan)
   FLOAT_WORD(exp2, exp2)
   FLOAT_WORD(expm1, expm1)
   FLOAT_WORD(log1p, ln_1p)
@@ -328,9 +331,6 @@ struct Words {
   FLOAT_WORD(atanh, atanh)
 #define WIDE_WORD(name) \
   static DEVICE f64 name(f64 x) { return name##_f64(x); }
-  WIDE_WORD(sin)
-  WIDE_WORD(cos)
-  WIDE_WORD(tan)
   WIDE_WORD(asin)
   WIDE_WORD(acos)
   WIDE_WORD(atan)

@@ -166,15 +166,19 @@ wide_words! {
 
 /// Functions without branches, which return NaN at rare arguments.
 pub mod near {
-    use crate::tensor::math::{circular, gamma};
+    use crate::tensor::cpu::Real;
+    use crate::tensor::math::gamma;
+
+    words! { Real:
+        /// The sine.
+        sin(x) = Real::sin_near;
+        /// The cosine.
+        cos(x) = Real::cos_near;
+        /// The tangent.
+        tan(x) = Real::tan_near;
+    }
 
     wide_words! {
-        /// The sine.
-        sin(x) = circular::sin_near_f64;
-        /// The cosine.
-        cos(x) = circular::cos_near_f64;
-        /// The tangent.
-        tan(x) = circular::tan_near_f64;
         /// The logarithm of the gamma function.
         lgamma(x) = gamma::lgamma_near_f64;
         /// The derivative of `lgamma`.
@@ -186,15 +190,19 @@ pub mod near {
 
 /// The functions of [`near`] for all arguments.
 pub mod far {
-    use crate::tensor::math::{circular, gamma};
+    use crate::tensor::cpu::Real;
+    use crate::tensor::math::gamma;
+
+    words! { Real:
+        /// The sine.
+        sin(x) = Real::sin;
+        /// The cosine.
+        cos(x) = Real::cos;
+        /// The tangent.
+        tan(x) = Real::tan;
+    }
 
     wide_words! {
-        /// The sine.
-        sin(x) = circular::sin_f64;
-        /// The cosine.
-        cos(x) = circular::cos_f64;
-        /// The tangent.
-        tan(x) = circular::tan_f64;
         /// The logarithm of the gamma function.
         lgamma(x) = gamma::lgamma_f64;
         /// The derivative of `lgamma`.

@@ -4,7 +4,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use half::{bf16, f16};
 
-use crate::tensor::math::{erf, exp, exponential, hyperbolic, log, logarithm};
+use crate::tensor::math::{circular, erf, exp, exponential, hyperbolic, log, logarithm};
 use crate::tensor::{Element, Float};
 
 /// f32 or f64, with the functions that kernels may use. Each is a fixed sequence of IEEE operations, so its result has
@@ -53,6 +53,18 @@ pub trait Real:
     fn log10(self) -> Self;
     /// Returns the inverse hyperbolic tangent.
     fn atanh(self) -> Self;
+    /// Returns the sine of radians.
+    fn sin(self) -> Self;
+    /// Returns the sine of radians, or NaN for large operands, without branches.
+    fn sin_near(self) -> Self;
+    /// Returns the cosine of radians.
+    fn cos(self) -> Self;
+    /// Returns the cosine of radians, or NaN for large operands, without branches.
+    fn cos_near(self) -> Self;
+    /// Returns the tangent of radians.
+    fn tan(self) -> Self;
+    /// Returns the tangent of radians, or NaN for large operands, without branches.
+    fn tan_near(self) -> Self;
     /// Returns the square root.
     fn sqrt(self) -> Self;
     /// Returns the magnitude.
@@ -369,10 +381,14 @@ macro_rules! float_num {
 float_num! {
     f32: exp = exp::exp_f32, ln = log::ln_f32, tanh = exp::tanh_f32, erf = erf::erf_f32,
         sigmoid = exp::sigmoid_f32, exp2 = exponential::exp2_f32, expm1 = exponential::expm1_f32, ln_1p = logarithm::ln_1p_f32,
-        log2 = logarithm::log2_f32, log10 = logarithm::log10_f32, atanh = hyperbolic::atanh_f32;
+        log2 = logarithm::log2_f32, log10 = logarithm::log10_f32, atanh = hyperbolic::atanh_f32,
+        sin = circular::sin_f32, cos = circular::cos_f32, tan = circular::tan_f32,
+        sin_near = circular::sin_near_f32, cos_near = circular::cos_near_f32, tan_near = circular::tan_near_f32;
     f64: exp = exp::exp_f64, ln = log::ln_f64, tanh = exp::tanh_f64, erf = erf::erf_f64,
         sigmoid = exp::sigmoid_f64, exp2 = exponential::exp2_f64, expm1 = exponential::expm1_f64, ln_1p = logarithm::ln_1p_f64,
-        log2 = logarithm::log2_f64, log10 = logarithm::log10_f64, atanh = hyperbolic::atanh_f64;
+        log2 = logarithm::log2_f64, log10 = logarithm::log10_f64, atanh = hyperbolic::atanh_f64,
+        sin = circular::sin_f64, cos = circular::cos_f64, tan = circular::tan_f64,
+        sin_near = circular::sin_near_f64, cos_near = circular::cos_near_f64, tan_near = circular::tan_near_f64;
 }
 
 macro_rules! int_num {

@@ -7,7 +7,7 @@ use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
 use crate::ops::pointwise::record::{
-    Pointwise, expect_whole, floats, floats as far_floats, floats as wide_floats,
+    Pointwise, expect_whole, floats, floats as far_floats, floats as rare_floats, floats as wide_floats,
 };
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::second_derivatives::sinc_curvature;
@@ -19,26 +19,20 @@ use crate::tensor::{DType, Tensor, cuda};
 macro_rules! trigonometric_table {
     ($then:ident) => { $then! { methods {
         /// Returns the sine of `x` radians, of any magnitude; NaN if `x` is infinite.
-        ///
-        /// Computed in f64 and rounded once.
-        Sin sin(x) = of(sin(wide(x))),
-            for far_floats, Opaque "Neither linear nor monotone.",
+        Sin sin(x) = sin(x),
+            for rare_floats, Opaque "Neither linear nor monotone.",
             gradient |dy, y| { x => (dy * x.cos()) },
             samples [Ints],
             example [0.0, 1.0] => "[0.000, 0.841]";
         /// Returns the cosine of `x` radians, of any magnitude; NaN if `x` is infinite.
-        ///
-        /// Computed in f64 and rounded once.
-        Cos cos(x) = of(cos(wide(x))),
-            for far_floats, Opaque "Neither linear nor monotone.",
+        Cos cos(x) = cos(x),
+            for rare_floats, Opaque "Neither linear nor monotone.",
             gradient |dy, y| { x => (-(dy * x.sin())) },
             samples [Ints],
             example [0.0, 2.0] => "[1.000, -0.416]";
         /// Returns the tangent of `x` radians, of any magnitude; NaN if `x` is infinite.
-        ///
-        /// Computed in f64 and rounded once.
-        Tan tan(x) = of(tan(wide(x))),
-            for far_floats, Opaque "Neither linear nor monotone.",
+        Tan tan(x) = tan(x),
+            for rare_floats, Opaque "Neither linear nor monotone.",
             gradient |dy, y| { x => (dy * (y * y + 1.0)) },
             samples [Positive],
             example [0.0, 1.0] => "[0.000, 1.557]";
