@@ -213,6 +213,8 @@ pub struct VjpProgram {
     pub steps: Vec<VjpStep>,
     /// The gradient of each operand, or `None` if it is not wanted or does not exist.
     pub grads: SmallVec<[Option<VjpValue>; 4]>,
+    /// For each operand, the reason why it has no gradient ([`Vjp::none`]), if there is one.
+    pub reasons: SmallVec<[Option<&'static str>; 4]>,
     /// The number of values.
     pub values_len: usize,
     /// For each operand, result and incoming gradient, true if the program reads it.
@@ -256,6 +258,7 @@ pub struct Vjp<'a> {
     pub(super) steps: Vec<VjpStep>,
     pub(super) grads: SmallVec<[Option<VjpValue>; 4]>,
     pub(super) answered: SmallVec<[bool; 4]>,
+    pub(super) reasons: SmallVec<[Option<&'static str>; 4]>,
     pub(super) reads: SmallVec<[bool; 8]>,
     pub(super) constants: SmallVec<[bool; 4]>,
 }

@@ -44,6 +44,7 @@ impl<'a> Vjp<'a> {
             steps: Vec::new(),
             grads: SmallVec::from_elem(None, ins.len()),
             answered: SmallVec::from_elem(false, ins.len()),
+            reasons: SmallVec::from_elem(None, ins.len()),
             reads: SmallVec::from_elem(false, metas.len()),
             constants: SmallVec::from_elem(false, outs.len()),
             metas,
@@ -160,10 +161,11 @@ impl<'a> Vjp<'a> {
     /// let ins = [Meta::new(DType::F32, [100, 8]), Meta::new(DType::I64, [4])];
     /// let program = Vjp::write(&Embedding, &ins, &[true, true])?;
     /// assert!(program.grads[0].is_some() && program.grads[1].is_none());
+    /// assert_eq!(program.reasons[1], Some("an index has no derivative"));
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn none(&mut self, i: usize, why: &'static str) {
-        debug_assert!(!why.is_empty());
+        self.reasons[i] = Some(why);
         self.answered[i] = true;
     }
 
@@ -215,8 +217,8 @@ impl<'a> Vjp<'a> {
                 "detach the operand",
             ));
         }
-        let Vjp { steps, grads, metas, reads, constants, .. } = self;
-        Ok(VjpProgram { steps, grads, values_len: metas.len(), reads, constants })
+        let Vjp { steps, grads, reasons, metas, reads, constants, .. } = self;
+        Ok(VjpProgram { steps, grads, reasons, values_len: metas.len(), reads, constants })
     }
 }
 

@@ -426,6 +426,24 @@ fn extremes_and_norms_of_a_partial_sum_are_those_of_the_sum() {
     }
 }
 
+/// Not a PyTorch issue: beside another path to the loss, a derivative that is not available counted as 0.
+#[test]
+fn derivatives_that_are_not_available_are_refused_beside_others() {
+    on(2, "a=2", |mesh| {
+        let x = put(mesh, &[3], "(S0)")?.add_scalar(1.0)?.requires_grad()?;
+        let refused = x.trigamma().and_then(|y| y.add(&x)?.sum_all()?.backward()).map(drop);
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("the second derivative of digamma is not available"), "{refused}");
+        // The derivative of a constant is 0, alone and beside another path.
+        let y = x.pow_scalar(0.0)?;
+        let gradient = |y: DTensor| -> Result<Vec<f64>> {
+            Ok(y.sum_all()?.backward()?.take(&x).expect("x is a leaf").full_tensor()?.to_f64_vec())
+        };
+        assert_eq!((gradient(y.clone())?, gradient(y.add(&x)?)?), (vec![0.0; 3], vec![1.0; 3]));
+        Ok(())
+    });
+}
+
 /// Not a PyTorch issue: products of sizes wrapped, which gave wrong shapes in release builds and panics in others.
 #[test]
 fn sizes_that_overflow_are_refused_by_name() {

@@ -6,6 +6,8 @@
 //! covers no element is out of date. Both are errors. `docs/torch.md` shows the differences and the bounds:
 //! `ISOSHARD_BLESS=1 cargo test --test suite torch_fixtures::` writes the page.
 
+mod attributes;
+mod coverage;
 mod differences;
 mod operators;
 
@@ -19,6 +21,7 @@ use isoshard::placement::Layout;
 use isoshard::tensor::{DType, Tensor};
 use serde_json::Value;
 
+use coverage::EXCUSED;
 use differences::DIFFERENCES;
 use operators::{OPERATORS, TorchOperator};
 
@@ -58,6 +61,8 @@ pub struct TorchCase {
     attributes: Vec<Value>,
     ins: Vec<Tensor>,
     outs: Vec<Tensor>,
+    /// The text of PyTorch's error, in which case there are no results.
+    raises: Option<String>,
     /// Gradients of the results, and of the operands.
     grads: Option<(OptionalTensors, OptionalTensors)>,
 }
@@ -84,6 +89,13 @@ pub struct Found<'a> {
 }
 
 impl Found<'_> {
+    /// Returns true if PyTorch raises an error, and this crate does not.
+    pub fn is_raised(&self) -> bool {
+        self.case.raises.is_some()
+    }
+}
+
+impl Found<'_> {
     /// Returns the element of operand `k` at the same index, for operators that broadcast.
     pub fn x(&self, k: usize) -> f64 {
         let shape = match self.compared {
@@ -96,7 +108,7 @@ impl Found<'_> {
 
     /// Returns attribute `k`.
     pub fn number(&self, k: usize) -> f64 {
-        operators::number(&self.case.attributes, k)
+        attributes::number(&self.case.attributes, k)
     }
 
     /// Returns true for the case whose rows have infinities, NaN and the largest numbers.
@@ -212,9 +224,17 @@ fn compare<'a>(operator: &'static TorchOperator, case: &'a TorchCase, count: &mu
     let attributes = case.attributes.clone();
     let run = operator.run;
     let given = call(case, move |xs| run(xs, &attributes));
-    let (outs, gradients) = match given {
-        Ok(given) => given,
-        Err(e) => return refusal(Compared::Result(0), e.to_string()),
+    let (outs, gradients) = match (given, &case.raises) {
+        (Ok(_), Some(error)) => {
+            count.cases += 1;
+            return refusal(Compared::Result(0), format!("no error; PyTorch's is {error}"));
+        }
+        (Err(_), Some(_)) => {
+            count.cases += 1;
+            return Vec::new();
+        }
+        (Ok(given), None) => given,
+        (Err(e), None) => return refusal(Compared::Result(0), e.to_string()),
     };
     count.cases += 1;
     count.dtypes.extend(case.ins.iter().map(|x| x.dtype().name()));
@@ -341,7 +361,7 @@ fn fixtures() -> (String, Vec<TorchCase>) {
             let operand = |v: &Value| {
                 let base = tensor(&v["n"]).expect("a stored tensor");
                 match v.get("e") {
-                    Some(shape) => base.expand(operators::extents(shape)).expect("a shape to expand to"),
+                    Some(shape) => base.expand(attributes::extents(shape)).expect("a shape to expand to"),
                     None if v.get("t").is_some() => {
                         base.transpose(base.shape().len() - 2, base.shape().len() - 1).expect("two dims")
                     }
@@ -351,9 +371,10 @@ fn fixtures() -> (String, Vec<TorchCase>) {
             let ins = value["i"].as_array().expect("operands").iter().map(operand).collect();
             let outs = list("o").into_iter().map(|o| o.expect("a result")).collect();
             let grads = value.get("dx").map(|_| (list("dy"), list("dx")));
+            let raises = value.get("raises").map(|text| text.as_str().expect("a text").to_string());
             let op = value["op"].as_str().expect("a name").to_string();
             let attributes = std::mem::take(value["a"].as_array_mut().expect("attributes"));
-            cases.push(TorchCase { line: line + 1, op, attributes, ins, outs, grads });
+            cases.push(TorchCase { line: line + 1, op, attributes, ins, outs, raises, grads });
         }
     }
     (version, cases)
@@ -363,7 +384,7 @@ fn stored(value: &Value) -> Tensor {
     let digits = value["x"].as_str().expect("digits").as_bytes();
     let digit = |d: u8| (d as char).to_digit(16).expect("a hexadecimal digit") as u8;
     let bytes: Vec<u8> = digits.chunks(2).map(|d| digit(d[0]) << 4 | digit(d[1])).collect();
-    let shape = operators::extents(&value["s"]);
+    let shape = attributes::extents(&value["s"]);
     fn of<const N: usize, T: isoshard::tensor::Element>(
         bytes: &[u8],
         from: fn([u8; N]) -> T,
@@ -426,6 +447,13 @@ fn page(version: &str, counts: &BTreeMap<&str, Compare>, covered: &[usize]) -> S
             dtypes.join(", "),
             c.cases
         );
+    }
+    page.push_str(
+        "\n## Not compared\n\nEvery other operator and method is in the table above, under its name or those of its cases; a test \
+        compares the lists.\n\n| operators and methods | reason |\n|---|---|\n",
+    );
+    for (reason, names) in EXCUSED {
+        let _ = writeln!(page, "| `{}` | {reason} |", names.join("`, `"));
     }
     page
 }

@@ -6,11 +6,12 @@
 A line is a version, a tensor or a case. A tensor has a dtype `d`, a shape `s` and its elements' bits in hexadecimal `x`,
 little-endian; cases name tensors by their number, so equal tensors are stored once. A case has an operator `op`, its
 attributes `a`, operands `i`, results `o`, and, if there is a derivative, the gradients `dy` of the results and `dx` of
-the operands (null where there is none). An operand may be a view of a stored tensor: `t` swaps its last two dims, `e`
+the operands (null where there is none). If PyTorch raises an error, `raises` has its text and there are no results. An operand may be a view of a stored tensor: `t` swaps its last two dims, `e`
 expands it to a shape.
 
-A new operator is a line below, among its family, and a line in tests/suite/torch_fixtures/operators.rs. Cases of
-operators that that file does not name are left out.
+A new operator is a line below, among its family, and a line in tests/suite/torch_fixtures/operators.rs. The script
+refuses cases of operators that that file does not name. New cases come after the old ones of their family, or in a
+family of their own, so that the random numbers of old cases stay.
 """
 
 import itertools
@@ -32,7 +33,6 @@ INT_OF = {F16: torch.int16, BF16: torch.int16, F32: torch.int32, F64: torch.int6
 HERE = os.path.dirname(os.path.abspath(__file__))
 with open(os.path.join(HERE, "..", "suite", "torch_fixtures", "operators.rs"), encoding="utf-8") as file:
     NAMED = set(re.findall(r"^ {4}(\w+) \|", file.read(), re.MULTILINE))
-left_out = set()
 lines, numbers = [json.dumps({"torch": torch.__version__})], {}
 
 
@@ -66,15 +66,18 @@ class Spread:
 
 def case(op, f, ins, a=(), grad=True, only=None):
     """Adds a call of `f`; `grad` asks for gradients, of all floating-point operands or of those whose numbers `only` has."""
-    if op not in NAMED:
-        left_out.add(op)
-        return
+    assert op in NAMED, f"{op}: tests/suite/torch_fixtures/operators.rs does not name it"
     views = [i if isinstance(i, (Turned, Spread)) else None for i in ins]
     given = [{"n": stored(v.base), **v.extra} if v else {"n": stored(i)} for i, v in zip(ins, views)]
     xs = [(v.x if v else i).detach() for i, v in zip(ins, views)]
     leaves = [grad and x.is_floating_point() and (only is None or k in only) for k, x in enumerate(xs)]
     xs = [x.clone(memory_format=torch.preserve_format).requires_grad_() if leaf else x for x, leaf in zip(xs, leaves)]
-    out = f(*xs)
+    try:
+        out = f(*xs)
+    except RuntimeError as error:
+        line = {"op": op, "a": list(a), "i": given, "o": [], "raises": str(error)}
+        lines.append(json.dumps(line, separators=(",", ":")))
+        return
     outs = list(out) if isinstance(out, (tuple, list)) else [out]
     line = {"op": op, "a": list(a), "i": given, "o": [stored(o) for o in outs]}
     tracked = [o for o in outs if o.requires_grad]
@@ -256,7 +259,7 @@ def pointwise():
     binary("remainder", torch.remainder, integers=(I64, I32, U8))
     binary("floor_div", torch.floor_divide, grad=False, integers=(I64, I32, U8))
     binary("atan2", torch.atan2, dtypes=(F32, F64))
-    binary("prelu", lambda x, w: torch.where(x > 0, x, w * x), dtypes=(F32,))
+    binary("prelu", lambda x, w: torch._prelu_kernel(*torch.broadcast_tensors(x, w)), dtypes=(F32,))
     binary("lerp_scalar", lambda x, y: torch.lerp(x, y, 0.3), [0.3])
     for name in ("logical_and", "logical_or", "logical_xor"):
         case(name, getattr(torch, name), [bools(5, 3), bools(3)])
@@ -399,7 +402,7 @@ def indices():
         case("tril", lambda x: x.tril(-1), [x], [-1])
         case("triu", lambda x: x.triu(1), [x], [1])
         case("sort", lambda x: torch.sort(x, dim=1, descending=False, stable=True), [x], [1, 0])
-        case("topk", lambda x: torch.topk(x, 3, 1), [x], [3, 1])
+        case("topk", lambda x: torch.topk(x, 3, 1), [x], [3, 1, 1])
     for d in FLOATS:
         x = special_rows(d)
         case("sort", lambda x: torch.sort(x, dim=1, descending=True, stable=True), [x], [1, 1], grad=False)
@@ -454,7 +457,7 @@ def losses():
             case("smooth_l1_loss", lambda x, y: F.smooth_l1_loss(x, y, beta=0.7, reduction=how), [x, y], [0.7, how])
             p, q = unit(5, 7, dtype=d), unit(5, 7, dtype=d)
             case("bce_loss", lambda x, y: F.binary_cross_entropy(x, y, reduction=how), [p, q], [how], only=(0,))
-            case("bce_with_logits", lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction=how), [x, q], [how])
+            case("bce_with_logits_loss", lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction=how), [x, q], [how])
             case("kl_div_loss", lambda x, y: F.kl_div(x, y, reduction=how), [x, q], [how])
         case("cosine_similarity", lambda x, y: F.cosine_similarity(x, y, 1, 1e-8), [x, y], [1, 1e-8])
         sign = torch.tensor([1, -1, 1, -1, -1])
@@ -470,13 +473,221 @@ def losses():
     case("cross_entropy", lambda x, t: F.cross_entropy(x, t, reduction="none"), [rows, torch.zeros(5, dtype=I64)])
 
 
+def created():
+    """Tensors made from numbers. The operand says on which mesh, and is not read."""
+    def made(op, y, *a):
+        case(op, lambda x: y, [torch.zeros(1)], a, grad=False)
+
+    steps = [(F32, 0, 7, 1), (F32, -1, 2, 0.3), (F64, 1, -2, -0.7), (F16, 0, 5, 0.5), (BF16, 10, 4, -1.5), (F32, 3, 3, 1),
+             (I64, -3, 11, 4), (I32, 5, -6, -3), (U8, 2, 9, 3)]
+    for d, start, end, step in steps:
+        made("arange", torch.arange(start, end, step, dtype=d), NAMES[d], start, end, step)
+    for d in FLOATS:
+        for start, end, n in ((-1.0, 2.0, 7), (5.0, -5.0, 4), (0.3, 0.9, 1), (0.3, 0.9, 2), (1.0, 2.0, 0)):
+            made("linspace", torch.linspace(start, end, n, dtype=d), NAMES[d], start, end, n)
+        made("logspace", torch.logspace(-2, 3, 6, base=2.0, dtype=d), NAMES[d], -2.0, 3.0, 6, 2.0)
+        made("logspace", torch.logspace(-1, 2, 5, dtype=d), NAMES[d], -1.0, 2.0, 5, 10.0)
+    for d in (F32, BF16, I64, BOOL):
+        made("ones", torch.ones(3, 0, 2, dtype=d), NAMES[d], [3, 0, 2])
+        made("ones", torch.ones(3, 2, dtype=d), NAMES[d], [3, 2])
+        for rows, columns in ((3, 5), (5, 3), (1, 1), (0, 3)):
+            made("eye", torch.eye(rows, columns, dtype=d), NAMES[d], rows, columns)
+        x = ints(3, 5, low=0, dtype=d)
+        case("zeros_like", torch.zeros_like, [x], grad=False)
+        case("ones_like", torch.ones_like, [Turned(x)], grad=False)
+        case("full_like", lambda x: torch.full_like(x, 2.5), [x], [2.5], grad=False)
+    for low, high in ((-1, 2), (0, 0), (2, -2), (-9, 9)):
+        made("band_mask", torch.ones(5, 7, dtype=BOOL).triu(low).tril(high), [5, 7], low, high)
+    for queries, keys, offset in ((5, 5, 0), (3, 7, 4), (3, 7, 1)):
+        made("causal_mask", torch.ones(queries, keys, dtype=BOOL).tril(offset), queries, keys, offset)
+
+
+def more_pointwise():
+    binary("logaddexp", torch.logaddexp)
+    binary("xlogy", torch.xlogy, draw=positive)
+    binary("xlog1py", torch.special.xlog1py, draw=positive)
+    for beta, threshold in ((2.0, 20.0), (0.5, 3.0)):
+        unary("softplus_with", lambda x: F.softplus(x, beta, threshold), [beta, threshold])
+    unary("trigamma", lambda x: torch.special.polygamma(1, x), grad=False, draw=positive)
+    unary("clamp", lambda x: x.clamp(-2, 3), [-2.0, 3.0], dtypes=(I64, I32))
+    unary("clamp", lambda x: x.clamp(2, -2), [2.0, -2.0], dtypes=(F32,), only_special=True)
+    for d in (I64, I32, U8):
+        x, y = torch.tensor([7, 0, 3], dtype=d), torch.tensor([0, 0, 2], dtype=d)
+        for name, f in (("fmod", torch.fmod), ("remainder", torch.remainder), ("floor_div", torch.floor_divide)):
+            case(name, f, [x, y])
+    for d in FLOATS:
+        unary("nan_to_num", lambda x: x.nan_to_num(), [0.0, None, None], dtypes=(d,), only_special=True)
+        case("bce_loss", lambda p, t: F.binary_cross_entropy(p, t, reduction="none"),
+             [torch.tensor([0.0, 0.0, 1.0, 1.0, 0.5], dtype=d), torch.tensor([0.0, 1.0, 0.0, 1.0, 0.25], dtype=d)], ["none"], only=(0,))
+        x = torch.tensor([0.0, 100.0, -100.0, math.inf, -math.inf, math.nan, 40.0, -40.0], dtype=d)
+        case("bce_with_logits_loss", lambda p, t: F.binary_cross_entropy_with_logits(p, t, reduction="none"),
+             [x, torch.tensor([0.0, 1, 1, 1, 0, 1, 0, 0.5], dtype=d)], ["none"])
+    x, y, z = ([normal(3, 5), normal(7)] for _ in range(3))
+    positives = [positive(3, 5), positive(7)]
+    half = lambda f, *a: lambda *ts: getattr(torch, f)(*(list(ts[k : k + 2]) for k in range(0, len(ts), 2)), *a)
+    for name in ("add", "sub", "mul"):
+        case(f"foreach_{name}", half(f"_foreach_{name}"), x + y)
+    case("foreach_div", half("_foreach_div"), x + positives)
+    case("foreach_add_scalar", half("_foreach_add", 2.5), x, [2.5])
+    case("foreach_mul_scalar", half("_foreach_mul", -1.5), x, [-1.5])
+    case("foreach_lerp", half("_foreach_lerp", 0.3), x + y, [0.3])
+    case("foreach_addcmul", half("_foreach_addcmul", 0.5), x + y + z, [0.5])
+    case("foreach_addcdiv", half("_foreach_addcdiv", 0.5), x + y + positives, [0.5])
+
+
+def more_reductions():
+    along("max_with_index", lambda x, dim: tuple(x.max(dim)))
+    along("max_with_index", lambda x, dim: tuple(x.max(dim)), dtypes=(I64, I32, U8), draw=lambda *s, dtype: ints(*s, low=0, dtype=dtype))
+    along("min_with_index", lambda x, dim: tuple(x.min(dim)))
+    along("sum", lambda x, dim: x.sum(dim), dtypes=(I32, U8), draw=lambda *s, dtype: ints(*s, low=0, high=200, dtype=dtype))
+    along("any", lambda x, dim: x.any(dim), grad=False, dtypes=(F16, I64), draw=lambda *s, dtype: ints(*s, low=-1, high=2, dtype=dtype))
+    along("all", lambda x, dim: x.all(dim), grad=False, dtypes=(F16, I64), draw=lambda *s, dtype: ints(*s, low=-1, high=2, dtype=dtype))
+    for d in FLOATS:
+        x, w, b = normal(3, 6, 5, dtype=d), normal(6, dtype=d), normal(6, dtype=d)
+        mean, variance = normal(6, dtype=d), positive(6, dtype=d)
+        case("normalise_channels", lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b, False, 0.1, 1e-5), [x, mean, variance, w, b], [1e-5],
+             only=(0, 3, 4))
+        w, b = normal(6, 5, dtype=d), normal(6, 5, dtype=d)
+        case("layer_norm_over", lambda x, w, b: F.layer_norm(x, (6, 5), w, b, 1e-5), [x, w, b], [2, 1e-5])
+
+
+def more_indices():
+    for d in (F32, BF16, I64):
+        x, i, j = ints(5, 7, 3, low=-99, high=99, dtype=d), ints(4, 1, low=0, high=5), ints(3, low=0, high=7)
+        case("index", lambda x, i, j: x[i, j], [x, i, j])
+        case("index", lambda x, i: x[i], [Turned(x), ints(2, 3, low=0, high=5)])
+        i, j = torch.tensor([4, 0, 2]), torch.tensor([6, 1, 1])
+        case("index_put", lambda x, v, i, j: x.index_put((i, j), v), [x, ints(3, 3, dtype=d), i, j], [0])
+        case("index_put", lambda x, v, i: x.index_put((i,), v), [x, ints(7, 3, dtype=d), i], [0])
+        case("pad", lambda x: F.pad(x, (0, 0, 1, 2)), [x], [1, 1, 2])
+    i, j = torch.tensor([4, 0, 4, 0]), torch.tensor([6, 1, 6, 2])
+    case("index_put", lambda x, v, i, j: x.index_put((i, j), v, accumulate=True), [normal(5, 7), normal(4), i, j], [1])
+    case("index_put", lambda x, v, i, j: x.index_put((i, j), v), [normal(5, 7), normal(), i, j], [0])
+    for d in (F16, I64):
+        case("topk", lambda x: torch.topk(x, 2, 0, largest=False), [ints(5, 3, low=-99, high=99, dtype=d)], [2, 0, 0])
+
+
+def experts():
+    """Operators of mixtures of experts, which PyTorch has as compositions."""
+    for d in FLOATS:
+        def route(x):
+            chosen, expert = torch.topk(x, 2, -1)
+            return expert, chosen.softmax(-1)
+
+        case("route_top_k", route, [normal(5, 7, dtype=d)], [2])
+    case("router_z_loss", lambda x: torch.logsumexp(x, -1).square().mean(), [normal(5, 7)])
+    case("router_z_loss", lambda x: torch.logsumexp(x, -1).square().mean(), [normal(2, 3, 7, dtype=F64) * 3])
+    p, counts = normal(11, 5).softmax(-1), torch.tensor([4, 0, 9, 7, 2])
+    case("load_balancing_loss", lambda p, c: 5 * (p.mean(0) * c / c.sum()).sum(), [p, counts])
+    expert = torch.tensor([[2, 0], [1, 2], [2, 1], [0, 2], [1, 0]])
+
+    def slots(e):
+        order = torch.argsort(e.flatten(), stable=True)
+        return torch.empty(10, dtype=I64).index_put((order,), torch.arange(10)).reshape(5, 2), torch.bincount(e.flatten(), minlength=4)
+
+    case("expert_slots", slots, [expert], [4])
+    slot, _ = slots(expert)
+    for d in (F32, BF16):
+        # Slots without a token are -0 here, which changes no sum.
+        empty = torch.full((12, 3), -0.0, dtype=d)
+        case("permute_tokens", lambda x, s: empty.index_copy(0, s.flatten(), x.repeat_interleave(2, 0)), [normal(5, 3, dtype=d), slot], [12])
+        case("unpermute_tokens", lambda x, s: x[s], [normal(12, 3, dtype=d), slot])
+    offsets = torch.tensor([2, 2, 7, 11], dtype=I32)
+    for d in (F32, BF16):
+        case("grouped_matmul", lambda x, w: F.grouped_mm(x, w, offs=offsets), [normal(11, 8, dtype=d), normal(4, 8, 16, dtype=d)], [[2, 0, 5, 4]])
+
+
+def more_attention():
+    sdpa = F.scaled_dot_product_attention
+    q, k, v = normal(2, 4, 3, 5), normal(2, 2, 8, 5), normal(2, 2, 8, 5)
+    later = torch.ones(3, 8, dtype=BOOL).tril(5)
+    case("attention_at", lambda q, k, v: sdpa(q, k, v, attn_mask=later, scale=0.5, enable_gqa=True), [q, k, v], [0.5, 5])
+    q, k, v = (normal(2, 3, 7, 4) for _ in range(3))
+
+    def capped(q, k, v):
+        scores = 3.0 * torch.tanh(q @ k.mT * 0.5 / 3.0)
+        return scores.masked_fill(torch.ones(7, 7, dtype=BOOL).triu(1), -math.inf).softmax(-1) @ v
+
+    for d in (F32, F64):
+        case("attention_soft_cap", capped, [x.to(d) for x in (q, k, v)], [0.5, 3.0])
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 2, 2, 2]])
+
+    def packed(q, k, v, documents):
+        same = documents[:, None, :, None] == documents[:, None, None, :]
+        return sdpa(q, k, v, attn_mask=same & torch.ones(7, 7, dtype=BOOL).tril(), scale=0.5)
+
+    case("attention_documents", packed, [q, k, v, documents], [0.5])
+
+
+def rotated():
+    positions, width = torch.tensor([0, 1, 2, 17, 4000]), 6
+    angles = positions[:, None].double() * 1e4 ** (-torch.arange(0, width, 2, dtype=F64) / width)
+    case("rotary_tables", lambda p: (torch.cos(angles), torch.sin(angles)), [positions], [width, 1e4])
+
+    def halves(x, cos, sin):
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def interleaved(x, cos, sin):
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
+
+    for d in (F32, F64):
+        tables = [torch.cos(angles).to(d), torch.sin(angles).to(d)]
+        case("rotary_with", halves, [normal(2, 5, width, dtype=d), *tables], ["halves"])
+        case("rotary_with", interleaved, [normal(2, 5, width, dtype=d), *tables], ["interleaved"])
+    angles = torch.arange(3, 8)[:, None].double() * 1e4 ** (-torch.arange(0, width, 2, dtype=F64) / width)
+    case("rotary", lambda x: halves(x, torch.cos(angles), torch.sin(angles)), [normal(1, 2, 5, width, dtype=F64)], [1e4, 3])
+
+
+def more_losses():
+    x, w, p = normal(6, 7), positive(7), normal(6, 7).softmax(1)
+    target = torch.tensor([0, 3, -100, 6, 2, -100])
+    for how in REDUCTIONS:
+        case("cross_entropy_probabilities", lambda x, p, w: F.cross_entropy(x, p, w, reduction=how, label_smoothing=0.1), [x, p, w], [how, 0.1],
+             only=(0, 1))
+        case("nll_loss_weighted", lambda x, t, w: F.nll_loss(x, t, w, reduction=how), [x.log_softmax(1), target, w], [how], only=(0,))
+        case("cross_entropy_dim", lambda x, t: F.cross_entropy(x, t, reduction=how), [normal(2, 7, 5), ints(2, 5, low=0, high=7)], [1, how])
+        case("bce_weighted", lambda x, t, w, pos: F.binary_cross_entropy_with_logits(x, t, w, reduction=how, pos_weight=pos),
+             [x, unit(6, 7), positive(6, 7), positive(7)], [how], only=(0,))
+        case("kl_div_log", lambda x, t: F.kl_div(x, t, reduction=how, log_target=True), [x, p.log()], [how])
+    case("cosine_similarity", lambda x, y: F.cosine_similarity(x, y, 0, 1e-8), [torch.zeros(3, 2), normal(3, 2)], [0, 1e-8])
+
+
+def steps():
+    """Steps of optimizers: the parameter and the states after them."""
+    for d in (F32, F64):
+        p, g, m, v, one = normal(5, 3, dtype=d), normal(5, 3, dtype=d), normal(5, 3, dtype=d), positive(5, 3, dtype=d), torch.ones((), dtype=d)
+
+        def adamw(p, g, m, v, one):
+            p, m, v = p.clone(), m.clone(), v.clone()
+            optimizer = torch.optim.AdamW([p], lr=0.01, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1, foreach=False)
+            optimizer.state[p] = {"step": torch.tensor(2.0), "exp_avg": m, "exp_avg_sq": v}
+            p.grad = g
+            optimizer.step()
+            return p, m, v
+
+        case("adamw", adamw, [p, g, m, v, one], [3, 0.01, 0.9, 0.99, 1e-8, 0.1], grad=False)
+        for nesterov in (False, True):
+            def sgd(p, g, b, one):
+                p, b = p.clone(), b.clone()
+                optimizer = torch.optim.SGD([p], lr=0.01, momentum=0.9, weight_decay=0.1, nesterov=nesterov, foreach=False)
+                optimizer.state[p] = {"momentum_buffer": b}
+                p.grad = g
+                optimizer.step()
+                return p, b
+
+            case("sgd", sgd, [p, g, m, one], [0.01, 0.9, 0.1, int(nesterov)], grad=False)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for family in (pointwise, functions, reductions, shapes, indices, products, attention, losses):
+    old = (pointwise, functions, reductions, shapes, indices, products, attention, losses)
+    more = (created, more_pointwise, more_reductions, more_indices, experts, more_attention, rotated, more_losses, steps)
+    for family in (*old, *more):
         family()
     path = os.path.join(HERE, "fixtures.jsonl")
     text = "\n".join(lines) + "\n"
     assert len(text) < 3_000_000, f"{len(text):,} bytes: the limit is 3 MB"
     open(path, "w", encoding="ascii").write(text)
     print(f"{len(lines):,} lines, {len(text):,} bytes with PyTorch {torch.__version__}", file=sys.stderr)
-    print("left out:", *sorted(left_out), file=sys.stderr)

@@ -66,11 +66,11 @@ impl DTensor {
     /// Refuses integers and bools.
     pub fn leaky_relu(&self, slope: f64) -> Result<DTensor> {
         self.dtype().expect_float("leaky_relu")?;
-        self.prelu(&self.number("leaky_relu", slope.into())?)
+        self.with_number("leaky_relu", slope.into(), |x, slope| x.prelu(slope))
     }
 
-    /// Returns `x` if it is greater than `threshold`, else `value`. NaN is replaced, too. Communicates nothing unless
-    /// this tensor is `Partial`.
+    /// Returns `value` if `x` is at most `threshold`, else `x`. NaN stays NaN. Communicates nothing unless this tensor is
+    /// `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -86,7 +86,7 @@ impl DTensor {
     /// # Errors
     /// Refuses a number that an integer dtype does not have.
     pub fn threshold(&self, threshold: impl Into<Scalar>, value: impl Into<Scalar>) -> Result<DTensor> {
-        self.gt_scalar(threshold)?.select(self, &self.number("threshold", value.into())?)
+        self.le_scalar(threshold)?.select(&self.number("threshold", value.into())?, self)
     }
 
     /// Returns `x` if it is positive, else `alpha (e^(x / alpha) - 1)`: an exponential linear unit whose slope is 1 at
@@ -110,7 +110,9 @@ impl DTensor {
         if alpha == 0.0 || alpha.is_nan() {
             return Err(Error::invalid("celu", "wants an alpha that is not 0", format!("{alpha:?}"), ""));
         }
-        let below = self.clamp_max(0.0)?.div_scalar(alpha)?.expm1()?.mul_scalar(alpha)?;
+        let (min, max) = (Bits(f64::NEG_INFINITY), Bits(0.0));
+        let below = DTensor::apply_one(&Clamp { min, max, open: false }, &[self])?;
+        let below = below.div_scalar(alpha)?.expm1()?.mul_scalar(alpha)?;
         self.relu()?.add(&below)
     }
 

@@ -339,14 +339,16 @@ impl DTensor {
         let y = self.masked_fill(&self.isnan()?, nan)?;
         // A bound would change a replacement beyond it.
         if (highest, lowest) == (None, None) && nan.abs() <= largest {
-            return y.clamp(-largest, largest);
+            let (min, max) = (Bits(-largest), Bits(largest));
+            return DTensor::apply_one(&Clamp { min, max, open: false }, &[&y]);
         }
         let y = y.masked_fill(&self.eq_scalar(f64::INFINITY)?, highest.unwrap_or(largest))?;
         y.masked_fill(&self.eq_scalar(f64::NEG_INFINITY)?, lowest.unwrap_or(-largest))
     }
 
     /// Limits elements to the interval from `min` to `max`; if `min` is larger, every element becomes `max`. NaN stays
-    /// NaN. Partial maxima and minima stay partial. The gradient is 0 outside of the interval. [`DTensor::maximum`] and
+    /// NaN. Partial maxima and minima stay partial. The gradient is 0 outside of the interval
+    /// and at its ends. [`DTensor::maximum`] and
     /// [`DTensor::minimum`] take tensors as bounds.
     ///
     /// ```
@@ -376,7 +378,7 @@ impl DTensor {
             };
         }
         let (min, max) = (Bits(min.to_f64()), Bits(max.to_f64()));
-        DTensor::apply_one(&Clamp { min, max, open: false }, &[self])
+        DTensor::apply_one(&Clamp { min, max, open: true }, &[self])
     }
 
     /// Returns the larger of each element and a number: [`DTensor::clamp`] with one bound. Communicates nothing unless
@@ -436,7 +438,7 @@ impl DTensor {
     /// # Errors
     /// Refuses integers and bools.
     pub fn div_scalar(&self, divisor: impl Into<Scalar>) -> Result<DTensor> {
-        self.div(&self.number("div_scalar", divisor.into())?)
+        self.with_number("div_scalar", divisor.into(), |x, divisor| x.div(divisor))
     }
 
     /// Interpolates towards `end` by one weight for all elements, as [`DTensor::lerp`]: 0 gives this tensor, 1 gives
@@ -457,7 +459,11 @@ impl DTensor {
     /// # Errors
     /// Refuses shapes that do not broadcast, integers, and different dtypes.
     pub fn lerp_scalar(&self, end: &DTensor, weight: f64) -> Result<DTensor> {
-        self.lerp(end, &self.number("lerp_scalar", weight.into())?)
+        self.with_number("lerp_scalar", weight.into(), |x, weight| {
+            // Another dtype than this tensor's is refused.
+            let end = if end.dtype() == self.dtype() { end.cast(x.dtype())? } else { end.clone() };
+            x.lerp(&end, weight)
+        })
     }
 
     /// Returns the square of each element. Integers wrap. Communicates nothing unless this tensor is `Partial`.
@@ -496,6 +502,27 @@ impl DTensor {
     /// Refuses integers and bools.
     pub fn reciprocal(&self) -> Result<DTensor> {
         self.pow_scalar(-1.0)
+    }
+
+    /// Applies `f` to this tensor and a number. If f16 or bf16 would round the number, both are f32, and the result is
+    /// rounded.
+    pub(super) fn with_number(
+        &self,
+        verb: &'static str,
+        value: Scalar,
+        f: impl Fn(&DTensor, &DTensor) -> Result<DTensor>,
+    ) -> Result<DTensor> {
+        let number = value.to_f64();
+        let rounded = match self.dtype() {
+            DType::F16 => f16::from_f64(number).to_f64(),
+            DType::BF16 => bf16::from_f64(number).to_f64(),
+            DType::F64 | DType::F32 | DType::I64 | DType::I32 | DType::U8 | DType::Bool => number,
+        };
+        if rounded == number || number.is_nan() {
+            return f(self, &self.number(verb, value)?);
+        }
+        let wide = self.cast(DType::F32)?;
+        f(&wide, &wide.number(verb, value)?)?.cast(self.dtype())
     }
 
     /// Returns a number as a replicated tensor of shape `[]` and of this tensor's dtype. Communicates nothing.

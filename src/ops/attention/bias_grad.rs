@@ -4,7 +4,10 @@ use smallvec::smallvec;
 
 use super::grad::{expect_forward, forward_statistics, sample_operands};
 use super::scores::{ScoreOperands, ScoreRule};
-use super::{Attention, AttentionCall, cut_operands, heads_split, sample_attributes, sample_rules, work};
+use super::{
+    Attention, AttentionCall, cut_operands, grouped_sample, heads_split, sample_attributes, sample_rules,
+    work,
+};
 use crate::error::{Error, Result};
 use crate::ops::{
     AttentionBiasGrad, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Vjp,
@@ -112,15 +115,20 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
     let (q, k) = ([2, 3, 5, 2], [2, 3, 7, 2]);
     let [(biased, extra), _] = sample_rules(q, k);
     let causal = ScoreRule { bias: true, ..ScoreRule::CAUSAL };
-    let of = |rule, q_offset, p: f64, extra: Vec<Input>| {
+    let with = |[q, k]: [[usize; 4]; 2], rule, q_offset, p: f64, extra: Vec<Input>| {
         let (scale, p, draw) = sample_attributes(p);
         Sample::new(AttentionBiasGrad { scale, p, q_offset, draw, rule }, sample_operands(q, k, extra))
             .rounded(q[0] * q[1] * q[2])
             .not_smooth()
     };
+    let of = |rule, q_offset, p, extra| with([q, k], rule, q_offset, p, extra);
+    let (grouped, (capped, operands)) = grouped_sample();
     vec![
         of(biased, None, 0.0, extra),
         of(causal, Some(1), 0.25, vec![Input::ints([2, 1, 1, 7])]),
         of(causal, Some(2), 0.0, vec![Input::ints([1, 1, 5, 7])]),
+        // Grouped heads, with a bias that repeats over heads and queries, and one that only batch entries share.
+        with(grouped, capped, Some(2), 0.0, operands),
+        with(grouped, causal, Some(1), 0.0, vec![Input::ints([1, 4, 3, 5])]),
     ]
 }

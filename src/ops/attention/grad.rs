@@ -6,8 +6,8 @@ use smallvec::smallvec;
 
 use super::scores::{ScoreOperands, ScoreRule};
 use super::{
-    Attention, AttentionCall, cut_operands, expect_heads, expect_times, heads_split, sample_attributes,
-    sample_rules, work,
+    Attention, AttentionCall, cut_operands, expect_heads, expect_times, grouped_sample, heads_split,
+    sample_attributes, sample_rules, work,
 };
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
@@ -156,6 +156,7 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |p, q, k| at(None, p, q, k);
     let (q, k) = ([2, 3, 5, 2], [2, 3, 7, 2]);
     let [biased, packed] = sample_rules(q, k);
+    let ([grouped_q, grouped_k], grouped) = grouped_sample();
     vec![
         sample(0.0, [3, 2, 5, 3], [3, 2, 5, 3]),
         sample(0.25, [1, 3, 7, 2], [1, 3, 7, 2]),
@@ -164,5 +165,6 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
         at(Some(2), 0.25, [2, 2, 3, 2], [2, 1, 7, 2]),
         with(biased, None, 0.0, q, k),
         with(packed, Some(1), 0.25, q, k),
+        with(grouped, Some(2), 0.0, grouped_q, grouped_k),
     ]
 }

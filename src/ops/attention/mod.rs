@@ -334,6 +334,14 @@ pub(super) fn sample_rules(q: [usize; 4], k: [usize; 4]) -> [(ScoreRule, Vec<Inp
     [(biased, vec![bias, mask]), (packed, documents.to_vec())]
 }
 
+/// The shapes of q and k, the rule and the optional operands of samples with grouped heads and scores of every kind:
+/// a soft cap, then a bias per batch entry and key, and a mask per head.
+pub(super) fn grouped_sample() -> ([[usize; 4]; 2], (ScoreRule, Vec<Input>)) {
+    let (q, k) = ([2, 4, 3, 2], [2, 2, 5, 2]);
+    let rule = ScoreRule { bias: true, mask: true, soft_cap: Some(Bits(1.5)), ..ScoreRule::CAUSAL };
+    ([q, k], (rule, vec![Input::ints([2, 1, 1, 5]), Input::bools([1, 4, 3, 5])]))
+}
+
 pub(super) fn samples() -> Vec<Sample> {
     let with = |(rule, extra): (ScoreRule, Vec<Input>), q_offset, p: f64, q: [usize; 4], k: [usize; 4]| {
         let (scale, p, draw) = sample_attributes(p);
@@ -345,6 +353,7 @@ pub(super) fn samples() -> Vec<Sample> {
     let sample = |p, q, k| at(None, p, q, k);
     let (q, k) = ([2, 3, 5, 2], [2, 3, 7, 2]);
     let [biased, packed] = sample_rules(q, k);
+    let ([grouped_q, grouped_k], grouped) = grouped_sample();
     vec![
         sample(0.0, [3, 2, 5, 3], [3, 2, 5, 3]),
         sample(0.25, [1, 3, 7, 2], [1, 3, 7, 2]),
@@ -354,6 +363,7 @@ pub(super) fn samples() -> Vec<Sample> {
         at(Some(2), 0.25, [2, 2, 3, 2], [2, 1, 7, 2]),
         with(biased, None, 0.0, q, k),
         with(packed, Some(1), 0.0, q, k),
+        with(grouped, Some(2), 0.25, grouped_q, grouped_k),
     ]
 }
 

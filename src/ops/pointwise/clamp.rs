@@ -35,7 +35,7 @@ pub struct Clamp {
     pub min: Bits,
     /// The largest value of a result.
     pub max: Bits,
-    /// True if elements that equal a bound have the gradient 0, as in hardtanh.
+    /// True if elements that equal a bound have the gradient 0, as in PyTorch.
     pub open: bool,
 }
 
@@ -160,14 +160,18 @@ impl Pointwise for ClampGrad {
 }
 
 impl ClampGrad {
-    /// Returns the smallest and the largest value with a gradient, in the dtype of the computation.
+    /// Returns the smallest and the largest value with a gradient, in the dtype of the computation. Infinities are no
+    /// bounds, so they have one.
     fn bounds(&self, dtype: DType) -> Constants {
         let (low, high) = (self.min.0, self.max.0);
-        match (self.open, dtype) {
-            (false, _) => [low, high],
-            (true, DType::F64) => [low.next_up(), high.next_down()],
-            (true, _) => [f64::from((low as f32).next_up()), f64::from((high as f32).next_down())],
-        }
+        let [above, below] = match dtype {
+            DType::F64 => [low.next_up(), high.next_down()],
+            DType::F32 | DType::F16 | DType::BF16 | DType::I64 | DType::I32 | DType::U8 | DType::Bool => {
+                [f64::from((low as f32).next_up()), f64::from((high as f32).next_down())]
+            }
+        };
+        let is_open = |bound: f64| self.open && bound.is_finite();
+        [if is_open(low) { above } else { low }, if is_open(high) { below } else { high }]
     }
 }
 

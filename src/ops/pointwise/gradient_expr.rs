@@ -29,6 +29,7 @@ pub(crate) struct GradientExpr<'t> {
 /// A program that steps can be added to.
 trait StepWriter {
     fn step(&self, op: &dyn Op, ins: &[VjpValue]) -> VjpValue;
+    fn refuse(&self, why: &'static str);
 }
 
 impl<'v, 'a> GradientWriter<'v, 'a> {
@@ -88,6 +89,11 @@ impl StepWriter for GradientWriter<'_, '_> {
             ins[0]
         })
     }
+
+    fn refuse(&self, why: &'static str) {
+        let refused = self.refused.take();
+        self.refused.set(refused.or(self.vjp.borrow_mut().refuse(why).err()));
+    }
 }
 
 impl<'t> GradientExpr<'t> {
@@ -121,6 +127,12 @@ impl<'t> GradientExpr<'t> {
     /// Returns zeros of this value's shape and layout.
     pub fn zero(self) -> GradientExpr<'t> {
         self.then(ZeroGrad, &[])
+    }
+
+    /// Refuses the derivative, and says why. Returns this value, which is not used.
+    pub fn refuse(self, why: &'static str) -> GradientExpr<'t> {
+        self.program.refuse(why);
+        self
     }
 
     /// Returns `self ≤ other`, as bool.

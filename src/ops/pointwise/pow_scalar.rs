@@ -91,7 +91,7 @@ impl Pointwise for PowScalar {
         let writer = GradientWriter::new(g);
         let ([x], dy, c) = (writer.operands(), writer.grad(), self.exponent.0);
         match c {
-            0.0 => writer.none(x, "x^0 is constant"),
+            0.0 => writer.set(x, dy.zero()),
             1.0 => writer.set(x, dy),
             2.0 => writer.set(x, dy * (x * c)),
             _ => writer.set(x, dy * (x.pow_scalar(c - 1.0) * c)),

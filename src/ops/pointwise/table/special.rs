@@ -60,7 +60,7 @@ macro_rules! special_table {
         /// Computed in f64 and rounded once.
         Trigamma trigamma(x) = of(trigamma(wide(x))),
             for far_floats, Opaque "Neither linear nor monotone.",
-            gradient |dy, y| { x => "the second derivative of digamma is not available" },
+            gradient |dy, y| { x => (dy.refuse("the second derivative of digamma is not available")) },
             samples [] not_smooth [Positive],
             example [1.0, 2.0] => "[1.645, 0.645]";
     } derivatives {
