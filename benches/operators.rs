@@ -98,7 +98,7 @@ const POINTWISE_2: &[(&str, Binary)] = &[
     ("xlogy", |x, y| x.xlogy(y)),
 ];
 
-/// Functions of three tensors of one shape, the third of which is the first once more.
+/// Functions of three tensors of one shape; the third operand is the first once more.
 const POINTWISE_3: &[(&str, Binary)] = &[
     ("addcdiv", |x, y| x.addcdiv(x, y, 0.5)),
     ("addcmul", |x, y| x.addcmul(x, y, 0.5)),

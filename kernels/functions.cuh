@@ -153,6 +153,53 @@ CALLED f64 sin_f64(f64 x) { return abs_(x) <= NEAR ? sin_near_f64(x) : sin_reduc
 CALLED f64 cos_f64(f64 x) { return abs_(x) <= NEAR ? cos_near_f64(x) : cos_reduced(reduce_far(x)); }
 CALLED f64 tan_f64(f64 x) { return abs_(x) <= NEAR ? tan_near_f64(x) : tan_reduced(reduce_far(x)); }
 
+struct ReducedAngleF32 {
+  f32 r, rest;
+  u32 q;
+};
+DEVICE f32 sin_poly_f32(ReducedAngleF32 angle) {
+  f32 r = angle.r, z = r * r;
+  f32 p = horner(z, -1.9515296e-4f, 8.332161e-3f, -1.6666655e-1f);
+  return r + fma_(z * r, p, fma_(-0.5f * z, angle.rest, angle.rest));
+}
+DEVICE f32 cos_poly_f32(ReducedAngleF32 angle) {
+  f32 r = angle.r, z = r * r;
+  f32 p = horner(z, 2.4433157e-5f, -1.3887316e-3f, 4.1666646e-2f);
+  f32 half = 0.5f * z, w = 1.0f - half;
+  return w + (((1.0f - w) - half) + fma_(z * z, p, -(r * angle.rest)));
+}
+DEVICE ReducedAngleF32 reduce_near_f32(f32 x) {
+  const f32 round = 12582912.0f;
+  f32 shifted = fma_(x, 6.3661975e-1f, round), q = shifted - round;
+  f32 t = fma_(-q, 1.5707964f, x);
+  f32 p = q * -4.371139e-8f, p_rest = fma_(q, -4.371139e-8f, -p);
+  f32 r = t - p, back = r - t;
+  f32 r_rest = (t - (r - back)) - (p + back);
+  return ReducedAngleF32{r, fma_(-q, -1.7151245e-15f, r_rest - p_rest), bits_of(shifted)};
+}
+DEVICE f32 sin_near_f32(f32 x) {
+  auto angle = reduce_near_f32(x);
+  f32 y = (angle.q & 1) == 1 ? cos_poly_f32(angle) : sin_poly_f32(angle);
+  y = f32_of(bits_of(y) ^ ((angle.q & 2) << 30));
+  return x == 0.0f ? x : y;
+}
+DEVICE f32 cos_near_f32(f32 x) {
+  auto angle = reduce_near_f32(x);
+  f32 y = (angle.q & 1) == 1 ? sin_poly_f32(angle) : cos_poly_f32(angle);
+  return f32_of(bits_of(y) ^ (((angle.q + 1) & 2) << 30));
+}
+DEVICE f32 tan_near_f32(f32 x) {
+  auto angle = reduce_near_f32(x);
+  f32 s = sin_poly_f32(angle), c = cos_poly_f32(angle);
+  bool odd = (angle.q & 1) == 1;
+  f32 y = (odd ? -c : s) / (odd ? s : c);
+  return x == 0.0f ? x : y;
+}
+constexpr f32 NEAR_F32 = 32768.0f;
+DEVICE f32 sin_f32(f32 x) { return abs_(x) <= NEAR_F32 ? sin_near_f32(x) : (f32)sin_f64((f64)x); }
+DEVICE f32 cos_f32(f32 x) { return abs_(x) <= NEAR_F32 ? cos_near_f32(x) : (f32)cos_f64((f64)x); }
+DEVICE f32 tan_f32(f32 x) { return abs_(x) <= NEAR_F32 ? tan_near_f32(x) : (f32)tan_f64((f64)x); }
+
 // ---- inverse_trig.rs ------------------------------------------------------------------------------------------------
 
 DEVICE f64 asin_poly(f64 z) {
@@ -263,6 +310,24 @@ DEVICE f64 exp_poly(f64 r) {
       2.7557319223985893e-6, 2.48015873015873e-5, 1.984126984126984e-4, 1.388888888888889e-3, 8.333333333333333e-3,
       4.1666666666666664e-2, 1.6666666666666666e-1, 0.5 );
 }
+DEVICE f32 exp2_f32(f32 x) {
+  const f32 round = 12582912.0f;
+  x = x > 129.0f ? 129.0f : x;
+  x = x < -151.0f ? -151.0f : x;
+  f32 shifted = x + round;
+  f32 r = x - (shifted - round);
+  f32 p = horner(r, 1.5252734e-5f, 1.5403531e-4f, 1.3333558e-3f, 9.618129e-3f, 5.550411e-2f, 2.4022651e-1f);
+  f32 em1 = fma_(r, 6.931472e-1f, fma_(r, -1.9046543e-9f, r * r * p));
+  i32 n = (i32)(bits_of(shifted) - bits_of(round)), half = n >> 1;
+  return (1.0f + em1) * exp2_whole(half) * exp2_whole(n - half);
+}
+DEVICE f32 expm1_f32(f32 x) {
+  f32 b = x > 89.0f ? 89.0f : x, em1;
+  b = b < -20.0f ? -20.0f : b;
+  f32 s = exp2_whole(exp_split_f32(b, em1) - 1);
+  f32 y = 2.0f * fma_(s, em1, s - 0.5f);
+  return x == 0.0f ? x : y;
+}
 CALLED f64 expm1_f64(f64 x) {
   auto above = select_(x > 710.0, 710.0, x);
   auto reduced = reduce_exponent(select_(above < -60.0, -60.0, above));
@@ -333,6 +398,42 @@ CALLED f64 ln_1p_f64(f64 x) {
   auto y = select_(x == -1.0, -inf_f64(), real);
   return select_(x == 0.0, x, y);
 }
+DEVICE f32 with_limits_f32(f32 x, f32 y) {
+  y = x == inf_f32() ? x : y;
+  y = x > 0.0f ? y : nan_f32();
+  return x == 0.0f ? -inf_f32() : y;
+}
+// e, f and ln(1 + f) - f, with x = 2^e (1 + f).
+DEVICE f32 split_log_f32(f32 x, f32& f, f32& tail) {
+  bool tiny = x < f32_of(0x00800000u);
+  f32 e = ln_split_f32(tiny ? x * 8388608.0f : x, f);
+  f32 z = f * f;
+  tail = fma_(-0.5f, z, f * z * ln_polynomial_f32(f));
+  return e + (tiny ? -23.0f : 0.0f);
+}
+DEVICE f32 log2_f32(f32 x) {
+  f32 f, tail, e = split_log_f32(x, f, tail);
+  return with_limits_f32(x, e + fma_(f, 1.442695f, fma_(tail, 1.442695f, f * 1.925963e-8f)));
+}
+DEVICE f32 log10_f32(f32 x) {
+  f32 f, tail, e = split_log_f32(x, f, tail);
+  f32 small = fma_(tail, 4.342945e-1f, fma_(f, -1.010305e-8f, e * 4.605039e-6f));
+  return with_limits_f32(x, fma_(e, 3.010254e-1f, fma_(f, 4.342945e-1f, small)));
+}
+DEVICE f32 ln_1p_f32(f32 x) {
+  f32 w = 1.0f + x, above = w - 1.0f;
+  f32 rest = (1.0f - (w - above)) + (x - above);
+  f32 f, e = ln_split_f32(w, f);
+  rest = e == 0.0f ? 0.0f : rest / w;
+  f = e == 0.0f ? x : f;
+  f32 z = f * f;
+  f32 tail = fma_(e, -2.1219444e-4f, fma_(f * z, ln_polynomial_f32(f), rest));
+  f32 y = fma_(e, 0.6933594f, fma_(-0.5f, z, tail) + f);
+  y = x == inf_f32() ? x : y;
+  y = x > -1.0f ? y : nan_f32();
+  y = x == -1.0f ? -inf_f32() : y;
+  return x == 0.0f ? x : y;
+}
 DEVICE f64 ln_sum(f64 w, f64 rest, f64 shift) {
   auto [e, f] = split_f64(w);
   return ln_join(e + shift, f, rest / w);
@@ -400,6 +501,10 @@ CALLED f64 acosh_f64(f64 x) {
   auto y = select_(huge, far, near);
   auto real = select_(x == inf_f64(), x, y);
   return select_(x >= 1.0, real, nan_f64());
+}
+DEVICE f32 atanh_f32(f32 x) {
+  f32 a = abs_(x);
+  return copysign_(0.5f * ln_1p_f32((a + a) / (1.0f - a)), x);
 }
 CALLED f64 atanh_f64(f64 x) {
   auto a = abs_(x);

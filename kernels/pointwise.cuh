@@ -67,12 +67,11 @@ DEVICE bool is_aligned(const T* p) {
   return (u64)p % sizeof(Pack<T, V>) == 0;
 }
 
-// Rounds x to odd, so that rounding the result to f16 or bf16 equals rounding x once.
+// Rounds x to odd at 14 bits, so that rounding the result to f16 or bf16 equals rounding x once (src/tensor/dtype.rs).
 DEVICE f32 odd_f32(f64 x) {
-  f32 y = (f32)x;
-  u32 bits = bits_of(y);
-  u32 other = abs_((f64)y) > abs_(x) ? bits - 1 : bits + 1;
-  return f32_of((f64)y == x || (bits & 1) == 1 ? bits : other);
+  constexpr u64 REST = (1ull << 39) - 1;
+  u64 bits = bits_of(x), inexact = ((bits & REST) + REST) & (REST + 1);
+  return (f32)f64_of((bits | inexact) & ~REST);
 }
 
 // A formula with this base is computed in f64 for every type, and its result is rounded once.
@@ -318,11 +317,20 @@ struct Words {
   WORD_2(mul, mul_)
   WORD_2(max, max_)
   WORD_2(min, min_)
+#define FLOAT_WORD(name, function)                                \
+  static DEVICE f32 name(f32 x) { return function##_f32(x); } \
+  static DEVICE f64 name(f64 x) { return function##_f64(x); }
+  FLOAT_WORD(sin, sin)
+  FLOAT_WORD(cos, cos)
+  FLOAT_WORD(tan, tan)
+  FLOAT_WORD(exp2, exp2)
+  FLOAT_WORD(expm1, expm1)
+  FLOAT_WORD(log1p, ln_1p)
+  FLOAT_WORD(log2, log2)
+  FLOAT_WORD(log10, log10)
+  FLOAT_WORD(atanh, atanh)
 #define WIDE_WORD(name) \
   static DEVICE f64 name(f64 x) { return name##_f64(x); }
-  WIDE_WORD(sin)
-  WIDE_WORD(cos)
-  WIDE_WORD(tan)
   WIDE_WORD(asin)
   WIDE_WORD(acos)
   WIDE_WORD(atan)
@@ -330,18 +338,12 @@ struct Words {
   WIDE_WORD(cosh)
   WIDE_WORD(asinh)
   WIDE_WORD(acosh)
-  WIDE_WORD(atanh)
-  WIDE_WORD(exp2)
-  WIDE_WORD(expm1)
-  WIDE_WORD(log2)
-  WIDE_WORD(log10)
   WIDE_WORD(erfc)
   WIDE_WORD(erfinv)
   WIDE_WORD(lgamma)
   WIDE_WORD(digamma)
   WIDE_WORD(trigamma)
   WIDE_WORD(cbrt)
-  static DEVICE f64 log1p(f64 x) { return ln_1p_f64(x); }
   static DEVICE f64 atan2(f64 y, f64 x) { return atan2_f64(y, x); }
   static DEVICE f64 pow_abs(f64 a, f64 y) { return pow_abs_f64(a, y); }
   WORD_2(fmod, fmod_)

@@ -19,15 +19,15 @@ use crate::tensor::Shape;
 /// Missing: a second derivative; asking for it returns an error.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionBiasGrad {
-    /// As in [`Attention`](super::Attention).
+    /// The factor of the products, that of the forward call.
     pub scale: Bits,
-    /// As in [`Attention`](super::Attention).
+    /// The probability with which the forward call drops a probability.
     pub p: Bits,
-    /// As in [`Attention`](super::Attention).
+    /// The position of query 0 in the forward call.
     pub q_offset: Option<usize>,
     /// The draw of the forward call, from which the dropout mask is computed again.
     pub draw: Unkeyed<Draw>,
-    /// As in [`Attention`](super::Attention).
+    /// The forward call's treatment of the scores.
     pub rule: ScoreRule,
 }
 
@@ -40,15 +40,15 @@ pub struct AttentionBiasGrad {
 /// Missing: a second derivative; asking for it returns an error.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionGrad {
-    /// As in [`Attention`](super::Attention).
+    /// The factor of the products, that of the forward call.
     pub scale: Bits,
-    /// As in [`Attention`](super::Attention).
+    /// The probability with which the forward call drops a probability.
     pub p: Bits,
-    /// As in [`Attention`](super::Attention).
+    /// The position of query 0 in the forward call.
     pub q_offset: Option<usize>,
     /// The draw of the forward call, from which the dropout mask is computed again.
     pub draw: Unkeyed<Draw>,
-    /// As in [`Attention`](super::Attention).
+    /// The forward call's treatment of the scores.
     pub rule: ScoreRule,
 }
 
@@ -76,7 +76,7 @@ impl Default for CrossEntropyTerms {
 /// Missing: a second derivative; asking for it returns an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CrossEntropyGrad {
-    /// As in [`CrossEntropy`](super::CrossEntropy).
+    /// The forward call's ignored rows and factors.
     pub terms: CrossEntropyTerms,
 }
 

@@ -97,20 +97,19 @@
 //! - **[`Op::eval`]** must give an element the same bits on every rank that could compute it. Compute from global
 //!   indices ([`Window::start`]), never from the number of ranks; add elements in the order of the reduction tree
 //!   ([`tensor::cpu::reduce`](crate::tensor::cpu::reduce)).
-//! - **[`Op::vjp`]** runs on shapes, once per plan, or once per call if the operator has an [`Unkeyed`] attribute. The program that it writes runs on every mesh and device.
+//! - **[`Op::vjp`]** runs on shapes, once per plan, or once per call if the operator has an [`Unkeyed`] attribute. The
+//!   program that it writes runs on every mesh and device.
 //!
 //! An optimizer is an operator as well: see [`Batched`], [`each_chunk`] and `examples/07_own_optimizer.rs`. An operator
 //! that computes each element by itself can implement [`Pointwise`] instead, which derives the rows.
 //!
 //! # How the built-in operators are filed
 //!
-//! An operator that is a formula of elements is a row of a table (`pointwise/table`), an operator that moves
-//! elements is a file, and an operator with kernels of its own is a folder: `mod.rs` and `grad.rs` hold the records of
-//! the operator and of its derivative, `cpu.rs` and `cuda.rs` the kernels. The modules [`cpu`] and [`cuda`] export
-//! kernels that can be called directly. [`catalog`] lists [samples](Sample) of every operator, which the tests run
-//! under all placements.
-//!
-//! The [glossary](crate::glossary) defines the words used here.
+//! Each family is a folder: `pointwise`, `shape`, `index`, `order`, `reduce`, `moe` and so on. An operator that is a
+//! formula of elements is a row of a table (`pointwise/table`); any other one is a file that holds its record, or a
+//! folder if its kernels are large. The kernels of a family stand in its `cpu.rs` and `cuda.rs`; the modules [`cpu`] and
+//! [`cuda`] export those that can be called directly. [`catalog`] lists [samples](Sample) of every operator, which the
+//! tests run under all placements.
 
 mod attention;
 mod attributes;

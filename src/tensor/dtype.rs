@@ -173,17 +173,18 @@ element! {
     bool, Bool, |x| f64::from(u8::from(x)), |x| x != 0.0;
 }
 
-/// Rounds `x` to odd: an `x` between two neighbouring f32 becomes the one with the odd significand. Rounding the result
-/// to f16 or bf16 gives the same value as rounding `x` once, on every CPU. (`half`'s conversions from f64 round through
-/// f32 if the CPU has f16 instructions, and drop the lower 32 bits otherwise.)
+/// Rounds `x` to odd at 14 significant bits: if it has more, the last one is set. Rounding the result to f16 or bf16
+/// gives the same value as rounding `x` once, on every CPU, since both have at most 12 bits including the one that
+/// decides. (`half`'s conversions from f64 round through f32 if the CPU has f16 instructions, and drop the lower 32 bits
+/// otherwise.)
 #[inline(always)]
 pub(super) fn odd_f32(x: f64) -> f32 {
-    let y = x as f32;
-    let bits = y.to_bits();
-    let toward_zero = f64::from(y).abs() > x.abs();
-    let other = if toward_zero { bits.wrapping_sub(1) } else { bits.wrapping_add(1) };
-    let keep = f64::from(y) == x || bits & 1 == 1;
-    f32::from_bits(if keep { bits } else { other })
+    const REST: u64 = (1 << 39) - 1;
+    let bits = x.to_bits();
+    // A rest that is not 0 carries into the last bit.
+    let inexact = ((bits & REST) + REST) & (REST + 1);
+    // All numbers that bf16 does not round to 0 are f32 now, subnormals included.
+    f64::from_bits((bits | inexact) & !REST) as f32
 }
 
 /// A floating-point element, with the type in which its arithmetic is done: f16 and bf16 compute in f32 and round once.

@@ -222,6 +222,38 @@ fn rows_of_a_prefix_equal_the_rows_of_the_whole_by_bits() {
     assert!(all.iter().all(|x| f32_bits(x).iter().all(|&bits| bits != 0x8000_0000)), "no -0");
 }
 
+/// The lemma of `docs/exactness.md` in every dtype, with grouped heads and windows, at lengths around blocks of 32 keys.
+#[test]
+fn rows_of_a_prefix_in_every_dtype_with_grouped_heads_and_windows() {
+    let whole = 131;
+    let windows = [
+        ScoreRule::CAUSAL,
+        ScoreRule { before: Some(40), ..ScoreRule::CAUSAL },
+        ScoreRule { before: Some(3), soft_cap: Some(Bits(0.7)), ..ScoreRule::CAUSAL },
+    ];
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+        let of = |heads, seed| cast(&noise([2, heads, whole, 3], seed), dtype).unwrap();
+        let ins = [of(4, 1), of(2, 2), of(2, 3), of(4, 4)];
+        for rule in windows {
+            let call = CpuAttention { rule, ..CpuAttention::causal("attention", 0, 0.3) };
+            let run = |[q, k, v, grad]: [&Tensor; 4]| {
+                let (o, lse) = call.forward(q, k, v).unwrap();
+                let [dq, ..] = call.backward([q, k, v], (&o, &lse), grad).unwrap();
+                [o, lse, dq]
+            };
+            let bits = |x: &Tensor| x.to_f64_vec().into_iter().map(f64::to_bits).collect::<Vec<_>>();
+            let all = run(ins.each_ref());
+            for len in [1, 2, 31, 32, 33, 63, 64, 65, 96, 97, 128, 130] {
+                let cut = |x: &Tensor| x.narrow(2, 0, len).unwrap();
+                let part = run(ins.each_ref().map(cut).each_ref());
+                for (part, all) in part.iter().zip(&all) {
+                    assert_eq!(bits(part), bits(&cut(all)), "{len} of {whole}, {dtype}, {rule:?}");
+                }
+            }
+        }
+    }
+}
+
 /// A key or query that is left out is not multiplied: it may be an infinity or a NaN.
 #[test]
 fn masked_keys_change_nothing() {

@@ -345,7 +345,7 @@ fn losses_are_pytorchs_on_every_mesh() {
     }
 }
 
-/// PyTorch's `cosine_embedding_loss` over a sharded dim of 4 ranks is wrong without a word.
+/// PyTorch's `cosine_embedding_loss` over a sharded dim of 4 ranks is silently wrong.
 #[test]
 fn cosine_embedding_loss_over_a_sharded_dim() {
     let loss = |mesh: &'static str, layout: &'static str| {
@@ -396,7 +396,7 @@ fn cosines_of_extreme_vectors() {
         (DType::F32, 1e30, 6e-8),
         (DType::F32, 1e-30, 6e-8),
         (DType::F16, 1e4, 3e-4),
-        (DType::BF16, 1e38, 2e-3),
+        (DType::BF16, 1e37, 2e-3),
     ] {
         let (got, loss) = cosine(dtype, [3.0 * scale, 4.0 * scale], [4.0, 3.0], 0.0);
         assert!((got - 0.96).abs() <= close, "{dtype} {scale:e}: {got}");

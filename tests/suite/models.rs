@@ -111,7 +111,7 @@ fn experts_stay_on_their_ranks() {
         moe.forward(&Forward::eval(&params), &x)?;
         Ok(mesh.received_bytes() - before)
     };
-    // There and back: the rows that one batch entry has for two experts, four each, of 4-byte elements.
+    // The rows that one batch entry has for two experts, four each, of 4-byte elements, are sent and come back.
     let rows = 2 * (2 * 4 * WIDTH as u64 * 4);
     assert_eq!(spmd(2, run).unwrap(), [rows; 2]);
 }

@@ -236,3 +236,20 @@ fn indices_and_logic_follow_their_rules() {
     assert_eq!(gradient(&[0.0, 2.0, 0.0], |x| x.prod(&[0], false)), [0.0; 3]);
     assert_eq!(gradient(&[5.0, 2.0, 0.0], |x| x.prod(&[0], false)), [0.0, 0.0, 10.0]);
 }
+
+/// Bools have no `Partial` layout, so `any` and `all` over a sharded dim moved all elements.
+#[test]
+fn any_and_all_of_a_sharded_dim_reduce_bytes() {
+    let run = |rank: Rank| {
+        let mesh = DeviceMesh::parse(&rank, "a=2")?;
+        let x = DTensor::distribute(&mesh, &tensor(DType::F32, &[1.0; 64], &[64].into()), "(S0)".parse()?)?;
+        let before = mesh.received_bytes();
+        let results = [x.all(&[0], false)?, x.any(&[-1], true)?];
+        assert!(mesh.received_bytes() - before <= 2);
+        for y in results {
+            assert_eq!(y.full_tensor()?.to_f64_vec(), [1.0]);
+        }
+        Ok(())
+    };
+    spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+}

@@ -9,7 +9,8 @@ use crate::rng::Draw;
 impl DTensor {
     /// Applies causal attention to queries, keys and values `[batch, heads, time, width]`:
     /// `softmax(scale * q k^T) v`; each query sees the keys up to its own time. Keys and values may have fewer
-    /// heads (grouped queries). Communicates nothing if batch or heads are sharded.
+    /// heads (grouped queries). Communicates nothing if batch or heads are sharded, or the queries' time alone; keys and
+    /// values that are sharded along time are gathered.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

@@ -33,7 +33,9 @@ impl DTensor {
     }
 
     /// Returns the elements along `dim` that `index` (i64) names. `index` has the result's shape; its extents of the
-    /// other dims are those of this tensor.
+    /// other dims are those of this tensor. Communicates nothing if both are sharded along one other dim, or if one is
+    /// sharded along `dim` and the other is replicated. If this tensor is sharded along `dim`, each rank reads the
+    /// elements that it stores and the result is `Partial`; the tensor is not gathered.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -55,7 +57,8 @@ impl DTensor {
 
     /// Returns zeros with extent `extent` along `dim`, with each of these elements added at the index that `index`
     /// (i64) names. It is the transpose of [`DTensor::gather`] and computes its gradient. Sums of i64 and i32 keep the
-    /// dtype and wrap, as PyTorch's do.
+    /// dtype and wrap, as PyTorch's do. Communicates nothing if both are sharded along one dim; if that is `dim`, the
+    /// result is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -79,7 +82,9 @@ impl DTensor {
     /// `index[.., k, ..]` (i64). If several have one destination, the one with the largest `k` stays, on every mesh and
     /// device. `index` and `src` have one shape; its extents of the other dims are those of this tensor.
     ///
-    /// The gradient of an element that was overwritten is 0.
+    /// The gradient of an element that was overwritten is 0. Communicates nothing if all three are sharded along one
+    /// other dim, or if this tensor is sharded along `dim` and the other two are replicated: each rank writes to what
+    /// it stores.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -107,7 +112,10 @@ impl DTensor {
     /// sum, maximum or minimum. Shapes are those of [`DTensor::scatter`].
     ///
     /// The elements of `src` with one destination are added along the reduction tree, and their sum is added to this
-    /// tensor's element. Sums of integers wrap. Equal extremes share the gradient equally.
+    /// tensor's element. Sums of integers wrap. Equal extremes share the gradient equally. Communicates as
+    /// [`DTensor::scatter`] does, but `index` and `src` that are sharded along `dim` are not gathered: a maximum or minimum
+    /// with a replicated tensor is `Partial`, and sums are reduced over ranks, one number per element of this tensor,
+    /// before they are added.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::{ReduceOp, Tensor}};
@@ -146,7 +154,8 @@ impl DTensor {
         DTensor::apply_one(&Scatter { dim: at, rule }, &[self, index, src])
     }
 
-    /// Returns the indices of `dim` that `index` (i64, one dim) names, in its order: `y[.., k, ..] = x[.., index[k], ..]`.
+    /// Returns the indices of `dim` that `index` (i64, one dim) names, in its order:
+    /// `y[.., k, ..] = x[.., index[k], ..]`. Communicates as [`DTensor::gather`] does: nothing if `index` is replicated.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -168,8 +177,10 @@ impl DTensor {
         DTensor::apply_one(&Gather { dim: at }, &[self, &index])
     }
 
-    /// Returns this tensor with each index `k` of `dim` of `src` added at index `index[k]` (i64, one dim). Rows with one
-    /// destination are added along the reduction tree, and their sum is added to this tensor. Sums of integers wrap.
+    /// Returns this tensor with each index `k` of `dim` of `src` added at index `index[k]` (i64, one dim). Rows with
+    /// one destination are added along the reduction tree, and their sum is added to this tensor. Sums of integers wrap.
+    /// Communicates as the sum of [`DTensor::scatter_reduce`] does: nothing if `index` is replicated and both tensors are
+    /// sharded along one other dim.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -193,8 +204,8 @@ impl DTensor {
         self.add_sums("index_add", &ScatterAdd { dim: at, extent }, &index, src)
     }
 
-    /// Returns this tensor with each index `k` of `dim` of `src` written to index `index[k]` (i64, one dim). The largest
-    /// `k` of several with one destination stays.
+    /// Returns this tensor with each index `k` of `dim` of `src` written to index `index[k]` (i64, one dim). The
+    /// largest `k` of several with one destination stays. Communicates as [`DTensor::scatter`] does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -281,6 +292,7 @@ impl DTensor {
 
     /// Returns the elements along `dim` that `index` (i64) names, as [`DTensor::gather`] does, after broadcasting the
     /// other dims of both: [`DTensor::argsort`]'s result, for example, puts a tensor in order.
+    /// Communicates as `gather` does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

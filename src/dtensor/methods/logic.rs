@@ -209,8 +209,8 @@ impl DTensor {
         self.cast(DType::Bool)?.bitwise_not()
     }
 
-    /// Returns, per element, true if it is NaN. Integers never are. A partial maximum or minimum stays partial: its
-    /// result is `Partial(max)`, which means "any".
+    /// Returns, per element, true if it is NaN. Integers never are. Communicates nothing unless this tensor is
+    /// `Partial`; then it is reduced first, since bools have no `Partial` layout.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -233,6 +233,7 @@ impl DTensor {
     }
 
     /// Returns, per element, true if it is an infinity of either sign. Integers never are.
+    /// Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -255,6 +256,7 @@ impl DTensor {
     }
 
     /// Returns, per element, true if it is neither NaN nor infinite. Integers always are.
+    /// Communicates nothing unless this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

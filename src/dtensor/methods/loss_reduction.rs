@@ -11,18 +11,18 @@ use crate::error::Result;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LossReduction {
-    /// No reduction: the result has one loss per element, or per row.
+    /// No reduction: the result has one loss per element, or per row. Communicates nothing.
     None,
     /// The sum divided by the global number of losses, or by their global weight if the loss has weights. A mean over
-    /// nothing is NaN.
+    /// nothing is NaN. Communicates as [`DTensor::mean_all`] does.
     #[default]
     Mean,
-    /// The sum over the global tensor.
+    /// The sum over the global tensor. It is `Partial` if the losses are sharded, and nothing is communicated.
     Sum,
 }
 
 impl LossReduction {
-    /// Reduces losses of equal weight.
+    /// Reduces losses of equal weight. Communicates as the variants say.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};

@@ -27,7 +27,7 @@ impl DTensor {
         DTensor::apply_one(&Softmax { dim: self.shape().dim("softmax", dim)? }, &[self])
     }
 
-    /// Returns the logarithm of [`DTensor::softmax`], computed without overflow. Communicates as it does.
+    /// Returns the logarithm of [`DTensor::softmax`], computed without overflow. Communicates as `softmax` does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

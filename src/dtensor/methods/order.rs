@@ -39,7 +39,7 @@ impl DTensor {
     }
 
     /// Returns the indices (i64) that put the elements along `dim` in order: the second result of [`DTensor::sort`].
-    /// Communicates as it does.
+    /// Communicates as `sort` does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

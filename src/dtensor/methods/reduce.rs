@@ -58,7 +58,9 @@ impl DTensor {
     /// Returns the mean over `dims`: the [sum](DTensor::sum) times the reciprocal of the global number of elements. With
     /// `keep`, the dims stay with extent 1.
     ///
-    /// f16 and bf16 are summed, reduced over ranks and multiplied in f32, and rounded once.
+    /// f16 and bf16 are summed, reduced over ranks and multiplied in f32, and rounded once. If a reduced dim is
+    /// sharded, exact mode reduces the sums over ranks before the division: one number per result and finished node. In
+    /// fast mode the result is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -111,7 +113,8 @@ impl DTensor {
     }
 
     /// Returns the maximum over `dims`; NaN wins. With `keep`, the dims stay with extent 1. The gradient is shared
-    /// evenly among equal maxima. If a reduced dim is sharded, the result is `Partial(max)`.
+    /// evenly among equal maxima. If a reduced dim is sharded, the result is `Partial(max)`,
+    /// and nothing is communicated until it is reduced.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -133,7 +136,8 @@ impl DTensor {
     }
 
     /// Returns the minimum over `dims`; NaN wins. With `keep`, the dims stay with extent 1. The gradient is shared
-    /// evenly among equal minima. If a reduced dim is sharded, the result is `Partial(min)`.
+    /// evenly among equal minima. If a reduced dim is sharded, the result is `Partial(min)`,
+    /// and nothing is communicated until it is reduced.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -155,8 +159,8 @@ impl DTensor {
     /// Returns the first index of the maximum along `dim`, as i64. NaN counts as largest, and zeros of both signs are
     /// equal.
     ///
-    /// Communicates nothing if the ranks hold `dim` whole. If it is sharded it is not gathered: ranks reduce the maximum
-    /// and one index per result.
+    /// Communicates nothing if the ranks hold `dim` whole. If it is sharded it is not gathered: ranks reduce the maximum,
+    /// and the result is `Partial(min)`, one index per result.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -202,7 +206,8 @@ impl DTensor {
 
     /// Returns the maximum along `dim` and its first index (i64). With `keep`, the dim stays with extent 1.
     ///
-    /// The gradient of the maximum is shared evenly among equal maxima, as by [`DTensor::max`].
+    /// The gradient of the maximum is shared evenly among equal maxima, as by [`DTensor::max`]. Communicates as
+    /// [`DTensor::argmax`] does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -225,7 +230,8 @@ impl DTensor {
 
     /// Returns the minimum along `dim` and its first index (i64). With `keep`, the dim stays with extent 1.
     ///
-    /// The gradient of the minimum is shared evenly among equal minima, as by [`DTensor::min`].
+    /// The gradient of the minimum is shared evenly among equal minima, as by [`DTensor::min`]. Communicates as
+    /// [`DTensor::argmin`] does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -281,7 +287,7 @@ impl DTensor {
     }
 
     /// Returns true if a mesh axis shards `dim`.
-    fn cuts(&self, dim: usize) -> bool {
+    pub(super) fn cuts(&self, dim: usize) -> bool {
         self.layout().placements().iter().any(|placement| match placement {
             Placement::Shard(d) => *d == dim,
             Placement::RaggedShard { dims, .. } => dim < *dims,

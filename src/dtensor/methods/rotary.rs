@@ -10,7 +10,8 @@ use crate::tensor::{DType, Shape, Tensor};
 impl DTensor {
     /// Applies rotary position embedding (Su et al., 2021) to vectors `[.., time, width]`: at position
     /// `p = offset + t`, elements `i` and `i + width/2` are rotated as a pair by the angle `p * base^(-2i/width)`.
-    /// `offset` is the number of earlier positions, as when decoding with a cache.
+    /// `offset` is the number of earlier positions, as when decoding with a cache. Communicates nothing unless the last
+    /// dim is sharded or this tensor is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -27,7 +28,7 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses an odd width, and a base that is not positive.
+    /// Refuses an odd width, a base that is not positive, and positions that overflow.
     pub fn rotary(&self, base: f64, offset: usize) -> Result<DTensor> {
         DTensor::apply_one(&Rotary { base: Bits(base), offset, inverse: false }, &[self])
     }

@@ -125,7 +125,8 @@ impl DTensor {
         self.reshape(shape)
     }
 
-    /// Removes a dim of extent 1.
+    /// Removes a dim of extent 1. Communicates nothing unless this dim is sharded: then one rank stores all elements,
+    /// and they are redistributed.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -270,7 +271,7 @@ impl DTensor {
     }
 
     /// Repeats this tensor `times[d]` times along each dim `d`; more numbers than dims add leading dims. (NumPy calls it
-    /// `tile`.) A dim that is repeated is whole on each rank.
+    /// `tile`.) A sharded dim that is repeated is gathered; other shards stay.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

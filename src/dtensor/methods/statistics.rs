@@ -38,8 +38,8 @@ impl DTensor {
         self.variance(&dims, correction)?.finish(self.dtype(), &dims, keep)
     }
 
-    /// Returns the standard deviation over `dims`: the square root of [`DTensor::var`]. Its gradient is 0 if all elements
-    /// are equal.
+    /// Returns the standard deviation over `dims`: the square root of [`DTensor::var`]. Its gradient is 0 if all
+    /// elements are equal. Communicates as `var` does.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -65,7 +65,7 @@ impl DTensor {
     /// dims stay with extent 1.
     ///
     /// If a reduced dim is sharded, ranks reduce one maximum and one sum per result. The result is -inf if all elements
-    /// are -inf, and inf if one is inf.
+    /// are -inf, and inf if one is inf; gradients are NaN there, as in PyTorch.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -106,10 +106,12 @@ impl DTensor {
     /// largest magnitude for infinity and the smallest for negative infinity. With `keep`, the dims stay with extent 1.
     ///
     /// f32, f16 and bf16 are computed in f64 for `p` from 1 to 6. f64 and other orders are first scaled by a power of two of
-    /// the largest magnitude, or of the smallest for a negative `p`, so that no power overflows or underflows (one more
-    /// maximum or minimum is reduced over ranks); beyond 512 and -512 they are divided by it. A negative order gives 0 if
-    /// an element is 0, as its limit. The gradient is 0 if `x` is 0, and at a norm of 0. It is shared evenly among equal
-    /// extremes.
+    /// the largest magnitude, or of the smallest for a negative `p`, so that no power overflows or underflows; beyond 512
+    /// and -512 they are divided by it. A negative order gives 0 if an element is 0, as its limit. The gradient is 0 if `x`
+    /// is 0, and at a norm of 0. It is shared evenly among equal extremes.
+    ///
+    /// If a reduced dim is sharded, ranks reduce one number per result, and one maximum or minimum more if elements are
+    /// scaled.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -187,7 +189,7 @@ impl DTensor {
     }
 
     /// Returns true if any element over `dims` is not 0. With `keep`, the dims stay with extent 1. NaN counts as not 0;
-    /// over no elements the result is false. If a reduced dim is sharded, the result is `Partial(max)`.
+    /// over no elements the result is false. If a reduced dim is sharded, ranks reduce one byte per result.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -207,7 +209,7 @@ impl DTensor {
     }
 
     /// Returns true if all elements over `dims` are not 0. With `keep`, the dims stay with extent 1. NaN counts as not
-    /// 0; over no elements the result is true. If a reduced dim is sharded, the result is `Partial(min)`.
+    /// 0; over no elements the result is true. If a reduced dim is sharded, ranks reduce one byte per result.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -227,7 +229,8 @@ impl DTensor {
     }
 
     /// Returns the number of elements over `dims` that are not 0, as i64. With `keep`, the dims stay with extent 1. NaN
-    /// counts as not 0. If a reduced dim is sharded, the result is `Partial(sum)`.
+    /// counts as not 0. If a reduced dim is sharded, the result is `Partial(sum)`, and nothing is
+    /// communicated until it is reduced.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -313,10 +316,11 @@ impl DTensor {
                 DTensor::apply_one(&Sum { dims, keep }, &[&bools])?.reduce_partial()?.cast(DType::Bool)?;
             return none.full_like(all);
         }
-        match all {
-            true => bools.min(list, keep),
-            false => bools.max(list, keep),
-        }
+        // Bools have no `Partial` layout, so the ranks reduce bytes.
+        let sharded = dims.iter().any(|&d| bools.cuts(d));
+        let x = if sharded { bools.cast(DType::U8)? } else { bools };
+        let extreme = if all { x.min(list, keep)? } else { x.max(list, keep)? };
+        if sharded { extreme.cast(DType::Bool) } else { Ok(extreme) }
     }
 
     fn expect_reducible(&self, verb: &str, dims: &[usize]) -> Result<()> {

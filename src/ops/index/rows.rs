@@ -27,7 +27,7 @@ pub(in crate::ops) fn slot_places(verb: &str, slot: &[i64], slots: HeldRange) ->
     slot.iter().map(place).collect()
 }
 
-/// Refuses equal slots of one batch entry, each of which has `each` rows, and slots that are out of the range of `n`.
+/// Refuses equal slots of one batch entry, and slots that are out of the range of `n`. A batch entry has `each` rows.
 ///
 /// # Errors
 /// Returns an error that begins with `verb` if there are such.

@@ -49,7 +49,7 @@ pub(in crate::ops) fn write_rows(
     Ok(y)
 }
 
-/// Launches a kernel that records slots out of the range of `n`, and equal slots of one batch entry, each of which has
+/// Launches a kernel that records slots out of the range of `n`, and equal slots of one batch entry. A batch entry has
 /// `each` rows.
 ///
 /// # Errors

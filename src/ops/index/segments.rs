@@ -1,7 +1,7 @@
 //! Sums of rows by destination, used by `embedding_grad` and `scatter_add`.
 
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Float, LEAF, SplitRule};
+use crate::tensor::{DType, Float, LEAF, SplitRule, cpu};
 
 use crate::ops::Meta;
 
@@ -40,17 +40,15 @@ pub(in crate::ops) struct SumsByRow<'a, T: Float> {
     sums: Vec<(T::Acc, u32)>,
     /// The path of every position; empty until a sum of three rows needs it.
     paths: Vec<u64>,
-    /// The sums that wait for their right half, with the level of the node that joins them, and after them the current
-    /// sum.
-    rows: Vec<Vec<T::Acc>>,
-    levels: Vec<u32>,
+    /// The unfinished sums of a [`LongRun`].
+    strips: Vec<[T::Acc; STRIP]>,
 }
 
 impl<'a, T: Float> SumsByRow<'a, T> {
     pub fn new(extents: &'a [usize], width: usize) -> SumsByRow<'a, T> {
         let (order, ends, paths) = (Vec::new(), Vec::new(), Vec::new());
-        let (sums, rows, levels) = (Vec::new(), Vec::new(), Vec::new());
-        SumsByRow { extents, width, order, ends, sums, paths, rows, levels }
+        let (sums, strips) = (Vec::new(), Vec::new());
+        SumsByRow { extents, width, order, ends, sums, paths, strips }
     }
 
     /// Adds row `p` of `src` to row `index[p] - start` of `out` for each `p`, and skips rows that `out` does not have.
@@ -159,42 +157,73 @@ impl<'a, T: Float> SumsByRow<'a, T> {
         }
     }
 
-    /// The deeper of two neighbouring nodes is added first, so at most one sum per level waits for its right half.
     fn long_run(&mut self, positions: &[u32], src: &[T], out: &mut [T]) {
         if self.paths.is_empty() {
             self.paths = tree_paths(self.extents);
         }
-        let mut waiting = 0;
-        self.levels.clear();
-        for (k, &p) in positions.iter().enumerate() {
-            if k > 0 {
-                let level = (self.paths[positions[k - 1] as usize] ^ self.paths[p as usize]).ilog2();
-                while self.levels.last().is_some_and(|&l| l < level) {
-                    self.join(waiting);
-                    waiting -= 1;
-                }
-                self.levels.push(level);
-                waiting += 1;
-            }
-            if self.rows.len() == waiting {
-                self.rows.push(vec![T::Acc::default(); self.width]);
-            }
-            let src = &src[p as usize * self.width..][..self.width];
-            self.rows[waiting].iter_mut().zip(src).for_each(|(row, x)| *row = x.widen());
-        }
-        while waiting > 0 {
-            self.join(waiting);
-            waiting -= 1;
-        }
-        let zero = T::Acc::default();
-        out.iter_mut().zip(&self.rows[0]).for_each(|(o, &x)| *o = T::narrow(zero + x));
+        let (paths, strips) = (&self.paths, &mut self.strips);
+        cpu::dispatch(LongRun { positions, paths, src, out, strips });
     }
+}
 
-    /// Adds the current sum to the last one that waits.
-    fn join(&mut self, waiting: usize) {
-        let (left, right) = self.rows.split_at_mut(waiting);
-        left[waiting - 1].iter_mut().zip(&right[0]).for_each(|(a, &b)| *a = *a + b);
-        self.levels.pop();
+/// The number of columns that [`LongRun`] adds at a time, so that unfinished sums stay in the nearest cache.
+const STRIP: usize = 128;
+
+/// Writes the sum of the rows of `src` at ascending `positions` to `out`, strip by strip.
+///
+/// The deeper of two neighbouring nodes is added first, so at most one sum per level waits for its right half.
+struct LongRun<'a, T: Float> {
+    positions: &'a [u32],
+    paths: &'a [u64],
+    src: &'a [T],
+    out: &'a mut [T],
+    /// The sums that wait, of higher nodes first, and after them the current sum.
+    strips: &'a mut Vec<[T::Acc; STRIP]>,
+}
+
+impl<T: Float> cpu::Kernel for LongRun<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let LongRun { positions, paths, src, out, strips } = self;
+        let (zero, width) = (T::Acc::default(), out.len());
+        let level = |k: usize| match positions.get(k) {
+            Some(&p) => (paths[positions[k - 1] as usize] ^ paths[p as usize]).ilog2(),
+            None => u64::BITS,
+        };
+        // One strip per level of the tree suffices.
+        strips.resize(u64::BITS as usize + 1, [zero; STRIP]);
+        for first in (0..width).step_by(STRIP) {
+            let n = STRIP.min(width - first);
+            let row = |k: usize| &src[positions[k] as usize * width + first..][..n];
+            // The bits of `waiting` name the levels of the nodes that join the sums that wait; `at` counts these.
+            let (mut waiting, mut at, mut next) = (0u64, 0, level(1));
+            strips[0].iter_mut().zip(row(0)).for_each(|(sum, x)| *sum = x.widen());
+            for k in 1..positions.len() {
+                let here = std::mem::replace(&mut next, level(k + 1));
+                while waiting & ((1 << here) - 1) != 0 {
+                    let (left, right) = strips.split_at_mut(at);
+                    left[at - 1][..n].iter_mut().zip(&right[0]).for_each(|(a, &b)| *a = *a + b);
+                    waiting &= waiting - 1;
+                    at -= 1;
+                }
+                if here < next {
+                    // The row's node is the lowest that is open, so the row is added at once.
+                    strips[at].iter_mut().zip(row(k)).for_each(|(sum, x)| *sum = *sum + x.widen());
+                } else {
+                    waiting |= 1 << here;
+                    at += 1;
+                    strips[at].iter_mut().zip(row(k)).for_each(|(sum, x)| *sum = x.widen());
+                }
+            }
+            while at > 0 {
+                let (left, right) = strips.split_at_mut(at);
+                left[at - 1][..n].iter_mut().zip(&right[0]).for_each(|(a, &b)| *a = *a + b);
+                at -= 1;
+            }
+            let out = out[first..first + n].iter_mut();
+            out.zip(&strips[0]).for_each(|(out, &sum)| *out = T::narrow(zero + sum));
+        }
     }
 }
 

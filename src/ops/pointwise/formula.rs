@@ -156,6 +156,27 @@ macro_rules! function {
             pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::wide::<$Type, { arity!($($x),+) }>();
         }
     };
+    (@loops $Type:ident rare_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
+        impl Function<{ arity!($($x),+) }> for $Type {
+            #[inline(always)]
+            fn at<A: Real>([$($s,)* ..]: Constants, [$($x),+]: [A; arity!($($x),+)]) -> A {
+                use crate::ops::pointwise::words::near::*;
+                $(let $v = $e;)*
+                $value
+            }
+            fn at_rare<A: Real>([$($s,)* ..]: Constants, [$($x),+]: [A; arity!($($x),+)]) -> A {
+                use crate::ops::pointwise::words::far::*;
+                $(let $v = $e;)*
+                $value
+            }
+        }
+
+        impl $Type {
+            /// The formula's loops.
+            pub(in crate::ops::pointwise) const LOOPS: Loops =
+                Loops::floats_with_rare::<$Type, { arity!($($x),+) }>();
+        }
+    };
     (@loops $Type:ident far_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         impl WideFunction<{ arity!($($x),+) }> for $Type {
             #[inline(always)]
@@ -218,6 +239,9 @@ macro_rules! function {
         "EACH_FLOAT"
     };
     (@each wide_floats) => {
+        "EACH_FLOAT"
+    };
+    (@each rare_floats) => {
         "EACH_FLOAT"
     };
     (@each far_floats) => {

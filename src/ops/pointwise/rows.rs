@@ -51,6 +51,15 @@ pub(super) fn add_scalar_rows(ins: &[Meta], by: f64) -> Vec<Row> {
     [ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(AxisPlacement::P(op), 1)).to_vec()
 }
 
+/// Returns the rows of softshrink, which never decreases. An infinite or NaN `lambda` has none, because infinities
+/// become NaN.
+pub(super) fn softshrink_rows(lambda: f64) -> Vec<Row> {
+    if lambda.is_nan() || lambda.abs() > f64::from(f32::MAX) {
+        return vec![];
+    }
+    [ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(AxisPlacement::P(op), 1)).to_vec()
+}
+
 /// Returns the rows of an operator that selects the first operand or 0 by the second, which is replicated. Each rank
 /// may select from its partial operand.
 ///

@@ -1,6 +1,6 @@
 //! Derivatives of activation functions that are long, as expressions.
 
-use super::functions::{C, DENSITY, V};
+use super::functions::{C, DENSITY, PI, V};
 use super::gradient_expr::GradientExpr;
 
 /// Returns `d · φ(x) (2 - x²)`, with `φ` the normal density: the derivative of gelu's slope.
@@ -26,6 +26,13 @@ pub(super) fn silu_curvature<'t>(
 ) -> GradientExpr<'t> {
     let s = x.sigmoid();
     (((s * -2.0 + 1.0) * x + 2.0) * dy * d).sigmoid_grad(s)
+}
+
+/// Returns `-d (π² sinc x + 2 sinc'(x) / x)`: the derivative of sinc's slope. At 0 the quotient is that of a number
+/// near 0.
+pub(super) fn sinc_curvature<'t>(d: GradientExpr<'t>, x: GradientExpr<'t>) -> GradientExpr<'t> {
+    let at = x + x.equals(x.zero()).mask(true, x.zero() + 1e-5);
+    -(d.sinc_grad(at) / at * 2.0 + d * x.sinc() * (PI * PI))
 }
 
 /// Returns `t + x · sigmoid(x) (1 - t²)` with `t = tanh(ln(1 + e^x))`: the slope of mish.

@@ -5,7 +5,7 @@
 
 pub use crate::tensor::cpu::is_nan;
 use crate::tensor::cpu::{BitNum, Num, Real};
-use crate::tensor::math::{erfc, exponential, hyperbolic, inverse_trig, logarithm, power};
+use crate::tensor::math::{erfc, hyperbolic, inverse_trig, power};
 
 /// Rounds a constant to the element type.
 #[inline(always)]
@@ -60,6 +60,18 @@ words! { Real:
     erf(x) = Real::erf;
     /// `1 / (1 + e^-x)`.
     sigmoid(x) = Real::sigmoid;
+    /// 2 to the power of `x`.
+    exp2(x) = Real::exp2;
+    /// `e^x - 1`.
+    expm1(x) = Real::expm1;
+    /// `ln(1 + x)`.
+    log1p(x) = Real::ln_1p;
+    /// The logarithm to base 2.
+    log2(x) = Real::log2;
+    /// The logarithm to base 10.
+    log10(x) = Real::log10;
+    /// The inverse hyperbolic tangent.
+    atanh(x) = Real::atanh;
     /// The square root.
     sqrt(x) = Real::sqrt;
     /// `1 / x`.
@@ -142,18 +154,6 @@ wide_words! {
     asinh(x) = hyperbolic::asinh_f64;
     /// The inverse hyperbolic cosine.
     acosh(x) = hyperbolic::acosh_f64;
-    /// The inverse hyperbolic tangent.
-    atanh(x) = hyperbolic::atanh_f64;
-    /// 2 to the power of `x`.
-    exp2(x) = exponential::exp2_f64;
-    /// `e^x - 1`.
-    expm1(x) = exponential::expm1_f64;
-    /// `ln(1 + x)`.
-    log1p(x) = logarithm::ln_1p_f64;
-    /// The logarithm to base 2.
-    log2(x) = logarithm::log2_f64;
-    /// The logarithm to base 10.
-    log10(x) = logarithm::log10_f64;
     /// `1 - erf x`.
     erfc(x) = erfc::erfc_f64;
     /// The inverse error function.
@@ -166,15 +166,19 @@ wide_words! {
 
 /// Functions without branches, which return NaN at rare arguments.
 pub mod near {
-    use crate::tensor::math::{circular, gamma};
+    use crate::tensor::cpu::Real;
+    use crate::tensor::math::gamma;
+
+    words! { Real:
+        /// The sine.
+        sin(x) = Real::sin_near;
+        /// The cosine.
+        cos(x) = Real::cos_near;
+        /// The tangent.
+        tan(x) = Real::tan_near;
+    }
 
     wide_words! {
-        /// The sine.
-        sin(x) = circular::sin_near_f64;
-        /// The cosine.
-        cos(x) = circular::cos_near_f64;
-        /// The tangent.
-        tan(x) = circular::tan_near_f64;
         /// The logarithm of the gamma function.
         lgamma(x) = gamma::lgamma_near_f64;
         /// The derivative of `lgamma`.
@@ -186,15 +190,19 @@ pub mod near {
 
 /// The functions of [`near`] for all arguments.
 pub mod far {
-    use crate::tensor::math::{circular, gamma};
+    use crate::tensor::cpu::Real;
+    use crate::tensor::math::gamma;
+
+    words! { Real:
+        /// The sine.
+        sin(x) = Real::sin;
+        /// The cosine.
+        cos(x) = Real::cos;
+        /// The tangent.
+        tan(x) = Real::tan;
+    }
 
     wide_words! {
-        /// The sine.
-        sin(x) = circular::sin_f64;
-        /// The cosine.
-        cos(x) = circular::cos_f64;
-        /// The tangent.
-        tan(x) = circular::tan_f64;
         /// The logarithm of the gamma function.
         lgamma(x) = gamma::lgamma_f64;
         /// The derivative of `lgamma`.

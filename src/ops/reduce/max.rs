@@ -6,12 +6,11 @@ use smallvec::smallvec;
 
 use super::{DimReduction, kept_shape};
 use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
     BitwiseOr, Cast, Compare, CompareKind, Div, Expand, FloatTest, FloatTestKind, Input, Mask, MeshAxis,
     Meta, Metas, Op, Reshape, Row, Sample, Sum, Tensors, Vjp, Windows, Work, arity,
 };
-use crate::tensor::{Dims, ReduceOp, Tensor, cpu, cuda};
+use crate::tensor::{DType, Dims, ReduceOp, Tensor, cpu, cuda};
 
 /// The maximum over dims; see [`MaxOrMin`]. Applied by [`DTensor::max`](crate::dtensor::DTensor::max).
 ///
@@ -96,7 +95,7 @@ impl<const LARGEST: bool> Op for MaxOrMin<LARGEST> {
         let nan = g.apply(FloatTest { kind: FloatTestKind::Nan }, &[x])?;
         let chosen = g.apply(BitwiseOr, &[equal, nan])?;
         // f16 and bf16 cannot count as many equal elements as there may be.
-        let wide = accumulator(dtype);
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let ones = g.apply(Cast { dtype: wide }, &[chosen])?;
         let count = g.apply(Sum { dims, keep: true }, &[ones])?;
         if dtype != wide {

@@ -1,5 +1,5 @@
-//! Reductions over dims: `sum`, `max`, `min`, `prod`, `argmax`, `first_index`, and sums of terms, of which variances and
-//! norms are composed.
+//! Reductions over dims: `sum`, `max`, `min`, `prod`, `argmax`, `first_index`, and the sums of terms that
+//! variances and norms are composed of.
 //!
 //! The loops of `sum`, `max` and `min` are [`tensor::cpu::reduce`](crate::tensor::cpu::reduce) and its CUDA counterpart.
 //! `cpu` and `cuda` hold the kernels of `argmax` and `first_index`; `prod` and `terms` have their own.

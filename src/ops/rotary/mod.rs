@@ -60,6 +60,9 @@ impl Op for Rotary {
         if !(self.base.0 > 0.0 && self.base.0.is_finite()) {
             return refused("the base is not a positive number", self.base.0.to_string());
         }
+        if self.offset.checked_add(x.shape[x.shape.len() - 2]).is_none() {
+            return refused("the positions overflow", format!("offset {} for {x}", self.offset));
+        }
         Ok(smallvec![x.clone()])
     }
 

@@ -29,8 +29,13 @@ pub type Constants = [f64; 2];
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub trait Function<const N: usize>: 'static {
-    /// Returns the value.
+    /// Returns the value. In loops of [`Loops::floats_with_rare`] it may be NaN if only [`Function::at_rare`] computes it.
     fn at<A: Real>(s: Constants, x: [A; N]) -> A;
+
+    /// Returns the value anywhere. It may branch.
+    fn at_rare<A: Real>(s: Constants, x: [A; N]) -> A {
+        Self::at(s, x)
+    }
 }
 
 /// A formula in `N` variables, floats or integers, and up to two constants `s`.
@@ -256,7 +261,7 @@ pub(super) trait ElementFn<A, O, const N: usize> {
 }
 
 /// A [`Function`] with its constants.
-struct FloatFormula<F>(Constants, PhantomData<F>);
+pub(super) struct FloatFormula<F>(Constants, PhantomData<F>);
 
 impl<F: Function<N>, A: Real, const N: usize> ElementFn<A, A, N> for FloatFormula<F> {
     #[inline(always)]

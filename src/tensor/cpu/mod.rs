@@ -21,6 +21,7 @@ mod loops;
 mod map;
 mod map_slice;
 mod pointwise;
+mod rare;
 mod real;
 mod reduce;
 mod rows;

@@ -4,7 +4,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use half::{bf16, f16};
 
-use crate::tensor::math::{erf, exp, log};
+use crate::tensor::math::{circular, erf, exp, exponential, hyperbolic, log, logarithm};
 use crate::tensor::{Element, Float};
 
 /// f32 or f64, with the functions that kernels may use. Each is a fixed sequence of IEEE operations, so its result has
@@ -41,6 +41,30 @@ pub trait Real:
     fn erf(self) -> Self;
     /// Returns the logistic function `1 / (1 + e^-x)`.
     fn sigmoid(self) -> Self;
+    /// Returns 2 to the power of this value.
+    fn exp2(self) -> Self;
+    /// Returns `e^x - 1` without cancellation near 0.
+    fn expm1(self) -> Self;
+    /// Returns `ln(1 + x)` without cancellation near 0.
+    fn ln_1p(self) -> Self;
+    /// Returns the logarithm to base 2.
+    fn log2(self) -> Self;
+    /// Returns the logarithm to base 10.
+    fn log10(self) -> Self;
+    /// Returns the inverse hyperbolic tangent.
+    fn atanh(self) -> Self;
+    /// Returns the sine of radians.
+    fn sin(self) -> Self;
+    /// Returns the sine of radians, or NaN for large operands, without branches.
+    fn sin_near(self) -> Self;
+    /// Returns the cosine of radians.
+    fn cos(self) -> Self;
+    /// Returns the cosine of radians, or NaN for large operands, without branches.
+    fn cos_near(self) -> Self;
+    /// Returns the tangent of radians.
+    fn tan(self) -> Self;
+    /// Returns the tangent of radians, or NaN for large operands, without branches.
+    fn tan_near(self) -> Self;
     /// Returns the square root.
     fn sqrt(self) -> Self;
     /// Returns the magnitude.
@@ -259,7 +283,7 @@ pub fn narrow_bf16(x: f32) -> u16 {
 }
 
 macro_rules! float_num {
-    ($($t:ident, $exp:path, $ln:path, $tanh:path, $erf:path, $sigmoid:path;)*) => {$(
+    ($($t:ident: $($function:ident = $path:path),*;)*) => {$(
         impl Num for $t {
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
@@ -280,10 +304,13 @@ macro_rules! float_num {
             fn magnitude(self) -> $t { $t::abs(self) }
             #[inline(always)]
             fn fmod(self, y: $t) -> $t {
+                if $t::abs(self) < $t::abs(y) {
+                    return self;
+                }
                 // With a quotient that is surely exact, one step of the division gives the remainder, which is
                 // representable. Rounding may have made the quotient 1 too large.
                 let quotient = $t::trunc(self / y);
-                if $t::abs(quotient) < 0.25 / $t::EPSILON && $t::abs(self) >= $t::abs(y) {
+                if $t::abs(quotient) < 0.25 / $t::EPSILON {
                     let rest = $t::mul_add(-quotient, y, self);
                     let low = (rest < 0.0) != (self < 0.0) && rest != 0.0;
                     let step = select((y < 0.0) == (self < 0.0), y, -y);
@@ -327,16 +354,10 @@ macro_rules! float_num {
             fn of(x: f64) -> $t { x as $t }
             #[inline(always)]
             fn mul_add(self, a: $t, b: $t) -> $t { $t::mul_add(self, a, b) }
-            #[inline(always)]
-            fn exp(self) -> $t { $exp(self) }
-            #[inline(always)]
-            fn ln(self) -> $t { $ln(self) }
-            #[inline(always)]
-            fn tanh(self) -> $t { $tanh(self) }
-            #[inline(always)]
-            fn erf(self) -> $t { $erf(self) }
-            #[inline(always)]
-            fn sigmoid(self) -> $t { $sigmoid(self) }
+            $(
+                #[inline(always)]
+                fn $function(self) -> $t { $path(self) }
+            )*
             #[inline(always)]
             fn sqrt(self) -> $t { $t::sqrt(self) }
             #[inline(always)]
@@ -358,8 +379,16 @@ macro_rules! float_num {
 }
 
 float_num! {
-    f32, exp::exp_f32, log::ln_f32, exp::tanh_f32, erf::erf_f32, exp::sigmoid_f32;
-    f64, exp::exp_f64, log::ln_f64, exp::tanh_f64, erf::erf_f64, exp::sigmoid_f64;
+    f32: exp = exp::exp_f32, ln = log::ln_f32, tanh = exp::tanh_f32, erf = erf::erf_f32,
+        sigmoid = exp::sigmoid_f32, exp2 = exponential::exp2_f32, expm1 = exponential::expm1_f32, ln_1p = logarithm::ln_1p_f32,
+        log2 = logarithm::log2_f32, log10 = logarithm::log10_f32, atanh = hyperbolic::atanh_f32,
+        sin = circular::sin_f32, cos = circular::cos_f32, tan = circular::tan_f32,
+        sin_near = circular::sin_near_f32, cos_near = circular::cos_near_f32, tan_near = circular::tan_near_f32;
+    f64: exp = exp::exp_f64, ln = log::ln_f64, tanh = exp::tanh_f64, erf = erf::erf_f64,
+        sigmoid = exp::sigmoid_f64, exp2 = exponential::exp2_f64, expm1 = exponential::expm1_f64, ln_1p = logarithm::ln_1p_f64,
+        log2 = logarithm::log2_f64, log10 = logarithm::log10_f64, atanh = hyperbolic::atanh_f64,
+        sin = circular::sin_f64, cos = circular::cos_f64, tan = circular::tan_f64,
+        sin_near = circular::sin_near_f64, cos_near = circular::cos_near_f64, tan_near = circular::tan_near_f64;
 }
 
 macro_rules! int_num {

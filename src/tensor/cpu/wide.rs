@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 
 use super::loops::{Constants, ElementFn, ElementLoop, FloatLoops, LoopFn, Loops, pieces};
 use super::map_slice::map_slice;
-use super::simd::{Kernel, dispatch};
+use super::rare::HasNan;
+use super::simd::dispatch;
 use crate::tensor::dtype::odd_f32;
 
 /// A formula in `N` variables and up to two constants that is computed in f64. Its loop is compiled for f64 only.
@@ -139,16 +140,5 @@ fn through_f64<const N: usize>(
         let parts: [&[f64]; N] = operands.each_ref().map(|x| &x[..out.len()]);
         run(s, &parts, &mut results[..out.len()]);
         round(&results[..out.len()], out);
-    }
-}
-
-/// Looks for a NaN.
-struct HasNan<'a>(&'a [f64]);
-
-impl Kernel for HasNan<'_> {
-    type Out = bool;
-    #[inline(always)]
-    fn run(self) -> bool {
-        self.0.iter().fold(false, |found, y| found | y.is_nan())
     }
 }

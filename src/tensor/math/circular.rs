@@ -8,8 +8,8 @@
 //!
 //! The argument is `x = q π/2 + r`. Up to 2^30, three parts of π/2 are subtracted (Cody and Waite), so that `r` is
 //! known to more than 100 bits; beyond, `x` is multiplied by the bits of 2/π that matter (Payne and Hanek), in integers.
-//! The functions `*_near_f64` have no branch, so that loops vectorise, and return NaN beyond 2^30. Narrower dtypes are
-//! computed in f64 and rounded once. Measured errors: docs/functions.md.
+//! The functions `*_near_f64` have no branch, so that loops vectorise, and return NaN beyond 2^30. In f32 the same is
+//! done up to 2^15, and the f64 functions serve beyond. Measured errors: docs/functions.md.
 
 use super::pair::*;
 
@@ -58,6 +58,95 @@ pub fn cos_near_f64(x: f64) -> f64 {
 pub fn tan_near_f64(x: f64) -> f64 {
     let y = select(x == 0.0, x, tan_reduced(reduce_near(x)));
     select(abs(x) <= NEAR, y, f64::NAN)
+}
+
+/// The largest magnitude that the branch-free f32 functions accept.
+const NEAR_F32: f32 = 32768.0;
+
+/// The remainder `x - q π/2` as a sum of two numbers, and `q`, whose lowest two bits count.
+#[derive(Clone, Copy)]
+struct ReducedAngleF32 {
+    r: f32,
+    rest: f32,
+    q: u32,
+}
+
+/// Returns the sine of `x` radians, and NaN if `x` is infinite.
+pub fn sin_f32(x: f32) -> f32 {
+    if x.abs() <= NEAR_F32 { sin_near_f32(x) } else { sin_f64(f64::from(x)) as f32 }
+}
+
+/// Returns the cosine of `x` radians, and NaN if `x` is infinite.
+pub fn cos_f32(x: f32) -> f32 {
+    if x.abs() <= NEAR_F32 { cos_near_f32(x) } else { cos_f64(f64::from(x)) as f32 }
+}
+
+/// Returns the tangent of `x` radians, and NaN if `x` is infinite.
+pub fn tan_f32(x: f32) -> f32 {
+    if x.abs() <= NEAR_F32 { tan_near_f32(x) } else { tan_f64(f64::from(x)) as f32 }
+}
+
+/// Returns [`sin_f32`] up to 2^15 in magnitude, and NaN beyond.
+#[inline(always)]
+pub fn sin_near_f32(x: f32) -> f32 {
+    let angle = reduce_near_f32(x);
+    let y = if angle.q & 1 == 1 { cos_poly_f32(angle) } else { sin_poly_f32(angle) };
+    let y = f32::from_bits(y.to_bits() ^ ((angle.q & 2) << 30));
+    let y = if x == 0.0 { x } else { y };
+    if x.abs() <= NEAR_F32 { y } else { f32::NAN }
+}
+
+/// Returns [`cos_f32`] up to 2^15 in magnitude, and NaN beyond.
+#[inline(always)]
+pub fn cos_near_f32(x: f32) -> f32 {
+    let angle = reduce_near_f32(x);
+    let y = if angle.q & 1 == 1 { sin_poly_f32(angle) } else { cos_poly_f32(angle) };
+    let y = f32::from_bits(y.to_bits() ^ ((angle.q.wrapping_add(1) & 2) << 30));
+    if x.abs() <= NEAR_F32 { y } else { f32::NAN }
+}
+
+/// Returns [`tan_f32`] up to 2^15 in magnitude, and NaN beyond.
+#[inline(always)]
+pub fn tan_near_f32(x: f32) -> f32 {
+    let angle = reduce_near_f32(x);
+    let (s, c) = (sin_poly_f32(angle), cos_poly_f32(angle));
+    let odd = angle.q & 1 == 1;
+    let y = (if odd { -c } else { s }) / (if odd { s } else { c });
+    let y = if x == 0.0 { x } else { y };
+    if x.abs() <= NEAR_F32 { y } else { f32::NAN }
+}
+
+/// Returns sin(r + rest) for |r| up to π/4, with the coefficients of the Cephes library's `sinf` (S. Moshier).
+#[inline(always)]
+fn sin_poly_f32(angle: ReducedAngleF32) -> f32 {
+    let (r, z) = (angle.r, angle.r * angle.r);
+    let p = (-1.951_529_6e-4f32).mul_add(z, 8.332_161e-3).mul_add(z, -1.666_665_5e-1);
+    r + (z * r).mul_add(p, (-0.5 * z).mul_add(angle.rest, angle.rest))
+}
+
+/// Returns cos(r + rest) for |r| up to π/4, with the coefficients of the Cephes library's `cosf`.
+#[inline(always)]
+fn cos_poly_f32(angle: ReducedAngleF32) -> f32 {
+    let (r, z) = (angle.r, angle.r * angle.r);
+    let p = 2.443_315_7e-5f32.mul_add(z, -1.388_731_6e-3).mul_add(z, 4.166_664_6e-2);
+    let half = 0.5 * z;
+    let w = 1.0 - half;
+    w + (((1.0 - w) - half) + (z * z).mul_add(p, -(r * angle.rest)))
+}
+
+/// Reduces an angle up to 2^15: the first product's difference from `x` is exact.
+#[inline(always)]
+fn reduce_near_f32(x: f32) -> ReducedAngleF32 {
+    const ROUND_F32: f32 = 12_582_912.0;
+    let shifted = x.mul_add(6.366_197_5e-1, ROUND_F32);
+    let q = shifted - ROUND_F32;
+    let t = (-q).mul_add(1.570_796_4, x);
+    let p = q * -4.371_139e-8;
+    let p_rest = q.mul_add(-4.371_139e-8, -p);
+    let r = t - p;
+    let back = r - t;
+    let r_rest = (t - (r - back)) - (p + back);
+    ReducedAngleF32 { r, rest: (-q).mul_add(-1.715_124_5e-15, r_rest - p_rest), q: shifted.to_bits() }
 }
 
 /// Returns the sine of a reduced angle.

@@ -61,7 +61,7 @@ macro_rules! exp_family {
 
         /// Returns `n` and `e^r - 1`.
         #[inline(always)]
-        fn $split(x: $t) -> ($int, $t) {
+        pub(super) fn $split(x: $t) -> ($int, $t) {
             let shifted = x.mul_add(std::$t::consts::LOG2_E, $shift);
             let n = shifted - $shift;
             let r = n.mul_add(-std::$t::consts::LN_2, x);

@@ -7,8 +7,10 @@
 //! ```
 //!
 //! As for [`exp_f64`](super::exp::exp_f64) the argument is split into an integer power of two and a remainder, which here
-//! is a sum of two numbers, so that about 64 bits of the result are known before it is rounded.
+//! is a sum of two numbers, so that about 64 bits of the result are known before it is rounded. The f32 functions have
+//! errors of up to 1 and 1.7 ulp.
 
+use super::exp::split_f32;
 use super::pair::*;
 
 /// An integer `n`, and `x - n ln 2` as a sum of two numbers.
@@ -55,6 +57,41 @@ pub fn exp2_f64(x: f64) -> f64 {
     );
     let (high, low) = fast_two_sum(1.0, h);
     scaled(ExpParts { n: minus(bits_of(shifted), bits_of(ROUND)), high, low: low + tail })
+}
+
+/// Returns 2 to the power of `x`; exact for integers.
+#[inline(always)]
+pub fn exp2_f32(x: f32) -> f32 {
+    // 1.5 · 2^23, which rounds to the nearest integer.
+    const ROUND: f32 = 12_582_912.0;
+    let x = if x > 129.0 { 129.0 } else { x };
+    let x = if x < -151.0 { -151.0 } else { x };
+    let shifted = x + ROUND;
+    let r = x - (shifted - ROUND);
+    let mut p = 1.525_273_4e-5_f32;
+    p = p.mul_add(r, 1.540_353_1e-4);
+    p = p.mul_add(r, 1.333_355_8e-3);
+    p = p.mul_add(r, 9.618_129e-3);
+    p = p.mul_add(r, 5.550_411e-2);
+    p = p.mul_add(r, 2.402_265_1e-1);
+    // ln 2 is a sum of two numbers.
+    let em1 = r.mul_add(6.931_472e-1, r.mul_add(-1.904_654_3e-9, r * r * p));
+    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+    let half = n >> 1; // Each of the two factors is a normal number.
+    let scale = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
+    (1.0 + em1) * scale(half) * scale(n.wrapping_sub(half))
+}
+
+/// Returns `e^x - 1` without cancellation near 0.
+#[inline(always)]
+pub fn expm1_f32(x: f32) -> f32 {
+    let b = if x > 89.0 { 89.0 } else { x };
+    let b = if b < -20.0 { -20.0 } else { b };
+    let (n, em1) = split_f32(b);
+    // Half of the power of two, which stays finite.
+    let s = f32::from_bits((n.wrapping_add(126) << 23) as u32);
+    let y = 2.0 * s.mul_add(em1, s - 0.5);
+    if x == 0.0 { x } else { y }
 }
 
 /// Returns `e^x - 1` without cancellation near 0.

@@ -10,7 +10,7 @@
 //! numbers: `asinh x = ln(x + √(x² + 1))`, `acosh (1 + t) = ln(1 + t + √(2t + t²))`, `atanh x = ln(1 + 2x / (1 - x)) / 2`.
 
 use super::exponential::{ExpParts, exp_parts};
-use super::logarithm::{ln_1p_sum, ln_sum};
+use super::logarithm::{ln_1p_f32, ln_1p_sum, ln_sum};
 use super::pair::*;
 
 /// Returns the hyperbolic sine.
@@ -107,6 +107,13 @@ pub fn acosh_f64(x: f64) -> f64 {
     let y = select(huge, far, near);
     let real = select(x == f64::INFINITY, x, y);
     select(x >= 1.0, real, f64::NAN)
+}
+
+/// Returns the inverse hyperbolic tangent; NaN if |`x`| is above 1.
+#[inline(always)]
+pub fn atanh_f32(x: f32) -> f32 {
+    let a = x.abs();
+    (0.5 * ln_1p_f32((a + a) / (1.0 - a))).copysign(x)
 }
 
 /// Returns the inverse hyperbolic tangent; NaN if |`x`| is above 1.

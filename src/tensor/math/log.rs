@@ -91,7 +91,7 @@ fn ln_split_f32(x: f32, shift: f32) -> f32 {
 
 /// Returns e and f with `x` = 2^e (1 + f).
 #[inline(always)]
-fn split_f32(x: f32) -> (f32, f32) {
+pub(super) fn split_f32(x: f32) -> (f32, f32) {
     const SQRT_HALF: u32 = 0x3f35_04f3;
     let above = x.to_bits().wrapping_sub(SQRT_HALF);
     let m = f32::from_bits((above & 0x007f_ffff).wrapping_add(SQRT_HALF));
@@ -110,7 +110,7 @@ fn join_f32(e: f32, f: f32) -> f32 {
 
 /// Returns p of ln(1 + f) = f - f^2 / 2 + f^3 p, with the coefficients of the Cephes library's `logf` (S. Moshier).
 #[inline(always)]
-fn polynomial_f32(f: f32) -> f32 {
+pub(super) fn polynomial_f32(f: f32) -> f32 {
     let mut p = 7.037_683_6e-2_f32;
     p = p.mul_add(f, -1.151_461e-1);
     p = p.mul_add(f, 1.167_699_9e-1);

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! The argument is split as for [`ln_f64`](super::log::ln_f64); the logarithm is first computed as a sum of two numbers.
+//! The f32 functions have errors of up to 1 ulp.
 
-use super::log::{polynomial_f64, split_f64};
+use super::log::{polynomial_f32, polynomial_f64, split_f32, split_f64};
 use super::pair::*;
 
 /// Returns the logarithm to base 2, with the special values of [`ln_f64`](super::log::ln_f64).
@@ -34,6 +35,57 @@ pub fn log10_f64(x: f64) -> f64 {
     let low = rest + fma(l, 0.4342944819032518, h * 1.098319650216765e-17);
     let (sum, sum_rest) = two_sum(n * 3.010299956636117713e-1, p);
     with_limits(x, sum + (sum_rest + fma(n, 3.6942390771589308e-13, low)))
+}
+
+/// Returns the logarithm to base 2, with the special values of [`ln_f32`](super::log::ln_f32).
+#[inline(always)]
+pub fn log2_f32(x: f32) -> f32 {
+    let (e, f, tail) = split_log_f32(x);
+    // log2(e) is a sum of two numbers.
+    with_limits_f32(x, e + f.mul_add(1.442_695, tail.mul_add(1.442_695, f * 1.925_963e-8)))
+}
+
+/// Returns the logarithm to base 10, with the special values of [`ln_f32`](super::log::ln_f32).
+#[inline(always)]
+pub fn log10_f32(x: f32) -> f32 {
+    let (e, f, tail) = split_log_f32(x);
+    // log10(2) and log10(e) are sums of two numbers, and the first product with e is exact.
+    let small = tail.mul_add(4.342_945e-1, f.mul_add(-1.010_305e-8, e * 4.605_039e-6));
+    with_limits_f32(x, e.mul_add(3.010_254e-1, f.mul_add(4.342_945e-1, small)))
+}
+
+/// Returns e, f and `ln(1 + f) - f`, with `x = 2^e (1 + f)`.
+#[inline(always)]
+fn split_log_f32(x: f32) -> (f32, f32, f32) {
+    let tiny = x < f32::MIN_POSITIVE;
+    let (e, f) = split_f32(if tiny { x * 8388608.0 } else { x });
+    let z = f * f;
+    (e + if tiny { -23.0 } else { 0.0 }, f, (-0.5f32).mul_add(z, f * z * polynomial_f32(f)))
+}
+
+/// Returns `y` for positive finite `x`, `-inf` for zeros, `inf` for `inf`, and NaN for all else.
+#[inline(always)]
+fn with_limits_f32(x: f32, y: f32) -> f32 {
+    let y = if x == f32::INFINITY { x } else { y };
+    let y = if x > 0.0 { y } else { f32::NAN };
+    if x == 0.0 { f32::NEG_INFINITY } else { y }
+}
+
+/// Returns `ln(1 + x)` without cancellation near 0: `-inf` at -1, NaN below.
+#[inline(always)]
+pub fn ln_1p_f32(x: f32) -> f32 {
+    let w = 1.0 + x;
+    let above = w - 1.0;
+    let rest = (1.0 - (w - above)) + (x - above);
+    let (e, f) = split_f32(w);
+    let (f, rest) = if e == 0.0 { (x, 0.0) } else { (f, rest / w) };
+    let z = f * f;
+    let tail = e.mul_add(-2.121_944_4e-4, (f * z).mul_add(polynomial_f32(f), rest));
+    let y = e.mul_add(0.693_359_4, (-0.5f32).mul_add(z, tail) + f);
+    let y = if x == f32::INFINITY { x } else { y };
+    let y = if x > -1.0 { y } else { f32::NAN };
+    let y = if x == -1.0 { f32::NEG_INFINITY } else { y };
+    if x == 0.0 { x } else { y }
 }
 
 /// Returns `y` for positive finite `x`, `-inf` for zeros, `inf` for `inf`, and NaN for all else.

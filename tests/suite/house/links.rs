@@ -49,6 +49,27 @@ fn programs_of_pages_are_run() {
     assert!(left.is_empty(), "pages with programs that no file of src includes: {left:?}");
 }
 
+/// A user who comes from PyTorch finds each operator's method on one page.
+#[test]
+fn the_page_on_pytorch_names_every_method() {
+    let page = fs::read_to_string(root().join("docs/book/src/from-pytorch.md")).expect("pages can be read");
+    let words: BTreeSet<&str> = page.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+    let methods = super::examples::functions().into_iter().filter_map(|function| {
+        let place = function.place.replace('\\', "/");
+        let of_operators = place.contains("src/dtensor/methods/") || place.contains("src/ops/pointwise/");
+        of_operators.then(|| function.name.strip_prefix("DTensor::").map(String::from)).flatten()
+    });
+    let (mut seen, mut missing) = (0, Vec::new());
+    for method in methods {
+        seen += 1;
+        if !words.contains(method.as_str()) {
+            missing.push(method);
+        }
+    }
+    assert!(seen > 200, "only {seen} methods are read");
+    assert!(missing.is_empty(), "methods that docs/book/src/from-pytorch.md does not name: {missing:?}");
+}
+
 /// The pages of the book, and README, with the number of their Rust programs.
 pub fn programs() -> Vec<(String, usize)> {
     let of_book = |page: &String| page == "README.md" || page.starts_with("docs/book/");

@@ -235,15 +235,6 @@ pub const DIFFERENCES: &[Difference] = &[
         condition: |f| f.dtype == DType::F16,
     },
     Difference {
-        operators: &["scatter_add"],
-        of: Part::Results,
-        when: "the elements are integers",
-        here: REFUSES,
-        torch: "the sum",
-        reason: "sums of integers are i64: cast first",
-        condition: |_| true,
-    },
-    Difference {
         operators: &["digamma"],
         of: Part::Gradients,
         when: "always",

@@ -16,42 +16,32 @@ use crate::tensor::{DType, Tensor, cuda};
 macro_rules! logarithmic_table {
     ($then:ident) => { $then! { methods {
         /// Returns 2 to the power of `x`. Integers give exact powers.
-        ///
-        /// Computed in f64 and rounded once.
-        Exp2 exp2(x) = of(exp2(wide(x))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+        Exp2 exp2(x) = exp2(x),
+            for floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy * y * std::f64::consts::LN_2) },
             samples [Ints],
             example [3.0, 0.5] => "[8.000, 1.414]";
         /// Returns `e^x - 1` without cancellation near 0.
-        ///
-        /// Computed in f64 and rounded once.
-        Expm1 expm1(x) = of(expm1(wide(x))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+        Expm1 expm1(x) = expm1(x),
+            for floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy * (y + 1.0)) },
             samples [Ints],
             example [1e-9, 1.0] => "[0.000, 1.718]";
         /// Returns `ln(1 + x)` without cancellation near 0: `-inf` at -1, NaN below.
-        ///
-        /// Computed in f64 and rounded once.
-        Log1p log1p(x) = of(log1p(wide(x))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+        Log1p log1p(x) = log1p(x),
+            for floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy / (x + 1.0)) },
             samples [Positive],
             example [1e-9, 1.0] => "[0.000, 0.693]";
         /// Returns the logarithm to base 2. Powers of 2 give exact integers.
-        ///
-        /// Computed in f64 and rounded once.
-        Log2 log2(x) = of(log2(wide(x))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+        Log2 log2(x) = log2(x),
+            for floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy / x * std::f64::consts::LOG2_E) },
             samples [Positive],
             example [8.0, 0.5] => [3.0, -1.0];
         /// Returns the logarithm to base 10.
-        ///
-        /// Computed in f64 and rounded once.
-        Log10 log10(x) = of(log10(wide(x))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+        Log10 log10(x) = log10(x),
+            for floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy / x * std::f64::consts::LOG10_E) },
             samples [Positive],
             example [1000.0, 0.1] => [3.0, -1.0];

@@ -11,8 +11,8 @@
 //!     example [first operand], [second operand]; constant => [result] | "result to three digits";
 //! ```
 //!
-//! The class `wide_floats` computes in f64 for every dtype and rounds once; `far_floats` as well, and calls the words of
-//! `words::far` if those of `words::near` return NaN.
+//! The class `wide_floats` computes in f64 for every dtype and rounds once. The class `rare_floats` calls the words of
+//! `words::far` if those of `words::near` return NaN. The class `far_floats` does both.
 //!
 //! Macros generate from it the record, the loops, the kernels, the samples, and the methods of
 //! [`DTensor`](crate::dtensor::DTensor) and [`GradientExpr`]. Rows after `derivatives` have no method of `DTensor`.

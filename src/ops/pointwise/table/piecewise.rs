@@ -8,7 +8,7 @@ use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
 use crate::ops::pointwise::record::{Pointwise, expect_whole, floats};
 use crate::ops::pointwise::row_samples::add_samples;
-use crate::ops::pointwise::rows::added_product_rows;
+use crate::ops::pointwise::rows::{added_product_rows, softshrink_rows};
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, AxisPlacement, Bits, InputFill, Meta, Op, Row, Sample, Vjp, Windows};
 use crate::tensor::cpu::{self, Constants, Function, Loops, Real};
@@ -71,16 +71,16 @@ macro_rules! piecewise_table {
             gradient |dy, y| { x => (dy.hardswish_grad(x)) },
             samples [] not_smooth [Ints],
             example [-1.5, 4.0] => [-0.375, 4.0];
-        /// Returns `x`, and 0 if `|x|` is at most `lambda`, which is not negative.
-        Hardshrink hardshrink(x; lambda) = select(x >= of(-lambda) && x <= of(lambda), of(0.0), x),
+        /// Returns `x`, and 0 if `|x|` is at most `|lambda|`.
+        Hardshrink hardshrink(x; lambda) = select(abs(x) <= of(abs(lambda)), of(0.0), x),
             for floats, Monotone "Never decreases.",
             gradient |dy, y| { x => (y.equals(y.zero()).mask(false, dy)) },
             samples [] not_smooth [Ints],
             example [-2.0, 0.5]; 1.0 => [-2.0, 0.0];
-        /// Returns `x` moved toward 0 by `lambda`, which is not negative, and 0 if `|x|` is at most `lambda`.
-        Softshrink softshrink(x; lambda)
-                = select(x > of(lambda), x - of(lambda), select(x < of(-lambda), x + of(lambda), x * of(0.0))),
-            for floats, Opaque "Not linear. Never decreases if `lambda` is not negative.",
+        /// Returns `x` moved toward 0 by `|lambda|`, and 0 if `|x|` is at most `|lambda|`.
+        Softshrink softshrink(x; lambda) [by = of(abs(lambda))]
+                = select(x > by, x - by, select(x < -by, x + by, x * of(0.0))),
+            for floats, Opaque "Not linear. Never decreases if `lambda` is finite." and |ins, lambda| softshrink_rows(lambda),
             gradient |dy, y| { x => (y.equals(y.zero()).mask(false, dy)) },
             samples [] not_smooth [Ints],
             example [-2.0, 0.5]; 1.0 => [-1.0, 0.0];

@@ -6,40 +6,32 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, expect_whole, floats as wide_floats};
+use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, floats as wide_floats};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::second_derivatives::mish_slope;
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, Bits, InputFill, Meta, Op, Sample, Vjp, Windows};
-use crate::tensor::cpu::{self, Constants, Loops, WideFunction};
+use crate::tensor::cpu::{self, Constants, Function, Loops, Real, WideFunction};
 use crate::tensor::{DType, Tensor, cuda};
 
 macro_rules! smooth_activations_table {
     ($then:ident) => { $then! { methods {
         /// Returns `ln(1 + e^x)`, a smooth form of [`Relu`](crate::ops::Relu), without overflow.
-        ///
-        /// Computed in f64 and rounded once.
-        Softplus softplus(x)
-                [a = wide(x)] = of(max(a, 0.0) + log1p(exp(-abs(a)))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+        Softplus softplus(x) = max(x, of(0.0)) + log1p(exp(-abs(x))),
+            for floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy * x.sigmoid()) },
             samples [Ints],
             example [0.0, 100.0] => "[0.693, 100.000]";
         /// Returns the logarithm of [`Sigmoid`](crate::ops::Sigmoid), `-ln(1 + e^-x)`, without overflow.
-        ///
-        /// Computed in f64 and rounded once.
-        LogSigmoid log_sigmoid(x)
-                [a = wide(x)] = of(min(a, 0.0) - log1p(exp(-abs(a)))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+        LogSigmoid log_sigmoid(x) = min(x, of(0.0)) - log1p(exp(-abs(x))),
+            for floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy * (-x).sigmoid()) },
             samples [Ints],
             example [0.0, -100.0] => "[-0.693, -100.000]";
         /// Returns the logarithm of the odds, `ln(x / (1 - x))`, the inverse of [`Sigmoid`](crate::ops::Sigmoid); NaN outside [0, 1].
-        ///
-        /// Computed in f64 and rounded once.
         Logit logit(x)
-                [a = wide(x)] = of(select(a < 0.25, ln(a / (1.0 - a)), 2.0 * atanh(2.0 * a - 1.0))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+                [rest = -x + of(1.0)] = select(x < of(0.34), ln(x / rest), log1p((x + x - of(1.0)) / rest)),
+            for floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy / (x * (-x + 1.0))) },
             samples [InsideUnit],
             example [0.5, 0.75] => "[0.000, 1.099]";
@@ -53,11 +45,9 @@ macro_rules! smooth_activations_table {
             samples [Ints],
             example [-1.0, 1.0] => "[-0.303, 0.865]";
         /// Returns `x` if it is positive, else `alpha (e^x - 1)`: the exponential linear unit (Clevert, Unterthiner, Hochreiter 2015).
-        ///
-        /// Computed in f64 and rounded once.
         Elu elu(x; alpha)
-                [a = wide(x)] = of(select(a > 0.0, a, alpha * expm1(min(a, 0.0)))),
-            for wide_floats, Opaque "Neither linear nor monotone.",
+                = select(x > of(0.0), x, expm1(min(x, of(0.0))) * of(alpha)),
+            for floats, Opaque "Neither linear nor monotone.",
             gradient |dy, y| { x => (dy.relu_grad(x) + x.le(x.zero()).mask(true, dy * ((-(-x).relu()).exp() * alpha))) },
             samples [] not_smooth [Ints],
             example [-1.0, 2.0]; 1.0 => "[-0.632, 2.000]";

@@ -6,36 +6,33 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, expect_whole, floats as far_floats, floats as wide_floats};
+use crate::ops::pointwise::record::{
+    Pointwise, expect_whole, floats, floats as far_floats, floats as rare_floats, floats as wide_floats,
+};
 use crate::ops::pointwise::row_samples::add_samples;
+use crate::ops::pointwise::second_derivatives::sinc_curvature;
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, InputFill, Meta, Op, Sample, Vjp, Windows};
-use crate::tensor::cpu::{self, Constants, Loops, WideFunction};
+use crate::tensor::cpu::{self, Constants, Function, Loops, Real, WideFunction};
 use crate::tensor::{DType, Tensor, cuda};
 
 macro_rules! trigonometric_table {
     ($then:ident) => { $then! { methods {
         /// Returns the sine of `x` radians, of any magnitude; NaN if `x` is infinite.
-        ///
-        /// Computed in f64 and rounded once.
-        Sin sin(x) = of(sin(wide(x))),
-            for far_floats, Opaque "Neither linear nor monotone.",
+        Sin sin(x) = sin(x),
+            for rare_floats, Opaque "Neither linear nor monotone.",
             gradient |dy, y| { x => (dy * x.cos()) },
             samples [Ints],
             example [0.0, 1.0] => "[0.000, 0.841]";
         /// Returns the cosine of `x` radians, of any magnitude; NaN if `x` is infinite.
-        ///
-        /// Computed in f64 and rounded once.
-        Cos cos(x) = of(cos(wide(x))),
-            for far_floats, Opaque "Neither linear nor monotone.",
+        Cos cos(x) = cos(x),
+            for rare_floats, Opaque "Neither linear nor monotone.",
             gradient |dy, y| { x => (-(dy * x.sin())) },
             samples [Ints],
             example [0.0, 2.0] => "[1.000, -0.416]";
         /// Returns the tangent of `x` radians, of any magnitude; NaN if `x` is infinite.
-        ///
-        /// Computed in f64 and rounded once.
-        Tan tan(x) = of(tan(wide(x))),
-            for far_floats, Opaque "Neither linear nor monotone.",
+        Tan tan(x) = tan(x),
+            for rare_floats, Opaque "Neither linear nor monotone.",
             gradient |dy, y| { x => (dy * (y * y + 1.0)) },
             samples [Positive],
             example [0.0, 1.0] => "[0.000, 1.557]";
@@ -104,10 +101,8 @@ macro_rules! trigonometric_table {
             samples [AboveOne],
             example [1.0, 2.0] => "[0.000, 1.317]";
         /// Returns the inverse hyperbolic tangent `ln((1 + x) / (1 - x)) / 2`; NaN if `|x|` is above 1.
-        ///
-        /// Computed in f64 and rounded once.
-        Atanh atanh(x) = of(atanh(wide(x))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+        Atanh atanh(x) = atanh(x),
+            for floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy / ((-x + 1.0) * (x + 1.0))) },
             samples [InsideUnit],
             example [0.0, 0.5] => "[0.000, 0.549]";
@@ -131,7 +126,7 @@ macro_rules! trigonometric_table {
                  far = (cos(r * PI) - sin(n * PI) / u) / a]
                 = of(wide(dy) * select(abs(a) < 0.1, near, far)),
             for far_floats, Linear "Linear in the incoming gradient.",
-            gradient |d, dx| { dy => (d.sinc_grad(x)), x => "the second derivative of sinc is not written" },
+            gradient |d, dx| { dy => (d.sinc_grad(x)), x => (sinc_curvature(d * dy, x)) },
             samples [Ints Positive] rounded 4,
             example [1.0, 1.0], [0.0, 1.0] => "[0.000, -1.000]";
     } } };
