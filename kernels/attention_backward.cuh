@@ -13,7 +13,7 @@
 // To be measured on a GPU: as in attention_forward.cuh, 50 to 65% of the f32 peak, with 16 warps per multiprocessor
 // for D up to 64 and 8 for larger D; 7 / 5 of the time of an f32 flash kernel.
 #pragma once
-#include "attention.cuh"
+#include "attention_tiles.cuh"
 
 // A query and a key of a tile, and the query's numbers.
 template <class A>

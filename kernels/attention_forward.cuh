@@ -14,7 +14,7 @@
 // bf16 flash kernel (attention_fast_forward.cuh), 1.2 to 1.5 times that of an f32 one. Dropout adds a quarter: one Philox
 // block per four scores.
 #pragma once
-#include "attention.cuh"
+#include "attention_tiles.cuh"
 
 // The sums of rows of exponentials, which arrive as tiles by columns. Neighbouring elements of a leaf are added in
 // pairs, one warp per row's leaf, eight rows at once; then the tree over leaves follows, whose waiting nodes are in

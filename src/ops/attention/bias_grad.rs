@@ -38,7 +38,7 @@ impl Op for AttentionBiasGrad {
         let row = |of: [AxisPlacement; 6], extra: Vec<AxisPlacement>, out| {
             Row::new(of.into_iter().chain(extra), [out])
         };
-        // The tree's levels are batch, heads, queries. If heads are not levels of the tree, batch and queries are not either.
+        // The tree's levels are batch, heads, queries. If heads are not levels of it, batch and queries are not either.
         let grouped = ins[0].shape[1] != ins[1].shape[1] && ins[6].shape[1] != ins[0].shape[1];
         let cut = |of: [AxisPlacement; 6], dim: usize| {
             let extra = cut_operands(&self.rule, ins, &ins[6..], dim);

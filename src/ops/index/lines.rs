@@ -40,7 +40,9 @@ impl LineIndex {
         }
         let entries = entries.contiguous()?;
         let all = entries.as_slice::<i64>()?;
-        if all.iter().fold(false, |bad, &i| bad | (i as u64 >= n as u64)) {
+        // The union of all entries' bits is at least the largest entry, and faster to compute than comparisons.
+        let union = all.iter().fold(0, |union, &i| union | i as u64);
+        if union >= n as u64 && all.iter().fold(false, |bad, &i| bad | (i as u64 >= n as u64)) {
             for &i in all {
                 checked_index(verb, i, n, dim)?;
             }

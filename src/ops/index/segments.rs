@@ -38,6 +38,9 @@ pub(in crate::ops) struct SumsByRow<'a, T: Float> {
     ends: Vec<u32>,
     /// The sum of every destination of rows of one element, and the number of its elements.
     sums: Vec<(T::Acc, u32)>,
+    /// The destinations of three or more elements, and the positions of their elements.
+    long: Vec<u32>,
+    hits: Vec<u32>,
     /// The path of every position; empty until a sum of three rows needs it.
     paths: Vec<u64>,
     /// The unfinished sums of a [`LongRun`].
@@ -46,9 +49,9 @@ pub(in crate::ops) struct SumsByRow<'a, T: Float> {
 
 impl<'a, T: Float> SumsByRow<'a, T> {
     pub fn new(extents: &'a [usize], width: usize) -> SumsByRow<'a, T> {
-        let (order, ends, paths) = (Vec::new(), Vec::new(), Vec::new());
-        let (sums, strips) = (Vec::new(), Vec::new());
-        SumsByRow { extents, width, order, ends, sums, paths, strips }
+        let (order, ends, long, hits) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (sums, paths, strips) = (Vec::new(), Vec::new(), Vec::new());
+        SumsByRow { extents, width, order, ends, sums, long, hits, paths, strips }
     }
 
     /// Adds row `p` of `src` to row `index[p] - start` of `out` for each `p`, and skips rows that `out` does not have.
@@ -57,7 +60,7 @@ impl<'a, T: Float> SumsByRow<'a, T> {
         let width = self.width;
         let held = out.len().checked_div(width).unwrap_or(0);
         let place = |i: i64| (i as usize).wrapping_sub(start);
-        if held > 4 * index.len() + 1024 {
+        if held > 4 * index.len() + 1024 || held >= u32::MAX as usize {
             // Few rows in a large result: a sort of them costs less than a pass over all destinations.
             let hits = index.iter().enumerate().filter(|&(_, &i)| place(i) < held);
             let mut hits: Vec<(usize, u32)> = hits.map(|(p, &i)| (place(i), p as u32)).collect();
@@ -101,44 +104,59 @@ impl<'a, T: Float> SumsByRow<'a, T> {
     }
 
     /// Adds rows of one element. Sums of one or two elements have one order, so they are added as the elements come; the
-    /// positions of longer sums are collected.
+    /// positions of longer sums are collected by destination.
     fn add_elements(&mut self, index: &[i64], start: usize, src: &[T], out: &mut [T]) {
         const LONG: u32 = 3;
-        let place = |i: i64| (i as usize).wrapping_sub(start);
-        let (zero, mut long) = (T::Acc::default(), false);
-        self.ends.clear();
-        self.ends.resize(out.len(), 0);
+        let (zero, held) = (T::Acc::default(), out.len());
+        // The last place takes the elements that `out` does not have.
+        let place = |i: i64| (i as usize).wrapping_sub(start).min(held);
         self.sums.clear();
-        self.sums.resize(out.len(), (zero, 0));
+        self.sums.resize(held + 1, (zero, 0));
+        self.long.resize(index.len() / LONG as usize + 1, 0);
+        let (sums, long, mut longs) = (&mut self.sums[..], &mut self.long[..], 0);
+        // Lists grow without a branch: one that depends on random destinations costs more than a store.
         for (&i, x) in index.iter().zip(src) {
-            if let Some((sum, count)) = self.sums.get_mut(place(i)) {
-                *sum = *sum + x.widen();
-                *count += 1;
-                long |= *count == LONG;
-            }
+            let place = place(i);
+            let (sum, count) = &mut sums[place];
+            *sum = *sum + x.widen();
+            *count += 1;
+            long[longs] = place as u32;
+            longs += usize::from(*count == LONG);
         }
-        if long {
-            let mut next = 0;
-            for (&(_, count), end) in self.sums.iter().zip(&mut self.ends) {
-                *end = next;
-                next += count;
-            }
-            self.order.resize(index.len(), 0);
-            for (p, &i) in index.iter().enumerate() {
-                if let Some(end) = self.ends.get_mut(place(i)) {
-                    self.order[*end as usize] = p as u32;
-                    *end += 1;
-                }
-            }
-            if self.paths.is_empty() {
-                self.paths = tree_paths(self.extents);
-            }
-            for ((sum, count), &end) in self.sums.iter_mut().zip(&self.ends).filter(|((_, n), _)| *n >= LONG)
-            {
-                *sum = zero + tree_sum(&self.order[(end - *count) as usize..end as usize], &self.paths, src);
-            }
+        sums[held].1 = 0;
+        out.iter_mut().zip(&*sums).for_each(|(out, &(sum, _))| *out = T::narrow(sum));
+        if longs == 0 {
+            return;
         }
-        out.iter_mut().zip(&self.sums).for_each(|(out, &(sum, _))| *out = T::narrow(sum));
+        if self.paths.is_empty() {
+            self.paths = tree_paths(self.extents);
+        }
+        self.ends.resize(held + 1, 0);
+        let (long, ends, mut all) = (&long[..longs], &mut self.ends[..], 0);
+        for &place in long {
+            ends[place as usize] = all;
+            all += sums[place as usize].1;
+        }
+        self.hits.resize(index.len() + 1, 0);
+        let (hits, mut hits_len) = (&mut self.hits[..], 0);
+        for (p, &i) in index.iter().enumerate() {
+            hits[hits_len] = p as u32;
+            hits_len += usize::from(sums[place(i)].1 >= LONG);
+        }
+        self.order.resize(all as usize, 0);
+        for &p in &hits[..hits_len] {
+            let end = &mut ends[place(index[p as usize])];
+            self.order[*end as usize] = p;
+            *end += 1;
+        }
+        let mut first = 0;
+        for &place in long {
+            let end = ends[place as usize] as usize;
+            if let Some(out) = out.get_mut(place as usize) {
+                *out = T::narrow(zero + tree_sum(&self.order[first..end], &self.paths, src));
+            }
+            first = end;
+        }
     }
 
     /// Writes the sum of the rows of `src` at ascending `positions`, if there are any.

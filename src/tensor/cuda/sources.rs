@@ -71,6 +71,7 @@ const HEADERS: &[(&str, &str)] = embed! {
     "attention_fast_backward.cuh"
     "attention_fast_forward.cuh"
     "attention_forward.cuh"
+    "attention_tiles.cuh"
     "cast.cuh"
     "cross_entropy.cuh"
     "draws.cuh"

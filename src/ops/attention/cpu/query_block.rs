@@ -247,7 +247,7 @@ impl<T: Gemm> TransposedRows<T> {
         }
     }
 
-    /// Returns the columns of the leaves of some rows: whole leaves, the first of which begins at `rows.start`.
+    /// Returns the columns of the leaves of some rows: whole leaves from `rows.start` on.
     pub(super) fn whole_columns(&self, rows: Range<usize>) -> MatRef<'_, T> {
         let (data, len) = (self.data.view(), rows.len().next_multiple_of(LEAF));
         let data = &data[rows.start.min(data.len())..];
