@@ -36,7 +36,7 @@ use isoshard::tensor::{DType, ReduceOp, Tensor};
 use crate::common::rows::{is_ragged, line, placement, specs};
 use crate::common::samples::{catalog, is_selected};
 use crate::common::{self, Stream, bound, difference, eval_apart, mix, parts_of, values};
-use summary::{count, write_page};
+use summary::{count, end_test};
 
 const PARTIALS: [AxisPlacement; 3] =
     [AxisPlacement::P(ReduceOp::Sum), AxisPlacement::P(ReduceOp::Max), AxisPlacement::P(ReduceOp::Min)];
@@ -65,8 +65,8 @@ fn every_row_holds_on_one_axis() {
             }
         }
     }
-    write_page();
     assert!(wrong.is_empty(), "{} wrong rows:\n{}", wrong.len(), wrong.join("\n"));
+    end_test();
 }
 
 #[test]
@@ -112,10 +112,10 @@ fn products_of_rows_hold_on_two_axes() {
             }
         }
     }
-    write_page();
     wrong.sort();
     wrong.dedup();
     assert!(judged > 0 && wrong.is_empty(), "{} wrong products:\n{}", wrong.len(), wrong.join("\n"));
+    end_test();
 }
 
 #[test]
@@ -155,12 +155,12 @@ fn missing_rows_are_listed_with_a_reason() {
         listed.insert(key.trim().to_string());
         count(line.split(':').next().unwrap_or_default(), |c| c.missing += 1);
     }
-    write_page();
     for (key, samples) in found.iter().filter(|(k, _)| !listed.contains(*k)) {
         let samples: Vec<&String> = samples.iter().collect();
         diff.push(format!("+ {key} # ({} samples, first {})", samples.len(), samples[0]));
     }
     assert!(diff.is_empty(), "golden/missing_rows.txt differs:\n{}", diff.join("\n"));
+    end_test();
 }
 
 /// Returns true under `tests/complete.sh`.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use isoshard::ops::{AxisPlacement, Input, InputFill, MeshAxis, Meta, Row, Sample};
 use isoshard::tensor::Shape;
 
-use super::summary::{count, write_page};
+use super::summary::{count, end_test};
 use super::{holds_everywhere, try_trials};
 use crate::common;
 use crate::common::rows::line;
@@ -50,10 +50,10 @@ fn every_row_holds_at_other_sizes() {
             }
         }
     }
-    write_page();
     assert!(wrong.is_empty(), "{} wrong rows:\n{}", wrong.len(), wrong.join("\n"));
     let without: Vec<&&str> = all.difference(&small).collect();
     assert!(!is_whole() || without.is_empty(), "no sample has an extent of 0 or 1: {without:?}");
+    end_test();
 }
 
 fn has_small_extent(sample: &Sample) -> bool {
