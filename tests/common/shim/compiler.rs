@@ -20,7 +20,7 @@ const SHIM: &[(&str, &str)] = &[
 /// IEEE arithmetic as written, and integers and pointers as on a device. Each image keeps its symbols private.
 const FLAGS: &[&str] = &[
     "-std=c++20",
-    "-O2",
+    "-O1",
     "-ffp-contract=off",
     "-fno-fast-math",
     "-fno-math-errno",
