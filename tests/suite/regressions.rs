@@ -454,13 +454,12 @@ fn sizes_that_overflow_are_refused_by_name() {
         let (line, slot) = (index.slice(1, 0, 1)?.squeeze(1)?, index.slice(1, 0, 1)?);
         let sequence =
             |len, end: f64| DTensor::linspace(mesh, DType::F64, -f64::MAX, end, len, "(R)".parse()?);
-        let refused: [(&str, Result<()>); 21] = [
+        let refused: [(&str, Result<()>); 19] = [
             ("repeat: the number of", x.repeat(&[HUGE, 2]).map(drop)),
             ("repeat: the number of", none.repeat(&[1, HUGE]).map(drop)),
             ("repeat_interleave: the number of", x.repeat_interleave(HUGE, 0).map(drop)),
             ("expand: the number of", none.unsqueeze(0)?.expand([HUGE, 0, 3]).map(drop)),
             ("unflatten: the product of the sizes", none.unflatten(1, &[5]).map(drop)),
-            ("unflatten: the number of", none.unflatten(1, &[HUGE, 5]).map(drop)),
             ("diag_embed: the number of", x.diag_embed(isize::MIN).map(drop)),
             ("topk: ", x.topk(HUGE, 0, true).map(drop)),
             ("rotary: the positions", put(mesh, &[3, 4], "(S0)")?.rotary(1e4, HUGE).map(drop)),
@@ -474,7 +473,6 @@ fn sizes_that_overflow_are_refused_by_name() {
             ("expert_slots: there is no expert", index.expert_slots(0, None).map(drop)),
             ("group_sizes: the number of rows", GroupSizes::new(2, [1, 1, HUGE, 2]).map(drop)),
             ("layout: the number of", sequence(HUGE, 0.0).map(drop)),
-            ("layout: the number of", DTensor::eye(mesh, DType::F32, HUGE, 2, "(R)".parse()?).map(drop)),
             ("layout: the number of", DTensor::zeros(mesh, DType::F64, [1 << 61], "(R)".parse()?).map(drop)),
         ];
         for (start, outcome) in refused {
@@ -483,25 +481,22 @@ fn sizes_that_overflow_are_refused_by_name() {
         }
         assert_eq!(x.chunk(HUGE, 0)?.len(), 4);
         assert_eq!(line.roll(isize::MIN, 0)?.shape(), line.shape());
-        // The step of two numbers was infinite, and an infinity times 0 is NaN.
         assert_eq!(sequence(2, f64::MAX)?.full_tensor()?.to_f64_vec(), [-f64::MAX, f64::MAX]);
         assert_eq!(sequence(1, f64::MAX)?.full_tensor()?.to_f64_vec(), [-f64::MAX]);
-        // Without a window, positions have no effect.
         let q = put(mesh, &[1, 1, 3, 2], "(R)")?;
         let at = |options: &AttentionOptions| q.attention_with(&q, &q, options)?.full_tensor();
         let options = AttentionOptions::bidirectional(0.3);
         assert_eq!(at(&options.clone().offset(HUGE))?.to_f64_vec(), at(&options)?.to_f64_vec());
         let mut params = Params::new(mesh, Plan::default(), 7)?;
-        let (capacity_factor, dropout) = (Some(1e300), 0.0);
         let config = MoeConfig {
             width: 3,
             hidden: 2,
             experts: 2,
             top_k: 1,
-            capacity_factor,
+            capacity_factor: Some(1e300),
             gated: true,
             shared_hidden: None,
-            dropout,
+            dropout: 0.0,
         };
         let moe = Moe::new(params.root().child("moe"), config, (Init::Ones, Init::Ones))?;
         assert_eq!(moe.forward(&Forward::eval(&params), &x)?.shape(), x.shape());
@@ -509,8 +504,7 @@ fn sizes_that_overflow_are_refused_by_name() {
     });
 }
 
-/// Not a PyTorch issue: rows with equal slots were added up if they lay on different ranks, and so were the gradients of
-/// a row that was read twice.
+/// Not a PyTorch issue: rows with equal slots were added up if they lay on different ranks.
 #[test]
 fn equal_slots_are_refused_on_every_mesh() {
     for (ranks, mesh) in [(1, "a=1"), (2, "a=2"), (3, "a=3")] {
@@ -555,14 +549,13 @@ fn integers_are_added_by_index() {
                     let src = put(integers([most, 5, 7, -2])?)?.cast(dtype)?;
                     let (index, line) = (put(integers([0, 2, 0, 3])?)?, [0i64, 2, 0, 3]);
                     let line = DTensor::distribute(mesh, &Tensor::from_slice(&line, [4])?, "(R)".parse()?)?;
-                    let lowest = -most - 1;
                     let check = |y: DTensor, want: [i64; 4]| -> Result<()> {
                         assert_eq!(y.dtype(), dtype);
                         assert_eq!(y.cast(DType::I64)?.full_tensor()?.to_vec::<i64>()?, want, "{layout}");
                         Ok(())
                     };
-                    check(src.scatter_add(0, &index, 4)?, [lowest + 6, 0, 5, -2])?;
-                    let want = [lowest + 7, 2, 8, 2];
+                    check(src.scatter_add(0, &index, 4)?, [-most + 5, 0, 5, -2])?;
+                    let want = [-most + 6, 2, 8, 2];
                     check(x.scatter_reduce(0, &index, &src, ReduceOp::Sum)?, want)?;
                     check(x.index_add(0, &line, &src)?, want)?;
                     check(x.index_put(&[&line], &src, true)?, want)?;
