@@ -96,14 +96,13 @@ impl Found<'_> {
 }
 
 impl Found<'_> {
-    /// Returns the element of operand `k` at the same index, for operators that broadcast.
+    /// Returns the element of operand `k` at the same index, for operators that broadcast; NaN if the operand is larger.
     pub fn x(&self, k: usize) -> f64 {
         let shape = match self.compared {
             Compared::Result(k) => self.case.outs[k].shape(),
             Compared::Gradient(k) => self.case.ins[k].shape(),
         };
-        let x = self.case.ins[k].expand(shape).expect("operands of one shape");
-        x.to_f64_vec()[self.index]
+        self.case.ins[k].expand(shape).map_or(f64::NAN, |x| x.to_f64_vec()[self.index])
     }
 
     /// Returns attribute `k`.

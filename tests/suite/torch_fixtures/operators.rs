@@ -115,7 +115,7 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     le_scalar |x, a| EQUAL, EQUAL, x[0].le_scalar(number(a, 0));
     gt_scalar |x, a| EQUAL, EQUAL, x[0].gt_scalar(number(a, 0));
     ge_scalar |x, a| EQUAL, EQUAL, x[0].ge_scalar(number(a, 0));
-    hypot |x, _| ulp(1.0), sums(2.0), x[0].hypot(&x[1]);
+    hypot |x, _| ulp(1.0), sums(4.0), x[0].hypot(&x[1]);
     copysign |x, _| EQUAL, sums(2.0), x[0].copysign(&x[1]);
     heaviside |x, _| EQUAL, EQUAL, x[0].heaviside(&x[1]);
     fmod |x, _| EQUAL, sums(2.0), x[0].fmod(&x[1]);
