@@ -151,10 +151,9 @@ fn every_kernel_is_embedded_named_as_its_operator_and_includes_ours_alone() {
 }
 
 /// The operators that kernels of this name may belong to: `cast_f32` has those of `cast` from one dtype,
-/// `attention_fast` those of `attention`'s fast mode.
+/// `attention_grad_fast_f16` those of `attention_grad`'s fast mode, and so on.
 fn operators_of(stem: &str) -> impl Iterator<Item = String> {
-    let part_of = stem.rsplit_once('_').map(|(operator, _)| operator);
-    [Some(stem), part_of].into_iter().flatten().map(str::to_string)
+    std::iter::successors(Some(stem), |stem| stem.rsplit_once('_').map(|(part, _)| part)).map(str::to_string)
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use std::marker::PhantomData;
 
-use super::real::{BitNum, Num, Real};
+use super::bit_num::BitNum;
+use super::real::{Num, Real};
 use super::simd::{Kernel, dispatch};
 
 /// The constants of a formula. A formula that has fewer ignores the rest.

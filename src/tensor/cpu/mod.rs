@@ -14,6 +14,7 @@
 //! not depend on the other elements of the call, nor on the instruction set. A loop runs on one thread, since callers
 //! run in parallel; only a matrix product uses more, if [`with_threads`] allows it.
 
+mod bit_num;
 mod cast;
 mod copy;
 mod gemm;
@@ -30,6 +31,7 @@ mod strided_rows;
 mod tree;
 mod wide;
 
+pub use bit_num::BitNum;
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
 pub use gemm::{
@@ -44,7 +46,7 @@ pub use map::map2;
 pub use map::{map, map1};
 pub use map_slice::map_slice;
 pub use pointwise::{compare, compute, expect_matching, select, test};
-pub use real::{BitNum, Num, Real, Widen, is_nan};
+pub use real::{Num, Real, Widen, is_nan};
 pub use reduce::{reduce, reduce_wide};
 pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
