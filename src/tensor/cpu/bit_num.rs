@@ -50,3 +50,24 @@ bit_num! {
     u8 (x, by) select(by < 8, x.wrapping_shl(u32::from(by)), 0), select(by < 8, x.wrapping_shr(u32::from(by)), 0);
     bool (x, by) x & !by, x & !by;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_shift_by_any_number_without_a_panic() {
+        for x in [i32::MIN, -7, -1, 0, 1, 8, i32::MAX] {
+            for by in [-1, 0, 1, 31, 32, 99] {
+                let places = if (0..32).contains(&by) { by as u32 } else { 63 };
+                assert_eq!(x.shift_right(by), (i64::from(x) >> places) as i32, "{x} >> {by}");
+                assert_eq!(
+                    x.shift_left(by),
+                    (i64::from(x).checked_shl(places).unwrap_or(0)) as i32 * i32::from(places < 32),
+                    "{x} << {by}"
+                );
+            }
+        }
+        assert_eq!((0x81u8.shift_left(1), 0x81u8.shift_right(7), 1u8.shift_left(8)), (2, 1, 0));
+    }
+}

@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_divide_and_shift_without_a_panic() {
+    fn integers_divide_without_a_panic() {
         for x in [i32::MIN, -7, -1, 0, 1, 8, i32::MAX] {
             for y in [i32::MIN, -3, -1, 1, 4, i32::MAX] {
                 let (wide, by) = (i64::from(x), i64::from(y));
@@ -540,21 +540,11 @@ mod tests {
                 assert_eq!(i64::from(Num::fmod(x, y)), wide % by, "{x} % {y}");
             }
             assert_eq!((Num::floor_div(x, 0), Num::remainder(x, 0), Num::fmod(x, 0)), (0, x, x));
-            for by in [-1, 0, 1, 31, 32, 99] {
-                let places = if (0..32).contains(&by) { by as u32 } else { 63 };
-                assert_eq!(x.shift_right(by), (i64::from(x) >> places) as i32, "{x} >> {by}");
-                assert_eq!(
-                    x.shift_left(by),
-                    (i64::from(x).checked_shl(places).unwrap_or(0)) as i32 * i32::from(places < 32),
-                    "{x} << {by}"
-                );
-            }
         }
         assert_eq!(
             (Num::floor_div(7u8, 2), Num::remainder(7u8, 4), Num::magnitude(i64::MIN)),
             (3, 3, i64::MIN)
         );
         assert_eq!((<u8 as Num>::constant(-1.0), <i64 as Num>::constant(9.3e18)), (255, i64::MAX));
-        assert_eq!((0x81u8.shift_left(1), 0x81u8.shift_right(7), 1u8.shift_left(8)), (2, 1, 0));
     }
 }

@@ -77,7 +77,7 @@ pub const EXCUSED: &[(&str, &[&str])] = &[
 ];
 
 /// Returns the cases that run an operator or a method.
-fn cases_of<'a>(name: &'a str) -> impl Iterator<Item = &'a str> {
+fn cases_of(name: &str) -> impl Iterator<Item = &str> {
     let derived = name.split_once("_grad").map(|(of, _)| of);
     let direct = OPERATORS.iter().map(|o| o.name).filter(move |o| *o == name || Some(*o) == derived);
     direct.chain(CASES.iter().filter(move |(of, _)| *of == name).flat_map(|(_, cases)| cases.iter().copied()))
