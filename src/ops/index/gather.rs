@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::cuda;
-use super::lines::{DimLines, LineIndex};
+use super::lines::{DimLines, LineIndex, expect_in_range};
 use super::rows::minus_zero;
 use super::segments::expect_indices;
 use crate::error::{Error, Result};
@@ -63,13 +63,14 @@ impl Op for Gather {
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let (n, start) = (at.ins[0].global[self.dim], at.ins[0].start(self.dim));
         let (held, x) = (ins[0].shape()[self.dim], ins[0].contiguous()?);
-        let index = LineIndex::new(self.name(), &ins[1], self.dim, n)?;
+        let index = LineIndex::unchecked(&ins[1], self.dim)?;
+        let check = |entries: &[i64]| expect_in_range(self.name(), entries, self.dim, n);
         let lines = DimLines::new(ins[1].shape(), self.dim);
         let mut out = Tensor::uninit(x.dtype(), ins[1].shape());
         if out.numel() > 0 {
             for_dtype!(any x.dtype(), T => {
                 let out = cpu::as_elements_mut::<T>(out.bytes_mut());
-                take(x.as_slice::<T>()?, (start, held), &index, lines, out)?;
+                take(x.as_slice::<T>()?, (start, held), &index, lines, out, check)?;
             });
         }
         Ok(smallvec![out])
@@ -95,19 +96,22 @@ impl Op for Gather {
     }
 }
 
-/// Reads elements by index. This rank stores `held` rows per block, from row `start` on.
+/// Reads elements by index. This rank stores `held` rows per block, from row `start` on. Each block's entries are given
+/// to `check` first.
 fn take<T: Element>(
     x: &[T],
     (start, held): (usize, usize),
     index: &LineIndex,
     DimLines { len, inner, .. }: DimLines,
     out: &mut [T],
+    check: impl Fn(&[i64]) -> Result<()>,
 ) -> Result<()> {
     // An index before this rank's first row wraps to a number far beyond its last row.
     let place = |i: i64| (i as usize).wrapping_sub(start);
     let per_row = inner / index.width;
     let entries = index.entries()?.chunks_exact(len * per_row);
     for (b, (out, index_block)) in out.chunks_exact_mut(len * inner).zip(entries).enumerate() {
+        check(index_block)?;
         let x = &x[b * held * inner..][..held * inner];
         if inner == 1 {
             for (o, &i) in out.iter_mut().zip(index_block) {

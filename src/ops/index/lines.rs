@@ -33,21 +33,19 @@ impl LineIndex {
     /// # Errors
     /// Returns an error that begins with `verb` if an entry is not.
     pub fn new(verb: &str, index: &Tensor, dim: usize, n: usize) -> Result<LineIndex> {
+        let index = LineIndex::unchecked(index, dim)?;
+        expect_in_range(verb, index.entries()?, dim, n)?;
+        Ok(index)
+    }
+
+    /// Prepares an `index` whose entries the caller [checks](expect_in_range).
+    pub fn unchecked(index: &Tensor, dim: usize) -> Result<LineIndex> {
         let (mut entries, mut width) = (index.clone(), 1);
         if let Some(rows) = LineIndex::shared_rows(index, dim)? {
             width = index.shape()[dim + 1..].iter().product();
             entries = rows;
         }
-        let entries = entries.contiguous()?;
-        let all = entries.as_slice::<i64>()?;
-        // The union of all entries' bits is at least the largest entry, and faster to compute than comparisons.
-        let union = all.iter().fold(0, |union, &i| union | i as u64);
-        if union >= n as u64 && all.iter().fold(false, |bad, &i| bad | (i as u64 >= n as u64)) {
-            for &i in all {
-                checked_index(verb, i, n, dim)?;
-            }
-        }
-        Ok(LineIndex { entries, width })
+        Ok(LineIndex { entries: entries.contiguous()?, width })
     }
 
     /// Returns the index with extent 1 in the dims after `dim`, if it repeats its entries along all of them.
@@ -63,6 +61,19 @@ impl LineIndex {
     pub fn entries(&self) -> Result<&[i64]> {
         self.entries.as_slice::<i64>()
     }
+}
+
+/// Refuses entries that are not among the `n` indices of `dim`.
+///
+/// # Errors
+/// Returns an error that begins with `verb` if there are such.
+pub(in crate::ops) fn expect_in_range(verb: &str, entries: &[i64], dim: usize, n: usize) -> Result<()> {
+    if entries.iter().fold(false, |bad, &i| bad | (i as u64 >= n as u64)) {
+        for &i in entries {
+            checked_index(verb, i, n, dim)?;
+        }
+    }
+    Ok(())
 }
 
 /// Moves `dim` to the end and makes the tensor contiguous.

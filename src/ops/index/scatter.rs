@@ -256,6 +256,14 @@ pub(super) fn write_rows<T: Element>(
     }
     let blocks = x.chunks_exact_mut(held.len * inner).zip(src.chunks_exact(len * inner));
     for ((x, src), index_block) in blocks.zip(index.entries()?.chunks_exact(len * inner / index.width)) {
+        if inner == 1 {
+            for (&y, &i) in src.iter().zip(index_block) {
+                if let Some(x) = x.get_mut((i as usize).wrapping_sub(start)) {
+                    *x = meet(*x, y);
+                }
+            }
+            continue;
+        }
         let rows = src.chunks_exact(inner).zip(index_block.chunks_exact(inner / index.width));
         for (src, index) in rows {
             for (columns, &i) in (0..).step_by(index_width(src, index)).zip(index) {

@@ -185,7 +185,7 @@ impl<'a, T: Float> SumsByRow<'a, T> {
 }
 
 /// The number of columns that [`LongRun`] adds at a time, so that unfinished sums stay in the nearest cache.
-const STRIP: usize = 128;
+const STRIP: usize = 1024;
 
 /// Writes the sum of the rows of `src` at ascending `positions` to `out`, strip by strip.
 ///
@@ -209,8 +209,9 @@ impl<T: Float> cpu::Kernel for LongRun<'_, T> {
             Some(&p) => (paths[positions[k - 1] as usize] ^ paths[p as usize]).ilog2(),
             None => u64::BITS,
         };
-        // One strip per level of the tree suffices.
-        strips.resize(u64::BITS as usize + 1, [zero; STRIP]);
+        if strips.is_empty() {
+            strips.push([zero; STRIP]);
+        }
         for first in (0..width).step_by(STRIP) {
             let n = STRIP.min(width - first);
             let row = |k: usize| &src[positions[k] as usize * width + first..][..n];
@@ -219,6 +220,10 @@ impl<T: Float> cpu::Kernel for LongRun<'_, T> {
             strips[0].iter_mut().zip(row(0)).for_each(|(sum, x)| *sum = x.widen());
             for k in 1..positions.len() {
                 let here = std::mem::replace(&mut next, level(k + 1));
+                if let Some(&later) = positions.get(k + 2) {
+                    // Rows lie far apart, so the CPU does not foresee the next one.
+                    cpu::prefetch(&src[later as usize * width + first..][..n]);
+                }
                 while waiting & ((1 << here) - 1) != 0 {
                     let (left, right) = strips.split_at_mut(at);
                     left[at - 1][..n].iter_mut().zip(&right[0]).for_each(|(a, &b)| *a = *a + b);
@@ -231,6 +236,9 @@ impl<T: Float> cpu::Kernel for LongRun<'_, T> {
                 } else {
                     waiting |= 1 << here;
                     at += 1;
+                    if strips.len() == at {
+                        strips.push([zero; STRIP]);
+                    }
                     strips[at].iter_mut().zip(row(k)).for_each(|(sum, x)| *sum = x.widen());
                 }
             }

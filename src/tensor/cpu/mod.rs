@@ -49,7 +49,7 @@ pub use pointwise::{compare, compute, expect_matching, select, test};
 pub use real::{Num, Real, Widen, is_nan};
 pub use reduce::{reduce, reduce_wide};
 pub use rows::{RowBody, over_rows};
-pub use simd::{Isa, Kernel, dispatch, with_isa};
+pub use simd::{Isa, Kernel, dispatch, prefetch, with_isa};
 pub use strided_rows::{EachChunk, StridedRows};
 pub use tree::{BlockTree, MaxReducer, MinReducer, Reducer, RowTree, SumReducer, merges, row_max};
 pub use wide::WideFunction;

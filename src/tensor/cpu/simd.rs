@@ -113,6 +113,24 @@ pub fn dispatch<K: Kernel>(kernel: K) -> K::Out {
     run_baseline(kernel)
 }
 
+/// Asks the CPU to load data into its caches while other work goes on. It has no other effect.
+///
+/// ```
+/// let row = [1.0f32; 768];
+/// isoshard::tensor::cpu::prefetch(&row);
+/// ```
+#[inline(always)]
+pub fn prefetch<T>(data: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in data.chunks(64 / size_of::<T>().clamp(1, 64)) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: the instruction reads no memory for the program, and may be given any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = data;
+}
+
 thread_local! {
     static CHOSEN: Cell<Option<Isa>> = const { Cell::new(None) };
 }
