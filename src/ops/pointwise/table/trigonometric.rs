@@ -128,7 +128,7 @@ macro_rules! trigonometric_table {
             for far_floats, Linear "Linear in the incoming gradient.",
             gradient |d, dx| { dy => (d.sinc_grad(x)), x => (sinc_curvature(d * dy, x)) },
             samples [Ints Positive] rounded 4,
-            example [1.0, 1.0], [0.0, 1.0] => "[0.000, -1.000]";
+            example [1.0, 1.0], [0.5, 1.0] => "[-1.273, -1.000]";
     } } };
 }
 pub(crate) use trigonometric_table;
