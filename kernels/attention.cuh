@@ -5,7 +5,7 @@
 // rows 4 ty to 4 ty + 3 (and the same number 4 THREADS / 16 further on), and columns tx, tx + 16, ... Shared memory
 // holds the operands by rows, as in memory but widened, in chunks of CHUNK elements of the head's dim.
 //
-// R is 4 or 8. A thread's rows have 16 C columns of scores and 64 N columns of results. Kernels that are not CHUNKED
+// R is 4. A thread's rows have 16 C columns of scores and 64 N columns of results. Kernels that are not CHUNKED
 // hold the whole head's dim in shared memory. Kernels without EXTRAS know a window of positions (causal, full or
 // sliding) and dropout, and no other treatment of the scores, which needs registers that the most frequent calls keep.
 #pragma once
@@ -104,26 +104,26 @@ DEVICE void fill(typename S::A (&s)[S::R][S::C], typename S::A x) {
 }
 
 template <class A>
-DEVICE void exchange(A& x, A& y) {
+DEVICE void swap_(A& x, A& y) {
   A held = x;
   x = y;
   y = held;
 }
 template <class A, int N>
-DEVICE void exchange(A (&x)[N], A (&y)[N]) {
+DEVICE void swap_(A (&x)[N], A (&y)[N]) {
   UNROLL
-  for (int i = 0; i < N; i++) exchange(x[i], y[i]);
+  for (int i = 0; i < N; i++) swap_(x[i], y[i]);
 }
 // Moves the first row behind the last one, and the first column of each row behind its last one.
 template <class X, int N>
-DEVICE void turn_rows(X (&x)[N]) {
+DEVICE void rotate_rows(X (&x)[N]) {
   UNROLL
-  for (int i = 0; i + 1 < N; i++) exchange(x[i], x[i + 1]);
+  for (int i = 0; i + 1 < N; i++) swap_(x[i], x[i + 1]);
 }
 template <class A, int R, int C>
-DEVICE void turn_columns(A (&x)[R][C]) {
+DEVICE void rotate_columns(A (&x)[R][C]) {
   UNROLL
-  for (int r = 0; r < R; r++) turn_rows(x[r]);
+  for (int r = 0; r < R; r++) rotate_rows(x[r]);
 }
 
 // Calls f with each row's number, and this row of each tile. Long code is not repeated: the tiles' rows take turns.
@@ -133,7 +133,7 @@ DEVICE void by_rows(F f, Tiles&... tiles) {
     ONCE
     for (int r = 0; r < S::R; r++) {
       f(r, tiles[0]...);
-      (turn_rows(tiles), ...);
+      (rotate_rows(tiles), ...);
     }
   } else {
     UNROLL
@@ -148,7 +148,7 @@ DEVICE void by_columns(F f, typename S::A (&tile)[S::R][S::C]) {
     ONCE
     for (int c = 0; c < S::C; c++) {
       f(c, 0);
-      turn_columns(tile);
+      rotate_columns(tile);
     }
   } else {
     UNROLL

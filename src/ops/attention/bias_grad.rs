@@ -3,11 +3,8 @@
 use smallvec::smallvec;
 
 use super::grad::{expect_forward, forward_statistics, sample_operands};
-use super::scores::{ScoreOperands, ScoreRule};
-use super::{
-    Attention, AttentionCall, cut_operands, grouped_sample, heads_split, sample_attributes, sample_rules,
-    work,
-};
+use super::scores::ScoreRule;
+use super::{Attention, cut_operands, grouped_sample, heads_split, sample_attributes, sample_rules, work};
 use crate::error::{Error, Result};
 use crate::ops::{
     AttentionBiasGrad, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Vjp,
@@ -65,13 +62,13 @@ impl Op for AttentionBiasGrad {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let [q, k, v, o, lse, dy, extra @ ..] = ins else { unreachable!("infer counted the operands") };
-        let call = self.call(at, self.rule.operands(extra));
+        let call = self.forward().call(self.name(), (at, &at.ins[4]), self.rule.operands(extra));
         Ok(smallvec![call.with(|attention| attention.bias_backward([q, k, v], (o, lse), dy))?])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let [q, k, v, o, lse, dy, extra @ ..] = ins else { unreachable!("infer counted the operands") };
-        let call = self.call(at, self.rule.operands(extra));
+        let call = self.forward().call(self.name(), (at, &at.ins[4]), self.rule.operands(extra));
         Ok(smallvec![call.cuda()?.bias_backward([q, k, v], (o, lse), dy)?])
     }
 
@@ -85,8 +82,7 @@ impl Op for AttentionBiasGrad {
     }
 
     fn statistics(&self, _: &[Meta]) -> Vec<Statistic> {
-        let &AttentionBiasGrad { scale, p, q_offset, draw, rule } = self;
-        forward_statistics(Attention { scale, p, q_offset, draw, rule })
+        forward_statistics(self.forward())
     }
 
     fn adds(&self) -> bool {
@@ -95,19 +91,10 @@ impl Op for AttentionBiasGrad {
 }
 
 impl AttentionBiasGrad {
-    fn call<'a>(&self, at: &'a Windows, operands: ScoreOperands<'a>) -> AttentionCall<'a> {
+    /// Returns the operator whose derivative this is.
+    fn forward(&self) -> Attention {
         let &AttentionBiasGrad { scale, p, q_offset, draw, rule } = self;
-        AttentionCall {
-            verb: "attention_bias_grad",
-            scale,
-            p,
-            q_offset,
-            draw: draw.0,
-            at,
-            lse: &at.ins[4],
-            rule,
-            operands,
-        }
+        Attention { scale, p, q_offset, draw, rule }
     }
 }
 

@@ -173,41 +173,42 @@ impl<'a> CpuAttention<'a> {
 
     fn forward_as<T: Gemm>(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let (b, h, tq) = (q.shape()[0], q.shape()[1], q.shape()[2]);
-        let (dv, v_heads, each) = (v.shape()[3], v.shape()[1], group_len(h, k.shape()[1]));
+        let (dv, groups) = (v.shape()[3], k.shape()[1]);
+        let each = group_len(h, groups);
         let mut o = Tensor::zeros(T::DTYPE, [b, tq, h, dv]);
         let mut lse = Tensor::full(T::DTYPE, [b, h, tq], f64::NEG_INFINITY);
         let extra = ScoreTensors::of(&self.operands, T::DTYPE)?;
         let inputs = ScoreInputs::<T>::of(self.rule, &extra)?;
         let (q, k, v) = (Heads::<T>::of(q)?, Heads::<T>::of(k)?, Heads::<T>::of(v)?);
         let (o_data, lse_data) = (o.make_mut::<T>()?, lse.make_mut::<T>()?);
-        let windows: Vec<(QueryBlock, LeafContraction<T>)> =
-            self.blocks(0..tq, k.len).into_iter().map(|block| (block.clone(), block.over_keys())).collect();
+        let blocks = self.blocks(0..tq, k.len);
+        let mut columns = TransposedRows::new(blocks.iter(), k.d);
+        let with_sums = |block: QueryBlock| {
+            let over = block.over_keys();
+            (block, over)
+        };
+        let windows: Vec<(QueryBlock, LeafContraction<T>)> = blocks.into_iter().map(with_sums).collect();
         // For few queries, the search for infinities in all values would take as long as their product.
-        let finite = tq >= ROWS && all_finite(&v, [b, v_heads]);
+        let finite = tq >= ROWS && all_finite(&v, [b, groups]);
         let width = windows.iter().map(|(window, _)| window.width).max().unwrap_or(0);
         let (mut tree, mut sums) = (BlockTree::<T>::new(width), [T::ZERO; ROWS]);
-        let (mut scores, mut columns) = (Scratch::<T>::new(ROWS * width), TransposedRows::new(k.len, k.d));
+        let mut scores = Scratch::<T>::new(ROWS * width);
         for head in (0..b).flat_map(|b| (0..h).map(move |h| [b, h])) {
             let group = [head[0], head[1] / each];
             if head[1].is_multiple_of(each) {
                 columns.fill(k.at(group));
             }
             for (window, over_window) in &windows {
-                let (narrow, over_narrow);
-                let (block, over) = match inputs.narrow(window, head) {
-                    None => (window, over_window),
-                    Some(block) => {
-                        (narrow, over_narrow) = (block.clone(), block.over_keys());
-                        (&narrow, &over_narrow)
-                    }
-                };
+                let narrow = inputs.narrow(window, head).map(with_sums);
+                let (block, over) =
+                    narrow.as_ref().map_or((window, over_window), |(block, over)| (block, over));
                 let s = &mut scores.get()[..block.rows * block.width];
                 if s.is_empty() {
                     continue;
                 }
                 self.scores(block, (q.at(head), &columns), s);
                 let lse = &mut lse_data[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
-                let infinite = dispatch(Probabilities {
+                let left_out = dispatch(Probabilities {
                     inputs: &inputs,
                     head,
                     s,
@@ -219,10 +220,12 @@ impl<'a> CpuAttention<'a> {
                 });
                 self.drop_probabilities(block, head, s);
                 let o = &mut o_data[((head[0] * tq + block.start) * h + head[1]) * dv..];
-                let hidden = block.hidden(&self.rule, infinite || inputs.has_holes());
-                let hidden = if finite { &[][..] } else { &hidden };
+                let hidden = match finite {
+                    true => [0..0, 0..0],
+                    false => block.hidden(&self.rule, left_out || inputs.has_holes()),
+                };
                 let v = v.at(group).rows(block.from, block.to - block.from);
-                masked_product(hidden, BlockSum::Keys(over), block.matrix(s), v, (&mut *o, (h * dv, 1)));
+                masked_product(&hidden, BlockSum::Keys(over), block.matrix(s), v, (&mut *o, (h * dv, 1)));
                 dispatch(ScaleRows { o, step: h * dv, len: dv, sums: &sums[..block.rows] });
             }
         }

@@ -15,7 +15,7 @@ use crate::tensor::cuda::{Gpu, fill};
 use crate::tensor::{DType, SplitRule, Tensor};
 use tree::depth;
 
-/// Computes `softmax(scale * q k^T, causally masked) v` and its derivative on a CUDA device, as
+/// Computes `softmax(scale * q k^T, masked) v` and its derivative on a CUDA device, as
 /// [`CpuAttention`](crate::ops::cpu::CpuAttention).
 #[derive(Clone, Copy, Debug)]
 pub struct CudaAttention<'a> {

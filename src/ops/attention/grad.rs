@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-use super::scores::{ScoreOperands, ScoreRule};
+use super::scores::ScoreRule;
 use super::{
-    Attention, AttentionCall, cut_operands, expect_heads, expect_times, grouped_sample, heads_split,
-    sample_attributes, sample_rules, work,
+    Attention, cut_operands, expect_heads, expect_times, grouped_sample, heads_split, sample_attributes,
+    sample_rules, work,
 };
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
@@ -56,14 +56,14 @@ impl Op for AttentionGrad {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let [q, k, v, o, lse, dy, extra @ ..] = ins else { unreachable!("infer counted the operands") };
-        let call = self.call(at, self.rule.operands(extra));
+        let call = self.forward().call(self.name(), (at, &at.ins[4]), self.rule.operands(extra));
         let [dq, dk, dv] = call.with(|attention| attention.backward([q, k, v], (o, lse), dy))?;
         Ok(smallvec![dq, dk, dv])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let [q, k, v, o, lse, dy, extra @ ..] = ins else { unreachable!("infer counted the operands") };
-        let call = self.call(at, self.rule.operands(extra));
+        let call = self.forward().call(self.name(), (at, &at.ins[4]), self.rule.operands(extra));
         let [dq, dk, dv] = call.cuda()?.backward([q, k, v], (o, lse), dy)?;
         Ok(smallvec![dq, dk, dv])
     }
@@ -78,8 +78,7 @@ impl Op for AttentionGrad {
     }
 
     fn statistics(&self, _: &[Meta]) -> Vec<Statistic> {
-        let &AttentionGrad { scale, p, q_offset, draw, rule } = self;
-        forward_statistics(Attention { scale, p, q_offset, draw, rule })
+        forward_statistics(self.forward())
     }
 
     fn adds(&self) -> bool {
@@ -88,19 +87,10 @@ impl Op for AttentionGrad {
 }
 
 impl AttentionGrad {
-    fn call<'a>(&self, at: &'a Windows, operands: ScoreOperands<'a>) -> AttentionCall<'a> {
+    /// Returns the operator whose derivative this is.
+    fn forward(&self) -> Attention {
         let &AttentionGrad { scale, p, q_offset, draw, rule } = self;
-        AttentionCall {
-            verb: "attention_grad",
-            scale,
-            p,
-            q_offset,
-            draw: draw.0,
-            at,
-            lse: &at.ins[4],
-            rule,
-            operands,
-        }
+        Attention { scale, p, q_offset, draw, rule }
     }
 }
 

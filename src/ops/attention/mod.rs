@@ -105,14 +105,14 @@ impl Op for Attention {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let (qkv, extra) = ins.split_at(3);
-        let call = self.call(at, self.rule.operands(extra));
+        let call = self.call(self.name(), (at, &at.outs[1]), self.rule.operands(extra));
         let (o, lse) = call.with(|attention| attention.forward(&qkv[0], &qkv[1], &qkv[2]))?;
         Ok(smallvec![o, lse])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let (qkv, extra) = ins.split_at(3);
-        let call = self.call(at, self.rule.operands(extra));
+        let call = self.call(self.name(), (at, &at.outs[1]), self.rule.operands(extra));
         let (o, lse) = call.cuda()?.forward(&qkv[0], &qkv[1], &qkv[2])?;
         Ok(smallvec![o, lse])
     }
@@ -146,19 +146,15 @@ impl Op for Attention {
 }
 
 impl Attention {
-    fn call<'a>(&self, at: &'a Windows, operands: ScoreOperands<'a>) -> AttentionCall<'a> {
+    /// Returns the call of this operator or, by its `verb`, of a derivative. `lse` is the window of its result 1.
+    pub(super) fn call<'a>(
+        &self,
+        verb: &'a str,
+        (at, lse): (&'a Windows, &'a Window),
+        operands: ScoreOperands<'a>,
+    ) -> AttentionCall<'a> {
         let &Attention { scale, p, q_offset, draw, rule } = self;
-        AttentionCall {
-            verb: "attention",
-            scale,
-            p,
-            q_offset,
-            draw: draw.0,
-            at,
-            lse: &at.outs[1],
-            rule,
-            operands,
-        }
+        AttentionCall { verb, scale, p, q_offset, draw: draw.0, at, lse, rule, operands }
     }
 }
 

@@ -49,8 +49,7 @@ impl CpuAttention<'_> {
             .map(|(rows, joins)| (self.leaf_block(rows, keys), joins))
             .collect();
         let over: Vec<_> = blocks.iter().map(|(block, _)| block.over_keys()).collect();
-        let mut work =
-            ScoreScratch::new(blocks.iter().map(|b| &b.0), [keys, d, dv], self.rule.soft_cap.is_some());
+        let mut work = ScoreScratch::new(blocks.iter().map(|b| &b.0), [d, dv], self.rule.soft_cap.is_some());
         let (mut dk_room, mut dv_room) = (Vec::new(), Vec::new());
         let head_joins = merges(given.each, 1);
         for (b, group) in (0..b).flat_map(|b| (0..groups).map(move |g| (b, g))) {
@@ -117,7 +116,7 @@ impl CpuAttention<'_> {
             T::product(T::ONE, given.grad.rows(own), work.columns[1].whole_columns(keys), T::ZERO, into);
         }
         self.drop_gradients(block, head, ds);
-        let infinite = dispatch(ScoreGradients {
+        let left_out = dispatch(ScoreGradients {
             inputs: &given.scores,
             head,
             p,
@@ -132,8 +131,11 @@ impl CpuAttention<'_> {
             find_holes: !given.finite,
         });
         self.drop_probabilities(block, head, p);
-        let hidden = block.hidden(&self.rule, infinite || given.scores.has_holes());
-        (p, ds, if given.finite { [0..0, 0..0] } else { hidden })
+        let hidden = match given.finite {
+            true => [0..0, 0..0],
+            false => block.hidden(&self.rule, left_out || given.scores.has_holes()),
+        };
+        (p, ds, hidden)
     }
 }
 
@@ -212,17 +214,17 @@ pub(super) struct ScoreScratch<T> {
 
 impl<T: Gemm> ScoreScratch<T> {
     pub(super) fn new<'b>(
-        blocks: impl Iterator<Item = &'b QueryBlock>,
-        [keys, d, dv]: [usize; 3],
+        blocks: impl Iterator<Item = &'b QueryBlock> + Clone,
+        [d, dv]: [usize; 2],
         soft_cap: bool,
     ) -> Self {
-        let (len, width) = blocks.fold((0, 0), |(l, w), b| (l.max(b.rows * b.width), w.max(b.width)));
+        let (len, width) = blocks.clone().fold((0, 0), |(l, w), b| (l.max(b.rows * b.width), w.max(b.width)));
         ScoreScratch {
             p: Scratch::new(len),
             ds: Scratch::new(len),
             slopes: soft_cap.then(|| Scratch::new(width)),
             dot: RowTree::new(dv),
-            columns: [d, dv].map(|d| TransposedRows::new(keys, d)),
+            columns: [d, dv].map(|d| TransposedRows::new(blocks.clone(), d)),
             group: None,
         }
     }

@@ -58,7 +58,6 @@ impl CpuAttention<'_> {
             .filter(|(rows, _)| !rows.is_empty())
             .map(|(rows, _)| self.leaf_block(rows, keys))
             .collect();
-        let mut work = ScoreScratch::new(blocks.iter(), [keys, k.shape()[3], v.shape()[3]], false);
         let data = out.make_mut::<T>()?;
         let repeats = call.repeats();
         let joins = call.joins();
@@ -70,6 +69,7 @@ impl CpuAttention<'_> {
         for (ob, oh) in outer(0).flat_map(|b| outer(1).map(move |h| (b, h))) {
             for part in &parts {
                 let Some(first) = part.first() else { continue };
+                let mut work = ScoreScratch::new(part.iter(), [k.shape()[3], v.shape()[3]], false);
                 let entry = if repeats[2] { keys } else { first.rows * keys };
                 let row = if repeats[2] { 0 } else { first.start };
                 let at = ((ob * bias[1] + oh) * bias[2] + row) * keys;

@@ -204,7 +204,7 @@ fn prepare_row<T: Gemm>(
 
 /// The kernel that turns the products of a block, row by row, into [scores](prepare_row) and exponentials, and computes
 /// their sums and the logarithms of the sums. The exponential of a key that is left out is -0, which no other
-/// exponential is. Returns true if a row leaves out a key of its window, or if `find_holes` is false.
+/// exponential is. Returns true if `find_holes` is true and a row leaves out a key of its window.
 pub(super) struct Probabilities<'a, T> {
     pub(super) inputs: &'a ScoreInputs<'a, T>,
     pub(super) head: [usize; 2],
@@ -221,11 +221,11 @@ impl<T: Gemm> Kernel for Probabilities<'_, T> {
     #[inline(always)]
     fn run(self) -> bool {
         let (block, rule) = (self.block, &self.inputs.rule);
-        let mut left_out = !self.find_holes;
+        let mut left_out = false;
         let rows = self.s.chunks_exact_mut(block.width).zip(self.sums.iter_mut().zip(self.lse));
         for (i, (row, (sum, lse))) in rows.enumerate() {
             prepare_row(self.inputs, block, (self.head, i), row, None);
-            left_out = left_out || block.leaves_out(rule, i, row);
+            left_out = left_out || self.find_holes && block.leaves_out(rule, i, row);
             // The other leaves add nothing.
             let leaves = block.seen_leaves(rule, i);
             let (seen, after) = row.split_at_mut(leaves.end * LEAF);
@@ -247,7 +247,7 @@ impl<T: Gemm> Kernel for Probabilities<'_, T> {
 
 /// The kernel that turns products `p` of queries and keys into [scores](prepare_row) and probabilities, and gradients
 /// `ds` of the probabilities into those of the products. Entries of keys that are left out become -0; no other entry is
-/// -0. Returns true if a row leaves out a key of its window, or if `find_holes` is false.
+/// -0. Returns true if `find_holes` is true and a row leaves out a key of its window.
 pub(super) struct ScoreGradients<'a, T> {
     pub(super) inputs: &'a ScoreInputs<'a, T>,
     pub(super) head: [usize; 2],
@@ -269,14 +269,14 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
     #[inline(always)]
     fn run(mut self) -> bool {
         let (block, rule) = (self.block, &self.inputs.rule);
-        let mut left_out = !self.find_holes;
+        let mut left_out = false;
         let d = self.o.shape().1;
         let mut products = vec![T::ZERO; d];
         let width = block.width;
         let rows = self.p.chunks_exact_mut(width).zip(self.ds.chunks_exact_mut(width));
         for (i, ((p, ds), &lse)) in rows.zip(self.lse).enumerate() {
             prepare_row(self.inputs, block, (self.head, i), p, self.slopes.as_deref_mut());
-            left_out = left_out || block.leaves_out(rule, i, p);
+            left_out = left_out || self.find_holes && block.leaves_out(rule, i, p);
             let (o, grad) = (self.o.row(i), self.grad.row(i));
             for (s, (&o, &grad)) in products.iter_mut().zip(o.iter().zip(grad)) {
                 *s = o * grad;

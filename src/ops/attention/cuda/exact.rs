@@ -1,8 +1,8 @@
 //! Attention kernels with the CPU's bits.
 //!
 //! In addition to operands and results, a launch needs memory for finished nodes of reduction trees whose siblings are
-//! not finished: a few tiles per block of threads. There are kernels for head dims up to 64 and up to 128. All other
-//! head dims, and f64, use a kernel that works in chunks; f16 and bf16 are converted to f32 for it.
+//! not finished: a few tiles per block of threads. There are kernels for head dims up to 64 and, except for the
+//! bias's gradient, up to 128. All other head dims, and f64, use a kernel that works in chunks; f16 and bf16 are converted to f32 for it.
 //!
 //! Calls that positions alone mask (causal, full, sliding windows) have kernels of their own, with fewer registers. The
 //! kernels for all other calls take f32 and f64; queries, keys, values and gradients of f16 and bf16 are converted for
