@@ -1,4 +1,4 @@
-// Functions in f64 as fixed sequences of IEEE operations, with the bits of src/tensor/math, file by file. Those files
+// Functions in f32 and f64 as fixed sequences of IEEE operations, with the bits of src/tensor/math, file by file. Those files
 // document the methods and the errors.
 #pragma once
 #include "math.cuh"
@@ -326,7 +326,7 @@ DEVICE f32 expm1_f32(f32 x) {
   b = b < -20.0f ? -20.0f : b;
   f32 s = exp2_whole(exp_split_f32(b, em1) - 1);
   f32 y = 2.0f * fma_(s, em1, s - 0.5f);
-  return x == 0.0f ? x : y;
+  return abs_(x) < 2.9802322e-8f ? x : y;
 }
 CALLED f64 expm1_f64(f64 x) {
   auto above = select_(x > 710.0, 710.0, x);
@@ -350,11 +350,6 @@ DEVICE ExpParts exp_parts(f64 x, f64 x_rest) {
 
 // ---- logarithm.rs ---------------------------------------------------------------------------------------------------
 
-DEVICE f64 with_limits(f64 x, f64 y) {
-  auto finite = select_(x == inf_f64(), x, y);
-  auto real = select_(x > 0.0, finite, nan_f64());
-  return select_(x == 0.0, -inf_f64(), real);
-}
 DEVICE Pair ln_1p_pair(f64 f) {
   auto s = f / (2.0 + f);
   auto [half_square, rest] = two_product(0.5 * f, f);
@@ -368,7 +363,7 @@ CALLED f64 log2_f64(f64 x) {
   auto [p, rest] = two_product(h, 1.4426950408889634);
   auto low = rest + fma_(l, 1.4426950408889634, h * 2.0355273740931033e-17);
   auto [sum, sum_rest] = two_sum(e + select_(tiny, -54.0, 0.0), p);
-  return with_limits(x, sum + (sum_rest + low));
+  return with_limits_f64(x, sum + (sum_rest + low));
 }
 CALLED f64 log10_f64(f64 x) {
   bool tiny = x < 2.2250738585072014e-308;
@@ -378,7 +373,7 @@ CALLED f64 log10_f64(f64 x) {
   auto [p, rest] = two_product(h, 0.4342944819032518);
   auto low = rest + fma_(l, 0.4342944819032518, h * 1.098319650216765e-17);
   auto [sum, sum_rest] = two_sum(n * 3.010299956636117713e-1, p);
-  return with_limits(x, sum + (sum_rest + fma_(n, 3.6942390771589308e-13, low)));
+  return with_limits_f64(x, sum + (sum_rest + fma_(n, 3.6942390771589308e-13, low)));
 }
 DEVICE f64 ln_join(f64 e, f64 f, f64 rest) {
   auto s = f / (2.0 + f);
@@ -397,11 +392,6 @@ CALLED f64 ln_1p_f64(f64 x) {
   auto real = select_(x > -1.0, finite, nan_f64());
   auto y = select_(x == -1.0, -inf_f64(), real);
   return select_(x == 0.0, x, y);
-}
-DEVICE f32 with_limits_f32(f32 x, f32 y) {
-  y = x == inf_f32() ? x : y;
-  y = x > 0.0f ? y : nan_f32();
-  return x == 0.0f ? -inf_f32() : y;
 }
 // e, f and ln(1 + f) - f, with x = 2^e (1 + f).
 DEVICE f32 split_log_f32(f32 x, f32& f, f32& tail) {

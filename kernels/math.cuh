@@ -203,22 +203,27 @@ DEVICE f64 ln_join_f64(f64 e, f64 f) {
   return fma(e, 6.931471803691238e-1, f - (half_square - tail));
 }
 
-// ln x: -inf at zeros, inf at inf, the canonical NaN for negative x and NaN; subnormals are exact inputs.
-DEVICE f32 ln_f32(f32 x) {
-  bool tiny = x < f32_of(0x00800000u);
-  f32 f, e = ln_split_f32(tiny ? x * 8388608.0f : x, f);
-  f32 y = ln_join_f32(e + (tiny ? -23.0f : 0.0f), f);
+// y for positive finite x, -inf for zeros, inf for inf, and the canonical NaN for all else.
+DEVICE f32 with_limits_f32(f32 x, f32 y) {
   y = x == inf_f32() ? x : y;
   y = x > 0.0f ? y : nan_f32();
   return x == 0.0f ? -inf_f32() : y;
 }
-DEVICE f64 ln_f64(f64 x) {
-  bool tiny = x < f64_of(0x0010000000000000ull);
-  f64 f, e = ln_split_f64(tiny ? x * 18014398509481984.0 : x, f);
-  f64 y = ln_join_f64(e + (tiny ? -54.0 : 0.0), f);
+DEVICE f64 with_limits_f64(f64 x, f64 y) {
   y = x == inf_f64() ? x : y;
   y = x > 0.0 ? y : nan_f64();
   return x == 0.0 ? -inf_f64() : y;
+}
+// ln x, with these limits; subnormals are exact inputs.
+DEVICE f32 ln_f32(f32 x) {
+  bool tiny = x < f32_of(0x00800000u);
+  f32 f, e = ln_split_f32(tiny ? x * 8388608.0f : x, f);
+  return with_limits_f32(x, ln_join_f32(e + (tiny ? -23.0f : 0.0f), f));
+}
+DEVICE f64 ln_f64(f64 x) {
+  bool tiny = x < f64_of(0x0010000000000000ull);
+  f64 f, e = ln_split_f64(tiny ? x * 18014398509481984.0 : x, f);
+  return with_limits_f64(x, ln_join_f64(e + (tiny ? -54.0 : 0.0), f));
 }
 // ln x without its special cases, for positive, normal and finite x.
 DEVICE f32 ln_normal_f32(f32 x) {

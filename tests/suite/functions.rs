@@ -163,6 +163,15 @@ fn the_gamma_functions_near_their_zeros() {
 }
 
 #[test]
+fn subnormals_of_f32_are_kept_near_zero() {
+    for name in ["expm1", "ln_1p", "sin", "tan", "atanh"] {
+        let x: Vec<f64> =
+            (1..9).flat_map(|n| [1.0, -1.0].map(|s| s * f64::from(f32::from_bits(n)))).collect();
+        assert_eq!(results(&*operator(name), DType::F32, &[x.clone()]), x, "{name}");
+    }
+}
+
+#[test]
 fn powers_of_two_and_ten_are_exact_in_f32() {
     let at = |name, x: f64| results(&*operator(name), DType::F32, &[vec![x]])[0];
     for k in -149..128 {

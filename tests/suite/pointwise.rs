@@ -289,6 +289,14 @@ fn lists_of_tensors_equal_single_calls() {
         same(DTensor::foreach_add_scalar(xs.clone(), 0.3)?, &|k| xs[k].add_scalar(0.3))?;
         same(DTensor::foreach_mul_scalar(xs.clone(), 0.3)?, &|k| xs[k].mul_scalar(0.3))?;
         same(DTensor::foreach_lerp(xs.clone(), &ys, 0.9)?, &|k| xs[k].lerp_scalar(&ys[k], 0.9))?;
+        let halves = |of: &[DTensor]| of.iter().map(|x| x.cast(DType::BF16)).collect::<Result<Vec<_>>>();
+        let (x16, y16) = (halves(&xs)?, halves(&ys)?);
+        // 0.999 is 1 in bf16.
+        same(DTensor::foreach_lerp(x16.clone(), &y16, 0.999)?, &|k| x16[k].lerp_scalar(&y16[k], 0.999))?;
+        for weight in [0.5, 0.3] {
+            let refused = x16[0].lerp_scalar(&ys[0], weight).unwrap_err().to_string();
+            assert!(refused.starts_with("lerp_scalar: the dtypes differ"), "{refused}");
+        }
         same(DTensor::foreach_addcmul(xs.clone(), &ys, &zs, 0.3)?, &|k| xs[k].addcmul(&ys[k], &zs[k], 0.3))?;
         same(DTensor::foreach_addcdiv(xs.clone(), &ys, &zs, 0.3)?, &|k| xs[k].addcdiv(&ys[k], &zs[k], 0.3))?;
         let leaf = xs[0].requires_grad()?;

@@ -27,8 +27,8 @@ impl DTensor {
         self.hardtanh(0.0, 6.0)
     }
 
-    /// Limits elements to the interval from `min` to `max`, as [`DTensor::clamp`]. The gradient is 0 at the bounds,
-    /// too. Communicates nothing unless this tensor is a partial sum.
+    /// Limits elements to the interval from `min` to `max`, as [`DTensor::clamp`]. Communicates nothing unless this
+    /// tensor is a partial sum.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -45,7 +45,7 @@ impl DTensor {
     /// Refuses integers and bools, and a bound that is NaN.
     pub fn hardtanh(&self, min: f64, max: f64) -> Result<DTensor> {
         self.dtype().expect_float("hardtanh")?;
-        DTensor::apply_one(&Clamp { min: Bits(min), max: Bits(max), open: true }, &[self])
+        self.clamp(min, max)
     }
 
     /// Returns `x` if it is positive, else `x · slope` (Maas, Hannun, Ng 2013). Communicates nothing unless this tensor

@@ -13,7 +13,7 @@ use crate::tensor::DType;
 /// Losses per element, and losses of vectors.
 impl DTensor {
     /// Returns the squared error `(self - target)²`. Shapes broadcast. Communicates as its [reduction](LossReduction)
-    /// does if both operands have one layout, or one is replicated; otherwise one is redistributed first.
+    /// does if both operands have one shape and layout, or one is replicated; otherwise one is redistributed first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
@@ -35,7 +35,7 @@ impl DTensor {
     }
 
     /// Returns the absolute error `|self - target|`. Shapes broadcast. Communicates as its [reduction](LossReduction)
-    /// does if both operands have one layout, or one is replicated; otherwise one is redistributed first.
+    /// does if both operands have one shape and layout, or one is replicated; otherwise one is redistributed first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
@@ -82,7 +82,7 @@ impl DTensor {
     /// Returns the smooth absolute error (Girshick, *Fast R-CNN*, 2015): `d² / (2 beta)` for `d = |self - target|` up
     /// to `beta`, and `d - beta / 2` above. It is [Huber's loss](DTensor::huber_loss) divided by `beta`; `beta = 0`
     /// gives the [absolute error](DTensor::l1_loss). Shapes broadcast. Communicates as its [reduction](LossReduction)
-    /// does if both operands have one layout, or one is replicated; otherwise one is redistributed first.
+    /// does if both operands have one shape and layout, or one is replicated; otherwise one is redistributed first.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
@@ -120,7 +120,7 @@ impl DTensor {
     ///
     /// The divergence of distributions is the sum over their elements. [`LossReduction::Mean`] divides by the number of
     /// elements; divide the sum by the number of distributions for their mean divergence (PyTorch's `batchmean`).
-    /// Communicates as its [reduction](LossReduction) does if both operands have one layout, or one is replicated;
+    /// Communicates as its [reduction](LossReduction) does if both operands have one shape and layout, or one is replicated;
     /// otherwise one is redistributed first.
     ///
     /// ```

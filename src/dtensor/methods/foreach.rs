@@ -190,8 +190,8 @@ impl DTensor {
     /// Interpolates each tensor towards one of `ends` by one weight, as [`DTensor::lerp`]. An average of parameters
     /// over the steps of a training is such a call.
     ///
-    /// See [`DTensor::foreach`] for buffers and launches. Communicates nothing if the operands of each call have one
-    /// layout that is not `Partial`.
+    /// See [`DTensor::foreach`] for buffers and launches. If f16 or bf16 would round the weight, each pair is a call of
+    /// [`DTensor::lerp_scalar`]. Communicates nothing if the operands of each call have one layout that is not `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -210,6 +210,10 @@ impl DTensor {
     /// # Errors
     /// Refuses lists of different lengths, and pairs that the operator refuses.
     pub fn foreach_lerp(xs: Vec<DTensor>, ends: &[DTensor], weight: f64) -> Result<Vec<DTensor>> {
+        if !xs.iter().all(|x| x.has_number(weight.into())) {
+            let pairs = lists("foreach_lerp", xs, [ends])?;
+            return pairs.iter().map(|pair| pair[0].lerp_scalar(&pair[1], weight)).collect();
+        }
         let weight = |x: &DTensor| x.number("foreach_lerp", weight.into())?.expand(x.shape().clone());
         let weights = xs.iter().map(weight).collect::<Result<Vec<_>>>()?;
         DTensor::foreach(&Lerp, lists("foreach_lerp", xs, [ends, &weights])?)

@@ -112,7 +112,7 @@ impl DTensor {
     /// sum, maximum or minimum. Shapes are those of [`DTensor::scatter`].
     ///
     /// The elements of `src` with one destination are added along the reduction tree, and their sum is added to this
-    /// tensor's element. Sums of integers wrap. Equal extremes share the gradient equally. Communicates as
+    /// tensor's element. Sums of i64 and i32 wrap. Equal extremes share the gradient equally. Communicates as
     /// [`DTensor::scatter`] does, but `index` and `src` that are sharded along `dim` are not gathered: a maximum or minimum
     /// with a replicated tensor is `Partial`, and sums are reduced over ranks, one number per element of this tensor,
     /// before they are added.
@@ -178,7 +178,7 @@ impl DTensor {
     }
 
     /// Returns this tensor with each index `k` of `dim` of `src` added at index `index[k]` (i64, one dim). Rows with
-    /// one destination are added along the reduction tree, and their sum is added to this tensor. Sums of integers wrap.
+    /// one destination are added along the reduction tree, and their sum is added to this tensor. Sums of i64 and i32 wrap.
     /// Communicates as the sum of [`DTensor::scatter_reduce`] does: nothing if `index` is replicated and both tensors are
     /// sharded along one other dim.
     ///
@@ -197,7 +197,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses an `index` that is not i64 or does not have one dim, indices outside the dim, and shapes that do not fit.
+    /// Refuses an `index` that is not i64 or does not have one dim, indices outside the dim, shapes that do not fit, and
+    /// u8 and bools.
     pub fn index_add(&self, dim: isize, index: &DTensor, src: &DTensor) -> Result<DTensor> {
         let (at, index) = src.index_rows("index_add", dim, index)?;
         let extent = self.shape()[self.shape().dim("index_add", dim)?];
@@ -222,7 +223,7 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`DTensor::index_add`].
+    /// Refuses an `index` that is not i64 or does not have one dim, indices outside the dim, and shapes that do not fit.
     pub fn index_copy(&self, dim: isize, index: &DTensor, src: &DTensor) -> Result<DTensor> {
         let (at, index) = src.index_rows("index_copy", dim, index)?;
         DTensor::apply_one(&Scatter { dim: at, rule: ScatterRule::Last }, &[self, &index, src])

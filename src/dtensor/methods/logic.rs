@@ -125,7 +125,7 @@ impl DTensor {
     }
 
     /// Returns, per element, true if both are true. Numbers are first compared with 0, so NaN counts as true. Shapes
-    /// broadcast. Communicates nothing if both operands have one layout, or one is replicated, and none is `Partial`.
+    /// broadcast. Communicates nothing if both operands have one shape and layout, or one is replicated, and none is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -146,7 +146,7 @@ impl DTensor {
     }
 
     /// Returns, per element, true if one or both are true. Numbers are first compared with 0, so NaN counts as true.
-    /// Shapes broadcast. Communicates nothing if both operands have one layout, or one is replicated, and none is
+    /// Shapes broadcast. Communicates nothing if both operands have one shape and layout, or one is replicated, and none is
     /// `Partial`.
     ///
     /// ```
@@ -168,7 +168,7 @@ impl DTensor {
     }
 
     /// Returns, per element, true if exactly one is true. Numbers are first compared with 0, so NaN counts as true.
-    /// Shapes broadcast. Communicates nothing if both operands have one layout, or one is replicated, and none is
+    /// Shapes broadcast. Communicates nothing if both operands have one shape and layout, or one is replicated, and none is
     /// `Partial`.
     ///
     /// ```
@@ -305,7 +305,7 @@ impl DTensor {
         }
         let shape = self.shape().broadcast(verb, mask.shape())?;
         let (x, mask) = (self.expand(&shape)?, mask.expand(&shape)?);
-        if matches!(value, Scalar::Integer(0)) || value.to_f64().to_bits() == 0 {
+        if value.to_f64().to_bits() == 0 {
             return DTensor::apply_one(&Mask { on: false }, &[&mask, &x]);
         }
         mask.select(&self.number(verb, value)?, &x)
@@ -442,7 +442,7 @@ impl DTensor {
     }
 
     /// Interpolates towards `end` by one weight for all elements, as [`DTensor::lerp`]: 0 gives this tensor, 1 gives
-    /// `end`. Communicates nothing if both operands have one layout, or one is replicated, and none is `Partial`.
+    /// `end`. Communicates nothing if both operands have one shape and layout, or one is replicated, and none is `Partial`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -459,11 +459,11 @@ impl DTensor {
     /// # Errors
     /// Refuses shapes that do not broadcast, integers, and different dtypes.
     pub fn lerp_scalar(&self, end: &DTensor, weight: f64) -> Result<DTensor> {
-        self.with_number("lerp_scalar", weight.into(), |x, weight| {
-            // Another dtype than this tensor's is refused.
-            let end = if end.dtype() == self.dtype() { end.cast(x.dtype())? } else { end.clone() };
-            x.lerp(&end, weight)
-        })
+        if end.dtype() != self.dtype() {
+            let given = format!("{} and {}", self.spec(), end.spec());
+            return Err(Error::invalid("lerp_scalar", "the dtypes differ", given, "cast one of them"));
+        }
+        self.with_number("lerp_scalar", weight.into(), |x, weight| x.lerp(&end.cast(x.dtype())?, weight))
     }
 
     /// Returns the square of each element. Integers wrap. Communicates nothing unless this tensor is `Partial`.
@@ -512,17 +512,22 @@ impl DTensor {
         value: Scalar,
         f: impl Fn(&DTensor, &DTensor) -> Result<DTensor>,
     ) -> Result<DTensor> {
+        if self.has_number(value) {
+            return f(self, &self.number(verb, value)?);
+        }
+        let wide = self.cast(DType::F32)?;
+        f(&wide, &wide.number(verb, value)?)?.cast(self.dtype())
+    }
+
+    /// Returns false if f16 or bf16 would round a number.
+    pub(super) fn has_number(&self, value: Scalar) -> bool {
         let number = value.to_f64();
         let rounded = match self.dtype() {
             DType::F16 => f16::from_f64(number).to_f64(),
             DType::BF16 => bf16::from_f64(number).to_f64(),
             DType::F64 | DType::F32 | DType::I64 | DType::I32 | DType::U8 | DType::Bool => number,
         };
-        if rounded == number || number.is_nan() {
-            return f(self, &self.number(verb, value)?);
-        }
-        let wide = self.cast(DType::F32)?;
-        f(&wide, &wide.number(verb, value)?)?.cast(self.dtype())
+        rounded == number || number.is_nan()
     }
 
     /// Returns a number as a replicated tensor of shape `[]` and of this tensor's dtype. Communicates nothing.

@@ -217,8 +217,8 @@ impl DTensor {
         DTensor::apply_one(&GroupedMatmul { sizes: Unkeyed(sizes.clone()) }, &[self, w])
     }
 
-    /// Returns `experts * sum over experts of fraction * mean probability` (shape `[]`), whose least value, 1, means
-    /// that tokens are spread evenly: the load-balancing loss of Fedus et al. (*Switch Transformers*, 2021, equation 4). This
+    /// Returns `experts * sum over experts of fraction * mean probability` (shape `[]`), which is 1 if tokens are spread
+    /// evenly: the load-balancing loss of Fedus et al. (*Switch Transformers*, 2021, equation 4). This
     /// tensor has the router's probabilities `[.., experts]`; `counts` (i64 `[.., experts]`) has the assignments per
     /// expert, from which the fractions follow. f32, or f64 for f64 probabilities.
     ///

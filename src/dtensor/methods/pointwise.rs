@@ -58,7 +58,7 @@ macro_rules! method {
     ($(#[$doc:meta])* $Type:ident $name:ident ($y:ident) ()) => {
         $(#[$doc])*
         ///
-        /// `self` is the first operand; shapes broadcast. Communicates nothing if the operands have one layout, or are
+        /// `self` is the first operand; shapes broadcast. Communicates nothing if the operands have one shape and layout, or are
         /// replicated, and none is `Partial`.
         ///
         /// # Errors
@@ -70,7 +70,7 @@ macro_rules! method {
     ($(#[$doc:meta])* $Type:ident $name:ident ($y:ident $z:ident) ($($s:ident)*)) => {
         $(#[$doc])*
         ///
-        /// `self` is the first operand; shapes broadcast. Communicates nothing if the operands have one layout, or are
+        /// `self` is the first operand; shapes broadcast. Communicates nothing if the operands have one shape and layout, or are
         /// replicated, and none is `Partial`.
         ///
         /// # Errors
@@ -110,7 +110,7 @@ rounding_table!(table_methods);
 /// Comparisons, selection, powers and casts.
 impl DTensor {
     relations! {
-        /// Returns `self == other` per element, as bool. Communicates nothing if both operands have one layout, or one
+        /// Returns `self == other` per element, as bool. Communicates nothing if both operands have one shape and layout, or one
         /// is replicated, and none is `Partial`.
         ///
         /// ```
@@ -125,7 +125,7 @@ impl DTensor {
         /// # Ok::<(), isoshard::Error>(())
         /// ```
         eq = Eq;
-        /// Returns `self != other` per element, as bool. Communicates nothing if both operands have one layout, or one
+        /// Returns `self != other` per element, as bool. Communicates nothing if both operands have one shape and layout, or one
         /// is replicated, and none is `Partial`.
         ///
         /// ```
@@ -140,7 +140,7 @@ impl DTensor {
         /// # Ok::<(), isoshard::Error>(())
         /// ```
         ne = Ne;
-        /// Returns `self < other` per element, as bool. Communicates nothing if both operands have one layout, or one
+        /// Returns `self < other` per element, as bool. Communicates nothing if both operands have one shape and layout, or one
         /// is replicated, and none is `Partial`.
         ///
         /// ```
@@ -155,7 +155,7 @@ impl DTensor {
         /// # Ok::<(), isoshard::Error>(())
         /// ```
         lt = Lt;
-        /// Returns `self <= other` per element, as bool. Communicates nothing if both operands have one layout, or one
+        /// Returns `self <= other` per element, as bool. Communicates nothing if both operands have one shape and layout, or one
         /// is replicated, and none is `Partial`.
         ///
         /// ```
@@ -170,7 +170,7 @@ impl DTensor {
         /// # Ok::<(), isoshard::Error>(())
         /// ```
         le = Le;
-        /// Returns `self > other` per element, as bool. Communicates nothing if both operands have one layout, or one
+        /// Returns `self > other` per element, as bool. Communicates nothing if both operands have one shape and layout, or one
         /// is replicated, and none is `Partial`.
         ///
         /// ```
@@ -185,7 +185,7 @@ impl DTensor {
         /// # Ok::<(), isoshard::Error>(())
         /// ```
         gt = Gt;
-        /// Returns `self >= other` per element, as bool. Communicates nothing if both operands have one layout, or one
+        /// Returns `self >= other` per element, as bool. Communicates nothing if both operands have one shape and layout, or one
         /// is replicated, and none is `Partial`.
         ///
         /// ```
@@ -222,7 +222,7 @@ impl DTensor {
     }
 
     /// Returns, per element, `yes` if `self` (a bool tensor) is true, otherwise `no`. Shapes broadcast. Communicates
-    /// nothing if all operands have one layout, or are replicated, and none is a partial sum.
+    /// nothing if all operands have one shape and layout, or are replicated, and none is a partial sum.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -244,7 +244,8 @@ impl DTensor {
         DTensor::apply_one(&Select, &[&self.expand(&shape)?, &yes.expand(&shape)?, &no.expand(&shape)?])
     }
 
-    /// Converts the elements to another dtype. Communicates nothing unless this tensor is a partial sum.
+    /// Converts the elements to another dtype. Communicates nothing unless this tensor is `Partial`; partial maxima and
+    /// minima stay partial if the conversion never decreases.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::{DType, Tensor}};

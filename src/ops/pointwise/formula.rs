@@ -96,13 +96,7 @@ macro_rules! function {
                     name: stringify!($name),
                     parts: &[
                         FUNCTIONS,
-                        concat!(
-                            "struct ", stringify!($name), "_formula : Functions", function!(@base $class), " {\n",
-                            cuda_function!("at", cuda_constants!($($s),*), ($($x),+), [$($v = $e),*], $value),
-                            "};\n",
-                            function!(@each $class),
-                            "(ALIKE_", arity!($($x),+), ", ", stringify!($name), ")\n"
-                        ),
+                        function!(@source "ALIKE_" $name $class, ($($x),+) ($($s),*) [$($v = $e),*] $value),
                     ],
                 },
                 stringify!($name)
@@ -115,18 +109,21 @@ macro_rules! function {
                     name: concat!(stringify!($name), "_list"),
                     parts: &[
                         FUNCTIONS,
-                        concat!(
-                            "struct ", stringify!($name), "_formula : Functions", function!(@base $class), " {\n",
-                            cuda_function!("at", cuda_constants!($($s),*), ($($x),+), [$($v = $e),*], $value),
-                            "};\n",
-                            function!(@each $class),
-                            "(LIST_", arity!($($x),+), ", ", stringify!($name), ")\n"
-                        ),
+                        function!(@source "LIST_" $name $class, ($($x),+) ($($s),*) [$($v = $e),*] $value),
                     ],
                 },
                 entry: concat!(stringify!($name), "_list"),
             };
         }
+    };
+    (@source $calls:literal $name:ident $class:ident, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
+        concat!(
+            "struct ", stringify!($name), "_formula : Functions", function!(@base $class), " {\n",
+            cuda_function!("at", cuda_constants!($($s),*), ($($x),+), [$($v = $e),*], $value),
+            "};\n",
+            function!(@each $class),
+            "(", $calls, arity!($($x),+), ", ", stringify!($name), ")\n"
+        )
     };
     (@loops $Type:ident floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         impl Function<{ arity!($($x),+) }> for $Type {

@@ -230,9 +230,9 @@ mod tests {
     }
 
     /// Checks the numbers half way between any two neighbours of a dtype, and the f64 next to them. `bits` are those of
-    /// infinity, and `below` is the power of two above the largest number.
-    fn check_midpoints<T: Element + PartialEq>(bits: u16, number: fn(u16) -> T, below: f64) {
-        let values: Vec<f64> = (0..bits).map(|h| number(h).to_f64()).chain([below]).collect();
+    /// infinity, and `above` is the power of two above the largest number.
+    fn check_midpoints<T: Element + PartialEq>(bits: u16, number: fn(u16) -> T, above: f64) {
+        let values: Vec<f64> = (0..bits).map(|h| number(h).to_f64()).chain([above]).collect();
         let (mut x, mut want) = (Vec::new(), Vec::new());
         for (h, pair) in (0..bits).zip(values.windows(2)) {
             let middle = (pair[0] + pair[1]) / 2.0;

@@ -22,16 +22,21 @@ fn rare_loop<F: Function<N>, A: Real, const N: usize>(s: Constants, ins: &[&[A]]
     for (i, out) in out.chunks_mut(RARE_CHUNK).enumerate() {
         let part = ins.map(|x| &x[i * RARE_CHUNK..][..out.len()]);
         dispatch(ElementLoop(<FloatFormula<F> as ElementFn<A, A, N>>::with(s), &part, &mut *out));
-        if dispatch(HasNan(out)) {
-            for (i, y) in out.iter_mut().enumerate().filter(|(_, y)| is_nan(**y)) {
-                *y = F::at_rare(s, part.map(|x| x[i]));
-            }
+        repair(&part, out, |x| F::at_rare(s, x));
+    }
+}
+
+/// Replaces results that are NaN by `f` of their operands.
+pub(super) fn repair<A: Real, const N: usize>(ins: &[&[A]; N], out: &mut [A], f: impl Fn([A; N]) -> A) {
+    if dispatch(HasNan(out)) {
+        for (i, y) in out.iter_mut().enumerate().filter(|(_, y)| is_nan(**y)) {
+            *y = f(ins.map(|x| x[i]));
         }
     }
 }
 
 /// Looks for a NaN.
-pub(super) struct HasNan<'a, A>(pub(super) &'a [A]);
+struct HasNan<'a, A>(&'a [A]);
 
 impl<A: Real> Kernel for HasNan<'_, A> {
     type Out = bool;

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::loops::{Constants, ElementFn, ElementLoop, FloatLoops, LoopFn, Loops, pieces};
 use super::map_slice::map_slice;
-use super::rare::HasNan;
+use super::rare;
 use super::simd::dispatch;
 use crate::tensor::dtype::odd_f32;
 
@@ -93,11 +93,7 @@ impl<F: WideFunction<N>, const N: usize> WideElementFn<N> for WideFormula<F> {
 
 impl<F: WideFunction<N>, const N: usize> WideElementFn<N> for RareFormula<F> {
     fn repair(s: Constants, ins: &[&[f64]; N], out: &mut [f64]) {
-        if dispatch(HasNan(out)) {
-            for (i, y) in out.iter_mut().enumerate().filter(|(_, y)| y.is_nan()) {
-                *y = F::at_rare(s, ins.map(|x| x[i]));
-            }
-        }
+        rare::repair(ins, out, |x| F::at_rare(s, x));
     }
 }
 

@@ -6,8 +6,8 @@
 //! assert_eq!((expm1_f64(1e-20), expm1_f64(-50.0)), (1e-20, -1.0));
 //! ```
 //!
-//! As for [`exp_f64`](super::exp::exp_f64) the argument is split into an integer power of two and a remainder, which here
-//! is a sum of two numbers, so that about 64 bits of the result are known before it is rounded. The f32 functions have
+//! As for [`exp_f64`](super::exp::exp_f64) the argument is split into an integer power of two and a remainder. In f64 the
+//! remainder is a sum of two numbers, so that about 64 bits of the result are known before it is rounded. The f32 functions have
 //! errors of up to 1 and 1.7 ulp.
 
 use super::exp::split_f32;
@@ -91,7 +91,8 @@ pub fn expm1_f32(x: f32) -> f32 {
     // Half of the power of two, which stays finite.
     let s = f32::from_bits((n.wrapping_add(126) << 23) as u32);
     let y = 2.0 * s.mul_add(em1, s - 0.5);
-    if x == 0.0 { x } else { y }
+    // Halves of subnormals would be rounded.
+    if x.abs() < 2.980_232_2e-8 { x } else { y }
 }
 
 /// Returns `e^x - 1` without cancellation near 0.

@@ -1,4 +1,4 @@
-//! The logarithm of the gamma function (`lgamma`), and its first derivative (`digamma`).
+//! The logarithm of the gamma function (`lgamma`), and its first two derivatives (`digamma`, `trigamma`).
 //!
 //! ```
 //! use isoshard::tensor::math::gamma::{digamma_f64, lgamma_f64};

@@ -18,10 +18,7 @@
 pub fn ln_f32(x: f32) -> f32 {
     let tiny = x < f32::MIN_POSITIVE;
     let scaled = if tiny { x * 8388608.0 } else { x };
-    let y = ln_split_f32(scaled, if tiny { -23.0 } else { 0.0 });
-    let y = if x == f32::INFINITY { x } else { y };
-    let y = if x > 0.0 { y } else { f32::NAN };
-    if x == 0.0 { f32::NEG_INFINITY } else { y }
+    with_limits_f32(x, ln_split_f32(scaled, if tiny { -23.0 } else { 0.0 }))
 }
 
 /// Returns ln `x`: `-inf` for zeros, `inf` for `inf`, and the canonical NaN for negative `x` and NaN. Subnormals are
@@ -30,7 +27,20 @@ pub fn ln_f32(x: f32) -> f32 {
 pub fn ln_f64(x: f64) -> f64 {
     let tiny = x < f64::MIN_POSITIVE;
     let scaled = if tiny { x * 18014398509481984.0 } else { x };
-    let y = ln_split_f64(scaled, if tiny { -54.0 } else { 0.0 });
+    with_limits_f64(x, ln_split_f64(scaled, if tiny { -54.0 } else { 0.0 }))
+}
+
+/// Returns `y` for positive finite `x`, `-inf` for zeros, `inf` for `inf`, and NaN for all else.
+#[inline(always)]
+pub(super) fn with_limits_f32(x: f32, y: f32) -> f32 {
+    let y = if x == f32::INFINITY { x } else { y };
+    let y = if x > 0.0 { y } else { f32::NAN };
+    if x == 0.0 { f32::NEG_INFINITY } else { y }
+}
+
+/// The f64 version of [`with_limits_f32`].
+#[inline(always)]
+pub(super) fn with_limits_f64(x: f64, y: f64) -> f64 {
     let y = if x == f64::INFINITY { x } else { y };
     let y = if x > 0.0 { y } else { f64::NAN };
     if x == 0.0 { f64::NEG_INFINITY } else { y }

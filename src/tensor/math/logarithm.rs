@@ -6,10 +6,11 @@
 //! assert_eq!((log2_f64(5e-324), ln_1p_f64(-1.0)), (-1074.0, f64::NEG_INFINITY));
 //! ```
 //!
-//! The argument is split as for [`ln_f64`](super::log::ln_f64); the logarithm is first computed as a sum of two numbers.
+//! The argument is split as for [`ln_f64`](super::log::ln_f64). In f64 the logarithm is first computed as a sum of two
+//! numbers.
 //! The f32 functions have errors of up to 1 ulp.
 
-use super::log::{polynomial_f32, polynomial_f64, split_f32, split_f64};
+use super::log::{polynomial_f32, polynomial_f64, split_f32, split_f64, with_limits_f32, with_limits_f64};
 use super::pair::*;
 
 /// Returns the logarithm to base 2, with the special values of [`ln_f64`](super::log::ln_f64).
@@ -21,7 +22,7 @@ pub fn log2_f64(x: f64) -> f64 {
     let (p, rest) = two_product(h, 1.4426950408889634);
     let low = rest + fma(l, 1.4426950408889634, h * 2.0355273740931033e-17);
     let (sum, sum_rest) = two_sum(e + select(tiny, -54.0, 0.0), p);
-    with_limits(x, sum + (sum_rest + low))
+    with_limits_f64(x, sum + (sum_rest + low))
 }
 
 /// Returns the logarithm to base 10, with the special values of [`ln_f64`](super::log::ln_f64).
@@ -34,7 +35,7 @@ pub fn log10_f64(x: f64) -> f64 {
     let (p, rest) = two_product(h, 0.4342944819032518);
     let low = rest + fma(l, 0.4342944819032518, h * 1.098319650216765e-17);
     let (sum, sum_rest) = two_sum(n * 3.010299956636117713e-1, p);
-    with_limits(x, sum + (sum_rest + fma(n, 3.6942390771589308e-13, low)))
+    with_limits_f64(x, sum + (sum_rest + fma(n, 3.6942390771589308e-13, low)))
 }
 
 /// Returns the logarithm to base 2, with the special values of [`ln_f32`](super::log::ln_f32).
@@ -63,14 +64,6 @@ fn split_log_f32(x: f32) -> (f32, f32, f32) {
     (e + if tiny { -23.0 } else { 0.0 }, f, (-0.5f32).mul_add(z, f * z * polynomial_f32(f)))
 }
 
-/// Returns `y` for positive finite `x`, `-inf` for zeros, `inf` for `inf`, and NaN for all else.
-#[inline(always)]
-fn with_limits_f32(x: f32, y: f32) -> f32 {
-    let y = if x == f32::INFINITY { x } else { y };
-    let y = if x > 0.0 { y } else { f32::NAN };
-    if x == 0.0 { f32::NEG_INFINITY } else { y }
-}
-
 /// Returns `ln(1 + x)` without cancellation near 0: `-inf` at -1, NaN below.
 #[inline(always)]
 pub fn ln_1p_f32(x: f32) -> f32 {
@@ -86,14 +79,6 @@ pub fn ln_1p_f32(x: f32) -> f32 {
     let y = if x > -1.0 { y } else { f32::NAN };
     let y = if x == -1.0 { f32::NEG_INFINITY } else { y };
     if x == 0.0 { x } else { y }
-}
-
-/// Returns `y` for positive finite `x`, `-inf` for zeros, `inf` for `inf`, and NaN for all else.
-#[inline(always)]
-fn with_limits(x: f64, y: f64) -> f64 {
-    let finite = select(x == f64::INFINITY, x, y);
-    let real = select(x > 0.0, finite, f64::NAN);
-    select(x == 0.0, f64::NEG_INFINITY, real)
 }
 
 /// Returns `ln(1 + x)` without cancellation near 0: `-inf` at -1, NaN below.

@@ -365,10 +365,10 @@ pub const DIFFERENCES: &[Difference] = &[
         operators: &["celu", "hardsigmoid"],
         of: Part::Gradients,
         when: "the dtype is f64",
-        here: "within 1 ulp",
-        torch: "off by 1e-8",
+        here: "computed in f64",
+        torch: "off by up to an ulp of f32",
         reason: "PyTorch's constants 0.7 and 1/6 are f32",
-        condition: |f| f.dtype == DType::F64 && (f.here - f.torch).abs() < 1e-6,
+        condition: |f| f.dtype == DType::F64 && (f.here - f.torch).abs() <= 1.2e-7 * f.torch.abs(),
     },
     Difference {
         operators: &["bce_loss"],
@@ -395,7 +395,7 @@ pub const DIFFERENCES: &[Difference] = &[
         here: "an infinity at a pole, and 15 digits elsewhere",
         torch: "a finite number at a pole, and 9 digits elsewhere",
         reason: "PyTorch's trigamma has no poles and few terms",
-        condition: |f| f.dtype == DType::F64 || f.x(0) < 0.0,
+        condition: |f| is_pole(f.x(0)) || f.dtype == DType::F64 && nine_digits(f),
     },
     Difference {
         operators: &["trigamma"],
@@ -404,7 +404,7 @@ pub const DIFFERENCES: &[Difference] = &[
         here: "an infinity at a pole, and 15 digits elsewhere",
         torch: "a finite number at a pole, and 9 digits elsewhere",
         reason: "PyTorch's trigamma has no poles and few terms",
-        condition: |f| f.dtype == DType::F64 || f.x(0) < 0.0,
+        condition: |f| is_pole(f.x(0)) || f.dtype == DType::F64 && nine_digits(f),
     },
     Difference {
         operators: &["fmod"],
@@ -485,7 +485,7 @@ pub const DIFFERENCES: &[Difference] = &[
         here: "within 4 ulp of 1, or the limit",
         torch: "too few digits, or NaN",
         reason: "PyTorch subtracts two numbers that are nearly equal",
-        condition: |f| f.x(0).abs() < 0.5 || f.x(0).abs() > 1e4,
+        condition: |f| f.x(0).abs() < 0.5 || f.x(0).abs() > 1e30,
     },
     Difference {
         operators: &["softshrink"],
@@ -524,3 +524,13 @@ pub const DIFFERENCES: &[Difference] = &[
         condition: |f| f.x(0) == 0.0,
     },
 ];
+
+/// Returns true for 0 and negative integers, where the gamma function is infinite.
+fn is_pole(x: f64) -> bool {
+    x <= 0.0 && x == x.floor()
+}
+
+/// Returns true if both results have nine equal digits.
+fn nine_digits(f: &Found) -> bool {
+    (f.here - f.torch).abs() < 1e-8 * f.here.abs()
+}
