@@ -19,6 +19,37 @@ impl VjpValue {
     }
 }
 
+impl VjpStep {
+    /// Returns the numbers of the results.
+    pub(crate) fn outs(&self) -> std::ops::Range<usize> {
+        self.out.index()..self.out.index() + self.out_len
+    }
+}
+
+impl VjpProgram {
+    /// Returns, per value, true if the gradient of an operand in `needed` depends on it.
+    pub(crate) fn live_values(&self, needed: &[bool]) -> Vec<bool> {
+        let wanted = self.grads.iter().zip(needed).filter_map(|(grad, &needed)| grad.filter(|_| needed));
+        live_values(&self.steps, self.values_len, wanted)
+    }
+}
+
+/// Returns, per value of a program, true if one of `wanted` depends on it.
+pub(super) fn live_values(
+    steps: &[VjpStep],
+    values_len: usize,
+    wanted: impl Iterator<Item = VjpValue>,
+) -> Vec<bool> {
+    let mut live = vec![false; values_len];
+    wanted.for_each(|value| live[value.index()] = true);
+    for step in steps.iter().rev() {
+        if step.outs().any(|out| live[out]) {
+            step.ins.iter().for_each(|value| live[value.index()] = true);
+        }
+    }
+    live
+}
+
 impl<'a> Vjp<'a> {
     /// Writes the derivative of `op` with respect to the operands for which `needs` is true.
     ///
