@@ -101,6 +101,7 @@ mod tests {
     use super::super::dispatch::CALLS;
     use super::*;
     use crate::comm::spmd;
+    use crate::ops::{Bits, RmsNorm};
     use crate::tensor::Tensor;
     use std::rc::Rc;
 
@@ -197,6 +198,18 @@ mod tests {
             let gradients = penalty.mul(&penalty)?.sum_all()?.backward()?; // of 4 x² w²
             assert_eq!(values(gradients.get(&w).expect("a leaf")), [16.0, -32.0, 36.0]);
             assert_eq!(values(gradients.get(&x).expect("a leaf")), [32.0, 16.0, 6.0]);
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn statistics_stay_constants() {
+        on_two_ranks(|mesh| {
+            let x = vector(mesh, [1.0, 2.0, 4.0])?.reshape([3, 1])?.requires_grad()?;
+            let w = DTensor::full(mesh, x.dtype(), [1], 1.0, "(R)".parse()?)?;
+            let outs = DTensor::apply(&RmsNorm { eps: Bits(1.0) }, &[&x, &w])?;
+            outs[0].sum_all()?.grad(&[&x])?;
+            assert!(!outs[1].has_history());
             Ok(())
         });
     }

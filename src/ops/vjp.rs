@@ -150,7 +150,7 @@ impl<'a> Vjp<'a> {
         }
     }
 
-    fn add_step(&mut self, op: Arc<dyn Op>, ins: &[VjpValue]) -> Result<SmallVec<[VjpValue; 4]>> {
+    pub(super) fn add_step(&mut self, op: Arc<dyn Op>, ins: &[VjpValue]) -> Result<SmallVec<[VjpValue; 4]>> {
         ins.iter().for_each(|&value| self.read(value));
         let metas: Metas = ins.iter().map(|r| self.metas[r.0 as usize].clone()).collect();
         let outs = infer_results(&*op, &metas)?;
@@ -215,10 +215,9 @@ impl<'a> Vjp<'a> {
     /// States that the operator's derivative is not implemented, and why.
     ///
     /// ```
-    /// use isoshard::ops::{CrossEntropyGrad, Vjp, catalog};
-    /// let sample = catalog().into_iter().find(|s| s.op.name() == "cross_entropy_grad").expect("is listed");
-    /// let refused = Vjp::write(&CrossEntropyGrad::default(), &sample.metas(), &[true; 5]).unwrap_err();
-    /// assert!(refused.to_string().contains("the second derivative of cross_entropy is not written"));
+    /// use isoshard::{ops::{Meta, Trigamma, Vjp}, tensor::DType};
+    /// let refused = Vjp::write(&Trigamma, &[Meta::new(DType::F64, [3])], &[true]).unwrap_err();
+    /// assert!(refused.to_string().contains("the second derivative of digamma is not available"));
     /// ```
     ///
     /// # Errors
