@@ -1,0 +1,12 @@
+//! Proofs of a program: the same bits on every mesh.
+//!
+//! ```
+//! isoshard::testing::judge(&isoshard::ops::Sample::new(isoshard::ops::Neg, [isoshard::ops::Input::ints([5])])).assert();
+//! ```
+
+mod judge;
+pub mod shards;
+pub mod strategies;
+pub mod values;
+
+pub use judge::{Discrepancy, Judge, Verdict, WrongRow, judge};
