@@ -3,6 +3,7 @@
 use crate::ops::{Op, Tensors, Window, Windows};
 use crate::placement::Spec;
 use crate::tensor::Tensor;
+use crate::testing::quiet::quietly;
 
 /// Runs `op` on every rank of the mesh without communication. Errors and panics become texts.
 pub(super) fn eval_apart(
@@ -24,9 +25,7 @@ pub(super) fn eval_apart(
             let mut locals: Tensors =
                 ins.iter().map(|(_, parts)| parts[rank].to_owned_copy().expect("it is in memory")).collect();
             let run = std::panic::AssertUnwindSafe(|| op.eval(&mut locals, &at));
-            CAUGHT.set(true);
-            let outcome = std::panic::catch_unwind(run);
-            CAUGHT.set(false);
+            let outcome = quietly(|| std::panic::catch_unwind(run));
             match outcome {
                 Ok(Ok(found)) if found.len() != outs.len() => {
                     Err(format!("rank {rank} returns {} results instead of {}", found.len(), outs.len()))
@@ -42,18 +41,3 @@ pub(super) fn eval_apart(
         })
         .collect()
 }
-
-/// Suppresses the messages of panics that `eval_apart` catches.
-pub(super) fn quiet_panics() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        let loud = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if !CAUGHT.get() {
-                loud(info);
-            }
-        }));
-    });
-}
-
-thread_local!(static CAUGHT: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });

@@ -18,9 +18,9 @@ use crate::placement::{Layout, Mesh, Placement, ReductionTree, Region, Spec, Tre
 use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
 use crate::testing::values::{bits_differ, mix, ordinary, ordinary_values, tensor};
 
-use super::Discrepancy;
 use super::apart::eval_apart;
 use super::axis_rows::{is_ragged, placement, specs};
+use super::verdict::Discrepancy;
 
 /// The result of a judgement that finds no difference.
 pub(super) enum RowOutcome {

@@ -6,9 +6,9 @@
 //! contribution, the only tolerance here (`row_bound`). If an element of the result is infinite, contributions to its
 //! sum may add up to NaN (`inf - inf`); that is not counted as a difference.
 
-use super::Discrepancy;
 use super::apart::eval_apart;
 use super::axis_rows::{is_ragged, placement, specs};
+use super::verdict::Discrepancy;
 use crate::ops::{AxisPlacement, Meta, Row, Sample, eval_whole};
 use crate::placement::{Layout, Mesh, Placement, Spec};
 use crate::tensor::{DType, ReduceOp, Tensor};
