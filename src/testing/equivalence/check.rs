@@ -375,8 +375,8 @@ fn smaller(of: &FailedRun) -> Vec<Scenario> {
             };
             match &placements[axis] {
                 Placement::Replicate => {}
-                Placement::Shard(_) | Placement::Partial(_) => with(Placement::Replicate),
-                Placement::RaggedShard { .. } => {
+                Placement::Shard(0) => with(Placement::Replicate),
+                Placement::Shard(_) | Placement::Partial(_) | Placement::RaggedShard { .. } => {
                     with(Placement::Replicate);
                     with(Placement::Shard(0));
                 }
