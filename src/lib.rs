@@ -71,6 +71,8 @@ pub mod optim;
 pub mod placement;
 #[cfg(not(any(loom, shuttle)))]
 pub mod rng;
+#[cfg(all(feature = "testing", not(any(loom, shuttle))))]
+pub mod testing;
 
 pub use error::{
     CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal, Result,

@@ -12,8 +12,9 @@ use isoshard::tensor::{DType, Tensor};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::common::layouts::{Failures, layouts, shapes};
-use crate::common::{Stream, bits_differ, ordinary, part_of, small_ints, spmd, spread};
+use crate::common::failures::Failures;
+use crate::common::{SplitMix, bits_differ, ordinary, part_of, small_ints, spmd, spread};
+use isoshard::testing::strategies::{layouts, shapes};
 
 #[test]
 fn any_mesh_and_layout_to_any_other() {
@@ -113,7 +114,7 @@ fn what_arrives_is_nobody_elses_and_has_no_history() {
 #[test]
 fn a_rank_that_fails_on_the_way() {
     for salt in 0..50 {
-        let mut random = Stream(salt);
+        let mut random = SplitMix(salt);
         let (bad, sends) = (random.below(4), random.below(2) == 1);
         let run = move |rank: Rank| {
             let (train, generate) = (Mesh::over(&[("a", 3)], 0..3)?, Mesh::over(&[("b", 2)], 2..4)?);

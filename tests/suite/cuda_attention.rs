@@ -1,7 +1,7 @@
 //! Attention and rotary embedding on a device have the CPU's bits: at sizes around those of the tiles, for every
 //! dtype, grouped heads, queries with any offset, dropout, and operands with any strides.
 
-use crate::common::{Stream, shim};
+use crate::common::{SplitMix, shim};
 use half::{bf16, f16};
 use isoshard::ops::{
     Attention, AttentionGrad, Bits, Rotary, RotaryApply, RotaryPairing, RotaryTable, ScoreRule, Unkeyed,
@@ -17,7 +17,7 @@ const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 /// Normals times powers of ten, whose sum differs by the order of summation.
 fn noise(shape: impl Into<Shape>, dtype: DType, seed: u64) -> Tensor {
     let shape = shape.into();
-    let mut stream = Stream(seed.wrapping_mul(0x9e37_79b9) + 1);
+    let mut stream = SplitMix(seed.wrapping_mul(0x9e37_79b9) + 1);
     let mut unit = || (stream.next() >> 11) as f64 / (1u64 << 53) as f64;
     let value = |_| {
         let normal = (-2.0 * (1.0 - unit()).ln()).sqrt() * (std::f64::consts::TAU * unit()).cos();

@@ -1,7 +1,7 @@
 //! Fast attention on matrix units: its error is within a bound that follows from rounding probabilities, their
 //! gradients and results to the storage type, and its bits are the same in every order of threads.
 
-use crate::common::{Stream, shim};
+use crate::common::{SplitMix, shim};
 use isoshard::ops::cuda::{CudaAttention, CudaAttentionDropout};
 use isoshard::rng::{self, Draw};
 use isoshard::tensor::{DType, Device, Tensor, cpu};
@@ -84,7 +84,7 @@ impl Case {
         let Case { heads, groups, queries, keys, d, dv, .. } = *self;
         [(heads, queries, d), (groups, keys, d), (groups, keys, dv), (heads, queries, dv)].map(
             |(h, len, d)| {
-                let mut stream = Stream((h * 31 + len * 7 + d) as u64);
+                let mut stream = SplitMix((h * 31 + len * 7 + d) as u64);
                 let mut unit = || (stream.next() >> 11) as f64 / (1u64 << 53) as f64;
                 let shape = if self.transposed { [1, len, h, d] } else { [1, h, len, d] };
                 let values: Vec<f64> =

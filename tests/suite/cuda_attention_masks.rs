@@ -1,6 +1,6 @@
 //! Attention's windows, masks, bias, soft cap and documents on a device have the CPU's bits, forward and backward.
 
-use crate::common::{Stream, shim};
+use crate::common::{SplitMix, shim};
 use isoshard::ops::{Bits, ScoreOperands, ScoreRule};
 use isoshard::ops::{cpu::CpuAttention, cuda::CudaAttention};
 use isoshard::tensor::cpu::cast;
@@ -24,7 +24,7 @@ struct MaskCase {
 const BATCH: usize = 2;
 
 fn noise(shape: &[usize], dtype: DType, seed: u64) -> Tensor {
-    let mut stream = Stream(seed.wrapping_mul(0x9e37_79b9) + 1);
+    let mut stream = SplitMix(seed.wrapping_mul(0x9e37_79b9) + 1);
     let value = |_| (stream.next() >> 40) as f64 / (1u64 << 23) as f64 - 1.0;
     let values: Vec<f64> = (0..shape.iter().product::<usize>()).map(value).collect();
     cast(&Tensor::from_vec(values, shape).unwrap(), dtype).unwrap()

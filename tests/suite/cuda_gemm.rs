@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::common::Stream;
+use crate::common::SplitMix;
 use crate::common::blas::{REFUSED_COLS, Wrapped};
 use crate::common::shim::{self, Settings, Shim};
 use isoshard::ops::{Matmul, eval_whole};
@@ -47,7 +47,7 @@ fn devices() -> Option<&'static Devices> {
 
 /// Values whose sum has other bits in every other order.
 fn noise(dtype: DType, shape: &[usize], seed: u64) -> Tensor {
-    let mut stream = Stream(seed);
+    let mut stream = SplitMix(seed);
     let scale = if dtype == DType::F16 { [1.0, 30.0, 0.03, 3.0] } else { [1.0, 1e3, 1e-3, 3.0] };
     let mut value = || (stream.below(10007) as f64 * 1e-3 - 5.0) * stream.pick(&scale);
     let values = (0..shape.iter().product()).map(|_| value()).collect();
@@ -131,7 +131,7 @@ fn sums_of_every_length_have_the_processors_bits() {
 fn every_layout_has_the_processors_bits() {
     let Some(on) = devices() else { return };
     let shapes = [[1, 1, 1], [2, 3, 7], [1, 40, 70], [3, 1, 130], [2, 129, 1], [1, 8, 132], [2, 36, 68]];
-    let mut stream = Stream(5);
+    let mut stream = SplitMix(5);
     for (i, shape) in shapes.into_iter().enumerate() {
         for kinds in (0..KINDS * KINDS).map(|pair| (pair / KINDS, pair % KINDS)) {
             let (k, device) = (*stream.pick(&[1, 7, 32, 64, 96, 75]), *stream.pick(&[on.large, on.small]));

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::common::shim::Order;
-use crate::common::{self, Stream, mix, shim};
+use crate::common::{self, SplitMix, mix, shim};
 use half::{bf16, f16};
 use isoshard::ops::*;
 use isoshard::tensor::{DType, Device, Element, Shape, Tensor};
@@ -171,7 +171,7 @@ fn bit_patterns_of_thirty_two_and_sixty_four_in_prime_steps() {
     let Some(device) = shim::device() else { return };
     let narrow: Vec<f32> = (0..=u32::MAX).step_by(40_009).map(f32::from_bits).collect();
     let n = narrow.len();
-    let mut stream = Stream(7);
+    let mut stream = SplitMix(7);
     let wide: Vec<f64> = (0..n).map(|_| f64::from_bits(stream.next())).collect();
     let near: Vec<f64> = (0..n).map(|i| (i as f64 / n as f64 - 0.5) * 60.0).collect();
     let narrow = Tensor::from_vec(narrow, [n]).expect("as many");
@@ -360,7 +360,7 @@ fn copies_between_random_layouts() {
 }
 
 fn copies(device: Device, seed: u64) {
-    let mut stream = Stream(seed);
+    let mut stream = SplitMix(seed);
     for round in 0..150usize {
         let dtype = *stream.pick(&DType::ALL);
         let ndim = 1 + stream.below(5);

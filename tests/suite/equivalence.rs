@@ -26,12 +26,13 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::{BoxedStrategy, Strategy};
 
-use crate::common::layouts::{Failures, layouts};
+use crate::common::failures::Failures;
 use crate::common::samples::{catalog, long_sums};
 use crate::common::{
     agree, bits_differ, bound, epsilon, has_no_derivative, magnitude, on_mesh, ordinary, ordinary_values,
     owned, small_ints, spread, spread_by, values,
 };
+use isoshard::testing::strategies::layouts;
 
 const MESHES: [&str; 7] = ["1", "a=2", "a=3", "a=4", "a=5", "a=2,b=2", "a=2,b=3"];
 /// Worlds per sample and mesh.

@@ -13,7 +13,7 @@ use isoshard::optim::global_norm;
 use isoshard::placement::{Layout, Mesh};
 use isoshard::tensor::{DType, Element, Tensor};
 
-use crate::common::{self, Stream, spmd};
+use crate::common::{self, SplitMix, spmd};
 
 const N: usize = 8;
 const MESHES: [&str; 9] = ["1", "a=2", "a=3", "a=4", "a=5", "a=8", "a=2,b=2", "a=2,b=3", "a=3,b=2"];
@@ -41,7 +41,7 @@ fn tree<T: Copy + Add<Output = T>>(x: &[T]) -> T {
 /// Finds columns that tell the tree from every other bracketing. `term` maps a number to the term that is added,
 /// `finish` a sum to the result.
 fn telling<T: Element + Add<Output = T>>(term: impl Fn(T) -> T, finish: impl Fn(T) -> T) -> Vec<[T; N]> {
-    let mut stream = Stream(1);
+    let mut stream = SplitMix(1);
     let mut columns = Vec::new();
     let mut alive = [true; 429];
     while alive.iter().filter(|a| **a).count() > 1 {

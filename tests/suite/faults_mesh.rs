@@ -12,7 +12,7 @@ use isoshard::tensor::{DType, Shape, Tensor};
 use isoshard::{CommFault, Error, Result};
 
 use crate::common::samples::catalog;
-use crate::common::{Stream, bits_differ, has_no_derivative, ordinary, ordinary_values, spread};
+use crate::common::{SplitMix, bits_differ, has_no_derivative, ordinary, ordinary_values, spread};
 
 const REPETITIONS: u64 = 50;
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -20,7 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 #[test]
 fn ranks_with_other_seeds_are_named() {
     for salt in 0..REPETITIONS {
-        let mut random = Stream(salt);
+        let mut random = SplitMix(salt);
         let world = 2 + random.below(4);
         let odd: Vec<usize> = (0..world).filter(|_| random.below(3) == 0).collect();
         let (seed, other) = (random.next(), random.next());
@@ -57,7 +57,7 @@ fn ranks_with_other_seeds_are_named() {
 #[test]
 fn a_rank_that_does_not_draw_is_named_within_the_deadline() {
     for salt in 0..5 {
-        let mut random = Stream(salt);
+        let mut random = SplitMix(salt);
         let world = 2 + random.below(3);
         let lazy = random.below(world);
         let run = move |rank: Rank| {
@@ -84,7 +84,7 @@ fn a_rank_that_does_not_draw_is_named_within_the_deadline() {
 #[test]
 fn parts_of_another_shape_fail_on_all_ranks() {
     for salt in 0..REPETITIONS {
-        let mut random = Stream(salt);
+        let mut random = SplitMix(salt);
         let world = 2 + random.below(4);
         let (rows, wrong) = (1 + random.below(9), random.below(world));
         let by = 1 + random.below(2);
@@ -147,7 +147,7 @@ fn ranks_that_name_different_tensors_are_told_apart() {
 #[test]
 fn an_unchecked_part_of_another_shape_is_the_first_cause() {
     for salt in 0..REPETITIONS {
-        let mut random = Stream(salt);
+        let mut random = SplitMix(salt);
         let world = 2 + random.below(4);
         let wrong = random.below(world);
         let run = move |rank: Rank| {

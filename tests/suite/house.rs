@@ -22,7 +22,7 @@ use isoshard::tensor::cuda;
 use source::{Source, files, identifier, product_code, root, sources};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 10] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("error", &[]),
     ("tensor", &["error"]),
     ("placement", &["error", "tensor"]),
@@ -32,7 +32,8 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("dtensor", &["error", "tensor", "placement", "rng", "ops", "comm"]),
     ("nn", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor"]),
     ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
-    ("lib", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn", "optim"]),
+    ("testing", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
+    ("lib", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn", "optim", "testing"]),
 ];
 /// The names that lib.rs re-exports from the error module.
 const ERRORS: [&str; 12] = [

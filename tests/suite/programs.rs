@@ -18,9 +18,10 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use crate::common::layouts::{Failures, layouts, meshes};
+use crate::common::failures::Failures;
 use crate::common::program::{KINDS, Program, Value, long_programs, programs};
 use crate::common::{agree, bits_differ, on_mesh, ordinary, owned, small_ints, spread, spread_by};
+use isoshard::testing::strategies::{layouts, meshes};
 
 const MESHES: [&str; 7] = ["a=2", "a=3", "a=4", "a=5", "a=2,b=2", "a=3,b=2", "a=2,b=2,c=2"];
 

@@ -11,8 +11,9 @@ use isoshard::tensor::{DType, Shape, Tensor};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::common::layouts::{Failures, layouts, meshes, shapes};
+use crate::common::failures::Failures;
 use crate::common::{bits_differ, on_mesh, ordinary, part_of, small_ints, spread};
+use isoshard::testing::strategies::{layouts, meshes, shapes};
 
 const MESHES: [&str; 8] = ["1", "a=2", "a=3", "a=5", "a=2,b=2", "a=2,b=3", "a=3,b=2", "a=2,b=2,c=2"];
 const DTYPES: [DType; 3] = [DType::F32, DType::I64, DType::BF16];

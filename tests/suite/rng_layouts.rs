@@ -11,8 +11,9 @@ use isoshard::tensor::{DType, Shape, Tensor};
 use isoshard::{Error, Result};
 use proptest::prelude::*;
 
-use crate::common::layouts::{Failures, layouts, meshes, shapes};
+use crate::common::failures::Failures;
 use crate::common::{on_mesh, small_ints, spmd, spread};
+use isoshard::testing::strategies::{layouts, meshes, shapes};
 
 /// A fill of a tensor.
 #[derive(Clone, Copy, Debug)]

@@ -1,17 +1,17 @@
 //! Rows of operators as layouts of tensors.
 
-use isoshard::ops::{AxisPlacement, Meta, Row};
-use isoshard::placement::{Layout, Mesh, Placement, Spec};
-use isoshard::tensor::{ReduceOp, Shape};
+use crate::ops::{AxisPlacement, Meta, Row};
+use crate::placement::{Layout, Mesh, Placement, Spec};
+use crate::tensor::{ReduceOp, Shape};
 
 /// A mesh of one axis.
-pub fn line(ranks: usize) -> Mesh {
+pub(super) fn line(ranks: usize) -> Mesh {
     Mesh::new(&[("a", ranks)], 0).expect("one axis with a name")
 }
 
 /// Returns `slot` as a placement on an axis of `ranks`; `Ragged` covers `dims` dims with the extents of `first`, the
 /// first operand.
-pub fn placement(slot: AxisPlacement, first: &Shape, dims: usize, ranks: usize) -> Option<Placement> {
+pub(super) fn placement(slot: AxisPlacement, first: &Shape, dims: usize, ranks: usize) -> Option<Placement> {
     Some(match slot {
         AxisPlacement::R => Placement::Replicate,
         AxisPlacement::S(d) => Placement::Shard(d),
@@ -26,7 +26,7 @@ pub fn placement(slot: AxisPlacement, first: &Shape, dims: usize, ranks: usize) 
 
 /// Returns the specs of operands or results under one row per axis; `slots` picks their placements from a row. `None`
 /// if no tensor can have such a layout.
-pub fn specs(
+pub(super) fn specs(
     mesh: &Mesh,
     (rows, order): (&[Row], &[usize]),
     metas: &[Meta],
@@ -43,7 +43,7 @@ pub fn specs(
 }
 
 /// True if some placement of the rows is ragged.
-pub fn is_ragged(rows: &[Row]) -> bool {
+pub(super) fn is_ragged(rows: &[Row]) -> bool {
     rows.iter().any(|r| r.ins.iter().chain(&r.outs).any(|s| *s == AxisPlacement::Ragged))
 }
 

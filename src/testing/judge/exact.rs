@@ -1,17 +1,29 @@
-//! The judge of exact mode: runs an operator on the shards that its rows give each rank, and compares the results
-//! with those of a single rank, bit for bit. `rules_exact` applies it to every operator; `rules` judges fast mode.
+//! The judge of bits: an operator on the shards that its rows give each rank, in exact mode, compared bit for bit with a
+//! single rank, on ordinary values.
+//!
+//! Values are normals times powers of ten, with zeros of either sign and the smallest numbers among them. Ranks are
+//! simulated and exchange nothing. A row holds if
+//! - shards of a sharded result are those of the single rank's result;
+//! - for a partial operand: the operator applied to each rank's contribution to an *arbitrary* sum (maximum, minimum),
+//!   and reduced afterwards, equals the operator applied to the reduced operand; in some elements contributions cancel
+//!   or are zeros of either sign;
+//! - for a sum to which one rank contributes each element: the sum equals the single rank's result;
+//! - for a sum over sharded dims: the kernel run separately on every finished node of every rank, added up in the order
+//!   of [`ReductionTree::fold_order`], equals the single rank's result, and so do all other results of these runs.
 
-use isoshard::ops::{
+use crate::ops::{
     AxisPlacement, InputFill, MeshAxis, Meta, Op, Row, Sample, Tensors, Window, Windows, eval_whole,
 };
-use isoshard::placement::{Layout, Mesh, Placement, ReductionTree, Region, Spec, TreeNode};
-use isoshard::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
+use crate::placement::{Layout, Mesh, Placement, ReductionTree, Region, Spec, TreeNode};
+use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
+use crate::testing::values::{bits_differ, mix, ordinary, ordinary_values, tensor};
 
-use super::rows::{is_ragged, placement, specs};
-use super::{bits_differ, eval_apart, mix, ordinary, ordinary_values, tensor};
+use super::apart::eval_apart;
+use super::axis_rows::{is_ragged, placement, specs};
+use super::verdict::Discrepancy;
 
 /// The result of a judgement that finds no difference.
-pub enum Outcome {
+pub(super) enum RowOutcome {
     Holds,
     /// No tensor can have this layout.
     Illegal,
@@ -20,7 +32,7 @@ pub enum Outcome {
 }
 
 /// The values that rows are judged with.
-pub struct Trial<'a> {
+pub(super) struct BitsTrial<'a> {
     sample: &'a Sample,
     dtype: DType,
     ins: Vec<Tensor>,
@@ -28,8 +40,8 @@ pub struct Trial<'a> {
     salt: u64,
 }
 
-impl<'a> Trial<'a> {
-    pub fn new(sample: &'a Sample, dtype: DType, salt: u64) -> Trial<'a> {
+impl<'a> BitsTrial<'a> {
+    pub fn new(sample: &'a Sample, dtype: DType, salt: u64) -> BitsTrial<'a> {
         let mut ins = ordinary_values(sample, dtype, salt);
         for (i, x) in ins.iter_mut().enumerate() {
             if sample.ins[i].fill == InputFill::Ints && x.dtype().is_float() {
@@ -38,7 +50,7 @@ impl<'a> Trial<'a> {
         }
         make_consistent(sample.op.as_ref(), &mut ins);
         let metas = ins.iter().map(Meta::of).collect();
-        Trial { sample, dtype, ins, metas, salt }
+        BitsTrial { sample, dtype, ins, metas, salt }
     }
 
     pub fn op(&self) -> &dyn Op {
@@ -105,28 +117,28 @@ fn make_consistent(op: &dyn Op, ins: &mut [Tensor]) {
 }
 
 /// One row per mesh axis.
-pub struct Case<'a> {
-    pub trial: &'a Trial<'a>,
+pub(super) struct BitsCase<'a> {
+    pub trial: &'a BitsTrial<'a>,
     pub mesh: &'a Mesh,
     pub rows: &'a [Row],
     /// The axes in the order in which they split a dim, the outermost first.
     pub order: &'a [usize],
 }
 
-impl Case<'_> {
+impl BitsCase<'_> {
     /// Judges the rows together, for every ragged cut that fits.
-    pub fn judge(&self) -> Result<Outcome, String> {
-        let mut best = Outcome::Illegal;
+    pub fn judge(&self) -> Result<RowOutcome, Discrepancy> {
+        let mut best = RowOutcome::Illegal;
         for dims in if is_ragged(self.rows) { 1..4 } else { 0..1 } {
             match self.judge_one(dims)? {
-                Outcome::Illegal => {}
+                RowOutcome::Illegal => {}
                 other => best = other,
             }
         }
         Ok(best)
     }
 
-    fn judge_one(&self, dims: usize) -> Result<Outcome, String> {
+    fn judge_one(&self, dims: usize) -> Result<RowOutcome, Discrepancy> {
         let sums_pass = self.rows.iter().any(|r| r.ins.contains(&AxisPlacement::SUM));
         if is_half(self.trial.dtype) && sums_pass && self.rows.iter().all(|r| r.by_bits) {
             // Partial sums that follow the reduction tree are stored in f32 and rounded when the sum is complete.
@@ -135,32 +147,35 @@ impl Case<'_> {
         self.judge_stored(dims, false)
     }
 
-    fn judge_stored(&self, dims: usize, wide: bool) -> Result<Outcome, String> {
-        let Case { trial, mesh, rows, order } = self;
+    fn judge_stored(&self, dims: usize, wide: bool) -> Result<RowOutcome, Discrepancy> {
+        let BitsCase { trial, mesh, rows, order } = self;
         let out_metas = trial.op().infer(&trial.metas).expect("the trial's operands fit");
         let first = (&trial.metas[0].shape, dims);
         let ins = specs(mesh, (rows, order), &trial.metas, first, |r| &r.ins);
         let outs = specs(mesh, (rows, order), &out_metas, first, |r| &r.outs);
-        let (Some(ins), Some(outs)) = (ins, outs) else { return Ok(Outcome::Illegal) };
-        let operands: Vec<Operand> =
-            ins.into_iter().enumerate().map(|(i, s)| Operand::new(trial, i, s, wide)).collect();
+        let (Some(ins), Some(outs)) = (ins, outs) else { return Ok(RowOutcome::Illegal) };
+        let operands: Vec<PartialOperand> =
+            ins.into_iter().enumerate().map(|(i, s)| PartialOperand::new(trial, i, s, wide)).collect();
+        let specs: Vec<Spec> = operands.iter().map(|o| o.spec.clone()).collect();
+        let fails = |what: String| Discrepancy::new(&specs, None, what);
         let wholes: Vec<Tensor> = operands.iter().map(|o| o.whole.clone()).collect();
-        let want = eval_whole(trial.op(), &wholes).map_err(|e| e.to_string())?;
+        let want = eval_whole(trial.op(), &wholes).map_err(|e| fails(e.to_string()))?;
         let tree: Vec<Option<ReductionTree>> = (0..outs.len()).map(|k| self.tree(k, first)).collect();
         if tree.iter().flatten().any(|t| t.most_nodes(mesh).is_none()) {
-            return Ok(Outcome::CutsALeaf);
+            return Ok(RowOutcome::CutsALeaf);
         }
         let found = match tree.iter().position(Option::is_some) {
-            Some(k) => self.under_nodes(&operands, &outs, &tree, k, &want)?,
-            None => self.apart(&operands, &outs)?,
+            Some(k) => self.under_nodes(&operands, &outs, &tree, k, &want),
+            None => self.apart(&operands, &outs),
         };
+        let found = found.map_err(fails)?;
         for (k, (spec, whole)) in outs.iter().zip(&want).enumerate() {
             let of = |rank: usize| found[rank][k].as_slice();
             if let Some(what) = self.differs(spec, tree[k].as_ref(), whole, of) {
-                return Err(format!("result {k} {spec}: {what}"));
+                return Err(Discrepancy::new(&specs, Some((k, spec)), what));
             }
         }
-        Ok(Outcome::Holds)
+        Ok(RowOutcome::Holds)
     }
 
     /// Returns the reduction tree of result `k`, from the rows that cut one dim each.
@@ -200,7 +215,7 @@ impl Case<'_> {
     }
 
     /// Runs the operator on each rank's whole shards. Returns one part per rank and result.
-    fn apart(&self, operands: &[Operand], outs: &[Spec]) -> Result<Vec<Vec<Vec<Tensor>>>, String> {
+    fn apart(&self, operands: &[PartialOperand], outs: &[Spec]) -> Result<Vec<Vec<Vec<Tensor>>>, String> {
         let parts: Vec<Vec<Tensor>> = operands.iter().map(|o| o.locals()).collect();
         let with: Vec<(&Spec, &[Tensor])> =
             operands.iter().zip(&parts).map(|(o, p)| (&o.spec, p.as_slice())).collect();
@@ -212,7 +227,7 @@ impl Case<'_> {
     /// other results with `want`, and leaves them out.
     fn under_nodes(
         &self,
-        operands: &[Operand],
+        operands: &[PartialOperand],
         outs: &[Spec],
         tree: &[Option<ReductionTree>],
         k: usize,
@@ -233,7 +248,7 @@ impl Case<'_> {
                     outs: outs.iter().enumerate().map(|(o, s)| window(s, &|r| r.outs[o])).collect(),
                     exact: true,
                 };
-                let part = |(o, w): (&Operand, &Window)| {
+                let part = |(o, w): (&PartialOperand, &Window)| {
                     let x = cut(&o.shares[o.share_of(&coords)], w);
                     if widen && is_half(x.dtype()) { rounded(&x, DType::F32) } else { x }
                 };
@@ -307,30 +322,30 @@ impl Case<'_> {
 }
 
 /// An operand in the layout that the rows give it.
-struct Operand {
+struct PartialOperand {
     spec: Spec,
     /// For a `Partial` operand one value per rank along those axes, for all indices; else the whole operand.
     shares: Vec<Tensor>,
     whole: Tensor,
 }
 
-impl Operand {
-    fn new(trial: &Trial, i: usize, spec: Spec, wide: bool) -> Operand {
+impl PartialOperand {
+    fn new(trial: &BitsTrial, i: usize, spec: Spec, wide: bool) -> PartialOperand {
         let op = spec
             .layout
             .placements()
             .iter()
             .find_map(|p| if let Placement::Partial(op) = p { Some(*op) } else { None });
         let Some(op) = op else {
-            return Operand { spec, shares: vec![trial.ins[i].clone()], whole: trial.ins[i].clone() };
+            return PartialOperand { spec, shares: vec![trial.ins[i].clone()], whole: trial.ins[i].clone() };
         };
-        let lens: Vec<usize> = Operand::open(&spec).map(|a| spec.mesh.axis_len(a)).collect();
+        let lens: Vec<usize> = PartialOperand::open(&spec).map(|a| spec.mesh.axis_len(a)).collect();
         let n = lens.iter().product();
         let dtype = if wide && op == ReduceOp::Sum && is_half(spec.dtype) { DType::F32 } else { spec.dtype };
         let shares = trial.parts(i, op, n, dtype);
         let whole = fold(op, &nested(&lens), |m, _| shares[m].clone(), || unreachable!("a rank has a part"));
         let whole = rounded(&whole.expect("parts of one shape"), spec.dtype);
-        Operand { spec, shares, whole }
+        PartialOperand { spec, shares, whole }
     }
 
     fn open(spec: &Spec) -> impl Iterator<Item = usize> + '_ {
@@ -338,7 +353,7 @@ impl Operand {
     }
 
     fn share_of(&self, coords: &[usize]) -> usize {
-        Operand::open(&self.spec).fold(0, |at, a| at * self.spec.mesh.axis_len(a) + coords[a])
+        PartialOperand::open(&self.spec).fold(0, |at, a| at * self.spec.mesh.axis_len(a) + coords[a])
     }
 
     fn locals(&self) -> Vec<Tensor> {

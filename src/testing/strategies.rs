@@ -1,15 +1,24 @@
-//! Meshes and legal layouts as proptest strategies, and the runner for such tests.
+//! Meshes, shapes and legal layouts as [proptest](https://docs.rs/proptest) strategies.
 //!
-//! Cases shrink towards replication on small meshes. Seeds are fixed and nothing is written to disk; `PROPTEST_CASES`,
-//! `PROPTEST_RNG_SEED` and proptest's other variables override the settings.
+//! Values shrink towards replication on small meshes.
+//!
+//! ```
+//! use isoshard::{placement::Spec, tensor::DType, testing::strategies};
+//! use proptest::prelude::*;
+//!
+//! let case = (strategies::meshes(), strategies::shapes())
+//!     .prop_flat_map(|(mesh, shape)| strategies::layouts(&mesh, DType::F32, &shape, true));
+//! proptest!(|(spec in case)| {
+//!     let text = spec.to_string();
+//!     prop_assert_eq!(Spec::parse(&text, &spec.mesh)?.to_string(), text);
+//! });
+//! ```
 
-use std::fmt::Debug;
-
-use isoshard::placement::{Layout, Mesh, Placement, Spec};
-use isoshard::tensor::{DType, ReduceOp, Shape};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, RngSeed, TestError, TestRunner, contextualize_config};
+
+use crate::placement::{Layout, Mesh, Placement, Spec};
+use crate::tensor::{DType, ReduceOp, Shape};
 
 /// Meshes of one to three axes and at most eight ranks, axes of one rank among them, seen from rank 0.
 pub fn meshes() -> impl Strategy<Value = Mesh> {
@@ -25,8 +34,8 @@ pub fn shapes() -> impl Strategy<Value = Shape> {
     vec(prop_oneof![8 => 1..=6usize, 1 => Just(0usize)], 0..=4).prop_map(Shape::from)
 }
 
-/// All legal layouts of a tensor: replicated, sharded in any nesting order, ragged with empty ranks, and partial if
-/// `partials`.
+/// All legal layouts of a tensor on a mesh: replicated, sharded in any nesting order, ragged with empty ranks, and
+/// partial if `partials`.
 pub fn layouts(mesh: &Mesh, dtype: DType, shape: &Shape, partials: bool) -> BoxedStrategy<Spec> {
     let axes: Vec<_> =
         (0..mesh.ndim()).map(|a| placements(mesh.axis_len(a), dtype, shape, partials)).collect();
@@ -76,45 +85,4 @@ fn ragged(ranks: usize, shape: &Shape, dims: usize) -> Vec<BoxedStrategy<Placeme
             .boxed()
     };
     counts.map(of).collect()
-}
-
-/// The cases that failed, each shrunk to the smallest that fails; after a few failures, cases are no longer shrunk.
-#[derive(Default)]
-pub struct Failures(Vec<String>);
-
-impl Failures {
-    /// Runs `holds` on `cases` draws; `of` names the test, and seeds the draws.
-    pub fn check<S: Strategy>(
-        &mut self,
-        of: &str,
-        cases: u32,
-        given: &S,
-        holds: impl Fn(S::Value) -> Result<(), String>,
-    ) where
-        S::Value: Debug,
-    {
-        let seed = of.bytes().fold(0, |seed, byte| super::mix(seed ^ u64::from(byte)));
-        let config = contextualize_config(Config {
-            cases,
-            rng_seed: RngSeed::Fixed(seed),
-            failure_persistence: None,
-            max_local_rejects: u32::MAX,
-            max_shrink_iters: if self.0.len() < 8 { 512 } else { 0 },
-            max_shrink_time: 20_000,
-            ..Config::default()
-        });
-        let outcome = TestRunner::new(config).run(given, |case| holds(case).map_err(TestCaseError::fail));
-        match outcome {
-            Ok(()) => {}
-            Err(TestError::Fail(why, case)) => self.0.push(format!("{of}, from {case:?}: {why}")),
-            Err(TestError::Abort(why)) => self.0.push(format!("{of}: {why}")),
-        }
-    }
-
-    /// # Panics
-    /// If a case failed.
-    pub fn report(self) {
-        let shown = self.0.iter().take(60).cloned().collect::<Vec<_>>().join("\n");
-        assert!(self.0.is_empty(), "{} differ:\n{shown}", self.0.len());
-    }
 }

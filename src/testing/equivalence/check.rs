@@ -1,0 +1,421 @@
+//! The check: runs a program on meshes, compares, and shrinks what fails.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::counterexample::{Counterexample, Finding};
+use super::scenario::Scenario;
+use super::trace::{Trace, compare};
+use super::trial::{Outcomes, Trial, check_names};
+use crate::comm::{Rank, Spmd, Tally};
+use crate::dtensor::{DeviceMesh, Reduction};
+use crate::error::Result;
+use crate::placement::{Layout, Placement};
+use crate::tensor::Device;
+use crate::testing::quiet::quiet_panics_here;
+
+/// The meshes on which programs run unless the caller names others.
+const MESHES: [&str; 5] = ["a=2", "a=3", "a=4", "a=2,b=2", "a=2,b=3"];
+/// The time after which a collective gives up, unless the caller sets one.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// The largest number of runs that shrinking takes.
+const SHRINKING_RUNS: usize = 300;
+
+/// Asserts that a program gives on five meshes, from random layouts and at random sizes, the bits that a single rank
+/// gives, forward and backward.
+///
+/// The meshes are `a=2`, `a=3`, `a=4`, `a=2,b=2` and `a=2,b=3`; [`Equivalence`] takes others. A failure is shrunk to
+/// the smallest mesh, the plainest layouts and the smallest sizes that still fail.
+///
+/// ```
+/// use isoshard::{tensor::DType, testing::equivalent};
+/// equivalent(|mesh| {
+///     let n = mesh.size("n", 0..=7);
+///     let x = mesh.leaf("x", DType::F32, [n, 3])?;
+///     x.softmax(1)?.sum(&[0], false)
+/// });
+/// ```
+///
+/// # Panics
+/// Panics with a [`Counterexample`] if a run differs or fails.
+#[track_caller]
+pub fn equivalent<T: Outcomes>(program: impl Fn(&Trial) -> Result<T> + Send + Sync + 'static) {
+    Equivalence::new(program).assert();
+}
+
+/// A check that a program is equivalent to a single rank's, with options.
+///
+/// ```
+/// use isoshard::{tensor::DType, testing::Equivalence};
+///
+/// // Only the sum of the shards' sums moves: at most one f32 from each of the other ranks.
+/// let report = Equivalence::new(|mesh| {
+///     let x = mesh.place("x", &isoshard::tensor::Tensor::full(DType::F32, &[12].into(), 0.1))?;
+///     x.sum_all()
+/// })
+/// .meshes(["dp=2", "dp=3"])
+/// .runs(5)
+/// .at_most(48)
+/// .check();
+/// assert_eq!(report.unwrap().runs, 10);
+/// ```
+#[derive(Clone)]
+pub struct Equivalence {
+    program: Arc<dyn Fn(&Trial) -> Result<u64> + Send + Sync>,
+    pub(super) meshes: Vec<String>,
+    runs: usize,
+    pub(super) seed: u64,
+    mode: Reduction,
+    bound: f64,
+    at_most: Option<u64>,
+    pub(super) device: Device,
+    pub(super) deadline: Option<Duration>,
+    shrink_for: Duration,
+    replay: Option<Scenario>,
+}
+
+/// The runs of an [`Equivalence`] that found no difference.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EquivalenceReport {
+    /// The number of runs on meshes of several ranks.
+    pub runs: usize,
+    /// The number of tensors compared, over all runs.
+    pub compared: usize,
+    /// For each mesh, the most bytes that a rank received in a run of the program.
+    pub received_bytes: Vec<(String, u64)>,
+}
+
+impl Equivalence {
+    /// Creates the check of a program: five meshes, two runs per mesh, exact mode.
+    pub fn new<T: Outcomes>(program: impl Fn(&Trial) -> Result<T> + Send + Sync + 'static) -> Equivalence {
+        let program = move |trial: &Trial| {
+            let outcomes = program(trial)?;
+            let received = trial.received_bytes();
+            outcomes.record(trial)?;
+            Ok(received)
+        };
+        Equivalence {
+            program: Arc::new(program),
+            meshes: MESHES.map(String::from).into(),
+            runs: 2,
+            seed: 1,
+            mode: Reduction::Exact,
+            bound: 0.0,
+            at_most: None,
+            device: Device::Cpu,
+            deadline: None,
+            shrink_for: Duration::from_secs(20),
+            replay: None,
+        }
+    }
+
+    /// Sets the meshes, in the notation `dp=2,tp=2`. The single rank's mesh has the same axes with one rank each.
+    pub fn meshes<S: Into<String>>(mut self, meshes: impl IntoIterator<Item = S>) -> Equivalence {
+        self.meshes = meshes.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Sets the number of runs per mesh, each with other sizes, layouts and values. A program that draws none of them
+    /// runs once per mesh.
+    pub fn runs(mut self, runs: usize) -> Equivalence {
+        self.runs = runs;
+        self
+    }
+
+    /// Sets the seed of the first run; later runs have the next numbers.
+    pub fn seed(mut self, seed: u64) -> Equivalence {
+        self.seed = seed;
+        self
+    }
+
+    /// Compares in fast mode: elements may differ by `bound` times the largest absolute value of the tensor, or times 1
+    /// if that is larger.
+    pub fn fast(mut self, bound: f64) -> Equivalence {
+        (self.mode, self.bound) = (Reduction::Fast, bound);
+        self
+    }
+
+    /// Fails if a rank receives more bytes than this in a run of the program. Bytes that the harness itself moves, and
+    /// the gradients that it computes, do not count.
+    pub fn at_most(mut self, bytes: u64) -> Equivalence {
+        self.at_most = Some(bytes);
+        self
+    }
+
+    /// Sets the device on which all ranks compute, a single rank too.
+    pub fn on(mut self, device: Device) -> Equivalence {
+        self.device = device;
+        self
+    }
+
+    /// Sets the time after which a collective gives up waiting for a rank: 60 seconds unless set.
+    pub fn deadline(mut self, deadline: Duration) -> Equivalence {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Sets how long a failure is shrunk: 20 seconds unless set.
+    pub fn shrink_for(mut self, time: Duration) -> Equivalence {
+        self.shrink_for = time;
+        self
+    }
+
+    /// Runs this scenario only, as a failure printed it, and does not shrink.
+    ///
+    /// # Panics
+    /// Panics if the text is no scenario.
+    #[track_caller]
+    pub fn replay(mut self, scenario: &str) -> Equivalence {
+        self.replay = Some(scenario.parse().unwrap_or_else(|e| panic!("{e}")));
+        self
+    }
+
+    /// Runs the check.
+    ///
+    /// # Panics
+    /// Panics with the [`Counterexample`] if a run differs or fails.
+    #[track_caller]
+    pub fn assert(&self) -> EquivalenceReport {
+        match self.check() {
+            Ok(report) => report,
+            Err(counterexample) => panic!("{counterexample}"),
+        }
+    }
+
+    /// Runs the check and returns the smallest counterexample if there is one.
+    ///
+    /// # Errors
+    /// Returns the counterexample.
+    ///
+    /// # Panics
+    /// Panics if a mesh cannot be read.
+    #[track_caller]
+    pub fn check(&self) -> Result<EquivalenceReport, Box<Counterexample>> {
+        let mut report = EquivalenceReport::default();
+        let singles = Singles::default();
+        if let Some(scenario) = &self.replay {
+            self.run_once(scenario, &singles, &mut report).map_err(|failed| failed.alone())?;
+            return Ok(report);
+        }
+        for mesh in &self.meshes {
+            for run in 0..self.runs.max(1) {
+                let scenario = Scenario::new(mesh, self.seed + run as u64);
+                let scenario = scenario.unwrap_or_else(|e| panic!("{e}"));
+                let draws = match self.run_once(&scenario, &singles, &mut report) {
+                    Ok(draws) => draws,
+                    Err(failed) => return Err(self.shrink(failed, &singles)),
+                };
+                if !draws {
+                    break;
+                }
+            }
+        }
+        Ok(report)
+    }
+
+    /// Runs a scenario and compares. Returns true if the program drew sizes or layouts.
+    fn run_once(
+        &self,
+        scenario: &Scenario,
+        singles: &Singles,
+        report: &mut EquivalenceReport,
+    ) -> Result<bool, FailedRun> {
+        let fail =
+            |scenario: &Scenario, finding| FailedRun { scenario: scenario.clone(), finding, ranges: vec![] };
+        let traces = match self.run(scenario) {
+            Ok(traces) => traces,
+            Err(error) => {
+                // The error of a single rank is the program's own.
+                let finding = match singles.of(self, scenario) {
+                    Ok(_) => Finding::Fails(error),
+                    Err(error) => Finding::FailsAlone(error),
+                };
+                return Err(fail(scenario, finding));
+            }
+        };
+        let first = &traces[0];
+        let drawn = Scenario {
+            sizes: first.sizes.iter().map(|(name, _, size)| (name.clone(), *size)).collect(),
+            layouts: first.layouts.clone(),
+            ..scenario.clone()
+        };
+        let ranges = first.sizes.iter().map(|(name, range, _)| (name.clone(), *range.start())).collect();
+        let fail = |finding| FailedRun { scenario: drawn.clone(), finding, ranges };
+        check_names(first).map_err(|e| FailedRun {
+            scenario: drawn.clone(),
+            finding: Finding::FailsAlone(e.to_string()),
+            ranges: vec![],
+        })?;
+        let single = match singles.of(self, &drawn) {
+            Ok(single) => single,
+            Err(error) => return Err(fail(Finding::FailsAlone(error))),
+        };
+        if let Some(finding) = compare(&traces, &single[0], self.mode, self.bound) {
+            return Err(fail(finding));
+        }
+        let most = (0..traces.len()).max_by_key(|&rank| traces[rank].received_bytes).unwrap_or(0);
+        let received = traces[most].received_bytes;
+        if let Some(at_most) = self.at_most.filter(|&at_most| received > at_most) {
+            let calls = traces[most].calls.clone();
+            return Err(fail(Finding::TooManyBytes { rank: most, received, at_most, calls }));
+        }
+        report.runs += 1;
+        report.compared += first.entries.len();
+        let mesh =
+            scenario.axes.iter().map(|(name, len)| format!("{name}={len}")).collect::<Vec<_>>().join(",");
+        match report.received_bytes.iter_mut().find(|(known, _)| *known == mesh) {
+            Some((_, most)) => *most = received.max(*most),
+            None => report.received_bytes.push((mesh, received)),
+        }
+        Ok(!drawn.sizes.is_empty() || !drawn.layouts.is_empty())
+    }
+
+    /// Runs the program and returns each rank's records.
+    fn run(&self, scenario: &Scenario) -> Result<Vec<Trace>, String> {
+        let (check, scenario, device) = (self.clone(), scenario.clone(), self.device);
+        let spmd = Spmd::new(scenario.rank_len()).deadline(self.deadline.unwrap_or(DEADLINE));
+        let run = move |rank| {
+            quiet_panics_here();
+            check.run_rank(&rank, &scenario)
+        };
+        spmd.on(move |_| device).run(run).map_err(|e| e.to_string())
+    }
+
+    /// Runs the program as one rank.
+    pub(super) fn run_rank(&self, rank: &Rank, scenario: &Scenario) -> Result<Trace> {
+        let (rank, tally) = Tally::of(rank)?;
+        let axes: Vec<(&str, usize)> = scenario.axes.iter().map(|(name, len)| (&**name, *len)).collect();
+        let mesh = DeviceMesh::new(&rank, &axes)?;
+        mesh.set_reduction(self.mode);
+        let trial = Trial::new(mesh, tally, scenario.clone());
+        let received = (self.program)(&trial)?;
+        Ok(trial.finish(received))
+    }
+
+    /// Looks for a smaller scenario that fails in the same way.
+    fn shrink(&self, failed: FailedRun, singles: &Singles) -> Box<Counterexample> {
+        let (mut best, mut runs, until) = (failed, 0, Instant::now() + self.shrink_for);
+        'smaller: loop {
+            for candidate in smaller(&best) {
+                if runs == SHRINKING_RUNS || Instant::now() >= until {
+                    break 'smaller;
+                }
+                runs += 1;
+                if let Err(failed) = self.run_once(&candidate, singles, &mut EquivalenceReport::default())
+                    && failed.finding.is_like(&best.finding)
+                {
+                    best = failed;
+                    continue 'smaller;
+                }
+            }
+            break;
+        }
+        let FailedRun { scenario, finding, .. } = best;
+        Box::new(Counterexample { scenario, finding, shrinking_runs: runs })
+    }
+}
+
+impl fmt::Debug for Equivalence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Equivalence { meshes, runs, seed, mode, .. } = self;
+        let mut of = f.debug_struct("Equivalence");
+        of.field("meshes", meshes)
+            .field("runs", runs)
+            .field("seed", seed)
+            .field("mode", mode)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A run that differs.
+struct FailedRun {
+    scenario: Scenario,
+    finding: Finding,
+    /// The smallest value of each drawn size.
+    ranges: Vec<(String, usize)>,
+}
+
+impl FailedRun {
+    fn alone(self) -> Box<Counterexample> {
+        Box::new(Counterexample { scenario: self.scenario, finding: self.finding, shrinking_runs: 0 })
+    }
+}
+
+/// The scenarios that are one step smaller: fewer ranks, then plainer layouts, then smaller sizes.
+fn smaller(of: &FailedRun) -> Vec<Scenario> {
+    let FailedRun { scenario, ranges, .. } = of;
+    let mut found = Vec::new();
+    for (a, &(_, len)) in scenario.axes.iter().enumerate() {
+        for shorter in 1..len {
+            let mut candidate = scenario.clone();
+            candidate.axes[a].1 = shorter;
+            if candidate.rank_len() > 1 {
+                found.push(candidate);
+            }
+        }
+    }
+    found.sort_by_key(Scenario::rank_len);
+    for (at, (_, layout)) in scenario.layouts.iter().enumerate() {
+        let plain = |layout: Layout| {
+            let mut candidate = scenario.clone();
+            candidate.layouts[at].1 = layout;
+            candidate
+        };
+        let placements = layout.placements();
+        if placements.iter().any(|p| *p != Placement::Replicate) {
+            found.push(plain(Layout::replicated(placements.len())));
+        }
+        for axis in 0..placements.len() {
+            let mut with = |placement: Placement| {
+                let mut all = placements.to_vec();
+                all[axis] = placement;
+                found.push(plain(Layout::new(all)));
+            };
+            match &placements[axis] {
+                Placement::Replicate => {}
+                Placement::Shard(_) | Placement::Partial(_) => with(Placement::Replicate),
+                Placement::RaggedShard { .. } => {
+                    with(Placement::Replicate);
+                    with(Placement::Shard(0));
+                }
+            }
+        }
+        let default_order = Layout::new(placements.to_vec());
+        if default_order != *layout {
+            found.push(plain(default_order));
+        }
+    }
+    for (at, (name, size)) in scenario.sizes.iter().enumerate() {
+        let least = ranges.iter().find(|(known, _)| known == name).map_or(*size, |(_, least)| *least);
+        let mut steps = vec![least, least + (size - least) / 2, size.saturating_sub(1)];
+        steps.dedup();
+        for step in steps.into_iter().filter(|step| (least..*size).contains(step)) {
+            let mut candidate = scenario.clone();
+            candidate.sizes[at].1 = step;
+            found.push(candidate);
+        }
+    }
+    found.retain(|candidate| candidate != scenario);
+    found
+}
+
+/// The records of single ranks that have run.
+#[derive(Default)]
+struct Singles(Mutex<HashMap<String, SingleRun>>);
+
+type SingleRun = Result<Arc<Vec<Trace>>, String>;
+
+impl Singles {
+    fn of(&self, check: &Equivalence, scenario: &Scenario) -> SingleRun {
+        let single = scenario.single_rank();
+        let key = single.to_string();
+        if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return known.clone();
+        }
+        let run = check.run(&single).map(Arc::new);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, run.clone());
+        run
+    }
+}

@@ -1,0 +1,289 @@
+//! Faults on request: a rank of a tested program dies, stalls or makes another call than the other ranks.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::check::Equivalence;
+use super::scenario::Scenario;
+use crate::comm::{Call, Channel, Engine, Rank, Reduce, Request, Route, Spmd};
+use crate::error::{CommFault, Error, Failure, Result};
+use crate::tensor::{DType, Shape, Tensor};
+use crate::testing::quiet::quiet_panics_here;
+use crate::testing::values::mix;
+
+/// The deadline of runs with a fault, unless the caller sets one.
+const DEADLINE: Duration = Duration::from_secs(3);
+
+/// A fault of one rank, at one of its collectives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankFault {
+    /// The rank panics instead of making the call.
+    Dies,
+    /// The rank makes the call only after twice the deadline.
+    Stalls,
+    /// The rank makes another call.
+    Differs,
+}
+
+/// The end of one run with a fault.
+#[derive(Clone, Debug)]
+pub struct FaultRun {
+    /// The mesh.
+    pub mesh: String,
+    /// The fault.
+    pub fault: RankFault,
+    /// The number of the rank's collective at which the fault happened, from 0.
+    pub at: usize,
+    /// The number of collectives that the rank makes in a run without a fault.
+    pub calls: usize,
+    /// The error of each rank.
+    pub ends: Vec<String>,
+    /// The time after the fault at which the last rank ended.
+    pub lasted: Duration,
+}
+
+impl Equivalence {
+    /// Runs the program with a rank that dies, one that stalls and one that makes another call, and asserts that every
+    /// rank then ends with an error, in time, and that every other rank's error names the rank.
+    ///
+    /// The fault happens at the rank's collective number `at`, or at a random one. Every mesh that has the rank takes
+    /// part; on each, a run without a fault comes first, to count the collectives. The deadline is 3 seconds unless
+    /// [`Equivalence::deadline`] is set; a rank that stalls costs about twice that.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::Equivalence};
+    /// use std::time::Duration;
+    /// let runs = Equivalence::new(|mesh| {
+    ///     let x = mesh.input("x", DType::F32, [8])?;
+    ///     x.redistribute(isoshard::placement::Layout::replicated(mesh.mesh().ndim()))?.sum_all()?;
+    ///     mesh.barrier()
+    /// })
+    /// .meshes(["dp=3"])
+    /// .deadline(Duration::from_millis(300))
+    /// .with_fault(1, None);
+    /// assert_eq!(runs.len(), 3);
+    /// assert!(runs[0].ends[0].contains("rank 1"), "{}", runs[0]);
+    /// ```
+    ///
+    /// # Panics
+    /// Panics if a rank ends without an error, too late, or with an error that does not name the rank; if no mesh has
+    /// the rank; and if the rank makes no collective, or fewer than `at + 1`.
+    #[track_caller]
+    pub fn with_fault(&self, rank: usize, at: Option<usize>) -> Vec<FaultRun> {
+        let mut runs = Vec::new();
+        for mesh in &self.meshes {
+            let scenario = Scenario::new(mesh, self.seed).unwrap_or_else(|e| panic!("{e}"));
+            if rank >= scenario.rank_len() {
+                continue;
+            }
+            let healthy = self.run_with(&scenario, rank, None);
+            let failed = healthy.ends.iter().flatten().next();
+            assert!(failed.is_none(), "{mesh}: the program fails without a fault: {failed:?}");
+            let calls = healthy.calls;
+            assert!(calls > at.unwrap_or(0), "{mesh}: rank {rank} makes {calls} collectives");
+            for fault in [RankFault::Dies, RankFault::Stalls, RankFault::Differs] {
+                let name = format!("{mesh} {fault:?}");
+                let draw = name.bytes().fold(self.seed, |hash, byte| mix(hash ^ u64::from(byte)));
+                let at = at.unwrap_or((draw % calls as u64) as usize);
+                let Ended { ends, lasted, .. } = self.run_with(&scenario, rank, Some((fault, at)));
+                let place = format!("{mesh}: rank {rank} {fault} at its call {at} of {calls}");
+                let limit = self.fault_deadline() * 2 + Duration::from_secs(2);
+                assert!(lasted < limit, "{place}: the last rank ended after {lasted:?}");
+                for (other, end) in ends.iter().enumerate() {
+                    let Some(end) = end else { panic!("{place}: rank {other} ends without an error") };
+                    assert!(
+                        other == rank || names(end, rank),
+                        "{place}: rank {other} does not name it: {end}"
+                    );
+                }
+                let ends = ends.into_iter().flatten().map(|end| end.to_string()).collect();
+                runs.push(FaultRun { mesh: mesh.clone(), fault, at, calls, ends, lasted });
+            }
+        }
+        assert!(!runs.is_empty(), "no mesh of {:?} has a rank {rank}", self.meshes);
+        runs
+    }
+
+    fn fault_deadline(&self) -> Duration {
+        self.deadline.unwrap_or(DEADLINE)
+    }
+
+    fn run_with(&self, scenario: &Scenario, rank: usize, fault: Option<(RankFault, usize)>) -> Ended {
+        let (check, scenario) = (self.clone(), scenario.clone());
+        let calls = Arc::new(AtomicUsize::new(0));
+        let (counter, deadline, device) = (calls.clone(), self.fault_deadline(), self.device);
+        let began = Instant::now();
+        let spmd = Spmd::new(scenario.rank_len()).deadline(deadline).on(move |_| device).on_slow(|_| {});
+        let ends = spmd.run_each(move |of: Rank| {
+            quiet_panics_here();
+            let world = of.world();
+            let of = match of.rank() == rank {
+                true => {
+                    let plan = Arc::new(FaultPlan { fault, calls: counter.clone(), deadline });
+                    let engine = Arc::new(FaultyEngine { engine: of.engine().clone(), plan });
+                    Rank::new(engine)?.on(of.device()).with_network(of.network().clone())
+                }
+                false => of,
+            };
+            check.run_rank(&of, &scenario)?;
+            // A rank that has made its last call meets the fault here.
+            world.barrier()
+        });
+        let ends = ends.unwrap_or_else(|e| panic!("{e}")).into_iter().map(Result::err).collect();
+        Ended { ends, calls: calls.load(Ordering::SeqCst), lasted: began.elapsed() }
+    }
+}
+
+/// The ranks' failures, the collectives of the watched rank, and the run's time.
+struct Ended {
+    ends: Vec<Option<Failure>>,
+    calls: usize,
+    lasted: Duration,
+}
+
+/// Returns true if a failure names the rank that caused it.
+fn names(failure: &Failure, rank: usize) -> bool {
+    let Failure::Error(error) = failure else { return false };
+    match error.downcast_ref::<CommFault>() {
+        Some(CommFault::Missing { missing, .. }) => missing.contains(&rank),
+        Some(CommFault::Mismatch { rank: one, other, .. }) => [*one, *other].contains(&rank),
+        _ => error.to_string().contains(&format!("rank {rank}")),
+    }
+}
+
+impl fmt::Display for RankFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RankFault::Dies => "dies",
+            RankFault::Stalls => "stalls",
+            RankFault::Differs => "makes another call",
+        })
+    }
+}
+
+impl fmt::Display for FaultRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FaultRun { mesh, fault, at, calls, ends, lasted } = self;
+        writeln!(f, "{mesh}: a rank {fault} at its call {at} of {calls}; all ended after {lasted:?}")?;
+        ends.iter().enumerate().try_for_each(|(rank, end)| writeln!(f, "  rank {rank}: {end}"))
+    }
+}
+
+/// The fault of one rank, with the count of its collectives.
+#[derive(Debug)]
+struct FaultPlan {
+    fault: Option<(RankFault, usize)>,
+    calls: Arc<AtomicUsize>,
+    deadline: Duration,
+}
+
+/// An engine whose rank fails at one of its collectives.
+#[derive(Debug)]
+struct FaultyEngine {
+    engine: Arc<dyn Engine>,
+    plan: Arc<FaultPlan>,
+}
+
+#[derive(Debug)]
+struct FaultyChannel {
+    channel: Arc<dyn Channel>,
+    plan: Arc<FaultPlan>,
+}
+
+impl FaultyEngine {
+    fn faulty(&self, channel: Arc<dyn Channel>) -> Arc<dyn Channel> {
+        Arc::new(FaultyChannel { channel, plan: self.plan.clone() })
+    }
+}
+
+impl Engine for FaultyEngine {
+    fn rank(&self) -> usize {
+        self.engine.rank()
+    }
+
+    fn world_len(&self) -> usize {
+        self.engine.world_len()
+    }
+
+    fn deadline(&self) -> Duration {
+        self.engine.deadline()
+    }
+
+    fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
+        Ok(self.faulty(self.engine.open(ranks, name)?))
+    }
+
+    fn split(&self, part: &[usize], color: usize, name: &str) -> Result<Arc<dyn Channel>> {
+        Ok(self.faulty(self.engine.split(part, color, name)?))
+    }
+
+    fn end(&self) -> Result<()> {
+        self.engine.end()
+    }
+
+    fn survivors(&self) -> Result<Vec<usize>> {
+        self.engine.survivors()
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.engine.abort(cause);
+    }
+}
+
+impl FaultyChannel {
+    /// Counts a call. Returns true if the rank makes another call instead.
+    fn differs(&self) -> bool {
+        let at = self.plan.calls.fetch_add(1, Ordering::SeqCst);
+        match self.plan.fault {
+            Some((RankFault::Dies, fault_at)) if at == fault_at => {
+                panic!("dies at call {at}, as the test asks")
+            }
+            Some((RankFault::Stalls, fault_at)) if at == fault_at => {
+                std::thread::sleep(self.plan.deadline * 2);
+                false
+            }
+            Some((RankFault::Differs, fault_at)) => at == fault_at,
+            _ => false,
+        }
+    }
+
+    /// Makes a call that does not fit `call`.
+    fn other(&self, call: &Call<'_>) -> Result<Box<dyn Request>> {
+        if call.route != Route::Barrier {
+            let barrier = Call {
+                name: "barrier",
+                route: Route::Barrier,
+                op: None,
+                outgoing: &[],
+                incoming: &[],
+                ..*call
+            };
+            return self.channel.start(barrier);
+        }
+        let (sent, shape) = ([Tensor::zeros(DType::U8, [1])], [Shape::from([1])]);
+        let route = Route::Broadcast { root: 0 };
+        let call =
+            Call { name: "broadcast", route, op: None, dtype: DType::U8, outgoing: &sent, incoming: &shape };
+        self.channel.start(call)
+    }
+}
+
+impl Channel for FaultyChannel {
+    fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
+        if self.differs() { self.other(&call) } else { self.channel.start(call) }
+    }
+
+    fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
+        if self.differs() { self.other(&call) } else { self.channel.all_reduce(reduce, call) }
+    }
+
+    fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
+        if self.differs() { self.other(&call) } else { self.channel.reduce_scatter(reduce, call) }
+    }
+
+    fn reduces_well(&self) -> bool {
+        self.channel.reduces_well()
+    }
+}

@@ -1,0 +1,268 @@
+//! The judge of values: an operator under combinations of placements, compared with a single rank.
+//!
+//! Ranks are simulated and exchange nothing, because a row claims that no communication is needed. A combination holds
+//! if it holds for several sets of values, in f32 and in f64, on all ranks, bit for bit (or within `values::bound`, for
+//! samples that state that their sums are rounded). Rows with partial sums may differ by one rounding of each
+//! contribution, the only tolerance here (`row_bound`). If an element of the result is infinite, contributions to its
+//! sum may add up to NaN (`inf - inf`); that is not counted as a difference.
+
+use super::apart::eval_apart;
+use super::axis_rows::{is_ragged, placement, specs};
+use super::verdict::Discrepancy;
+use crate::ops::{AxisPlacement, Meta, Row, Sample, eval_whole};
+use crate::placement::{Layout, Mesh, Placement, Spec};
+use crate::tensor::{DType, ReduceOp, Tensor};
+use crate::testing::shards::{difference, parts_of};
+use crate::testing::values::{bound, epsilon, magnitude, values};
+
+const PARTIALS: [AxisPlacement; 3] =
+    [AxisPlacement::P(ReduceOp::Sum), AxisPlacement::P(ReduceOp::Max), AxisPlacement::P(ReduceOp::Min)];
+
+pub(super) fn is_degenerate(sample: &Sample) -> bool {
+    let metas = sample.metas();
+    let outs = sample.op.infer(&metas).unwrap();
+    metas.iter().chain(&outs).any(|m| m.shape.is_empty() || m.shape.iter().any(|&n| n < 2))
+}
+
+/// Returns true if `row` gives `truth` by the exemptions that [`JudgedSample::missing`] lists.
+pub(super) fn implies(row: &Row, truth: &Row) -> bool {
+    let extremum = |s: &AxisPlacement| matches!(s, AxisPlacement::P(ReduceOp::Max | ReduceOp::Min));
+    let plain = |s: &AxisPlacement| if let AxisPlacement::TreeSum(_) = s { AxisPlacement::SUM } else { *s };
+    let ins = row.ins.iter().zip(&truth.ins).all(|(r, t)| r == t || (*t == AxisPlacement::R && extremum(r)));
+    let outs = row
+        .outs
+        .iter()
+        .zip(&truth.outs)
+        .all(|(r, t)| plain(r) == *t || (*r == AxisPlacement::R && extremum(t)));
+    ins && outs
+}
+
+/// The values with which a combination is judged, and a single rank's results.
+pub(super) struct ValueTrial {
+    ins: Vec<Tensor>,
+    outs: Vec<Tensor>,
+    salt: u64,
+}
+
+/// Returns the first `n` trials, or `None` if the operator refuses the values, such as an index that is too large.
+pub(super) fn try_trials(sample: &Sample, n: usize) -> Option<Vec<ValueTrial>> {
+    let one = |(salt, dtype): (u64, DType)| {
+        let ins = values(sample, dtype, salt);
+        let outs = eval_whole(sample.op.as_ref(), &ins).ok()?.into_vec();
+        Some(ValueTrial { ins, outs, salt })
+    };
+    let all = [(1, DType::F32), (2, DType::F64), (3, DType::F32), (4, DType::F64), (5, DType::F32)];
+    all.into_iter().take(n).map(one).collect()
+}
+
+/// Judges one row per axis together, for every ragged placement that fits. Combinations that no tensor can have, such
+/// as a partial of bools, count as holding.
+pub(super) fn holds_everywhere(
+    sample: &Sample,
+    trials: &[ValueTrial],
+    mesh: &Mesh,
+    rows: &[Row],
+    order: &[usize],
+) -> Result<(), Discrepancy> {
+    for dims in if is_ragged(rows) { 1..4 } else { 0..1 } {
+        for trial in trials {
+            let metas = |ts: &[Tensor]| ts.iter().map(Meta::of).collect::<Vec<_>>();
+            let first = (trial.ins[0].shape(), dims);
+            let ins = specs(mesh, (rows, order), &metas(&trial.ins), first, |r| &r.ins);
+            let outs = specs(mesh, (rows, order), &metas(&trial.outs), first, |r| &r.outs);
+            let (Some(ins), Some(outs)) = (ins, outs) else { continue };
+            judge(sample, trial, &ins, &outs)?;
+        }
+    }
+    Ok(())
+}
+
+fn judge(sample: &Sample, trial: &ValueTrial, ins: &[Spec], outs: &[Spec]) -> Result<(), Discrepancy> {
+    let parts: Vec<Vec<Tensor>> = ins
+        .iter()
+        .zip(&trial.ins)
+        .enumerate()
+        .map(|(i, (s, t))| parts_of(t, s, trial.salt + i as u64))
+        .collect();
+    let operands: Vec<(&Spec, &[Tensor])> = ins.iter().zip(&parts).map(|(s, p)| (s, p.as_slice())).collect();
+    let results =
+        eval_apart(sample.op.as_ref(), &operands, outs).map_err(|what| Discrepancy::new(ins, None, what))?;
+    for (k, (spec, whole)) in outs.iter().zip(&trial.outs).enumerate() {
+        let parts: Vec<Tensor> = results.iter().map(|r| r[k].clone()).collect();
+        if let Some(what) = difference(whole, spec, &parts, row_bound(sample, whole, ins)) {
+            return Err(Discrepancy::new(ins, Some((k, spec)), what));
+        }
+    }
+    Ok(())
+}
+
+/// `bound`; if a row accepts a partial sum, each contribution and their sums are rounded as well. Contributions are at
+/// most the value plus a few small integers, times the factor that the operator applies; 16 times the largest covers
+/// them.
+fn row_bound(sample: &Sample, whole: &Tensor, ins: &[Spec]) -> f64 {
+    let parts: usize = ins.iter().map(|s| if s.layout.has_partial() { s.mesh.rank_len() } else { 0 }).sum();
+    let largest = magnitude(whole);
+    bound(sample, whole) + (16 * parts) as f64 * epsilon(whole.dtype()) * largest
+}
+
+/// Returns the judged combinations that hold on one axis.
+///
+/// `tries` is given a combination and the number of all combinations, and returns true if it is to be judged.
+pub(super) fn truths(
+    sample: &Sample,
+    trials: &[ValueTrial],
+    mesh: &Mesh,
+    mut tries: impl FnMut(&Row, usize) -> bool,
+) -> Vec<Row> {
+    let mut with = |dims: usize| truths_with(sample, mesh, trials, dims, &mut tries);
+    let (mut truths, two) = (with(0), with(2));
+    if !two.is_empty() {
+        let one = with(1);
+        truths.extend(two.into_iter().filter(|t| one.contains(t)));
+    }
+    truths
+}
+
+/// Returns the combinations whose ragged placements, at least one if `dims` is not 0, cover `dims` dims.
+fn truths_with(
+    sample: &Sample,
+    mesh: &Mesh,
+    trials: &[ValueTrial],
+    dims: usize,
+    tries: &mut impl FnMut(&Row, usize) -> bool,
+) -> Vec<Row> {
+    let tables: Vec<Table> = trials.iter().map(|t| Table::new(t, mesh, dims)).collect();
+    let ins =
+        combinations(&tables[0].ins.iter().map(|o| o.iter().map(|(s, ..)| *s).collect()).collect::<Vec<_>>());
+    let ins: Vec<Vec<AxisPlacement>> = match ins.len() {
+        0..4096 => ins,
+        _ => ins.into_iter().filter(|placements| is_plain(placements)).collect(),
+    };
+    let outs =
+        combinations(&tables[0].outs.iter().map(|o| o.iter().map(|(s, _)| *s).collect()).collect::<Vec<_>>());
+    let (all, mut truths) = (ins.len() * outs.len(), Vec::new());
+    for ins in &ins {
+        for outs in &outs {
+            let ragged = ins.iter().chain(outs).any(|s| *s == AxisPlacement::Ragged);
+            let row = Row::new(ins.iter().copied(), outs.iter().copied());
+            if ragged != (dims > 0) || !tries(&row, all) {
+                continue;
+            }
+            let mut alive: Option<Vec<Row>> = None;
+            for (table, trial) in tables.iter().zip(trials) {
+                let rows = table.holding(sample, trial, ins, outs);
+                let left = match alive {
+                    None => rows,
+                    Some(before) => before.into_iter().filter(|r| rows.contains(r)).collect(),
+                };
+                let done = left.is_empty();
+                alive = Some(left);
+                if done {
+                    break;
+                }
+            }
+            truths.extend(alive.unwrap_or_default());
+        }
+    }
+    // The row of replicas only holds for every operator.
+    truths.retain(|t| {
+        t.ins.iter().any(|s| *s != AxisPlacement::R)
+            || t.outs.iter().any(|s| matches!(s, AxisPlacement::S(_) | AxisPlacement::Ragged))
+    });
+    truths
+}
+
+/// Returns true if there is at most one placement other than `R`.
+fn is_plain(placements: &[AxisPlacement]) -> bool {
+    let mut cut = placements.iter().filter(|s| **s != AxisPlacement::R);
+    let first = cut.next();
+    cut.all(|s| Some(s) == first)
+}
+
+/// The operands' shards under every placement, each computed once.
+struct Table {
+    ins: Vec<Vec<(AxisPlacement, Spec, Vec<Tensor>)>>,
+    /// One entry per window that a result can have. A result that is compared as replicated may turn out to be partial.
+    outs: Vec<Vec<(AxisPlacement, Spec)>>,
+}
+
+impl Table {
+    fn new(trial: &ValueTrial, mesh: &Mesh, dims: usize) -> Table {
+        let first = trial.ins[0].shape();
+        let spec = |t: &Tensor, axis_placement: AxisPlacement| {
+            let p = placement(axis_placement, first, dims, mesh.axis_len(0))?;
+            Spec::new(mesh, t.dtype(), t.shape().clone(), Layout::new([p])).ok()
+        };
+        let placements = |t: &Tensor| {
+            let mut placements = vec![AxisPlacement::R];
+            placements.extend((0..t.shape().len()).map(AxisPlacement::S));
+            placements.extend((dims > 0).then_some(AxisPlacement::Ragged));
+            placements
+        };
+        let operand = |(i, t): (usize, &Tensor)| {
+            let all = placements(t).into_iter().chain(PARTIALS);
+            let cut = |s: AxisPlacement| {
+                spec(t, s).map(|spec| (s, spec.clone(), parts_of(t, &spec, trial.salt + i as u64)))
+            };
+            all.filter_map(cut).collect()
+        };
+        let result = |t: &Tensor| placements(t).into_iter().filter_map(|s| Some((s, spec(t, s)?))).collect();
+        Table {
+            ins: trial.ins.iter().enumerate().map(operand).collect(),
+            outs: trial.outs.iter().map(result).collect(),
+        }
+    }
+
+    /// Returns the rows with these placements of operands and these windows of results that hold.
+    fn holding(
+        &self,
+        sample: &Sample,
+        trial: &ValueTrial,
+        ins: &[AxisPlacement],
+        outs: &[AxisPlacement],
+    ) -> Vec<Row> {
+        let operands: Vec<(&Spec, &[Tensor])> = ins
+            .iter()
+            .zip(&self.ins)
+            .map(|(s, all)| {
+                all.iter().find(|(t, ..)| s == t).map(|(_, spec, parts)| (spec, parts.as_slice()))
+            })
+            .map(|found| found.expect("the placements come from the table"))
+            .collect();
+        let specs: Vec<Spec> = outs
+            .iter()
+            .zip(&self.outs)
+            .map(|(s, all)| {
+                all.iter().find(|(t, _)| s == t).expect("the placements come from the table").1.clone()
+            })
+            .collect();
+        let Ok(results) = eval_apart(sample.op.as_ref(), &operands, &specs) else { return Vec::new() };
+        let mut choices = Vec::new();
+        for (k, (spec, whole)) in specs.iter().zip(&trial.outs).enumerate() {
+            let parts: Vec<Tensor> = results.iter().map(|r| r[k].clone()).collect();
+            let holds = |axis_placement: AxisPlacement| {
+                let spec = match axis_placement {
+                    AxisPlacement::P(op) => spec.with_layout(Layout::new([Placement::Partial(op)])).ok(),
+                    _ => Some(spec.clone()),
+                };
+                spec.is_some_and(|spec| difference(whole, &spec, &parts, bound(sample, whole)).is_none())
+            };
+            let mut placements = vec![outs[k]];
+            if outs[k] == AxisPlacement::R {
+                placements.extend(PARTIALS);
+            }
+            placements.retain(|&s| holds(s));
+            choices.push(placements);
+        }
+        combinations(&choices).into_iter().map(|outs| Row::new(ins.iter().copied(), outs)).collect()
+    }
+}
+
+/// Returns all combinations that take one item from each list.
+fn combinations(choices: &[Vec<AxisPlacement>]) -> Vec<Vec<AxisPlacement>> {
+    choices.iter().fold(vec![vec![]], |done, placements| {
+        done.iter()
+            .flat_map(|d| placements.iter().map(move |&s| d.iter().copied().chain([s]).collect()))
+            .collect()
+    })
+}

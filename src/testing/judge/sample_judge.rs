@@ -1,0 +1,326 @@
+//! The judge of one sample, question by question.
+
+use std::collections::BTreeSet;
+
+use super::axis_rows::line;
+use super::exact::{BitsCase, BitsTrial, RowOutcome};
+use super::fast::{holds_everywhere, implies, is_degenerate, truths, try_trials};
+use super::resized::resized;
+use super::verdict::{Discrepancy, Verdict};
+use crate::ops::{AxisPlacement, MeshAxis, Meta, Row, Sample};
+use crate::placement::Mesh;
+use crate::tensor::DType;
+use crate::testing::values::{SplitMix, mix, ordinary_values};
+
+/// The number of operands above which only a selection of the unlisted combinations is judged.
+const OPERANDS: usize = 3;
+/// The approximate number of combinations in the selection, per mesh.
+const SELECTED: u64 = 1000;
+/// The dtypes in which bits are compared.
+const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
+
+/// Judges the rows of a sample's operator: by values and by bits, on one axis and on two, at the sample's and at other
+/// sizes, and looks for missing rows.
+///
+/// Communicates nothing, and takes from milliseconds to seconds, depending on the number of operands. The [module's
+/// page](super) says what is compared.
+///
+/// ```
+/// use isoshard::ops::{Add, Input, Sample};
+/// let verdict = isoshard::testing::judge(&Sample::new(Add, [Input::ints([5, 3]), Input::ints([5, 3])]));
+/// assert!(verdict.wrong.is_empty(), "{verdict}");
+/// ```
+pub fn judge(sample: &Sample) -> Verdict {
+    let judge = Judge::new(sample);
+    let mut verdict = judge.one_axis();
+    // A wrong row makes every product with it wrong, and no combination that it implies is missing.
+    if verdict.wrong.is_empty() {
+        verdict += judge.one_axis_by_bits();
+        verdict += judge.two_axes();
+        verdict += judge.two_axes_by_bits();
+        verdict += judge.other_sizes();
+        verdict += judge.missing();
+    }
+    verdict
+}
+
+/// The judge of one sample, question by question; [`judge`] asks all.
+///
+/// ```
+/// use isoshard::ops::{Input, Sample, Sum};
+/// use isoshard::testing::Judge;
+/// let sum = Sum { dims: [0].into_iter().collect(), keep: false };
+/// let sample = Sample::new(sum, [Input::ints([5, 3])]);
+/// let verdict = Judge::new(&sample).one_axis_by_bits();
+/// assert!(verdict.wrong.is_empty() && verdict.rows > 0);
+/// ```
+pub struct Judge {
+    sample: Sample,
+    complete: bool,
+    always: BTreeSet<String>,
+}
+
+impl Judge {
+    /// Creates the judge of a sample.
+    pub fn new(sample: &Sample) -> Judge {
+        Judge { sample: sample.clone(), complete: false, always: BTreeSet::new() }
+    }
+
+    /// Makes [`missing`](Judge::missing) try all combinations of operators with more than three operands, which can
+    /// take minutes, instead of a fixed selection.
+    pub fn complete(self, complete: bool) -> Judge {
+        Judge { complete, ..self }
+    }
+
+    /// Adds rows to that selection, written as `{row:?}`.
+    pub fn always(self, rows: BTreeSet<String>) -> Judge {
+        Judge { always: rows, ..self }
+    }
+
+    /// Judges each row on one axis of 2, 3 and 5 ranks by values.
+    pub fn one_axis(&self) -> Verdict {
+        let mut verdict = Verdict::default();
+        let Some(trials) = try_trials(&self.sample, 5) else { return verdict.refused(&self.sample) };
+        for ranks in [2, 3, 5] {
+            let mesh = line(ranks);
+            for row in self.sample.op.rows(&self.sample.metas(), MeshAxis::new(ranks)) {
+                verdict.rows += 1;
+                let rows = std::slice::from_ref(&row);
+                if let Err(what) = holds_everywhere(&self.sample, &trials, &mesh, rows, &[0]) {
+                    verdict.wrong(format!("{:?} on {ranks} ranks", self.sample), rows, what);
+                }
+            }
+        }
+        verdict
+    }
+
+    /// Judges products of one row per axis on meshes of 2 x 2, 2 x 3 and 3 x 2 ranks by values, in both nesting
+    /// orders: a fixed random selection.
+    pub fn two_axes(&self) -> Verdict {
+        let mut verdict = Verdict::default();
+        let Some(trials) = try_trials(&self.sample, 2) else { return verdict.refused(&self.sample) };
+        for lens in [[2, 2], [2, 3], [3, 2]] {
+            let mesh = grid(lens);
+            for pair in row_pairs(&self.sample, &self.sample.metas(), lens, 12, |_| true) {
+                for order in [[0, 1], [1, 0]] {
+                    verdict.pairs += 1;
+                    if let Err(what) = holds_everywhere(&self.sample, &trials, &mesh, &pair, &order) {
+                        verdict.wrong(format!("{:?} on {mesh} in order {order:?}", self.sample), &pair, what);
+                    }
+                }
+            }
+        }
+        verdict
+    }
+
+    /// Judges each row by values with all dims of one extent changed to 0, 1, 2 or 7, if the operator takes such
+    /// operands.
+    pub fn other_sizes(&self) -> Verdict {
+        let mut verdict = Verdict::default();
+        for sample in resized(&self.sample) {
+            let trials = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| try_trials(&sample, 2)));
+            let Ok(trials) = trials else {
+                let what = Discrepancy::new(&[], None, "a single rank panics".into());
+                verdict.wrong(format!("{sample:?}"), &[], what);
+                continue;
+            };
+            let Some(trials) = trials else { continue };
+            verdict.small += usize::from(has_small_extent(&sample));
+            for ranks in [2, 3, 5] {
+                let mesh = line(ranks);
+                // A partial sum that passes is no matter of sizes, and its rounding is that of the operator's terms,
+                // which may be larger than its results.
+                let rounds = |row: &Row| row.ins.contains(&AxisPlacement::SUM) && !row.by_bits;
+                let rows = sample.op.rows(&sample.metas(), MeshAxis::new(ranks));
+                for row in rows.into_iter().filter(|row| !rounds(row)) {
+                    verdict.resized += 1;
+                    let rows = std::slice::from_ref(&row);
+                    if let Err(what) = holds_everywhere(&sample, &trials, &mesh, rows, &[0]) {
+                        verdict.wrong(format!("{sample:?} on {ranks} ranks"), rows, what);
+                    }
+                }
+            }
+        }
+        verdict
+    }
+
+    /// Looks for combinations of placements on one axis of 2, 3 and 5 ranks that hold and that no row lists.
+    ///
+    /// A combination is not called missing
+    /// - if an operand or result of the sample has an extent of 0 or 1, or one element, because shards are then the
+    ///   same as replicas;
+    /// - if a listed row gives it by putting `R` for an operand's `P(max)` or `P(min)`, as a special case of it, or
+    ///   `P(max)` or `P(min)` for a result's `R`, which is a case of them;
+    /// - if the operands have more than 4096 combinations of placements, and it uses two different placements besides
+    ///   `R`;
+    /// - if it is ragged and holds for one dim only, because `Ragged` is then equivalent to `S0`, to which the engine
+    ///   moves.
+    ///
+    /// For more than three operands it tries a fixed selection of the combinations.
+    pub fn missing(&self) -> Verdict {
+        let mut verdict = Verdict::default();
+        if is_degenerate(&self.sample) {
+            return verdict;
+        }
+        let Some(trials) = try_trials(&self.sample, 5) else { return verdict.refused(&self.sample) };
+        for ranks in [2, 3, 5] {
+            let rows = self.sample.op.rows(&self.sample.metas(), MeshAxis::new(ranks));
+            let tries = |row: &Row, all: usize| {
+                let tries = self.tries(row, ranks, all);
+                verdict.combinations += usize::from(tries);
+                tries
+            };
+            let found = truths(&self.sample, &trials, &line(ranks), tries);
+            for truth in found.into_iter().filter(|t| !rows.iter().any(|r| implies(r, t))) {
+                verdict.missing.push((truth, format!("{:?} on {ranks}", self.sample)));
+            }
+        }
+        verdict
+    }
+
+    /// Returns true if this combination, one of `all` on `ranks` ranks, is judged: in a complete run, if there are few
+    /// operands, if the caller names it, or if a fixed hash selects it.
+    fn tries(&self, row: &Row, ranks: usize, all: usize) -> bool {
+        if self.complete || self.sample.ins.len() <= OPERANDS {
+            return true;
+        }
+        let row = format!("{row:?}");
+        let name = format!("{}: {row}", self.sample.op.name());
+        let draw = name.bytes().fold(ranks as u64, |seed, byte| mix(seed ^ u64::from(byte)));
+        // A hash that is selected among many combinations is selected among few, so that two ragged placements are
+        // judged alike.
+        draw / SELECTED < u64::MAX / all as u64 || self.always.contains(&row)
+    }
+
+    /// Judges each row that claims bits on one axis of 1 to 5 ranks, in every dtype that the operator takes.
+    pub fn one_axis_by_bits(&self) -> Verdict {
+        let mut verdict = Verdict::default();
+        for dtype in self.dtypes() {
+            let trial = BitsTrial::new(&self.sample, dtype, 1);
+            for ranks in [1, 2, 3, 4, 5] {
+                let rows = self.sample.op.rows(&trial.metas, MeshAxis::new(ranks));
+                for row in rows.iter().filter(|r| r.by_bits) {
+                    let rows = std::slice::from_ref(row);
+                    let case = BitsCase { trial: &trial, mesh: &line(ranks), rows, order: &[0] };
+                    let held =
+                        judged(&mut verdict, format!("{dtype} {:?} on {ranks} ranks", self.sample), &case);
+                    verdict.rows += usize::from(held);
+                }
+            }
+        }
+        verdict
+    }
+
+    /// Judges products of rows that claim bits on two axes, in both nesting orders: a fixed random selection.
+    pub fn two_axes_by_bits(&self) -> Verdict {
+        let mut verdict = Verdict::default();
+        for dtype in self.dtypes() {
+            let trial = BitsTrial::new(&self.sample, dtype, 2);
+            for lens in [[2, 2], [2, 3], [3, 2], [1, 4]] {
+                let mesh = grid(lens);
+                for pair in row_pairs(&self.sample, &trial.metas, lens, 8, |row| row.by_bits) {
+                    for order in [[0, 1], [1, 0]] {
+                        let case = BitsCase { trial: &trial, mesh: &mesh, rows: &pair, order: &order };
+                        let call = format!("{dtype} {:?} on {mesh} in order {order:?}", self.sample);
+                        let held = judged(&mut verdict, call, &case);
+                        verdict.pairs += usize::from(held);
+                    }
+                }
+            }
+        }
+        verdict
+    }
+
+    /// Returns the rows that claim to hold up to rounding only, each with true if some call rounds indeed. Exact mode
+    /// uses no such row, so a row must not be marked so without need.
+    pub fn rounded(&self) -> Vec<(Row, bool)> {
+        let mut found: Vec<(Row, bool)> = Vec::new();
+        for dtype in self.dtypes() {
+            for salt in 3..6 {
+                let trial = BitsTrial::new(&self.sample, dtype, salt);
+                for ranks in [2, 3, 5] {
+                    let rows = self.sample.op.rows(&trial.metas, MeshAxis::new(ranks));
+                    for row in rows.iter().filter(|r| !r.by_bits) {
+                        let rows = std::slice::from_ref(row);
+                        let case = BitsCase { trial: &trial, mesh: &line(ranks), rows, order: &[0] };
+                        let rounds = case.judge().is_err();
+                        match found.iter_mut().find(|(known, _)| known == row) {
+                            Some((_, any)) => *any |= rounds,
+                            None => found.push((row.clone(), rounds)),
+                        }
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// Returns the dtypes of floating-point operands that the operator takes. An operand's dtype may depend on
+    /// another's: a statistic of f16 or bf16 operands is f32.
+    fn dtypes(&self) -> impl Iterator<Item = DType> {
+        let takes = |dtype: &DType| {
+            let metas: Vec<Meta> = ordinary_values(&self.sample, *dtype, 1).iter().map(Meta::of).collect();
+            self.sample.op.infer(&metas).is_ok()
+        };
+        DTYPES.into_iter().filter(takes)
+    }
+}
+
+/// Returns the products of rows for a mesh of two axes, among them the row of replicas: of `n` draws those whose rows
+/// go together.
+fn row_pairs(
+    sample: &Sample,
+    metas: &[Meta],
+    lens: [usize; 2],
+    n: usize,
+    is_wanted: impl Fn(&Row) -> bool,
+) -> Vec<[Row; 2]> {
+    let outs = sample.op.infer(metas).expect("a sample's operands fit its operator");
+    let whole = Row::new(metas.iter().map(|_| AxisPlacement::R), outs.iter().map(|_| AxisPlacement::R));
+    let rows = |a: usize, other: Option<AxisPlacement>| {
+        let axis = match other {
+            Some(AxisPlacement::S(dim)) => MeshAxis::new(lens[a]).with_split(dim, lens[1 - a]),
+            _ => MeshAxis::new(lens[a]),
+        };
+        let mut rows = sample.op.rows(metas, axis);
+        rows.retain(|row| is_wanted(row));
+        rows.push(whole.clone());
+        rows
+    };
+    let seed =
+        format!("{sample:?} {lens:?}").bytes().fold(n as u64, |seed, byte| mix(seed ^ u64::from(byte)));
+    let mut stream = SplitMix(seed);
+    let mut pair = || {
+        let a = stream.pick(&rows(0, None)).clone();
+        let b = stream.pick(&rows(1, a.ins.first().copied())).clone();
+        rows(0, b.ins.first().copied()).contains(&a).then_some([a, b])
+    };
+    (0..n).filter_map(|_| pair()).collect()
+}
+
+fn grid(lens: [usize; 2]) -> Mesh {
+    Mesh::new(&[("a", lens[0]), ("b", lens[1])], 0).expect("two axes with names of their own")
+}
+
+/// Judges a case by bits. Returns true if it was judged and held.
+fn judged(verdict: &mut Verdict, call: String, case: &BitsCase<'_>) -> bool {
+    let outcome = case.judge();
+    for row in case.rows.iter().filter(|r| r.outs.iter().any(|s| matches!(s, AxisPlacement::TreeSum(_)))) {
+        let held = usize::from(matches!(outcome, Ok(RowOutcome::Holds)));
+        match verdict.tree_sums.iter_mut().find(|(known, _)| known == row) {
+            Some((_, times)) => *times += held,
+            None => verdict.tree_sums.push((row.clone(), held)),
+        }
+    }
+    match outcome {
+        Ok(RowOutcome::Holds) => return true,
+        Ok(RowOutcome::CutsALeaf) => verdict.cut_leaves += 1,
+        Ok(RowOutcome::Illegal) => {}
+        Err(what) => verdict.wrong(call, case.rows, what),
+    }
+    false
+}
+
+fn has_small_extent(sample: &Sample) -> bool {
+    sample.ins.iter().any(|i| i.meta.shape.is_empty() || i.meta.shape.iter().any(|&n| n < 2))
+}

@@ -1,0 +1,143 @@
+//! Tensors whose elements are fixed functions of their index, and comparisons by bits.
+//!
+//! ```
+//! use isoshard::testing::values::{bits_differ, ordinary, tensor};
+//! use isoshard::tensor::{DType, ReduceOp};
+//!
+//! let x = ordinary(DType::F32, &[4].into(), 1);
+//! assert_eq!(bits_differ(&x, &ordinary(DType::F32, &[4].into(), 1)), None);
+//! let [plus, minus] = [0.0, -0.0].map(|zero| tensor(DType::F32, &[1.0, zero], &[2].into()));
+//! assert_eq!(bits_differ(&plus, &minus).unwrap(), "element 1: 0e0 instead of -0e0");
+//! ```
+
+use crate::ops::{Input, InputFill, Sample};
+use crate::tensor::{DType, Element, Shape, Tensor};
+
+/// A fixed stream of numbers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+pub struct SplitMix(pub u64);
+
+impl SplitMix {
+    /// Returns the next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// Returns a number from 0 to `n - 1`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// Returns an item of a list that is not empty.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+}
+
+/// SplitMix64's finaliser.
+pub fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A tensor of `dtype` with these values.
+pub fn tensor(dtype: DType, values: &[f64], shape: &Shape) -> Tensor {
+    fn of<T: Element>(values: &[f64], shape: &Shape) -> Tensor {
+        Tensor::from_vec(values.iter().map(|&v| T::from_f64(v)).collect::<Vec<T>>(), shape.clone())
+            .expect("as many values as elements")
+    }
+    match dtype {
+        DType::F32 => of::<f32>(values, shape),
+        DType::F64 => of::<f64>(values, shape),
+        DType::F16 => of::<half::f16>(values, shape),
+        DType::BF16 => of::<half::bf16>(values, shape),
+        DType::I64 => of::<i64>(values, shape),
+        DType::I32 => of::<i32>(values, shape),
+        DType::U8 => of::<u8>(values, shape),
+        DType::Bool => of::<bool>(values, shape),
+    }
+}
+
+/// Integers from -3 to 3 that depend on the index.
+pub fn small_ints(dtype: DType, shape: &Shape, salt: u64) -> Tensor {
+    let n = shape.numel() as u64;
+    let values: Vec<f64> = (0..n).map(|e| (mix(e ^ salt << 40 ^ 0x5a17) % 7) as f64 - 3.0).collect();
+    tensor(dtype, &values, shape)
+}
+
+/// True if the numbers are equal within `bound`. NaNs are equal, and so are zeros of either sign: `-(1 - 1)` is -0 and
+/// `-1 + 1` is +0.
+pub fn agree(a: f64, b: f64, bound: f64) -> bool {
+    a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= bound
+}
+
+/// The largest difference that a result may have from the whole's. It is 0 if the sample says that no addition is
+/// rounded. Else `n` additions are each wrong by half an ulp of at most the largest value times the number of
+/// addends, on both sides, and 8 ulps cover roundings outside sums.
+pub fn bound(sample: &Sample, whole: &Tensor) -> f64 {
+    match sample.rounded_sums {
+        0 => 0.0,
+        n => (n + 8) as f64 * epsilon(whole.dtype()) * magnitude(whole),
+    }
+}
+
+/// The largest finite absolute value, at least 1.
+pub fn magnitude(t: &Tensor) -> f64 {
+    t.to_f64_vec().into_iter().filter(|v| v.is_finite()).fold(1.0, |m, v| m.max(v.abs()))
+}
+
+/// The distance from 1 to the next number; 0 for dtypes whose arithmetic does not round.
+pub fn epsilon(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::EPSILON,
+        DType::F32 => f64::from(f32::EPSILON),
+        DType::F16 => 2f64.powi(-10),
+        DType::BF16 => 2f64.powi(-7),
+        _ => 0.0,
+    }
+}
+
+/// The values of a sample's operands.
+pub fn values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> {
+    let one = |(i, input): (usize, &Input)| input.values(dtype, salt * 16 + i as u64 + 1);
+    sample.ins.iter().enumerate().map(one).collect()
+}
+
+/// Operands like a sample's with ordinary values: normals times powers of ten, whose sums are hardly ever exact. They
+/// are positive if the sample asks for that; indices and conditions are the sample's own.
+pub fn ordinary_values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> {
+    let one = |(i, input): (usize, &Input)| match input.fill {
+        InputFill::Ints if input.meta.dtype.is_float() => {
+            ordinary(dtype, &input.meta.shape, salt * 16 + i as u64)
+        }
+        InputFill::Positive => {
+            let x = ordinary(DType::F64, &input.meta.shape, salt * 16 + i as u64).to_f64_vec();
+            tensor(dtype, &x.iter().map(|v| v.abs().clamp(1e-3, 1e3)).collect::<Vec<_>>(), &input.meta.shape)
+        }
+        _ => input.values(dtype, salt * 16 + i as u64 + 1),
+    };
+    sample.ins.iter().enumerate().map(one).collect()
+}
+
+/// Normals times powers of ten from 1e-2 to 1e2, which depend on the index.
+pub fn ordinary(dtype: DType, shape: &Shape, salt: u64) -> Tensor {
+    let unit = |z: u64| ((z >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+    let value = |e: u64| {
+        let (a, b, c) = (mix(e ^ salt << 33), mix(e ^ salt << 33 ^ 0xabcd), mix(e ^ salt << 33 ^ 0x1234));
+        let normal = (-2.0 * unit(a).ln()).sqrt() * (std::f64::consts::TAU * unit(b)).cos();
+        normal * 10f64.powi((c % 5) as i32 - 2)
+    };
+    tensor(dtype, &(0..shape.numel() as u64).map(value).collect::<Vec<_>>(), shape)
+}
+
+/// Describes the first element whose bits differ, NaNs aside; `None` if there is none.
+pub fn bits_differ(got: &Tensor, want: &Tensor) -> Option<String> {
+    if got.shape() != want.shape() || got.dtype() != want.dtype() {
+        return Some(format!("{} instead of {}", got.notation(), want.notation()));
+    }
+    let mut pairs = got.to_f64_vec().into_iter().zip(want.to_f64_vec()).enumerate();
+    // Widening to f64 keeps every number and the sign of zero.
+    let (e, (g, w)) = pairs.find(|(_, (g, w))| g.to_bits() != w.to_bits() && !(g.is_nan() && w.is_nan()))?;
+    Some(format!("element {e}: {g:e} instead of {w:e}"))
+}
