@@ -36,6 +36,7 @@ mod gradients;
 mod house;
 mod index_maps;
 mod layers;
+mod local_map;
 mod losses;
 mod models;
 mod operator_table;
