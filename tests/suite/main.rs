@@ -42,6 +42,7 @@ mod models;
 mod operator_table;
 mod optim;
 mod own_ops;
+mod pictures;
 mod placement;
 mod pointwise;
 mod programs;
