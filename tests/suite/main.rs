@@ -61,3 +61,4 @@ mod rules_exact;
 mod torch_fixtures;
 mod train;
 mod work;
+mod work_shares;
