@@ -135,8 +135,12 @@ fn kernels(bench: &Bench) -> Result<()> {
             .gigabytes(&case("softmax backward"), 3.0 * size, || apply(&SoftmaxGrad { dim: 1 }, &[&s, &y]))?;
         bench.gigabytes(&case("layer_norm"), 2.0 * size, || x.layer_norm(&w, None, 1e-5))?;
         let norm = apply(&LayerNorm { eps: Bits(1e-5), weight: true, bias: false }, &[&x, &w])?;
-        let backward =
-            || apply(&LayerNormGrad { weight: true, bias: false }, &[&y, &x, &w, &norm[1], &norm[2]]);
+        let backward = || {
+            apply(
+                &LayerNormGrad { eps: Bits(1e-5), weight: true, bias: false },
+                &[&y, &x, &w, &norm[1], &norm[2]],
+            )
+        };
         bench.gigabytes(&case("layer_norm backward"), 3.0 * size, backward)?;
         bench.gigabytes(&case("rms_norm"), 2.0 * size, || x.rms_norm(&w, 1e-6))?;
         bench.gigabytes(&case("sum all"), size, || x.sum_all())?;

@@ -6,7 +6,7 @@
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
 use super::call_plan::CallPlan;
@@ -14,11 +14,11 @@ use super::device_mesh::DeviceMesh;
 use super::dispatch::plan_for;
 use super::gradients::{Gradients, add};
 use super::reduction::Reduction;
-use super::tensor::{DTensor, Saved, TapeCall, TapeNode, TapeOutput, next_id};
+use super::tensor::{CallDerivative, DTensor, Saved, TapeCall, TapeNode, TapeOutput, next_id};
 use super::tensor_meta::TensorMeta;
 use crate::comm::operator_scope;
 use crate::error::{Error, Result};
-use crate::ops::VjpStep;
+use crate::ops::{Add, VjpProgram, VjpStep};
 use crate::placement::Layout;
 
 impl DTensor {
@@ -47,22 +47,7 @@ impl DTensor {
     /// # Errors
     /// Refuses a tensor that has more than one element or no history; returns an error if communication fails.
     pub fn backward(&self) -> Result<Gradients> {
-        if self.shape().numel() != 1 {
-            return Err(Error::invalid(
-                "backward",
-                "wants one element",
-                self.spec().to_string(),
-                "sum it first",
-            ));
-        }
-        let ones = DTensor::full(
-            &self.mesh,
-            self.dtype(),
-            self.shape(),
-            1.0,
-            Layout::replicated(self.mesh.mesh().ndim()),
-        )?;
-        self.backward_from(ones)
+        self.backward_from(one_of_scalar("backward", self)?)
     }
 
     /// Runs [`DTensor::backward`] for a tensor of any shape, given the gradient of the final result with respect to
@@ -86,39 +71,56 @@ impl DTensor {
     /// Refuses a `grad` of another shape, dtype or mesh, and a tensor without history; returns an error if
     /// communication fails.
     pub fn backward_from(&self, grad: DTensor) -> Result<Gradients> {
-        if grad.meta() != self.meta() || !grad.mesh.same(&self.mesh) {
-            return Err(Error::invalid(
-                "backward",
-                "the gradient does not fit",
-                format!("{} for {}", grad.spec(), self.spec()),
-                "",
-            ));
-        }
-        let Some(output) = &self.history else {
-            return Err(Error::invalid(
-                "backward",
-                "this tensor does not depend on a leaf that requires a gradient",
-                self.spec().to_string(),
-                "call requires_grad() on a leaf, outside no_grad() and Forward::eval",
-            ));
-        };
+        let output = expect_history("backward", self, &grad)?;
         let _guard = self.mesh.no_grad();
         let mut pass = BackwardPass::new(&self.mesh, &output.node);
         pass.accumulate(output, grad.detach())?;
-        while let Some(QueuedNode(node)) = pass.queue.pop() {
-            pass.visit(&node)?;
-        }
+        pass.visit_all()?;
         Ok(pass.gradients)
     }
 }
 
+/// Returns the gradient of a scalar with respect to itself, or an error of `verb` if `x` is no scalar.
+pub(super) fn one_of_scalar(verb: &str, x: &DTensor) -> Result<DTensor> {
+    if x.shape().numel() != 1 {
+        return Err(Error::invalid(verb, "wants one element", x.spec().to_string(), "sum it first"));
+    }
+    DTensor::full(&x.mesh, x.dtype(), x.shape(), 1.0, Layout::replicated(x.mesh.mesh().ndim()))
+}
+
+/// Returns the history of `x`. Refuses a `grad` of another shape, dtype or mesh, and an `x` without history.
+pub(super) fn expect_history<'a>(verb: &str, x: &'a DTensor, grad: &DTensor) -> Result<&'a TapeOutput> {
+    if grad.meta() != x.meta() || !grad.mesh.same(&x.mesh) {
+        let given = format!("{} for {}", grad.spec(), x.spec());
+        return Err(Error::invalid(verb, "the gradient does not fit", given, ""));
+    }
+    x.history.as_ref().ok_or_else(|| {
+        let rule = "this tensor does not depend on a leaf that requires a gradient";
+        let remedy = "call requires_grad() on a leaf, outside no_grad() and Forward::eval";
+        Error::invalid(verb, rule, x.spec().to_string(), remedy)
+    })
+}
+
 /// A running backward pass. It visits nodes youngest first, so that the gradients of a node are complete when it is
 /// visited.
-struct BackwardPass {
+pub(super) struct BackwardPass {
+    /// The pass's number, which nodes' counts of gradients refer to.
+    id: u64,
     mesh: DeviceMesh,
     queue: BinaryHeap<QueuedNode>,
     grads: FxHashMap<u64, SmallVec<[Option<DTensor>; 1]>>,
     gradients: Gradients,
+    /// The tensors whose gradients are wanted, if not those of all leaves.
+    wanted: Option<WantedGradients>,
+}
+
+/// The gradients that a pass computes which is asked for those of some tensors. Its steps are recorded unless the
+/// mesh records nothing.
+pub(super) struct WantedGradients {
+    /// The nodes from which a wanted tensor is reached, and those of the wanted tensors.
+    reaching: FxHashSet<u64>,
+    /// The wanted gradients, by node and number of the result.
+    pub grads: FxHashMap<(u64, usize), Option<DTensor>>,
 }
 
 /// A node in the queue, ordered by its number.
@@ -127,13 +129,46 @@ struct QueuedNode(Rc<TapeNode>);
 impl BackwardPass {
     /// Starts a pass from `root`, whose gradient has not been added yet.
     fn new(mesh: &DeviceMesh, root: &TapeNode) -> BackwardPass {
-        count_gradients(root);
+        let id = next_id();
+        count_gradients(root, id);
         BackwardPass {
+            id,
             mesh: mesh.clone(),
             queue: BinaryHeap::new(),
             grads: FxHashMap::default(),
             gradients: Gradients::default(),
+            wanted: None,
         }
+    }
+
+    /// Computes the gradients of the tensors `wrt`, given that of the result `root`. The steps are recorded unless the
+    /// mesh records nothing. A tensor that is not reached has no gradient.
+    pub fn find_wanted<'a>(
+        mesh: &DeviceMesh,
+        root: &TapeOutput,
+        grad: DTensor,
+        wrt: impl Iterator<Item = &'a TapeOutput>,
+    ) -> Result<WantedGradients> {
+        let grads: FxHashMap<_, _> = wrt.map(|of| ((of.node.id, of.out), None)).collect();
+        let reaching = reaching(&root.node, &grads.keys().map(|&(id, _)| id).collect());
+        let mut pass = BackwardPass {
+            id: next_id(),
+            mesh: mesh.clone(),
+            queue: BinaryHeap::new(),
+            grads: FxHashMap::default(),
+            gradients: Gradients::default(),
+            wanted: Some(WantedGradients { reaching, grads }),
+        };
+        pass.accumulate(root, grad)?;
+        pass.visit_all()?;
+        Ok(pass.wanted.expect("set above"))
+    }
+
+    fn visit_all(&mut self) -> Result<()> {
+        while let Some(QueuedNode(node)) = self.queue.pop() {
+            self.visit(&node)?;
+        }
+        Ok(())
     }
 
     /// Adds a gradient to those of a result, and queues its node.
@@ -150,6 +185,8 @@ impl BackwardPass {
         });
         sums[output.out] = Some(match sums[output.out].take() {
             None => grad,
+            // The sum is recorded if its terms are.
+            Some(sum) if sum.has_history() || grad.has_history() => DTensor::apply_one(&Add, &[&sum, &grad])?,
             Some(sum) => add(sum, grad)?,
         });
         Ok(())
@@ -159,13 +196,35 @@ impl BackwardPass {
     fn visit(&mut self, node: &Rc<TapeNode>) -> Result<()> {
         // A leaf that was complete early has been stored already.
         let Some(mut grads) = self.grads.remove(&node.id) else { return Ok(()) };
+        if let Some(wanted) = &mut self.wanted {
+            wanted.keep(node, &grads);
+        }
         let Some(call) = &node.call else { return self.store_leaf_gradient(node, grads) };
-        let plan = self.move_to_leaf_layout(call, &mut grads)?;
-        let result = self.run(node, call, grads, plan)?;
-        for (output, grad) in call.inputs.iter().zip(result) {
-            let (Some(output), Some(grad)) = (output, grad) else { continue };
-            self.accumulate(output, grad)?;
+        let needed = self.wanted.as_ref().map(|wanted| wanted.needed(call));
+        if needed.as_ref().is_some_and(|needed| !needed.contains(&true)) {
+            return Ok(());
+        }
+        let result = match &call.derivative {
+            CallDerivative::Program { program, saved } => {
+                let plan = self.move_to_leaf_layout(call, program, saved.len(), &mut grads)?;
+                self.run(node, grads, plan, needed.as_deref())?
+            }
+            CallDerivative::Custom(custom) => {
+                let grads = grads.into_iter().zip(&node.outs);
+                let grads = grads.map(|(g, meta)| g.map_or_else(|| self.zeros(meta), Ok));
+                custom.run(node, &call.inputs, &grads.collect::<Result<Vec<_>>>()?)?
+            }
+        };
+        for (i, (output, grad)) in call.inputs.iter().zip(result).enumerate() {
+            let Some(output) = output else { continue };
+            if let Some(grad) = grad.filter(|_| needed.as_ref().is_none_or(|needed| needed[i])) {
+                self.accumulate(output, grad)?;
+            }
             let (pass, left) = output.node.pending_grads.get();
+            // Another pass that ran within this one may have counted anew; then the leaf is stored when it is visited.
+            if pass != self.id {
+                continue;
+            }
             output.node.pending_grads.set((pass, left - 1));
             // A complete leaf need not wait for older nodes.
             if left == 1
@@ -184,14 +243,16 @@ impl BackwardPass {
     fn move_to_leaf_layout(
         &self,
         call: &TapeCall,
+        program: &VjpProgram,
+        saved: usize,
         grads: &mut SmallVec<[Option<DTensor>; 1]>,
     ) -> Result<Option<Rc<CallPlan>>> {
-        let ([Some(output)], [step], [Some(grad)]) = (&call.inputs[..], &call.program.steps[..], &grads[..])
+        let ([Some(output)], [step], [Some(grad)]) = (&call.inputs[..], &program.steps[..], &grads[..])
         else {
             return Ok(None);
         };
         let leaf = &output.node.outs[output.out];
-        let reads_it_alone = matches!(step.ins[..], [only] if only.0 as usize == call.saved.len());
+        let reads_it_alone = matches!(step.ins[..], [only] if only.0 as usize == saved);
         let fits = output.node.call.is_none() && leaf.shape() == grad.shape() && grad.layout().has_partial();
         if !(reads_it_alone && fits) {
             return Ok(None);
@@ -218,7 +279,7 @@ impl BackwardPass {
         leaf: &TapeNode,
         mut grads: SmallVec<[Option<DTensor>; 1]>,
     ) -> Result<()> {
-        let Some(grad) = grads[0].take() else { return Ok(()) };
+        let Some(grad) = grads[0].take().filter(|_| self.wanted.is_none()) else { return Ok(()) };
         let _label = operator_scope("backward");
         let grad = grad.redistribute(leaf.outs[0].layout().clone())?;
         // A gradient may be a broadcast view; the stored one is contiguous.
@@ -227,34 +288,51 @@ impl BackwardPass {
         Ok(())
     }
 
-    /// Runs a node's derivative program, its first step by `plan` if that is known. A `Partial` value that one step
-    /// reduces is reduced once for all steps.
+    /// Runs a node's derivative program, its first step by `plan` if that is known, and only the steps for the `needed`
+    /// operands if not all are. A `Partial` value that one step reduces is reduced once for all steps.
     fn run(
         &self,
-        node: &TapeNode,
-        call: &TapeCall,
+        node: &Rc<TapeNode>,
         grads: SmallVec<[Option<DTensor>; 1]>,
         mut plan: Option<Rc<CallPlan>>,
+        needed: Option<&[bool]>,
     ) -> Result<SmallVec<[Option<DTensor>; 4]>> {
-        let program = &call.program;
+        let Some(TapeCall { inputs, derivative: CallDerivative::Program { program, saved } }) = &node.call
+        else {
+            unreachable!("the caller has looked")
+        };
+        let saved_len = saved.len();
+        let live = needed.map(|needed| program.live_values(needed));
+        let is_live = |v: usize| live.as_ref().is_none_or(|live| live[v]);
         let mut values: SmallVec<[Option<DTensor>; 16]> = SmallVec::from_elem(None, program.values_len);
-        for (v, saved) in call.saved.iter().enumerate() {
+        for (v, saved) in saved.iter().enumerate().filter(|&(v, _)| is_live(v)) {
             values[v] = match saved {
                 None => None,
                 Some(Saved::Kept(x)) => Some(x.clone()),
                 Some(Saved::Regather(origin)) => Some(origin.value()?),
             };
+            // Without recording nothing would read the history.
+            if let (Some(x), Some(saved), true) = (&mut values[v], saved, self.mesh.grad_enabled()) {
+                x.origin = saved.origin();
+                x.history = match v.checked_sub(inputs.len()) {
+                    None => inputs[v].clone(),
+                    Some(out) if program.reads[saved_len + out] => {
+                        Some(TapeOutput { node: node.clone(), out })
+                    }
+                    Some(_) => None,
+                };
+            }
         }
         for (k, grad) in grads.into_iter().enumerate() {
-            let v = call.saved.len() + k;
-            if program.reads[v] {
+            let v = saved.len() + k;
+            if program.reads[v] && is_live(v) {
                 values[v] = Some(match grad {
                     Some(g) => g,
                     None => self.zeros(&node.outs[k])?,
                 });
             }
         }
-        for step in &program.steps {
+        for step in program.steps.iter().filter(|step| step.outs().any(is_live)) {
             let plan = match plan.take() {
                 Some(plan) => plan,
                 None => plan_for(step.op.as_ref(), &operands(step, &values))?,
@@ -287,7 +365,7 @@ impl BackwardPass {
             let label = operator_scope(step.op.name());
             let moved = DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone());
             drop(label);
-            values[v] = Some(moved);
+            values[v] = Some(DTensor { history: x.history.clone(), ..moved });
             let meta: SmallVec<[&Rc<TensorMeta>; 4]> =
                 operands(step, values).into_iter().map(|x| &x.meta).collect();
             plan = plan.after(&self.mesh, step.op.as_ref(), &meta)?;
@@ -301,10 +379,51 @@ impl BackwardPass {
     }
 }
 
-/// Sets, on each node behind `root`, the number of gradients that a pass from there will add to it. Visits every call
-/// once.
-fn count_gradients(root: &TapeNode) {
-    let pass = next_id();
+impl WantedGradients {
+    /// Stores those complete gradients of a node's results that are wanted.
+    fn keep(&mut self, node: &TapeNode, grads: &[Option<DTensor>]) {
+        for (out, grad) in grads.iter().enumerate() {
+            if let (Some(place), Some(grad)) = (self.grads.get_mut(&(node.id, out)), grad) {
+                *place = Some(grad.clone());
+            }
+        }
+    }
+
+    /// Returns, per operand of a call, true if its gradient leads to a wanted one.
+    fn needed(&self, call: &TapeCall) -> SmallVec<[bool; 4]> {
+        let leads = |of: &TapeOutput| self.reaching.contains(&of.node.id);
+        call.inputs.iter().map(|input| input.as_ref().is_some_and(leads)).collect()
+    }
+}
+
+/// Returns the nodes behind `root` that are among `wanted`, or from which one of `wanted` is reached.
+fn reaching(root: &TapeNode, wanted: &FxHashSet<u64>) -> FxHashSet<u64> {
+    let first = wanted.iter().min().copied().unwrap_or(u64::MAX);
+    let (mut nodes, mut seen) = (vec![root], FxHashSet::default());
+    let mut next = 0;
+    while let Some(&node) = nodes.get(next) {
+        next += 1;
+        for TapeOutput { node, .. } in node.call.iter().flat_map(|call| call.inputs.iter().flatten()) {
+            // A call is younger than the nodes of its operands.
+            if node.id >= first && seen.insert(node.id) {
+                nodes.push(node);
+            }
+        }
+    }
+    nodes.sort_unstable_by_key(|node| node.id);
+    let mut reaching = wanted.clone();
+    for node in nodes {
+        let mut inputs = node.call.iter().flat_map(|call| call.inputs.iter().flatten());
+        if inputs.any(|input| reaching.contains(&input.node.id)) {
+            reaching.insert(node.id);
+        }
+    }
+    reaching
+}
+
+/// Sets, on each node behind `root`, the number of gradients that the pass with this number will add to it. Visits
+/// every call once.
+fn count_gradients(root: &TapeNode, pass: u64) {
     let mut nodes: SmallVec<[&TapeNode; 16]> = smallvec![root];
     while let Some(call) = nodes.pop().and_then(|node| node.call.as_ref()) {
         for TapeOutput { node, .. } in call.inputs.iter().flatten() {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
 use super::redistribute;
-use super::tensor::{DTensor, GatheredFrom};
+use super::tensor::{DTensor, GatheredFrom, Saved};
 use crate::error::Result;
 
 /// A handle to a gathered tensor that the tape does not keep; it stays valid while the tape refers to the tensor.
@@ -28,6 +28,16 @@ impl DTensor {
     /// Returns the handle of this tensor, if it was marked so.
     pub(crate) fn regather(&self) -> Option<Regather> {
         self.origin.as_ref().map(|o| Regather(Rc::downgrade(o)))
+    }
+}
+
+impl Saved {
+    /// Returns the shards from which the value is gathered again, if it is not kept.
+    pub(super) fn origin(&self) -> Option<Rc<GatheredFrom>> {
+        match self {
+            Saved::Kept(_) => None,
+            Saved::Regather(origin) => Some(origin.clone()),
+        }
     }
 }
 

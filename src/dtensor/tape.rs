@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use super::call_plan::{CallPlan, Needs};
 use super::list::DTensors;
-use super::tensor::{DTensor, Saved, TapeCall, TapeNode, TapeOutput, next_id};
+use super::tensor::{CallDerivative, DTensor, Saved, TapeCall, TapeNode, TapeOutput, next_id};
 use crate::error::Result;
 use crate::ops::Op;
 
@@ -61,8 +61,10 @@ pub(super) fn record(
     let saved_outs = outs.iter().zip(result_reads).map(|(o, &r)| r.then(|| Saved::Kept(o.clone())));
     let call = TapeCall {
         inputs: ins.iter().zip(&program.grads).map(|(x, g)| g.and_then(|_| x.history.clone())).collect(),
-        saved: saved.chain(saved_outs).collect(),
-        program: program.clone(),
+        derivative: CallDerivative::Program {
+            saved: saved.chain(saved_outs).collect(),
+            program: program.clone(),
+        },
     };
     let meta = outs.iter().map(|o| o.meta.clone()).collect();
     let node =

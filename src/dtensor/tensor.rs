@@ -71,13 +71,39 @@ pub(super) struct TapeNode {
     pub pending_grads: Cell<(u64, usize)>,
 }
 
-/// One call of an operator, with what its derivative needs.
+/// One call, with what its derivative needs.
 pub(super) struct TapeCall {
-    pub program: Rc<VjpProgram>,
     /// Per operand, its history, if its gradient is wanted and it has one.
     pub inputs: SmallVec<[Option<TapeOutput>; 3]>,
-    /// The values that the derivative reads, numbered as in its program.
-    pub saved: SmallVec<[Option<Saved>; 4]>,
+    pub derivative: CallDerivative,
+}
+
+/// The derivative of a call.
+pub(super) enum CallDerivative {
+    /// That of an operator, with the values that the program reads, numbered as in the program.
+    Program { program: Rc<VjpProgram>, saved: SmallVec<[Option<Saved>; 4]> },
+    /// That of a user's function ([`DTensor::custom_vjp`]).
+    Custom(Box<CustomDerivative>),
+}
+
+/// A user's derivative, which maps the saved tensors and the results' gradients to a gradient per operand.
+pub(super) type CustomBackward = dyn Fn(&[DTensor], &[DTensor]) -> Result<Vec<Option<DTensor>>>;
+
+/// The derivative of a user's function.
+pub(super) struct CustomDerivative {
+    pub name: &'static str,
+    pub backward: Box<CustomBackward>,
+    pub saved: Vec<(Saved, SavedTensorOrigin)>,
+    pub ins: SmallVec<[Rc<TensorMeta>; 3]>,
+}
+
+/// The tensor that a user's function has saved, which decides its history.
+#[derive(Clone, Copy)]
+pub(super) enum SavedTensorOrigin {
+    Operand(usize),
+    Result(usize),
+    /// A value computed in between, whose history is not recorded.
+    Intermediate,
 }
 
 /// A value that the derivative reads.

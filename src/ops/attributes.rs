@@ -14,9 +14,7 @@ use crate::tensor::Shape;
 /// `(q, k, v, o, lse, do, bias, ..) -> dbias`, where `..` are the other operands that the [`ScoreRule`] names.
 ///
 /// dbias is a sum over the dims along which the bias repeats, along the reduction tree over them, and 0 if the bias
-/// repeats along the keys.
-///
-/// Missing: a second derivative; asking for it returns an error.
+/// repeats along the keys. Its own derivative treats o and lse as functions of the other operands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionBiasGrad {
     /// The factor of the products, that of the forward call.
@@ -35,9 +33,7 @@ pub struct AttentionBiasGrad {
 /// of its operand; `..` are the operands that the [`ScoreRule`] names. Dao et al., *FlashAttention*, 2022, appendix B.
 ///
 /// dk and dv are sums over the query heads that share a key head, then over the queries, along the reduction tree over
-/// both ranges. None of their elements is -0.
-///
-/// Missing: a second derivative; asking for it returns an error.
+/// both ranges. None of their elements is -0. Its own derivative treats o and lse as functions of the other operands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionGrad {
     /// The factor of the products, that of the forward call.
@@ -71,9 +67,8 @@ impl Default for CrossEntropyTerms {
 
 /// The derivative of [`CrossEntropy`](super::CrossEntropy) with respect to the logits:
 /// `(logits, target, m, s, dy) -> dy * ((a + 2 z lse) * exp(logits - m) / s - a * onehot(target))`, where `dy` `[..]`
-/// is the loss's gradient, `a` and `z` are the factors of the [terms](CrossEntropyTerms), and `lse = ln(s) + m`.
-///
-/// Missing: a second derivative; asking for it returns an error.
+/// is the loss's gradient, `a` and `z` are the factors of the [terms](CrossEntropyTerms), and `lse = ln(s) + m`. Its own
+/// derivative treats m and s as functions of the logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CrossEntropyGrad {
     /// The forward call's ignored rows and factors.
@@ -141,9 +136,11 @@ pub struct GroupedMatmulGrad {
 /// The derivative of [`LayerNorm`](super::LayerNorm): `(dy, x[, w], mean, rstd) -> (dx[, dw[, db]])`, each with the shape
 /// of its operand.
 ///
-/// Missing: a second derivative; asking for it returns an error.
+/// Its own derivative treats mean and rstd as functions of x.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LayerNormGrad {
+    /// The number added to the variance in the forward call. Only the derivative of this operator uses it.
+    pub eps: Bits,
     /// True if the layer norm has a weight, so that there is an operand w and a result dw.
     pub weight: bool,
     /// True if the layer norm has a bias, so that there is a result db.
@@ -218,9 +215,8 @@ pub struct ScatterAdd {
 
 /// The derivative of [`SoftCrossEntropy`](super::SoftCrossEntropy) with respect to the logits:
 /// `(logits, q, m, s, dy[, sum]) -> dy * (sum * exp(logits - m) / s - q)`, where `sum` `[.., 1]` is the sum of each row
-/// of `q`. It is an operand if the attribute does not give it.
-///
-/// Missing: a second derivative; asking for it returns an error.
+/// of `q`. It is an operand if the attribute does not give it. Its own derivative treats m and s as functions of the
+/// logits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SoftCrossEntropyGrad {
     /// The sum of every row of `q`, or `None` if it is an operand.

@@ -143,6 +143,7 @@ mod shape;
 mod signature;
 mod softmax;
 mod step;
+mod unfused;
 mod vjp;
 mod work;
 

@@ -19,6 +19,37 @@ impl VjpValue {
     }
 }
 
+impl VjpStep {
+    /// Returns the numbers of the results.
+    pub(crate) fn outs(&self) -> std::ops::Range<usize> {
+        self.out.index()..self.out.index() + self.out_len
+    }
+}
+
+impl VjpProgram {
+    /// Returns, per value, true if the gradient of an operand in `needed` depends on it.
+    pub(crate) fn live_values(&self, needed: &[bool]) -> Vec<bool> {
+        let wanted = self.grads.iter().zip(needed).filter_map(|(grad, &needed)| grad.filter(|_| needed));
+        live_values(&self.steps, self.values_len, wanted)
+    }
+}
+
+/// Returns, per value of a program, true if one of `wanted` depends on it.
+pub(super) fn live_values(
+    steps: &[VjpStep],
+    values_len: usize,
+    wanted: impl Iterator<Item = VjpValue>,
+) -> Vec<bool> {
+    let mut live = vec![false; values_len];
+    wanted.for_each(|value| live[value.index()] = true);
+    for step in steps.iter().rev() {
+        if step.outs().any(|out| live[out]) {
+            step.ins.iter().for_each(|value| live[value.index()] = true);
+        }
+    }
+    live
+}
+
 impl<'a> Vjp<'a> {
     /// Writes the derivative of `op` with respect to the operands for which `needs` is true.
     ///
@@ -119,7 +150,7 @@ impl<'a> Vjp<'a> {
         }
     }
 
-    fn add_step(&mut self, op: Arc<dyn Op>, ins: &[VjpValue]) -> Result<SmallVec<[VjpValue; 4]>> {
+    pub(super) fn add_step(&mut self, op: Arc<dyn Op>, ins: &[VjpValue]) -> Result<SmallVec<[VjpValue; 4]>> {
         ins.iter().for_each(|&value| self.read(value));
         let metas: Metas = ins.iter().map(|r| self.metas[r.0 as usize].clone()).collect();
         let outs = infer_results(&*op, &metas)?;
@@ -184,10 +215,9 @@ impl<'a> Vjp<'a> {
     /// States that the operator's derivative is not implemented, and why.
     ///
     /// ```
-    /// use isoshard::ops::{CrossEntropyGrad, Vjp, catalog};
-    /// let sample = catalog().into_iter().find(|s| s.op.name() == "cross_entropy_grad").expect("is listed");
-    /// let refused = Vjp::write(&CrossEntropyGrad::default(), &sample.metas(), &[true; 5]).unwrap_err();
-    /// assert!(refused.to_string().contains("the second derivative of cross_entropy is not written"));
+    /// use isoshard::{ops::{Meta, Trigamma, Vjp}, tensor::DType};
+    /// let refused = Vjp::write(&Trigamma, &[Meta::new(DType::F64, [3])], &[true]).unwrap_err();
+    /// assert!(refused.to_string().contains("the second derivative of digamma is not available"));
     /// ```
     ///
     /// # Errors

@@ -85,8 +85,11 @@ fn all_long_sums() -> Vec<Sample> {
         term(SumTerm::ExpDifference, &[0, 1], &[7, 70]),
         term(SumTerm::Power(Bits(2.0)), &[0], &[131, 2]),
         Sample::new(RmsNorm { eps: Bits(1e-5) }, [ints(&[3, 37, 5]), ints(&[5])]),
-        Sample::new(RmsNormGrad, [x.clone(), x.clone(), w.clone(), rstd.clone()]),
-        Sample::new(LayerNormGrad { weight: true, bias: true }, [x.clone(), x, w, mean, rstd]),
+        Sample::new(RmsNormGrad { eps: Bits(1e-5) }, [x.clone(), x.clone(), w.clone(), rstd.clone()]),
+        Sample::new(
+            LayerNormGrad { eps: Bits(1e-5), weight: true, bias: true },
+            [x.clone(), x, w, mean, rstd],
+        ),
         Sample::new(EmbeddingGrad { rows: 4 }, [Input::index([3, 50], 4), ints(&[3, 50, 2])]),
         Sample::new(ScatterAdd { dim: 1, extent: 3 }, [Input::index([2, 70], 3), ints(&[2, 70])]),
         Sample::new(

@@ -299,12 +299,12 @@ fn norms_at_every_length() {
             let views = [strided(device, &x(1), 3), strided(device, &w, 1), b.to_device(device).unwrap()];
             assert_same(&op, &eval_whole(&op, &views).unwrap(), &outs);
             let saved = [x(2), x(1), w.clone(), outs[1].clone(), outs[2].clone()];
-            compare(&LayerNormGrad { weight: true, bias: true }, device, &saved);
+            compare(&LayerNormGrad { eps: Bits(1e-5), weight: true, bias: true }, device, &saved);
             compare(&LayerNorm { eps, weight: false, bias: false }, device, &[x(1)]);
             let saved = [x(2), x(1), outs[1].clone(), outs[2].clone()];
-            compare(&LayerNormGrad { weight: false, bias: false }, device, &saved);
+            compare(&LayerNormGrad { eps: Bits(1e-5), weight: false, bias: false }, device, &saved);
             let rstd = compare(&RmsNorm { eps }, device, &[x(1), w.clone()]).remove(1);
-            compare(&RmsNormGrad, device, &[x(2), x(1), w, rstd]);
+            compare(&RmsNormGrad { eps: Bits(1e-5) }, device, &[x(2), x(1), w, rstd]);
         }
     }
 }
@@ -332,9 +332,9 @@ fn norms_whose_variance_overflows() {
                 compare(&LayerNorm { eps, weight: true, bias: false }, device, &[x.clone(), w.clone()]);
             assert!(outs[0].to_f64_vec().iter().all(|y| y.is_finite()), "{dtype} {n}");
             let saved = [dy.clone(), x.clone(), w.clone(), outs[1].clone(), outs[2].clone()];
-            compare(&LayerNormGrad { weight: true, bias: true }, device, &saved);
+            compare(&LayerNormGrad { eps: Bits(1e-5), weight: true, bias: true }, device, &saved);
             let outs = compare(&RmsNorm { eps }, device, &[x.clone(), w.clone()]);
-            compare(&RmsNormGrad, device, &[dy, x, w, outs[1].clone()]);
+            compare(&RmsNormGrad { eps: Bits(1e-5) }, device, &[dy, x, w, outs[1].clone()]);
         }
     }
 }
@@ -352,7 +352,7 @@ fn gradients_of_norms_over_many_rows() {
             &[x(1), w.clone(), w.clone()],
         );
         compare(
-            &LayerNormGrad { weight: true, bias: true },
+            &LayerNormGrad { eps: Bits(1e-5), weight: true, bias: true },
             device,
             &[x(2), x(1), w, outs[1].clone(), outs[2].clone()],
         );
@@ -620,7 +620,7 @@ fn in_any_order_of_threads() {
                     &[x.clone(), w.clone(), w.clone()],
                 );
                 let saved = [x.clone(), x.clone(), w, outs[1].clone(), outs[2].clone()];
-                compare(&LayerNormGrad { weight: true, bias: true }, device, &saved);
+                compare(&LayerNormGrad { eps: Bits(1e-5), weight: true, bias: true }, device, &saved);
             }
             let index = indices(&[3, 2000], 300, 3);
             let dy = ordinary(DType::F32, &[3, 2000, 2].into(), 4);

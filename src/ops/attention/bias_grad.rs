@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::grad::{expect_forward, forward_statistics, sample_operands};
+use super::grad::{expect_forward, forward_statistics, sample_operands, write_second_vjp};
 use super::scores::ScoreRule;
 use super::{Attention, cut_operands, grouped_sample, heads_split, sample_attributes, sample_rules, work};
 use crate::error::{Error, Result};
@@ -78,7 +78,7 @@ impl Op for AttentionBiasGrad {
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
-        g.refuse("the second derivative of attention is not written")
+        write_second_vjp(&self.forward(), g, &[false, false, false, true])
     }
 
     fn statistics(&self, _: &[Meta]) -> Vec<Statistic> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use super::scores::ScoreRule;
+use super::unfused::unfused;
 use super::{
     Attention, cut_operands, expect_heads, expect_times, grouped_sample, heads_split, sample_attributes,
     sample_rules, work,
@@ -74,7 +75,7 @@ impl Op for AttentionGrad {
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
-        g.refuse("the second derivative of attention is not written")
+        write_second_vjp(&self.forward(), g, &[true, true, true, false])
     }
 
     fn statistics(&self, _: &[Meta]) -> Vec<Statistic> {
@@ -93,6 +94,25 @@ impl AttentionGrad {
         Attention { scale, p, q_offset, draw, rule }
     }
 }
+
+/// Writes the derivative of a derivative of `forward`, by q, k, v and the bias as `by` says. The operands are
+/// `(q, k, v, o, lse, do, ..)`.
+pub(super) fn write_second_vjp(forward: &Attention, g: &mut Vjp, by: &[bool; 4]) -> Result<()> {
+    g.none(3, STATISTIC);
+    g.none(4, STATISTIC);
+    let rule = &forward.rule;
+    for i in 6 + usize::from(rule.bias)..g.ins_len() {
+        g.none(i, "a mask and document numbers have no derivative");
+    }
+    let mut of: Vec<usize> = (0..3).chain(6..g.ins_len()).collect();
+    let ins: Vec<Meta> = of.iter().map(|&i| g.input_meta(i).clone()).collect();
+    let wrt: Vec<bool> = (0..ins.len()).map(|i| by[i.min(3)] && (i <= 3)).collect();
+    of.push(5);
+    unfused(forward, &ins)?.gradient(&wrt)?.write_vjp(g, &of)
+}
+
+/// The reason why an operand that is a statistic has no gradient.
+const STATISTIC: &str = "a statistic: the gradients of q, k, v and the bias include it";
 
 /// Refuses operands `(q, k, v, o, lse, do, ..)` that do not fit each other.
 pub(super) fn expect_forward(

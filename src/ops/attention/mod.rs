@@ -1,13 +1,17 @@
 //! `attention`: scaled dot-product attention with masks, bias, soft cap, and dropout on the probabilities.
 //!
-//! Missing: rows that shard the keys, which are gathered instead; the second derivative, which is refused; the
-//! probabilities as a result.
+//! Second derivatives follow from an expression of ordinary operators (`unfused.rs`), which stores the scores of all
+//! pairs of a query and a key.
+//!
+//! Missing: rows that shard the keys, which are gathered instead; the probabilities as a result; second derivatives if a
+//! key that a query does not see is infinite or NaN, which then are NaN.
 
 pub(super) mod bias_grad;
 pub(super) mod cpu;
 pub(super) mod cuda;
 pub(super) mod grad;
 pub(super) mod scores;
+mod unfused;
 mod work;
 
 use smallvec::smallvec;

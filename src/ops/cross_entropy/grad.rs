@@ -7,11 +7,13 @@ use super::rows::expect_loss;
 use crate::error::{Error, Result};
 use crate::ops::index::cuda::HeldRange;
 use crate::ops::index::segments::checked_index;
-use crate::ops::softmax::sum_exp::row_maximum;
+use crate::ops::softmax::sum_exp::{row_maximum, statistic_shape};
+use crate::ops::unfused::UnfusedExpression;
 use crate::ops::work::elements;
 use crate::ops::{
-    AxisPlacement, Bits, CrossEntropyGrad, CrossEntropyTerms, Input, MeshAxis, Meta, Metas, Op, Row, Sample,
-    Statistic, Tensors, Vjp, Windows, Work, arity, list,
+    Add, AddScalar, AxisPlacement, Bits, Compare, CompareKind, CrossEntropyGrad, CrossEntropyTerms, Gather,
+    Input, LogSoftmax, Mask, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, Statistic, Sub, Tensors,
+    Vjp, Windows, Work, ZeroGrad, arity, list,
 };
 use crate::tensor::cpu::{Kernel, Num, Real, Widen, dispatch};
 use crate::tensor::{Float, Tensor, cpu, for_dtype};
@@ -97,7 +99,11 @@ impl Op for CrossEntropyGrad {
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
-        g.refuse("the second derivative of cross_entropy is not written")
+        g.none(1, "an index has no derivative");
+        g.none(2, STATISTIC);
+        g.none(3, STATISTIC);
+        let loss = unfused(&self.terms, &g.input_meta(0).clone(), &g.input_meta(1).clone())?;
+        loss.gradient(&[true, false])?.write_vjp(g, &[0, 1, 4])
     }
 
     fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
@@ -107,6 +113,44 @@ impl Op for CrossEntropyGrad {
     fn adds(&self) -> bool {
         true
     }
+}
+
+/// The reason why an operand that is a statistic has no gradient.
+pub(super) const STATISTIC: &str = "a statistic: the gradient of the logits includes it";
+
+/// Returns the expression of the loss of each row, from the logits and the targets.
+fn unfused(terms: &CrossEntropyTerms, logits: &Meta, target: &Meta) -> Result<UnfusedExpression> {
+    let mut e = UnfusedExpression::of(&[logits, target]);
+    let (x, mut target) = (e.wide_input(0)?, e.input(1));
+    let last = logits.shape.len() - 1;
+    let ignored = match terms.ignore_index {
+        None => None,
+        Some(index) => {
+            let zeros = e.apply(ZeroGrad, &[target])?;
+            let index = e.apply(AddScalar { by: Bits(index as f64) }, &[zeros])?;
+            let ignored = e.apply(Compare { kind: CompareKind::Eq }, &[target, index])?;
+            target = e.apply(Mask { on: false }, &[ignored, target])?;
+            Some(ignored)
+        }
+    };
+    let outer = e.meta(target).shape.clone();
+    let index = e.reshape(target, statistic_shape(logits))?;
+    let log = e.apply(LogSoftmax { dim: last }, &[x])?;
+    let log = e.apply(Gather { dim: last }, &[log, index])?;
+    let mut loss = e.apply(MulScalar { factor: Bits(-terms.nll_factor.0) }, &[log])?;
+    if terms.z_factor.0 != 0.0 {
+        let at_target = e.apply(Gather { dim: last }, &[x, index])?;
+        let lse = e.apply(Sub, &[at_target, log])?;
+        let square = e.apply(Mul, &[lse, lse])?;
+        let z = e.apply(MulScalar { factor: terms.z_factor }, &[square])?;
+        loss = e.apply(Add, &[loss, z])?;
+    }
+    let mut loss = e.reshape(loss, outer)?;
+    if let Some(ignored) = ignored {
+        loss = e.apply(Mask { on: false }, &[ignored, loss])?;
+    }
+    e.returns(loss);
+    Ok(e)
 }
 
 /// The number of elements that are converted in one pass, so that the buffers stay in the first-level cache.

@@ -101,6 +101,8 @@ impl Op for SoftCrossEntropy {
             let wide = |g: &mut Vjp, x: VjpValue| {
                 if g.meta(x).dtype == dtype { Ok(x) } else { g.apply(Cast { dtype }, &[x]) }
             };
+            // The derivative of this expression by the logits goes through s. The part through m is 0.
+            let s = if g.needs(0) { g.apply(SumExp, &[logits, m])? } else { s };
             let all = |g: &mut Vjp, x: VjpValue| g.apply(Expand { shape: shape.clone() }, &[x]);
             let (x, m) = (wide(g, logits)?, wide(g, m)?);
             let (m, log) = (all(g, m)?, g.apply(Log, &[s])?);

@@ -3,13 +3,15 @@
 use smallvec::smallvec;
 
 use super::cuda;
+use super::grad::STATISTIC;
 use super::rows::{expect_soft, repeated_rows};
 use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::row_maximum;
+use crate::ops::softmax::sum_exp::{row_maximum, statistic_shape};
+use crate::ops::unfused::UnfusedExpression;
 use crate::ops::work::elements;
 use crate::ops::{
-    AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, SoftCrossEntropyGrad, Statistic,
-    Tensors, Vjp, Windows, Work, arity, list,
+    AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, SoftCrossEntropyGrad,
+    Softmax, Statistic, Sub, Tensors, Vjp, Windows, Work, arity, list,
 };
 use crate::tensor::cpu::{Kernel, Real, as_elements_mut, cast, dispatch};
 use crate::tensor::{DType, Tensor};
@@ -71,7 +73,11 @@ impl Op for SoftCrossEntropyGrad {
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
-        g.refuse("the second derivative of soft_cross_entropy is not written")
+        g.none(2, STATISTIC);
+        g.none(3, STATISTIC);
+        let of: &[usize] = if self.row_sum.is_some() { &[0, 1, 4] } else { &[0, 1, 4, 5] };
+        let ins: Vec<Meta> = of.iter().map(|&i| g.input_meta(i).clone()).collect();
+        self.unfused(&ins)?.write_vjp(g, of)
     }
 
     fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
@@ -80,6 +86,30 @@ impl Op for SoftCrossEntropyGrad {
 
     fn adds(&self) -> bool {
         true
+    }
+}
+
+impl SoftCrossEntropyGrad {
+    /// Returns the expression of the gradient of the logits, from the logits, q, dy and, if it is an operand, sum.
+    fn unfused(&self, ins: &[Meta]) -> Result<UnfusedExpression> {
+        let mut e = UnfusedExpression::of(&ins.iter().collect::<Vec<_>>());
+        let (x, q, dy) = (e.wide_input(0)?, e.input(1), e.input(2));
+        let probability = e.apply(Softmax { dim: ins[0].shape.len() - 1 }, &[x])?;
+        let share = match self.row_sum {
+            Some(sum) => e.apply(MulScalar { factor: sum }, &[probability])?,
+            None => {
+                let sum = e.input(3);
+                let sum = e.expand(sum, x)?;
+                e.apply(Mul, &[probability, sum])?
+            }
+        };
+        let rest = e.apply(Sub, &[share, q])?;
+        let dy = e.reshape(dy, statistic_shape(&ins[0]))?;
+        let dy = e.expand(dy, x)?;
+        let grad = e.apply(Mul, &[rest, dy])?;
+        let grad = e.cast(grad, ins[0].dtype)?;
+        e.returns(grad);
+        Ok(e)
     }
 }
 

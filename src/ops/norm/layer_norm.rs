@@ -5,10 +5,11 @@ use smallvec::smallvec;
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::{accumulator, statistic_shape};
+use crate::ops::unfused::UnfusedExpression;
 use crate::ops::work::elements;
 use crate::ops::{
-    AxisPlacement, Bits, Input, LayerNormGrad, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows,
-    Work, arity, list,
+    AddScalar, AxisPlacement, Bits, Input, LayerNormGrad, MeshAxis, Meta, Metas, Mul, Op, Row, Rsqrt, Sample,
+    Sub, Tensors, Vjp, Windows, Work, arity, list,
 };
 use crate::tensor::{Shape, Tensor};
 
@@ -86,12 +87,44 @@ impl Op for LayerNorm {
         let mut ins = vec![g.grad(0), g.input(0)];
         ins.extend(weight.then(|| g.input(1)));
         ins.extend([g.output(1), g.output(2)]);
-        let grads = g.apply_all(LayerNormGrad { weight, bias }, &ins)?;
+        let grads = g.apply_all(LayerNormGrad { eps: self.eps, weight, bias }, &ins)?;
         for (i, grad) in grads.into_iter().enumerate() {
             g.set(i, grad);
         }
         Ok(())
     }
+}
+
+/// Returns the expression of `y` without a bias, from x and, if there is one, w. If it is not `centred`, it is that of
+/// RMS norm.
+pub(in crate::ops) fn unfused(
+    x: &Meta,
+    w: Option<&Meta>,
+    eps: Bits,
+    centred: bool,
+) -> Result<UnfusedExpression> {
+    let ins: Vec<&Meta> = std::iter::once(x).chain(w).collect();
+    let mut e = UnfusedExpression::of(&ins);
+    let mut y = e.wide_input(0)?;
+    if centred {
+        let mean = e.row_means(y)?;
+        let mean = e.expand(mean, y)?;
+        y = e.apply(Sub, &[y, mean])?;
+    }
+    let squares = e.apply(Mul, &[y, y])?;
+    let variance = e.row_means(squares)?;
+    let variance = e.apply(AddScalar { by: eps }, &[variance])?;
+    let rstd = e.apply(Rsqrt, &[variance])?;
+    let rstd = e.expand(rstd, y)?;
+    y = e.apply(Mul, &[y, rstd])?;
+    if w.is_some() {
+        let w = e.wide_input(1)?;
+        let w = e.expand(w, y)?;
+        y = e.apply(Mul, &[y, w])?;
+    }
+    let y = e.cast(y, x.dtype)?;
+    e.returns(y);
+    Ok(e)
 }
 
 /// Returns the shape of the statistics. Refuses weights that do not have x's dtype and the extent of its last dim.

@@ -2,13 +2,13 @@
 
 use smallvec::smallvec;
 
-use super::layer_norm::expect_norm;
+use super::layer_norm::{expect_norm, unfused};
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
-    AxisPlacement, Input, LayerNormGrad, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work,
-    arity, list,
+    AxisPlacement, Bits, Input, LayerNormGrad, MeshAxis, Meta, Metas, Op, Row, Sample, Sum, Tensors, Vjp,
+    Windows, Work, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::{Shape, Tensor};
@@ -70,13 +70,32 @@ impl Op for LayerNormGrad {
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
-        g.refuse("the second derivative of layer_norm is not written")
+        let (dy, x) = (g.input_meta(0).clone(), g.input_meta(1).clone());
+        let w = self.weight.then(|| g.input_meta(2).clone());
+        // The gradient with respect to (x[, w]), of the operands (x[, w], dy).
+        let mut all = unfused(&x, w.as_ref(), self.eps, true)?
+            .gradient(&[true, true][..1 + usize::from(self.weight)])?;
+        let of = if self.weight { vec![1, 2, 0] } else { vec![1, 0] };
+        if self.bias {
+            let rows = (0..dy.shape.len() - 1).collect();
+            let grad = all.wide_input(2)?;
+            let sums = all.apply(Sum { dims: rows, keep: false }, &[grad])?;
+            let sums = all.cast(sums, dy.dtype)?;
+            all.returns(sums);
+        }
+        for i in of.len()..g.ins_len() {
+            g.none(i, STATISTIC);
+        }
+        all.write_vjp(g, &of)
     }
 
     fn adds(&self) -> bool {
         true
     }
 }
+
+/// The reason why a derivative's operand that is a statistic has no gradient.
+pub(in crate::ops) const STATISTIC: &str = "a statistic: the gradient of x includes it";
 
 /// Refuses a gradient that does not have the dtype and shape of `x`, and statistics that do not have the shape `kept`.
 pub(in crate::ops) fn expect_saved(
@@ -116,7 +135,7 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
         let (x, mean, rstd) = (Input::ints(shape), Input::ints(kept.clone()), Input::positive(kept));
         let w = weight.then(|| Input::ints([*n]));
         let ins = [x.clone(), x].into_iter().chain(w).chain([mean, rstd]);
-        Sample::new(LayerNormGrad { weight, bias }, ins)
+        Sample::new(LayerNormGrad { eps: Bits(1e-3), weight, bias }, ins)
             .rounded(outer.iter().product::<usize>() + n)
             .not_smooth()
     };

@@ -1,7 +1,7 @@
 //! Layer norm and RMS norm over the last dim, with their derivatives and kernels. Group, instance and batch norm are
 //! methods of [`DTensor`](crate::dtensor::DTensor) that are composed of other operators.
 //!
-//! Missing: rows that shard the last dim, which is gathered instead; second derivatives, which are refused.
+//! Missing: rows that shard the last dim, which is gathered instead.
 
 pub(super) mod cpu;
 mod cuda;

@@ -68,7 +68,7 @@ impl Op for RmsNorm {
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.constant(1, "a statistic, for the derivative of result 0");
         let ins = [g.grad(0), g.input(0), g.input(1), g.output(1)];
-        let grads = g.apply_all(RmsNormGrad, &ins)?;
+        let grads = g.apply_all(RmsNormGrad { eps: self.eps }, &ins)?;
         g.set(0, grads[0]);
         g.set(1, grads[1]);
         Ok(())

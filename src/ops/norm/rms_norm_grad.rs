@@ -2,18 +2,21 @@
 
 use smallvec::smallvec;
 
-use super::layer_norm::expect_norm;
-use super::layer_norm_grad::{expect_saved, grad_rows};
+use super::layer_norm::{expect_norm, unfused};
+use super::layer_norm_grad::{STATISTIC, expect_saved, grad_rows};
 use super::{cpu, cuda};
 use crate::error::Result;
-use crate::ops::{Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity};
+use crate::ops::{Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity};
 use crate::tensor::Tensor;
 
 /// The derivative of [`RmsNorm`](crate::ops::RmsNorm): `(dy, x, w, rstd) -> (dx, dw)`, each of its operand's shape.
 ///
-/// Missing: a second derivative; asking for it returns an error.
+/// Its own derivative treats rstd as a function of x.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct RmsNormGrad;
+pub struct RmsNormGrad {
+    /// The number added to the mean of squares in the forward call. Only the derivative of this operator uses it.
+    pub eps: Bits,
+}
 
 impl Op for RmsNormGrad {
     fn name(&self) -> &'static str {
@@ -48,7 +51,9 @@ impl Op for RmsNormGrad {
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
-        g.refuse("the second derivative of rms_norm is not written")
+        let (x, w) = (g.input_meta(1).clone(), g.input_meta(2).clone());
+        g.none(3, STATISTIC);
+        unfused(&x, Some(&w), self.eps, false)?.gradient(&[true, true])?.write_vjp(g, &[1, 2, 0])
     }
 
     fn adds(&self) -> bool {
@@ -62,7 +67,9 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
         let kept: Vec<usize> = outer.iter().copied().chain([1]).collect();
         let x = Input::ints(shape);
         let ins = [x.clone(), x, Input::ints([*n]), Input::positive(kept)];
-        Sample::new(RmsNormGrad, ins).rounded(outer.iter().product::<usize>() + n).not_smooth()
+        Sample::new(RmsNormGrad { eps: Bits(1e-3) }, ins)
+            .rounded(outer.iter().product::<usize>() + n)
+            .not_smooth()
     };
     vec![sample(&[5, 3]), sample(&[2, 3, 7]), sample(&[5]), sample(&[0, 3])]
 }

@@ -7,8 +7,8 @@ use smallvec::smallvec;
 use super::cuda;
 use crate::error::{Error, Result};
 use crate::ops::{
-    AxisPlacement, Input, Max, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Vjp, Windows,
-    Work, arity, list,
+    AxisPlacement, Cast, Exp, Expand, Input, Max, MeshAxis, Meta, Metas, Mul, Neg, Op, Row, Sample,
+    Statistic, Sub, Tensors, Vjp, VjpValue, Windows, Work, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::cpu::{Kernel, Real, dispatch};
@@ -75,7 +75,29 @@ impl Op for SumExp {
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
-        g.no_gradients("a statistic: the gradient of cross_entropy includes it");
+        let (meta, sum) = (g.input_meta(0).clone(), g.output_meta(0).clone());
+        let dtype = sum.dtype;
+        let wide = |g: &mut Vjp, x: VjpValue| {
+            if g.meta(x).dtype == dtype { Ok(x) } else { g.apply(Cast { dtype }, &[x]) }
+        };
+        if g.needs(0) {
+            let (x, m) = (g.input(0), g.input(1));
+            let (x, m, dy) = (wide(g, x)?, wide(g, m)?, g.grad(0));
+            let shape = || Expand { shape: meta.shape.clone() };
+            let (m, dy) = (g.apply(shape(), &[m])?, g.apply(shape(), &[dy])?);
+            let below = g.apply(Sub, &[x, m])?;
+            let terms = g.apply(Exp, &[below])?;
+            let dx = g.apply(Mul, &[terms, dy])?;
+            let dx = if meta.dtype == dtype { dx } else { g.apply(Cast { dtype: meta.dtype }, &[dx])? };
+            g.set(0, dx);
+        }
+        if g.needs(1) {
+            let (y, dy) = (g.output(0), g.grad(0));
+            let dm = g.apply(Mul, &[y, dy])?;
+            let dm = g.apply(Neg, &[dm])?;
+            let dm = if meta.dtype == dtype { dm } else { g.apply(Cast { dtype: meta.dtype }, &[dm])? };
+            g.set(1, dm);
+        }
         Ok(())
     }
 

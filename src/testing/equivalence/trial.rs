@@ -11,6 +11,7 @@ use super::trace::{Trace, TraceEntry};
 use crate::comm::Tally;
 use crate::dtensor::{DTensor, DeviceMesh, Reduction};
 use crate::error::{Error, Result};
+use crate::nn::Params;
 use crate::placement::{Layout, Spec};
 use crate::tensor::{DType, Shape, Tensor};
 use crate::testing::shards::{owned, spread_by};
@@ -97,7 +98,7 @@ impl Trial {
     }
 
     /// Draws a leaf tensor in a random layout. Its gradient is compared too: from each tensor that the program
-    /// returns, and in [`gradients`](Trial::record_gradients) if the program asks for it.
+    /// returns, and by [`Trial::record_gradients`] where the program calls it.
     ///
     /// # Errors
     /// Refuses integer and bool dtypes.
@@ -163,6 +164,14 @@ impl Trial {
             path,
             &DTensor::distribute(&self.mesh, &whole, Layout::replicated(self.mesh.mesh().ndim()))?,
         )
+    }
+
+    /// Records every parameter under its path.
+    ///
+    /// # Errors
+    /// Returns an error if communication fails.
+    pub fn record_params(&self, params: &Params) -> Result<()> {
+        params.ids().try_for_each(|id| self.record(params.path(id), params.value(id)))
     }
 
     /// Begins the next step: later records belong to it. Records before the first call belong to step 0.

@@ -4,9 +4,10 @@ use smallvec::smallvec;
 
 use super::{cpu, cuda, kept_shape};
 use crate::error::{Error, Result};
+use crate::ops::unfused::UnfusedExpression;
 use crate::ops::{
-    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work,
-    arity, list,
+    Algebra, AxisPlacement, Cat, Input, MeshAxis, Meta, Metas, Mul, Op, Pad, Permute, Row, Sample, Slice,
+    Tensors, Vjp, Windows, Work, arity, list,
 };
 use crate::tensor::{Dims, Tensor};
 
@@ -64,7 +65,43 @@ impl Op for ProdGrad {
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
-        g.refuse("the second derivative of prod is not written")
+        let x = g.input_meta(1).clone();
+        self.unfused(&x)?.gradient(&[true])?.write_vjp(g, &[1, 0])
+    }
+}
+
+impl ProdGrad {
+    /// Returns the expression of the products, from `x`: it multiplies halves of the elements until one is left.
+    fn unfused(&self, x: &Meta) -> Result<UnfusedExpression> {
+        let mut e = UnfusedExpression::of(&[x]);
+        let kept = (0..x.shape.len()).filter(|d| !self.dims.contains(d));
+        let order: Dims = kept.clone().chain(self.dims.iter().copied()).collect();
+        let mut shape: Vec<usize> = kept.map(|d| x.shape[d]).collect();
+        let mut len: usize = self.dims.iter().map(|&d| x.shape[d]).product();
+        let dim = shape.len();
+        shape.push(len);
+        let mut y = e.wide_input(0)?;
+        y = e.apply(Permute { order }, &[y])?;
+        y = e.reshape(y, shape)?;
+        if len == 0 {
+            y = e.apply(Pad { dim, before: 0, after: 1 }, &[y])?; // a constant: there is nothing to differentiate
+        }
+        while len > 1 {
+            let half = len / 2;
+            let first = e.apply(Slice { dim, start: 0, len: half }, &[y])?;
+            let second = e.apply(Slice { dim, start: half, len: half }, &[y])?;
+            let mut product = e.apply(Mul, &[first, second])?;
+            if len % 2 == 1 {
+                let last = e.apply(Slice { dim, start: len - 1, len: 1 }, &[y])?;
+                product = e.apply(Cat { dim }, &[product, last])?;
+            }
+            y = product;
+            len = len.div_ceil(2);
+        }
+        let y = e.reshape(y, kept_shape(&x.shape, &self.dims))?;
+        let y = e.cast(y, x.dtype)?;
+        e.returns(y);
+        Ok(e)
     }
 }
 

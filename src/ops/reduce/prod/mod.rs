@@ -1,6 +1,6 @@
 //! `prod` over any dims, and its derivative.
 //!
-//! Missing: a row that shards a reduced dim, which is gathered instead; the second derivative, which is refused.
+//! Missing: a row that shards a reduced dim, which is gathered instead.
 
 pub(super) mod cpu;
 mod cuda;
