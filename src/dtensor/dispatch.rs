@@ -14,6 +14,7 @@ use super::redistribute::Move;
 use super::tape;
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
+use super::work_tally;
 use crate::comm::operator_scope;
 use crate::error::{Error, Result};
 use crate::ops::{Batched, Op, Tensors, meta_results, run};
@@ -260,7 +261,8 @@ fn compute<O: Batched>(calls: &[(&O, &mut DTensors)], prepared: &mut [PreparedCa
     let Some(name) = calls.first().map(|(op, _)| op.name()) else { return Ok(Vec::new()) };
     let (mut all, mut at) = (Vec::with_capacity(prepared.len()), Vec::with_capacity(prepared.len()));
     let lens: SmallVec<[usize; 8]> = prepared.iter().map(|call| call.plan.outs.len()).collect();
-    for ((op, _), PreparedCall { plan, locals, .. }) in calls.iter().zip(prepared) {
+    for ((op, _), PreparedCall { plan, locals, mesh }) in calls.iter().zip(prepared) {
+        work_tally::count(mesh, *op, plan);
         all.push((*op, &mut locals[..]));
         at.push(&plan.windows);
     }
@@ -301,6 +303,7 @@ thread_local!(
 fn execute(op: &dyn Op, plan: &CallPlan, mesh: &DeviceMesh, locals: &mut Tensors) -> Result<DTensors> {
     #[cfg(test)]
     CALLS.with(|c| c.set(c.get() + 1));
+    work_tally::count(mesh, op, plan);
     let outs = match &plan.nodes {
         // A dry run has no elements: the plan gives the results' shapes.
         nodes if locals.first().is_some_and(Tensor::is_meta) && !(op.is_view() && nodes.is_none()) => {
