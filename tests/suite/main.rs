@@ -56,6 +56,7 @@ mod rng_statistics;
 mod rotary;
 mod rules;
 mod rules_exact;
+mod second_derivatives;
 mod torch_fixtures;
 mod train;
 mod work;
