@@ -59,6 +59,7 @@ mod rotary;
 mod rules;
 mod rules_exact;
 mod testing;
+mod second_derivatives;
 mod torch_fixtures;
 mod train;
 mod work;
