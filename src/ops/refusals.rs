@@ -1,7 +1,7 @@
 //! Refusals that all operators share: a wrong number of operands, and a device without a kernel.
 
 use super::meta::{Meta, Metas, list};
-use super::record::{Op, Tensors};
+use super::record::Op;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -26,19 +26,21 @@ pub fn arity<'a, const N: usize>(verb: &str, ins: &'a [Meta]) -> Result<&'a [Met
     })
 }
 
-/// Refuses a call on a CUDA device: the body of [`Op::cuda`] for an operator without a kernel for such devices.
+/// Refuses a call on a CUDA device: the body of [`Op::cuda`], or of
+/// [`Pointwise::cuda_kernel`](super::Pointwise::cuda_kernel), for an operator without a kernel for such devices.
 ///
 /// ```
-/// use isoshard::ops::{Relu, no_cuda_kernel};
+/// use isoshard::ops::{Relu, Tensors, no_cuda_kernel};
 /// use isoshard::tensor::{DType, Tensor};
 /// // `relu` has a kernel; an operator of your own calls this with `self`.
-/// let refused = no_cuda_kernel(&Relu, &[Tensor::zeros(DType::F32, [2, 3])]).unwrap_err();
+/// let x = Tensor::zeros(DType::F32, [2, 3]);
+/// let refused = no_cuda_kernel::<Tensors>(&Relu, &[x]).unwrap_err();
 /// assert_eq!(refused.to_string(), "relu: has no CUDA kernel; got f32[2, 3]; use a mesh on Device::Cpu");
 /// ```
 ///
 /// # Errors
 /// Always returns an error, in the operator's name.
-pub fn no_cuda_kernel(op: &dyn Op, ins: &[Tensor]) -> Result<Tensors> {
+pub fn no_cuda_kernel<T>(op: &dyn Op, ins: &[Tensor]) -> Result<T> {
     let given: Metas = ins.iter().map(Meta::of).collect();
     Err(Error::unsupported(op.name(), "has no CUDA kernel", list(&given), "use a mesh on Device::Cpu"))
 }
