@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::counterexample::{Counterexample, Finding};
 use super::scenario::Scenario;
 use super::trace::{Trace, Usage, compare};
-use super::trial::{Outcomes, Trial, check_names};
+use super::trial::{Draws, Outcomes, Trial, check_names};
 use crate::comm::{Rank, Spmd, Tally};
 use crate::dtensor::{DeviceMesh, Reduction};
 use crate::error::Result;
@@ -244,35 +244,22 @@ impl Equivalence {
         singles: &Singles,
         report: &mut EquivalenceReport,
     ) -> Result<bool, FailedRun> {
-        let fail =
-            |scenario: &Scenario, finding| FailedRun { scenario: scenario.clone(), finding, ranges: vec![] };
-        let traces = match self.run(scenario) {
-            Ok(traces) => traces,
-            Err(error) => {
-                // The error of a single rank is the program's own.
-                let finding = match singles.of(self, scenario) {
-                    Ok(_) => Finding::Fails(error),
-                    Err(error) => Finding::FailsAlone(error),
-                };
-                return Err(fail(scenario, finding));
-            }
-        };
-        let first = &traces[0];
+        let (draws, traces) = self.run(scenario);
         let drawn = Scenario {
-            sizes: first.sizes.iter().map(|(name, _, size)| (name.clone(), *size)).collect(),
-            layouts: first.layouts.clone(),
+            sizes: draws.sizes.iter().map(|(name, _, size)| (name.clone(), *size)).collect(),
+            layouts: draws.layouts.clone(),
             ..scenario.clone()
         };
-        let ranges = first.sizes.iter().map(|(name, range, _)| (name.clone(), *range.start())).collect();
-        let fail = |finding| FailedRun { scenario: drawn.clone(), finding, ranges };
-        check_names(first).map_err(|e| FailedRun {
-            scenario: drawn.clone(),
-            finding: Finding::FailsAlone(e.to_string()),
-            ranges: vec![],
-        })?;
-        let single = match singles.of(self, &drawn) {
-            Ok(single) => single,
-            Err(error) => return Err(fail(Finding::FailsAlone(error))),
+        let least = draws.sizes.iter().map(|(name, least, _)| (name.clone(), *least)).collect();
+        let fail = |finding| FailedRun { scenario: drawn.clone(), finding, least };
+        if let Err(error) = check_names(&draws) {
+            return Err(fail(Finding::FailsAlone(error.to_string())));
+        }
+        let (single, traces) = match (singles.of(self, &drawn), traces) {
+            (Ok(single), Ok(traces)) => (single, traces),
+            (Ok(_), Err(error)) => return Err(fail(Finding::Fails(error))),
+            // The error of a single rank is the program's own.
+            (Err(error), _) => return Err(fail(Finding::FailsAlone(error))),
         };
         if let Some(finding) = compare(&traces, &single[0], self.mode, self.bound) {
             return Err(fail(finding));
@@ -290,7 +277,7 @@ impl Equivalence {
             return Err(fail(Finding::Idles { rank: idlest, flops: flops(&idlest), busiest, fraction }));
         }
         report.runs += 1;
-        report.compared += first.entries.len();
+        report.compared += single[0].entries.len();
         let mesh =
             scenario.axes.iter().map(|(name, len)| format!("{name}={len}")).collect::<Vec<_>>().join(",");
         match report.received_bytes.iter_mut().find(|(known, _)| *known == mesh) {
@@ -300,24 +287,34 @@ impl Equivalence {
         Ok(!drawn.sizes.is_empty() || !drawn.layouts.is_empty())
     }
 
-    /// Runs the program and returns each rank's records.
-    fn run(&self, scenario: &Scenario) -> Result<Vec<Trace>, String> {
+    /// Runs the program. Returns rank 0's draws and each rank's records.
+    fn run(&self, scenario: &Scenario) -> (Draws, Result<Vec<Trace>, String>) {
         let (check, scenario, device) = (self.clone(), scenario.clone(), self.device);
+        let draws = Arc::new(Mutex::new(Draws::default()));
+        let first = draws.clone();
         let spmd = Spmd::new(scenario.rank_len()).deadline(self.deadline.unwrap_or(DEADLINE));
-        let run = move |rank| {
+        let run = move |rank: Rank| {
             quiet_panics_here();
-            check.run_rank(&rank, &scenario)
+            let draws = if rank.rank() == 0 { first.clone() } else { Arc::default() };
+            check.run_rank(&rank, &scenario, draws)
         };
-        spmd.on(move |_| device).run(run).map_err(|e| e.to_string())
+        let traces = spmd.on(move |_| device).run(run).map_err(|e| e.to_string());
+        let draws = std::mem::take(&mut *draws.lock().unwrap_or_else(PoisonError::into_inner));
+        (draws, traces)
     }
 
     /// Runs the program as one rank.
-    pub(super) fn run_rank(&self, rank: &Rank, scenario: &Scenario) -> Result<Trace> {
+    pub(super) fn run_rank(
+        &self,
+        rank: &Rank,
+        scenario: &Scenario,
+        draws: Arc<Mutex<Draws>>,
+    ) -> Result<Trace> {
         let (rank, tally) = Tally::of(rank)?;
         let axes: Vec<(&str, usize)> = scenario.axes.iter().map(|(name, len)| (&**name, *len)).collect();
         let mesh = DeviceMesh::new(&rank, &axes)?;
         mesh.set_reduction(self.mode);
-        let trial = Trial::new(mesh, tally, scenario.clone());
+        let trial = Trial::new(mesh, tally, scenario.clone(), draws);
         let usage = (self.program)(&trial)?;
         Ok(trial.finish(usage))
     }
@@ -362,7 +359,7 @@ struct FailedRun {
     scenario: Scenario,
     finding: Finding,
     /// The smallest value of each drawn size.
-    ranges: Vec<(String, usize)>,
+    least: Vec<(String, usize)>,
 }
 
 impl FailedRun {
@@ -373,7 +370,7 @@ impl FailedRun {
 
 /// The scenarios that are one step smaller: fewer ranks, then plainer layouts, then smaller sizes.
 fn smaller(of: &FailedRun) -> Vec<Scenario> {
-    let FailedRun { scenario, ranges, .. } = of;
+    let FailedRun { scenario, least: least_sizes, .. } = of;
     let mut found = Vec::new();
     for (a, &(_, len)) in scenario.axes.iter().enumerate() {
         for shorter in 1..len {
@@ -416,7 +413,7 @@ fn smaller(of: &FailedRun) -> Vec<Scenario> {
         }
     }
     for (at, (name, size)) in scenario.sizes.iter().enumerate() {
-        let least = ranges.iter().find(|(known, _)| known == name).map_or(*size, |(_, least)| *least);
+        let least = least_sizes.iter().find(|(known, _)| known == name).map_or(*size, |(_, least)| *least);
         let mut steps = vec![least, least + (size - least) / 2, size.saturating_sub(1)];
         steps.dedup();
         for step in steps.into_iter().filter(|step| (least..*size).contains(step)) {
@@ -442,7 +439,7 @@ impl Singles {
         if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return known.clone();
         }
-        let run = check.run(&single).map(Arc::new);
+        let run = check.run(&single).1.map(Arc::new);
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, run.clone());
         run
     }

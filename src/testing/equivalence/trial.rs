@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, RangeInclusive};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -40,16 +41,22 @@ pub struct Trial {
     tally: Tally,
     work: WorkTally,
     scenario: Scenario,
+    draws: Arc<Mutex<Draws>>,
     state: RefCell<TrialState>,
     step: Cell<usize>,
     /// Bytes received for the harness itself.
     own_bytes: Cell<u64>,
 }
 
+/// A run's sizes, with the least that each may be, and layouts: kept even if the program fails.
+#[derive(Default)]
+pub(super) struct Draws {
+    pub sizes: Vec<(String, usize, usize)>,
+    pub layouts: Vec<(String, Layout)>,
+}
+
 #[derive(Default)]
 struct TrialState {
-    sizes: Vec<(String, RangeInclusive<usize>, usize)>,
-    layouts: Vec<(String, Layout)>,
     leaves: Vec<(String, DTensor)>,
     entries: Vec<TraceEntry>,
 }
@@ -63,10 +70,10 @@ impl Deref for Trial {
 }
 
 impl Trial {
-    pub(super) fn new(mesh: DeviceMesh, tally: Tally, scenario: Scenario) -> Trial {
+    pub(super) fn new(mesh: DeviceMesh, tally: Tally, scenario: Scenario, draws: Arc<Mutex<Draws>>) -> Trial {
         let (state, step, own_bytes) = (RefCell::default(), Cell::new(0), Cell::new(0));
         let work = mesh.tally_work();
-        Trial { mesh, tally, work, scenario, state, step, own_bytes }
+        Trial { mesh, tally, work, scenario, draws, state, step, own_bytes }
     }
 
     /// Returns the seed of this run, for a [`Generator`](crate::rng::Generator) of the program's.
@@ -83,9 +90,9 @@ impl Trial {
         assert!(from <= to, "size {name}: the range {from}..={to} is empty");
         let drawn = || from + (self.hash(name) % (to - from + 1) as u64) as usize;
         let size = self.scenario.size(name).map_or_else(drawn, |size| size.clamp(from, to));
-        let mut state = self.state.borrow_mut();
-        if !state.sizes.iter().any(|(known, ..)| known == name) {
-            state.sizes.push((name.into(), range, size));
+        let mut draws = self.draws();
+        if !draws.sizes.iter().any(|(known, ..)| known == name) {
+            draws.sizes.push((name.into(), from, size));
         }
         size
     }
@@ -209,8 +216,7 @@ impl Trial {
     }
 
     pub(super) fn finish(self, usage: Usage) -> Trace {
-        let TrialState { sizes, layouts, entries, .. } = self.state.into_inner();
-        Trace { sizes, layouts, entries, usage, calls: self.tally.to_string() }
+        Trace { entries: self.state.into_inner().entries, usage, calls: self.tally.to_string() }
     }
 
     fn values(&self, name: &str, dtype: DType, shape: &Shape) -> Tensor {
@@ -251,11 +257,16 @@ impl Trial {
                 drawn.map_or_else(|_| Layout::replicated(mesh.ndim()), |tree| tree.current().layout)
             }
         };
-        let mut state = self.state.borrow_mut();
-        if !state.layouts.iter().any(|(known, _)| known == name) {
-            state.layouts.push((name.into(), layout.clone()));
+        let mut draws = self.draws();
+        if !draws.layouts.iter().any(|(known, _)| known == name) {
+            draws.layouts.push((name.into(), layout.clone()));
         }
+        drop(draws);
         layout
+    }
+
+    fn draws(&self) -> MutexGuard<'_, Draws> {
+        self.draws.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn hash(&self, name: &str) -> u64 {
@@ -318,8 +329,8 @@ impl Outcomes for Vec<f32> {
 }
 
 /// Returns an error if a name would not survive being written and read again.
-pub(super) fn check_names(trace: &Trace) -> Result<()> {
-    let names = trace.sizes.iter().map(|(name, ..)| name).chain(trace.layouts.iter().map(|(name, _)| name));
+pub(super) fn check_names(draws: &Draws) -> Result<()> {
+    let names = draws.sizes.iter().map(|(name, ..)| name).chain(draws.layouts.iter().map(|(name, _)| name));
     for name in names {
         if name.trim() != name || name.is_empty() || name.contains(['|', '=']) {
             let rule = "a drawn name has no '|', no '=' and no space at an end";
