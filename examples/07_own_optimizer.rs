@@ -4,8 +4,8 @@ use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan, Update};
 use isoshard::ops::{
-    Batched, Bits, MeshAxis, Meta, Metas, Op, Row, Tensors, Unkeyed, Vjp, Windows, Work, each_chunk,
-    expect_step, step_rows,
+    Batched, Bits, MeshAxis, Meta, Metas, Op, Row, Tensors, Unkeyed, Vjp, Windows, Work, arity, each_chunk,
+    expect_step, no_cuda_kernel, step_rows,
 };
 use isoshard::optim::{Optimizer, UpdateRule};
 use isoshard::tensor::{DType, Tensor};
@@ -29,9 +29,7 @@ impl Op for LionStep {
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
-        let [p, g, m, scale] = ins else {
-            return Err(Error::invalid("lion", "wants 4 operands", format!("{ins:?}"), ""));
-        };
+        let [p, g, m, scale] = arity("lion", ins)?;
         if p.dtype != DType::F32 {
             return Err(Error::unsupported("lion", "is written for f32", format!("{p}"), ""));
         }
@@ -62,12 +60,7 @@ impl Op for LionStep {
     }
 
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        Err(Error::unsupported(
-            "lion",
-            "has no kernel for a device yet",
-            ins[0].notation(),
-            "use Device::Cpu",
-        ))
+        no_cuda_kernel(self, ins)
     }
 
     /// For each element: 1 to scale the gradient, 3 for the direction, 3 for the momentum, 4 for the parameter.

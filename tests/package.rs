@@ -1,4 +1,5 @@
-//! The packed crate: it is small, has what it needs, and a crate outside this repository builds against it and runs.
+//! The packed crate: it is small, has what it needs, and a crate outside this repository builds against
+//! it, runs, and proves itself with `isoshard::testing` (tests/outside).
 //!
 //! The program is one of its own because it starts Cargo. Everything that it makes stands below `target/tmp/package`, where
 //! dependencies stay compiled from one run to the next: the first takes about a minute on two cores, later ones seconds.
@@ -23,40 +24,19 @@ const NEEDED: [&str; 8] = [
     "tests/golden/rng.txt",
 ];
 
-const MANIFEST: &str = r#"
-[package]
-name = "outside"
-version = "0.0.0"
-edition = "2024"
-publish = false
-
-[workspace]
-
-[dependencies]
-isoshard = { path = "../unpacked" }
-"#;
-
-const PROGRAM: &str = r#"
-use isoshard::comm::spmd;
-use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::tensor::{Tensor, cuda};
-
-fn main() -> isoshard::Result<()> {
-    let sums = spmd(2, |rank| {
-        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        let x = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
-        let x = DTensor::distribute(&mesh, &x, "(S0)".parse()?)?;
-        let sum = x.sum_all()?.full_tensor()?;
-        Ok(sum.to_vec::<f32>()?[0])
-    })?;
-    assert_eq!(sums, [6.0, 6.0]);
-    // Every kernel's text is part of the library.
-    assert!(cuda::programs().iter().all(|(name, text)| name.ends_with(".cu") && !text.is_empty()));
-    assert!(cuda::headers().iter().all(|(name, text)| name.ends_with(".cuh") && !text.is_empty()));
-    println!("{} programs, {} headers", cuda::programs().len(), cuda::headers().len());
-    Ok(())
-}
-"#;
+/// The crate outside, by the name of its file there and here.
+const OUTSIDE: [(&str, &str); 4] = [
+    ("Cargo.toml", "manifest.toml"),
+    ("src/main.rs", "src/main.rs"),
+    ("src/lib.rs", "src/lib.rs"),
+    ("tests/prove.rs", "tests/prove.rs"),
+];
+/// What its tests must say about an operator with a false row: the row, the layouts, and the first wrong element.
+const FOUND: [&str; 3] = [
+    "the row S2 -> S2 is wrong",
+    "f32[5, 2, 7]@(a:S2) -> result 0 f32[5, 2, 7]@(a:S2): rank 1, element",
+    "not equivalent to a single rank: step 0, the result: element [0, 1] is",
+];
 
 #[test]
 fn a_crate_outside_builds_against_the_packed_form_and_runs() {
@@ -77,17 +57,26 @@ fn a_crate_outside_builds_against_the_packed_form_and_runs() {
     assert!(missing.is_empty(), "the package lacks {missing:?}");
 
     let outside = work.join("outside");
-    write(&outside.join("Cargo.toml"), MANIFEST.as_bytes());
-    write(&outside.join("src/main.rs"), PROGRAM.as_bytes());
+    for (there, here) in OUTSIDE {
+        let text = fs::read(unpacked.join("tests/outside").join(here)).expect("a file of the package");
+        write(&outside.join(there), &text);
+    }
     // The versions that this crate is tested with, which are downloaded already.
     write(&outside.join("Cargo.lock"), &fs::read(root().join("Cargo.lock")).expect("there is a lock file"));
-    let run = cargo(&outside)
-        .args(["run", "--quiet", "--offline", "--target-dir"])
-        .arg(work.join("target"))
+    let outside_cargo = |args: &[&str]| {
+        let mut command = cargo(&outside);
+        command.args(args).args(["--quiet", "--offline", "--target-dir"]).arg(work.join("target"));
         // As a dependency the crate is not optimised, and would say so.
-        .env("ISOSHARD_NO_BUILD_WARNING", "1")
-        .output();
-    let said = finished("the outside crate", run);
+        command.env("ISOSHARD_NO_BUILD_WARNING", "1").output()
+    };
+    let proofs = finished("the outside crate's tests", outside_cargo(&["test"]));
+    assert!(proofs.contains("test result: ok. 6 passed"), "{proofs}");
+    let lies = outside_cargo(&["test", "--features", "false-row", "--test", "prove"]).expect("Cargo runs");
+    let said = String::from_utf8_lossy(&lies.stdout);
+    assert!(!lies.status.success(), "tests of a false row pass: {said}");
+    let missing: Vec<&str> = FOUND.into_iter().filter(|part| !said.contains(part)).collect();
+    assert!(missing.is_empty(), "tests of a false row do not say {missing:?}:\n{said}");
+    let said = finished("the outside crate", outside_cargo(&["run"]));
     let kernels = fs::read_dir(root().join("kernels")).expect("there are kernels").count();
     let counts: Vec<usize> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     assert_eq!(counts.iter().sum::<usize>(), kernels, "{said}");

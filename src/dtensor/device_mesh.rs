@@ -51,6 +51,9 @@ pub(super) struct MeshState {
     groups: RefCell<FxHashMap<Dims, Group>>,
     /// The distances between ranks, one entry per axis.
     pub peers: OnceCell<Vec<Peers>>,
+    /// The tallies that count the work of calls, and their number.
+    pub tallies: MeshCache,
+    pub tallies_len: Cell<usize>,
 }
 
 /// A cache of one type that another file keeps with a mesh; the mesh does not depend on the type.
@@ -207,6 +210,8 @@ impl DeviceMesh {
             most_nodes: RefCell::default(),
             groups: RefCell::default(),
             peers: OnceCell::new(),
+            tallies: MeshCache::default(),
+            tallies_len: Cell::new(0),
         }))
     }
 
@@ -329,6 +334,29 @@ impl DeviceMesh {
     /// Returns an error that names the ranks that do not call it before the deadline.
     pub fn barrier(&self) -> Result<()> {
         self.all_ranks()?.barrier()
+    }
+
+    /// Returns the group of the ranks that differ from this one along the named axes only, row-major in the order of the
+    /// mesh's axes. All ranks of the mesh ask for it at the same place in the program.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh};
+    /// let ranks = spmd(4, |rank| {
+    ///     let mesh = DeviceMesh::parse(&rank, "dp=2,tp=2")?;
+    ///     assert_eq!(mesh.group_along(&["tp", "dp"])?.len(), 4);
+    ///     Ok(mesh.group_along(&["dp"])?.ranks().to_vec())
+    /// })?;
+    /// assert_eq!(ranks, [[0, 2], [1, 3], [0, 2], [1, 3]]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses names that the mesh does not have; returns an error if the engine cannot open the group.
+    pub fn group_along(&self, axes: &[&str]) -> Result<Group> {
+        let mut axes = axes.iter().map(|name| self.0.mesh.axis(name)).collect::<Result<Vec<usize>>>()?;
+        axes.sort_unstable();
+        axes.dedup();
+        self.group(&axes)
     }
 
     /// Returns the interned metadata of a tensor on this mesh.

@@ -106,6 +106,38 @@ impl DTensor {
         Redistribution::plan(spec, &spec.with_layout(layout)?)
     }
 
+    /// Draws which ranks store which elements, as text: see [`Spec::draw`](crate::placement::Spec::draw). Communicates
+    /// nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// let pictures = spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     Ok(DTensor::zeros(&mesh, DType::F32, [3], "(S0)".parse()?)?.draw())
+    /// })?;
+    /// assert_eq!(pictures[0].lines().nth(3), Some("│  0  │ 1 │"));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn draw(&self) -> String {
+        self.spec().draw()
+    }
+
+    /// Draws which ranks store which elements, as an SVG image: see [`Spec::draw_svg`](crate::placement::Spec::draw_svg).
+    /// Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// let images = spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     Ok(DTensor::zeros(&mesh, DType::F32, [3], "(S0)".parse()?)?.draw_svg())
+    /// })?;
+    /// assert!(images[0].contains("<title>dim 0: 2: rank 1</title>"));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn draw_svg(&self) -> String {
+        self.spec().draw_svg()
+    }
+
     /// Starts a redistribution, and returns when its first collective call is in flight. Other work can run before
     /// [`PendingRedistribution::wait`].
     ///

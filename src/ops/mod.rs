@@ -13,6 +13,7 @@
 //! use isoshard::comm::spmd;
 //! use isoshard::dtensor::{DTensor, DeviceMesh};
 //! use isoshard::ops::{AxisPlacement, Bits, MeshAxis, Meta, Metas, Op, Row, Tensors, Vjp, Windows, Work};
+//! use isoshard::ops::{arity, no_cuda_kernel};
 //! use isoshard::tensor::{DType, Tensor};
 //! use isoshard::{Error, Result};
 //!
@@ -28,10 +29,11 @@
 //!
 //!     // Dtypes and global shapes of the results, from those of the operands.
 //!     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
-//!         match ins {
-//!             [x] if x.dtype == DType::F64 && x.shape.len() == 2 => Ok([x.clone()].into_iter().collect()),
-//!             _ => Err(Error::invalid("decay_rows", "wants one f64 matrix", format!("{ins:?}"), "cast it")),
+//!         let [x] = arity("decay_rows", ins)?;
+//!         if x.dtype != DType::F64 || x.shape.len() != 2 {
+//!             return Err(Error::invalid("decay_rows", "wants an f64 matrix", x.to_string(), "cast it"));
 //!         }
+//!         Ok([x.clone()].into_iter().collect())
 //!     }
 //!
 //!     // The sharding rules for one mesh axis: `S0 -> S0` and `S1 -> S1`.
@@ -50,10 +52,9 @@
 //!         Ok([Tensor::from_vec(y, ins[0].shape())?].into_iter().collect())
 //!     }
 //!
-//!     // The kernel on a CUDA device; this operator has none.
+//!     // The kernel on a CUDA device; this operator has none, and refuses by name.
 //!     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-//!         let given = ins[0].notation();
-//!         Err(Error::unsupported("decay_rows", "has no CUDA kernel", given, "use Device::Cpu"))
+//!         no_cuda_kernel(self, ins)
 //!     }
 //!
 //!     // One multiplication per element.
@@ -93,15 +94,20 @@
 //! - **[`Op::rows`]** speaks about one mesh axis. The dispatcher combines one row per axis. If no row fits the
 //!   operands' layouts, the dispatcher redistributes operands to the layout that costs least; it never guesses a row. A
 //!   missing row therefore costs bytes, and a wrong row gives wrong results. [`Algebra`] gives the rows for partial
-//!   sums.
+//!   sums. A row that shards a dim over which the operator sums gives [`AxisPlacement::TreeSum`].
 //! - **[`Op::eval`]** must give an element the same bits on every rank that could compute it. Compute from global
-//!   indices ([`Window::start`]), never from the number of ranks; add elements in the order of the reduction tree
-//!   ([`tensor::cpu::reduce`](crate::tensor::cpu::reduce)).
+//!   indices ([`Window::start`], [`Region::runs`](crate::placement::Region::runs)), never from the number of ranks; add
+//!   elements in the order of the reduction tree ([`tensor::cpu::reduce`](crate::tensor::cpu::reduce)). An operand may
+//!   be strided or empty: [`Tensor::to_vec`](crate::tensor::Tensor::to_vec) and
+//!   [`Tensor::make_mut`](crate::tensor::Tensor::make_mut) give its elements in row-major order. The loops of
+//!   [`tensor::cpu`](crate::tensor::cpu) are those of the built-in operators.
 //! - **[`Op::vjp`]** runs on shapes, once per plan, or once per call if the operator has an [`Unkeyed`] attribute. The
 //!   program that it writes runs on every mesh and device.
 //!
-//! An optimizer is an operator as well: see [`Batched`], [`each_chunk`] and `examples/07_own_optimizer.rs`. An operator
-//! that computes each element by itself can implement [`Pointwise`] instead, which derives the rows.
+//! `examples/09_own_operator.rs` is a scan along a dim, and the book's chapter on operators adds one that sums. An
+//! optimizer is an operator as well: see [`Batched`], [`each_chunk`] and `examples/07_own_optimizer.rs`. An operator
+//! that computes each element by itself can implement [`Pointwise`] instead, which derives the rows. Code that no row
+//! describes can run on local tensors: see [`LocalMap`](crate::dtensor::LocalMap).
 //!
 //! # How the built-in operators are filed
 //!
@@ -129,6 +135,7 @@ mod pointwise;
 mod random;
 mod record;
 mod reduce;
+mod refusals;
 mod rotary;
 mod row;
 mod sample;
@@ -190,7 +197,7 @@ pub use record::{
     Batched, Bits, Op, OpKey, Statistic, Tensors, Unkeyed, Vjp, VjpProgram, VjpStep, VjpValue, Window,
     Windows, eval_whole,
 };
-pub(crate) use record::{arity, has_unkeyed, infer_results, meta_results, run};
+pub(crate) use record::{has_unkeyed, infer_results, meta_results, run};
 pub use reduce::argmax::Argmax;
 pub use reduce::first_index::FirstIndex;
 pub use reduce::inverse_power_of_two::InversePowerOfTwo;
@@ -201,6 +208,7 @@ pub use reduce::prod::grad::ProdGrad;
 pub use reduce::sum::{Sum, SumIn, WideSum};
 pub use reduce::terms::TermSum;
 pub use reduce::terms::sum_term::SumTerm;
+pub use refusals::{arity, no_cuda_kernel};
 pub use rotary::Rotary;
 pub use rotary::apply::{RotaryApply, RotaryPairing};
 pub use rotary::frequencies::{Llama3Scaling, RotaryFrequencies, YarnScaling};

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use rustc_hash::FxHasher;
 use smallvec::SmallVec;
 
-use super::meta::list;
 use super::{MeshAxis, Meta, Metas, Row, Work};
 use crate::error::{Error, Result};
 use crate::placement::Region;
@@ -493,13 +492,6 @@ impl Windows {
         let whole = |m: &Meta| Window::whole(&m.shape);
         Windows { ins: ins.iter().map(whole).collect(), outs: outs.iter().map(whole).collect(), exact: true }
     }
-}
-
-/// Returns the operands as an array, or an error that begins with `verb` if there are not exactly `N`.
-pub(crate) fn arity<'a, const N: usize>(verb: &str, ins: &'a [Meta]) -> Result<&'a [Meta; N]> {
-    ins.try_into().map_err(|_| {
-        Error::invalid(verb, format!("wants {N} operand(s)"), format!("{}: {}", ins.len(), list(ins)), "")
-    })
 }
 
 /// Returns the dtypes and shapes of an operator's results.

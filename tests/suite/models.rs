@@ -11,6 +11,7 @@ use isoshard::optim::AdamW;
 use isoshard::placement::{Layout, Mesh, Placement};
 use isoshard::rng::{Generator, Init, bits32};
 use isoshard::tensor::{DType, Tensor};
+use isoshard::testing::{Equivalence, Trial};
 use isoshard::{Error, Failure, Result};
 
 const STEPS: usize = 4;
@@ -22,7 +23,7 @@ const HEADS: usize = 4;
 const HEAD_WIDTH: usize = 3;
 const VOCABULARY: usize = 17;
 const INIT: Init = Init::Normal { mean: 0.0, std: 0.3 };
-const MESHES: [&str; 3] = ["1", "fsdp=3", "dp=2,tp=2"];
+const MESHES: [&str; 2] = ["fsdp=3", "dp=2,tp=2"];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Model {
@@ -154,23 +155,9 @@ fn a_wrong_number_of_experts_is_refused() {
     assert!(text.starts_with("moe: wants 1 to `experts` experts per token"), "{text}");
 }
 
-/// Trains on every mesh, and compares losses and final parameters with one rank's.
-fn one_curve(model: Model, meshes: &[&'static str]) {
-    let of = |mesh: &'static str| {
-        let ranks = Mesh::parse(mesh, 0).unwrap().rank_len();
-        let all = spmd(ranks, move |rank| train(&rank, mesh, model));
-        let all = all.unwrap_or_else(|e| panic!("{model:?} on {mesh}: {e}"));
-        assert!(all.iter().all(|one| *one == all[0]), "{model:?} on {mesh}: ranks differ");
-        all.into_iter().next().expect("there is a rank")
-    };
-    let (losses, digest) = of("1");
-    assert!(losses[STEPS - 1] < losses[0], "{model:?}: {losses:?}");
-    for &mesh in meshes {
-        let (got, last) = of(mesh);
-        let bits = |losses: &[f32]| losses.iter().map(|l| l.to_bits()).collect::<Vec<_>>();
-        assert_eq!(bits(&got), bits(&losses), "{model:?} on {mesh}: {got:?} instead of {losses:?}");
-        assert_eq!(last, digest, "{model:?} on {mesh}: final parameters");
-    }
+/// Trains on a single rank and on the meshes: the losses and all parameters of every step have equal bits.
+fn one_curve(model: Model, meshes: &[&str]) {
+    Equivalence::new(move |mesh| train(mesh, model)).meshes(meshes.iter().copied()).assert();
 }
 
 type Loss = Box<dyn Fn(&Forward, &Inputs) -> Result<DTensor>>;
@@ -191,9 +178,9 @@ impl Inputs {
     }
 }
 
-fn train(rank: &Rank, mesh: &str, model: Model) -> Result<(Vec<f32>, u64)> {
-    let mesh = DeviceMesh::parse(rank, mesh)?;
-    let mut params = Params::new(&mesh, plan(mesh.mesh(), model), 11)?;
+fn train(trial: &Trial, model: Model) -> Result<()> {
+    let mesh: &DeviceMesh = trial;
+    let mut params = Params::new(mesh, plan(mesh.mesh(), model), 11)?;
     let loss = match model {
         Model::Vit => vit(&mut params)?,
         Model::Bert => bert(&mut params)?,
@@ -206,11 +193,15 @@ fn train(rank: &Rank, mesh: &str, model: Model) -> Result<(Vec<f32>, u64)> {
     for _ in 0..STEPS {
         let loss = loss(&Forward::train_without_dropout(&params), &inputs)?;
         let mut grads = loss.backward()?;
-        let one = DTensor::full(&mesh, DType::F32, [], 1.0, Layout::replicated(mesh.mesh().ndim()))?;
+        let one = DTensor::full(mesh, DType::F32, [], 1.0, Layout::replicated(mesh.mesh().ndim()))?;
         optimizer.step(&mut params, &mut grads, &one, 1e-2)?;
-        losses.push(loss.full_tensor()?.item()? as f32);
+        losses.push(loss.full_tensor()?.item()?);
+        trial.record("loss", &loss)?;
+        trial.record_params(&params)?;
+        trial.next_step();
     }
-    Ok((losses, params.digest()?))
+    assert!(losses[STEPS - 1] < losses[0], "{model:?}: {losses:?}");
+    Ok(())
 }
 
 /// Returns the plan of a model on a mesh with any of the axes `dp`, `fsdp`, `tp` and `ep`.

@@ -206,7 +206,7 @@ fn is_data(input: &Input) -> bool {
 /// Returns the devices; an operator without a kernel for CUDA says so in its file.
 fn devices(operator: &str, sources: &[Source]) -> &'static str {
     let says =
-        |s: &Source| s.operator().as_deref() == Some(operator) && s.text.contains("has no CUDA kernel");
+        |s: &Source| s.operator().as_deref() == Some(operator) && s.text.contains("no_cuda_kernel(self");
     if sources.iter().any(says) { "CPU" } else { "CPU, CUDA" }
 }
 

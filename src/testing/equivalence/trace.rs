@@ -13,10 +13,16 @@ pub(super) struct Trace {
     pub sizes: Vec<(String, RangeInclusive<usize>, usize)>,
     pub layouts: Vec<(String, Layout)>,
     pub entries: Vec<TraceEntry>,
-    /// Bytes that the program received.
-    pub received_bytes: u64,
+    pub usage: Usage,
     /// The table of calls.
     pub calls: String,
+}
+
+/// A rank's use of the network and of its processor, by the program alone.
+pub(super) struct Usage {
+    pub received_bytes: u64,
+    /// Its share of the operators' operations.
+    pub flops: u64,
 }
 
 /// One recorded tensor on one rank.
@@ -46,7 +52,7 @@ pub(super) fn compare(ranks: &[Trace], single: &Trace, mode: Reduction, bound: f
             Reduction::Exact => None,
             Reduction::Fast => Some(bound * magnitude(&want.local)),
         };
-        let whole = Bits::of(&want.local);
+        let whole = ElementBits::of(&want.local);
         for (rank, trace) in ranks.iter().enumerate() {
             if let Some(finding) = differs(rank, &trace.entries[at], want, &whole, limit) {
                 return Some(finding);
@@ -60,7 +66,7 @@ fn differs(
     rank: usize,
     got: &TraceEntry,
     want: &TraceEntry,
-    whole: &Bits,
+    whole: &ElementBits,
     limit: Option<f64>,
 ) -> Option<Finding> {
     let place = format!("step {}, {}", want.step, want.path);
@@ -74,7 +80,7 @@ fn differs(
         let (got, want) = (got.local.shape().to_string(), region.local.to_string());
         return Some(Finding::OtherShape { place, rank, got, want });
     }
-    let local = Bits::of(&got.local);
+    let local = ElementBits::of(&got.local);
     let (mut first, mut count) = (None, 0);
     region.runs(&got.spec.shape, |global, at, len| {
         for k in 0..len {
@@ -108,14 +114,14 @@ fn differs(
 }
 
 /// A tensor's elements as bits and as numbers. All NaNs have the same bits.
-struct Bits {
+struct ElementBits {
     dtype: DType,
     bits: Vec<u64>,
     numbers: Vec<f64>,
 }
 
-impl Bits {
-    fn of(x: &Tensor) -> Bits {
+impl ElementBits {
+    fn of(x: &Tensor) -> ElementBits {
         let numbers = x.to_f64_vec();
         let bits = match x.dtype() {
             // Wider than the 53 bits of an f64's fraction.
@@ -129,10 +135,10 @@ impl Bits {
             DType::BF16 => numbers.iter().map(|v| u64::from(half::bf16::from_f64(*v).to_bits())).collect(),
             DType::I32 | DType::U8 | DType::Bool => numbers.iter().map(|v| *v as i64 as u64).collect(),
         };
-        Bits { dtype: x.dtype(), bits, numbers }
+        ElementBits { dtype: x.dtype(), bits, numbers }
     }
 
-    fn fits(&self, at: usize, other: &Bits, e: usize, limit: Option<f64>) -> bool {
+    fn fits(&self, at: usize, other: &ElementBits, e: usize, limit: Option<f64>) -> bool {
         let (got, want) = (self.numbers[at], other.numbers[e]);
         self.bits[at] == other.bits[e]
             || limit.is_some_and(|limit| {

@@ -131,7 +131,7 @@ fn truths_with(
     dims: usize,
     tries: &mut impl FnMut(&Row, usize) -> bool,
 ) -> Vec<Row> {
-    let tables: Vec<Table> = trials.iter().map(|t| Table::new(t, mesh, dims)).collect();
+    let tables: Vec<PlacementTable> = trials.iter().map(|t| PlacementTable::new(t, mesh, dims)).collect();
     let ins =
         combinations(&tables[0].ins.iter().map(|o| o.iter().map(|(s, ..)| *s).collect()).collect::<Vec<_>>());
     let ins: Vec<Vec<AxisPlacement>> = match ins.len() {
@@ -180,14 +180,14 @@ fn is_plain(placements: &[AxisPlacement]) -> bool {
 }
 
 /// The operands' shards under every placement, each computed once.
-struct Table {
+struct PlacementTable {
     ins: Vec<Vec<(AxisPlacement, Spec, Vec<Tensor>)>>,
     /// One entry per window that a result can have. A result that is compared as replicated may turn out to be partial.
     outs: Vec<Vec<(AxisPlacement, Spec)>>,
 }
 
-impl Table {
-    fn new(trial: &ValueTrial, mesh: &Mesh, dims: usize) -> Table {
+impl PlacementTable {
+    fn new(trial: &ValueTrial, mesh: &Mesh, dims: usize) -> PlacementTable {
         let first = trial.ins[0].shape();
         let spec = |t: &Tensor, axis_placement: AxisPlacement| {
             let p = placement(axis_placement, first, dims, mesh.axis_len(0))?;
@@ -207,7 +207,7 @@ impl Table {
             all.filter_map(cut).collect()
         };
         let result = |t: &Tensor| placements(t).into_iter().filter_map(|s| Some((s, spec(t, s)?))).collect();
-        Table {
+        PlacementTable {
             ins: trial.ins.iter().enumerate().map(operand).collect(),
             outs: trial.outs.iter().map(result).collect(),
         }

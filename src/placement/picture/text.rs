@@ -1,13 +1,12 @@
-//! Layouts as pictures in text.
+//! Pictures of layouts as text.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::{Placement, Region, Spec};
-use crate::tensor::ReduceOp;
+use super::grid::{LayoutGrid, LayoutPicture, range_text};
+use crate::error::Result;
+use crate::placement::{Layout, Mesh, Spec};
+use crate::tensor::Shape;
 
-/// Meshes of more ranks are not drawn.
-const DRAWN_RANKS: usize = 64;
 /// A drawn dim of at most this many indices takes a line, or two columns, per index.
 const DRAWN_TO_SCALE: usize = 8;
 
@@ -40,139 +39,81 @@ impl Spec {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn draw(&self) -> String {
-        let mut text = format!("{self} on {}\n", self.mesh);
-        if self.mesh.rank_len() > DRAWN_RANKS {
-            let _ = writeln!(text, "not drawn: more than {DRAWN_RANKS} ranks");
-            return text;
-        }
-        if self.shape.contains(&0) {
-            text.push_str("no elements\n");
-            return text;
-        }
-        let drawn = self.drawn_dims();
-        LayoutPicture::of(self, &drawn).write(&mut text);
-        let hidden = |dim: &usize| !drawn.contains(dim) && self.layout.splitters(*dim).next().is_some();
-        let hidden: Vec<String> = (0..self.shape.len()).filter(hidden).map(|dim| dim.to_string()).collect();
-        if !hidden.is_empty() {
-            let _ = writeln!(text, "also split: dim {} (index 0 is drawn)", hidden.join(" and dim "));
-        }
-        let idle = |rank: &usize| self.region_of(*rank).is_empty();
-        let idle: Vec<usize> = self.mesh.ranks().filter(idle).collect();
-        match idle.len() {
-            0 => {}
-            1 => _ = writeln!(text, "rank {} stores nothing", idle[0]),
-            _ => _ = writeln!(text, "ranks {} store nothing", list(&idle, ", ")),
-        }
-        text
-    }
-
-    /// The dims to draw, ascending: the first two that are split, filled up with the first others.
-    fn drawn_dims(&self) -> Vec<usize> {
-        let dims = 0..self.shape.len();
-        let split = |dim: &usize| self.layout.splitters(*dim).next().is_some();
-        let mut drawn: Vec<usize> =
-            dims.clone().filter(split).chain(dims.filter(|d| !split(d))).take(2).collect();
-        drawn.sort_unstable();
-        drawn
-    }
-
-    fn region_of(&self, rank: usize) -> Region {
-        self.region_at(&self.mesh.coords_of(rank).expect("a rank of the mesh"))
-    }
-
-    /// The ranks of a cell as its label: replicas side by side, contributions to a `Partial` value joined by its
-    /// operation.
-    fn label(&self, ranks: &[usize]) -> String {
-        let mut groups: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();
-        let mut op = None;
-        for &rank in ranks {
-            let mut coords = self.mesh.coords_of(rank).expect("a rank of the mesh").to_vec();
-            for (coord, placement) in coords.iter_mut().zip(self.layout.placements()) {
-                match placement {
-                    Placement::Partial(reduction) => {
-                        op = Some(*reduction);
-                        *coord = 0;
-                    }
-                    Placement::Replicate | Placement::Shard(_) | Placement::RaggedShard { .. } => {}
-                }
-            }
-            groups.entry(coords).or_default().push(rank);
-        }
-        let Some(op) = op else { return list(ranks, ", ") };
-        let groups = groups.values().map(|ranks| match op {
-            ReduceOp::Sum => list(ranks, "+"),
-            ReduceOp::Max | ReduceOp::Min => format!("{op}({})", list(ranks, ", ")),
-        });
-        groups.collect::<Vec<_>>().join(", ")
+        write_text(&LayoutPicture::of(self, &self.to_string()))
     }
 }
 
-/// A grid of cells, each stored by one set of ranks.
-struct LayoutPicture {
-    /// The first indices of the rows and of the columns of cells, and the end.
-    rows: Vec<usize>,
-    columns: Vec<usize>,
+impl Layout {
+    /// Draws which ranks of a mesh store which elements of a tensor of this shape: see [`Spec::draw`].
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, Mesh};
+    /// let layout: Layout = "(S0)".parse()?;
+    /// let picture = "
+    /// [3]@(dp:S0) on (dp=2)
+    ///   0-1   2
+    /// ┌─────┬───┐
+    /// │  0  │ 1 │
+    /// └─────┴───┘
+    /// ";
+    /// assert_eq!(layout.draw(&Mesh::parse("dp=2", 0)?, [3])?, picture.trim_start());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit the mesh or the shape.
+    pub fn draw(&self, mesh: &Mesh, shape: impl Into<Shape>) -> Result<String> {
+        let (spec, name) = self.without_dtype(mesh, shape.into())?;
+        Ok(write_text(&LayoutPicture::of(&spec, &name)))
+    }
+}
+
+fn write_text(picture: &LayoutPicture) -> String {
+    let mut text = format!("{}\n", picture.caption);
+    if let Some(grid) = &picture.grid {
+        TextGrid::of(grid).write(&mut text);
+    }
+    for note in &picture.notes {
+        text.push_str(note);
+        text.push('\n');
+    }
+    text
+}
+
+/// A grid whose cells are labelled.
+struct TextGrid<'a> {
+    grid: &'a LayoutGrid,
     /// The labels of the cells, row by row.
     labels: Vec<Vec<String>>,
-    /// True for rows and for columns if their cells show their range of indices.
-    ranges: (bool, bool),
 }
 
-impl LayoutPicture {
-    fn of(spec: &Spec, drawn: &[usize]) -> LayoutPicture {
-        // A vector is drawn as a row, a single element as a cell.
-        let (row_dim, column_dim) = match drawn {
-            [] => (None, None),
-            [dim] => (None, Some(*dim)),
-            [row, column, ..] => (Some(*row), Some(*column)),
-        };
-        let mut boxes = Vec::new();
-        for rank in spec.mesh.ranks() {
-            for b in spec.region_of(rank).boxes {
-                let in_picture = (0..spec.shape.len()).all(|d| drawn.contains(&d) || b.start[d] == 0);
-                let range = |dim: Option<usize>| dim.map_or(0..1, |d| b.start[d]..b.start[d] + b.len[d]);
-                boxes.extend(in_picture.then(|| (rank, range(row_dim), range(column_dim))));
-            }
-        }
-        let cuts = |ranges: Vec<&std::ops::Range<usize>>| {
-            let mut cuts: Vec<usize> = ranges.into_iter().flat_map(|r| [r.start, r.end]).collect();
-            cuts.sort_unstable();
-            cuts.dedup();
-            cuts
-        };
-        let rows = cuts(boxes.iter().map(|(_, rows, _)| rows).collect());
-        let columns = cuts(boxes.iter().map(|(_, _, columns)| columns).collect());
-        let label = |row: usize, column: usize| {
-            let here =
-                boxes.iter().filter(|(_, rows, columns)| rows.contains(&row) && columns.contains(&column));
-            let mut ranks: Vec<usize> = here.map(|(rank, ..)| *rank).collect();
-            ranks.sort_unstable();
-            spec.label(&ranks)
-        };
-        let cells =
-            |row: &usize| columns[..columns.len() - 1].iter().map(|column| label(*row, *column)).collect();
-        let labels = rows[..rows.len() - 1].iter().map(cells).collect();
-        LayoutPicture { rows, columns, labels, ranges: (row_dim.is_some(), column_dim.is_some()) }
+impl TextGrid<'_> {
+    fn of(grid: &LayoutGrid) -> TextGrid<'_> {
+        let label = |row: &Vec<_>| row.iter().map(|cell| grid.label(cell)).collect();
+        TextGrid { grid, labels: grid.cells.iter().map(label).collect() }
     }
 
     fn write(&self, text: &mut String) {
-        let heights = drawn_lens(&self.rows, 1);
-        let mut widths = drawn_lens(&self.columns, 2);
+        let heights = drawn_lens(&self.grid.rows, 1);
+        let mut widths = drawn_lens(&self.grid.columns, 2);
         for (c, width) in widths.iter_mut().enumerate() {
             let labels = self.labels.iter().map(|row| row[c].chars().count());
-            let range = if self.ranges.1 { range_text(&self.columns, c).len() } else { 0 };
+            let range =
+                if self.grid.column_dim.is_some() { range_text(&self.grid.columns, c).len() } else { 0 };
             *width = labels.chain([range]).max().unwrap_or(0).max(*width - 1) + 2;
         }
-        let side = |r: usize| if self.ranges.0 { range_text(&self.rows, r) } else { String::new() };
+        let side = |r: usize| {
+            if self.grid.row_dim.is_some() { range_text(&self.grid.rows, r) } else { String::new() }
+        };
         let side_len = (0..heights.len()).map(|r| side(r).len()).max().unwrap_or(0);
         let margin = if side_len == 0 { String::new() } else { " ".repeat(side_len + 1) };
         let mut line = |left: &str, inner: &str| {
             text.push_str(format!("{left}{inner}").trim_end());
             text.push('\n');
         };
-        if self.ranges.1 {
+        if self.grid.column_dim.is_some() {
             let ranges =
-                (0..widths.len()).map(|c| format!("{:^1$}", range_text(&self.columns, c), widths[c]));
+                (0..widths.len()).map(|c| format!("{:^1$}", range_text(&self.grid.columns, c), widths[c]));
             line(&margin, &format!(" {}", ranges.collect::<Vec<_>>().join(" ")));
         }
         for r in 0..=heights.len() {
@@ -225,26 +166,9 @@ fn drawn_lens(cuts: &[usize], per_index: usize) -> Vec<usize> {
     cuts.windows(2).map(|pair| if to_scale { (pair[1] - pair[0]) * per_index } else { per_index }).collect()
 }
 
-fn range_text(cuts: &[usize], i: usize) -> String {
-    let (first, last) = (cuts[i], cuts[i + 1] - 1);
-    if first == last { first.to_string() } else { format!("{first}-{last}") }
-}
-
-/// Ranks in a list, shortened if there are many at equal distances.
-fn list(ranks: &[usize], between: &str) -> String {
-    let step = |pair: &[usize]| pair[1] - pair[0];
-    let regular = ranks.windows(2).all(|pair| step(pair) == step(&ranks[..2]));
-    if ranks.len() > 4 && regular {
-        let last = ranks[ranks.len() - 1];
-        return format!("{}{between}{}{between}..{between}{last}", ranks[0], ranks[1]);
-    }
-    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(between)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::Mesh;
-    use super::*;
+    use crate::placement::{Mesh, Spec};
 
     #[track_caller]
     fn draws(mesh: &str, spec: &str, want: &str) {

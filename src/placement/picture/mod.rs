@@ -1,0 +1,5 @@
+//! Pictures of layouts: as text, and as SVG.
+
+mod grid;
+mod svg;
+mod text;

@@ -1,0 +1,39 @@
+//! Assertions about communication.
+
+/// Asserts how many bytes a rank receives for redistributions while an expression is evaluated, and returns its value.
+///
+/// The bytes are those of [`DeviceMesh::received_bytes`](crate::dtensor::DeviceMesh::received_bytes): moves of
+/// operands and gradients on this mesh, without the harness's own. A [`Tally`](crate::comm::Tally) counts collectives
+/// of every kind.
+///
+/// ```
+/// use isoshard::{assert_comm, comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+/// spmd(2, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+///     let x = DTensor::zeros(&mesh, DType::F32, [6], "(S0)".parse()?)?;
+///     let y = assert_comm!(mesh, bytes == 0, x.relu()?);
+///     assert_comm!(mesh, bytes <= 3 * 4, y.redistribute("(R)".parse()?)?);
+///     Ok(())
+/// })?;
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Panics
+/// Panics with the number of bytes if the comparison is false.
+#[macro_export]
+macro_rules! assert_comm {
+    ($mesh:expr, bytes $compare:tt $limit:expr, $value:expr) => {{
+        let mesh: &$crate::dtensor::DeviceMesh = &$mesh;
+        let before = mesh.received_bytes();
+        let value = $value;
+        let (received, limit): (u64, u64) = (mesh.received_bytes() - before, $limit);
+        assert!(
+            received $compare limit,
+            "rank {} of {} receives {received} bytes; the limit is {} {limit}",
+            mesh.mesh().rank(),
+            mesh.mesh(),
+            stringify!($compare),
+        );
+        value
+    }};
+}
