@@ -98,6 +98,7 @@ mod guides {
         Layouts "docs/book/src/layouts.md"
         OwnModel "docs/book/src/own-model.md"
         OwnData "docs/book/src/own-data.md"
+        GradientsOfGradients "docs/book/src/gradients.md"
         OwnOperator "docs/book/src/own-operator.md"
         Communication "docs/book/src/communication.md"
         Errors "docs/book/src/errors.md"
