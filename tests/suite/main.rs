@@ -58,6 +58,7 @@ mod rng_statistics;
 mod rotary;
 mod rules;
 mod rules_exact;
+mod second_derivatives;
 mod testing;
 mod torch_fixtures;
 mod train;

@@ -159,6 +159,23 @@ fn bytes_are_limited() {
 }
 
 #[test]
+fn ranks_that_idle_are_found() {
+    let rows = |n: usize| {
+        let check = Equivalence::new(move |trial| {
+            let n = trial.size("rows", n..=n + 2);
+            let layout = "(S0, R)".parse()?;
+            DTensor::full(trial, DType::F32, [n, 2], 1.0, layout)?.exp()
+        });
+        check.meshes(["dp=3,tp=2"]).runs(3).least_work(0.2).check()
+    };
+    assert_eq!(rows(12).expect("every rank has rows").runs, 3);
+    let idle = rows(1).expect_err("one row is on one rank");
+    assert!(matches!(idle.finding, Finding::Idles { flops: 0, busiest: 40, .. }), "{idle}");
+    // A mesh of two ranks, with no other axis, suffices.
+    assert_eq!(idle.scenario.to_string().split(" | ").next(), Some("dp=2,tp=1"), "{idle}");
+}
+
+#[test]
 fn fast_mode_has_a_bound() {
     let sums = |trial: &Trial| {
         let x = trial.place("x", &isoshard::testing::values::ordinary(DType::F32, &[4096].into(), 3))?;

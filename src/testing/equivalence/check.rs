@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::counterexample::{Counterexample, Finding};
 use super::scenario::Scenario;
-use super::trace::{Trace, compare};
+use super::trace::{Trace, Usage, compare};
 use super::trial::{Outcomes, Trial, check_names};
 use crate::comm::{Rank, Spmd, Tally};
 use crate::dtensor::{DeviceMesh, Reduction};
@@ -63,13 +63,14 @@ pub fn equivalent<T: Outcomes>(program: impl Fn(&Trial) -> Result<T> + Send + Sy
 /// ```
 #[derive(Clone)]
 pub struct Equivalence {
-    program: Arc<dyn Fn(&Trial) -> Result<u64> + Send + Sync>,
+    program: Arc<dyn Fn(&Trial) -> Result<Usage> + Send + Sync>,
     pub(super) meshes: Vec<String>,
     runs: usize,
     pub(super) seed: u64,
     mode: Reduction,
     bound: f64,
     at_most: Option<u64>,
+    least_work: Option<f64>,
     pub(super) device: Device,
     pub(super) deadline: Option<Duration>,
     shrink_for: Duration,
@@ -92,9 +93,9 @@ impl Equivalence {
     pub fn new<T: Outcomes>(program: impl Fn(&Trial) -> Result<T> + Send + Sync + 'static) -> Equivalence {
         let program = move |trial: &Trial| {
             let outcomes = program(trial)?;
-            let received = trial.received_bytes();
+            let usage = trial.usage();
             outcomes.record(trial)?;
-            Ok(received)
+            Ok(usage)
         };
         Equivalence {
             program: Arc::new(program),
@@ -104,6 +105,7 @@ impl Equivalence {
             mode: Reduction::Exact,
             bound: 0.0,
             at_most: None,
+            least_work: None,
             device: Device::Cpu,
             deadline: None,
             shrink_for: Duration::from_secs(20),
@@ -141,6 +143,24 @@ impl Equivalence {
     /// the gradients that it computes, do not count.
     pub fn at_most(mut self, bytes: u64) -> Equivalence {
         self.at_most = Some(bytes);
+        self
+    }
+
+    /// Fails if a rank does less than `fraction` of the operations of the busiest rank in a run of the program, as
+    /// [`WorkTally`](crate::dtensor::WorkTally) counts them. A fraction above 0 finds ranks that idle.
+    ///
+    /// ```
+    /// use isoshard::{dtensor::DTensor, tensor::DType, testing::Equivalence};
+    /// let rows = |n| Equivalence::new(move |mesh| {
+    ///     DTensor::full(mesh, DType::F32, [n, 2], 1.0, "(S0)".parse()?)?.exp()
+    /// });
+    /// rows(6).meshes(["dp=3"]).least_work(0.9).assert();
+    /// // Three ranks share four rows by two, two and none.
+    /// let idle = rows(4).meshes(["dp=3"]).least_work(0.1).check().unwrap_err();
+    /// assert!(idle.to_string().contains("rank 2 does 0 of"), "{idle}");
+    /// ```
+    pub fn least_work(mut self, fraction: f64) -> Equivalence {
+        self.least_work = Some(fraction);
         self
     }
 
@@ -257,11 +277,17 @@ impl Equivalence {
         if let Some(finding) = compare(&traces, &single[0], self.mode, self.bound) {
             return Err(fail(finding));
         }
-        let most = (0..traces.len()).max_by_key(|&rank| traces[rank].received_bytes).unwrap_or(0);
-        let received = traces[most].received_bytes;
+        let most = (0..traces.len()).max_by_key(|&rank| traces[rank].usage.received_bytes).unwrap_or(0);
+        let received = traces[most].usage.received_bytes;
         if let Some(at_most) = self.at_most.filter(|&at_most| received > at_most) {
             let calls = traces[most].calls.clone();
             return Err(fail(Finding::TooManyBytes { rank: most, received, at_most, calls }));
+        }
+        let flops = |rank: &usize| traces[*rank].usage.flops;
+        let busiest = (0..traces.len()).map(|rank| flops(&rank)).max().unwrap_or(0);
+        let idlest = (0..traces.len()).min_by_key(flops).unwrap_or(0);
+        if let Some(fraction) = self.least_work.filter(|f| (flops(&idlest) as f64) < f * busiest as f64) {
+            return Err(fail(Finding::Idles { rank: idlest, flops: flops(&idlest), busiest, fraction }));
         }
         report.runs += 1;
         report.compared += first.entries.len();
@@ -292,8 +318,8 @@ impl Equivalence {
         let mesh = DeviceMesh::new(&rank, &axes)?;
         mesh.set_reduction(self.mode);
         let trial = Trial::new(mesh, tally, scenario.clone());
-        let received = (self.program)(&trial)?;
-        Ok(trial.finish(received))
+        let usage = (self.program)(&trial)?;
+        Ok(trial.finish(usage))
     }
 
     /// Looks for a smaller scenario that fails in the same way.

@@ -7,9 +7,9 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::scenario::Scenario;
-use super::trace::{Trace, TraceEntry};
+use super::trace::{Trace, TraceEntry, Usage};
 use crate::comm::Tally;
-use crate::dtensor::{DTensor, DeviceMesh, Reduction};
+use crate::dtensor::{DTensor, DeviceMesh, Reduction, WorkTally};
 use crate::error::{Error, Result};
 use crate::nn::Params;
 use crate::placement::{Layout, Spec};
@@ -38,6 +38,7 @@ use crate::testing::values::{mix, ordinary, small_ints, tensor};
 pub struct Trial {
     mesh: DeviceMesh,
     tally: Tally,
+    work: WorkTally,
     scenario: Scenario,
     state: RefCell<TrialState>,
     step: Cell<usize>,
@@ -64,7 +65,8 @@ impl Deref for Trial {
 impl Trial {
     pub(super) fn new(mesh: DeviceMesh, tally: Tally, scenario: Scenario) -> Trial {
         let (state, step, own_bytes) = (RefCell::default(), Cell::new(0), Cell::new(0));
-        Trial { mesh, tally, scenario, state, step, own_bytes }
+        let work = mesh.tally_work();
+        Trial { mesh, tally, work, scenario, state, step, own_bytes }
     }
 
     /// Returns the seed of this run, for a [`Generator`](crate::rng::Generator) of the program's.
@@ -200,14 +202,15 @@ impl Trial {
         Ok(())
     }
 
-    /// Returns the bytes that this rank has received for the program.
-    pub(super) fn received_bytes(&self) -> u64 {
-        self.tally.total().received_bytes - self.own_bytes.get()
+    /// Returns what this rank has received and computed for the program.
+    pub(super) fn usage(&self) -> Usage {
+        let received_bytes = self.tally.total().received_bytes - self.own_bytes.get();
+        Usage { received_bytes, flops: self.work.total().share.flops }
     }
 
-    pub(super) fn finish(self, received_bytes: u64) -> Trace {
+    pub(super) fn finish(self, usage: Usage) -> Trace {
         let TrialState { sizes, layouts, entries, .. } = self.state.into_inner();
-        Trace { sizes, layouts, entries, received_bytes, calls: self.tally.to_string() }
+        Trace { sizes, layouts, entries, usage, calls: self.tally.to_string() }
     }
 
     fn values(&self, name: &str, dtype: DType, shape: &Shape) -> Tensor {
