@@ -89,7 +89,14 @@ pub struct EquivalenceReport {
 }
 
 impl Equivalence {
-    /// Creates the check of a program: five meshes, four runs per mesh, exact mode.
+    /// Creates the check of a program: the meshes of [`equivalent`], four runs per mesh, exact mode.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::Equivalence};
+    /// let report = Equivalence::new(|mesh| mesh.leaf("x", DType::F64, [6])?.exp()).assert();
+    /// assert_eq!(report.runs, 5 * 4);
+    /// assert_eq!(report.compared, 2 * report.runs); // the result, and the gradient of x
+    /// ```
     pub fn new<T: Outcomes>(program: impl Fn(&Trial) -> Result<T> + Send + Sync + 'static) -> Equivalence {
         let program = move |trial: &Trial| {
             let outcomes = program(trial)?;
@@ -114,6 +121,13 @@ impl Equivalence {
     }
 
     /// Sets the meshes, in the notation `dp=2,tp=2`. The single rank's mesh has the same axes with one rank each.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::Equivalence};
+    /// let check = Equivalence::new(|mesh| mesh.input("x", DType::F32, [3, 4])?.transpose(0, 1));
+    /// let received = check.meshes(["dp=2", "dp=1,tp=3"]).assert().received_bytes;
+    /// assert_eq!(received, [("dp=2".to_string(), 0), ("dp=1,tp=3".to_string(), 0)]);
+    /// ```
     pub fn meshes<S: Into<String>>(mut self, meshes: impl IntoIterator<Item = S>) -> Equivalence {
         self.meshes = meshes.into_iter().map(Into::into).collect();
         self
@@ -121,26 +135,60 @@ impl Equivalence {
 
     /// Sets the number of runs per mesh, each with other sizes, layouts and values. A program that draws none of them
     /// runs once per mesh.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::Equivalence};
+    /// let drawing = Equivalence::new(|mesh| mesh.input("x", DType::F32, [9])?.exp()).meshes(["dp=2"]);
+    /// assert_eq!(drawing.runs(7).assert().runs, 7);
+    /// let fixed = Equivalence::new(|mesh| mesh.record_value("pi", 3.14)).meshes(["dp=2"]);
+    /// assert_eq!(fixed.runs(7).assert().runs, 1);
+    /// ```
     pub fn runs(mut self, runs: usize) -> Equivalence {
         self.runs = runs;
         self
     }
 
-    /// Sets the seed of the first run; later runs have the next numbers.
+    /// Sets the seed of the first run, 1 unless set; later runs have the next numbers.
+    ///
+    /// ```
+    /// use isoshard::testing::Equivalence;
+    /// let program = |mesh: &isoshard::testing::Trial| mesh.record_value("rank", mesh.mesh().rank() as f64);
+    /// let failed = Equivalence::new(program).meshes(["dp=2"]).seed(9).check().unwrap_err();
+    /// assert_eq!(failed.scenario.to_string(), "dp=2 | seed 9");
+    /// ```
     pub fn seed(mut self, seed: u64) -> Equivalence {
         self.seed = seed;
         self
     }
 
-    /// Compares in fast mode: elements may differ by `bound` times the largest absolute value of the tensor, or times 1
-    /// if that is larger.
+    /// Runs and compares in fast mode: elements may differ by `bound` times the largest absolute value of the tensor, or
+    /// times 1 if that is larger. Drawn elements are integers from -3 to 3.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::Equivalence};
+    /// // A sum of 50 terms in any order differs by at most 50 roundings.
+    /// let check = Equivalence::new(|mesh| mesh.input("x", DType::F32, [50])?.exp()?.sum_all());
+    /// check.fast(50.0 * f64::from(f32::EPSILON)).assert();
+    /// ```
     pub fn fast(mut self, bound: f64) -> Equivalence {
         (self.mode, self.bound) = (Reduction::Fast, bound);
         self
     }
 
-    /// Fails if a rank receives more bytes than this in a run of the program. Bytes that the harness itself moves, and
-    /// the gradients that it computes, do not count.
+    /// Fails if a rank receives more bytes than this in a run of the program. The bytes that the harness itself moves,
+    /// and those of the gradients that it computes from returned tensors, do not count.
+    ///
+    /// ```
+    /// use isoshard::{dtensor::DTensor, tensor::DType, testing::{Equivalence, Finding}};
+    /// let check = Equivalence::new(|mesh| {
+    ///     DTensor::zeros(mesh, DType::F32, [4, 2], "(S0)".parse()?)?.redistribute("(R)".parse()?)
+    /// });
+    /// // A rank lacks two of the four rows.
+    /// let check = check.meshes(["dp=2"]).at_most(2 * 2 * 4);
+    /// check.assert();
+    /// let failed = check.at_most(15).check().unwrap_err();
+    /// assert!(matches!(failed.finding, Finding::TooManyBytes { received: 16, .. }));
+    /// ```
     pub fn at_most(mut self, bytes: u64) -> Equivalence {
         self.at_most = Some(bytes);
         self
@@ -164,25 +212,59 @@ impl Equivalence {
         self
     }
 
-    /// Sets the device on which all ranks compute, a single rank too.
+    /// Sets the device on which all ranks compute, the single rank too: the CPU unless set.
+    ///
+    /// ```
+    /// use isoshard::{tensor::{DType, Device}, testing::Equivalence};
+    /// let check = Equivalence::new(|mesh| mesh.input("x", DType::F32, [5])?.neg());
+    /// check.on(Device::Cpu).assert();
+    /// ```
     pub fn on(mut self, device: Device) -> Equivalence {
         self.device = device;
         self
     }
 
-    /// Sets the time after which a collective gives up waiting for a rank: 60 seconds unless set.
+    /// Sets the time after which a collective gives up waiting for a rank: 60 seconds unless set, and 3 seconds in
+    /// [`with_fault`](Equivalence::with_fault).
+    ///
+    /// ```
+    /// use isoshard::testing::{Equivalence, Finding};
+    /// // Rank 1 alone waits for the others.
+    /// let check = Equivalence::new(|mesh| if mesh.mesh().rank() == 1 { mesh.barrier() } else { Ok(()) });
+    /// let check = check.meshes(["dp=2"]).deadline(std::time::Duration::from_millis(100));
+    /// assert!(matches!(check.check().unwrap_err().finding, Finding::Fails(_)));
+    /// ```
     pub fn deadline(mut self, deadline: Duration) -> Equivalence {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Sets how long a failure is shrunk: 20 seconds unless set.
+    /// Sets how long a failure is shrunk: 20 seconds unless set. Shrinking ends after 300 runs in any case.
+    ///
+    /// ```
+    /// use isoshard::testing::Equivalence;
+    /// let check = Equivalence::new(|mesh| mesh.record_value("ranks", mesh.mesh().rank_len() as f64)).meshes(["dp=4"]);
+    /// assert_eq!(check.check().unwrap_err().scenario.rank_len(), 2);
+    /// let first = check.shrink_for(std::time::Duration::ZERO).check().unwrap_err();
+    /// assert_eq!((first.scenario.rank_len(), first.shrinking_runs), (4, 0));
+    /// ```
     pub fn shrink_for(mut self, time: Duration) -> Equivalence {
         self.shrink_for = time;
         self
     }
 
-    /// Runs this scenario only, as a failure printed it, and does not shrink.
+    /// Runs this scenario only, as a failure prints it, and does not shrink. The meshes and the number of runs do not
+    /// matter then.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::Equivalence};
+    /// let check = Equivalence::new(|mesh| {
+    ///     let n = mesh.size("n", 0..=9);
+    ///     assert_eq!(n, 5, "the scenario's");
+    ///     mesh.input("x", DType::F32, [n])
+    /// });
+    /// assert_eq!(check.replay("dp=3 | seed 2 | n = 5 | x = (S0)").assert().runs, 1);
+    /// ```
     ///
     /// # Panics
     /// Panics if the text is no scenario.
@@ -192,7 +274,13 @@ impl Equivalence {
         self
     }
 
-    /// Runs the check.
+    /// Runs the check, and returns what it ran.
+    ///
+    /// ```should_panic
+    /// use isoshard::testing::Equivalence;
+    /// // Not equivalent to a single rank: the number of ranks is not 1.
+    /// Equivalence::new(|mesh| mesh.record_value("ranks", mesh.mesh().rank_len() as f64)).assert();
+    /// ```
     ///
     /// # Panics
     /// Panics with the [`Counterexample`] if a run differs or fails.
@@ -204,7 +292,19 @@ impl Equivalence {
         }
     }
 
-    /// Runs the check and returns the smallest counterexample if there is one.
+    /// Runs the check, and returns the smallest counterexample if there is one.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::{Equivalence, Finding}};
+    /// let failed = Equivalence::new(|mesh| {
+    ///     let x = mesh.input("x", DType::F32, [mesh.size("n", 2..=9)])?;
+    ///     x.sum_all()?.div_scalar(x.local().numel() as f64) // this rank's elements instead of all
+    /// })
+    /// .check()
+    /// .unwrap_err();
+    /// assert!(matches!(failed.finding, Finding::Differs { .. }));
+    /// assert_eq!((failed.scenario.rank_len(), &*failed.scenario.sizes), (2, &[("n".to_string(), 2)][..]));
+    /// ```
     ///
     /// # Errors
     /// Returns the counterexample.
