@@ -72,7 +72,7 @@ fn fused_operators_agree_with_differences_of_first_and_second_derivatives() {
     let found = spmd(1, |rank| {
         let mesh = DeviceMesh::parse(&rank, "1")?;
         let mut wrong = Vec::new();
-        for (name, f, ins) in composites(&mesh)? {
+        for (name, f, ins) in composites(&mesh)?.into_iter().chain(methods_with_statistics()) {
             // The weighted sum of the gradients, a function whose first derivative is the second one of `f`.
             let gradient = |xs: &[&DTensor]| -> Result<DTensor> {
                 let y = f(xs)?;
@@ -188,6 +188,30 @@ fn composites(mesh: &DeviceMesh) -> Result<Vec<Composite>> {
     let grouped = vec![n(&[1, 4, 3, 2], 1), n(&[1, 2, 3, 2], 2), n(&[1, 2, 3, 2], 3)];
     attention("attention of grouped heads", AttentionOptions::causal(0.7), 0.3, grouped);
     Ok(found)
+}
+
+/// Methods that subtract or divide by a statistic whose gradient is not recorded, since the result does not depend on it.
+fn methods_with_statistics() -> Vec<Composite> {
+    let n = |shape: &[usize], salt| numbers(shape, salt);
+    let x = || vec![n(&[4, 3, 5], 1)];
+    let affine = || vec![n(&[2, 4, 3], 1), n(&[4], 2), n(&[4], 3)];
+    vec![
+        ("var", Box::new(|x| x[0].var(&[0, 2], 1, false)), x()),
+        ("std", Box::new(|x| x[0].std(&[1], 0, true)), x()),
+        ("logsumexp", Box::new(|x| x[0].logsumexp(&[0, 2], false)), x()),
+        ("norm", Box::new(|x| x[0].norm(2.0, &[0, 2], false)), x()),
+        ("norm of order 3", Box::new(|x| x[0].add_scalar(2.0)?.norm(3.0, &[1], false)), x()),
+        ("layer_norm_over", Box::new(|x| x[0].layer_norm_over(2, None, None, 0.1)), x()),
+        ("batch_norm", Box::new(|x| Ok(x[0].batch_norm(Some((x[1], x[2])), 0.1)?.0)), affine()),
+        ("group_norm", Box::new(|x| x[0].group_norm(2, Some((x[1], x[2])), 0.1)), affine()),
+        ("instance_norm", Box::new(|x| x[0].instance_norm(None, 0.1)), x()),
+        ("weight_norm", Box::new(|x| x[0].weight_norm(x[1], 0)), vec![n(&[3, 5], 1), n(&[3], 2)]),
+        (
+            "cosine_similarity",
+            Box::new(|x| x[0].cosine_similarity(x[1], 1, 1e-8)),
+            vec![n(&[3, 5], 1), n(&[3, 5], 2)],
+        ),
+    ]
 }
 
 /// Compares the derivative of the weighted gradients of `f` with differences, by each operand and by the incoming
