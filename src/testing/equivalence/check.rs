@@ -52,7 +52,7 @@ pub fn equivalent<T: Outcomes>(program: impl Fn(&Trial) -> Result<T> + Send + Sy
 ///
 /// // Only the sum of the shards' sums moves: at most one f32 from each of the other ranks.
 /// let report = Equivalence::new(|mesh| {
-///     let x = mesh.place("x", &isoshard::tensor::Tensor::full(DType::F32, &[12].into(), 0.1))?;
+///     let x = mesh.place("x", &isoshard::tensor::Tensor::full(DType::F32, [12], 0.1))?;
 ///     x.sum_all()
 /// })
 /// .meshes(["dp=2", "dp=3"])
