@@ -99,6 +99,8 @@ mod guides {
         Layouts "docs/book/src/layouts.md"
         OwnModel "docs/book/src/own-model.md"
         OwnData "docs/book/src/own-data.md"
+        GradientsOfGradients "docs/book/src/gradients.md"
+        OwnOperator "docs/book/src/own-operator.md"
         Prove "docs/book/src/prove.md"
         Communication "docs/book/src/communication.md"
         Errors "docs/book/src/errors.md"

@@ -1,7 +1,7 @@
 //! Call plans: which operands of a call are redistributed, on which windows the local kernel runs, and the layouts of
 //! the results.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::hash::Hasher;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::redistribute::{self, Move};
 use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
-use crate::ops::{Metas, Op, Vjp, VjpProgram, Windows, has_unkeyed, infer_results};
+use crate::ops::{Metas, Op, Vjp, VjpProgram, Windows, Work, has_unkeyed, infer_results};
 use crate::tensor::{DType, Shape};
 
 /// The largest number of cached plans per rank: beyond it the cache is cleared, so that attributes that differ at
@@ -38,7 +38,11 @@ pub(super) struct CallPlan {
     /// Set if the kernel runs once per node of a partial sum.
     pub nodes: Option<NodeCalls>,
     pub outs: SmallVec<[Rc<TensorMeta>; 3]>,
-    metas: Metas,
+    /// The operands' metadata after their redistribution.
+    pub targets: SmallVec<[Rc<TensorMeta>; 3]>,
+    pub metas: Metas,
+    /// The call's work and this rank's share of it, once they have been asked for.
+    pub work: OnceCell<[Work; 2]>,
     /// The derivative programs, unless they differ between calls of this plan.
     programs: Option<RefCell<Programs>>,
     /// The plans for the same operator after some of the operands have been redistributed.
@@ -156,7 +160,22 @@ impl CallPlan {
         // Calls that differ in an `Unkeyed` attribute share the plan, but have derivatives of their own.
         let programs = (!has_unkeyed(op)).then(RefCell::default);
         let (op, reduction, followers) = (op.to_shared(), mesh.reduction(), RefCell::default());
-        Ok(CallPlan { op, ins, reduction, moves, windows, nodes, outs, programs, followers, metas })
+        let work = OnceCell::new();
+        let plan = CallPlan {
+            op,
+            ins,
+            reduction,
+            moves,
+            windows,
+            nodes,
+            outs,
+            targets,
+            programs,
+            followers,
+            metas,
+            work,
+        };
+        Ok(plan)
     }
 }
 

@@ -51,6 +51,9 @@ pub(super) struct MeshState {
     groups: RefCell<FxHashMap<Dims, Group>>,
     /// The distances between ranks, one entry per axis.
     pub peers: OnceCell<Vec<Peers>>,
+    /// The tallies that count the work of calls, and their number.
+    pub tallies: MeshCache,
+    pub tallies_len: Cell<usize>,
 }
 
 /// A cache of one type that another file keeps with a mesh; the mesh does not depend on the type.
@@ -207,6 +210,8 @@ impl DeviceMesh {
             most_nodes: RefCell::default(),
             groups: RefCell::default(),
             peers: OnceCell::new(),
+            tallies: MeshCache::default(),
+            tallies_len: Cell::new(0),
         }))
     }
 

@@ -14,9 +14,10 @@ use super::redistribute::Move;
 use super::tape;
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
+use super::work_tally;
 use crate::comm::operator_scope;
 use crate::error::{Error, Result};
-use crate::ops::{Batched, Op, Tensors, meta_results, run};
+use crate::ops::{Batched, Meta, Op, Tensors, meta_results, run};
 use crate::tensor::Tensor;
 
 impl DTensor {
@@ -260,7 +261,8 @@ fn compute<O: Batched>(calls: &[(&O, &mut DTensors)], prepared: &mut [PreparedCa
     let Some(name) = calls.first().map(|(op, _)| op.name()) else { return Ok(Vec::new()) };
     let (mut all, mut at) = (Vec::with_capacity(prepared.len()), Vec::with_capacity(prepared.len()));
     let lens: SmallVec<[usize; 8]> = prepared.iter().map(|call| call.plan.outs.len()).collect();
-    for ((op, _), PreparedCall { plan, locals, .. }) in calls.iter().zip(prepared) {
+    for ((op, _), PreparedCall { plan, locals, mesh }) in calls.iter().zip(prepared) {
+        work_tally::count(mesh, *op, plan);
         all.push((*op, &mut locals[..]));
         at.push(&plan.windows);
     }
@@ -301,6 +303,7 @@ thread_local!(
 fn execute(op: &dyn Op, plan: &CallPlan, mesh: &DeviceMesh, locals: &mut Tensors) -> Result<DTensors> {
     #[cfg(test)]
     CALLS.with(|c| c.set(c.get() + 1));
+    work_tally::count(mesh, op, plan);
     let outs = match &plan.nodes {
         // A dry run has no elements: the plan gives the results' shapes.
         nodes if locals.first().is_some_and(Tensor::is_meta) && !(op.is_view() && nodes.is_none()) => {
@@ -309,6 +312,29 @@ fn execute(op: &dyn Op, plan: &CallPlan, mesh: &DeviceMesh, locals: &mut Tensors
         None => run(op, locals, &plan.windows)?,
         Some(nodes) => nodes.run(op, locals, &plan.windows, &plan.outs)?,
     };
-    debug_assert_eq!(outs.len(), plan.outs.len(), "{}", op.name());
+    check_results(op, plan, &outs)?;
     Ok(outs.into_iter().zip(&plan.outs).map(|(t, f)| DTensor::wrap(mesh, t, f.clone())).collect())
+}
+
+/// Refuses results that are not the shards which the operator's record states: its kernel is wrong.
+#[inline]
+fn check_results(op: &dyn Op, plan: &CallPlan, outs: &[Tensor]) -> Result<()> {
+    let right = |(x, m): (&Tensor, &Rc<TensorMeta>)| {
+        x.shape() == m.stored_shape() && x.dtype() == m.spec().stored_dtype()
+    };
+    if outs.len() == plan.outs.len() && outs.iter().zip(&plan.outs).all(right) {
+        return Ok(());
+    }
+    Err(wrong_results(op, plan, outs))
+}
+
+#[cold]
+fn wrong_results(op: &dyn Op, plan: &CallPlan, outs: &[Tensor]) -> Error {
+    let given: Vec<String> = outs.iter().map(|x| Meta::of(x).to_string()).collect();
+    let due = |(dtype, shape)| Meta { dtype, shape }.to_string();
+    let due: Vec<String> = plan.stored().map(due).collect();
+    let specs: Vec<String> = plan.outs.iter().map(|m| m.spec().to_string()).collect();
+    let given = format!("{} for {}", given.join(", "), specs.join(", "));
+    let rule = "the kernel's results are not this rank's shards of what infer states";
+    Error::invalid(op.name(), rule, given, format!("return {}", due.join(", ")))
 }

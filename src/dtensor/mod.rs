@@ -54,6 +54,7 @@ mod tape;
 mod tensor;
 mod tensor_meta;
 mod unoptimised;
+mod work_tally;
 
 pub use bridge::{Bridge, PendingTransfer, Transfer};
 pub use check::{check_finite, check_replicas};
@@ -69,3 +70,4 @@ pub use reduction::Reduction;
 pub(crate) use regather::Regather;
 pub use tensor::DTensor;
 pub use tensor_meta::TensorMeta;
+pub use work_tally::{OperatorWork, WorkTally, WorkTotal};

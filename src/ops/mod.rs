@@ -135,6 +135,7 @@ mod pointwise;
 mod random;
 mod record;
 mod reduce;
+mod refusals;
 mod rotary;
 mod row;
 mod sample;
@@ -194,7 +195,7 @@ pub use random::poisson::Poisson;
 pub use random::shuffle::Shuffle;
 pub use record::{
     Batched, Bits, Op, OpKey, Statistic, Tensors, Unkeyed, Vjp, VjpProgram, VjpStep, VjpValue, Window,
-    Windows, arity, eval_whole, no_cuda_kernel,
+    Windows, eval_whole,
 };
 pub(crate) use record::{has_unkeyed, infer_results, meta_results, run};
 pub use reduce::argmax::Argmax;
@@ -207,6 +208,7 @@ pub use reduce::prod::grad::ProdGrad;
 pub use reduce::sum::{Sum, SumIn, WideSum};
 pub use reduce::terms::TermSum;
 pub use reduce::terms::sum_term::SumTerm;
+pub use refusals::{arity, no_cuda_kernel};
 pub use rotary::Rotary;
 pub use rotary::apply::{RotaryApply, RotaryPairing};
 pub use rotary::frequencies::{Llama3Scaling, RotaryFrequencies, YarnScaling};

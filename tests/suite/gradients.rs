@@ -1,9 +1,5 @@
-//! Derivatives compared with their definition: central differences in f64 on a single rank.
-//!
-//! With a step of `h = 2^-17`, the difference has an error of `h² f'''/6`, about `1e-11 f'''`, and one from rounding
-//! two sums, about `2^-52 |f| / h = 3e-11 |f|`. Samples keep third derivatives below `1e4` (at 1/8, `x^-1/2` has 3e3).
-//! The bound is `1e-6` times the largest of 1, the gradient and the sum of absolute terms: far above both errors, and
-//! far below the error of a wrong derivative of multiples of 1/8.
+//! Derivatives compared with their definition: central differences in f64 on a single rank, by
+//! [`isoshard::testing::gradients`]. Samples keep third derivatives below `1e4` (at 1/8, `x^-1/2` has 3e3).
 
 use isoshard::Result;
 use isoshard::comm::spmd;
@@ -11,11 +7,10 @@ use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::ops::{Meta, Sample, Vjp, eval_whole};
 use isoshard::placement::Layout;
 use isoshard::tensor::{DType, Tensor};
+use isoshard::testing::wrong_gradients;
 
 use crate::common::samples::catalog;
-use crate::common::{has_no_derivative, magnitude, small_ints, tensor, values};
-
-const STEP: f64 = 1.0 / 131_072.0;
+use crate::common::{has_no_derivative, small_ints, values};
 
 #[test]
 fn smooth_samples_agree_with_finite_differences() {
@@ -24,27 +19,22 @@ fn smooth_samples_agree_with_finite_differences() {
         let ins = values(&sample, DType::F64, 3);
         let Ok(outs) = eval_whole(sample.op.as_ref(), &ins) else { panic!("{sample:?} cannot be evaluated") };
         for k in (0..outs.len()).filter(|&k| outs[k].dtype() == DType::F64 && !is_constant(&sample, k)) {
-            let weights = small_ints(DType::F64, outs[k].shape(), 9);
-            let all = vec![true; ins.len()];
-            let grads =
-                gradients(&sample, &ins, &weights, k, &all).unwrap_or_else(|e| panic!("{sample:?}: {e}"));
-            for (i, x) in ins.iter().enumerate().filter(|(_, x)| x.dtype() == DType::F64) {
-                // An operand that a result does not depend on has no gradient.
-                let got = grads[i].as_ref().map_or_else(|| vec![0.0; x.numel()], Tensor::to_f64_vec);
-                for e in picked(x.numel()) {
-                    let [(up, scale), (down, _)] =
-                        [STEP, -STEP].map(|h| weighted(&sample, &ins, i, e, h, &weights, k));
-                    let want = (up - down) / (2.0 * STEP);
-                    let bound = 1e-6 * magnitude(x).max(want.abs()).max(scale);
-                    if (got[e] - want).is_nan() || (got[e] - want).abs() > bound {
-                        wrong.push(format!(
-                            "{sample:?}: d result {k} / d operand {i}[{e}] = {} instead of {want}",
-                            got[e]
-                        ));
-                        break;
-                    }
+            let (sample, ins) = (sample.clone(), ins.clone());
+            let call = format!("{sample:?}: result {k}");
+            let floats: Vec<Tensor> = ins.iter().filter(|x| x.dtype() == DType::F64).cloned().collect();
+            let found = wrong_gradients(&floats, move |floats| {
+                let mesh = floats[0].mesh().clone();
+                let (mut floats, mut xs) = (floats.iter(), Vec::new());
+                for x in &ins {
+                    xs.push(match x.dtype() {
+                        DType::F64 => floats.next().expect("one of each").clone(),
+                        _ => DTensor::distribute(&mesh, x, Layout::replicated(0))?,
+                    });
                 }
-            }
+                Ok(DTensor::apply(sample.op.as_ref(), &xs.iter().collect::<Vec<_>>())?.remove(k))
+            });
+            let found = found.unwrap_or_else(|e| panic!("{call}: {e}"));
+            wrong.extend(found.into_iter().map(|line| format!("{call}: {line}")));
         }
     }
     assert!(wrong.is_empty(), "{} wrong derivatives:\n{}", wrong.len(), wrong.join("\n"));
@@ -70,10 +60,15 @@ fn what_else_is_wanted_changes_no_gradient() {
                 }
                 let some = run(&needs);
                 for i in (0..ins.len()).filter(|&i| needs[i]) {
-                    let bits = |g: &Option<Tensor>| {
-                        g.as_ref().map(|g| g.to_f64_vec().iter().map(|v| v.to_bits()).collect::<Vec<_>>())
+                    let bits = |g: &Tensor| g.to_f64_vec().into_iter().map(f64::to_bits).collect::<Vec<_>>();
+                    // A result that depends on no wanted operand has no history.
+                    let is_zero = |g: &Tensor| g.to_f64_vec().iter().all(|&v| v == 0.0);
+                    let differ = match (&some[i], &all[i]) {
+                        (Some(one), Some(other)) => bits(one) != bits(other),
+                        (Some(only), None) | (None, Some(only)) => !is_zero(only),
+                        (None, None) => false,
                     };
-                    if bits(&some[i]) != bits(&all[i]) {
+                    if differ {
                         wrong.push(format!(
                             "{sample:?}: the gradient of operand {i} alone of {needs:?} differs"
                         ));
@@ -92,31 +87,6 @@ fn is_constant(sample: &Sample, k: usize) -> bool {
     let program = Vjp::write(sample.op.as_ref(), &metas, &needs).expect("it has a derivative");
     assert!(k > 0 || !program.constants[0], "{sample:?} has no result with a derivative");
     program.constants[k]
-}
-
-/// All indices of a small operand, a few of a larger one.
-fn picked(n: usize) -> impl Iterator<Item = usize> {
-    (0..n).step_by((n / 24).max(1))
-}
-
-/// The weighted sum of result `k` with `h` added to element `e` of operand `i`, and the sum of its terms' absolute
-/// values.
-fn weighted(
-    sample: &Sample,
-    ins: &[Tensor],
-    i: usize,
-    e: usize,
-    h: f64,
-    weights: &Tensor,
-    k: usize,
-) -> (f64, f64) {
-    let mut ins = ins.to_vec();
-    let mut moved = ins[i].to_f64_vec();
-    moved[e] += h;
-    ins[i] = tensor(DType::F64, &moved, ins[i].shape());
-    let outs = eval_whole(sample.op.as_ref(), &ins).unwrap_or_else(|e| panic!("{sample:?}: {e}"));
-    let terms = outs[k].to_f64_vec().into_iter().zip(weights.to_f64_vec()).map(|(y, w)| y * w);
-    terms.fold((0.0, 0.0), |(sum, size), t| (sum + t, size + t.abs()))
 }
 
 fn gradients(

@@ -4,8 +4,8 @@ use isoshard::Result;
 use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::ops::{
-    Add, AxisPlacement, Bits, Dropout, Expand, MeshAxis, Meta, Metas, Mul, Op, Reshape, Row, Tensors,
-    Unkeyed, Vjp, Windows, Work, arity, no_cuda_kernel,
+    Add, Algebra, AxisPlacement, Bits, Dropout, Expand, MeshAxis, Meta, Metas, Mul, Op, Pointwise, Reshape,
+    Row, Tensors, Unkeyed, Vjp, Windows, Work, arity, no_cuda_kernel,
 };
 use isoshard::placement::{Layout, Leaf};
 use isoshard::rng::{Draw, Generator};
@@ -113,6 +113,56 @@ fn an_operator_without_a_cuda_kernel_is_refused_by_name() {
     };
     let said = spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(said, ["discounted_sum: has no CUDA kernel; got f32[2, 3]; use a mesh on Device::Cpu"; 2]);
+}
+
+/// An operator whose kernel returns one row too many.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct WrongShape;
+
+impl Pointwise for WrongShape {
+    const NAME: &'static str = "wrong_shape";
+    const ARITY: usize = 1;
+
+    fn algebra(&self) -> Algebra {
+        Algebra::Opaque
+    }
+
+    fn dtype(&self, ins: &[Meta]) -> Result<DType> {
+        Ok(ins[0].dtype)
+    }
+
+    fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        Ok(Tensor::zeros(ins[0].dtype(), [ins[0].shape()[0] + 1]))
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        no_cuda_kernel(self, ins)
+    }
+
+    fn flops(&self) -> u64 {
+        1
+    }
+
+    fn derivative(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("it is not written")
+    }
+}
+
+#[test]
+fn a_kernel_with_a_wrong_shape_is_an_error() {
+    let run = |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let x = DTensor::zeros(&mesh, DType::I32, [3], "(S0)".parse::<Layout>()?)?;
+        Ok(DTensor::apply_one(&WrongShape, &[&x]).unwrap_err().to_string())
+    };
+    let said = spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    let text = |given: usize, due: usize| {
+        format!(
+            "wrong_shape: the kernel's results are not this rank's shards of what infer states; got i32[{given}] for \
+             i32[3]@(dp:S0); return i32[{due}]"
+        )
+    };
+    assert_eq!(said, [text(3, 2), text(2, 1)]);
 }
 
 /// The sum of squares over the last dim, whose rows let a rank sum its own part of that dim.

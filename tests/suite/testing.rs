@@ -129,6 +129,14 @@ fn differences_between_ranks_are_found() {
         error.contains("fails, which it does not on a single rank: rank 0: panicked: too many"),
         "{error}"
     );
+    let layout = Equivalence::new(|trial| {
+        let x = trial.input("x", DType::F32, [trial.size("n", 1..=9), 2])?;
+        let splits = x.layout().splitters(1).next().is_some();
+        let refused = || isoshard::Error::invalid("program", "wants whole rows", x.spec().to_string(), "");
+        if splits { Err(refused()) } else { Ok(x) }
+    });
+    let layout = layout.check().expect_err("some layout splits rows").scenario.to_string();
+    assert!(layout.starts_with("a=2") && layout.contains("| n = 1 |") && layout.contains("S1"), "{layout}");
     let alone = check(|_| Err(isoshard::Error::invalid("program", "is wrong", "x", "")));
     assert!(alone.contains("the program fails on a single rank: rank 0: program: is wrong"), "{alone}");
     // -0 and 0 differ by a bit; NaNs do not, whatever their bits are.
@@ -156,6 +164,23 @@ fn bytes_are_limited() {
     let text = check.at_most(11).check().unwrap_err().to_string();
     assert!(text.contains("receives 12 bytes; at most 11 are allowed"), "{text}");
     assert!(text.contains("all_gather"), "the table of calls: {text}");
+}
+
+#[test]
+fn ranks_that_idle_are_found() {
+    let rows = |n: usize| {
+        let check = Equivalence::new(move |trial| {
+            let n = trial.size("rows", n..=n + 2);
+            let layout = "(S0, R)".parse()?;
+            DTensor::full(trial, DType::F32, [n, 2], 1.0, layout)?.exp()
+        });
+        check.meshes(["dp=3,tp=2"]).runs(3).least_work(0.2).check()
+    };
+    assert_eq!(rows(12).expect("every rank has rows").runs, 3);
+    let idle = rows(1).expect_err("one row is on one rank");
+    assert!(matches!(idle.finding, Finding::Idles { flops: 0, busiest: 40, .. }), "{idle}");
+    // A mesh of two ranks, with no other axis, suffices.
+    assert_eq!(idle.scenario.to_string().split(" | ").next(), Some("dp=2,tp=1"), "{idle}");
 }
 
 #[test]

@@ -84,10 +84,10 @@ impl Op for SoftCrossEntropy {
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.none(2, "a statistic: the gradient of the logits includes it");
         g.none(3, "a statistic: the gradient of the logits includes it");
-        let [logits, q, m, s] = [0, 1, 2, 3].map(|i| g.input(i));
+        let [logits, q, m] = [0, 1, 2].map(|i| g.input(i));
         let (dy, row_sum) = (g.grad(0), self.row_sum);
         if g.needs(0) {
-            let mut ins = vec![logits, q, m, s, dy];
+            let mut ins = vec![logits, q, m, g.input(3), dy];
             if row_sum.is_none() {
                 let last = g.input_meta(1).shape.len() - 1;
                 let sum = crate::ops::Sum { dims: [last].into_iter().collect(), keep: true };
@@ -101,8 +101,9 @@ impl Op for SoftCrossEntropy {
             let wide = |g: &mut Vjp, x: VjpValue| {
                 if g.meta(x).dtype == dtype { Ok(x) } else { g.apply(Cast { dtype }, &[x]) }
             };
-            // The derivative of this expression by the logits goes through s. The part through m is 0.
-            let s = if g.needs(0) { g.apply(SumExp, &[logits, m])? } else { s };
+            // s has no history, but the derivative of this expression by the logits goes through it: it is computed
+            // again. The part of the derivative that goes through m is 0.
+            let s = g.apply(SumExp, &[logits, m])?;
             let all = |g: &mut Vjp, x: VjpValue| g.apply(Expand { shape: shape.clone() }, &[x]);
             let (x, m) = (wide(g, logits)?, wide(g, m)?);
             let (m, log) = (all(g, m)?, g.apply(Log, &[s])?);

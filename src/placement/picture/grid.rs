@@ -34,8 +34,8 @@ pub(super) struct LayoutGrid {
     partial: Option<ReduceOp>,
 }
 
-/// The ranks that store a cell: a list of replicas, each of which is a list of the ranks that contribute to it. Without
-/// a `Partial` axis each list has one rank.
+/// The ranks that store a cell: a list of replicas. A replica is the list of the ranks that contribute to it, one rank if
+/// no axis is `Partial`.
 pub(super) type CellRanks = Vec<Vec<usize>>;
 
 impl Layout {

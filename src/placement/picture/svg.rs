@@ -100,7 +100,7 @@ fn write_svg(picture: &LayoutPicture) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} \
          {height}\" font-family=\"monospace\" font-size=\"13\" role=\"img\">"
     );
-    let _ = writeln!(text, "<title>{}</title>", escaped(&picture.caption));
+    let _ = writeln!(text, "<title>{}</title>", picture.caption);
     let _ = writeln!(text, "<rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>");
     text + &body + "</svg>\n"
 }
@@ -283,14 +283,10 @@ fn write_label(text: &mut String, (x, y): (usize, usize), anchor: &str, label: &
         text,
         "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" stroke=\"#ffffff\" stroke-width=\"3\" \
          paint-order=\"stroke\" fill=\"#111111\">{}</text>",
-        escaped(label)
+        label
     );
 }
 
 fn text_width(text: &str) -> usize {
     text.chars().count() * CHARACTER
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

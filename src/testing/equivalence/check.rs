@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::counterexample::{Counterexample, Finding};
 use super::scenario::Scenario;
-use super::trace::{Trace, compare};
-use super::trial::{Outcomes, Trial, check_names};
+use super::trace::{Trace, Usage, compare};
+use super::trial::{Draws, Outcomes, Trial, check_names};
 use crate::comm::{Rank, Spmd, Tally};
 use crate::dtensor::{DeviceMesh, Reduction};
 use crate::error::Result;
@@ -63,13 +63,14 @@ pub fn equivalent<T: Outcomes>(program: impl Fn(&Trial) -> Result<T> + Send + Sy
 /// ```
 #[derive(Clone)]
 pub struct Equivalence {
-    program: Arc<dyn Fn(&Trial) -> Result<u64> + Send + Sync>,
+    program: Arc<dyn Fn(&Trial) -> Result<Usage> + Send + Sync>,
     pub(super) meshes: Vec<String>,
     runs: usize,
     pub(super) seed: u64,
     mode: Reduction,
     bound: f64,
     at_most: Option<u64>,
+    least_work: Option<f64>,
     pub(super) device: Device,
     pub(super) deadline: Option<Duration>,
     shrink_for: Duration,
@@ -99,9 +100,9 @@ impl Equivalence {
     pub fn new<T: Outcomes>(program: impl Fn(&Trial) -> Result<T> + Send + Sync + 'static) -> Equivalence {
         let program = move |trial: &Trial| {
             let outcomes = program(trial)?;
-            let received = trial.received_bytes();
+            let usage = trial.usage();
             outcomes.record(trial)?;
-            Ok(received)
+            Ok(usage)
         };
         Equivalence {
             program: Arc::new(program),
@@ -111,6 +112,7 @@ impl Equivalence {
             mode: Reduction::Exact,
             bound: 0.0,
             at_most: None,
+            least_work: None,
             device: Device::Cpu,
             deadline: None,
             shrink_for: Duration::from_secs(20),
@@ -189,6 +191,24 @@ impl Equivalence {
     /// ```
     pub fn at_most(mut self, bytes: u64) -> Equivalence {
         self.at_most = Some(bytes);
+        self
+    }
+
+    /// Fails if a rank does less than `fraction` of the operations of the busiest rank in a run of the program, as
+    /// [`WorkTally`](crate::dtensor::WorkTally) counts them. A fraction above 0 finds ranks that idle.
+    ///
+    /// ```
+    /// use isoshard::{dtensor::DTensor, tensor::DType, testing::Equivalence};
+    /// let rows = |n| Equivalence::new(move |mesh| {
+    ///     DTensor::full(mesh, DType::F32, [n, 2], 1.0, "(S0)".parse()?)?.exp()
+    /// });
+    /// rows(6).meshes(["dp=3"]).least_work(0.9).assert();
+    /// // Three ranks share four rows by two, two and none.
+    /// let idle = rows(4).meshes(["dp=3"]).least_work(0.1).check().unwrap_err();
+    /// assert!(idle.to_string().contains("rank 2 does 0 of"), "{idle}");
+    /// ```
+    pub fn least_work(mut self, fraction: f64) -> Equivalence {
+        self.least_work = Some(fraction);
         self
     }
 
@@ -324,47 +344,40 @@ impl Equivalence {
         singles: &Singles,
         report: &mut EquivalenceReport,
     ) -> Result<bool, FailedRun> {
-        let fail =
-            |scenario: &Scenario, finding| FailedRun { scenario: scenario.clone(), finding, ranges: vec![] };
-        let traces = match self.run(scenario) {
-            Ok(traces) => traces,
-            Err(error) => {
-                // The error of a single rank is the program's own.
-                let finding = match singles.of(self, scenario) {
-                    Ok(_) => Finding::Fails(error),
-                    Err(error) => Finding::FailsAlone(error),
-                };
-                return Err(fail(scenario, finding));
-            }
-        };
-        let first = &traces[0];
+        let (draws, traces) = self.run(scenario);
         let drawn = Scenario {
-            sizes: first.sizes.iter().map(|(name, _, size)| (name.clone(), *size)).collect(),
-            layouts: first.layouts.clone(),
+            sizes: draws.sizes.iter().map(|(name, _, size)| (name.clone(), *size)).collect(),
+            layouts: draws.layouts.clone(),
             ..scenario.clone()
         };
-        let ranges = first.sizes.iter().map(|(name, range, _)| (name.clone(), *range.start())).collect();
-        let fail = |finding| FailedRun { scenario: drawn.clone(), finding, ranges };
-        check_names(first).map_err(|e| FailedRun {
-            scenario: drawn.clone(),
-            finding: Finding::FailsAlone(e.to_string()),
-            ranges: vec![],
-        })?;
-        let single = match singles.of(self, &drawn) {
-            Ok(single) => single,
-            Err(error) => return Err(fail(Finding::FailsAlone(error))),
+        let least = draws.sizes.iter().map(|(name, least, _)| (name.clone(), *least)).collect();
+        let fail = |finding| FailedRun { scenario: drawn.clone(), finding, least };
+        if let Err(error) = check_names(&draws) {
+            return Err(fail(Finding::FailsAlone(error.to_string())));
+        }
+        let (single, traces) = match (singles.of(self, &drawn), traces) {
+            (Ok(single), Ok(traces)) => (single, traces),
+            (Ok(_), Err(error)) => return Err(fail(Finding::Fails(error))),
+            // The error of a single rank is the program's own.
+            (Err(error), _) => return Err(fail(Finding::FailsAlone(error))),
         };
         if let Some(finding) = compare(&traces, &single[0], self.mode, self.bound) {
             return Err(fail(finding));
         }
-        let most = (0..traces.len()).max_by_key(|&rank| traces[rank].received_bytes).unwrap_or(0);
-        let received = traces[most].received_bytes;
+        let most = (0..traces.len()).max_by_key(|&rank| traces[rank].usage.received_bytes).unwrap_or(0);
+        let received = traces[most].usage.received_bytes;
         if let Some(at_most) = self.at_most.filter(|&at_most| received > at_most) {
             let calls = traces[most].calls.clone();
             return Err(fail(Finding::TooManyBytes { rank: most, received, at_most, calls }));
         }
+        let flops = |rank: &usize| traces[*rank].usage.flops;
+        let busiest = (0..traces.len()).map(|rank| flops(&rank)).max().unwrap_or(0);
+        let idlest = (0..traces.len()).min_by_key(flops).unwrap_or(0);
+        if let Some(fraction) = self.least_work.filter(|f| (flops(&idlest) as f64) < f * busiest as f64) {
+            return Err(fail(Finding::Idles { rank: idlest, flops: flops(&idlest), busiest, fraction }));
+        }
         report.runs += 1;
-        report.compared += first.entries.len();
+        report.compared += single[0].entries.len();
         let mesh =
             scenario.axes.iter().map(|(name, len)| format!("{name}={len}")).collect::<Vec<_>>().join(",");
         match report.received_bytes.iter_mut().find(|(known, _)| *known == mesh) {
@@ -374,26 +387,36 @@ impl Equivalence {
         Ok(!drawn.sizes.is_empty() || !drawn.layouts.is_empty())
     }
 
-    /// Runs the program and returns each rank's records.
-    fn run(&self, scenario: &Scenario) -> Result<Vec<Trace>, String> {
+    /// Runs the program. Returns rank 0's draws and each rank's records.
+    fn run(&self, scenario: &Scenario) -> (Draws, Result<Vec<Trace>, String>) {
         let (check, scenario, device) = (self.clone(), scenario.clone(), self.device);
+        let draws = Arc::new(Mutex::new(Draws::default()));
+        let first = draws.clone();
         let spmd = Spmd::new(scenario.rank_len()).deadline(self.deadline.unwrap_or(DEADLINE));
-        let run = move |rank| {
+        let run = move |rank: Rank| {
             quiet_panics_here();
-            check.run_rank(&rank, &scenario)
+            let draws = if rank.rank() == 0 { first.clone() } else { Arc::default() };
+            check.run_rank(&rank, &scenario, draws)
         };
-        spmd.on(move |_| device).run(run).map_err(|e| e.to_string())
+        let traces = spmd.on(move |_| device).run(run).map_err(|e| e.to_string());
+        let draws = std::mem::take(&mut *draws.lock().unwrap_or_else(PoisonError::into_inner));
+        (draws, traces)
     }
 
     /// Runs the program as one rank.
-    pub(super) fn run_rank(&self, rank: &Rank, scenario: &Scenario) -> Result<Trace> {
+    pub(super) fn run_rank(
+        &self,
+        rank: &Rank,
+        scenario: &Scenario,
+        draws: Arc<Mutex<Draws>>,
+    ) -> Result<Trace> {
         let (rank, tally) = Tally::of(rank)?;
         let axes: Vec<(&str, usize)> = scenario.axes.iter().map(|(name, len)| (&**name, *len)).collect();
         let mesh = DeviceMesh::new(&rank, &axes)?;
         mesh.set_reduction(self.mode);
-        let trial = Trial::new(mesh, tally, scenario.clone());
-        let received = (self.program)(&trial)?;
-        Ok(trial.finish(received))
+        let trial = Trial::new(mesh, tally, scenario.clone(), draws);
+        let usage = (self.program)(&trial)?;
+        Ok(trial.finish(usage))
     }
 
     /// Looks for a smaller scenario that fails in the same way.
@@ -436,7 +459,7 @@ struct FailedRun {
     scenario: Scenario,
     finding: Finding,
     /// The smallest value of each drawn size.
-    ranges: Vec<(String, usize)>,
+    least: Vec<(String, usize)>,
 }
 
 impl FailedRun {
@@ -447,7 +470,7 @@ impl FailedRun {
 
 /// The scenarios that are one step smaller: fewer ranks, then plainer layouts, then smaller sizes.
 fn smaller(of: &FailedRun) -> Vec<Scenario> {
-    let FailedRun { scenario, ranges, .. } = of;
+    let FailedRun { scenario, least: least_sizes, .. } = of;
     let mut found = Vec::new();
     for (a, &(_, len)) in scenario.axes.iter().enumerate() {
         for shorter in 1..len {
@@ -490,7 +513,7 @@ fn smaller(of: &FailedRun) -> Vec<Scenario> {
         }
     }
     for (at, (name, size)) in scenario.sizes.iter().enumerate() {
-        let least = ranges.iter().find(|(known, _)| known == name).map_or(*size, |(_, least)| *least);
+        let least = least_sizes.iter().find(|(known, _)| known == name).map_or(*size, |(_, least)| *least);
         let mut steps = vec![least, least + (size - least) / 2, size.saturating_sub(1)];
         steps.dedup();
         for step in steps.into_iter().filter(|step| (least..*size).contains(step)) {
@@ -516,7 +539,7 @@ impl Singles {
         if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return known.clone();
         }
-        let run = check.run(&single).map(Arc::new);
+        let run = check.run(&single).1.map(Arc::new);
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, run.clone());
         run
     }

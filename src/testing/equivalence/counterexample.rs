@@ -91,6 +91,17 @@ pub enum Finding {
         /// The table of its calls.
         calls: String,
     },
+    /// A rank computes too little.
+    Idles {
+        /// The rank that computes least.
+        rank: usize,
+        /// Its share of the operators' operations.
+        flops: u64,
+        /// The largest share.
+        busiest: u64,
+        /// The fraction of the largest share that is due.
+        fraction: f64,
+    },
 }
 
 impl Finding {
@@ -127,6 +138,11 @@ impl fmt::Display for Finding {
             Finding::TooManyBytes { rank, received, at_most, calls } => {
                 writeln!(f, "rank {rank} receives {received} bytes; at most {at_most} are allowed")?;
                 write!(f, "{calls}")
+            }
+            Finding::Idles { rank, flops, busiest, fraction } => {
+                let most =
+                    format!("the busiest rank's {busiest} operations; at least {fraction} of them are due");
+                writeln!(f, "rank {rank} does {flops} of {most}")
             }
         }
     }

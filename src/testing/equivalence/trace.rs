@@ -1,22 +1,24 @@
 //! The tensors that a run recorded, and their comparison with a single rank's.
 
-use std::ops::RangeInclusive;
-
 use super::counterexample::Finding;
 use crate::dtensor::Reduction;
-use crate::placement::{Layout, Spec};
+use crate::placement::Spec;
 use crate::tensor::{DType, Tensor};
 use crate::testing::values::magnitude;
 
 /// The records of one rank.
 pub(super) struct Trace {
-    pub sizes: Vec<(String, RangeInclusive<usize>, usize)>,
-    pub layouts: Vec<(String, Layout)>,
     pub entries: Vec<TraceEntry>,
-    /// Bytes that the program received.
-    pub received_bytes: u64,
+    pub usage: Usage,
     /// The table of calls.
     pub calls: String,
+}
+
+/// A rank's use of the network and of its processor, by the program alone.
+pub(super) struct Usage {
+    pub received_bytes: u64,
+    /// Its share of the operators' operations.
+    pub flops: u64,
 }
 
 /// One recorded tensor on one rank.

@@ -2,14 +2,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, RangeInclusive};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::scenario::Scenario;
-use super::trace::{Trace, TraceEntry};
+use super::trace::{Trace, TraceEntry, Usage};
 use crate::comm::Tally;
-use crate::dtensor::{DTensor, DeviceMesh, Reduction};
+use crate::dtensor::{DTensor, DeviceMesh, Reduction, WorkTally};
 use crate::error::{Error, Result};
 use crate::nn::Params;
 use crate::placement::{Layout, Spec};
@@ -38,17 +39,24 @@ use crate::testing::values::{mix, ordinary, small_ints, tensor};
 pub struct Trial {
     mesh: DeviceMesh,
     tally: Tally,
+    work: WorkTally,
     scenario: Scenario,
+    draws: Arc<Mutex<Draws>>,
     state: RefCell<TrialState>,
     step: Cell<usize>,
     /// Bytes received for the harness itself.
     own_bytes: Cell<u64>,
 }
 
+/// A run's sizes, with the least that each may be, and layouts: kept even if the program fails.
+#[derive(Default)]
+pub(super) struct Draws {
+    pub sizes: Vec<(String, usize, usize)>,
+    pub layouts: Vec<(String, Layout)>,
+}
+
 #[derive(Default)]
 struct TrialState {
-    sizes: Vec<(String, RangeInclusive<usize>, usize)>,
-    layouts: Vec<(String, Layout)>,
     leaves: Vec<(String, DTensor)>,
     entries: Vec<TraceEntry>,
 }
@@ -62,9 +70,10 @@ impl Deref for Trial {
 }
 
 impl Trial {
-    pub(super) fn new(mesh: DeviceMesh, tally: Tally, scenario: Scenario) -> Trial {
+    pub(super) fn new(mesh: DeviceMesh, tally: Tally, scenario: Scenario, draws: Arc<Mutex<Draws>>) -> Trial {
         let (state, step, own_bytes) = (RefCell::default(), Cell::new(0), Cell::new(0));
-        Trial { mesh, tally, scenario, state, step, own_bytes }
+        let work = mesh.tally_work();
+        Trial { mesh, tally, work, scenario, draws, state, step, own_bytes }
     }
 
     /// Returns the seed of this run, for the program's own [`Generator`](crate::rng::Generator).
@@ -97,9 +106,9 @@ impl Trial {
         assert!(from <= to, "size {name}: the range {from}..={to} is empty");
         let drawn = || from + (self.hash(name) % (to - from + 1) as u64) as usize;
         let size = self.scenario.size(name).map_or_else(drawn, |size| size.clamp(from, to));
-        let mut state = self.state.borrow_mut();
-        if !state.sizes.iter().any(|(known, ..)| known == name) {
-            state.sizes.push((name.into(), range, size));
+        let mut draws = self.draws();
+        if !draws.sizes.iter().any(|(known, ..)| known == name) {
+            draws.sizes.push((name.into(), from, size));
         }
         size
     }
@@ -313,14 +322,14 @@ impl Trial {
         Ok(())
     }
 
-    /// Returns the bytes that this rank has received for the program.
-    pub(super) fn received_bytes(&self) -> u64 {
-        self.tally.total().received_bytes - self.own_bytes.get()
+    /// Returns what this rank has received and computed for the program.
+    pub(super) fn usage(&self) -> Usage {
+        let received_bytes = self.tally.total().received_bytes - self.own_bytes.get();
+        Usage { received_bytes, flops: self.work.total().share.flops }
     }
 
-    pub(super) fn finish(self, received_bytes: u64) -> Trace {
-        let TrialState { sizes, layouts, entries, .. } = self.state.into_inner();
-        Trace { sizes, layouts, entries, received_bytes, calls: self.tally.to_string() }
+    pub(super) fn finish(self, usage: Usage) -> Trace {
+        Trace { entries: self.state.into_inner().entries, usage, calls: self.tally.to_string() }
     }
 
     fn values(&self, name: &str, dtype: DType, shape: &Shape) -> Tensor {
@@ -361,11 +370,16 @@ impl Trial {
                 drawn.map_or_else(|_| Layout::replicated(mesh.ndim()), |tree| tree.current().layout)
             }
         };
-        let mut state = self.state.borrow_mut();
-        if !state.layouts.iter().any(|(known, _)| known == name) {
-            state.layouts.push((name.into(), layout.clone()));
+        let mut draws = self.draws();
+        if !draws.layouts.iter().any(|(known, _)| known == name) {
+            draws.layouts.push((name.into(), layout.clone()));
         }
+        drop(draws);
         layout
+    }
+
+    fn draws(&self) -> MutexGuard<'_, Draws> {
+        self.draws.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn hash(&self, name: &str) -> u64 {
@@ -451,8 +465,8 @@ impl Outcomes for Vec<f32> {
 }
 
 /// Returns an error if a name would not survive being written and read again.
-pub(super) fn check_names(trace: &Trace) -> Result<()> {
-    let names = trace.sizes.iter().map(|(name, ..)| name).chain(trace.layouts.iter().map(|(name, _)| name));
+pub(super) fn check_names(draws: &Draws) -> Result<()> {
+    let names = draws.sizes.iter().map(|(name, ..)| name).chain(draws.layouts.iter().map(|(name, _)| name));
     for name in names {
         if name.trim() != name || name.is_empty() || name.contains(['|', '=']) {
             let rule = "a drawn name has no '|', no '=' and no space at an end";

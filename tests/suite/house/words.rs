@@ -44,7 +44,7 @@ const STALE: [(&str, &str); 6] = [
     ("MPI** is not built", "feature `mpi`"),
     ("MPI is not built", "feature `mpi`"),
     ("without data: not built", "`train_gpt --engine dry`"),
-    ("second derivatives of fused operators", "no operator has second derivatives by the tape"),
+    ("second derivatives, which are refused", "`DTensor::grad`"),
     ("needs a Rust toolchain only", "`.ci/run` installs more"),
     ("`comm` is redrawn next", "it has been"),
 ];
