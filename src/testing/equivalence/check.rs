@@ -27,7 +27,8 @@ const SHRINKING_RUNS: usize = 300;
 /// gives, forward and backward.
 ///
 /// The meshes are `a=2`, `a=3`, `a=4`, `a=2,b=2` and `a=2,b=3`; [`Equivalence`] takes others. A failure is shrunk to
-/// the smallest mesh, the plainest layouts and the smallest sizes that still fail.
+/// the smallest mesh, the plainest layouts and the smallest sizes that still fail. Panics of the program's ranks print
+/// no message of their own; the failure contains it.
 ///
 /// ```
 /// use isoshard::{tensor::DType, testing::equivalent};
