@@ -109,6 +109,9 @@
 //! that computes each element by itself can implement [`Pointwise`] instead, which derives the rows. Code that no row
 //! describes can run on local tensors: see [`LocalMap`](crate::dtensor::LocalMap).
 //!
+//! `testing::judge` (feature `testing`) looks for a counterexample to each row, and `testing::gradients` compares
+//! derivatives with differences. The book's chapter "Prove your own program" shows both.
+//!
 //! # How the built-in operators are filed
 //!
 //! Each family is a folder: `pointwise`, `shape`, `index`, `order`, `reduce`, `moe` and so on. An operator that is a

@@ -39,7 +39,7 @@ pub fn gradients(inputs: &[Tensor], f: impl Fn(&[DTensor]) -> Result<DTensor> + 
     assert!(wrong.is_empty(), "{} wrong derivatives:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Returns a line for each input of which [`gradients`] finds a wrong derivative: the first wrong one.
+/// Returns a line for each input whose derivative [`gradients`] finds wrong, with the first wrong direction.
 ///
 /// ```
 /// use isoshard::{tensor::Tensor, testing::wrong_gradients};

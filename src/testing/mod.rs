@@ -9,6 +9,7 @@
 //! | the same with own meshes, more runs, another device, or within a bound in fast mode | [`Equivalence`] |
 //! | a training program has one loss curve and the same parameters | [`Trial::record`], [`Trial::record_params`], [`Trial::next_step`] |
 //! | a run receives no more bytes than expected | [`Equivalence::at_most`]; an expression: [`assert_comm!`](crate::assert_comm) |
+//! | no rank idles | [`Equivalence::least_work`] |
 //! | the sharding rows of an operator hold | [`judge`] |
 //! | gradients are derivatives | [`gradients`] |
 //! | a rank that dies, stalls or differs is named by the others, in time | [`Equivalence::with_fault`] |

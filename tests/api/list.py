@@ -6,7 +6,7 @@
     tests/api/list.py OLD.json            prints the listing of a JSON file
     tests/api/list.py OLD.json NEW.json   prints what was removed and what was added, in Markdown
 
-The JSON: cargo +nightly rustdoc --lib --features cuda,nccl,mpi -- -Z unstable-options --output-format json
+The JSON: cargo +nightly rustdoc --lib --features cuda,nccl,mpi,testing -- -Z unstable-options --output-format json
 """
 
 import json
@@ -95,8 +95,8 @@ def current():
     """Returns the listing of the working tree, or None without a nightly rustdoc."""
     if subprocess.run(["cargo", "+nightly", "--version"], capture_output=True, check=False).returncode:
         return None
-    command = ["cargo", "+nightly", "rustdoc", "--quiet", "--lib", "--features", "cuda,nccl,mpi", "--target-dir"]
-    command += ["target/api", "--", "-Z", "unstable-options", "--output-format", "json"]
+    command = ["cargo", "+nightly", "rustdoc", "--quiet", "--lib", "--features", "cuda,nccl,mpi,testing"]
+    command += ["--target-dir", "target/api", "--", "-Z", "unstable-options", "--output-format", "json"]
     subprocess.run(command, cwd=ROOT, check=True)
     return listing(json.loads((ROOT / "target/api/doc/isoshard.json").read_text()))
 

@@ -35,6 +35,7 @@ mod functions;
 mod gradients;
 mod house;
 mod index_maps;
+mod judge_own;
 mod layers;
 mod local_map;
 mod losses;

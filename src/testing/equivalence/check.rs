@@ -27,7 +27,8 @@ const SHRINKING_RUNS: usize = 300;
 /// gives, forward and backward.
 ///
 /// The meshes are `a=2`, `a=3`, `a=4`, `a=2,b=2` and `a=2,b=3`; [`Equivalence`] takes others. A failure is shrunk to
-/// the smallest mesh, the plainest layouts and the smallest sizes that still fail.
+/// the smallest mesh, the plainest layouts and the smallest sizes that still fail. Panics of the program's ranks print
+/// no message of their own; the failure contains it.
 ///
 /// ```
 /// use isoshard::{tensor::DType, testing::equivalent};
@@ -52,7 +53,7 @@ pub fn equivalent<T: Outcomes>(program: impl Fn(&Trial) -> Result<T> + Send + Sy
 ///
 /// // Only the sum of the shards' sums moves: at most one f32 from each of the other ranks.
 /// let report = Equivalence::new(|mesh| {
-///     let x = mesh.place("x", &isoshard::tensor::Tensor::full(DType::F32, &[12].into(), 0.1))?;
+///     let x = mesh.place("x", &isoshard::tensor::Tensor::full(DType::F32, [12], 0.1))?;
 ///     x.sum_all()
 /// })
 /// .meshes(["dp=2", "dp=3"])

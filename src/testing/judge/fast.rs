@@ -9,6 +9,7 @@
 use super::apart::eval_apart;
 use super::axis_rows::{is_ragged, placement, specs};
 use super::verdict::Discrepancy;
+use crate::error;
 use crate::ops::{AxisPlacement, Meta, Row, Sample, eval_whole};
 use crate::placement::{Layout, Mesh, Placement, Spec};
 use crate::tensor::{DType, ReduceOp, Tensor};
@@ -44,15 +45,29 @@ pub(super) struct ValueTrial {
     salt: u64,
 }
 
-/// Returns the first `n` trials, or `None` if the operator refuses the values, such as an index that is too large.
-pub(super) fn try_trials(sample: &Sample, n: usize) -> Option<Vec<ValueTrial>> {
-    let one = |(salt, dtype): (u64, DType)| {
-        let ins = values(sample, dtype, salt);
-        let outs = eval_whole(sample.op.as_ref(), &ins).ok()?.into_vec();
-        Some(ValueTrial { ins, outs, salt })
+/// Returns the first `n` trials in f32 and f64, or in the one of them that the operator takes.
+///
+/// # Errors
+/// Returns the operator's error if it refuses both, or the values, such as an index that is too large.
+pub(super) fn try_trials(sample: &Sample, n: usize) -> error::Result<Vec<ValueTrial>> {
+    let op = sample.op.as_ref();
+    let infer = |dtype: DType| {
+        let metas: Vec<Meta> = values(sample, dtype, 1).iter().map(Meta::of).collect();
+        op.infer(&metas)
     };
-    let all = [(1, DType::F32), (2, DType::F64), (3, DType::F32), (4, DType::F64), (5, DType::F32)];
-    all.into_iter().take(n).map(one).collect()
+    let in_f32 = infer(DType::F32);
+    let dtypes = match (&in_f32, infer(DType::F64)) {
+        (Ok(_), Ok(_)) => [DType::F32, DType::F64],
+        (Ok(_), Err(_)) => [DType::F32; 2],
+        (Err(_), Ok(_)) => [DType::F64; 2],
+        (Err(_), Err(_)) => return Err(in_f32.unwrap_err()),
+    };
+    let one = |salt: u64| {
+        let ins = values(sample, dtypes[(salt as usize + 1) % 2], salt);
+        let outs = eval_whole(op, &ins)?.into_vec();
+        Ok(ValueTrial { ins, outs, salt })
+    };
+    (1..=n as u64).map(one).collect()
 }
 
 /// Judges one row per axis together, for every ragged placement that fits. Combinations that no tensor can have, such

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::error::Error;
 use crate::ops::{Row, Sample};
 use crate::placement::Spec;
 
@@ -72,9 +73,9 @@ impl Verdict {
         self.wrong.push(WrongRow { call, rows: rows.to_vec(), discrepancy });
     }
 
-    /// Records that a single rank refuses the sample's values.
-    pub(super) fn refused(mut self, sample: &Sample) -> Verdict {
-        let what = Discrepancy::new(&[], None, "a single rank refuses the values".into());
+    /// Records that a single rank refuses the sample.
+    pub(super) fn refused(mut self, sample: &Sample, error: &Error) -> Verdict {
+        let what = Discrepancy::new(&[], None, format!("a single rank refuses the sample: {error}"));
         self.wrong(format!("{sample:?}"), &[], what);
         self
     }
