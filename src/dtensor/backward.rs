@@ -114,8 +114,7 @@ pub(super) struct BackwardPass {
     wanted: Option<WantedGradients>,
 }
 
-/// The gradients that a pass computes which is asked for those of some tensors. Its steps are recorded unless the
-/// mesh records nothing.
+/// The gradients of chosen tensors. A pass that computes them records its steps unless the mesh records nothing.
 pub(super) struct WantedGradients {
     /// The nodes from which a wanted tensor is reached, and those of the wanted tensors.
     reaching: FxHashSet<u64>,

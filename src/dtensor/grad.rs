@@ -14,8 +14,8 @@ impl DTensor {
     /// differentiated again, by this method or by [`DTensor::backward`]. As PyTorch's
     /// `autograd.grad(create_graph=True)`.
     ///
-    /// A tensor of `wrt` may be a leaf or any tensor with history, and its gradient has its shape, dtype and layout. The
-    /// gradient is zero if this scalar does not depend on the tensor. The gradient of a function that is linear has no
+    /// A tensor of `wrt` may be a leaf or any tensor with history. Its gradient has its shape, dtype and layout; `Partial`
+    /// axes become replicated. The gradient is zero if this scalar does not depend on the tensor. The gradient of a function that is linear has no
     /// history, since it is a constant. Under [`DeviceMesh::no_grad`](crate::dtensor::DeviceMesh::no_grad) no gradient has
     /// history.
     ///

@@ -1,15 +1,16 @@
 //! A user's own operators, which use only the public interface, behave like the crate's.
 
-use isoshard::Result;
 use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::ops::{
-    Add, Algebra, AxisPlacement, Bits, Dropout, Expand, MeshAxis, Meta, Metas, Mul, Op, Pointwise, Reshape,
-    Row, Tensors, Unkeyed, Vjp, Windows, Work, arity, no_cuda_kernel,
+    Add, Algebra, AxisPlacement, Bits, Dropout, Expand, Input, MeshAxis, Meta, Metas, Mul, Op, Pointwise,
+    Reshape, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work, arity, no_cuda_kernel,
 };
 use isoshard::placement::{Layout, Leaf};
 use isoshard::rng::{Draw, Generator};
 use isoshard::tensor::{DType, ReduceOp, Shape, Tensor, cpu};
+use isoshard::testing::judge;
+use isoshard::{Error, Result};
 
 use crate::common::shim;
 
@@ -176,6 +177,9 @@ impl Op for SumOfSquares {
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
         let [x] = arity(self.name(), ins)?;
+        if x.dtype != DType::F32 || x.shape.is_empty() {
+            return Err(Error::invalid(self.name(), "wants an f32 tensor with a dim", x.to_string(), ""));
+        }
         let kept = &x.shape[..x.shape.len() - 1];
         Ok([Meta::new(x.dtype, kept)].into_iter().collect())
     }
@@ -246,4 +250,16 @@ fn an_own_sum_follows_the_tree() {
             assert!(sums(ranks, layout) == want, "{layout} on {ranks} ranks");
         }
     }
+}
+
+/// The rows of both hold in the judge of the crate's own operators.
+#[test]
+fn the_judge_passes_own_operators() {
+    for reverse in [false, true] {
+        let op = own_operator::DiscountedSum { gamma: Bits(0.5), reverse };
+        let verdict = judge(&Sample::new(op, [Input::ints([5, 3, 7])]));
+        verdict.assert();
+        assert!(verdict.rows > 0);
+    }
+    judge(&Sample::new(SumOfSquares, [Input::ints([3, 65])])).assert();
 }
