@@ -80,9 +80,9 @@ pub(super) struct TapeCall {
 
 /// The derivative of a call.
 pub(super) enum CallDerivative {
-    /// The derivative of an operator, with the values that the program reads, numbered as in the program.
+    /// An operator's, with the values that the program reads, numbered as in the program.
     Program { program: Rc<VjpProgram>, saved: SmallVec<[Option<Saved>; 4]> },
-    /// The derivative of a user's function ([`DTensor::custom_vjp`]).
+    /// A user's function's ([`DTensor::custom_vjp`]).
     Custom(Box<CustomDerivative>),
 }
 

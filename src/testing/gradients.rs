@@ -39,7 +39,7 @@ pub fn gradients(inputs: &[Tensor], f: impl Fn(&[DTensor]) -> Result<DTensor> + 
     assert!(wrong.is_empty(), "{} wrong derivatives:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Returns a line for each input whose derivative [`gradients`] finds wrong, with the first wrong direction.
+/// Returns the first wrong derivative by each input, a line each, as [`gradients`] finds them.
 ///
 /// ```
 /// use isoshard::{tensor::Tensor, testing::wrong_gradients};

@@ -102,8 +102,8 @@ impl Judge {
         Judge { complete, ..self }
     }
 
-    /// Adds rows, written as `{row:?}`, to the selection that [`missing`](Judge::missing) tries. So a row that a
-    /// [`complete`](Judge::complete) run once found missing is judged in every run.
+    /// Adds rows to the selection that [`missing`](Judge::missing) tries, each written as `{row:?}`. So a row that a
+    /// complete run once found missing is judged in every run.
     ///
     /// ```
     /// use isoshard::ops::{Input, Neg, Sample};
