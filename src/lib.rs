@@ -35,6 +35,7 @@
 //! | run on threads, processes or GPUs | [`comm`] |
 //! | draw random numbers | [`rng`] |
 //! | add an operator | [`ops`] |
+//! | prove that a program means the same on every mesh | `testing` (feature `testing`) |
 //! | work with one rank's dense tensors | [`tensor`] |
 //!
 //! # Debug builds
@@ -100,6 +101,7 @@ mod guides {
         OwnData "docs/book/src/own-data.md"
         GradientsOfGradients "docs/book/src/gradients.md"
         OwnOperator "docs/book/src/own-operator.md"
+        Prove "docs/book/src/prove.md"
         Communication "docs/book/src/communication.md"
         Errors "docs/book/src/errors.md"
         Cluster "docs/book/src/cluster.md"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The checks that take too long for `cargo test` and `.ci/run`: the judge over every combination of placements, ten million fuzzed
-# conversations, and whole default runs of train_gpt. For a new operator, a new row, a new message, or new defaults; takes minutes.
+# The checks that take too long for `cargo test` and `.ci/run`: the judge over every combination of placements, all programs on the
+# emulated device, ten million fuzzed conversations, and whole default runs of train_gpt. For a new operator, a new row, a new message, or new defaults; takes minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,6 +9,10 @@ tests/api/list.py --check
 
 # For operators of more than three operands `cargo test` judges a sample.
 ISOSHARD_TEST_COMPLETE=1 cargo test --test suite rules:: "$@"
+
+# On the emulated device `cargo test` and `.ci/run` try a third of the layouts and programs.
+ISOSHARD_TEST_COMPLETE=1 ISOSHARD_TEST_DEVICE=shim cargo test --test suite -- \
+    equivalence:: exact:: programs:: redistribute:: --skip fast_
 
 # Ten million mutated conversations with all code that reads from a wire; sums that wrap are errors here.
 ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \

@@ -51,7 +51,36 @@ use crate::tensor::{DType, Device, Shape, Tensor};
 ///
 /// # Derivative
 /// There is none, so an operand with a history is refused while the tape records. Detach the operand, run under
-/// [`DeviceMesh::no_grad`], or state a derivative with `custom_vjp`.
+/// [`DeviceMesh::no_grad`], or state a derivative with [`DTensor::custom_vjp`]:
+///
+/// ```
+/// use isoshard::{Result, comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::{DType, Tensor}};
+/// /// The sum of each row's elements up to each place, or from there on. Each is the derivative of the other.
+/// fn running_sum(x: &DTensor, backwards: bool) -> Result<DTensor> {
+///     let map = x.mesh().local_map("running_sum").operand(x, "(S0)".parse()?);
+///     let outs = map.result(DType::F64, x.shape(), "(S0)".parse()?).run(|ins, at| {
+///         let mut rows = ins[0].to_vec::<f64>()?;
+///         for row in rows.chunks_mut(3) {
+///             if backwards { row.reverse() }
+///             (1..3).for_each(|i| row[i] += row[i - 1]);
+///             if backwards { row.reverse() }
+///         }
+///         Ok([Tensor::from_vec(rows, at.outs[0].local())?])
+///     })?;
+///     Ok(outs[0].clone())
+/// }
+/// spmd(2, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+///     let x = DTensor::ones(&mesh, DType::F64, [4, 3], "(S1)".parse()?)?.requires_grad()?;
+///     let forward = |ins: &[DTensor]| Ok((vec![running_sum(&ins[0], false)?], vec![]));
+///     let backward = |_: &[DTensor], grads: &[DTensor]| Ok(vec![Some(running_sum(&grads[0], true)?)]);
+///     let y = DTensor::custom_vjp("running_sum", &[&x], forward, backward)?.remove(0);
+///     let dx = y.sum_all()?.backward()?.take(&x).expect("x is a leaf tensor");
+///     assert_eq!(dx.full_tensor()?.to_f64_vec(), [3.0, 2.0, 1.0].repeat(4));
+///     Ok(())
+/// })?;
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Partial
 /// A result may be `Partial`: each rank returns a contribution of the full shape. Such a sum has no reduction tree. Its

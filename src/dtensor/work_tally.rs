@@ -193,7 +193,8 @@ pub(super) fn count(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
 #[cold]
 fn add_call(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
     let [whole, share] = *plan.work.get_or_init(|| {
-        let specs: Vec<&Spec> = plan.targets.iter().chain(&plan.outs).map(|m| m.spec()).collect();
+        let specs = plan.targets.iter().chain(&plan.outs).map(|m| m.spec());
+        let specs: Vec<&Spec> = specs.filter(|spec| !spec.shape.contains(&0)).collect();
         let outs: Vec<_> = plan.outs.iter().map(|m| m.meta()).collect();
         let (whole, part) = (op.work(&plan.metas, &outs), part_of_rank(&specs));
         let of = |n: u64| (n as f64 * part).round() as u64;
@@ -211,7 +212,8 @@ fn add_call(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
 }
 
 /// Returns this rank's part of the elements of a call, between 0 and 1. An axis that cuts several of the tensors cuts
-/// the same indices of each, so it counts once, with the tensor that the most axes cut.
+/// the same indices of each, so it counts once, with the tensor that the most axes cut. Tensors without elements say
+/// nothing.
 fn part_of_rank(specs: &[&Spec]) -> f64 {
     let is_cut = |spec: &Spec, a: usize| match spec.layout.axis(a) {
         Placement::Shard(_) | Placement::RaggedShard { .. } => true,

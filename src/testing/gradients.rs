@@ -39,7 +39,16 @@ pub fn gradients(inputs: &[Tensor], f: impl Fn(&[DTensor]) -> Result<DTensor> + 
     assert!(wrong.is_empty(), "{} wrong derivatives:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Returns a line per derivative that [`gradients`] finds wrong, at most one per input and direction.
+/// Returns a line for each input of which [`gradients`] finds a wrong derivative: the first wrong one.
+///
+/// ```
+/// use isoshard::{tensor::Tensor, testing::wrong_gradients};
+/// let x = Tensor::from_vec(vec![3.0f64], [1])?;
+/// // A detached factor is a constant to the gradient, and not to the function.
+/// let wrong = wrong_gradients(&[x], |x| x[0].mul(&x[0].detach()))?;
+/// assert!(wrong[0].starts_with("the derivative by input 0 along element 0 is"), "{wrong:?}");
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses inputs that are not f64, and returns the error of `f`.

@@ -21,19 +21,36 @@ use crate::error::Result;
 use crate::placement::{Placement, Spec};
 use crate::tensor::{ReduceOp, Tensor};
 
-/// A function that splits a value of a `Partial` tensor: given op, value, salt, the share's number and the number of
-/// shares.
+/// A function that splits a value of a `Partial` tensor: given the operation, the value, a salt, the share's number and
+/// the number of shares, it returns the share.
 pub type Share = fn(ReduceOp, f64, u64, usize, usize) -> f64;
 
 /// Returns the part of `whole` that the rank at `coords` holds under `spec`.
 ///
 /// Partial sums are small integers that add up to the value. For a maximum one rank, which differs from element to
-/// element, holds the value, and the other ranks hold lower ones.
+/// element, holds the value, and the other ranks hold lower ones. `salt` selects among such splits.
+///
+/// ```
+/// use isoshard::{placement::{Mesh, Spec}, tensor::Tensor, testing::shards::part_of};
+/// let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
+/// let spec = Spec::parse("f32[3]@(dp:S0)", &Mesh::parse("dp=2", 0)?)?;
+/// assert_eq!(part_of(&whole, &spec, &[1], 0).to_f64_vec(), [3.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub fn part_of(whole: &Tensor, spec: &Spec, coords: &[usize], salt: u64) -> Tensor {
     part_by(share, whole, spec, coords, salt)
 }
 
 /// Works like [`part_of`], with another split of partial values.
+///
+/// ```
+/// use isoshard::{placement::{Mesh, Spec}, tensor::Tensor, testing::shards::part_by};
+/// let whole = Tensor::from_vec(vec![6.0f32, -9.0], [2])?;
+/// let spec = Spec::parse("f32[2]@(dp:P(sum))", &Mesh::parse("dp=3", 0)?)?;
+/// let third = part_by(|_, value, _, _, ranks| value / ranks as f64, &whole, &spec, &[2], 0);
+/// assert_eq!(third.to_f64_vec(), [2.0, -3.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub fn part_by(share: Share, whole: &Tensor, spec: &Spec, coords: &[usize], salt: u64) -> Tensor {
     let values = whole.to_f64_vec();
     let (mut parts, mut mine, mut op) = (1, 0, None);
@@ -71,7 +88,14 @@ fn share(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
     }
 }
 
-/// Splits a value so that one rank holds all of a sum's term and the other ranks -0, which changes no bit of any sum.
+/// Splits a value so that one rank holds all of it and the other ranks -0, which changes no bit of any sum.
+///
+/// ```
+/// use isoshard::{tensor::ReduceOp, testing::shards::owned};
+/// let shares: Vec<f64> = (0..3).map(|i| owned(ReduceOp::Sum, 0.1, 7, i, 3)).collect();
+/// assert_eq!(shares.iter().filter(|share| **share == 0.1).count(), 1);
+/// assert_eq!(shares.iter().sum::<f64>(), 0.1);
+/// ```
 pub fn owned(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
     let owner = (mix(salt.wrapping_mul(31).wrapping_add(n as u64)) % n as u64) as usize;
     match op {
@@ -81,7 +105,18 @@ pub fn owned(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
     }
 }
 
-/// Describes the first difference between the parts that ranks computed and the whole; `None` if there is none.
+/// Describes the first difference between the parts that ranks computed, one per rank, and the whole; `None` if there is
+/// none. Elements may differ by `bound`. Partial values are reduced first.
+///
+/// ```
+/// use isoshard::{placement::{Mesh, Spec}, tensor::Tensor, testing::shards::difference};
+/// let whole = Tensor::from_vec(vec![5.0f32], [1])?;
+/// let spec = Spec::parse("f32[1]@(dp:P(max))", &Mesh::parse("dp=2", 0)?)?;
+/// let parts = [2.0f32, 4.0].map(|x| Tensor::full(isoshard::tensor::DType::F32, [1], f64::from(x)));
+/// assert_eq!(difference(&whole, &spec, &parts, 0.5).unwrap(), "rank 0, element 0: 4 instead of 5");
+/// assert_eq!(difference(&whole, &spec, &parts, 1.0), None);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub fn difference(whole: &Tensor, spec: &Spec, parts: &[Tensor], bound: f64) -> Option<String> {
     let values = whole.to_f64_vec();
     let mesh = &spec.mesh;
@@ -133,18 +168,57 @@ pub fn difference(whole: &Tensor, spec: &Spec, parts: &[Tensor], bound: f64) -> 
     None
 }
 
-/// Returns the parts of all ranks.
+/// Returns the parts of all ranks, as [`part_of`] cuts them.
+///
+/// ```
+/// use isoshard::{placement::{Mesh, Spec}, tensor::DType, testing::{shards::parts_of, values::small_ints}};
+/// let spec = Spec::parse("i64[4, 2]@(dp:RS(0..1; 3,0,1))", &Mesh::parse("dp=3", 0)?)?;
+/// let parts = parts_of(&small_ints(DType::I64, &spec.shape, 1), &spec, 0);
+/// assert_eq!(parts.iter().map(|part| part.shape()[0]).collect::<Vec<_>>(), [3, 0, 1]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub fn parts_of(whole: &Tensor, spec: &Spec, salt: u64) -> Vec<Tensor> {
     let coords = spec.mesh.ranks().map(|r| spec.mesh.coords_of(r).expect("a rank of the mesh"));
     coords.map(|c| part_of(whole, spec, &c, salt)).collect()
 }
 
-/// Returns `whole` in the layout of `spec`, from parts that were cut without the engine.
+/// Returns `whole` in the layout of `spec` on this mesh, from parts that [`part_of`] cuts. Communicates nothing.
+///
+/// ```
+/// use isoshard::{comm::spmd, dtensor::DeviceMesh, placement::Spec, tensor::Tensor, testing::shards::spread};
+/// spmd(2, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+///     let whole = Tensor::from_vec(vec![1.0f32, -2.0], [2])?;
+///     let x = spread(&mesh, &whole, &Spec::parse("f32[2]@(dp:P(sum))", mesh.mesh())?, 3)?;
+///     assert_eq!(x.full_tensor()?.to_f64_vec(), [1.0, -2.0]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Errors
+/// Returns an error if the mesh has other axes than the spec's, or if the device has no memory left.
 pub fn spread(mesh: &DeviceMesh, whole: &Tensor, spec: &Spec, salt: u64) -> Result<DTensor> {
     spread_by(share, mesh, whole, spec, salt)
 }
 
 /// Works like [`spread`], with another split of partial values.
+///
+/// ```
+/// use isoshard::testing::shards::{owned, spread_by};
+/// use isoshard::{comm::spmd, dtensor::DeviceMesh, placement::Spec, tensor::Tensor};
+/// let bits = spmd(3, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
+///     let spec = Spec::parse("f32[1]@(dp:P(sum))", mesh.mesh())?;
+///     let x = spread_by(owned, &mesh, &Tensor::from_vec(vec![0.1f32], [1])?, &spec, 5)?;
+///     Ok(x.full_tensor()?.to_vec::<f32>()?[0].to_bits())
+/// })?;
+/// assert_eq!(bits, [0.1f32.to_bits(); 3]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Errors
+/// Returns the errors of [`spread`].
 pub fn spread_by(share: Share, mesh: &DeviceMesh, whole: &Tensor, spec: &Spec, salt: u64) -> Result<DTensor> {
     let spec = Spec::new(mesh.mesh(), whole.dtype(), whole.shape().clone(), spec.layout.clone())?;
     let part = part_by(share, whole, &spec, mesh.mesh().coords(), salt);

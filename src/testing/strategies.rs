@@ -21,6 +21,14 @@ use crate::placement::{Layout, Mesh, Placement, Spec};
 use crate::tensor::{DType, ReduceOp, Shape};
 
 /// Meshes of one to three axes and at most eight ranks, axes of one rank among them, seen from rank 0.
+///
+/// ```
+/// use isoshard::testing::strategies::meshes;
+/// use proptest::prelude::*;
+/// proptest!(|(mesh in meshes())| {
+///     prop_assert!((1..=3).contains(&mesh.ndim()) && mesh.rank_len() <= 8);
+/// });
+/// ```
 pub fn meshes() -> impl Strategy<Value = Mesh> {
     let axes = vec(1..=5usize, 1..=3).prop_filter("at most 8 ranks", |a| a.iter().product::<usize>() <= 8);
     axes.prop_map(|lens| {
@@ -29,13 +37,35 @@ pub fn meshes() -> impl Strategy<Value = Mesh> {
     })
 }
 
-/// Shapes of up to four dims, some of them 0 or 1.
+/// Shapes of up to four dims with extents up to 6, 0 and 1 among them.
+///
+/// ```
+/// use isoshard::tensor::{DType, Tensor};
+/// use isoshard::testing::strategies::shapes;
+/// use proptest::prelude::*;
+/// proptest!(|(shape in shapes())| {
+///     prop_assert_eq!(Tensor::zeros(DType::U8, shape.clone()).numel(), shape.iter().product::<usize>());
+/// });
+/// ```
 pub fn shapes() -> impl Strategy<Value = Shape> {
     vec(prop_oneof![8 => 1..=6usize, 1 => Just(0usize)], 0..=4).prop_map(Shape::from)
 }
 
-/// All legal layouts of a tensor on a mesh: replicated, sharded in any nesting order, ragged with empty ranks, and
-/// partial if `partials`.
+/// All legal layouts of a tensor on a mesh, as its [`Spec`]: replicated, sharded in any nesting order, ragged with empty
+/// ranks, and partial if `partials`.
+///
+/// ```
+/// use isoshard::{placement::Mesh, tensor::DType, testing::strategies::layouts};
+/// use proptest::prelude::*;
+/// let mesh = Mesh::parse("dp=2,tp=2", 0)?;
+/// proptest!(|(spec in layouts(&mesh, DType::F32, &[5, 3].into(), false))| {
+///     prop_assert!(!spec.layout.has_partial());
+///     // Each element is stored once or more.
+///     let stored: usize = (0..4).map(|rank| spec.region_at(&[rank / 2, rank % 2]).local.numel()).sum();
+///     prop_assert!((15..=60).contains(&stored), "{}", spec);
+/// });
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub fn layouts(mesh: &Mesh, dtype: DType, shape: &Shape, partials: bool) -> BoxedStrategy<Spec> {
     let axes: Vec<_> =
         (0..mesh.ndim()).map(|a| placements(mesh.axis_len(a), dtype, shape, partials)).collect();

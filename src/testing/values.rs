@@ -18,30 +18,67 @@ pub struct SplitMix(pub u64);
 
 impl SplitMix {
     /// Returns the next number.
+    ///
+    /// ```
+    /// use isoshard::testing::values::SplitMix;
+    /// assert_eq!(SplitMix(0).next(), 0xe220_a839_7b1d_cdaf); // the first number of the published stream
+    /// ```
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// Returns a number from 0 to `n - 1`.
+    ///
+    /// ```
+    /// # use isoshard::testing::values::SplitMix;
+    /// let mut stream = SplitMix(1);
+    /// assert!((0..100).all(|_| stream.below(3) < 3));
+    /// ```
+    ///
+    /// # Panics
+    /// Panics if `n` is 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    /// Returns an item of a list that is not empty.
+    /// Returns an item of a list.
+    ///
+    /// ```
+    /// # use isoshard::testing::values::SplitMix;
+    /// assert!(["dp", "tp"].contains(SplitMix(7).pick(&["dp", "tp"])));
+    /// ```
+    ///
+    /// # Panics
+    /// Panics if the list is empty.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len())]
     }
 }
 
-/// SplitMix64's finaliser.
+/// Mixes the bits of a number: SplitMix64's finaliser. Different numbers give different numbers.
+///
+/// ```
+/// use isoshard::testing::values::mix;
+/// assert_eq!(mix(0), 0);
+/// assert!((mix(1) ^ mix(2)).count_ones() > 16);
+/// ```
 pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
 
-/// A tensor of `dtype` with these values.
+/// Creates a tensor of `dtype` with these values, rounded or truncated to it.
+///
+/// ```
+/// use isoshard::{tensor::DType, testing::values::tensor};
+/// assert_eq!(tensor(DType::I32, &[1.0, -2.0], &[2].into()).to_vec::<i32>()?, [1, -2]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Panics
+/// Panics if the shape has another number of elements.
 pub fn tensor(dtype: DType, values: &[f64], shape: &Shape) -> Tensor {
     fn of<T: Element>(values: &[f64], shape: &Shape) -> Tensor {
         Tensor::from_vec(values.iter().map(|&v| T::from_f64(v)).collect::<Vec<T>>(), shape.clone())
@@ -59,22 +96,40 @@ pub fn tensor(dtype: DType, values: &[f64], shape: &Shape) -> Tensor {
     }
 }
 
-/// Integers from -3 to 3 that depend on the index.
+/// Creates a tensor of integers from -3 to 3 that depend on the index and on `salt`. Their sums are exact in any order.
+///
+/// ```
+/// use isoshard::{tensor::DType, testing::values::small_ints};
+/// let x = small_ints(DType::BF16, &[4, 9].into(), 1).to_f64_vec();
+/// assert!(x.iter().all(|x| x.abs() <= 3.0 && x.fract() == 0.0));
+/// ```
 pub fn small_ints(dtype: DType, shape: &Shape, salt: u64) -> Tensor {
     let n = shape.numel() as u64;
     let values: Vec<f64> = (0..n).map(|e| (mix(e ^ salt << 40 ^ 0x5a17) % 7) as f64 - 3.0).collect();
     tensor(dtype, &values, shape)
 }
 
-/// True if the numbers are equal within `bound`. NaNs are equal, and so are zeros of either sign: `-(1 - 1)` is -0 and
-/// `-1 + 1` is +0.
+/// Returns true if the numbers are equal within `bound`. NaNs are equal, and so are zeros of either sign: `-(1 - 1)` is
+/// -0 and `-1 + 1` is +0.
+///
+/// ```
+/// use isoshard::testing::values::agree;
+/// assert!(agree(0.0, -0.0, 0.0) && agree(f64::NAN, -f64::NAN, 0.0) && agree(1.0, 1.25, 0.25));
+/// assert!(!agree(1.0, f64::NAN, 9.0));
+/// ```
 pub fn agree(a: f64, b: f64, bound: f64) -> bool {
     a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= bound
 }
 
-/// The largest difference that a result may have from the whole's. It is 0 if the sample says that no addition is
-/// rounded. Else `n` additions are each wrong by half an ulp of at most the largest value times the number of
+/// Returns the largest difference that a result may have from the whole's. It is 0 if the sample says that no addition
+/// is rounded. Else `n` additions are each wrong by half an ulp of at most the largest value times the number of
 /// addends, on both sides, and 8 ulps cover roundings outside sums.
+///
+/// ```
+/// use isoshard::{ops::{Exp, Input, Sample}, tensor::{DType, Tensor}, testing::values::bound};
+/// let sample = Sample::new(Exp, [Input::ints([3])]);
+/// assert_eq!(bound(&sample, &Tensor::full(DType::F32, [3], 5.0)), 0.0);
+/// ```
 pub fn bound(sample: &Sample, whole: &Tensor) -> f64 {
     match sample.rounded_sums {
         0 => 0.0,
@@ -82,12 +137,23 @@ pub fn bound(sample: &Sample, whole: &Tensor) -> f64 {
     }
 }
 
-/// The largest finite absolute value, at least 1.
+/// Returns the largest finite absolute value, or 1 if that is larger.
+///
+/// ```
+/// use isoshard::{tensor::DType, testing::values::{magnitude, tensor}};
+/// assert_eq!(magnitude(&tensor(DType::F32, &[0.5, -7.0, f64::INFINITY], &[3].into())), 7.0);
+/// assert_eq!(magnitude(&tensor(DType::F32, &[0.5], &[1].into())), 1.0);
+/// ```
 pub fn magnitude(t: &Tensor) -> f64 {
     t.to_f64_vec().into_iter().filter(|v| v.is_finite()).fold(1.0, |m, v| m.max(v.abs()))
 }
 
-/// The distance from 1 to the next number; 0 for dtypes whose arithmetic does not round.
+/// Returns the distance from 1 to the next number; 0 for dtypes whose arithmetic does not round.
+///
+/// ```
+/// use isoshard::{tensor::DType, testing::values::epsilon};
+/// assert_eq!([DType::BF16, DType::I64].map(epsilon), [1.0 / 128.0, 0.0]);
+/// ```
 pub fn epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::EPSILON,
@@ -98,14 +164,29 @@ pub fn epsilon(dtype: DType) -> f64 {
     }
 }
 
-/// The values of a sample's operands.
+/// Returns the values of a sample's operands: small numbers whose sums and products are exact.
+///
+/// ```
+/// use isoshard::{ops::{Add, Input, Sample}, tensor::DType, testing::values::values};
+/// let sample = Sample::new(Add, [Input::ints([3]), Input::positive([3])]);
+/// let ins = values(&sample, DType::F64, 1);
+/// assert!(ins[1].to_f64_vec().iter().all(|x| *x > 0.0 && *x <= 4.0));
+/// ```
 pub fn values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> {
     let one = |(i, input): (usize, &Input)| input.values(dtype, salt * 16 + i as u64 + 1);
     sample.ins.iter().enumerate().map(one).collect()
 }
 
-/// Operands like a sample's with ordinary values: normals times powers of ten, whose sums are hardly ever exact. They
-/// are positive if the sample asks for that; indices and conditions are the sample's own.
+/// Returns operands like a sample's with ordinary values: normals times powers of ten, whose sums are hardly ever exact.
+/// They are positive if the sample asks for that; indices and conditions are the sample's own.
+///
+/// ```
+/// use isoshard::{ops::{Embedding, Input, Sample}, tensor::DType, testing::values::ordinary_values};
+/// let sample = Sample::new(Embedding, [Input::ints([5, 2]), Input::index([3], 5)]);
+/// let ins = ordinary_values(&sample, DType::F32, 1);
+/// assert_eq!(ins[1].dtype(), DType::I64);
+/// assert!(ins[0].to_f64_vec().iter().any(|x| x.fract() != 0.0));
+/// ```
 pub fn ordinary_values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> {
     let one = |(i, input): (usize, &Input)| match input.fill {
         InputFill::Ints if input.meta.dtype.is_float() => {
@@ -120,7 +201,13 @@ pub fn ordinary_values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> 
     sample.ins.iter().enumerate().map(one).collect()
 }
 
-/// Normals times powers of ten from 1e-2 to 1e2, which depend on the index.
+/// Creates a tensor of normals times powers of ten from 1e-2 to 1e2, which depend on the index and on `salt`.
+///
+/// ```
+/// use isoshard::{tensor::DType, testing::values::{bits_differ, ordinary}};
+/// let [a, b] = [1, 2].map(|salt| ordinary(DType::F32, &[8].into(), salt));
+/// assert!(bits_differ(&a, &b).is_some());
+/// ```
 pub fn ordinary(dtype: DType, shape: &Shape, salt: u64) -> Tensor {
     let unit = |z: u64| ((z >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
     let value = |e: u64| {
@@ -131,7 +218,14 @@ pub fn ordinary(dtype: DType, shape: &Shape, salt: u64) -> Tensor {
     tensor(dtype, &(0..shape.numel() as u64).map(value).collect::<Vec<_>>(), shape)
 }
 
-/// Describes the first element whose bits differ, NaNs aside; `None` if there is none.
+/// Describes the first element whose bits differ, NaNs aside, or a difference of shapes or dtypes; `None` if there is
+/// none.
+///
+/// ```
+/// use isoshard::{tensor::{DType, Tensor}, testing::values::bits_differ};
+/// let [two, three] = [2, 3].map(|n| Tensor::zeros(DType::F32, [n]));
+/// assert_eq!(bits_differ(&two, &three).unwrap(), "f32[2] instead of f32[3]");
+/// ```
 pub fn bits_differ(got: &Tensor, want: &Tensor) -> Option<String> {
     if got.shape() != want.shape() || got.dtype() != want.dtype() {
         return Some(format!("{} instead of {}", got.notation(), want.notation()));

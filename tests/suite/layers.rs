@@ -4,9 +4,10 @@ use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::nn::{Embedding, Forward, GatedMlp, LayerNorm, Linear, Mlp, Module, Params, Plan};
-use isoshard::placement::{Layout, Mesh, Placement};
+use isoshard::placement::Layout;
 use isoshard::rng::{Draw, Generator, Init};
 use isoshard::tensor::{DType, Tensor};
+use isoshard::testing::{Equivalence, Trial};
 
 const INIT: Init = Init::Normal { mean: 0.0, std: 1.0 };
 /// Leading extents: odd, and one smaller than the ranks.
@@ -20,21 +21,16 @@ enum Kind {
     Lookup,
 }
 
-/// Returns the result and the gradients of all parameters and of `x`, whole.
-fn outcome(kind: Kind, mesh: &DeviceMesh, plan: Plan, dims: usize, layout: Layout) -> Result<Vec<Vec<f32>>> {
-    let mut params = Params::new(mesh, plan, 7)?;
+/// Returns the result, and records the gradients of all parameters and of the input.
+fn outcome(kind: Kind, trial: &Trial, plan: Plan, dims: usize) -> Result<DTensor> {
+    let mut params = Params::new(trial, plan, 7)?;
     let leading = &EXTENTS[..dims];
     let x = match kind {
         Kind::Lookup => {
             let n: usize = leading.iter().product();
-            let index = Tensor::from_vec((0..n).map(|i| (i * i % 11) as i64).collect(), leading)?;
-            DTensor::distribute(mesh, &index, layout)?
+            trial.place("x", &Tensor::from_vec((0..n).map(|i| (i * i % 11) as i64).collect(), leading)?)?
         }
-        Kind::Linear | Kind::Scores => {
-            let shape = [leading, &[INPUTS]].concat();
-            DTensor::init(mesh, DType::F32, &shape[..], layout, INIT, Draw { seed: 3, number: 0 })?
-                .requires_grad()?
-        }
+        Kind::Linear | Kind::Scores => trial.leaf("x", DType::F32, &[leading, &[INPUTS]].concat()[..])?,
     };
     let cx;
     let y = match kind {
@@ -51,47 +47,30 @@ fn outcome(kind: Kind, mesh: &DeviceMesh, plan: Plan, dims: usize, layout: Layou
     };
     drop(cx);
     let grads = y.mul(&y)?.sum_all()?.backward()?;
-    let leaves = params.values().chain([&x]).filter_map(|leaf| grads.get(leaf));
-    [&y].into_iter().chain(leaves).map(|t| t.full_tensor()?.to_vec::<f32>()).collect()
+    for id in params.ids() {
+        let grad = grads.get(params.value(id)).expect("the result depends on every parameter");
+        trial.record(params.path(id), grad)?;
+    }
+    Ok(y)
 }
 
 #[test]
 fn any_number_of_leading_dims_in_any_layout() {
-    type MakePlan = fn() -> Plan;
-    let plans: [(&str, MakePlan); 3] = [
+    let plans: [(&str, fn() -> Plan); 3] = [
         ("replicated", Plan::default),
         ("rows", || Plan::default().shard("m.weight", "b", 0)),
         ("inputs", || Plan::default().shard("m.weight", "b", 1)),
     ];
-    let mut compared = 0;
     for kind in [Kind::Linear, Kind::Scores, Kind::Lookup] {
         for dims in 0..=EXTENTS.len() {
-            let run =
-                move |mesh: &'static str, plan: fn() -> Plan, layout: fn(usize, usize) -> Layout, dim| {
-                    let ranks = Mesh::parse(mesh, 0).expect("a mesh").rank_len();
-                    let all = spmd(ranks, move |rank| {
-                        let mesh = DeviceMesh::parse(&rank, mesh)?;
-                        outcome(kind, &mesh, plan(), dims, layout(dim, mesh.mesh().ndim()))
-                    });
-                    all.unwrap_or_else(|e| panic!("{kind:?} of {dims} leading dims on {mesh}: {e}"))
-                };
-            let single = run("a=1,b=1", Plan::default, |_, axes| Layout::replicated(axes), 0).swap_remove(0);
             for (name, plan) in plans {
-                // Along each leading dim over axis a, and along the last one too.
-                for dim in 0..dims + usize::from(!matches!(kind, Kind::Lookup)) {
-                    let sharded = |dim, _| Layout::new([Placement::Shard(dim), Placement::Replicate]);
-                    for (rank, one) in run("a=3,b=2", plan, sharded, dim).iter().enumerate() {
-                        assert_eq!(
-                            *one, single,
-                            "{kind:?}, {name}, dim {dim} of {dims} leading, rank {rank}"
-                        );
-                        compared += 1;
-                    }
-                }
+                let check = Equivalence::new(move |trial| outcome(kind, trial, plan(), dims));
+                let found = check.meshes(["a=3,b=2"]).runs(8).check();
+                let report = found.unwrap_or_else(|e| panic!("{kind:?}, {name}, {dims} leading dims: {e}"));
+                assert_eq!(report.runs, 8);
             }
         }
     }
-    assert_eq!(compared, 6 * 3 * (2 * (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4)));
 }
 
 /// Every vector is mapped alike: leading dims only say how many there are.

@@ -129,6 +129,63 @@ fn a_function_may_call_collectives() {
     });
 }
 
+/// The running product of each row, or the derivative of one: `local_map` within `custom_vjp`.
+fn running_product(x: &DTensor) -> Result<DTensor> {
+    let axes = x.mesh().mesh().ndim();
+    let rows = layout(&format!("(S0{})", ", R".repeat(axes - 1)));
+    let mapped = move |name, ins: &[&DTensor], f: fn(&mut [f64], &[f64])| {
+        let map = ins[0].mesh().local_map(name);
+        let map = ins.iter().fold(map, |map, x| map.operand(x, rows.clone()));
+        let outs = map.result(DType::F64, ins[0].shape(), rows.clone()).run(|ins, at| {
+            let mut y = ins[0].to_vec::<f64>()?;
+            let other = ins[ins.len() - 1].to_vec::<f64>()?;
+            y.chunks_mut(4).zip(other.chunks(4)).for_each(|(y, other)| f(y, other));
+            Ok([Tensor::from_vec(y, at.outs[0].local())?])
+        });
+        Ok::<_, Error>(outs?.remove(0))
+    };
+    let back = mapped.clone();
+    let forward = move |ins: &[DTensor]| {
+        let y = mapped("running_product", &[&ins[0]], |y, _| (1..4).for_each(|i| y[i] *= y[i - 1]))?;
+        Ok((vec![y], vec![ins[0].clone()]))
+    };
+    let backward = move |saved: &[DTensor], grads: &[DTensor]| {
+        let dx = back("running_product_grad", &[&grads[0], &saved[0]], |dy, x| {
+            let partial = |i: usize, k: usize| (0..=i).filter(|&j| j != k).map(|j| x[j]).product::<f64>();
+            let dx: Vec<f64> = (0..4).map(|k| (k..4).map(|i| dy[i] * partial(i, k)).sum()).collect();
+            dy.copy_from_slice(&dx);
+        });
+        Ok(vec![Some(dx?)])
+    };
+    Ok(DTensor::custom_vjp("running_product", &[x], forward, backward)?.remove(0))
+}
+
+#[test]
+fn a_function_with_a_stated_derivative() {
+    let program = |mesh: &DeviceMesh| -> Result<[Vec<f64>; 2]> {
+        let axes = mesh.mesh().ndim();
+        let columns = layout(&format!("(S1{})", ", R".repeat(axes - 1)));
+        let whole =
+            Tensor::from_vec((1..21i32).map(|i| f64::from(i * 11 % 7) / 3.0 - 0.9).collect(), [5, 4])?;
+        let x = DTensor::distribute(mesh, &whole, columns)?.requires_grad()?;
+        let y = running_product(&x.exp()?)?;
+        let dx = y.square()?.sum_all()?.backward()?.take(&x).expect("x is a leaf");
+        let [y, dx] = [y, dx].map(|t| t.full_tensor()?.to_vec::<f64>());
+        Ok([y?, dx?])
+    };
+    let want = spmd(1, move |rank| program(&DeviceMesh::parse(&rank, "a=1")?));
+    let want = want.unwrap_or_else(|e| panic!("{e}")).remove(0);
+    // The product of e^x up to element i is e^sum: its square has the derivative 2 e^(2 sum) by each of its factors.
+    let x: Vec<f64> = (1..21i32).map(|i| f64::from(i * 11 % 7) / 3.0 - 0.9).collect();
+    for (i, dx) in want[1].iter().enumerate() {
+        let row = &x[i / 4 * 4..i / 4 * 4 + 4];
+        let sum = |to: usize| row[..=to].iter().sum::<f64>();
+        let by_hand: f64 = (i % 4..4).map(|to| 2.0 * (2.0 * sum(to)).exp()).sum();
+        assert!((dx - by_hand).abs() <= 1e-12 * by_hand, "{i}: {dx}, by hand {by_hand}");
+    }
+    on_meshes(&["a=2", "a=3", "a=2,b=2", "a=7"], &want, program);
+}
+
 /// Contributions of all ranks are added; integers and maxima have the same bits on every mesh.
 #[test]
 fn results_may_be_partial() {

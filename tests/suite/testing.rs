@@ -129,6 +129,14 @@ fn differences_between_ranks_are_found() {
         error.contains("fails, which it does not on a single rank: rank 0: panicked: too many"),
         "{error}"
     );
+    let layout = Equivalence::new(|trial| {
+        let x = trial.input("x", DType::F32, [trial.size("n", 1..=9), 2])?;
+        let splits = x.layout().splitters(1).next().is_some();
+        let refused = || isoshard::Error::invalid("program", "wants whole rows", x.spec().to_string(), "");
+        if splits { Err(refused()) } else { Ok(x) }
+    });
+    let layout = layout.check().expect_err("some layout splits rows").scenario.to_string();
+    assert!(layout.starts_with("a=2") && layout.contains("| n = 1 |") && layout.contains("S1"), "{layout}");
     let alone = check(|_| Err(isoshard::Error::invalid("program", "is wrong", "x", "")));
     assert!(alone.contains("the program fails on a single rank: rank 0: program: is wrong"), "{alone}");
     // -0 and 0 differ by a bit; NaNs do not, whatever their bits are.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::counterexample::{Counterexample, Finding};
 use super::scenario::Scenario;
 use super::trace::{Trace, Usage, compare};
-use super::trial::{Outcomes, Trial, check_names};
+use super::trial::{Draws, Outcomes, Trial, check_names};
 use crate::comm::{Rank, Spmd, Tally};
 use crate::dtensor::{DeviceMesh, Reduction};
 use crate::error::Result;
@@ -89,7 +89,14 @@ pub struct EquivalenceReport {
 }
 
 impl Equivalence {
-    /// Creates the check of a program: five meshes, four runs per mesh, exact mode.
+    /// Creates the check of a program: the meshes of [`equivalent`], four runs per mesh, exact mode.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::Equivalence};
+    /// let report = Equivalence::new(|mesh| mesh.leaf("x", DType::F64, [6])?.exp()).assert();
+    /// assert_eq!(report.runs, 5 * 4);
+    /// assert_eq!(report.compared, 2 * report.runs); // the result, and the gradient of x
+    /// ```
     pub fn new<T: Outcomes>(program: impl Fn(&Trial) -> Result<T> + Send + Sync + 'static) -> Equivalence {
         let program = move |trial: &Trial| {
             let outcomes = program(trial)?;
@@ -114,6 +121,13 @@ impl Equivalence {
     }
 
     /// Sets the meshes, in the notation `dp=2,tp=2`. The single rank's mesh has the same axes with one rank each.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::Equivalence};
+    /// let check = Equivalence::new(|mesh| mesh.input("x", DType::F32, [3, 4])?.transpose(0, 1));
+    /// let received = check.meshes(["dp=2", "dp=1,tp=3"]).assert().received_bytes;
+    /// assert_eq!(received, [("dp=2".to_string(), 0), ("dp=1,tp=3".to_string(), 0)]);
+    /// ```
     pub fn meshes<S: Into<String>>(mut self, meshes: impl IntoIterator<Item = S>) -> Equivalence {
         self.meshes = meshes.into_iter().map(Into::into).collect();
         self
@@ -121,26 +135,60 @@ impl Equivalence {
 
     /// Sets the number of runs per mesh, each with other sizes, layouts and values. A program that draws none of them
     /// runs once per mesh.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::Equivalence};
+    /// let drawing = Equivalence::new(|mesh| mesh.input("x", DType::F32, [9])?.exp()).meshes(["dp=2"]);
+    /// assert_eq!(drawing.runs(7).assert().runs, 7);
+    /// let fixed = Equivalence::new(|mesh| mesh.record_value("pi", 3.14)).meshes(["dp=2"]);
+    /// assert_eq!(fixed.runs(7).assert().runs, 1);
+    /// ```
     pub fn runs(mut self, runs: usize) -> Equivalence {
         self.runs = runs;
         self
     }
 
-    /// Sets the seed of the first run; later runs have the next numbers.
+    /// Sets the seed of the first run, 1 unless set; later runs have the next numbers.
+    ///
+    /// ```
+    /// use isoshard::testing::Equivalence;
+    /// let program = |mesh: &isoshard::testing::Trial| mesh.record_value("rank", mesh.mesh().rank() as f64);
+    /// let failed = Equivalence::new(program).meshes(["dp=2"]).seed(9).check().unwrap_err();
+    /// assert_eq!(failed.scenario.to_string(), "dp=2 | seed 9");
+    /// ```
     pub fn seed(mut self, seed: u64) -> Equivalence {
         self.seed = seed;
         self
     }
 
-    /// Compares in fast mode: elements may differ by `bound` times the largest absolute value of the tensor, or times 1
-    /// if that is larger.
+    /// Runs and compares in fast mode: elements may differ by `bound` times the largest absolute value of the tensor, or
+    /// times 1 if that is larger. Drawn elements are integers from -3 to 3.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::Equivalence};
+    /// // A sum of 50 terms in any order differs by at most 50 roundings.
+    /// let check = Equivalence::new(|mesh| mesh.input("x", DType::F32, [50])?.exp()?.sum_all());
+    /// check.fast(50.0 * f64::from(f32::EPSILON)).assert();
+    /// ```
     pub fn fast(mut self, bound: f64) -> Equivalence {
         (self.mode, self.bound) = (Reduction::Fast, bound);
         self
     }
 
-    /// Fails if a rank receives more bytes than this in a run of the program. Bytes that the harness itself moves, and
-    /// the gradients that it computes, do not count.
+    /// Fails if a rank receives more bytes than this in a run of the program. The bytes that the harness itself moves,
+    /// and those of the gradients that it computes from returned tensors, do not count.
+    ///
+    /// ```
+    /// use isoshard::{dtensor::DTensor, tensor::DType, testing::{Equivalence, Finding}};
+    /// let check = Equivalence::new(|mesh| {
+    ///     DTensor::zeros(mesh, DType::F32, [4, 2], "(S0)".parse()?)?.redistribute("(R)".parse()?)
+    /// });
+    /// // A rank lacks two of the four rows.
+    /// let check = check.meshes(["dp=2"]).at_most(2 * 2 * 4);
+    /// check.assert();
+    /// let failed = check.at_most(15).check().unwrap_err();
+    /// assert!(matches!(failed.finding, Finding::TooManyBytes { received: 16, .. }));
+    /// ```
     pub fn at_most(mut self, bytes: u64) -> Equivalence {
         self.at_most = Some(bytes);
         self
@@ -164,25 +212,59 @@ impl Equivalence {
         self
     }
 
-    /// Sets the device on which all ranks compute, a single rank too.
+    /// Sets the device on which all ranks compute, the single rank too: the CPU unless set.
+    ///
+    /// ```
+    /// use isoshard::{tensor::{DType, Device}, testing::Equivalence};
+    /// let check = Equivalence::new(|mesh| mesh.input("x", DType::F32, [5])?.neg());
+    /// check.on(Device::Cpu).assert();
+    /// ```
     pub fn on(mut self, device: Device) -> Equivalence {
         self.device = device;
         self
     }
 
-    /// Sets the time after which a collective gives up waiting for a rank: 60 seconds unless set.
+    /// Sets the time after which a collective gives up waiting for a rank: 60 seconds unless set, and 3 seconds in
+    /// [`with_fault`](Equivalence::with_fault).
+    ///
+    /// ```
+    /// use isoshard::testing::{Equivalence, Finding};
+    /// // Rank 1 alone waits for the others.
+    /// let check = Equivalence::new(|mesh| if mesh.mesh().rank() == 1 { mesh.barrier() } else { Ok(()) });
+    /// let check = check.meshes(["dp=2"]).deadline(std::time::Duration::from_millis(100));
+    /// assert!(matches!(check.check().unwrap_err().finding, Finding::Fails(_)));
+    /// ```
     pub fn deadline(mut self, deadline: Duration) -> Equivalence {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Sets how long a failure is shrunk: 20 seconds unless set.
+    /// Sets how long a failure is shrunk: 20 seconds unless set. Shrinking ends after 300 runs in any case.
+    ///
+    /// ```
+    /// use isoshard::testing::Equivalence;
+    /// let check = Equivalence::new(|mesh| mesh.record_value("ranks", mesh.mesh().rank_len() as f64)).meshes(["dp=4"]);
+    /// assert_eq!(check.check().unwrap_err().scenario.rank_len(), 2);
+    /// let first = check.shrink_for(std::time::Duration::ZERO).check().unwrap_err();
+    /// assert_eq!((first.scenario.rank_len(), first.shrinking_runs), (4, 0));
+    /// ```
     pub fn shrink_for(mut self, time: Duration) -> Equivalence {
         self.shrink_for = time;
         self
     }
 
-    /// Runs this scenario only, as a failure printed it, and does not shrink.
+    /// Runs this scenario only, as a failure prints it, and does not shrink. The meshes and the number of runs do not
+    /// matter then.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::Equivalence};
+    /// let check = Equivalence::new(|mesh| {
+    ///     let n = mesh.size("n", 0..=9);
+    ///     assert_eq!(n, 5, "the scenario's");
+    ///     mesh.input("x", DType::F32, [n])
+    /// });
+    /// assert_eq!(check.replay("dp=3 | seed 2 | n = 5 | x = (S0)").assert().runs, 1);
+    /// ```
     ///
     /// # Panics
     /// Panics if the text is no scenario.
@@ -192,7 +274,13 @@ impl Equivalence {
         self
     }
 
-    /// Runs the check.
+    /// Runs the check, and returns what it ran.
+    ///
+    /// ```should_panic
+    /// use isoshard::testing::Equivalence;
+    /// // Not equivalent to a single rank: the number of ranks is not 1.
+    /// Equivalence::new(|mesh| mesh.record_value("ranks", mesh.mesh().rank_len() as f64)).assert();
+    /// ```
     ///
     /// # Panics
     /// Panics with the [`Counterexample`] if a run differs or fails.
@@ -204,7 +292,19 @@ impl Equivalence {
         }
     }
 
-    /// Runs the check and returns the smallest counterexample if there is one.
+    /// Runs the check, and returns the smallest counterexample if there is one.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::{Equivalence, Finding}};
+    /// let failed = Equivalence::new(|mesh| {
+    ///     let x = mesh.input("x", DType::F32, [mesh.size("n", 2..=9)])?;
+    ///     x.sum_all()?.div_scalar(x.local().numel() as f64) // this rank's elements instead of all
+    /// })
+    /// .check()
+    /// .unwrap_err();
+    /// assert!(matches!(failed.finding, Finding::Differs { .. }));
+    /// assert_eq!((failed.scenario.rank_len(), &*failed.scenario.sizes), (2, &[("n".to_string(), 2)][..]));
+    /// ```
     ///
     /// # Errors
     /// Returns the counterexample.
@@ -244,35 +344,22 @@ impl Equivalence {
         singles: &Singles,
         report: &mut EquivalenceReport,
     ) -> Result<bool, FailedRun> {
-        let fail =
-            |scenario: &Scenario, finding| FailedRun { scenario: scenario.clone(), finding, ranges: vec![] };
-        let traces = match self.run(scenario) {
-            Ok(traces) => traces,
-            Err(error) => {
-                // The error of a single rank is the program's own.
-                let finding = match singles.of(self, scenario) {
-                    Ok(_) => Finding::Fails(error),
-                    Err(error) => Finding::FailsAlone(error),
-                };
-                return Err(fail(scenario, finding));
-            }
-        };
-        let first = &traces[0];
+        let (draws, traces) = self.run(scenario);
         let drawn = Scenario {
-            sizes: first.sizes.iter().map(|(name, _, size)| (name.clone(), *size)).collect(),
-            layouts: first.layouts.clone(),
+            sizes: draws.sizes.iter().map(|(name, _, size)| (name.clone(), *size)).collect(),
+            layouts: draws.layouts.clone(),
             ..scenario.clone()
         };
-        let ranges = first.sizes.iter().map(|(name, range, _)| (name.clone(), *range.start())).collect();
-        let fail = |finding| FailedRun { scenario: drawn.clone(), finding, ranges };
-        check_names(first).map_err(|e| FailedRun {
-            scenario: drawn.clone(),
-            finding: Finding::FailsAlone(e.to_string()),
-            ranges: vec![],
-        })?;
-        let single = match singles.of(self, &drawn) {
-            Ok(single) => single,
-            Err(error) => return Err(fail(Finding::FailsAlone(error))),
+        let least = draws.sizes.iter().map(|(name, least, _)| (name.clone(), *least)).collect();
+        let fail = |finding| FailedRun { scenario: drawn.clone(), finding, least };
+        if let Err(error) = check_names(&draws) {
+            return Err(fail(Finding::FailsAlone(error.to_string())));
+        }
+        let (single, traces) = match (singles.of(self, &drawn), traces) {
+            (Ok(single), Ok(traces)) => (single, traces),
+            (Ok(_), Err(error)) => return Err(fail(Finding::Fails(error))),
+            // The error of a single rank is the program's own.
+            (Err(error), _) => return Err(fail(Finding::FailsAlone(error))),
         };
         if let Some(finding) = compare(&traces, &single[0], self.mode, self.bound) {
             return Err(fail(finding));
@@ -290,7 +377,7 @@ impl Equivalence {
             return Err(fail(Finding::Idles { rank: idlest, flops: flops(&idlest), busiest, fraction }));
         }
         report.runs += 1;
-        report.compared += first.entries.len();
+        report.compared += single[0].entries.len();
         let mesh =
             scenario.axes.iter().map(|(name, len)| format!("{name}={len}")).collect::<Vec<_>>().join(",");
         match report.received_bytes.iter_mut().find(|(known, _)| *known == mesh) {
@@ -300,24 +387,34 @@ impl Equivalence {
         Ok(!drawn.sizes.is_empty() || !drawn.layouts.is_empty())
     }
 
-    /// Runs the program and returns each rank's records.
-    fn run(&self, scenario: &Scenario) -> Result<Vec<Trace>, String> {
+    /// Runs the program. Returns rank 0's draws and each rank's records.
+    fn run(&self, scenario: &Scenario) -> (Draws, Result<Vec<Trace>, String>) {
         let (check, scenario, device) = (self.clone(), scenario.clone(), self.device);
+        let draws = Arc::new(Mutex::new(Draws::default()));
+        let first = draws.clone();
         let spmd = Spmd::new(scenario.rank_len()).deadline(self.deadline.unwrap_or(DEADLINE));
-        let run = move |rank| {
+        let run = move |rank: Rank| {
             quiet_panics_here();
-            check.run_rank(&rank, &scenario)
+            let draws = if rank.rank() == 0 { first.clone() } else { Arc::default() };
+            check.run_rank(&rank, &scenario, draws)
         };
-        spmd.on(move |_| device).run(run).map_err(|e| e.to_string())
+        let traces = spmd.on(move |_| device).run(run).map_err(|e| e.to_string());
+        let draws = std::mem::take(&mut *draws.lock().unwrap_or_else(PoisonError::into_inner));
+        (draws, traces)
     }
 
     /// Runs the program as one rank.
-    pub(super) fn run_rank(&self, rank: &Rank, scenario: &Scenario) -> Result<Trace> {
+    pub(super) fn run_rank(
+        &self,
+        rank: &Rank,
+        scenario: &Scenario,
+        draws: Arc<Mutex<Draws>>,
+    ) -> Result<Trace> {
         let (rank, tally) = Tally::of(rank)?;
         let axes: Vec<(&str, usize)> = scenario.axes.iter().map(|(name, len)| (&**name, *len)).collect();
         let mesh = DeviceMesh::new(&rank, &axes)?;
         mesh.set_reduction(self.mode);
-        let trial = Trial::new(mesh, tally, scenario.clone());
+        let trial = Trial::new(mesh, tally, scenario.clone(), draws);
         let usage = (self.program)(&trial)?;
         Ok(trial.finish(usage))
     }
@@ -362,7 +459,7 @@ struct FailedRun {
     scenario: Scenario,
     finding: Finding,
     /// The smallest value of each drawn size.
-    ranges: Vec<(String, usize)>,
+    least: Vec<(String, usize)>,
 }
 
 impl FailedRun {
@@ -373,7 +470,7 @@ impl FailedRun {
 
 /// The scenarios that are one step smaller: fewer ranks, then plainer layouts, then smaller sizes.
 fn smaller(of: &FailedRun) -> Vec<Scenario> {
-    let FailedRun { scenario, ranges, .. } = of;
+    let FailedRun { scenario, least: least_sizes, .. } = of;
     let mut found = Vec::new();
     for (a, &(_, len)) in scenario.axes.iter().enumerate() {
         for shorter in 1..len {
@@ -416,7 +513,7 @@ fn smaller(of: &FailedRun) -> Vec<Scenario> {
         }
     }
     for (at, (name, size)) in scenario.sizes.iter().enumerate() {
-        let least = ranges.iter().find(|(known, _)| known == name).map_or(*size, |(_, least)| *least);
+        let least = least_sizes.iter().find(|(known, _)| known == name).map_or(*size, |(_, least)| *least);
         let mut steps = vec![least, least + (size - least) / 2, size.saturating_sub(1)];
         steps.dedup();
         for step in steps.into_iter().filter(|step| (least..*size).contains(step)) {
@@ -442,7 +539,7 @@ impl Singles {
         if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return known.clone();
         }
-        let run = check.run(&single).map(Arc::new);
+        let run = check.run(&single).1.map(Arc::new);
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, run.clone());
         run
     }

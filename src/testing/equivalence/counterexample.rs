@@ -1,4 +1,4 @@
-//! A run that differs from a single rank's, as a reader is told.
+//! Counterexamples: runs that differ from a single rank's, and the texts of their failures.
 
 use std::fmt;
 
@@ -8,6 +8,18 @@ use crate::placement::Spec;
 /// A run of a program that is not equivalent to a single rank's: the smallest that was found.
 ///
 /// `Display` writes the first difference, with the tensor's layout drawn, and the scenario as a line to paste.
+///
+/// ```
+/// use isoshard::testing::Equivalence;
+/// let failed = Equivalence::new(|mesh| {
+///     mesh.record_value("ranks", mesh.mesh().rank_len() as f64)
+/// })
+/// .check()
+/// .unwrap_err();
+/// let text = failed.to_string();
+/// assert!(text.contains("step 0, ranks: element [] is 2e0 (0x4000000000000000) on rank 0"), "{text}");
+/// assert!(text.contains(r#"replay("a=2 | seed 1")"#), "{text}");
+/// ```
 #[derive(Clone, Debug)]
 pub struct Counterexample {
     /// The run's mesh, seed, sizes and layouts.

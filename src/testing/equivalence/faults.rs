@@ -127,7 +127,7 @@ impl Equivalence {
                 }
                 false => of,
             };
-            check.run_rank(&of, &scenario)?;
+            check.run_rank(&of, &scenario, Arc::default())?;
             // A rank that has made its last call meets the fault here.
             world.barrier()
         });

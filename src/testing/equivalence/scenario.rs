@@ -33,6 +33,13 @@ pub struct Scenario {
 impl Scenario {
     /// Returns the scenario on a mesh of this notation, such as `dp=2,tp=2`, with everything else drawn from the seed.
     ///
+    /// ```
+    /// use isoshard::testing::Scenario;
+    /// let scenario = Scenario::new("dp=2,tp=3", 7)?;
+    /// assert_eq!(scenario.to_string(), "dp=2,tp=3 | seed 7");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Refuses text that is no mesh.
     pub fn new(mesh: &str, seed: u64) -> Result<Scenario> {
@@ -42,11 +49,24 @@ impl Scenario {
     }
 
     /// Returns the number of ranks.
+    ///
+    /// ```
+    /// # use isoshard::testing::Scenario;
+    /// assert_eq!(Scenario::new("dp=2,tp=3", 1)?.rank_len(), 6);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn rank_len(&self) -> usize {
         self.axes.iter().map(|(_, len)| len).product()
     }
 
-    /// Returns the scenario of a single rank: the same axes, each with one rank, and the same sizes.
+    /// Returns the scenario of a single rank: the same axes, each with one rank, and the same seed and sizes.
+    ///
+    /// ```
+    /// # use isoshard::testing::Scenario;
+    /// let scenario: Scenario = "dp=2 | seed 1 | n = 5 | x = (S0)".parse()?;
+    /// assert_eq!(scenario.single_rank().to_string(), "dp=1 | seed 1 | n = 5");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn single_rank(&self) -> Scenario {
         let axes = self.axes.iter().map(|(name, _)| (name.clone(), 1)).collect();
         Scenario { axes, layouts: Vec::new(), ..self.clone() }

@@ -1,17 +1,13 @@
 //! The tensors that a run recorded, and their comparison with a single rank's.
 
-use std::ops::RangeInclusive;
-
 use super::counterexample::Finding;
 use crate::dtensor::Reduction;
-use crate::placement::{Layout, Spec};
+use crate::placement::Spec;
 use crate::tensor::{DType, Tensor};
 use crate::testing::values::magnitude;
 
 /// The records of one rank.
 pub(super) struct Trace {
-    pub sizes: Vec<(String, RangeInclusive<usize>, usize)>,
-    pub layouts: Vec<(String, Layout)>,
     pub entries: Vec<TraceEntry>,
     pub usage: Usage,
     /// The table of calls.

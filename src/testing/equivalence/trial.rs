@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, RangeInclusive};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -40,16 +41,22 @@ pub struct Trial {
     tally: Tally,
     work: WorkTally,
     scenario: Scenario,
+    draws: Arc<Mutex<Draws>>,
     state: RefCell<TrialState>,
     step: Cell<usize>,
     /// Bytes received for the harness itself.
     own_bytes: Cell<u64>,
 }
 
+/// A run's sizes, with the least that each may be, and layouts: kept even if the program fails.
+#[derive(Default)]
+pub(super) struct Draws {
+    pub sizes: Vec<(String, usize, usize)>,
+    pub layouts: Vec<(String, Layout)>,
+}
+
 #[derive(Default)]
 struct TrialState {
-    sizes: Vec<(String, RangeInclusive<usize>, usize)>,
-    layouts: Vec<(String, Layout)>,
     leaves: Vec<(String, DTensor)>,
     entries: Vec<TraceEntry>,
 }
@@ -63,18 +70,34 @@ impl Deref for Trial {
 }
 
 impl Trial {
-    pub(super) fn new(mesh: DeviceMesh, tally: Tally, scenario: Scenario) -> Trial {
+    pub(super) fn new(mesh: DeviceMesh, tally: Tally, scenario: Scenario, draws: Arc<Mutex<Draws>>) -> Trial {
         let (state, step, own_bytes) = (RefCell::default(), Cell::new(0), Cell::new(0));
         let work = mesh.tally_work();
-        Trial { mesh, tally, work, scenario, state, step, own_bytes }
+        Trial { mesh, tally, work, scenario, draws, state, step, own_bytes }
     }
 
-    /// Returns the seed of this run, for a [`Generator`](crate::rng::Generator) of the program's.
+    /// Returns the seed of this run, for the program's own [`Generator`](crate::rng::Generator).
+    ///
+    /// ```
+    /// use isoshard::{dtensor::DTensor, rng::Generator, tensor::DType, testing::equivalent};
+    /// equivalent(|mesh| {
+    ///     let layout = mesh.layout("x", DType::F32, &[7].into());
+    ///     DTensor::randn(mesh, DType::F32, [7], layout, &mut Generator::new(mesh.seed()))
+    /// });
+    /// ```
     pub fn seed(&self) -> u64 {
         self.scenario.seed
     }
 
     /// Draws a number in `range`, the same on every mesh. A failure shrinks towards the range's start.
+    ///
+    /// ```
+    /// isoshard::testing::equivalent(|mesh| {
+    ///     let n = mesh.size("n", 1..=100);
+    ///     assert_eq!(mesh.size("n", 1..=100), n, "one name is one number");
+    ///     mesh.record_value("n", n as f64)
+    /// });
+    /// ```
     ///
     /// # Panics
     /// Panics if the range is empty.
@@ -83,15 +106,23 @@ impl Trial {
         assert!(from <= to, "size {name}: the range {from}..={to} is empty");
         let drawn = || from + (self.hash(name) % (to - from + 1) as u64) as usize;
         let size = self.scenario.size(name).map_or_else(drawn, |size| size.clamp(from, to));
-        let mut state = self.state.borrow_mut();
-        if !state.sizes.iter().any(|(known, ..)| known == name) {
-            state.sizes.push((name.into(), range, size));
+        let mut draws = self.draws();
+        if !draws.sizes.iter().any(|(known, ..)| known == name) {
+            draws.sizes.push((name.into(), from, size));
         }
         size
     }
 
-    /// Draws a tensor in a random layout, which may be `Partial` if the dtype is floating-point. Integer and bool
-    /// dtypes have elements from 0 to 3 and false or true. Communicates nothing.
+    /// Draws a tensor in a random layout, which may be `Partial` if the dtype is floating-point. Integers are from 0 to 3.
+    /// Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::equivalent};
+    /// equivalent(|mesh| {
+    ///     let tokens = mesh.input("tokens", DType::I64, [2, 7])?;
+    ///     mesh.leaf("table", DType::F32, [4, 3])?.embedding(&tokens)
+    /// });
+    /// ```
     ///
     /// # Errors
     /// Returns an error if the shape's number of elements overflows.
@@ -99,8 +130,17 @@ impl Trial {
         self.place(name, &self.values(name, dtype, &shape.into()))
     }
 
-    /// Draws a leaf tensor in a random layout. Its gradient is compared too: from each tensor that the program
-    /// returns, and by [`Trial::record_gradients`] where the program calls it.
+    /// Draws a leaf tensor in a random layout, which is not `Partial`. Its gradient is compared too: from each tensor that
+    /// the program returns, and from those that it gives to [`Trial::record_gradients`]. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::Equivalence};
+    /// let product = |mesh: &isoshard::testing::Trial| {
+    ///     mesh.leaf("a", DType::F32, [3, 5])?.matmul(&mesh.leaf("b", DType::F32, [5, 2])?)
+    /// };
+    /// let report = Equivalence::new(product).assert();
+    /// assert_eq!(report.compared, 3 * report.runs); // the product and two gradients
+    /// ```
     ///
     /// # Errors
     /// Refuses integer and bool dtypes.
@@ -111,7 +151,16 @@ impl Trial {
         Ok(leaf)
     }
 
-    /// Places a tensor that every rank holds whole in a random layout. Communicates nothing.
+    /// Places a tensor that every rank holds whole in a random layout, which may be `Partial` if the dtype is
+    /// floating-point. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{tensor::Tensor, testing::equivalent};
+    /// equivalent(|mesh| {
+    ///     let x = mesh.place("x", &Tensor::from_vec(vec![0.1f32, -0.0, f32::INFINITY], [3])?)?;
+    ///     x.tanh()
+    /// });
+    /// ```
     ///
     /// # Errors
     /// Returns an error if the device has no memory for it.
@@ -119,7 +168,17 @@ impl Trial {
         self.place_in(name, whole, whole.dtype().is_float())
     }
 
-    /// Moves a tensor to a random layout, which is not `Partial`.
+    /// Redistributes a tensor to a random layout, which is not `Partial`. Communicates as
+    /// [`DTensor::redistribute`] does, and those bytes count as the program's.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::equivalent};
+    /// equivalent(|mesh| {
+    ///     let x = mesh.leaf("x", DType::F32, [5, 4])?;
+    ///     let hidden = mesh.moved("hidden", &x.exp()?)?;
+    ///     hidden.softmax(1)
+    /// });
+    /// ```
     ///
     /// # Errors
     /// Returns an error if communication fails.
@@ -128,13 +187,32 @@ impl Trial {
     }
 
     /// Draws a layout for a tensor of this shape; it is not `Partial`.
+    ///
+    /// ```
+    /// use isoshard::{dtensor::DTensor, tensor::{DType, Tensor}, testing::equivalent};
+    /// equivalent(|mesh| {
+    ///     let whole = Tensor::from_vec((0..15).collect::<Vec<i64>>(), [5, 3])?;
+    ///     DTensor::distribute(mesh, &whole, mesh.layout("x", DType::I64, whole.shape()))
+    /// });
+    /// ```
     pub fn layout(&self, name: &str, dtype: DType, shape: &Shape) -> Layout {
         self.drawn_layout(name, dtype, shape, false)
     }
 
-    /// Records a tensor, to be compared with a single rank's. A reader of a failure sees the path and the step.
+    /// Records a tensor, to be compared with a single rank's. A failure names the step and the path.
     ///
-    /// The harness keeps this rank's shard, and reduces a `Partial` tensor; that communication does not count.
+    /// The harness keeps this rank's shard, and reduces a `Partial` tensor; that communication does not count. All ranks
+    /// record the same paths in the same order.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::equivalent};
+    /// equivalent(|mesh| {
+    ///     let x = mesh.input("x", DType::F32, [6, 2])?;
+    ///     let mean = x.mean(&[0], true)?;
+    ///     mesh.record("mean", &mean)?;
+    ///     x.sub(&mean)
+    /// });
+    /// ```
     ///
     /// # Errors
     /// Returns an error if communication fails.
@@ -156,7 +234,15 @@ impl Trial {
         Ok(())
     }
 
-    /// Records a number that every rank computes, such as a loss on the host.
+    /// Records a number that every rank computes, such as a loss on the host. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::equivalent};
+    /// equivalent(|mesh| {
+    ///     let largest: f64 = mesh.input("x", DType::F32, [8])?.max(&[0], false)?.full_tensor()?.item()?;
+    ///     mesh.record_value("largest", largest)
+    /// });
+    /// ```
     ///
     /// # Errors
     /// Returns an error if the mesh refuses a scalar.
@@ -170,6 +256,17 @@ impl Trial {
 
     /// Records every parameter under its path.
     ///
+    /// ```
+    /// use isoshard::nn::{Linear, Params, Plan};
+    /// use isoshard::{rng::Init, testing::Equivalence};
+    /// let check = Equivalence::new(|mesh| {
+    ///     let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     Linear::new(params.root().child("up"), 3, 4, true, Init::Normal { mean: 0.0, std: 1.0 })?;
+    ///     mesh.record_params(&params)
+    /// });
+    /// assert_eq!(check.meshes(["fsdp=3"]).assert().compared, 2); // up.weight and up.bias
+    /// ```
+    ///
     /// # Errors
     /// Returns an error if communication fails.
     pub fn record_params(&self, params: &Params) -> Result<()> {
@@ -177,12 +274,35 @@ impl Trial {
     }
 
     /// Begins the next step: later records belong to it. Records before the first call belong to step 0.
+    ///
+    /// ```
+    /// use isoshard::testing::Equivalence;
+    /// let failed = Equivalence::new(|mesh| {
+    ///     mesh.record_value("loss", 1.0)?;
+    ///     mesh.next_step();
+    ///     mesh.record_value("loss", mesh.mesh().rank() as f64)
+    /// })
+    /// .check()
+    /// .unwrap_err();
+    /// assert!(failed.to_string().contains("step 1, loss"), "{failed}");
+    /// ```
     pub fn next_step(&self) {
         self.step.set(self.step.get() + 1);
     }
 
     /// Records the gradient of every [`leaf`](Trial::leaf) from `result`, given a random gradient of the result in a
-    /// random layout. Does nothing for a result without history.
+    /// random layout. Does nothing for a result without history. Tensors that a program returns need no call.
+    ///
+    /// ```
+    /// use isoshard::{tensor::DType, testing::Equivalence};
+    /// let check = Equivalence::new(|mesh| {
+    ///     let hidden = mesh.leaf("x", DType::F32, [7])?.tanh()?;
+    ///     mesh.record_gradients("hidden", &hidden)?;
+    ///     hidden.sum_all()
+    /// });
+    /// let report = check.assert();
+    /// assert_eq!(report.compared, 3 * report.runs); // the sum, and a gradient from each of two tensors
+    /// ```
     ///
     /// # Errors
     /// Returns an error if the backward pass fails.
@@ -209,8 +329,7 @@ impl Trial {
     }
 
     pub(super) fn finish(self, usage: Usage) -> Trace {
-        let TrialState { sizes, layouts, entries, .. } = self.state.into_inner();
-        Trace { sizes, layouts, entries, usage, calls: self.tally.to_string() }
+        Trace { entries: self.state.into_inner().entries, usage, calls: self.tally.to_string() }
     }
 
     fn values(&self, name: &str, dtype: DType, shape: &Shape) -> Tensor {
@@ -251,11 +370,16 @@ impl Trial {
                 drawn.map_or_else(|_| Layout::replicated(mesh.ndim()), |tree| tree.current().layout)
             }
         };
-        let mut state = self.state.borrow_mut();
-        if !state.layouts.iter().any(|(known, _)| known == name) {
-            state.layouts.push((name.into(), layout.clone()));
+        let mut draws = self.draws();
+        if !draws.layouts.iter().any(|(known, _)| known == name) {
+            draws.layouts.push((name.into(), layout.clone()));
         }
+        drop(draws);
         layout
+    }
+
+    fn draws(&self) -> MutexGuard<'_, Draws> {
+        self.draws.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn hash(&self, name: &str) -> u64 {
@@ -274,6 +398,22 @@ impl Trial {
 /// ```
 pub trait Outcomes {
     /// Records the results on the trial.
+    ///
+    /// A type of the program's own records its tensors as a list:
+    ///
+    /// ```
+    /// use isoshard::{Result, dtensor::DTensor, tensor::DType, testing::{Outcomes, Trial, equivalent}};
+    /// struct Moments { mean: DTensor, variance: DTensor }
+    /// impl Outcomes for Moments {
+    ///     fn record(self, trial: &Trial) -> Result<()> {
+    ///         [("mean", self.mean), ("variance", self.variance)].record(trial)
+    ///     }
+    /// }
+    /// equivalent(|mesh| {
+    ///     let x = mesh.leaf("x", DType::F32, [5, 3])?;
+    ///     Ok(Moments { mean: x.mean(&[0], false)?, variance: x.var(&[0], 1, false)? })
+    /// });
+    /// ```
     ///
     /// # Errors
     /// Returns an error if communication or a backward pass fails.
@@ -307,19 +447,26 @@ impl<N: Into<String>, const LEN: usize> Outcomes for [(N, DTensor); LEN] {
 }
 
 /// Losses of the steps in order.
-impl Outcomes for Vec<f32> {
+impl Outcomes for Vec<f64> {
     fn record(self, trial: &Trial) -> Result<()> {
         for loss in self {
-            trial.record_value("loss", f64::from(loss))?;
+            trial.record_value("loss", loss)?;
             trial.next_step();
         }
         Ok(())
     }
 }
 
+/// Losses of the steps in order.
+impl Outcomes for Vec<f32> {
+    fn record(self, trial: &Trial) -> Result<()> {
+        self.into_iter().map(f64::from).collect::<Vec<f64>>().record(trial)
+    }
+}
+
 /// Returns an error if a name would not survive being written and read again.
-pub(super) fn check_names(trace: &Trace) -> Result<()> {
-    let names = trace.sizes.iter().map(|(name, ..)| name).chain(trace.layouts.iter().map(|(name, _)| name));
+pub(super) fn check_names(draws: &Draws) -> Result<()> {
+    let names = draws.sizes.iter().map(|(name, ..)| name).chain(draws.layouts.iter().map(|(name, _)| name));
     for name in names {
         if name.trim() != name || name.is_empty() || name.contains(['|', '=']) {
             let rule = "a drawn name has no '|', no '=' and no space at an end";

@@ -24,7 +24,7 @@ pub(super) fn is_degenerate(sample: &Sample) -> bool {
     metas.iter().chain(&outs).any(|m| m.shape.is_empty() || m.shape.iter().any(|&n| n < 2))
 }
 
-/// Returns true if `row` gives `truth` by the exemptions that [`JudgedSample::missing`] lists.
+/// Returns true if `row` gives `truth` by the exemptions that [`Judge::missing`](super::Judge::missing) lists.
 pub(super) fn implies(row: &Row, truth: &Row) -> bool {
     let extremum = |s: &AxisPlacement| matches!(s, AxisPlacement::P(ReduceOp::Max | ReduceOp::Min));
     let plain = |s: &AxisPlacement| if let AxisPlacement::TreeSum(_) = s { AxisPlacement::SUM } else { *s };

@@ -19,11 +19,22 @@ const SELECTED: u64 = 1000;
 /// The dtypes in which bits are compared.
 const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
 
-/// Judges the rows of a sample's operator: by values and by bits, on one axis and on two, at the sample's and at other
-/// sizes, and looks for missing rows.
+/// Judges the rows of a sample's operator: looks for a counterexample to each, and for rows that are missing.
 ///
-/// Communicates nothing, and takes from milliseconds to seconds, depending on the number of operands. The [module's
-/// page](super) says what is compared.
+/// A row says: with operands in these placements, each rank's kernel computes its part of results in those placements
+/// ([`Op::rows`](crate::ops::Op::rows)). The judge runs the operator's kernel on the shards of simulated ranks, which
+/// exchange nothing, and compares with a single rank:
+///
+/// - bit for bit, on ordinary values, if the row claims bits ([`Row::by_bits`]); arbitrary partial sums and the nodes
+///   of the reduction tree are tried as well;
+/// - on small integers and multiples of 1/8, in f32 and f64, for every row;
+/// - on one mesh axis of 1 to 5 ranks, on two axes in both nesting orders, and at extents of 0, 1, 2 and 7.
+///
+/// A row that does not hold is *wrong*. A combination of placements that holds and is not listed is *missing*: such
+/// an operator computes the right results, and moves more bytes than it must.
+///
+/// The operator must take f32 and f64. Communicates nothing, and takes from milliseconds to seconds, depending on the
+/// number of operands.
 ///
 /// ```
 /// use isoshard::ops::{Add, Input, Sample};
@@ -44,7 +55,7 @@ pub fn judge(sample: &Sample) -> Verdict {
     verdict
 }
 
-/// The judge of one sample, question by question; [`judge`] asks all.
+/// The judge of one sample, question by question; [`judge`] asks all of them.
 ///
 /// ```
 /// use isoshard::ops::{Input, Sample, Sum};
@@ -62,22 +73,56 @@ pub struct Judge {
 
 impl Judge {
     /// Creates the judge of a sample.
+    ///
+    /// ```
+    /// use isoshard::ops::{Exp, Input, Sample};
+    /// use isoshard::testing::Judge;
+    /// let judge = Judge::new(&Sample::new(Exp, [Input::ints([5, 3])]));
+    /// // S0, S1, and ragged shards, each on 2, 3 and 5 ranks.
+    /// assert!(judge.one_axis().rows >= 6);
+    /// ```
     pub fn new(sample: &Sample) -> Judge {
         Judge { sample: sample.clone(), complete: false, always: BTreeSet::new() }
     }
 
     /// Makes [`missing`](Judge::missing) try all combinations of operators with more than three operands, which can
     /// take minutes, instead of a fixed selection.
+    ///
+    /// ```
+    /// use isoshard::ops::{Add, Input, Sample};
+    /// use isoshard::testing::Judge;
+    /// let judge = Judge::new(&Sample::new(Add, [Input::ints([5, 3]), Input::ints([5, 3])]));
+    /// // Two operands are few: all combinations are tried in any case.
+    /// assert_eq!(judge.missing().combinations, judge.complete(true).missing().combinations);
+    /// ```
     pub fn complete(self, complete: bool) -> Judge {
         Judge { complete, ..self }
     }
 
-    /// Adds rows to that selection, written as `{row:?}`.
+    /// Adds rows to the selection of which [`complete`](Judge::complete) speaks, each written as `{row:?}`. So a row that
+    /// a complete run once found missing is judged in every run.
+    ///
+    /// ```
+    /// use isoshard::ops::{Exp, Input, Sample};
+    /// use isoshard::testing::Judge;
+    /// let judge = Judge::new(&Sample::new(Exp, [Input::ints([5, 3])]));
+    /// let judge = judge.always(["S0 -> S0".to_string()].into());
+    /// assert!(judge.missing().missing.is_empty());
+    /// ```
     pub fn always(self, rows: BTreeSet<String>) -> Judge {
         Judge { always: rows, ..self }
     }
 
     /// Judges each row on one axis of 2, 3 and 5 ranks by values.
+    ///
+    /// ```
+    /// use isoshard::ops::{Input, Matmul, Sample};
+    /// use isoshard::testing::Judge;
+    /// let product = Matmul::new("m k, k n -> m n")?;
+    /// let verdict = Judge::new(&Sample::new(product, [Input::ints([4, 5]), Input::ints([5, 3])])).one_axis();
+    /// assert!(verdict.wrong.is_empty() && verdict.pairs == 0);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn one_axis(&self) -> Verdict {
         let mut verdict = Verdict::default();
         let Some(trials) = try_trials(&self.sample, 5) else { return verdict.refused(&self.sample) };
@@ -96,6 +141,13 @@ impl Judge {
 
     /// Judges products of one row per axis on meshes of 2 x 2, 2 x 3 and 3 x 2 ranks by values, in both nesting
     /// orders: a fixed random selection.
+    ///
+    /// ```
+    /// use isoshard::ops::{Input, Sample, Tanh};
+    /// use isoshard::testing::Judge;
+    /// let verdict = Judge::new(&Sample::new(Tanh, [Input::ints([5, 3])])).two_axes();
+    /// assert!(verdict.wrong.is_empty() && verdict.pairs > 0);
+    /// ```
     pub fn two_axes(&self) -> Verdict {
         let mut verdict = Verdict::default();
         let Some(trials) = try_trials(&self.sample, 2) else { return verdict.refused(&self.sample) };
@@ -115,6 +167,13 @@ impl Judge {
 
     /// Judges each row by values with all dims of one extent changed to 0, 1, 2 or 7, if the operator takes such
     /// operands.
+    ///
+    /// ```
+    /// use isoshard::ops::{Input, Sample, Softmax};
+    /// use isoshard::testing::Judge;
+    /// let verdict = Judge::new(&Sample::new(Softmax { dim: 0 }, [Input::ints([5, 3])])).other_sizes();
+    /// assert_eq!((verdict.wrong.len(), verdict.small), (0, 4)); // 0 or 1 instead of 5, and instead of 3
+    /// ```
     pub fn other_sizes(&self) -> Verdict {
         let mut verdict = Verdict::default();
         for sample in resized(&self.sample) {
@@ -157,6 +216,13 @@ impl Judge {
     ///   moves.
     ///
     /// For more than three operands it tries a fixed selection of the combinations.
+    ///
+    /// ```
+    /// use isoshard::ops::{Input, Log, Sample};
+    /// use isoshard::testing::Judge;
+    /// let verdict = Judge::new(&Sample::new(Log, [Input::positive([5, 3])])).missing();
+    /// assert!(verdict.missing.is_empty(), "{verdict}");
+    /// ```
     pub fn missing(&self) -> Verdict {
         let mut verdict = Verdict::default();
         if is_degenerate(&self.sample) {
@@ -192,7 +258,17 @@ impl Judge {
         draw / SELECTED < u64::MAX / all as u64 || self.always.contains(&row)
     }
 
-    /// Judges each row that claims bits on one axis of 1 to 5 ranks, in every dtype that the operator takes.
+    /// Judges each row that claims bits ([`Row::by_bits`]) on one axis of 1 to 5 ranks, in every floating-point dtype that
+    /// the operator takes.
+    ///
+    /// ```
+    /// use isoshard::ops::{Input, Sample, Sum};
+    /// use isoshard::testing::Judge;
+    /// let columns = Sum { dims: [0].into_iter().collect(), keep: false };
+    /// let verdict = Judge::new(&Sample::new(columns, [Input::ints([5, 3])])).one_axis_by_bits();
+    /// // The sum over sharded rows follows the reduction tree.
+    /// assert!(verdict.tree_sums.iter().any(|(row, times)| format!("{row:?}").starts_with("S0") && *times > 0));
+    /// ```
     pub fn one_axis_by_bits(&self) -> Verdict {
         let mut verdict = Verdict::default();
         for dtype in self.dtypes() {
@@ -212,6 +288,16 @@ impl Judge {
     }
 
     /// Judges products of rows that claim bits on two axes, in both nesting orders: a fixed random selection.
+    ///
+    /// ```
+    /// use isoshard::ops::{Input, Neg, Sample};
+    /// use isoshard::testing::Judge;
+    /// let judge = Judge::new(&Sample::new(Neg, [Input::ints([5, 3])]));
+    /// let mut verdict = judge.two_axes();
+    /// let by_values = verdict.pairs;
+    /// verdict += judge.two_axes_by_bits();
+    /// assert!(verdict.pairs > by_values);
+    /// ```
     pub fn two_axes_by_bits(&self) -> Verdict {
         let mut verdict = Verdict::default();
         for dtype in self.dtypes() {
@@ -233,6 +319,14 @@ impl Judge {
 
     /// Returns the rows that claim to hold up to rounding only, each with true if some call rounds indeed. Exact mode
     /// uses no such row, so a row must not be marked so without need.
+    ///
+    /// ```
+    /// use isoshard::ops::{Input, Neg, Sample};
+    /// use isoshard::testing::Judge;
+    /// // A negated partial sum: -(1 - 1) is -0, and -1 + 1 is +0.
+    /// let rounded = Judge::new(&Sample::new(Neg, [Input::ints([5, 3])])).rounded();
+    /// assert!(!rounded.is_empty() && rounded.iter().all(|(_, rounds)| *rounds));
+    /// ```
     pub fn rounded(&self) -> Vec<(Row, bool)> {
         let mut found: Vec<(Row, bool)> = Vec::new();
         for dtype in self.dtypes() {

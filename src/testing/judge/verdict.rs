@@ -52,7 +52,14 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Asserts that no row is wrong.
+    /// Asserts that no row is wrong. Missing rows are not a failure.
+    ///
+    /// ```
+    /// use isoshard::ops::{Input, Mul, Sample};
+    /// let verdict = isoshard::testing::judge(&Sample::new(Mul, [Input::ints([5, 3]), Input::ints([5, 3])]));
+    /// verdict.assert();
+    /// println!("{verdict}"); // the counts, and the missing rows
+    /// ```
     ///
     /// # Panics
     /// Panics with the first wrong rows, each with its layouts and its first wrong element.

@@ -8,7 +8,7 @@ use super::source::{Source, identifier, product_code, sources};
 use super::uses::{Module, UseScope, module_of, take_uses};
 
 /// The groups whose public functions all need an example.
-const REQUIRED: [&str; 5] = ["DTensor", "nn", "optim", "comm::spmd", "rng"];
+const REQUIRED: [&str; 6] = ["DTensor", "nn", "optim", "comm::spmd", "rng", "testing"];
 
 /// A public function, a method of a public type, or a trait's method.
 pub struct PublicFunction {
