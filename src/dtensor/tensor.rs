@@ -80,9 +80,9 @@ pub(super) struct TapeCall {
 
 /// The derivative of a call.
 pub(super) enum CallDerivative {
-    /// That of an operator, with the values that the program reads, numbered as in the program.
+    /// An operator's program, with the values that it reads, numbered as in the program.
     Program { program: Rc<VjpProgram>, saved: SmallVec<[Option<Saved>; 4]> },
-    /// That of a user's function ([`DTensor::custom_vjp`]).
+    /// A closure of the user's ([`DTensor::custom_vjp`]).
     Custom(Box<CustomDerivative>),
 }
 
