@@ -79,6 +79,10 @@ pub(super) struct TapeCall {
 }
 
 /// The derivative of a call.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "recording an operator's call allocates nothing more than its node"
+)]
 pub(super) enum CallDerivative {
     /// An operator's, with the values that the program reads, numbered as in the program.
     Program { program: Rc<VjpProgram>, saved: SmallVec<[Option<Saved>; 4]> },

@@ -21,9 +21,9 @@ impl SplitMix {
     ///
     /// ```
     /// use isoshard::testing::values::SplitMix;
-    /// assert_eq!(SplitMix(0).next(), 0xe220_a839_7b1d_cdaf); // the first number of the published stream
+    /// assert_eq!(SplitMix(0).next_u64(), 0xe220_a839_7b1d_cdaf); // the first number of the published stream
     /// ```
-    pub fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
@@ -39,7 +39,7 @@ impl SplitMix {
     /// # Panics
     /// Panics if `n` is 0.
     pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
+        (self.next_u64() % n as u64) as usize
     }
 
     /// Returns an item of a list.

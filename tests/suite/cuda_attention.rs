@@ -18,7 +18,7 @@ const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 fn noise(shape: impl Into<Shape>, dtype: DType, seed: u64) -> Tensor {
     let shape = shape.into();
     let mut stream = SplitMix(seed.wrapping_mul(0x9e37_79b9) + 1);
-    let mut unit = || (stream.next() >> 11) as f64 / (1u64 << 53) as f64;
+    let mut unit = || (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
     let value = |_| {
         let normal = (-2.0 * (1.0 - unit()).ln()).sqrt() * (std::f64::consts::TAU * unit()).cos();
         normal * [1.0, 1.0, 1.0, 0.1, 10.0][(unit() * 5.0) as usize]

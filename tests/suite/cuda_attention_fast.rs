@@ -85,7 +85,7 @@ impl Case {
         [(heads, queries, d), (groups, keys, d), (groups, keys, dv), (heads, queries, dv)].map(
             |(h, len, d)| {
                 let mut stream = SplitMix((h * 31 + len * 7 + d) as u64);
-                let mut unit = || (stream.next() >> 11) as f64 / (1u64 << 53) as f64;
+                let mut unit = || (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
                 let shape = if self.transposed { [1, len, h, d] } else { [1, h, len, d] };
                 let values: Vec<f64> =
                     (0..h * len * d).map(|_| (unit() + unit() + unit() + unit() - 2.0) * 1.7).collect();

@@ -25,7 +25,7 @@ const BATCH: usize = 2;
 
 fn noise(shape: &[usize], dtype: DType, seed: u64) -> Tensor {
     let mut stream = SplitMix(seed.wrapping_mul(0x9e37_79b9) + 1);
-    let value = |_| (stream.next() >> 40) as f64 / (1u64 << 23) as f64 - 1.0;
+    let value = |_| (stream.next_u64() >> 40) as f64 / (1u64 << 23) as f64 - 1.0;
     let values: Vec<f64> = (0..shape.iter().product::<usize>()).map(value).collect();
     cast(&Tensor::from_vec(values, shape).unwrap(), dtype).unwrap()
 }

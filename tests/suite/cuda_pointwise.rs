@@ -172,7 +172,7 @@ fn bit_patterns_of_thirty_two_and_sixty_four_in_prime_steps() {
     let narrow: Vec<f32> = (0..=u32::MAX).step_by(40_009).map(f32::from_bits).collect();
     let n = narrow.len();
     let mut stream = SplitMix(7);
-    let wide: Vec<f64> = (0..n).map(|_| f64::from_bits(stream.next())).collect();
+    let wide: Vec<f64> = (0..n).map(|_| f64::from_bits(stream.next_u64())).collect();
     let near: Vec<f64> = (0..n).map(|i| (i as f64 / n as f64 - 0.5) * 60.0).collect();
     let narrow = Tensor::from_vec(narrow, [n]).expect("as many");
     let [wide, near] = [wide, near].map(|v| Tensor::from_vec(v, [n]).expect("as many"));

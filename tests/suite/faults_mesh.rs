@@ -23,7 +23,7 @@ fn ranks_with_other_seeds_are_named() {
         let mut random = SplitMix(salt);
         let world = 2 + random.below(4);
         let odd: Vec<usize> = (0..world).filter(|_| random.below(3) == 0).collect();
-        let (seed, other) = (random.next(), random.next());
+        let (seed, other) = (random.next_u64(), random.next_u64());
         // Meshes over some of the ranks, in another order, are covered too.
         let members: Vec<usize> =
             (0..world).rev().filter(|r| salt % 2 == 0 || r % 2 == 0 || *r == 1).collect();

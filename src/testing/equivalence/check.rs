@@ -64,7 +64,7 @@ pub fn equivalent<T: Outcomes>(program: impl Fn(&Trial) -> Result<T> + Send + Sy
 /// ```
 #[derive(Clone)]
 pub struct Equivalence {
-    program: Arc<dyn Fn(&Trial) -> Result<Usage> + Send + Sync>,
+    program: Arc<TrialProgram>,
     pub(super) meshes: Vec<String>,
     runs: usize,
     pub(super) seed: u64,
@@ -77,6 +77,9 @@ pub struct Equivalence {
     shrink_for: Duration,
     replay: Option<Scenario>,
 }
+
+/// A program that records its outcomes, and returns what it used.
+type TrialProgram = dyn Fn(&Trial) -> Result<Usage> + Send + Sync;
 
 /// The runs of an [`Equivalence`] that found no difference.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -344,7 +347,7 @@ impl Equivalence {
         scenario: &Scenario,
         singles: &Singles,
         report: &mut EquivalenceReport,
-    ) -> Result<bool, FailedRun> {
+    ) -> Result<bool, Box<FailedRun>> {
         let (draws, traces) = self.run(scenario);
         let drawn = Scenario {
             sizes: draws.sizes.iter().map(|(name, _, size)| (name.clone(), *size)).collect(),
@@ -352,7 +355,7 @@ impl Equivalence {
             ..scenario.clone()
         };
         let least = draws.sizes.iter().map(|(name, least, _)| (name.clone(), *least)).collect();
-        let fail = |finding| FailedRun { scenario: drawn.clone(), finding, least };
+        let fail = |finding| Box::new(FailedRun { scenario: drawn.clone(), finding, least });
         if let Err(error) = check_names(&draws) {
             return Err(fail(Finding::FailsAlone(error.to_string())));
         }
@@ -421,7 +424,7 @@ impl Equivalence {
     }
 
     /// Looks for a smaller scenario that fails in the same way.
-    fn shrink(&self, failed: FailedRun, singles: &Singles) -> Box<Counterexample> {
+    fn shrink(&self, failed: Box<FailedRun>, singles: &Singles) -> Box<Counterexample> {
         let (mut best, mut runs, until) = (failed, 0, Instant::now() + self.shrink_for);
         'smaller: loop {
             for candidate in smaller(&best) {
@@ -438,7 +441,7 @@ impl Equivalence {
             }
             break;
         }
-        let FailedRun { scenario, finding, .. } = best;
+        let FailedRun { scenario, finding, .. } = *best;
         Box::new(Counterexample { scenario, finding, shrinking_runs: runs })
     }
 }
@@ -464,7 +467,7 @@ struct FailedRun {
 }
 
 impl FailedRun {
-    fn alone(self) -> Box<Counterexample> {
+    fn alone(self: Box<Self>) -> Box<Counterexample> {
         Box::new(Counterexample { scenario: self.scenario, finding: self.finding, shrinking_runs: 0 })
     }
 }

@@ -52,7 +52,7 @@ pub enum Finding {
         /// The spec of the program's tensor.
         given: String,
         /// The spec that was compared.
-        spec: Spec,
+        spec: Box<Spec>,
     },
     /// A recorded tensor has another dtype or shape.
     OtherShape {

@@ -105,7 +105,7 @@ fn differs(
         differing: count,
         stored: region.local.numel(),
         given: got.given.clone(),
-        spec: got.spec.clone(),
+        spec: Box::new(got.spec.clone()),
     })
 }
 

@@ -23,7 +23,7 @@ pub struct Discrepancy {
     /// The operands' specs.
     pub operands: Vec<Spec>,
     /// The number and the spec of the result that differs; `None` if the kernel failed.
-    pub result: Option<(usize, Spec)>,
+    pub result: Option<(usize, Box<Spec>)>,
     /// The rank, the first element that differs, and both values, or the kernel's error.
     pub difference: String,
 }
@@ -102,7 +102,7 @@ impl std::ops::AddAssign for Verdict {
 
 impl Discrepancy {
     pub(super) fn new(operands: &[Spec], result: Option<(usize, &Spec)>, difference: String) -> Discrepancy {
-        let result = result.map(|(k, spec)| (k, spec.clone()));
+        let result = result.map(|(k, spec)| (k, Box::new(spec.clone())));
         Discrepancy { operands: operands.to_vec(), result, difference }
     }
 }
