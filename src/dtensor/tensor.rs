@@ -79,6 +79,10 @@ pub(super) struct TapeCall {
 }
 
 /// The derivative of a call.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all calls have a program; a box would be an allocation per call"
+)]
 pub(super) enum CallDerivative {
     /// An operator's, with the values that the program reads, numbered as in the program.
     Program { program: Rc<VjpProgram>, saved: SmallVec<[Option<Saved>; 4]> },
