@@ -50,7 +50,10 @@ impl Element {
             given = next;
         }
         *rest = after;
-        while !is_whole {
+        if is_whole {
+            return Ok(element);
+        }
+        loop {
             let text = rest.find('<').ok_or_else(|| format!("{name} does not end"))?;
             element.text += &plain(&rest[..text])?;
             *rest = &rest[text..];
@@ -59,11 +62,10 @@ impl Element {
                     .strip_prefix(name)
                     .and_then(|end| end.strip_prefix('>'))
                     .ok_or_else(|| format!("{name} ends with {:?}", head(end)))?;
-                break;
+                return Ok(element);
             }
             element.children.push(Element::read(rest)?);
         }
-        Ok(element)
     }
 
     fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Element> {
