@@ -300,27 +300,29 @@ impl BackwardPass {
         else {
             unreachable!("the caller has looked")
         };
-        let saved_len = saved.len();
+        // All values are live if all gradients are wanted.
         let live = needed.map(|needed| program.live_values(needed));
         let is_live = |v: usize| live.as_ref().is_none_or(|live| live[v]);
+        let recording = self.mesh.grad_enabled();
         let mut values: SmallVec<[Option<DTensor>; 16]> = SmallVec::from_elem(None, program.values_len);
-        for (v, saved) in saved.iter().enumerate().filter(|&(v, _)| is_live(v)) {
-            values[v] = match saved {
-                None => None,
-                Some(Saved::Kept(x)) => Some(x.clone()),
-                Some(Saved::Regather(origin)) => Some(origin.value()?),
+        for (v, from) in saved.iter().enumerate() {
+            let Some(from) = from.as_ref().filter(|_| is_live(v)) else { continue };
+            let x = match from {
+                Saved::Kept(x) => x.clone(),
+                Saved::Regather(origin) => origin.value()?,
             };
-            // Without recording nothing would read the history.
-            if let (Some(x), Some(saved), true) = (&mut values[v], saved, self.mesh.grad_enabled()) {
-                x.origin = saved.origin();
-                x.history = match v.checked_sub(inputs.len()) {
+            values[v] = Some(if !recording {
+                x
+            } else {
+                let history = match v.checked_sub(inputs.len()) {
                     None => inputs[v].clone(),
-                    Some(out) if program.reads[saved_len + out] => {
+                    Some(out) if program.reads[saved.len() + out] => {
                         Some(TapeOutput { node: node.clone(), out })
                     }
                     Some(_) => None,
                 };
-            }
+                DTensor { history, origin: from.origin(), ..x }
+            });
         }
         for (k, grad) in grads.into_iter().enumerate() {
             let v = saved.len() + k;
@@ -331,7 +333,10 @@ impl BackwardPass {
                 });
             }
         }
-        for step in program.steps.iter().filter(|step| step.outs().any(is_live)) {
+        for step in &program.steps {
+            if live.as_ref().is_some_and(|live| !step.outs().any(|out| live[out])) {
+                continue;
+            }
             let plan = match plan.take() {
                 Some(plan) => plan,
                 None => plan_for(step.op.as_ref(), &operands(step, &values))?,

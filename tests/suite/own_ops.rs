@@ -177,8 +177,9 @@ impl Op for SumOfSquares {
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
         let [x] = arity(self.name(), ins)?;
-        if x.dtype != DType::F32 || x.shape.is_empty() {
-            return Err(Error::invalid(self.name(), "wants an f32 tensor with a dim", x.to_string(), ""));
+        if ![DType::F32, DType::F64].contains(&x.dtype) || x.shape.is_empty() {
+            let rule = "wants an f32 or f64 tensor with a dim";
+            return Err(Error::invalid(self.name(), rule, x.to_string(), ""));
         }
         let kept = &x.shape[..x.shape.len() - 1];
         Ok([Meta::new(x.dtype, kept)].into_iter().collect())
@@ -193,7 +194,10 @@ impl Op for SumOfSquares {
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let last = ins[0].shape().len() - 1;
-        let squares = cpu::map1::<f32, f32, _>(&ins[0], |x| x * x)?;
+        let squares = match ins[0].dtype() {
+            DType::F64 => cpu::map1::<f64, f64, _>(&ins[0], |x| x * x)?,
+            _ => cpu::map1::<f32, f32, _>(&ins[0], |x| x * x)?,
+        };
         Ok([cpu::reduce(self.name(), &squares, &[last], ReduceOp::Sum, false)?].into_iter().collect())
     }
 
