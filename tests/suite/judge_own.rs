@@ -40,7 +40,7 @@ impl Op for RowNumbers {
         let shape = at.outs[0].local();
         let (columns, mut y) = (shape[1].max(1), ins[0].to_f64_vec());
         y.iter_mut().enumerate().for_each(|(e, y)| *y += (first + e / columns) as f64);
-        Ok([values::tensor(self.dtype, &y, &shape)].into_iter().collect())
+        Ok([values::tensor(self.dtype, &y, shape)].into_iter().collect())
     }
 
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {

@@ -56,7 +56,8 @@ fn outcome(kind: Kind, trial: &Trial, plan: Plan, dims: usize) -> Result<DTensor
 
 #[test]
 fn any_number_of_leading_dims_in_any_layout() {
-    let plans: [(&str, fn() -> Plan); 3] = [
+    type PlanMaker = fn() -> Plan;
+    let plans: [(&str, PlanMaker); 3] = [
         ("replicated", Plan::default),
         ("rows", || Plan::default().shard("m.weight", "b", 0)),
         ("inputs", || Plan::default().shard("m.weight", "b", 1)),
