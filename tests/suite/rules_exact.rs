@@ -39,7 +39,7 @@ fn products_of_exact_rows_hold_by_bits_on_two_axes() {
     let verdicts = every_sample(Judge::two_axes_by_bits);
     let sum = |of: fn(&Verdict) -> usize| verdicts.iter().map(|(_, v)| of(v)).sum::<usize>();
     let (judged, cut) = (sum(|v| v.pairs), sum(|v| v.cut_leaves));
-    assert!(judged > 20 * cut, "{judged} judged, {cut} cut a leaf");
+    assert!(!is_whole() || judged > 20 * cut, "{judged} judged, {cut} cut a leaf");
 }
 
 /// Asks the judge about every sample, and returns the verdicts with the operators' names.

@@ -139,6 +139,8 @@ fn differences_between_ranks_are_found() {
     assert!(layout.starts_with("a=2") && layout.contains("| n = 1 |") && layout.contains("S1"), "{layout}");
     let alone = check(|_| Err(isoshard::Error::invalid("program", "is wrong", "x", "")));
     assert!(alone.contains("the program fails on a single rank: rank 0: program: is wrong"), "{alone}");
+    let nothing = check(|_| Ok(()));
+    assert!(nothing.contains("the program returns and records nothing"), "{nothing}");
     // -0 and 0 differ by a bit; NaNs do not, whatever their bits are.
     let zero =
         check(|trial| trial.record_value("zero", 0.0 * if trial.mesh().rank_len() > 1 { -1.0 } else { 1.0 }));

@@ -314,7 +314,7 @@ impl Equivalence {
     /// Returns the counterexample.
     ///
     /// # Panics
-    /// Panics if a mesh cannot be read.
+    /// Panics if a mesh cannot be read, and if there is none.
     #[track_caller]
     pub fn check(&self) -> Result<EquivalenceReport, Box<Counterexample>> {
         let mut report = EquivalenceReport::default();
@@ -323,6 +323,7 @@ impl Equivalence {
             self.run_once(scenario, &singles, &mut report).map_err(|failed| failed.alone())?;
             return Ok(report);
         }
+        assert!(!self.meshes.is_empty(), "an equivalence has at least one mesh");
         for (m, mesh) in self.meshes.iter().enumerate() {
             for run in 0..self.runs.max(1) {
                 // The first run of every mesh has one seed, so that programs which draw nothing run once on one rank.
@@ -365,6 +366,9 @@ impl Equivalence {
             // The error of a single rank is the program's own.
             (Err(error), _) => return Err(fail(Finding::FailsAlone(error))),
         };
+        if single[0].entries.is_empty() && self.at_most.is_none() && self.least_work.is_none() {
+            return Err(fail(Finding::NothingRecorded));
+        }
         if let Some(finding) = compare(&traces, &single[0], self.mode, self.bound) {
             return Err(fail(finding));
         }

@@ -78,6 +78,8 @@ pub enum Finding {
     },
     /// The program fails, which it does not on a single rank.
     Fails(String),
+    /// The program returns and records nothing, so there is nothing to compare. A check of bytes or of work may.
+    NothingRecorded,
     /// The program fails on a single rank.
     FailsAlone(String),
     /// A rank receives more bytes than allowed.
@@ -133,6 +135,9 @@ impl fmt::Display for Finding {
             }
             Finding::Fails(error) => {
                 writeln!(f, "the program fails, which it does not on a single rank: {error}")
+            }
+            Finding::NothingRecorded => {
+                writeln!(f, "the program returns and records nothing; return a tensor")
             }
             Finding::FailsAlone(error) => writeln!(f, "the program fails on a single rank: {error}"),
             Finding::TooManyBytes { rank, received, at_most, calls } => {
