@@ -321,7 +321,7 @@ impl BackwardPass {
                     }
                     Some(_) => None,
                 };
-                DTensor { history, origin: from.origin(), ..x }
+                DTensor { history, origin: from.origin_of_recorded(), ..x }
             });
         }
         for (k, grad) in grads.into_iter().enumerate() {

@@ -82,7 +82,12 @@ impl DTensor {
         }
         let same = |a: &DTensor, b: &DTensor| a.meta == b.meta && a.local.is_same_view(&b.local);
         let keep = |x: DTensor| {
-            if let Some(i) = ins.iter().position(|operand| same(operand, &x)) {
+            let mut alike = (0..ins.len()).filter(|&i| same(&ins[i], &x));
+            if let Some(i) = alike.next() {
+                // Operands that share their elements may have different histories, and nothing tells them apart.
+                if !alike.all(|other| operands[i].has_history_of(operands[other])) {
+                    return (Saved::Kept(x.detach()), SavedTensorOrigin::Intermediate);
+                }
                 let saved = ins[i].origin.as_ref().map(|origin| Saved::Regather(origin.clone()));
                 return (saved.unwrap_or(Saved::Kept(x.detach())), SavedTensorOrigin::Operand(i));
             }
@@ -135,12 +140,14 @@ impl CustomDerivative {
                 SavedTensorOrigin::Intermediate if x.dtype().is_float() => {
                     let rule = "a backward pass that is recorded needs the history of saved tensors, \
                                 and only operands and results have one";
-                    let remedy = "save operands or results, and compute this tensor in the backward function";
+                    let remedy = "save operands or results (operands that share their elements cannot be told apart), and \
+                                  compute this tensor in the backward function; or call grad under no_grad, if its \
+                                  result is not differentiated again";
                     return Err(Error::unsupported(self.name, rule, x.spec().to_string(), remedy));
                 }
                 SavedTensorOrigin::Result(_) | SavedTensorOrigin::Intermediate => None,
             };
-            Ok(DTensor { history, origin: saved.origin(), ..x })
+            Ok(DTensor { history, origin: saved.origin_of_recorded(), ..x })
         };
         let saved = self.saved.iter().map(saved).collect::<Result<Vec<_>>>()?;
         let found = (self.backward)(&saved, grads)?;
@@ -159,6 +166,17 @@ impl CustomDerivative {
             }
         }
         Ok(found.into_iter().collect())
+    }
+}
+
+impl DTensor {
+    /// Returns true if both tensors have the same history, or none.
+    fn has_history_of(&self, other: &DTensor) -> bool {
+        match (&self.history, &other.history) {
+            (Some(one), Some(other)) => Rc::ptr_eq(&one.node, &other.node) && one.out == other.out,
+            (None, None) => true,
+            _ => false,
+        }
     }
 }
 

@@ -39,7 +39,9 @@ impl DTensor {
     ///
     /// # Errors
     /// Refuses a tensor that has more than one element or no history, a tensor of `wrt` that has no history or is on
-    /// another mesh, and an operator whose derivative has no derivative. Returns an error if communication fails.
+    /// another mesh, and an operator whose derivative has no derivative (not under
+    /// [`DeviceMesh::no_grad`](crate::dtensor::DeviceMesh::no_grad), which needs none). Returns an error if communication
+    /// fails.
     pub fn grad(&self, wrt: &[&DTensor]) -> Result<Vec<DTensor>> {
         self.grad_from(&one_of_scalar("grad", self)?, wrt)
     }
@@ -70,16 +72,22 @@ impl DTensor {
     pub fn grad_from(&self, grad: &DTensor, wrt: &[&DTensor]) -> Result<Vec<DTensor>> {
         let root = expect_history("grad", self, grad)?;
         let history = |x: &&'_ DTensor| -> Result<TapeOutput> {
-            let rule = match &x.history {
-                Some(output) if x.mesh.same(&self.mesh) => return Ok(output.clone()),
-                Some(_) => "differentiates with respect to tensors on its own mesh",
-                None => "differentiates with respect to tensors with history",
-            };
-            let remedy = "call requires_grad() on it before it is used";
-            Err(Error::invalid("grad", rule, x.spec().to_string(), remedy))
+            let given = || x.spec().to_string();
+            match &x.history {
+                Some(output) if x.mesh.same(&self.mesh) => Ok(output.clone()),
+                Some(_) => {
+                    let rule = "differentiates with respect to tensors on its own mesh";
+                    Err(Error::sharding("grad", rule, given(), "pass tensors of this tensor's mesh"))
+                }
+                None => {
+                    let rule = "differentiates with respect to tensors with history";
+                    Err(Error::invalid("grad", rule, given(), "call requires_grad() on it before it is used"))
+                }
+            }
         };
         let outputs = wrt.iter().map(history).collect::<Result<Vec<_>>>()?;
-        let found = BackwardPass::find_wanted(&self.mesh, root, grad.clone(), outputs.iter())?;
+        let grad = if self.mesh.grad_enabled() { grad.clone() } else { grad.detach() };
+        let found = BackwardPass::find_wanted(&self.mesh, root, grad, outputs.iter())?;
         let place = |(x, of): (&&DTensor, &TapeOutput)| {
             let layout = x.layout().reduced();
             let Some(Some(grad)) = found.grads.get(&(of.node.id, of.out)) else {
@@ -101,6 +109,7 @@ mod tests {
     use super::super::dispatch::CALLS;
     use super::*;
     use crate::comm::spmd;
+    use crate::dtensor::CrossEntropyOptions;
     use crate::ops::{Bits, RmsNorm};
     use crate::tensor::Tensor;
     use std::rc::Rc;
@@ -210,6 +219,86 @@ mod tests {
             let outs = DTensor::apply(&RmsNorm { eps: Bits(1.0) }, &[&x, &w])?;
             outs[0].sum_all()?.grad(&[&x])?;
             assert!(!outs[1].has_history());
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn nothing_has_history_under_no_grad() {
+        on_two_ranks(|mesh| {
+            let (a, dy) =
+                (vector(mesh, [1.0; 3])?.requires_grad()?, vector(mesh, [2.0; 3])?.requires_grad()?);
+            let y = a.add(&a.detach())?;
+            assert!(y.grad_from(&dy, &[&a])?[0].has_history(), "it is dy");
+            let _guard = mesh.no_grad();
+            assert!(!y.grad_from(&dy, &[&a])?[0].has_history());
+            Ok(())
+        });
+    }
+
+    /// Two leaf tensors on one buffer cannot be told apart among saved tensors.
+    #[test]
+    fn saved_operands_that_share_elements_are_refused() {
+        on_two_ranks(|mesh| {
+            let whole = vector(mesh, [1.0, 2.0, 3.0])?;
+            let (a, b) = (whole.requires_grad()?, whole.requires_grad()?);
+            let product = |a: &DTensor, b: &DTensor| {
+                let forward = |x: &[DTensor]| Ok((vec![x[0].mul(&x[1])?.mul(&x[1])?], x.to_vec()));
+                let backward = |x: &[DTensor], dy: &[DTensor]| {
+                    let twice = x[0].mul(&x[1])?.mul_scalar(2.0)?;
+                    Ok(vec![Some(x[1].mul(&x[1])?.mul(&dy[0])?), Some(twice.mul(&dy[0])?)])
+                };
+                DTensor::custom_vjp("a b²", &[a, b], forward, backward)?.remove(0).sum_all()
+            };
+            assert_eq!(values(product(&a, &b)?.backward()?.get(&b).expect("a leaf")), [2.0, 8.0, 18.0]);
+            let refused = product(&a, &b)?.grad(&[&b]).map(drop).unwrap_err().to_string();
+            assert!(refused.contains("cannot be told apart"), "{refused}");
+            let apart = vector(mesh, [1.0, 2.0, 3.0])?.requires_grad()?;
+            let first = product(&a, &apart)?.grad(&[&apart])?.remove(0);
+            assert_eq!(values(&first.sum_all()?.grad(&[&apart])?[0]), [2.0, 4.0, 6.0]);
+            Ok(())
+        });
+    }
+
+    /// Closures that hold their operand's history are dropped in a loop.
+    #[test]
+    fn long_chains_of_closures_are_dropped() {
+        on_two_ranks(|mesh| {
+            let mut h = vector(mesh, [1.0; 3])?.requires_grad()?;
+            for _ in 0..100_000 {
+                let held = h.clone();
+                let forward = |x: &[DTensor]| Ok((vec![x[0].clone()], vec![]));
+                let backward = move |_: &[DTensor], dy: &[DTensor]| {
+                    let _ = &held;
+                    Ok(vec![Some(dy[0].clone())])
+                };
+                h = DTensor::custom_vjp("step", &[&h], forward, backward)?.remove(0);
+            }
+            drop(h);
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn second_derivatives_beside_infinite_logits_and_at_zero() {
+        on_two_ranks(|mesh| {
+            let rows = vec![f64::NEG_INFINITY, 1.0, 2.0, f64::NEG_INFINITY, 0.5, -1.0];
+            let rows = Tensor::from_vec(rows, [2, 3])?;
+            let x = DTensor::distribute(mesh, &rows, "(S0)".parse()?)?.requires_grad()?;
+            let target = DTensor::distribute(mesh, &Tensor::from_vec(vec![1i64, -1], [2])?, "(S0)".parse()?)?;
+            let options = CrossEntropyOptions { z_loss: 0.1, ignore_index: Some(-1), ..Default::default() };
+            let loss = x.cross_entropy_with(&target, &options)?;
+            let dx = loss.grad(&[&x])?.remove(0);
+            let second = dx.mul(&dx)?.sum_all()?.grad(&[&x])?.remove(0);
+            assert!(values(&second).iter().all(|v| v.is_finite()), "{:?}", values(&second));
+            assert!(values(&second)[1] != 0.0);
+
+            // d²(x^y) / dy dx at x = 0 and y = 2: 2 x ln x + x, whose limit is 0.
+            let (x, y) =
+                (vector(mesh, [0.0, 1.0, 2.0])?.requires_grad()?, vector(mesh, [2.0; 3])?.requires_grad()?);
+            let dy = x.pow(&y)?.sum_all()?.grad(&[&y])?.remove(0);
+            let mixed = values(&dy.sum_all()?.grad(&[&x])?[0]);
+            assert_eq!(mixed[..2], [0.0, 1.0], "{mixed:?}");
             Ok(())
         });
     }

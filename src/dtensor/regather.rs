@@ -32,11 +32,21 @@ impl DTensor {
 }
 
 impl Saved {
-    /// Returns the shards from which the value is gathered again, if it is not kept.
-    pub(super) fn origin(&self) -> Option<Rc<GatheredFrom>> {
+    /// Returns the shards from which a recorded pass gathers the value again, if it is not kept. That pass reads the
+    /// units in another order, so it starts no gather ahead: the units would stay in memory until its end.
+    pub(super) fn origin_of_recorded(&self) -> Option<Rc<GatheredFrom>> {
         match self {
             Saved::Kept(_) => None,
-            Saved::Regather(origin) => Some(origin.clone()),
+            Saved::Regather(origin) => {
+                let GatheredFrom { shard, meta, .. } = &**origin;
+                let (shard, meta) = (shard.clone(), meta.clone());
+                Some(Rc::new(GatheredFrom {
+                    shard,
+                    meta,
+                    in_flight: RefCell::new(None),
+                    earlier: Vec::new(),
+                }))
+            }
         }
     }
 }

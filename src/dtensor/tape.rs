@@ -3,7 +3,7 @@
 //! A node belongs to one call of an operator and keeps the operands and results that the operator's derivative reads.
 //! A result refers to its node, and a node to those of its operands: dropping a result drops its history.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::call_plan::{CallPlan, Needs};
@@ -13,16 +13,39 @@ use crate::error::Result;
 use crate::ops::Op;
 
 impl Drop for TapeNode {
-    /// Drops long chains in a loop: recursion could exhaust the stack.
+    /// Drops long chains in a loop: recursion could exhaust the stack. A node that only a user's closure holds joins the
+    /// loop in which the closure is dropped.
     fn drop(&mut self) {
-        let mut calls: Vec<TapeCall> = self.call.take().into_iter().collect();
-        while let Some(call) = calls.pop() {
-            for output in call.inputs.into_iter().flatten() {
+        thread_local!(static JOINING: RefCell<Option<Vec<TapeCall>>> = const { RefCell::new(None) });
+        let Some(call) = self.call.take() else { return };
+        let mut calls = vec![call];
+        let joins = JOINING.try_with(|joining| match &mut *joining.borrow_mut() {
+            Some(others) => {
+                others.append(&mut calls);
+                true
+            }
+            none => {
+                *none = Some(Vec::new());
+                false
+            }
+        });
+        // An ending thread has no such list any more.
+        if joins == Ok(true) {
+            return;
+        }
+        while let Some(TapeCall { inputs, derivative }) = calls.pop() {
+            for output in inputs.into_iter().flatten() {
                 if let Ok(mut node) = Rc::try_unwrap(output.node) {
                     calls.extend(node.call.take());
                 }
             }
+            drop(derivative);
+            let join = |joining: &RefCell<Option<Vec<_>>>| {
+                joining.borrow_mut().iter_mut().for_each(|o| calls.append(o))
+            };
+            let _ = JOINING.try_with(join);
         }
+        let _ = JOINING.try_with(|joining| *joining.borrow_mut() = None);
     }
 }
 

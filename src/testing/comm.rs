@@ -3,7 +3,7 @@
 /// Asserts how many bytes a rank receives for redistributions while an expression is evaluated, and returns its value.
 ///
 /// The bytes are those of [`DeviceMesh::received_bytes`](crate::dtensor::DeviceMesh::received_bytes): moves of
-/// operands and gradients on this mesh, without the harness's own. A [`Tally`](crate::comm::Tally) counts collectives
+/// operands and gradients on this mesh, beside those of [`Trial::record`](crate::testing::Trial::record), which reduces a `Partial` tensor. A [`Tally`](crate::comm::Tally) counts collectives
 /// of every kind.
 ///
 /// ```

@@ -82,7 +82,10 @@ fn compare(
     let whole = |x: &Tensor| DTensor::distribute(mesh, x, Layout::replicated(0));
     let leaves = inputs.iter().map(|x| whole(x)?.requires_grad()).collect::<Result<Vec<_>>>()?;
     let result = f(&leaves)?;
-    let weights = small_ints(DType::F64, result.shape(), 9);
+    // No weight is 0, so that every element of the result counts.
+    let ints = small_ints(DType::F64, result.shape(), 9).to_f64_vec();
+    let ints: Vec<f64> = ints.into_iter().map(|w| if w < 0.0 { w } else { w + 1.0 }).collect();
+    let weights = tensor(DType::F64, &ints, result.shape());
     let gradients = match result.has_history() {
         true => Some(result.backward_from(whole(&weights)?)?),
         false => None,
@@ -97,8 +100,9 @@ fn compare(
         let weighted = |h: f64| -> Result<(f64, f64)> {
             let moved: Vec<f64> =
                 x.to_f64_vec().iter().zip(&direction.change).map(|(x, c)| x + h * c).collect();
-            let mut inputs = inputs.iter().map(whole).collect::<Result<Vec<_>>>()?;
-            inputs[direction.input] = whole(&tensor(DType::F64, &moved, x.shape()))?;
+            let leaf = |x: &Tensor| whole(x)?.requires_grad(); // a function may differentiate
+            let mut inputs = inputs.iter().map(leaf).collect::<Result<Vec<_>>>()?;
+            inputs[direction.input] = leaf(&tensor(DType::F64, &moved, x.shape()))?;
             let terms: Vec<f64> =
                 f(&inputs)?.full_tensor()?.to_f64_vec().iter().zip(&weights).map(|(y, w)| y * w).collect();
             Ok((terms.iter().sum(), terms.iter().map(|t| t.abs()).sum()))

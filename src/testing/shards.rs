@@ -15,11 +15,11 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 
-use super::values::{agree, mix, tensor};
+use super::values::{agree, first_difference, mix, tensor};
 use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::Result;
-use crate::placement::{Placement, Spec};
-use crate::tensor::{ReduceOp, Tensor};
+use crate::placement::{Placement, Region, Spec};
+use crate::tensor::{DType, Element, ReduceOp, Shape, Tensor};
 
 /// A function that splits a value of a `Partial` tensor: given the operation, the value, a salt, the share's number and
 /// the number of shares, it returns the share.
@@ -52,7 +52,6 @@ pub fn part_of(whole: &Tensor, spec: &Spec, coords: &[usize], salt: u64) -> Tens
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub fn part_by(share: Share, whole: &Tensor, spec: &Spec, coords: &[usize], salt: u64) -> Tensor {
-    let values = whole.to_f64_vec();
     let (mut parts, mut mine, mut op) = (1, 0, None);
     for (a, placement) in spec.layout.placements().iter().enumerate() {
         if let Placement::Partial(o) = placement {
@@ -61,17 +60,48 @@ pub fn part_by(share: Share, whole: &Tensor, spec: &Spec, coords: &[usize], salt
         }
     }
     let region = spec.region_at(coords);
-    let mut local = vec![0.0; region.local.numel()];
+    let Some(op) = op else { return elements_of(whole, &region) };
+    let (values, mut local) = (whole.to_f64_vec(), vec![0.0; region.local.numel()]);
     region.runs(&spec.shape, |global, at, len| {
         for k in 0..len {
             let e = global as usize + k;
-            local[at + k] = match op {
-                None => values[e],
-                Some(op) => share(op, values[e], e as u64 ^ salt << 32, mine, parts),
-            };
+            local[at + k] = share(op, values[e], e as u64 ^ salt << 32, mine, parts);
         }
     });
     tensor(whole.dtype(), &local, &region.local)
+}
+
+/// Returns the elements of a region in storage order.
+pub(super) fn elements_of(whole: &Tensor, region: &Region) -> Tensor {
+    fn copied<T: Element>(whole: &Tensor, region: &Region) -> Tensor {
+        let values = whole.to_vec::<T>().expect("its dtype");
+        let mut local = vec![T::from_f64(0.0); region.local.numel()];
+        region.runs(whole.shape(), |global, at, len| {
+            local[at..][..len].copy_from_slice(&values[global as usize..][..len])
+        });
+        Tensor::from_vec(local, region.local.clone()).expect("as many values as elements")
+    }
+    match whole.dtype() {
+        DType::F32 => copied::<f32>(whole, region),
+        DType::F64 => copied::<f64>(whole, region),
+        DType::F16 => copied::<half::f16>(whole, region),
+        DType::BF16 => copied::<half::bf16>(whole, region),
+        DType::I64 => copied::<i64>(whole, region),
+        DType::I32 => copied::<i32>(whole, region),
+        DType::U8 => copied::<u8>(whole, region),
+        DType::Bool => copied::<bool>(whole, region),
+    }
+}
+
+/// Returns the global row-major index of the element at a place of a region's storage.
+pub(super) fn global_index(region: &Region, shape: &Shape, place: usize) -> usize {
+    let mut found = place;
+    region.runs(shape, |global, at, len| {
+        if (at..at + len).contains(&place) {
+            found = global as usize + place - at;
+        }
+    });
+    found
 }
 
 /// Returns share `i` of `n` of a value that is reduced by `op`.
@@ -102,6 +132,28 @@ pub fn owned(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
         ReduceOp::Sum if i == owner => value,
         ReduceOp::Sum => -0.0,
         _ => share(op, value, salt, i, n),
+    }
+}
+
+/// Splits a value so that its shares add up to it without rounding, in any order: twice the value on one rank, its
+/// negative on the next one, and -0 on the others. A zero, a huge or an infinite value, and NaN, are on one rank.
+///
+/// ```
+/// use isoshard::{tensor::ReduceOp, testing::shards::exact_shares};
+/// let shares = [0, 1, 2].map(|rank| exact_shares(ReduceOp::Sum, 0.1, 7, rank, 3));
+/// assert!(shares.contains(&0.2) && shares.contains(&-0.1));
+/// assert_eq!(shares.iter().sum::<f64>(), 0.1);
+/// ```
+pub fn exact_shares(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
+    // Twice the value must be finite in every dtype.
+    if op != ReduceOp::Sum || n == 1 || value == 0.0 || value.is_nan() || value.abs() > 1e4 {
+        return owned(op, value, salt, i, n);
+    }
+    let owner = (mix(salt.wrapping_mul(31).wrapping_add(n as u64)) % n as u64) as usize;
+    match (i + n - owner) % n {
+        0 => 2.0 * value,
+        1 => -value,
+        _ => -0.0,
     }
 }
 
@@ -146,6 +198,15 @@ pub fn difference(whole: &Tensor, spec: &Spec, parts: &[Tensor], bound: f64) -> 
                         parts[peer].notation(),
                         region.local
                     ));
+                }
+            }
+        }
+        if op.is_none() && local.dtype() == DType::I64 && whole.dtype() == DType::I64 {
+            match first_difference(&local, &elements_of(whole, &region)) {
+                None => continue,
+                Some((place, values)) => {
+                    let e = global_index(&region, &spec.shape, place);
+                    return Some(format!("rank {rank}, element {e}: {values}"));
                 }
             }
         }

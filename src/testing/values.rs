@@ -230,8 +230,19 @@ pub fn bits_differ(got: &Tensor, want: &Tensor) -> Option<String> {
     if got.shape() != want.shape() || got.dtype() != want.dtype() {
         return Some(format!("{} instead of {}", got.notation(), want.notation()));
     }
+    first_difference(got, want).map(|(e, values)| format!("element {e}: {values}"))
+}
+
+/// Returns the first element whose bits differ, NaNs aside, and both values, of tensors of one shape and dtype.
+pub(super) fn first_difference(got: &Tensor, want: &Tensor) -> Option<(usize, String)> {
+    if got.dtype() == DType::I64 {
+        // Wider than the 53 bits of an f64's fraction.
+        let [got, want] = [got, want].map(|x| x.to_vec::<i64>().expect("its dtype"));
+        let e = got.iter().zip(&want).position(|(g, w)| g != w)?;
+        return Some((e, format!("{} instead of {}", got[e], want[e])));
+    }
     let mut pairs = got.to_f64_vec().into_iter().zip(want.to_f64_vec()).enumerate();
     // Widening to f64 keeps every number and the sign of zero.
     let (e, (g, w)) = pairs.find(|(_, (g, w))| g.to_bits() != w.to_bits() && !(g.is_nan() && w.is_nan()))?;
-    Some(format!("element {e}: {g:e} instead of {w:e}"))
+    Some((e, format!("{g:e} instead of {w:e}")))
 }

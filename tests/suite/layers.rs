@@ -66,9 +66,15 @@ fn any_number_of_leading_dims_in_any_layout() {
         for dims in 0..=EXTENTS.len() {
             for (name, plan) in plans {
                 let check = Equivalence::new(move |trial| outcome(kind, trial, plan(), dims));
-                let found = check.meshes(["a=3,b=2"]).runs(8).check();
+                let check = check.meshes(["a=3,b=2"]).runs(8);
+                let found = check.check();
                 let report = found.unwrap_or_else(|e| panic!("{kind:?}, {name}, {dims} leading dims: {e}"));
                 assert_eq!(report.runs, 8);
+                // Along each leading dim over axis a, and along the last one too.
+                for dim in 0..dims + usize::from(!matches!(kind, Kind::Lookup)) {
+                    let scenario = format!("a=3,b=2 | seed 1 | x = (S{dim}, R)");
+                    check.clone().replay(&scenario).assert();
+                }
             }
         }
     }

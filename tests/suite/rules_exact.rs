@@ -80,7 +80,7 @@ fn rows_said_to_round_do_round_or_are_listed_with_a_reason() {
 fn false_claims_are_found() {
     for lie in [Lie::Negates, Lie::OtherLeaves, Lie::OtherOrder, Lie::OneRanksShare] {
         let verdict = Judge::new(&lie.sample()).one_axis_by_bits();
-        assert!(!verdict.wrong.is_empty(), "{lie:?} is believed");
+        assert!(verdict.wrong.iter().any(|row| row.call.starts_with("f32 ")), "{lie:?} is believed");
     }
 }
 

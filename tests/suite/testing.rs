@@ -126,7 +126,8 @@ fn differences_between_ranks_are_found() {
         Ok(())
     });
     assert!(
-        error.contains("fails, which it does not on a single rank: rank 0: panicked: too many"),
+        error.contains("fails, which it does not on a single rank: rank ")
+            && error.contains("panicked: too many"),
         "{error}"
     );
     let layout = Equivalence::new(|trial| {
@@ -274,4 +275,83 @@ fn scenarios_are_read_as_they_are_written() {
     {
         assert!(text.parse::<Scenario>().is_err(), "{text}");
     }
+}
+
+/// Squares, with a row that says that the square of a sum is the sum of the squares.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct FalseSquare;
+
+impl Op for FalseSquare {
+    fn name(&self) -> &'static str {
+        "false_square"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        Ok(ins.iter().cloned().collect())
+    }
+
+    fn rows(&self, _: &[Meta], _: MeshAxis) -> Vec<Row> {
+        vec![Row::same(AxisPlacement::SUM, 1).exact()]
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let x = &ins[0];
+        let squares: Vec<f64> = x.to_f64_vec().into_iter().map(|v| v * v).collect();
+        Ok([isoshard::testing::values::tensor(x.dtype(), &squares, x.shape())].into_iter().collect())
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        isoshard::ops::no_cuda_kernel(self, ins)
+    }
+
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        isoshard::ops::Neg.work(ins, outs)
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("this test has no use for it")
+    }
+}
+
+/// The shares of a partial sum are such that a row which is false for sums shows.
+#[test]
+fn false_rows_of_partial_sums_are_found() {
+    let program = |trial: &Trial| {
+        let x = trial.place("x", &isoshard::testing::values::ordinary(DType::F32, &[4, 3].into(), 1))?;
+        DTensor::apply_one(&FalseSquare, &[&x])
+    };
+    let check = Equivalence::new(program).meshes(["a=3"]);
+    let failed = check.replay("a=3 | seed 1 | x = (P(sum))").check().expect_err("(2x)² + (-x)² is not x²");
+    assert!(matches!(failed.finding, Finding::Differs { .. }), "{failed}");
+}
+
+#[test]
+fn large_integers_are_compared_whole() {
+    let large = |last: i64| Tensor::from_vec(vec![1i64 << 60, last], [2]).expect("two values");
+    let found = isoshard::testing::values::bits_differ(&large((1 << 60) + 1), &large(1 << 60));
+    assert_eq!(found.as_deref(), Some("element 1: 1152921504606846977 instead of 1152921504606846976"));
+    Equivalence::new(move |trial| {
+        let x = trial.place("x", &large((1 << 60) + 1))?;
+        Ok([("x", x)])
+    })
+    .assert();
+}
+
+#[test]
+fn a_seed_is_a_draw() {
+    let check = Equivalence::new(|trial| trial.record_value("seed", trial.seed() as f64)).meshes(["dp=2"]);
+    assert_eq!(check.runs(5).assert().runs, 5);
+}
+
+#[test]
+#[should_panic(expected = "has two ranks")]
+fn a_mesh_of_one_rank_compares_nothing() {
+    Equivalence::new(|trial| trial.record_value("x", 1.0)).meshes(["1", "dp=1"]).assert();
+}
+
+/// A gradient penalty differentiates inside.
+#[test]
+fn functions_that_differentiate_have_derivatives() {
+    let x = Tensor::from_vec(vec![0.5f64, -1.25, 2.0], [3]).expect("three values");
+    gradients(&[x], |x| x[0].tanh()?.sum_all()?.grad(&[&x[0]])?.remove(0).square());
 }

@@ -11,9 +11,9 @@ use crate::ops::softmax::sum_exp::{row_maximum, statistic_shape};
 use crate::ops::unfused::UnfusedExpression;
 use crate::ops::work::elements;
 use crate::ops::{
-    Add, AddScalar, AxisPlacement, Bits, Compare, CompareKind, CrossEntropyGrad, CrossEntropyTerms, Gather,
-    Input, LogSoftmax, Mask, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, Statistic, Sub, Tensors,
-    Vjp, Windows, Work, ZeroGrad, arity, list,
+    Add, AddScalar, Argmax, AxisPlacement, Bits, Compare, CompareKind, CrossEntropyGrad, CrossEntropyTerms,
+    Gather, Input, LogSoftmax, Mask, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, Statistic, Sub,
+    Tensors, Vjp, Windows, Work, ZeroGrad, arity, list,
 };
 use crate::tensor::cpu::{Kernel, Num, Real, Widen, dispatch};
 use crate::tensor::{Float, Tensor, cpu, for_dtype};
@@ -135,12 +135,22 @@ fn unfused(terms: &CrossEntropyTerms, logits: &Meta, target: &Meta) -> Result<Un
     };
     let outer = e.meta(target).shape.clone();
     let index = e.reshape(target, statistic_shape(logits))?;
-    let log = e.apply(LogSoftmax { dim: last }, &[x])?;
-    let log = e.apply(Gather { dim: last }, &[log, index])?;
+    let log_rows = e.apply(LogSoftmax { dim: last }, &[x])?;
+    let log = e.apply(Gather { dim: last }, &[log_rows, index])?;
     let mut loss = e.apply(MulScalar { factor: Bits(-terms.nll_factor.0) }, &[log])?;
     if terms.z_factor.0 != 0.0 {
-        let at_target = e.apply(Gather { dim: last }, &[x, index])?;
-        let lse = e.apply(Sub, &[at_target, log])?;
+        // ln sum exp x = x - log_softmax x at every class. At the largest one both are finite and small, while the
+        // target's logit may be -inf.
+        let largest = match logits.shape[last] {
+            0 => index,
+            _ => {
+                let argmax = e.apply(Argmax { dim: last }, &[x])?;
+                e.reshape(argmax, statistic_shape(logits))?
+            }
+        };
+        let at_largest = e.apply(Gather { dim: last }, &[x, largest])?;
+        let log_at_largest = e.apply(Gather { dim: last }, &[log_rows, largest])?;
+        let lse = e.apply(Sub, &[at_largest, log_at_largest])?;
         let square = e.apply(Mul, &[lse, lse])?;
         let z = e.apply(MulScalar { factor: terms.z_factor }, &[square])?;
         loss = e.apply(Add, &[loss, z])?;

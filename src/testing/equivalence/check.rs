@@ -323,7 +323,8 @@ impl Equivalence {
             self.run_once(scenario, &singles, &mut report).map_err(|failed| failed.alone())?;
             return Ok(report);
         }
-        assert!(!self.meshes.is_empty(), "an equivalence has at least one mesh");
+        let ranks = |mesh: &String| Scenario::new(mesh, 0).unwrap_or_else(|e| panic!("{e}")).rank_len();
+        assert!(self.meshes.iter().any(|mesh| ranks(mesh) > 1), "no mesh of {:?} has two ranks", self.meshes);
         for (m, mesh) in self.meshes.iter().enumerate() {
             for run in 0..self.runs.max(1) {
                 // The first run of every mesh has one seed, so that programs which draw nothing run once on one rank.
@@ -392,7 +393,7 @@ impl Equivalence {
             Some((_, most)) => *most = received.max(*most),
             None => report.received_bytes.push((mesh, received)),
         }
-        Ok(!drawn.sizes.is_empty() || !drawn.layouts.is_empty())
+        Ok(draws.reads_seed || !drawn.sizes.is_empty() || !drawn.layouts.is_empty())
     }
 
     /// Runs the program. Returns rank 0's draws and each rank's records.
@@ -438,6 +439,7 @@ impl Equivalence {
                 runs += 1;
                 if let Err(failed) = self.run_once(&candidate, singles, &mut EquivalenceReport::default())
                     && failed.finding.is_like(&best.finding)
+                    && weight(&failed.scenario) < weight(&best.scenario)
                 {
                     best = failed;
                     continue 'smaller;
@@ -474,6 +476,23 @@ impl FailedRun {
     fn alone(self: Box<Self>) -> Box<Counterexample> {
         Box::new(Counterexample { scenario: self.scenario, finding: self.finding, shrinking_runs: 0 })
     }
+}
+
+/// Returns the size of a scenario, by which each step of shrinking makes it smaller. A layout that does not fit its
+/// tensor is drawn anew, so a candidate need not be what runs.
+fn weight(scenario: &Scenario) -> (usize, usize, usize) {
+    let placement = |placement: &Placement| match placement {
+        Placement::Replicate => 0,
+        Placement::Shard(0) => 1,
+        Placement::Shard(_) | Placement::Partial(_) | Placement::RaggedShard { .. } => 2,
+    };
+    let layout = |layout: &Layout| {
+        let placements = layout.placements();
+        let is_nested = Layout::new(placements.to_vec()) != *layout;
+        placements.iter().map(placement).sum::<usize>() + usize::from(is_nested)
+    };
+    let layouts = scenario.layouts.iter().map(|(_, of)| layout(of)).sum();
+    (scenario.rank_len(), layouts, scenario.sizes.iter().map(|(_, size)| size).sum())
 }
 
 /// The scenarios that are one step smaller: fewer ranks, then plainer layouts, then smaller sizes.

@@ -1,8 +1,8 @@
 //! Faults on request: a rank of a tested program dies, stalls or makes another call than the other ranks.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::check::Equivalence;
@@ -21,7 +21,7 @@ const DEADLINE: Duration = Duration::from_secs(3);
 pub enum RankFault {
     /// The rank panics instead of making the call.
     Dies,
-    /// The rank makes the call only after twice the deadline.
+    /// The rank makes the call only after 7/4 of the deadline.
     Stalls,
     /// The rank makes another call.
     Differs,
@@ -50,7 +50,7 @@ impl Equivalence {
     ///
     /// The fault happens at the rank's collective number `at`, or at a random one. Every mesh that has the rank takes
     /// part; on each, a run without a fault comes first, to count the collectives. The deadline is 3 seconds unless
-    /// [`Equivalence::deadline`] is set; a rank that stalls costs about twice that.
+    /// [`Equivalence::deadline`] is set; a run in which a rank stalls takes almost twice that.
     ///
     /// ```
     /// use isoshard::{tensor::DType, testing::Equivalence};
@@ -61,7 +61,7 @@ impl Equivalence {
     ///     mesh.barrier()
     /// })
     /// .meshes(["dp=3"])
-    /// .deadline(Duration::from_millis(300))
+    /// .deadline(Duration::from_secs(1))
     /// .with_fault(1, None);
     /// assert_eq!(runs.len(), 3);
     /// assert!(runs[0].ends[0].contains("rank 1"), "{}", runs[0]);
@@ -82,22 +82,34 @@ impl Equivalence {
             let failed = healthy.ends.iter().flatten().next();
             assert!(failed.is_none(), "{mesh}: the program fails without a fault: {failed:?}");
             let calls = healthy.calls;
-            assert!(calls > at.unwrap_or(0), "{mesh}: rank {rank} makes {calls} collectives");
+            let wanted = at.map_or(String::new(), |at| format!(", and the fault is at number {at}"));
+            assert!(calls > at.unwrap_or(0), "{mesh}: rank {rank} makes {calls} collectives{wanted}");
             for fault in [RankFault::Dies, RankFault::Stalls, RankFault::Differs] {
                 let name = format!("{mesh} {fault:?}");
                 let draw = name.bytes().fold(self.seed, |hash, byte| mix(hash ^ u64::from(byte)));
                 let at = at.unwrap_or((draw % calls as u64) as usize);
-                let Ended { ends, lasted, .. } = self.run_with(&scenario, rank, Some((fault, at)));
+                let Ended { ends, after, .. } = self.run_with(&scenario, rank, Some((fault, at)));
                 let place = format!("{mesh}: rank {rank} {fault} at its call {at} of {calls}");
-                let limit = self.fault_deadline() * 2 + Duration::from_secs(2);
-                assert!(lasted < limit, "{place}: the last rank ended after {lasted:?}");
+                // The other ranks end before a rank that stalls wakes up.
+                let limit = match fault {
+                    RankFault::Stalls => stall(self.fault_deadline()),
+                    RankFault::Dies | RankFault::Differs => self.fault_deadline() + Duration::from_secs(2),
+                };
                 for (other, end) in ends.iter().enumerate() {
                     let Some(end) = end else { panic!("{place}: rank {other} ends without an error") };
+                    let is_stuck = matches!(end, Failure::Stuck(_));
+                    assert!(!is_stuck, "{place}: rank {other} does not end: {end}");
+                    let late = after[other];
+                    assert!(
+                        other == rank || late < limit,
+                        "{place}: rank {other} ends after {late:?}: {end}"
+                    );
                     assert!(
                         other == rank || names(end, rank),
                         "{place}: rank {other} does not name it: {end}"
                     );
                 }
+                let lasted = after.into_iter().max().unwrap_or_default();
                 let ends = ends.into_iter().flatten().map(|end| end.to_string()).collect();
                 runs.push(FaultRun { mesh: mesh.clone(), fault, at, calls, ends, lasted });
             }
@@ -114,14 +126,22 @@ impl Equivalence {
         let (check, scenario) = (self.clone(), scenario.clone());
         let calls = Arc::new(AtomicUsize::new(0));
         let (counter, deadline, device) = (calls.clone(), self.fault_deadline(), self.device);
-        let began = Instant::now();
+        let struck = Arc::new(Mutex::new(Instant::now()));
+        let ended = Arc::new(Mutex::new(vec![None; scenario.rank_len()]));
+        let (fault_time, end_times) = (struck.clone(), ended.clone());
         let spmd = Spmd::new(scenario.rank_len()).deadline(deadline).on(move |_| device).on_slow(|_| {});
         let ends = spmd.run_each(move |of: Rank| {
             quiet_panics_here();
+            let _clock = EndClock { rank: of.rank(), ends: end_times.clone() };
             let world = of.world();
             let of = match of.rank() == rank {
                 true => {
-                    let plan = Arc::new(FaultPlan { fault, calls: counter.clone(), deadline });
+                    let plan = Arc::new(FaultPlan {
+                        fault,
+                        calls: counter.clone(),
+                        deadline,
+                        struck: fault_time.clone(),
+                    });
                     let engine = Arc::new(FaultyEngine { engine: of.engine().clone(), plan });
                     Rank::new(engine)?.on(of.device()).with_network(of.network().clone())
                 }
@@ -132,15 +152,36 @@ impl Equivalence {
             world.barrier()
         });
         let ends = ends.unwrap_or_else(|e| panic!("{e}")).into_iter().map(Result::err).collect();
-        Ended { ends, calls: calls.load(Ordering::SeqCst), lasted: began.elapsed() }
+        let struck = *struck.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = std::mem::take(&mut *ended.lock().unwrap_or_else(PoisonError::into_inner));
+        let after = |end: Option<Instant>| end.unwrap_or_else(Instant::now).saturating_duration_since(struck);
+        Ended { ends, calls: calls.load(Ordering::SeqCst), after: ended.into_iter().map(after).collect() }
     }
 }
 
-/// The ranks' failures, the collectives of the watched rank, and the run's time.
+/// Returns how long a rank stalls: longer than the other ranks wait for it, and shorter than the program waits for a
+/// rank after all others have ended.
+fn stall(deadline: Duration) -> Duration {
+    deadline * 7 / 4
+}
+
+/// The ranks' failures, the collectives of the watched rank, and the time after the fault at which each rank ended.
 struct Ended {
     ends: Vec<Option<Failure>>,
     calls: usize,
-    lasted: Duration,
+    after: Vec<Duration>,
+}
+
+/// Notes the time at which a rank ends, by a panic too.
+struct EndClock {
+    rank: usize,
+    ends: Arc<Mutex<Vec<Option<Instant>>>>,
+}
+
+impl Drop for EndClock {
+    fn drop(&mut self) {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)[self.rank] = Some(Instant::now());
+    }
 }
 
 /// Returns true if a failure names the rank that caused it.
@@ -149,7 +190,11 @@ fn names(failure: &Failure, rank: usize) -> bool {
     match error.downcast_ref::<CommFault>() {
         Some(CommFault::Missing { missing, .. }) => missing.contains(&rank),
         Some(CommFault::Mismatch { rank: one, other, .. }) => [*one, *other].contains(&rank),
-        _ => error.to_string().contains(&format!("rank {rank}")),
+        _ => error
+            .to_string()
+            .split(&format!("rank {rank}"))
+            .skip(1)
+            .any(|rest| !rest.starts_with(|c: char| c.is_ascii_digit())),
     }
 }
 
@@ -177,6 +222,8 @@ struct FaultPlan {
     fault: Option<(RankFault, usize)>,
     calls: Arc<AtomicUsize>,
     deadline: Duration,
+    /// The time of the fault.
+    struck: Arc<Mutex<Instant>>,
 }
 
 /// An engine whose rank fails at one of its collectives.
@@ -236,12 +283,15 @@ impl FaultyChannel {
     /// Counts a call. Returns true if the rank makes another call instead.
     fn differs(&self) -> bool {
         let at = self.plan.calls.fetch_add(1, Ordering::SeqCst);
+        if self.plan.fault.is_some_and(|(_, fault_at)| at == fault_at) {
+            *self.plan.struck.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        }
         match self.plan.fault {
             Some((RankFault::Dies, fault_at)) if at == fault_at => {
                 panic!("dies at call {at}, as the test asks")
             }
             Some((RankFault::Stalls, fault_at)) if at == fault_at => {
-                std::thread::sleep(self.plan.deadline * 2);
+                std::thread::sleep(stall(self.plan.deadline));
                 false
             }
             Some((RankFault::Differs, fault_at)) => at == fault_at,

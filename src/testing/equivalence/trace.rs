@@ -46,7 +46,8 @@ pub(super) fn compare(ranks: &[Trace], single: &Trace, mode: Reduction, bound: f
         let want = &single.entries[at];
         let limit = match mode {
             Reduction::Exact => None,
-            Reduction::Fast => Some(bound * magnitude(&want.local)),
+            // An index or a count has no rounding.
+            Reduction::Fast => want.spec.dtype.is_float().then(|| bound * magnitude(&want.local)),
         };
         let whole = ElementBits::of(&want.local);
         for (rank, trace) in ranks.iter().enumerate() {
@@ -119,16 +120,21 @@ struct ElementBits {
 impl ElementBits {
     fn of(x: &Tensor) -> ElementBits {
         let numbers = x.to_f64_vec();
+        let plain = |v: f64| if v.is_nan() { f64::NAN } else { v };
         let bits = match x.dtype() {
             // Wider than the 53 bits of an f64's fraction.
             DType::I64 => x.to_vec::<i64>().expect("its dtype").into_iter().map(|v| v as u64).collect(),
-            DType::F64 => numbers.iter().map(|v| if v.is_nan() { f64::NAN } else { *v }.to_bits()).collect(),
+            DType::F64 => numbers.iter().map(|v| plain(*v).to_bits()).collect(),
             DType::F32 => {
                 let of = |v: &f64| if v.is_nan() { f32::NAN } else { *v as f32 };
                 numbers.iter().map(|v| u64::from(of(v).to_bits())).collect()
             }
-            DType::F16 => numbers.iter().map(|v| u64::from(half::f16::from_f64(*v).to_bits())).collect(),
-            DType::BF16 => numbers.iter().map(|v| u64::from(half::bf16::from_f64(*v).to_bits())).collect(),
+            DType::F16 => {
+                numbers.iter().map(|v| u64::from(half::f16::from_f64(plain(*v)).to_bits())).collect()
+            }
+            DType::BF16 => {
+                numbers.iter().map(|v| u64::from(half::bf16::from_f64(plain(*v)).to_bits())).collect()
+            }
             DType::I32 | DType::U8 | DType::Bool => numbers.iter().map(|v| *v as i64 as u64).collect(),
         };
         ElementBits { dtype: x.dtype(), bits, numbers }

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::nn::Params;
 use crate::placement::{Layout, Spec};
 use crate::tensor::{DType, Shape, Tensor};
-use crate::testing::shards::{owned, spread_by};
+use crate::testing::shards::{exact_shares, spread_by};
 use crate::testing::strategies::layouts;
 use crate::testing::values::{mix, ordinary, small_ints, tensor};
 
@@ -53,6 +53,8 @@ pub struct Trial {
 pub(super) struct Draws {
     pub sizes: Vec<(String, usize, usize)>,
     pub layouts: Vec<(String, Layout)>,
+    /// True if the program has read the seed.
+    pub reads_seed: bool,
 }
 
 #[derive(Default)]
@@ -86,6 +88,7 @@ impl Trial {
     /// });
     /// ```
     pub fn seed(&self) -> u64 {
+        self.draws().reads_seed = true;
         self.scenario.seed
     }
 
@@ -348,8 +351,7 @@ impl Trial {
     fn place_in(&self, name: &str, whole: &Tensor, partials: bool) -> Result<DTensor> {
         let layout = self.drawn_layout(name, whole.dtype(), whole.shape(), partials);
         let spec = Spec::new(self.mesh.mesh(), whole.dtype(), whole.shape().clone(), layout)?;
-        // One rank holds all of a partial sum's term, so that the value does not depend on the layout.
-        spread_by(owned, &self.mesh, whole, &spec, self.hash(name))
+        spread_by(exact_shares, &self.mesh, whole, &spec, self.hash(name))
     }
 
     fn drawn_layout(&self, name: &str, dtype: DType, shape: &Shape, partials: bool) -> Layout {

@@ -16,7 +16,8 @@ use crate::ops::{
 };
 use crate::placement::{Layout, Mesh, Placement, ReductionTree, Region, Spec, TreeNode};
 use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
-use crate::testing::values::{bits_differ, mix, ordinary, ordinary_values, tensor};
+use crate::testing::shards::{elements_of, global_index};
+use crate::testing::values::{bits_differ, first_difference, mix, ordinary, ordinary_values, tensor};
 
 use super::apart::eval_apart;
 use super::axis_rows::{is_ragged, placement, specs};
@@ -313,8 +314,13 @@ impl BitsCase<'_> {
                 Ok(got) => rounded(&got, spec.dtype),
                 Err(e) => return Some(e),
             };
-            if let Some(what) = bits_differ(&got, &held(whole, &region)) {
-                return Some(format!("rank {rank}, {what}"));
+            let want = elements_of(whole, &region);
+            if (got.shape(), got.dtype()) != (want.shape(), want.dtype()) {
+                return Some(format!("rank {rank} has {} instead of {}", got.notation(), want.notation()));
+            }
+            if let Some((place, values)) = first_difference(&got, &want) {
+                let e = global_index(&region, &spec.shape, place);
+                return Some(format!("rank {rank}, element {e}: {values}"));
             }
         }
         None
@@ -359,7 +365,7 @@ impl PartialOperand {
     fn locals(&self) -> Vec<Tensor> {
         let local = |rank: usize| {
             let coords = self.spec.mesh.coords_of(rank).expect("a rank of the mesh");
-            held(&self.shares[self.share_of(&coords)], &self.spec.region_at(&coords))
+            elements_of(&self.shares[self.share_of(&coords)], &self.spec.region_at(&coords))
         };
         self.spec.mesh.ranks().map(local).collect()
     }
@@ -372,16 +378,6 @@ fn is_half(dtype: DType) -> bool {
 /// Returns the numbers in another dtype, rounded once.
 fn rounded(x: &Tensor, dtype: DType) -> Tensor {
     if x.dtype() == dtype { x.clone() } else { tensor(dtype, &x.to_f64_vec(), x.shape()) }
-}
-
-/// Returns the elements of a region in storage order.
-fn held(whole: &Tensor, region: &Region) -> Tensor {
-    let values = whole.to_f64_vec();
-    let mut local = vec![0.0; region.local.numel()];
-    region.runs(whole.shape(), |global, at, len| {
-        local[at..][..len].copy_from_slice(&values[global as usize..][..len])
-    });
-    tensor(whole.dtype(), &local, &region.local)
 }
 
 /// Returns the coordinates that differ from `coords` along `axes` only, in row-major order.

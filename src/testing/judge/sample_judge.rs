@@ -10,6 +10,7 @@ use super::verdict::{Discrepancy, Verdict};
 use crate::ops::{AxisPlacement, MeshAxis, Meta, Row, Sample};
 use crate::placement::Mesh;
 use crate::tensor::DType;
+use crate::testing::quiet::quietly;
 use crate::testing::values::{SplitMix, mix, ordinary_values};
 
 /// The number of operands above which only a selection of the unlisted combinations is judged.
@@ -132,11 +133,18 @@ impl Judge {
             Ok(trials) => trials,
             Err(error) => return verdict.refused(&self.sample, &error),
         };
+        let outs_len = self.sample.op.infer(&self.sample.metas()).map_or(0, |outs| outs.len());
         for ranks in [2, 3, 5] {
             let mesh = line(ranks);
             for row in self.sample.op.rows(&self.sample.metas(), MeshAxis::new(ranks)) {
                 verdict.rows += 1;
                 let rows = std::slice::from_ref(&row);
+                if (row.ins.len(), row.outs.len()) != (self.sample.ins.len(), outs_len) {
+                    let call = format!("{} operands and {outs_len} results", self.sample.ins.len());
+                    let what = format!("it has other numbers of placements than the call's {call}");
+                    verdict.wrong(format!("{:?}", self.sample), rows, Discrepancy::new(&[], None, what));
+                    continue;
+                }
                 if let Err(what) = holds_everywhere(&self.sample, &trials, &mesh, rows, &[0]) {
                     verdict.wrong(format!("{:?} on {ranks} ranks", self.sample), rows, what);
                 }
@@ -394,8 +402,9 @@ fn row_pairs(
         rows.push(whole.clone());
         rows
     };
-    let seed =
-        format!("{sample:?} {lens:?}").bytes().fold(n as u64, |seed, byte| mix(seed ^ u64::from(byte)));
+    let seed = format!("{sample:?} {metas:?} {lens:?}")
+        .bytes()
+        .fold(n as u64, |seed, byte| mix(seed ^ u64::from(byte)));
     let mut stream = SplitMix(seed);
     let mut pair = || {
         let a = stream.pick(&rows(0, None)).clone();
@@ -411,7 +420,13 @@ fn grid(lens: [usize; 2]) -> Mesh {
 
 /// Judges a case by bits. Returns true if it was judged and held.
 fn judged(verdict: &mut Verdict, call: String, case: &BitsCase<'_>) -> bool {
-    let outcome = case.judge();
+    // A kernel or a row that panics is a finding, and the call and the row are named.
+    let outcome = quietly(|| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case.judge())));
+    let outcome = outcome.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
+        Err(Discrepancy::new(&[], None, format!("panics: {}", text.unwrap_or_default())))
+    });
     for row in case.rows.iter().filter(|r| r.outs.iter().any(|s| matches!(s, AxisPlacement::TreeSum(_)))) {
         let held = usize::from(matches!(outcome, Ok(RowOutcome::Holds)));
         match verdict.tree_sums.iter_mut().find(|(known, _)| known == row) {

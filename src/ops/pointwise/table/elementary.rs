@@ -78,7 +78,9 @@ macro_rules! elementary_table {
         PowGradExponent pow_grad_exponent(dz, x, z) = select(x == of(0.0) || z == of(0.0), of(0.0), dz * (z * ln(x))),
             for floats, Linear "Linear in the incoming gradient, and in the power."
                 and |ins| vec![Row::new([AxisPlacement::R, AxisPlacement::R, AxisPlacement::SUM], [AxisPlacement::SUM])],
-            gradient |d, dy| { dz => (d.pow_grad_exponent(x, z)), x => (d * dz * z / x), z => (d * dz * x.log()) },
+            gradient |d, dy| {
+                dz => (d.pow_grad_exponent(x, z)), x => (x.equals(x.zero()).mask(false, d * dz * z / x)),
+                z => (x.equals(x.zero()).mask(false, d * dz * x.log())) },
             samples [Ints Positive Positive] rounded 4,
             example [1.0, 1.0], [10.0, 0.0], [100.0, 0.0] => "[230.259, 0.000]";
     } } };
