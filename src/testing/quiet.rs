@@ -1,17 +1,20 @@
 //! Panics that a test expects print no message.
 
 use std::cell::Cell;
-use std::panic::{set_hook, take_hook};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
 thread_local!(static IS_QUIET: Cell<bool> = const { Cell::new(false) });
 
-/// Runs `f`, which catches its panics, without their messages.
-pub(super) fn quietly<T>(f: impl FnOnce() -> T) -> T {
+/// Runs `f`, and returns the message of its panic if it panics.
+pub(super) fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     let before = IS_QUIET.replace(install());
-    let result = f();
+    let result = catch_unwind(AssertUnwindSafe(f));
     IS_QUIET.set(before);
-    result
+    result.map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default()
+    })
 }
 
 /// Silences panics of this thread until it ends.

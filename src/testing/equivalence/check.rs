@@ -1,7 +1,9 @@
 //! The check: runs a program on meshes, compares, and shrinks what fails.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -343,7 +345,7 @@ impl Equivalence {
         Ok(report)
     }
 
-    /// Runs a scenario and compares. Returns true if the program drew sizes or layouts.
+    /// Runs a scenario and compares. Returns true if the program drew sizes or layouts, or read the seed.
     fn run_once(
         &self,
         scenario: &Scenario,
@@ -387,8 +389,7 @@ impl Equivalence {
         }
         report.runs += 1;
         report.compared += single[0].entries.len();
-        let mesh =
-            scenario.axes.iter().map(|(name, len)| format!("{name}={len}")).collect::<Vec<_>>().join(",");
+        let mesh = scenario.mesh();
         match report.received_bytes.iter_mut().find(|(known, _)| *known == mesh) {
             Some((_, most)) => *most = received.max(*most),
             None => report.received_bytes.push((mesh, received)),
@@ -555,19 +556,15 @@ fn smaller(of: &FailedRun) -> Vec<Scenario> {
 
 /// The records of single ranks that have run.
 #[derive(Default)]
-struct Singles(Mutex<HashMap<String, SingleRun>>);
+struct Singles(RefCell<HashMap<String, SingleRun>>);
 
-type SingleRun = Result<Arc<Vec<Trace>>, String>;
+type SingleRun = Result<Rc<Vec<Trace>>, String>;
 
 impl Singles {
     fn of(&self, check: &Equivalence, scenario: &Scenario) -> SingleRun {
         let single = scenario.single_rank();
         let key = single.to_string();
-        if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
-            return known.clone();
-        }
-        let run = check.run(&single).1.map(Arc::new);
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, run.clone());
-        run
+        let mut known = self.0.borrow_mut();
+        known.entry(key).or_insert_with(|| check.run(&single).1.map(Rc::new)).clone()
     }
 }

@@ -72,6 +72,12 @@ impl Scenario {
         Scenario { axes, layouts: Vec::new(), ..self.clone() }
     }
 
+    /// Returns the mesh in the notation `dp=2,tp=2`.
+    pub(super) fn mesh(&self) -> String {
+        let axes: Vec<String> = self.axes.iter().map(|(name, len)| format!("{name}={len}")).collect();
+        if axes.is_empty() { "1".into() } else { axes.join(",") }
+    }
+
     pub(super) fn size(&self, name: &str) -> Option<usize> {
         self.sizes.iter().find(|(n, _)| n == name).map(|(_, size)| *size)
     }
@@ -83,8 +89,7 @@ impl Scenario {
 
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let axes: Vec<String> = self.axes.iter().map(|(name, len)| format!("{name}={len}")).collect();
-        write!(f, "{} | seed {}", if axes.is_empty() { "1".into() } else { axes.join(",") }, self.seed)?;
+        write!(f, "{} | seed {}", self.mesh(), self.seed)?;
         self.sizes.iter().try_for_each(|(name, size)| write!(f, " | {name} = {size}"))?;
         self.layouts.iter().try_for_each(|(name, layout)| write!(f, " | {name} = {layout}"))
     }

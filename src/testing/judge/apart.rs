@@ -3,7 +3,7 @@
 use crate::ops::{Op, Tensors, Window, Windows};
 use crate::placement::Spec;
 use crate::tensor::Tensor;
-use crate::testing::quiet::quietly;
+use crate::testing::quiet::caught;
 
 /// Runs `op` on every rank of the mesh without communication. Errors and panics become texts.
 pub(super) fn eval_apart(
@@ -24,19 +24,13 @@ pub(super) fn eval_apart(
             // Unshared copies let kernels work in place, as they do in the engine.
             let mut locals: Tensors =
                 ins.iter().map(|(_, parts)| parts[rank].to_owned_copy().expect("it is in memory")).collect();
-            let run = std::panic::AssertUnwindSafe(|| op.eval(&mut locals, &at));
-            let outcome = quietly(|| std::panic::catch_unwind(run));
-            match outcome {
+            match caught(|| op.eval(&mut locals, &at)) {
                 Ok(Ok(found)) if found.len() != outs.len() => {
                     Err(format!("rank {rank} returns {} results instead of {}", found.len(), outs.len()))
                 }
                 Ok(Ok(found)) => Ok(found),
                 Ok(Err(e)) => Err(format!("rank {rank}: {e}")),
-                Err(p) => {
-                    let text = p.downcast_ref::<String>().cloned();
-                    let text = text.or_else(|| p.downcast_ref::<&str>().map(|s| s.to_string()));
-                    Err(format!("rank {rank} panics: {}", text.unwrap_or_default()))
-                }
+                Err(panic) => Err(format!("rank {rank} panics: {panic}")),
             }
         })
         .collect()

@@ -10,7 +10,7 @@ use super::verdict::{Discrepancy, Verdict};
 use crate::ops::{AxisPlacement, MeshAxis, Meta, Row, Sample};
 use crate::placement::Mesh;
 use crate::tensor::DType;
-use crate::testing::quiet::quietly;
+use crate::testing::quiet::caught;
 use crate::testing::values::{SplitMix, mix, ordinary_values};
 
 /// The number of operands above which only a selection of the unlisted combinations is judged.
@@ -194,13 +194,15 @@ impl Judge {
     pub fn other_sizes(&self) -> Verdict {
         let mut verdict = Verdict::default();
         for sample in resized(&self.sample) {
-            let trials = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| try_trials(&sample, 2)));
-            let Ok(trials) = trials else {
-                let what = Discrepancy::new(&[], None, "a single rank panics".into());
-                verdict.wrong(format!("{sample:?}"), &[], what);
-                continue;
+            let trials = match caught(|| try_trials(&sample, 2)) {
+                Ok(Ok(trials)) => trials,
+                Ok(Err(_)) => continue,
+                Err(panic) => {
+                    let what = Discrepancy::new(&[], None, format!("a single rank panics: {panic}"));
+                    verdict.wrong(format!("{sample:?}"), &[], what);
+                    continue;
+                }
             };
-            let Ok(trials) = trials else { continue };
             verdict.small += usize::from(has_small_extent(&sample));
             for ranks in [2, 3, 5] {
                 let mesh = line(ranks);
@@ -421,12 +423,8 @@ fn grid(lens: [usize; 2]) -> Mesh {
 /// Judges a case by bits. Returns true if it was judged and held.
 fn judged(verdict: &mut Verdict, call: String, case: &BitsCase<'_>) -> bool {
     // A kernel or a row that panics is a finding, and the call and the row are named.
-    let outcome = quietly(|| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case.judge())));
-    let outcome = outcome.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
-        Err(Discrepancy::new(&[], None, format!("panics: {}", text.unwrap_or_default())))
-    });
+    let outcome = caught(|| case.judge())
+        .unwrap_or_else(|panic| Err(Discrepancy::new(&[], None, format!("panics: {panic}"))));
     for row in case.rows.iter().filter(|r| r.outs.iter().any(|s| matches!(s, AxisPlacement::TreeSum(_)))) {
         let held = usize::from(matches!(outcome, Ok(RowOutcome::Holds)));
         match verdict.tree_sums.iter_mut().find(|(known, _)| known == row) {
