@@ -1,198 +1,124 @@
-//! Saving: each rank writes its pieces into one safetensors file, and rank 0 the index, last.
+//! Saving: each rank writes its pieces, and no rank holds more of a tensor than its shard.
 
-use std::borrow::Cow;
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::time::Duration;
 
-use safetensors::{Dtype, View};
-
-use super::index::{INDEX, Index, PieceFile, PieceIndex, TensorIndex};
-use super::tree::CheckpointTree;
-use super::writers::{WrittenPiece, plan_writers};
+use super::index::{Index, SavedTensor};
+use super::piece_file::PieceSource;
+use super::save_job::{Commit, SaveJob, aside, make_aside};
+use super::state_tree::StateTree;
+use super::writers::plan_writers;
 use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::{Error, Result};
-use crate::placement::{Region, Spec};
-use crate::tensor::{DType, Shape, Tensor};
+use crate::placement::Spec;
+use crate::tensor::{Device, Shape};
 
-const VERB: &str = "checkpoint";
+const VERB: &str = "save";
+/// The time that the first rank waits for other ranks' files after its own is written, unless told otherwise.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30 * 60);
 
-impl CheckpointTree {
-    /// Saves the tree into a new folder.
-    ///
-    /// Every element is written once, by a rank that stores it, and replicas share the work. The files are written
-    /// beside the folder, flushed to the disk, and renamed at the end: the folder is whole or absent. All ranks of the
-    /// mesh call this together. Communicates the reductions of `Partial` tensors, and some bytes per rank.
-    ///
-    /// # Errors
-    /// Refuses a folder that exists. Returns the same error on every rank if a rank cannot write.
-    pub fn save(&self, mesh: &DeviceMesh, dir: impl AsRef<Path>) -> Result<()> {
-        let dir = dir.as_ref();
-        let reduced = |x: &DTensor| match x.layout().has_partial() {
-            true => x.redistribute(x.layout().reduced()),
-            false => Ok(x.clone()),
-        };
-        let tensors: Vec<DTensor> = self.tensors().map(|(_, x)| reduced(x)).collect::<Result<_>>()?;
-        let specs: Vec<Spec> = tensors.iter().map(|x| x.spec().clone()).collect();
-        let plan = plan_writers(&specs);
-        let me = mesh.mesh().ranks().position(|rank| rank == mesh.mesh().rank()).expect("in the mesh");
-        let aside = aside(dir)?;
-        all_ok(mesh, if me == 0 { begin(dir, &aside) } else { Ok(()) })?;
-        let names: Vec<&str> = self.tensors().map(|(name, _)| name).collect();
-        let file = format!("rank-{me:05}.safetensors");
-        let written = write_pieces(&aside.join(&file), &names, &tensors, &plan, me);
-        let outcome = written.as_ref().map(|(bytes, crc)| vec![*bytes as i64, i64::from(*crc)]);
-        let files = gather(mesh, outcome.map_err(Clone::clone))?;
-        let end =
-            if me == 0 { finish(dir, &aside, &self.index(&names, &specs, &plan, &files)) } else { Ok(()) };
-        all_ok(mesh, end)
-    }
-
-    fn index(&self, names: &[&str], specs: &[Spec], plan: &[WrittenPiece], files: &[Vec<i64>]) -> Index {
-        let mut index = Index::new();
-        let file = |(rank, words): (usize, &Vec<i64>)| PieceFile {
-            name: format!("rank-{rank:05}.safetensors"),
-            bytes: words[0] as u64,
-            crc32: words[1] as u32,
-        };
-        index.files = files.iter().enumerate().map(file).collect();
-        index.values = self.values().clone();
-        for (tensor, (name, spec)) in names.iter().zip(specs).enumerate() {
-            let pieces = plan.iter().filter(|piece| piece.tensor == tensor).enumerate();
-            let piece = |(number, piece): (usize, &WrittenPiece)| PieceIndex {
-                file: piece.writer,
-                key: key(name, number),
-                start: piece.start.to_vec(),
-                shape: piece.len.to_vec(),
-            };
-            let (dtype, shape) = (spec.dtype.name().to_string(), spec.shape.to_vec());
-            let of = TensorIndex { dtype, shape, pieces: pieces.map(piece).collect() };
-            index.tensors.insert((*name).into(), of);
-        }
-        index
-    }
+/// Saves `state` as the new folder `dir`. All ranks of the mesh call this together, with the same names and values.
+///
+/// Every element is written once, by a rank that stores it; replicas share the work, so that the most loaded rank
+/// writes hardly more than the mean. The folder appears, whole, when all ranks have written and flushed their files; if
+/// the program ends before, it does not appear. Ranks meet in a folder beside `dir`, so all ranks reach one file system.
+///
+/// Communicates the reductions of `Partial` tensors, and some bytes per rank. To save without waiting, and to number
+/// checkpoints, see [`CheckpointFolder`](super::CheckpointFolder).
+///
+/// ```
+/// use isoshard::{checkpoint::{self, Checkpoint, StateTree}, comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+/// let dir = std::env::temp_dir().join(format!("isoshard-save-{}", std::process::id()));
+/// let to = dir.join("initial");
+/// spmd(2, move |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+///     let mut state = StateTree::new();
+///     state.insert("x", DTensor::zeros(&mesh, DType::F32, [4, 3], "(S0)".parse()?)?)?;
+///     checkpoint::save(&mesh, &to, &state)
+/// })?;
+/// assert_eq!(Checkpoint::open(dir.join("initial"))?.names().collect::<Vec<_>>(), ["x"]);
+/// # std::fs::remove_dir_all(dir).unwrap();
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Errors
+/// Refuses a folder that exists, and ranks with different names or values. Returns the same error on every rank if a
+/// rank cannot write; nothing is left behind then.
+pub fn save(mesh: &DeviceMesh, dir: impl AsRef<Path>, state: &StateTree) -> Result<()> {
+    let job = start(mesh, dir.as_ref(), state, PATIENCE)?;
+    mesh.agree(VERB, job.run().map(|()| Vec::new())).map(drop)
 }
 
-/// Returns the name of a piece in its file.
-fn key(tensor: &str, number: usize) -> String {
-    format!("{tensor}#{number}")
-}
-
-/// Returns the folder in which the files are written.
-fn aside(dir: &Path) -> Result<PathBuf> {
-    let name = dir
-        .file_name()
-        .ok_or_else(|| Error::invalid(VERB, "the path names a folder", dir.display().to_string(), ""))?;
-    Ok(dir.with_file_name(format!(".{}.unfinished", name.to_string_lossy())))
-}
-
-fn begin(dir: &Path, aside: &Path) -> Result<()> {
-    if dir.exists() {
-        return Err(Error::invalid(
-            VERB,
-            "the folder is new",
-            dir.display().to_string(),
-            "choose another name",
-        ));
+/// Plans a save, makes the folder in which it is written, and returns this rank's work, which shares the tensors'
+/// memory. On a device, copies the rank's shards to the CPU's memory.
+pub(super) fn start(mesh: &DeviceMesh, dir: &Path, state: &StateTree, patience: Duration) -> Result<SaveJob> {
+    if mesh.device() == Device::Meta {
+        return Err(Error::unsupported(VERB, "tensors on meta have no values", "a dry run", ""));
     }
-    // A save that was killed has left it.
-    if aside.exists() {
-        fs::remove_dir_all(aside).map_err(|e| Error::io(VERB, aside, e))?;
-    }
-    fs::create_dir_all(aside).map_err(|e| Error::io(VERB, aside, e))
-}
-
-fn finish(dir: &Path, aside: &Path, index: &Index) -> Result<()> {
-    let text = serde_json::to_string(index).map_err(Error::other)?;
-    let path = aside.join(INDEX);
-    let write = || {
-        let mut file = File::create(&path)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        File::open(aside)?.sync_all()?;
-        fs::rename(aside, dir)?;
-        let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(parent)?.sync_all()
+    let reduced = |x: &DTensor| match x.layout().has_partial() {
+        true => x.redistribute(x.layout().reduced()),
+        false => Ok(x.clone()),
     };
-    write().map_err(|e| Error::io(VERB, &path, e))
-}
-
-/// A piece as safetensors writes it.
-struct PieceView {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Tensor,
-}
-
-impl View for PieceView {
-    fn dtype(&self) -> Dtype {
-        self.dtype
+    let tensors: Vec<DTensor> = state.tensors().map(|(_, x)| reduced(x)).collect::<Result<_>>()?;
+    let mut index = Index::new(state.values().clone());
+    for (name, x) in state.tensors() {
+        let (dtype, shape) = (x.dtype().name().to_string(), x.shape().to_vec());
+        index.tensors.insert(name.into(), SavedTensor { dtype, shape, pieces: Vec::new() });
     }
+    let position = mesh.mesh().position_of(mesh.mesh().coords());
+    let number = agreed_number(mesh, dir, state, &index)?;
+    let aside = aside(dir, number)?;
+    mesh.agree(VERB, if position == 0 { make_aside(dir, &aside) } else { Ok(()) }.map(|()| Vec::new()))?;
 
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(self.bytes.as_bytes().expect("it is contiguous, in memory"))
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len_bytes()
-    }
-}
-
-/// Writes this rank's pieces. Returns the file's length and its checksum.
-fn write_pieces(
-    path: &Path,
-    names: &[&str],
-    tensors: &[DTensor],
-    plan: &[WrittenPiece],
-    me: usize,
-) -> Result<(u64, u32)> {
-    let mut views: Vec<(String, PieceView)> = Vec::new();
-    for (tensor, x) in tensors.iter().enumerate() {
-        let pieces = plan.iter().filter(|piece| piece.tensor == tensor).enumerate();
-        for (number, piece) in pieces.filter(|(_, piece)| piece.writer == me) {
-            let bytes = piece_of(x, piece)?;
-            let view = PieceView { dtype: dtype_of(x.dtype()), shape: piece.len.to_vec(), bytes };
-            views.push((key(names[tensor], number), view));
+    let specs: Vec<Spec> = tensors.iter().map(|x| x.spec().clone()).collect();
+    let names: Vec<&str> = state.tensors().map(|(name, _)| name).collect();
+    let mut shards = vec![None; tensors.len()];
+    let mut pieces = Vec::new();
+    let mut previous = None;
+    let mut piece_number = 0;
+    for of in plan_writers(&specs) {
+        piece_number = if previous == Some(of.tensor) { piece_number + 1 } else { 0 };
+        previous = Some(of.tensor);
+        if of.writer != position {
+            continue;
         }
+        let x = &tensors[of.tensor];
+        let shard = match &shards[of.tensor] {
+            Some(shard) => shard,
+            none => {
+                let _: &Option<_> = none;
+                shards[of.tensor] = Some(x.local().to_device(Device::Cpu)?.contiguous()?);
+                shards[of.tensor].as_ref().expect("just made")
+            }
+        };
+        let whole = of.len[..] == x.shape()[..];
+        let name = names[of.tensor];
+        pieces.push(PieceSource {
+            tensor: name.into(),
+            key: if whole { name.into() } else { format!("{name}#{piece_number}") },
+            start: of.start,
+            shape: Shape::from(of.len),
+            shard: shard.clone(),
+            region: x.tensor_meta().window().region.clone(),
+        });
     }
-    let failed = |e: std::io::Error| Error::io(VERB, path, e);
-    let bytes = safetensors::serialize(views, None).map_err(Error::other)?;
-    let mut file = BufWriter::new(File::create(path).map_err(failed)?);
-    file.write_all(&bytes).map_err(failed)?;
-    file.into_inner().map_err(|e| failed(e.into_error()))?.sync_all().map_err(failed)?;
-    Ok((bytes.len() as u64, crc32fast::hash(&bytes)))
+    let commit = (position == 0).then(|| Commit { index, ranks: mesh.mesh().ranks().collect(), patience });
+    Ok(SaveJob { dir: dir.to_path_buf(), aside, position, pieces, commit })
 }
 
-/// Returns the elements of a box that this rank stores.
-fn piece_of(x: &DTensor, piece: &WrittenPiece) -> Result<Tensor> {
-    let local = x.local().contiguous()?.to_device(crate::tensor::Device::Cpu)?;
-    let region = x.tensor_meta().window().region.clone();
-    let wanted = Region::of_box(piece.start.clone(), Shape::from(piece.len.to_vec()));
-    super::copy::copy_overlap(&local, &region, &wanted)
-}
-
-pub(super) fn dtype_of(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F32 => Dtype::F32,
-        DType::F64 => Dtype::F64,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        DType::I64 => Dtype::I64,
-        DType::I32 => Dtype::I32,
-        DType::U8 => Dtype::U8,
-        DType::Bool => Dtype::BOOL,
+/// Compares the ranks' paths, names, specs and values, and returns a number for this save that all ranks share.
+fn agreed_number(mesh: &DeviceMesh, dir: &Path, state: &StateTree, index: &Index) -> Result<u64> {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(dir.as_os_str().as_encoded_bytes());
+    state.tensors().for_each(|(name, x)| hasher.update(format!("{name} {}\n", x.spec()).as_bytes()));
+    hasher.update(&serde_json::to_vec(index).map_err(Error::other)?);
+    let drawn = getrandom::u64().map_err(|e| Error::other(e.to_string()))?;
+    let all = mesh.agree(VERB, Ok(vec![i64::from(hasher.finalize()), drawn as i64]))?;
+    if let Some(at) = all.iter().position(|words| words[0] != all[0][0]) {
+        let ranks: Vec<usize> = mesh.mesh().ranks().collect();
+        let given = format!("other ones on rank {} than on rank {}", ranks[at], ranks[0]);
+        let rule = "all ranks save the same names, specs and values to the same folder";
+        return Err(Error::invalid(VERB, rule, given, ""));
     }
-}
-
-/// Gathers every rank's words, or returns the first rank's error on every rank.
-fn gather(mesh: &DeviceMesh, mine: Result<Vec<i64>>) -> Result<Vec<Vec<i64>>> {
-    mesh.agree(VERB, mine)
-}
-
-fn all_ok(mesh: &DeviceMesh, mine: Result<()>) -> Result<()> {
-    gather(mesh, mine.map(|()| Vec::new())).map(drop)
+    Ok(all[0][1] as u64)
 }
