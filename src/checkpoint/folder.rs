@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::save::{PATIENCE, start};
-use super::save_job::SaveJob;
+use super::save_job::{SaveJob, UNFINISHED};
 use super::saved::Checkpoint;
 use super::state_tree::StateTree;
 use crate::dtensor::DeviceMesh;
@@ -268,7 +268,11 @@ impl CheckpointFolder {
             let unfinished = self.writing.as_ref().is_some_and(|thread| !thread.is_finished());
             let all = mesh.agree(VERB, Ok(vec![i64::from(unfinished)]))?;
             if all.iter().any(|words| words[0] == 1) {
-                let given = format!("{} of {} ranks are writing", all.iter().filter(|w| w[0] == 1).count(), all.len());
+                let given = format!(
+                    "{} of {} ranks are writing",
+                    all.iter().filter(|w| w[0] == 1).count(),
+                    all.len()
+                );
                 return Err(Error::invalid(VERB, "another save is being written", given, "call wait first"));
             }
         }
@@ -305,7 +309,11 @@ impl Removal {
     fn run(self, job: SaveJob) -> Result<()> {
         let first = job.commit.is_some();
         job.run()?;
-        let Some(keep) = self.keep.filter(|_| first) else { return Ok(()) };
+        if !first {
+            return Ok(());
+        }
+        self.remove_left()?;
+        let Some(keep) = self.keep else { return Ok(()) };
         let older: Vec<u64> = steps_in(&self.root)?.into_iter().filter(|&step| step < self.step).collect();
         let remove = (older.len() + 1).saturating_sub(keep);
         for step in &older[..remove.min(older.len())] {
@@ -315,6 +323,20 @@ impl Removal {
             fs::rename(&dir, &removed)
                 .and_then(|()| fs::remove_dir_all(&removed))
                 .map_err(|e| Error::io("keep", &dir, e))?;
+        }
+        Ok(())
+    }
+
+    /// Removes what a program that was killed has left: saves that did not end, and removals.
+    fn remove_left(&self) -> Result<()> {
+        let failed = |e: std::io::Error| Error::io("keep", &self.root, e);
+        for entry in fs::read_dir(&self.root).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(".step-") && (name.ends_with(UNFINISHED) || name.ends_with(REMOVED)) {
+                fs::remove_dir_all(entry.path()).map_err(failed)?;
+            }
         }
         Ok(())
     }

@@ -125,9 +125,8 @@ impl SavedTensor {
         shape.checked_bytes("checkpoint", dtype).map_err(|e| e.to_string())?;
         for piece in &self.pieces {
             let dims = piece.start.len() == shape.len() && piece.shape.len() == shape.len();
-            let inside = |d: usize| {
-                piece.start[d].checked_add(piece.shape[d]).is_some_and(|end| end <= shape[d])
-            };
+            let inside =
+                |d: usize| piece.start[d].checked_add(piece.shape[d]).is_some_and(|end| end <= shape[d]);
             if !dims || piece.shape.contains(&0) || !(0..shape.len()).all(inside) {
                 return Err(format!("a piece at {:?} of shape {:?} of {shape}", piece.start, piece.shape));
             }
@@ -135,7 +134,8 @@ impl SavedTensor {
             let Some(left) = room.get_mut(piece.file) else {
                 return Err(format!("a piece in file {} of {}", piece.file, room.len()));
             };
-            *left = left.checked_sub(bytes).ok_or_else(|| format!("more bytes than file {} has", piece.file))?;
+            *left =
+                left.checked_sub(bytes).ok_or_else(|| format!("more bytes than file {} has", piece.file))?;
             if piece.blocks.len() as u64 != bytes.div_ceil(BLOCK_BYTES as u64) {
                 return Err(format!("{} checksums for {bytes} bytes", piece.blocks.len()));
             }

@@ -68,12 +68,17 @@ impl Checkpoint {
         for x in tensors.iter_mut().filter(|x| !x.axes.is_empty()) {
             x.exchange(mesh)?;
         }
-        let finish = |x: LoadedTensor| DTensor::from_local(mesh, x.local, x.shape, x.layout).map_err(|e| e.at(x.name));
+        let finish =
+            |x: LoadedTensor| DTensor::from_local(mesh, x.local, x.shape, x.layout).map_err(|e| e.at(x.name));
         tensors.into_iter().map(finish).collect()
     }
 
     /// Reads, of each tensor, this rank's shard or its share of what its group reads.
-    fn read_shares<'a>(&self, mesh: &DeviceMesh, wanted: &[(&'a str, Layout)]) -> Result<Vec<LoadedTensor<'a>>> {
+    fn read_shares<'a>(
+        &self,
+        mesh: &DeviceMesh,
+        wanted: &[(&'a str, Layout)],
+    ) -> Result<Vec<LoadedTensor<'a>>> {
         if mesh.device() == Device::Meta {
             return Err(Error::unsupported(VERB, "tensors on meta have no values", "a dry run", ""));
         }
@@ -93,7 +98,12 @@ impl Checkpoint {
         let shape = Shape::from(&of.shape[..]);
         let spec = Spec::new(mesh, dtype, shape.clone(), layout.clone()).map_err(|e| e.at(name))?;
         if layout.has_partial() {
-            return Err(Error::invalid(VERB, "a checkpoint has values, not partial ones", spec.to_string(), "replicate"));
+            return Err(Error::invalid(
+                VERB,
+                "a checkpoint has values, not partial ones",
+                spec.to_string(),
+                "replicate",
+            ));
         }
         let region = spec.region();
         let (mut local, mut share) = (Tensor::uninit(dtype, region.local.clone()), Vec::new());
@@ -121,13 +131,15 @@ impl LoadedTensor<'_> {
         let (common, members, me) = common_region(&spec, &self.axes);
         let bounds = share_bounds(&common, self.dtype, members);
         let size = self.dtype.size_bytes();
-        let regions: Vec<Region> = member_coords(&spec.mesh, &self.axes).map(|at| spec.region_at(&at)).collect();
+        let regions: Vec<Region> =
+            member_coords(&spec.mesh, &self.axes).map(|at| spec.region_at(&at)).collect();
         debug_assert_eq!((group.len(), group.index()), (members, me));
         // The bytes of a shard that lie in a share, in the order of the common region.
         let in_share = |region: &Region, share: usize, f: &mut dyn FnMut(usize, usize, usize)| {
             for overlap in common.intersect(region) {
                 overlap.runs(|from, to, len| {
-                    let (first, end) = ((from * size).max(bounds[share]), ((from + len) * size).min(bounds[share + 1]));
+                    let (first, end) =
+                        ((from * size).max(bounds[share]), ((from + len) * size).min(bounds[share + 1]));
                     if first < end {
                         f(first - bounds[share], to * size + (first - from * size), end - first);
                     }
@@ -220,7 +232,9 @@ fn member_coords(mesh: &Mesh, axes: &[usize]) -> impl Iterator<Item = Vec<usize>
 /// Returns the first byte of each member's share of a region's storage, and the end.
 fn share_bounds(common: &Region, dtype: DType, members: usize) -> Vec<usize> {
     let numel = common.numel();
-    (0..=members).map(|i| (numel as u128 * i as u128 / members as u128) as usize * dtype.size_bytes()).collect()
+    (0..=members)
+        .map(|i| (numel as u128 * i as u128 / members as u128) as usize * dtype.size_bytes())
+        .collect()
 }
 
 /// Refuses bytes that are not bools: a damaged file with right checksums must not become undefined behaviour.

@@ -78,7 +78,12 @@ pub(super) fn write_file(path: &Path, mut pieces: Vec<&PieceSource>) -> Result<W
     let mut bytes = header.len() as u64;
     let mut written = Vec::with_capacity(pieces.len());
     for piece in pieces {
-        let mut writer = SummedWriter { file: &mut file, sum: crc32fast::Hasher::new(), len: 0, blocks: BlockSums::default() };
+        let mut writer = SummedWriter {
+            file: &mut file,
+            sum: crc32fast::Hasher::new(),
+            len: 0,
+            blocks: BlockSums::default(),
+        };
         writer.write_piece(piece).map_err(failed)?;
         bytes += piece.bytes() as u64;
         written.push(WrittenPiece {

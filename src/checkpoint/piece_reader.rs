@@ -54,7 +54,14 @@ impl<'a> PieceReader<'a> {
     }
 
     /// Reads the bytes `first..first + into.len()` of a region's row-major storage.
-    pub fn read(&mut self, of: &SavedTensor, dtype: DType, region: &Region, first: usize, into: &mut [u8]) -> Result<()> {
+    pub fn read(
+        &mut self,
+        of: &SavedTensor,
+        dtype: DType,
+        region: &Region,
+        first: usize,
+        into: &mut [u8],
+    ) -> Result<()> {
         let size = dtype.size_bytes();
         let end = first + into.len();
         for piece in &of.pieces {
@@ -127,10 +134,13 @@ impl OpenFile {
         if header_len > len.saturating_sub(8) {
             return Err(damaged(&path, format!("a header of {header_len} bytes in {len}")));
         }
-        (&file).take(8 + header_len).read_to_end({
-            header.clear();
-            &mut header
-        }).map_err(failed)?;
+        (&file)
+            .take(8 + header_len)
+            .read_to_end({
+                header.clear();
+                &mut header
+            })
+            .map_err(failed)?;
         if crc32fast::hash(&header) != of.header_crc32 {
             return Err(damaged(&path, "the header's checksum differs from the index".into()));
         }
@@ -149,7 +159,11 @@ impl OpenFile {
         let fits = from.checked_add(bytes) == Some(to);
         if !fits || entry.shape != piece.shape || entry.dtype != format_dtype(dtype) {
             let given = format!("{:?} {:?} at {:?}", entry.dtype, entry.shape, entry.data_offsets);
-            let rule = format!("the piece {key:?} is {} {:?} in the index, {given} in the file", format_name(dtype), piece.shape);
+            let rule = format!(
+                "the piece {key:?} is {} {:?} in the index, {given} in the file",
+                format_name(dtype),
+                piece.shape
+            );
             return Err(damaged(&self.path, rule));
         }
         Ok(self.data_start + from as u64)
@@ -169,7 +183,10 @@ impl OpenFile {
             return Ok(());
         }
         let (from, to) = (at, at + into.len() as u64);
-        Err(damaged(&self.path, format!("bytes {from}..{to} have the checksum {found:08x}, in the index {sum:08x}")))
+        Err(damaged(
+            &self.path,
+            format!("bytes {from}..{to} have the checksum {found:08x}, in the index {sum:08x}"),
+        ))
     }
 }
 

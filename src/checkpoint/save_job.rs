@@ -48,7 +48,11 @@ impl SaveJob {
     /// Writes this rank's pieces and reports; on the first rank, makes the checkpoint visible.
     pub fn run(self) -> Result<()> {
         let file = self.aside.join(file_name(self.position));
-        let written = if self.pieces.is_empty() { Ok(None) } else { write_file(&file, self.pieces.iter().collect()).map(Some) };
+        let written = if self.pieces.is_empty() {
+            Ok(None)
+        } else {
+            write_file(&file, self.pieces.iter().collect()).map(Some)
+        };
         let reported = written.and_then(|written| {
             let text = serde_json::to_vec(&written).map_err(Error::other)?;
             publish(&self.aside, &report_name(self.position, "json"), &text)
@@ -123,7 +127,12 @@ impl Commit {
             let failed = aside.join(report_name(position, "failed"));
             if let Ok(text) = fs::read_to_string(&failed) {
                 let given = format!("rank {}: {text}", self.ranks[position]);
-                return Err(Error::invalid(VERB, "a rank could not write its part", given, "no checkpoint was made"));
+                return Err(Error::invalid(
+                    VERB,
+                    "a rank could not write its part",
+                    given,
+                    "no checkpoint was made",
+                ));
             }
             let path = aside.join(report_name(position, "json"));
             match fs::read(&path) {
@@ -131,10 +140,18 @@ impl Commit {
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                     if begin.elapsed() > self.patience {
                         let missing = |&p: &usize| !aside.join(report_name(p, "json")).exists();
-                        let missing: Vec<String> =
-                            (0..self.ranks.len()).filter(missing).map(|p| self.ranks[p].to_string()).collect();
-                        let rule = format!("ranks did not write their parts in {} s", self.patience.as_secs());
-                        return Err(Error::invalid(VERB, rule, format!("no report of rank(s) {}", missing.join(", ")), ""));
+                        let missing: Vec<String> = (0..self.ranks.len())
+                            .filter(missing)
+                            .map(|p| self.ranks[p].to_string())
+                            .collect();
+                        let rule =
+                            format!("ranks did not write their parts in {} s", self.patience.as_secs());
+                        return Err(Error::invalid(
+                            VERB,
+                            rule,
+                            format!("no report of rank(s) {}", missing.join(", ")),
+                            "",
+                        ));
                     }
                     sleep(pause);
                     pause = (pause * 2).min(Duration::from_millis(20));
@@ -150,7 +167,12 @@ impl Commit {
 pub(super) fn make_aside(dir: &Path, aside: &Path) -> Result<()> {
     if dir.exists() {
         let given = dir.display().to_string();
-        return Err(Error::invalid(VERB, "a checkpoint is saved to a new folder", given, "choose another name"));
+        return Err(Error::invalid(
+            VERB,
+            "a checkpoint is saved to a new folder",
+            given,
+            "choose another name",
+        ));
     }
     let failed = |e: std::io::Error| Error::io(VERB, aside, e);
     fs::create_dir_all(parent(dir)).map_err(failed)?;

@@ -248,7 +248,12 @@ impl Checkpoint {
     pub(super) fn entry(&self, name: &str) -> Result<&SavedTensor> {
         self.opened.index.tensors.get(&format!("{}{name}", self.prefix)).ok_or_else(|| {
             let given = format!("{:?} in {}", format!("{}{name}", self.prefix), self.dir().display());
-            Error::invalid("load", "the checkpoint has no such tensor", given, "take one of Checkpoint::names")
+            Error::invalid(
+                "load",
+                "the checkpoint has no such tensor",
+                given,
+                "take one of Checkpoint::names",
+            )
         })
     }
 }

@@ -103,7 +103,9 @@ impl StateTree {
         for (name, x) in tree.tensors {
             self.insert(format!("{prefix}.{name}"), x)?;
         }
-        tree.values.into_iter().try_for_each(|(name, value)| self.insert_value(format!("{prefix}.{name}"), value))
+        tree.values
+            .into_iter()
+            .try_for_each(|(name, value)| self.insert_value(format!("{prefix}.{name}"), value))
     }
 
     /// Returns a tensor.

@@ -30,7 +30,8 @@ pub(super) fn plan_writers(specs: &[Spec]) -> Vec<WrittenBox> {
     let mut boxes: Vec<(u64, usize, IndexBox, Vec<usize>)> = Vec::new();
     for (tensor, spec) in specs.iter().enumerate() {
         for (region, holders) in holders(spec) {
-            let bytes = |of: &IndexBox| of.len.iter().product::<usize>() as u64 * spec.dtype.size_bytes() as u64;
+            let bytes =
+                |of: &IndexBox| of.len.iter().product::<usize>() as u64 * spec.dtype.size_bytes() as u64;
             boxes.extend(region.boxes.iter().map(|of| (bytes(of), tensor, of.clone(), holders.clone())));
         }
     }
@@ -91,7 +92,8 @@ fn cut(of: &IndexBox, bytes: u64, holders: &[usize], loads: &mut [u64]) -> Vec<(
     for (number, &holder) in order.iter().enumerate() {
         let room = level.saturating_sub(loads[holder]);
         let last = number + 1 == order.len();
-        let count = if last { extent - at } else { ((room + each / 2) / each.max(1)) as usize }.min(extent - at);
+        let count =
+            if last { extent - at } else { ((room + each / 2) / each.max(1)) as usize }.min(extent - at);
         if count > 0 {
             let (mut start, mut len) = (of.start.clone(), of.len.clone());
             (start[dim], len[dim]) = (of.start[dim] + at, count);
@@ -124,9 +126,8 @@ mod tests {
             assert_eq!(numel, spec.shape.numel());
             for (i, a) in boxes.iter().enumerate() {
                 let apart = |b: &&WrittenBox| {
-                    (0..a.start.len()).any(|d| {
-                        a.start[d] + a.len[d] <= b.start[d] || b.start[d] + b.len[d] <= a.start[d]
-                    })
+                    (0..a.start.len())
+                        .any(|d| a.start[d] + a.len[d] <= b.start[d] || b.start[d] + b.len[d] <= a.start[d])
                 };
                 assert!(boxes[i + 1..].iter().all(apart));
             }
