@@ -22,7 +22,7 @@ use isoshard::tensor::cuda;
 use source::{Source, files, identifier, product_code, root, sources};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("error", &[]),
     ("tensor", &["error"]),
     ("placement", &["error", "tensor"]),
@@ -30,6 +30,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("ops", &["error", "tensor", "placement", "rng"]),
     ("comm", &["error", "tensor"]),
     ("dtensor", &["error", "tensor", "placement", "rng", "ops", "comm"]),
+    ("data", &["error", "tensor", "placement", "rng", "dtensor"]),
     ("nn", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor"]),
     ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
     ("testing", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),

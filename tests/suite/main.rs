@@ -26,6 +26,7 @@ mod cuda_reduce;
 mod cuda_rng;
 mod cuda_shim;
 mod cuda_streams;
+mod data;
 mod equivalence;
 mod errors;
 mod exact;
