@@ -41,6 +41,9 @@
 //! Documents that end with a token of their own can be packed into rows ([`Packing`]);
 //! [`Tokens::next_packed_batch`] then tells them apart.
 //!
+//! With the feature `tokenizers`, `Tokenizer` reads a model's `tokenizer.json` or trains a byte-level BPE, and encodes text
+//! files into token files.
+//!
 //! Token files must not change while they are open: a file that another program truncates in the middle of a read ends
 //! the process, as with any memory map. Not built: mixtures of several sources with weights; compressed files; files
 //! that are read from a network store.
@@ -50,12 +53,18 @@ mod documents;
 mod position;
 mod read_ahead;
 mod source;
+#[cfg(feature = "tokenizers")]
+mod text_chunks;
 mod token_file;
+#[cfg(feature = "tokenizers")]
+mod tokenizer;
 mod tokens;
 mod writer;
 
 pub use config::{Packing, TokensConfig};
 pub use position::DataPosition;
 pub use token_file::TokenWidth;
+#[cfg(feature = "tokenizers")]
+pub use tokenizer::Tokenizer;
 pub use tokens::{PackedBatch, Tokens};
 pub use writer::TokenWriter;

@@ -135,7 +135,9 @@ impl Tokens {
     }
 
     /// Returns the next batch with the number of each token's document and its position in it, for attention that does
-    /// not cross documents ([`Forward::packed`](crate::nn::Forward::packed)) and losses that leave out padding.
+    /// not cross documents ([`AttentionOptions::documents`](crate::dtensor::AttentionOptions::documents)), positions that
+    /// start anew, and losses that leave out padding
+    /// ([`CrossEntropyOptions::ignore_index`](crate::dtensor::CrossEntropyOptions::ignore_index)).
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh};

@@ -42,6 +42,7 @@
 mod attention;
 mod check;
 mod forward;
+mod freeze;
 mod gpt;
 mod grouped_attention;
 mod layers;
