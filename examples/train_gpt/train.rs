@@ -17,6 +17,7 @@ use crate::args::{Args, EngineName, ReductionName};
 use crate::data::{Batches, Corpus, Part};
 use crate::model::{Model, Sizes};
 use crate::report::{End, Report, Start, Step};
+use crate::resume::{Saves, TrainerState};
 use crate::sample::sample;
 
 const BETAS: (f64, f64) = (0.9, 0.99);
@@ -28,6 +29,8 @@ pub struct Job {
     corpus: Corpus,
     sizes: Sizes,
     batch: usize,
+    /// The settings that decide which batches a run sees.
+    settings: String,
     /// The number of ranks to start.
     pub ranks: usize,
     begun: AtomicBool,
@@ -46,12 +49,12 @@ impl Job {
     /// Reads the data and sets the sizes.
     ///
     /// # Errors
-    /// Refuses data that cannot be read or is too short, sizes that the model does not have, and a plot that cannot be
-    /// written.
+    /// Refuses data that cannot be read or is too short, sizes that the model does not have, a plot that cannot be
+    /// written, and a folder with checkpoints of an earlier run.
     pub fn new(args: Args) -> Result<Job> {
         let ranks = Mesh::parse(&args.mesh, 0)?.rank_len();
         let block = args.sizes(0)?.0.block();
-        let corpus = Corpus::read(args.data.as_deref(), block)?;
+        let corpus = Corpus::read(args.data.as_deref(), args.tokenizer.as_ref(), block)?;
         let (sizes, batch) = args.sizes(corpus.vocabulary_len())?;
         // Rank 0 alone writes the plot, and a dry run has none.
         let writes = Launch::from_env()?.is_none_or(|launch| launch.rank() == 0);
@@ -60,7 +63,27 @@ impl Job {
             let opened = OpenOptions::new().create(true).append(true).open(path);
             opened.map_err(|e| Error::io("plot", path, e))?;
         }
-        Ok(Job { args, corpus, sizes, batch, ranks, begun: AtomicBool::new(false) })
+        if args.save.is_some() && args.engine == EngineName::Dry {
+            let remedy = "choose another engine, or leave out --save";
+            return Err(Error::unsupported(
+                "save",
+                "a dry run has no values to save",
+                "--engine dry",
+                remedy,
+            ));
+        }
+        if writes {
+            Saves::refuse_others(&args)?;
+        }
+        let settings = format!(
+            "{}, vocabulary {}, text {:016x}, batch {batch}, accumulate {}, seed {}",
+            sizes.describe(),
+            sizes.vocabulary(),
+            corpus.digest(),
+            args.accumulate,
+            args.seed
+        );
+        Ok(Job { args, corpus, sizes, batch, settings, ranks, begun: AtomicBool::new(false) })
     }
 
     /// True once the model is made and training begins.
@@ -93,6 +116,12 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
     let args = &job.args;
     let (rank, tally) = Tally::of(rank)?;
     let mut trainer = Trainer::new(&rank, job)?;
+    let mesh = trainer.params.mesh().clone();
+    let mut saves = Saves::of(args);
+    let first_step = match &saves {
+        Some(saves) if args.resume => saves.resume(&mesh, trainer.state())?,
+        _ => 0,
+    };
     let step_tokens = job.batch * job.sizes.block() * args.accumulate;
     let start = Start {
         model: &job.sizes.describe(),
@@ -100,10 +129,11 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
         device: rank.device(),
         dtype: args.compute(),
         parameters: trainer.params.numel(),
-        characters: job.corpus.len(),
+        tokens: (job.corpus.len(), job.corpus.units()),
         vocabulary: job.sizes.vocabulary(),
         step_tokens,
         digest: trainer.params.digest()?,
+        first_step,
     };
     job.begun.store(true, Ordering::Relaxed);
     let mut report = if rank.rank() == 0 { Some(Report::start(args, &start)?) } else { None };
@@ -111,7 +141,7 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
     let schedule = job.schedule();
     let batches = job.batches(Part::Training);
     let (mut val_loss, mut step_traffic) = (None, Vec::new());
-    for step in 0..args.steps {
+    for step in first_step..args.steps {
         if args.fail_at == Some((step, rank.rank())) {
             panic!("failing at step {step}, as --fail-at asks");
         }
@@ -132,6 +162,12 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
             report.iter_mut().try_for_each(|r| r.validation(step + 1, loss, began.elapsed()))?;
         }
         report.iter_mut().try_for_each(Report::row)?;
+        if let Some(saves) = &mut saves {
+            saves.save(&mesh, step + 1, trainer.state())?;
+        }
+    }
+    if let Some(saves) = &mut saves {
+        saves.finish(&mesh)?;
     }
     let val_loss = val_loss.map_or_else(|| trainer.evaluate(), Ok)?;
     let text = if args.json { None } else { Some(trainer.sample()?) };
@@ -174,6 +210,16 @@ impl<'a> Trainer<'a> {
         let model = Model::new(&mut params, job.sizes)?;
         let optimizer = AdamW::new(BETAS, args.weight_decay);
         Ok(Trainer { job, params, model, optimizer, dropout: Generator::new(args.seed).child("dropout") })
+    }
+
+    /// Returns the values that a checkpoint holds.
+    fn state(&mut self) -> TrainerState<'_> {
+        TrainerState {
+            params: &mut self.params,
+            optimizer: &mut self.optimizer,
+            dropout: &mut self.dropout,
+            settings: &self.job.settings,
+        }
     }
 
     /// Takes a step at rate `lr`. Returns the mean loss of its micro-batches, and the gradients' norm before clipping.

@@ -95,6 +95,28 @@ impl Tokenizer {
     /// # Errors
     /// Refuses a vocabulary below 257, and files that cannot be read, are not UTF-8 or hold no text.
     pub fn train<P: AsRef<Path>>(texts: &[P], vocabulary: usize) -> Result<Tokenizer> {
+        let chunks = texts.iter().map(|path| TextChunks::open(path.as_ref(), false));
+        let chunks = chunks.collect::<Result<Vec<TextChunks>>>()?;
+        Tokenizer::train_on(chunks.into_iter().flatten(), vocabulary)
+    }
+
+    /// Trains as [`Tokenizer::train`] does, on a text in memory.
+    ///
+    /// ```
+    /// use isoshard::data::Tokenizer;
+    /// let tokenizer = Tokenizer::train_on_text("aaaa aaaa", 258)?; // room for one pair
+    /// assert_eq!(tokenizer.encode("aaaa")?.len(), 2);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a vocabulary below 257 and an empty text.
+    pub fn train_on_text(text: &str, vocabulary: usize) -> Result<Tokenizer> {
+        let some = (!text.is_empty()).then(|| Ok(text.to_string()));
+        Tokenizer::train_on(some.into_iter(), vocabulary)
+    }
+
+    fn train_on(texts: impl Iterator<Item = Result<String>> + Send, vocabulary: usize) -> Result<Tokenizer> {
         let alphabet: std::collections::HashSet<char> = ByteLevel::alphabet().into_iter().collect();
         if vocabulary <= alphabet.len() {
             let rule = format!("a byte-level vocabulary has {} tokens or more", alphabet.len() + 1);
@@ -109,12 +131,10 @@ impl Tokenizer {
         inner.with_decoder(Some(byte_level()));
         inner.with_normalizer(None::<NormalizerWrapper>);
         inner.with_post_processor(None::<PostProcessorWrapper>);
-        let chunks = texts.iter().map(|path| TextChunks::open(path.as_ref(), false));
-        let chunks = chunks.collect::<Result<Vec<TextChunks>>>()?;
         // The trainer takes texts, not errors.
         let error = Mutex::new(None);
         let mut read = false;
-        let texts = chunks.into_iter().flatten().map_while(|chunk| match chunk {
+        let texts = texts.map_while(|chunk| match chunk {
             Ok(text) => {
                 read = true;
                 Some(text)
@@ -130,7 +150,7 @@ impl Tokenizer {
         }
         trained.map_err(|e| failed("train", &*e))?;
         if !read {
-            return Err(Error::invalid("tokenizer", "there is no text to train on", "empty files", ""));
+            return Err(Error::invalid("tokenizer", "there is no text to train on", "an empty text", ""));
         }
         Tokenizer::new(inner)
     }
