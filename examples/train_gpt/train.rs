@@ -307,4 +307,61 @@ mod tests {
             assert!(losses.iter().all(|l| *l == [4.5683613, 4.5460663, 4.4952817]), "{mesh}: {losses:?}");
         }
     }
+
+    /// A run that ends between checkpoints and goes on, twice, each time on another mesh and with dropout.
+    #[test]
+    fn a_resumed_run_has_the_bits_of_an_uninterrupted_one() {
+        let dir = std::env::temp_dir().join(format!("isoshard-resume-{}", std::process::id()));
+        let run = |mesh: &str, saves: bool, until: usize| {
+            let mut words = vec!["train_gpt", "--mesh", mesh, "--steps", "6", "--dropout", "0.1"];
+            words
+                .extend(["--layers", "2", "--width", "32", "--block", "16", "--batch", "5", "--warmup", "2"]);
+            let name = dir.display().to_string();
+            if saves {
+                words.extend(["--save", &name, "--save-every", "2", "--keep", "1", "--resume"]);
+            }
+            let job = std::sync::Arc::new(Job::new(Args::parse_from(words)).unwrap());
+            let outcomes = spmd(job.ranks, move |rank| {
+                let mut trainer = Trainer::new(&rank, &job)?;
+                let mesh = trainer.params.mesh().clone();
+                let mut saves = Saves::of(&job.args);
+                let first = saves.as_ref().map_or(Ok(0), |s| s.resume(&mesh, trainer.state()))?;
+                let (batches, schedule) = (job.batches(Part::Training), job.schedule());
+                let mut losses = Vec::new();
+                for step in first..until {
+                    losses.push(trainer.step(&batches, step, schedule.at(step))?.0.to_bits());
+                    saves.iter_mut().try_for_each(|s| s.save(&mesh, step + 1, trainer.state()))?;
+                }
+                saves.iter_mut().try_for_each(|s| s.finish(&mesh))?;
+                Ok((first, losses, trainer.params.digest()?))
+            });
+            outcomes.unwrap_or_else(|e| panic!("{mesh}: {e}")).remove(0)
+        };
+        let (_, losses, digest) = run("1", false, 6);
+        assert_eq!(run("fsdp=2", true, 3).1, losses[..3]);
+        let (first, second_losses, _) = run("dp=2,tp=2", true, 5);
+        assert_eq!((first, &second_losses[..]), (2, &losses[2..5]), "the third step was not saved");
+        assert_eq!(run("fsdp=3", true, 6), (4, losses[4..].to_vec(), digest));
+        assert_eq!(run("1", true, 6), (6, vec![], digest), "nothing is left to do");
+        let kept: Vec<_> = std::fs::read_dir(&dir).unwrap().flatten().map(|e| e.file_name()).collect();
+        assert_eq!(kept, ["step-000000000006"]);
+        // Without --resume the folder is refused, and with it a run of other batches.
+        let name = dir.display().to_string();
+        let refused = |more: &[&str]| {
+            let words = ["train_gpt", "--mesh", "1", "--layers", "2", "--save", &name];
+            Job::new(Args::parse_from(words.iter().chain(more))).map(|job| {
+                let resumed = spmd(1, move |rank| {
+                    let mut trainer = Trainer::new(&rank, &job)?;
+                    let mesh = trainer.params.mesh().clone();
+                    Saves::of(&job.args).expect("given").resume(&mesh, trainer.state())
+                });
+                resumed.unwrap_err()
+            })
+        };
+        let said = refused(&[]).err().expect("refused").to_string();
+        assert!(said.starts_with("save: the folder has checkpoints of an earlier run; got "), "{said}");
+        let said = refused(&["--resume", "--seed", "7"]).ok().expect("begins").to_string();
+        assert!(said.contains("resume: the checkpoint is one of a run with other settings"), "{said}");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 }
