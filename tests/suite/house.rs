@@ -36,7 +36,8 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("lib", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn", "optim", "testing"]),
 ];
 /// The names that lib.rs re-exports from the error module.
-const ERRORS: [&str; 12] = [
+const ERRORS: [&str; 13] = [
+    "BusyRank",
     "CallId",
     "CommFault",
     "Divergence",

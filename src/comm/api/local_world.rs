@@ -129,6 +129,15 @@ impl LocalWorld {
         }
     }
 
+    /// Returns the time for which the end of the remaining ranks is waited for after a failure, after a wait of
+    /// `waited`.
+    pub fn time_left(&self, waited: Duration) -> Duration {
+        match &self.engines {
+            LocalEngines::Threads(world) => world.time_left(waited),
+            LocalEngines::Nccl { .. } => self.deadline.saturating_sub(waited),
+        }
+    }
+
     /// Writes the flight records of ranks that did not fail themselves.
     pub fn write_records(&self) {
         self.recorders.write("");

@@ -5,11 +5,15 @@
 //! refused with a text, for an error that names the rank.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::{Duration, Instant};
 
+use super::announced_work::{AnnouncedWork, time_left};
 use super::table_group::{Arrivals, CallKey, Name, TableGroup};
 use super::wait_graph::cycle;
-use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, SignatureView, group_number, label};
-use crate::error::{CallId, CommFault, LastCall, Wait};
+use crate::comm::calls::{
+    BusyWork, CallSignature, NAME_BYTES, Route, Sequence, SignatureView, group_number, label,
+};
+use crate::error::{BusyRank, CallId, CommFault, LastCall, Wait};
 use crate::tensor::Shape;
 
 /// Bytes that one rank may make the table hold for its groups and its unfinished calls, plus
@@ -30,7 +34,7 @@ pub(in crate::comm) type ProtocolViolation = String;
 /// The unfinished calls of a world.
 #[derive(Debug)]
 pub(in crate::comm) struct CallTable {
-    deadline_s: f64,
+    deadline: Duration,
     groups: HashMap<u64, TableGroup>,
     /// The calls that some participants have not reached yet.
     open: BTreeMap<CallKey, Arrivals>,
@@ -42,13 +46,15 @@ pub(in crate::comm) struct CallTable {
     ended_len: usize,
     /// Per rank, the bytes that it makes the table hold.
     held: Vec<usize>,
+    /// The work that each rank has announced.
+    work: Vec<AnnouncedWork>,
 }
 
 impl CallTable {
-    /// Makes the table of a world of `world_len` ranks, whose calls time out after `deadline_s` seconds.
-    pub fn new(world_len: usize, deadline_s: f64) -> CallTable {
+    /// Makes the table of a world of `world_len` ranks, whose calls time out after `deadline`.
+    pub fn new(world_len: usize, deadline: Duration) -> CallTable {
         CallTable {
-            deadline_s,
+            deadline,
             groups: HashMap::new(),
             open: BTreeMap::new(),
             last: vec![None; world_len],
@@ -56,6 +62,7 @@ impl CallTable {
             ended: vec![false; world_len],
             ended_len: 0,
             held: vec![0; world_len],
+            work: (0..world_len).map(|_| AnnouncedWork::default()).collect(),
         }
     }
 
@@ -273,10 +280,95 @@ impl CallTable {
             brought: shown(&signature.view()),
             missing,
             ended: true,
-            deadline_s: self.deadline_s,
+            deadline_s: self.deadline.as_secs_f64(),
             elsewhere: vec![],
+            busy: vec![],
             last: self.last(key),
         })
+    }
+
+    /// Replaces the work that a rank has announced.
+    ///
+    /// # Errors
+    /// Refuses a long name.
+    pub fn announce(
+        &mut self,
+        from: usize,
+        work: Option<BusyWork>,
+        now: Instant,
+    ) -> Result<(), ProtocolViolation> {
+        self.work[from].set(work, now)
+    }
+
+    /// Returns the time for which a rank waits on that has waited for `waited` in a call. If its call is known, this
+    /// depends on the work of the ranks that it waits for, otherwise on that of all ranks.
+    ///
+    /// # Errors
+    /// Refuses a call on a group that the rank has not opened.
+    pub fn time_left(
+        &self,
+        from: usize,
+        key: CallKey,
+        compared: bool,
+        waited: Duration,
+        now: Instant,
+    ) -> Result<Duration, ProtocolViolation> {
+        let members = self.members(from, key)?;
+        let awaited = match self.open.get(&key) {
+            _ if !compared => (0..self.work.len()).filter(|&rank| rank != from).collect(),
+            Some(arrivals) => self.awaited(members.absent(key.1, arrivals)),
+            None => vec![],
+        };
+        Ok(self.time_for(&awaited, waited, now))
+    }
+
+    /// Returns the time for which a rank waits on that has waited for `waited` until all members open a group.
+    ///
+    /// # Errors
+    /// Refuses a group that the rank has not opened.
+    pub fn time_left_to_open(
+        &self,
+        from: usize,
+        group: u64,
+        waited: Duration,
+        now: Instant,
+    ) -> Result<Duration, ProtocolViolation> {
+        let members = self.members(from, (group, Sequence::Collective, 0))?;
+        let absent = members.ranks.iter().copied().filter(|rank| !members.opened.contains(rank));
+        Ok(self.time_for(&self.awaited(absent.collect()), waited, now))
+    }
+
+    /// Returns the time for which the end of the remaining ranks is waited for, after a wait of `waited`.
+    pub fn time_left_to_end(&self, waited: Duration, now: Instant) -> Duration {
+        let all: Vec<usize> = (0..self.work.len()).collect();
+        self.time_for(&all, waited, now)
+    }
+
+    fn time_for(&self, ranks: &[usize], waited: Duration, now: Instant) -> Duration {
+        let running = ranks.iter().filter(|&&rank| !self.ended[rank]);
+        time_left(running.map(|&rank| self.work[rank].busy_time(now)), self.deadline, waited, now)
+    }
+
+    /// Returns the given ranks and all that they wait for, directly or through other ranks.
+    fn awaited(&self, ranks: Vec<usize>) -> Vec<usize> {
+        let mut seen: HashSet<usize> = ranks.iter().copied().collect();
+        let mut all = ranks;
+        let mut at = 0;
+        while let Some(&rank) = all.get(at) {
+            at += 1;
+            for next in self.waits(rank).flat_map(|(_, absent)| absent) {
+                if seen.insert(next) {
+                    all.push(next);
+                }
+            }
+        }
+        all
+    }
+
+    /// Returns the work of the given ranks and of all that they wait for.
+    fn busy(&self, ranks: &[usize], now: Instant) -> Vec<BusyRank> {
+        let awaited = self.awaited(ranks.to_vec());
+        awaited.into_iter().filter_map(|rank| self.work[rank].report(rank, now)).collect()
     }
 
     /// Returns the fault of a call that has not finished within the deadline.
@@ -289,6 +381,7 @@ impl CallTable {
         key: CallKey,
         call: &Name,
         compared: bool,
+        now: Instant,
     ) -> Result<CommFault, ProtocolViolation> {
         let members = self.members(from, key)?;
         if call.len() > NAME_BYTES {
@@ -297,7 +390,7 @@ impl CallTable {
                 call.len()
             ));
         }
-        let deadline_s = self.deadline_s;
+        let deadline_s = self.deadline.as_secs_f64();
         let position = members.position(key.1, from, true);
         if let Some(arrivals) = self.open.get(&key)
             && let Some((_, signature)) = arrivals.iter().find(|(at, _)| Some(*at) == position)
@@ -316,8 +409,18 @@ impl CallTable {
             };
             let (brought, elsewhere) =
                 (shown(&signature.view()), missing.iter().filter_map(elsewhere).collect());
-            let (rank, ended) = (from, false);
-            return Ok(CommFault::Missing { id, rank, brought, missing, ended, deadline_s, elsewhere, last });
+            let (rank, ended, busy) = (from, false, self.busy(&missing, now));
+            return Ok(CommFault::Missing {
+                id,
+                rank,
+                brought,
+                missing,
+                ended,
+                deadline_s,
+                elsewhere,
+                busy,
+                last,
+            });
         }
         let who = match compared {
             true => "all members have come",
@@ -370,7 +473,7 @@ mod tests {
     }
 
     fn open(world: usize) -> CallTable {
-        let mut table = CallTable::new(world, 0.5);
+        let mut table = CallTable::new(world, Duration::from_millis(500));
         let ranks: Vec<usize> = (0..world).collect();
         (0..world).for_each(|rank| table.open(rank, "dp", &ranks).unwrap());
         table
@@ -390,7 +493,10 @@ mod tests {
     }
 
     fn late(table: &CallTable, rank: usize, seq: u64) -> String {
-        table.late(rank, collective(table, seq), &"all_gather".into(), true).unwrap().to_string()
+        table
+            .late(rank, collective(table, seq), &"all_gather".into(), true, Instant::now())
+            .unwrap()
+            .to_string()
     }
 
     #[test]
@@ -524,7 +630,7 @@ mod tests {
         ] {
             assert_eq!(table.arrive(1, key, signature).unwrap_err(), want);
         }
-        assert!(table.late(1, message(5, 5), &"send".into(), true).is_err());
+        assert!(table.late(1, message(5, 5), &"send".into(), true, Instant::now()).is_err());
         let long = CallSignature { operator: "n".repeat(257).into(), ..gather(1) };
         let said = table.arrive(1, (group, Sequence::Collective, 0), long).unwrap_err();
         assert_eq!(said, "the name of a call has 257 bytes, but at most 256 are allowed");

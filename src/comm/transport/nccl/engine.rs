@@ -10,6 +10,7 @@ use super::channel::NcclChannel;
 use super::group::NcclGroup;
 use super::watch::watch;
 use super::world::NcclWorld;
+use crate::comm::calls::BusyWork;
 use crate::comm::coordinator::Client;
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{Membership, Watchdog};
@@ -114,6 +115,10 @@ impl Engine for NcclEngine {
             let whole = whole.expect("opened when the rank connected");
             world.split(group, &whole, color)
         })
+    }
+
+    fn announce(&self, work: Option<BusyWork>) {
+        self.world.membership.announce(work);
     }
 
     fn end(&self) -> Result<()> {
