@@ -4,16 +4,16 @@
 //! ends of a message, the amount of memory that one rank makes the table hold. A report that no correct rank sends is
 //! refused with a text, for an error that names the rank.
 
+mod busy;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use super::announced_work::{AnnouncedWork, time_left};
+use super::announced_work::AnnouncedWork;
 use super::table_group::{Arrivals, CallKey, Name, TableGroup};
 use super::wait_graph::cycle;
-use crate::comm::calls::{
-    BusyWork, CallSignature, NAME_BYTES, Route, Sequence, SignatureView, group_number, label,
-};
-use crate::error::{BusyRank, CallId, CommFault, LastCall, Wait};
+use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, SignatureView, group_number, label};
+use crate::error::{CallId, CommFault, LastCall, Wait};
 use crate::tensor::Shape;
 
 /// Bytes that one rank may make the table hold for its groups and its unfinished calls, plus
@@ -287,90 +287,6 @@ impl CallTable {
         })
     }
 
-    /// Replaces the work that a rank has announced.
-    ///
-    /// # Errors
-    /// Refuses a long name.
-    pub fn announce(
-        &mut self,
-        from: usize,
-        work: Option<BusyWork>,
-        now: Instant,
-    ) -> Result<(), ProtocolViolation> {
-        self.work[from].set(work, now)
-    }
-
-    /// Returns the time for which a rank waits on that has waited for `waited` in a call. If its call is known, this
-    /// depends on the work of the ranks that it waits for, otherwise on that of all ranks.
-    ///
-    /// # Errors
-    /// Refuses a call on a group that the rank has not opened.
-    pub fn time_left(
-        &self,
-        from: usize,
-        key: CallKey,
-        compared: bool,
-        waited: Duration,
-        now: Instant,
-    ) -> Result<Duration, ProtocolViolation> {
-        let members = self.members(from, key)?;
-        let awaited = match self.open.get(&key) {
-            _ if !compared => (0..self.work.len()).filter(|&rank| rank != from).collect(),
-            Some(arrivals) => self.awaited(members.absent(key.1, arrivals)),
-            None => vec![],
-        };
-        Ok(self.time_for(&awaited, waited, now))
-    }
-
-    /// Returns the time for which a rank waits on that has waited for `waited` until all members open a group.
-    ///
-    /// # Errors
-    /// Refuses a group that the rank has not opened.
-    pub fn time_left_to_open(
-        &self,
-        from: usize,
-        group: u64,
-        waited: Duration,
-        now: Instant,
-    ) -> Result<Duration, ProtocolViolation> {
-        let members = self.members(from, (group, Sequence::Collective, 0))?;
-        let absent = members.ranks.iter().copied().filter(|rank| !members.opened.contains(rank));
-        Ok(self.time_for(&self.awaited(absent.collect()), waited, now))
-    }
-
-    /// Returns the time for which the end of the remaining ranks is waited for, after a wait of `waited`.
-    pub fn time_left_to_end(&self, waited: Duration, now: Instant) -> Duration {
-        let all: Vec<usize> = (0..self.work.len()).collect();
-        self.time_for(&all, waited, now)
-    }
-
-    fn time_for(&self, ranks: &[usize], waited: Duration, now: Instant) -> Duration {
-        let running = ranks.iter().filter(|&&rank| !self.ended[rank]);
-        time_left(running.map(|&rank| self.work[rank].busy_time(now)), self.deadline, waited, now)
-    }
-
-    /// Returns the given ranks and all that they wait for, directly or through other ranks.
-    fn awaited(&self, ranks: Vec<usize>) -> Vec<usize> {
-        let mut seen: HashSet<usize> = ranks.iter().copied().collect();
-        let mut all = ranks;
-        let mut at = 0;
-        while let Some(&rank) = all.get(at) {
-            at += 1;
-            for next in self.waits(rank).flat_map(|(_, absent)| absent) {
-                if seen.insert(next) {
-                    all.push(next);
-                }
-            }
-        }
-        all
-    }
-
-    /// Returns the work of the given ranks and of all that they wait for.
-    fn busy(&self, ranks: &[usize], now: Instant) -> Vec<BusyRank> {
-        let awaited = self.awaited(ranks.to_vec());
-        awaited.into_iter().filter_map(|rank| self.work[rank].report(rank, now)).collect()
-    }
-
     /// Returns the fault of a call that has not finished within the deadline.
     ///
     /// # Errors
@@ -468,11 +384,11 @@ mod tests {
         }
     }
 
-    fn gather(n: usize) -> CallSignature {
+    pub(super) fn gather(n: usize) -> CallSignature {
         signature("all_gather", Route::Gather, n)
     }
 
-    fn open(world: usize) -> CallTable {
+    pub(super) fn open(world: usize) -> CallTable {
         let mut table = CallTable::new(world, Duration::from_millis(500));
         let ranks: Vec<usize> = (0..world).collect();
         (0..world).for_each(|rank| table.open(rank, "dp", &ranks).unwrap());
@@ -480,15 +396,20 @@ mod tests {
     }
 
     /// The key of a collective on the group of all ranks of a table.
-    fn collective(table: &CallTable, seq: u64) -> CallKey {
+    pub(super) fn collective(table: &CallTable, seq: u64) -> CallKey {
         (dp(table), Sequence::Collective, seq)
     }
 
-    fn dp(table: &CallTable) -> u64 {
+    pub(super) fn dp(table: &CallTable) -> u64 {
         group_number("dp", &(0..table.last.len()).collect::<Vec<_>>())
     }
 
-    fn arrive(table: &mut CallTable, rank: usize, seq: u64, signature: CallSignature) -> Option<String> {
+    pub(super) fn arrive(
+        table: &mut CallTable,
+        rank: usize,
+        seq: u64,
+        signature: CallSignature,
+    ) -> Option<String> {
         table.arrive(rank, collective(table, seq), signature).unwrap().map(|fault| fault.to_string())
     }
 
