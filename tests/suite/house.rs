@@ -22,7 +22,7 @@ use isoshard::tensor::cuda;
 use source::{Source, files, identifier, product_code, root, sources};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("error", &[]),
     ("tensor", &["error"]),
     ("placement", &["error", "tensor"]),
@@ -30,10 +30,26 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("ops", &["error", "tensor", "placement", "rng"]),
     ("comm", &["error", "tensor"]),
     ("dtensor", &["error", "tensor", "placement", "rng", "ops", "comm"]),
-    ("nn", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor"]),
-    ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
+    ("checkpoint", &["error", "tensor", "placement", "comm", "dtensor"]),
+    ("nn", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint"]),
+    ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint", "nn"]),
     ("testing", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
-    ("lib", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn", "optim", "testing"]),
+    (
+        "lib",
+        &[
+            "error",
+            "tensor",
+            "placement",
+            "rng",
+            "ops",
+            "comm",
+            "dtensor",
+            "checkpoint",
+            "nn",
+            "optim",
+            "testing",
+        ],
+    ),
 ];
 /// The names that lib.rs re-exports from the error module.
 const ERRORS: [&str; 13] = [
