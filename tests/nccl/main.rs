@@ -546,6 +546,23 @@ fn a_busy_rank_is_waited_for() {
     }
 }
 
+/// If another rank has failed, the program waits for the end of a rank that is busy.
+#[test]
+fn a_busy_rank_is_not_abandoned_when_another_fails() {
+    let Some((spmd, _)) = world(2, SHORT) else { return };
+    let ends = spmd.run_each(|rank| {
+        if rank.rank() == 1 {
+            return Err(Error::invalid("step", "went wrong", "", ""));
+        }
+        let busy = rank.busy("saving");
+        sleep(SHORT * 4);
+        drop(busy);
+        Ok(rank.world().barrier().unwrap_err().to_string())
+    });
+    let ends = ends.unwrap();
+    assert!(ends[0].as_ref().unwrap().ends_with("rank 1 failed: step: went wrong"), "{ends:?}");
+}
+
 #[test]
 fn work_beyond_its_limit_is_named() {
     let Some((spmd, _)) = world(2, SHORT) else { return };

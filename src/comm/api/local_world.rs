@@ -134,7 +134,13 @@ impl LocalWorld {
     pub fn time_left(&self, waited: Duration) -> Duration {
         match &self.engines {
             LocalEngines::Threads(world) => world.time_left(waited),
-            LocalEngines::Nccl { .. } => self.deadline.saturating_sub(waited),
+            LocalEngines::Nccl { ranks, .. } => {
+                let time = |stage: &RankStage| match stage {
+                    RankStage::Running(engine) => engine.time_left_to_end(waited),
+                    RankStage::Waiting(_) | RankStage::Ended => None,
+                };
+                lock(ranks).iter().find_map(time).unwrap_or_else(|| self.deadline.saturating_sub(waited))
+            }
         }
     }
 

@@ -101,6 +101,15 @@ impl Client {
         self.inbox.wait_for_time(key, at_most)
     }
 
+    /// Returns the time for which the end of the remaining ranks is waited for, after a wait of `waited`, if the
+    /// coordinator is in this process.
+    pub fn time_left_to_end(&self, waited: Duration) -> Option<Duration> {
+        match &self.link {
+            CoordinatorLink::Local(coordinator) => Some(coordinator.time_left_to_end(waited)),
+            CoordinatorLink::Remote { .. } => None,
+        }
+    }
+
     /// Reports that this rank's program has ended. Rank 0 then waits for the other ranks for at most `at_most`.
     pub fn leave(&self, at_most: Duration) {
         self.tell(Message::Ended);

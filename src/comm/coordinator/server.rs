@@ -108,7 +108,11 @@ impl CoordinatorState {
             }
             Message::Ended => {}
             _ if self.calls.has_ended(from) => return Err("it sends messages after its end".into()),
-            // After the first fault only the ends of programs matter.
+            Message::Busy { work } => {
+                self.calls.announce(from, work, Instant::now())?;
+                return Ok(vec![]);
+            }
+            // After the first fault only the ends of programs matter, and work that their ends wait for.
             _ if self.first_fault.is_some() => return Ok(vec![]),
             _ => {}
         }
@@ -133,14 +137,10 @@ impl CoordinatorState {
                 let (sequence, seq) = Notice::OPENING;
                 return Ok(vec![(Recipient::Rank(from), Notice::WaitOn { group, sequence, seq, time })]);
             }
-            Message::Busy { work } => {
-                self.calls.announce(from, work, Instant::now())?;
-                None
-            }
             Message::Broken { id, reason } => Some(CommFault::Transport { id, rank: from, reason }),
             Message::Ended => self.calls.ended(from),
             Message::Failed { cause } => return Ok(self.declare(FirstFault::Failed { rank: from, cause })),
-            Message::Put { .. } | Message::Get { .. } => None,
+            Message::Put { .. } | Message::Get { .. } | Message::Busy { .. } => None,
         };
         Ok(fault.map_or(vec![], |fault| self.declare(FirstFault::Fault(fault))))
     }
@@ -224,6 +224,11 @@ impl Coordinator {
         drop(state);
         self.peers.iter().for_each(|peer| peer.put(Notice::Closing));
         self.hang_up();
+    }
+
+    /// Returns the time for which the end of the remaining ranks is waited for, after a wait of `waited`.
+    pub(super) fn time_left_to_end(&self, waited: Duration) -> Duration {
+        lock(&self.state).calls.time_left_to_end(waited, Instant::now())
     }
 
     /// Closes the connections, as the end of the process does.

@@ -110,6 +110,11 @@ impl Membership {
         }
     }
 
+    /// Calls [`Client::time_left_to_end`].
+    pub fn time_left_to_end(&self, waited: Duration) -> Option<Duration> {
+        self.client.time_left_to_end(waited)
+    }
+
     /// Tells the coordinator of a wait that is late. Returns the time for which to wait on, because ranks that it
     /// waits for are busy, or `None` if they are not.
     pub(super) fn time_left(&self, late: Message) -> Option<Duration> {

@@ -70,6 +70,12 @@ impl NcclEngine {
         self.world.membership.hang_up();
     }
 
+    /// Returns the time for which the end of the remaining ranks is waited for, after a wait of `waited`, if they are
+    /// threads of this process.
+    pub fn time_left_to_end(&self, waited: Duration) -> Option<Duration> {
+        self.world.membership.time_left_to_end(waited)
+    }
+
     fn open_by(
         &self,
         ranks: &[usize],
