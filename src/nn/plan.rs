@@ -311,16 +311,21 @@ impl Plan {
         if shape.is_empty() {
             return Ok(used.clone());
         }
-        let rows = Spec::new(mesh, dtype, shape, used.clone())?.local_shape_at(&vec![0; mesh.ndim()])[0];
+        let local = Spec::new(mesh, dtype, shape, used.clone())?.local_shape_at(&vec![0; mesh.ndim()]);
         let ranks = mesh.axis_len(a);
-        let units = (0..ranks).map(|i| rows / ranks + usize::from(i < rows % ranks)).collect();
         let order: Vec<usize> = (0..mesh.ndim()).filter(|&b| b != a).chain([a]).collect();
         let with = |p: Placement| used.set(a, p).with_order(&order);
-        let ragged = with(Placement::RaggedShard { dims: 1, units })?;
-        match Spec::new(mesh, dtype, shape, ragged.clone()) {
-            Ok(_) => Ok(ragged),
-            Err(_) => with(Placement::Shard(0)),
+        // Stacked matrices and fused maps are sharded by the rows of all of them.
+        let most = if shape.len() > 2 { 2 } else { 1 };
+        for dims in (1..=most).rev() {
+            let rows = local[..dims].iter().product::<usize>();
+            let units = (0..ranks).map(|i| rows / ranks + usize::from(i < rows % ranks)).collect();
+            let ragged = with(Placement::RaggedShard { dims, units })?;
+            if Spec::new(mesh, dtype, shape, ragged.clone()).is_ok() {
+                return Ok(ragged);
+            }
         }
+        with(Placement::Shard(0))
     }
 
     /// Refuses, by name, a rule that matches none of a model's parameters, or none of its sites. Among the rules that
