@@ -32,6 +32,7 @@
 //! | look up a word | [`glossary`] |
 //! | compute with distributed tensors | [`dtensor`], [`placement`] |
 //! | write a model and train it | [`nn`], [`optim`], and the book in `docs/book` |
+//! | load and save models of Hugging Face | [`hugging_face`] |
 //! | run on threads, processes or GPUs | [`comm`] |
 //! | draw random numbers | [`rng`] |
 //! | add an operator | [`ops`] |
@@ -62,6 +63,8 @@ pub mod tensor;
 // Builds for a model checker have what the thread engine stands on, and nothing above it.
 #[cfg(not(any(loom, shuttle)))]
 pub mod dtensor;
+#[cfg(not(any(loom, shuttle)))]
+pub mod hugging_face;
 #[cfg(not(any(loom, shuttle)))]
 pub mod nn;
 #[cfg(not(any(loom, shuttle)))]

@@ -22,7 +22,7 @@ use isoshard::tensor::cuda;
 use source::{Source, files, identifier, product_code, root, sources};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("error", &[]),
     ("tensor", &["error"]),
     ("placement", &["error", "tensor"]),
@@ -33,7 +33,23 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("nn", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor"]),
     ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
     ("testing", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
-    ("lib", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn", "optim", "testing"]),
+    ("hugging_face", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
+    (
+        "lib",
+        &[
+            "error",
+            "tensor",
+            "placement",
+            "rng",
+            "ops",
+            "comm",
+            "dtensor",
+            "nn",
+            "optim",
+            "testing",
+            "hugging_face",
+        ],
+    ),
 ];
 /// The names that lib.rs re-exports from the error module.
 const ERRORS: [&str; 12] = [
