@@ -56,6 +56,8 @@
     allow(dead_code, unused_imports, unused_macros, reason = "used by modules that this build omits")
 )]
 
+#[cfg(not(any(loom, shuttle)))]
+pub mod checkpoint;
 pub mod comm;
 mod error;
 pub mod tensor;

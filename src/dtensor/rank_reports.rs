@@ -1,7 +1,8 @@
 //! Values gathered from all ranks, and how an error message lists them.
 
+use super::device_mesh::DeviceMesh;
 use crate::comm::Group;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::{Device, Shape, Tensor};
 
 /// The number of ranks, and of values, that an error message lists; it counts the rest.
@@ -56,4 +57,21 @@ pub(super) fn gather_texts(group: &Group, device: Device, mine: &str) -> Result<
     let x = Tensor::from_slice(mine.as_bytes(), [mine.len()])?.to_device(device)?;
     let all = group.all_gather(&x, &shapes)?;
     all.iter().map(|x| Ok(String::from_utf8_lossy(&x.to_vec::<u8>()?).into_owned())).collect()
+}
+
+impl DeviceMesh {
+    /// Gathers every rank's words, or returns the same error on every rank if one rank brings an error: all-gathers of
+    /// some bytes per rank.
+    pub(crate) fn agree(&self, verb: &str, mine: Result<Vec<i64>>) -> Result<Vec<Vec<i64>>> {
+        let (group, device) = (self.all_ranks()?, self.device());
+        let text = mine.as_ref().err().map(|e| e.to_string()).unwrap_or_default();
+        let all = gather_texts(&group, device, &text)?;
+        let failed: Vec<(usize, String)> =
+            group.ranks().iter().copied().zip(all).filter(|(_, text)| !text.is_empty()).collect();
+        if failed.is_empty() {
+            return gather_words(&group, device, mine?);
+        }
+        let told = list_values(&group_by_value(failed), "others", String::clone);
+        Err(Error::invalid(verb, "some ranks failed", told, ""))
+    }
 }

@@ -6,10 +6,11 @@ use serde_json::{Map, Value};
 
 use super::VERB;
 use super::architecture::Architecture;
-use super::rope::{RopeConfig, read_rope};
+use super::rope::read_rope;
 use super::values::ConfigValues;
 use super::weight_files::parse_json;
 use crate::error::{Error, Result};
+use crate::nn::{Activation, RotaryConfig};
 
 /// The file that describes a model.
 pub(super) const CONFIG_FILE: &str = "config.json";
@@ -51,31 +52,26 @@ pub struct HuggingFaceConfig {
     pub(super) head_width: usize,
     pub(super) positions: usize,
     pub(super) eps: f64,
-    pub(super) activation: HiddenActivation,
+    pub(super) activation: Activation,
     pub(super) tied_head: bool,
     pub(super) qkv_bias: bool,
     pub(super) out_bias: bool,
     pub(super) mlp_bias: bool,
     /// The rotary positions of layers that attend to all earlier tokens, and of layers with a sliding window; `None`
     /// for learned positions.
-    pub(super) rope: Option<[RopeConfig; 2]>,
+    pub(super) rope: Option<[RotaryConfig; 2]>,
     /// The number of tokens that each layer's queries see, themselves included; `None` for all earlier tokens.
     pub(super) windows: Vec<Option<usize>>,
+    /// The layers whose rotary positions are those of a sliding window.
+    pub(super) slides: Vec<bool>,
     pub(super) attention_cap: Option<f64>,
     pub(super) final_cap: Option<f64>,
     /// The number whose inverse square root scales the scores.
     pub(super) query_scalar: f64,
     pub(super) experts: Option<ExpertConfig>,
     pub(super) dropout: f64,
-}
-
-/// The activation of a feed-forward layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HiddenActivation {
-    Silu,
-    Gelu,
-    GeluTanh,
-    Relu,
+    /// The standard deviation of new parameters.
+    pub(super) init_std: f64,
 }
 
 /// The mixture of experts of the layers that have one.
@@ -220,11 +216,13 @@ fn gpt2(values: &ConfigValues<'_>) -> Result<HuggingFaceConfig> {
         mlp_bias: true,
         rope: None,
         windows: vec![None; layers],
+        slides: vec![false; layers],
         attention_cap: None,
         final_cap: None,
         query_scalar: (width / heads) as f64,
         experts: None,
         dropout: equal_dropout(values, &dropouts)?,
+        init_std: values.number_or("initializer_range", 0.02)?,
     })
 }
 
@@ -271,8 +269,8 @@ fn grouped(values: &ConfigValues<'_>, of: Architecture) -> Result<HuggingFaceCon
     };
     let cap = |key| if matches!(of, Gemma2 | Gemma3) { values.optional_number(key) } else { Ok(None) };
     let eps = if of == Mixtral { 1e-5 } else { 1e-6 };
-    let windows = match of {
-        Gpt2 | Llama | Gemma => vec![None; layers],
+    let (windows, slides) = match of {
+        Gpt2 | Llama | Gemma => (vec![None; layers], vec![false; layers]),
         Mistral | Qwen2 | Qwen3 | Gemma2 | Gemma3 | Mixtral | Qwen2Moe | Qwen3Moe => {
             windows(values, of, layers)?
         }
@@ -296,11 +294,13 @@ fn grouped(values: &ConfigValues<'_>, of: Architecture) -> Result<HuggingFaceCon
         mlp_bias: of == Llama && values.flag("mlp_bias", false)?,
         rope: Some(read_rope(values, of)?),
         windows,
+        slides,
         attention_cap: cap("attn_logit_softcapping")?,
         final_cap: cap("final_logit_softcapping")?,
         query_scalar,
         experts: experts(values, of, layers)?,
         dropout: values.probability("attention_dropout")?,
+        init_std: values.number_or("initializer_range", 0.02)?,
     })
 }
 
@@ -313,13 +313,17 @@ fn layers(values: &ConfigValues<'_>, key: &str) -> Result<usize> {
     Ok(layers)
 }
 
-/// Reads the sliding window of each layer.
-fn windows(values: &ConfigValues<'_>, of: Architecture, layers: usize) -> Result<Vec<Option<usize>>> {
+/// Reads the sliding window of each layer, and whether the layer is of the kind that may have one.
+fn windows(
+    values: &ConfigValues<'_>,
+    of: Architecture,
+    layers: usize,
+) -> Result<(Vec<Option<usize>>, Vec<bool>)> {
     use Architecture::{Gemma2, Gemma3, Mistral, Mixtral, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe};
     let is_qwen = matches!(of, Qwen2 | Qwen2Moe | Qwen3 | Qwen3Moe);
     // transformers writes a window of 0 or more beside use_sliding_window: false.
     if is_qwen && !values.flag("use_sliding_window", false)? {
-        return Ok(vec![None; layers]);
+        return Ok((vec![None; layers], vec![false; layers]));
     }
     let window = match (of, values.get("sliding_window")) {
         (Mistral | Mixtral, None) => None,
@@ -353,7 +357,7 @@ fn windows(values: &ConfigValues<'_>, of: Architecture, layers: usize) -> Result
             (0..layers).map(|i| i >= first && (i + 1) % pattern != 0).collect()
         }
     };
-    Ok(slides.into_iter().map(|slides| window.filter(|_| slides)).collect())
+    Ok((slides.iter().map(|&slides| window.filter(|_| slides)).collect(), slides))
 }
 
 fn experts(values: &ConfigValues<'_>, of: Architecture, layers: usize) -> Result<Option<ExpertConfig>> {
@@ -398,12 +402,12 @@ fn experts(values: &ConfigValues<'_>, of: Architecture, layers: usize) -> Result
     }))
 }
 
-fn activation(values: &ConfigValues<'_>, key: &str, default: &str) -> Result<HiddenActivation> {
+fn activation(values: &ConfigValues<'_>, key: &str, default: &str) -> Result<Activation> {
     match values.text(key)?.unwrap_or(default) {
-        "silu" | "swish" => Ok(HiddenActivation::Silu),
-        "gelu" => Ok(HiddenActivation::Gelu),
-        "gelu_new" | "gelu_pytorch_tanh" => Ok(HiddenActivation::GeluTanh),
-        "relu" => Ok(HiddenActivation::Relu),
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu" => Ok(Activation::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+        "relu" => Ok(Activation::Relu),
         _ => {
             let rule = "the activations are silu, gelu, gelu_new, gelu_pytorch_tanh and relu";
             Err(values.unsupported(key, rule))

@@ -14,6 +14,7 @@
 
 mod architecture;
 mod config;
+mod decoder;
 mod export;
 mod format;
 mod load;

@@ -3,27 +3,11 @@
 use super::architecture::Architecture;
 use super::values::ConfigValues;
 use crate::error::Result;
+use crate::nn::{RotaryConfig, RotaryScaling};
 use crate::ops::{Llama3Scaling, YarnScaling};
 
-/// The base of rotary angles, and how they are scaled.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct RopeConfig {
-    pub base: f64,
-    pub scaling: RopeScaling,
-}
-
-/// How angles are scaled for longer contexts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum RopeScaling {
-    Unscaled,
-    /// All angles are divided by a factor (Chen et al. 2023).
-    Linear(f64),
-    Llama3(Llama3Scaling),
-    Yarn(YarnScaling),
-}
-
 /// Reads the rotary positions of layers with full attention, and of layers with a sliding window.
-pub(super) fn read_rope(values: &ConfigValues<'_>, of: Architecture) -> Result<[RopeConfig; 2]> {
+pub(super) fn read_rope(values: &ConfigValues<'_>, of: Architecture) -> Result<[RotaryConfig; 2]> {
     if values.number_or("partial_rotary_factor", 1.0)? != 1.0 {
         return Err(values.unsupported("partial_rotary_factor", "only whole heads are turned"));
     }
@@ -40,19 +24,19 @@ pub(super) fn read_rope(values: &ConfigValues<'_>, of: Architecture) -> Result<[
     }
     let full = match values.object("rope_scaling")? {
         Some(rope) => one_rope(&rope, base, positions)?,
-        None => RopeConfig { base, scaling: RopeScaling::Unscaled },
+        None => RotaryConfig::plain(base),
     };
     Ok(match of {
         // Gemma 3 scales the layers with full attention only.
         Architecture::Gemma3 => {
             let base = values.number_or("rope_local_base_freq", 1e4)?;
-            [full, RopeConfig { base, scaling: RopeScaling::Unscaled }]
+            [full, RotaryConfig::plain(base)]
         }
         _ => [full; 2],
     })
 }
 
-fn one_rope(rope: &ConfigValues<'_>, base: f64, positions: f64) -> Result<RopeConfig> {
+fn one_rope(rope: &ConfigValues<'_>, base: f64, positions: f64) -> Result<RotaryConfig> {
     let base = rope.number_or("rope_theta", base)?;
     if rope.number_or("partial_rotary_factor", 1.0)? != 1.0 {
         return Err(rope.unsupported("partial_rotary_factor", "only whole heads are turned"));
@@ -60,9 +44,9 @@ fn one_rope(rope: &ConfigValues<'_>, base: f64, positions: f64) -> Result<RopeCo
     // Before 4.43, transformers wrote `type`.
     let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
     let scaling = match rope.text(key)?.unwrap_or("default") {
-        "default" => RopeScaling::Unscaled,
-        "linear" => RopeScaling::Linear(rope.number("factor")?),
-        "llama3" => RopeScaling::Llama3(Llama3Scaling {
+        "default" => RotaryScaling::Plain,
+        "linear" => RotaryScaling::Linear(rope.number("factor")?),
+        "llama3" => RotaryScaling::Llama3(Llama3Scaling {
             factor: rope.number("factor")?,
             low_frequency_factor: rope.number("low_freq_factor")?,
             high_frequency_factor: rope.number("high_freq_factor")?,
@@ -77,7 +61,7 @@ fn one_rope(rope: &ConfigValues<'_>, base: f64, positions: f64) -> Result<RopeCo
                 }
             }
             rope.expect_flag("truncate", true)?;
-            RopeScaling::Yarn(YarnScaling {
+            RotaryScaling::Yarn(YarnScaling {
                 factor: rope.number("factor")?,
                 fast_turns: rope.number_or("beta_fast", 32.0)?,
                 slow_turns: rope.number_or("beta_slow", 1.0)?,
@@ -87,5 +71,5 @@ fn one_rope(rope: &ConfigValues<'_>, base: f64, positions: f64) -> Result<RopeCo
         }
         _ => return Err(rope.unsupported(key, "the rotary scalings are default, linear, llama3 and yarn")),
     };
-    Ok(RopeConfig { base, scaling })
+    Ok(RotaryConfig { base, width: None, scaling })
 }

@@ -1,10 +1,12 @@
 //! AdamW (Loshchilov & Hutter 2019, algorithm 2).
 
 use super::groups::{GroupSettings, ParamGroups, expect_sound};
-use super::optimizer::{Optimizer, UpdateRule};
+use super::optimizer::{Optimizer, UpdateRule, saved_steps};
+use super::param_tensors::load_by_param;
 use super::schedule::Schedule;
+use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::{DTensor, Gradients};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::nn::{ParamId, Params, Update};
 use crate::ops;
 
@@ -207,6 +209,29 @@ impl AdamW {
 impl UpdateRule for AdamW {
     fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
         AdamW::step(self, params, grads, scale, lr)
+    }
+
+    fn state(&self, params: &Params) -> Result<StateTree> {
+        let mut state = StateTree::new();
+        state.insert_value("steps", self.steps)?;
+        for (id, moments) in params.ids().zip(&self.moments) {
+            let Some((first, second)) = moments else { continue };
+            state.insert(format!("first.{}", params.path(id)), first.clone())?;
+            state.insert(format!("second.{}", params.path(id)), second.clone())?;
+        }
+        Ok(state)
+    }
+
+    fn load_state(&mut self, params: &Params, saved: &Checkpoint) -> Result<()> {
+        let steps = saved_steps(saved)?;
+        let [first, second] = ["first", "second"].map(|name| load_by_param(params, &saved.subtree(name)));
+        let (first, second) = (first?, second?);
+        if first.iter().zip(&second).any(|(first, second)| first.is_some() != second.is_some()) {
+            let rule = "each parameter has two moments or none";
+            return Err(Error::invalid("load_state", rule, saved.dir().display().to_string(), ""));
+        }
+        (self.moments, self.steps) = (first.into_iter().zip(second).map(|(m, v)| m.zip(v)).collect(), steps);
+        Ok(())
     }
 }
 

@@ -46,6 +46,7 @@ mod adamw;
 mod clip;
 mod groups;
 mod optimizer;
+mod param_tensors;
 mod schedule;
 mod sgd;
 

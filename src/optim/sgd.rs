@@ -2,7 +2,9 @@
 
 use super::groups::{GroupSettings, ParamGroups, expect_sound};
 use super::optimizer::{Optimizer, UpdateRule};
+use super::param_tensors::load_by_param;
 use super::schedule::Schedule;
+use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::Result;
 use crate::nn::{ParamId, Params, Update};
@@ -171,5 +173,20 @@ impl Sgd {
 impl UpdateRule for Sgd {
     fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
         Sgd::step(self, params, grads, scale, lr)
+    }
+
+    fn state(&self, params: &Params) -> Result<StateTree> {
+        let mut state = StateTree::new();
+        for (id, buffer) in params.ids().zip(&self.buffers) {
+            buffer
+                .iter()
+                .try_for_each(|b| state.insert(format!("momentum.{}", params.path(id)), b.clone()))?;
+        }
+        Ok(state)
+    }
+
+    fn load_state(&mut self, params: &Params, saved: &Checkpoint) -> Result<()> {
+        self.buffers = load_by_param(params, &saved.subtree("momentum"))?;
+        Ok(())
     }
 }

@@ -22,7 +22,7 @@ use isoshard::tensor::cuda;
 use source::{Source, files, identifier, product_code, root, sources};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 13] = [
     ("error", &[]),
     ("tensor", &["error"]),
     ("placement", &["error", "tensor"]),
@@ -30,8 +30,9 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("ops", &["error", "tensor", "placement", "rng"]),
     ("comm", &["error", "tensor"]),
     ("dtensor", &["error", "tensor", "placement", "rng", "ops", "comm"]),
-    ("nn", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor"]),
-    ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
+    ("checkpoint", &["error", "tensor", "placement", "comm", "dtensor"]),
+    ("nn", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint"]),
+    ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint", "nn"]),
     ("testing", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
     ("hugging_face", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
     (
@@ -44,6 +45,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
             "ops",
             "comm",
             "dtensor",
+            "checkpoint",
             "nn",
             "optim",
             "testing",

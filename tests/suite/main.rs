@@ -11,6 +11,7 @@ mod common;
 
 mod attention;
 mod bridge;
+mod checkpoint;
 mod comm;
 mod cost;
 mod cuda_attention;

@@ -1,0 +1,360 @@
+//! A folder of numbered checkpoints: saves that do not stop the program, the newest one, and the last ones kept.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::save::{PATIENCE, start};
+use super::save_job::{SaveJob, UNFINISHED};
+use super::saved::Checkpoint;
+use super::state_tree::StateTree;
+use crate::dtensor::DeviceMesh;
+use crate::error::{Error, Result};
+
+const VERB: &str = "save";
+/// The end of the name of a checkpoint that is being removed.
+const REMOVED: &str = ".removed";
+
+/// The answer to a save that is asked for while another one is being written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhileSaving {
+    /// Waits until the other one is written.
+    #[default]
+    Wait,
+    /// Refuses the new one; the other one goes on.
+    Refuse,
+}
+
+/// A folder of checkpoints with the names `step-000000000012`.
+///
+/// [`CheckpointFolder::save_async`] returns at once: the tensors' memory is shared, not copied, and the next step that
+/// updates a parameter in place writes to new memory instead. Until the files are written, the saved tensors therefore
+/// take their memory twice. On a CUDA device the shards are first copied to the CPU's memory.
+///
+/// ```
+/// use isoshard::{checkpoint::{CheckpointFolder, StateTree}, comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+/// let root = std::env::temp_dir().join(format!("isoshard-folder-{}", std::process::id()));
+/// # let also = root.clone();
+/// spmd(2, move |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+///     let mut folder = CheckpointFolder::new(&root).keep(2);
+///     for step in [10, 20, 30] {
+///         let mut state = StateTree::new();
+///         state.insert("x", DTensor::full(&mesh, DType::F32, [4], step as f64, "(S0)".parse()?)?)?;
+///         folder.save_async(&mesh, step, &state)?;
+///         // Training goes on here.
+///     }
+///     folder.wait(&mesh)?;
+///     assert_eq!(folder.steps()?, [20, 30]);
+///     let (step, newest) = folder.newest(&mesh)?.expect("there are two");
+///     assert_eq!((step, newest.tensor(&mesh, "x", "(R)".parse()?)?.local().to_vec::<f32>()?), (30, vec![30.0; 4]));
+///     Ok(())
+/// })?;
+/// # std::fs::remove_dir_all(also).unwrap();
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct CheckpointFolder {
+    root: PathBuf,
+    keep: Option<usize>,
+    patience: Duration,
+    while_saving: WhileSaving,
+    /// The thread that writes this rank's part of a save.
+    writing: Option<JoinHandle<Result<()>>>,
+}
+
+impl CheckpointFolder {
+    /// Names a folder, which the first save makes. It keeps all checkpoints, and waits at most 30 minutes for a slow rank.
+    ///
+    /// ```
+    /// use isoshard::checkpoint::CheckpointFolder;
+    /// assert!(CheckpointFolder::new("no/such/folder").steps()?.is_empty());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn new(root: impl AsRef<Path>) -> CheckpointFolder {
+        CheckpointFolder {
+            root: root.as_ref().to_path_buf(),
+            keep: None,
+            patience: PATIENCE,
+            while_saving: WhileSaving::default(),
+            writing: None,
+        }
+    }
+
+    /// Removes older checkpoints after each save, so that the last `n` remain; at least the one just saved.
+    ///
+    /// ```
+    /// use isoshard::{checkpoint::{CheckpointFolder, StateTree}, comm::spmd, dtensor::DeviceMesh};
+    /// let root = std::env::temp_dir().join(format!("isoshard-keep-{}", std::process::id()));
+    /// # let also = root.clone();
+    /// spmd(1, move |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[])?;
+    ///     let mut folder = CheckpointFolder::new(&root).keep(1);
+    ///     folder.save(&mesh, 1, &StateTree::new())?;
+    ///     folder.save(&mesh, 2, &StateTree::new())?;
+    ///     assert_eq!(folder.steps()?, [2]);
+    ///     Ok(())
+    /// })?;
+    /// # std::fs::remove_dir_all(also).unwrap();
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn keep(mut self, n: usize) -> CheckpointFolder {
+        self.keep = Some(n.max(1));
+        self
+    }
+
+    /// Sets the longest time that a save waits for a rank's part after the first rank's own is written. The error then
+    /// names the ranks that are missing.
+    ///
+    /// ```
+    /// use isoshard::checkpoint::CheckpointFolder;
+    /// use std::time::Duration;
+    /// let folder = CheckpointFolder::new("checkpoints").patience(Duration::from_secs(3600));
+    /// assert!(format!("{folder:?}").contains("patience: 3600s"));
+    /// ```
+    pub fn patience(mut self, patience: Duration) -> CheckpointFolder {
+        self.patience = patience;
+        self
+    }
+
+    /// Chooses the answer to a save that is asked for while another one is being written.
+    ///
+    /// ```
+    /// use isoshard::checkpoint::{CheckpointFolder, WhileSaving};
+    /// let folder = CheckpointFolder::new("checkpoints").while_saving(WhileSaving::Refuse);
+    /// assert!(format!("{folder:?}").contains("while_saving: Refuse"));
+    /// ```
+    pub fn while_saving(mut self, answer: WhileSaving) -> CheckpointFolder {
+        self.while_saving = answer;
+        self
+    }
+
+    /// Saves the state of a step and waits until the checkpoint is whole ([`save`](super::save())).
+    ///
+    /// ```
+    /// use isoshard::{checkpoint::{CheckpointFolder, StateTree}, comm::spmd, dtensor::DeviceMesh};
+    /// let root = std::env::temp_dir().join(format!("isoshard-sync-{}", std::process::id()));
+    /// # let also = root.clone();
+    /// spmd(1, move |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[])?;
+    ///     let mut folder = CheckpointFolder::new(&root);
+    ///     folder.save(&mesh, 7, &StateTree::new())?;
+    ///     let refused = folder.save(&mesh, 7, &StateTree::new()).unwrap_err().to_string();
+    ///     assert!(refused.contains("a checkpoint is saved to a new folder"), "{refused}");
+    ///     Ok(())
+    /// })?;
+    /// # std::fs::remove_dir_all(also).unwrap();
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`save`](super::save()), and those of an earlier [`CheckpointFolder::save_async`].
+    pub fn save(&mut self, mesh: &DeviceMesh, step: u64, state: &StateTree) -> Result<()> {
+        self.admit(mesh)?;
+        let job = start(mesh, &self.dir_of(step), state, self.patience)?;
+        let done = self.removal(step).run(job);
+        mesh.agree(VERB, done.map(|()| Vec::new())).map(drop)
+    }
+
+    /// Starts to save the state of a step, and returns when each rank has begun. The checkpoint becomes visible when all
+    /// ranks have written; a failure is the result of the next call of this folder, on every rank.
+    ///
+    /// Dropping the folder waits for the rank's own files.
+    ///
+    /// ```
+    /// use isoshard::{checkpoint::{CheckpointFolder, StateTree}, comm::spmd, dtensor::DeviceMesh};
+    /// let root = std::env::temp_dir().join(format!("isoshard-async-{}", std::process::id()));
+    /// # let also = root.clone();
+    /// spmd(2, move |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let mut folder = CheckpointFolder::new(&root);
+    ///     folder.save_async(&mesh, 7, &StateTree::new())?;
+    ///     folder.wait(&mesh)?;
+    ///     assert_eq!(folder.steps()?, [7]);
+    ///     Ok(())
+    /// })?;
+    /// # std::fs::remove_dir_all(also).unwrap();
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the error of an earlier save. Refuses a step that is saved already, and, if
+    /// [`WhileSaving::Refuse`] is chosen, a save while another is being written.
+    pub fn save_async(&mut self, mesh: &DeviceMesh, step: u64, state: &StateTree) -> Result<()> {
+        self.admit(mesh)?;
+        let job = start(mesh, &self.dir_of(step), state, self.patience)?;
+        let removal = self.removal(step);
+        let thread = thread::Builder::new().name("isoshard-save".into());
+        let begun = thread.spawn(move || removal.run(job)).map_err(|e| Error::io(VERB, &self.root, e));
+        mesh.agree(VERB, begun.map(|thread| self.writing = Some(thread)).map(|()| Vec::new())).map(drop)
+    }
+
+    /// Waits until the save that [`CheckpointFolder::save_async`] started has ended. Communicates some bytes per rank.
+    ///
+    /// ```
+    /// use isoshard::{checkpoint::CheckpointFolder, comm::spmd, dtensor::DeviceMesh};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     CheckpointFolder::new("checkpoints").wait(&mesh) // there is no save to wait for
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the save's error, on every rank.
+    pub fn wait(&mut self, mesh: &DeviceMesh) -> Result<()> {
+        let own = self.writing.take().map_or(Ok(()), joined);
+        mesh.agree(VERB, own.map(|()| Vec::new())).map(drop)
+    }
+
+    /// Returns the steps of the checkpoints that are there, ascending. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::checkpoint::CheckpointFolder;
+    /// let root = std::env::temp_dir().join(format!("isoshard-steps-{}", std::process::id()));
+    /// std::fs::create_dir_all(root.join("step-000000000012")).unwrap();
+    /// std::fs::create_dir_all(root.join("notes")).unwrap();
+    /// assert_eq!(CheckpointFolder::new(&root).steps()?, [12]);
+    /// # std::fs::remove_dir_all(root).unwrap();
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the folder cannot be read.
+    pub fn steps(&self) -> Result<Vec<u64>> {
+        steps_in(&self.root)
+    }
+
+    /// Opens the newest checkpoint; returns `None` if there is none. Communicates some bytes per rank, so that all ranks
+    /// open the same one.
+    ///
+    /// ```
+    /// use isoshard::{checkpoint::CheckpointFolder, comm::spmd, dtensor::DeviceMesh};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     assert!(CheckpointFolder::new("no/such/folder").newest(&mesh)?.is_none());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a checkpoint that is damaged; names it. To go back to an older one, remove it.
+    pub fn newest(&self, mesh: &DeviceMesh) -> Result<Option<(u64, Checkpoint)>> {
+        let last = self.steps().map(|steps| vec![steps.last().map_or(-1, |&step| step as i64)]);
+        let of_first = mesh.agree("checkpoint", last)?[0][0];
+        let Ok(step) = u64::try_from(of_first) else { return Ok(None) };
+        let opened = Checkpoint::open(self.dir_of(step));
+        let error = opened.as_ref().err().cloned();
+        mesh.agree("checkpoint", error.map_or(Ok(Vec::new()), Err))?;
+        Ok(Some((step, opened?)))
+    }
+
+    /// Returns the folder of a step's checkpoint.
+    ///
+    /// ```
+    /// use isoshard::checkpoint::CheckpointFolder;
+    /// let dir = CheckpointFolder::new("runs/a").dir_of(12);
+    /// assert_eq!(dir, std::path::Path::new("runs/a/step-000000000012"));
+    /// ```
+    pub fn dir_of(&self, step: u64) -> PathBuf {
+        self.root.join(format!("step-{step:012}"))
+    }
+
+    /// Waits for an earlier save, or refuses another one, and returns the earlier one's error on every rank.
+    fn admit(&mut self, mesh: &DeviceMesh) -> Result<()> {
+        if self.while_saving == WhileSaving::Refuse {
+            let unfinished = self.writing.as_ref().is_some_and(|thread| !thread.is_finished());
+            let all = mesh.agree(VERB, Ok(vec![i64::from(unfinished)]))?;
+            if all.iter().any(|words| words[0] == 1) {
+                let given = format!(
+                    "{} of {} ranks are writing",
+                    all.iter().filter(|w| w[0] == 1).count(),
+                    all.len()
+                );
+                return Err(Error::invalid(VERB, "another save is being written", given, "call wait first"));
+            }
+        }
+        self.wait(mesh)
+    }
+
+    fn removal(&self, step: u64) -> Removal {
+        Removal { root: self.root.clone(), keep: self.keep, step }
+    }
+}
+
+/// Waits for this rank's files, so that a program which ends does not lose a save that has begun.
+impl Drop for CheckpointFolder {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.writing.take().map(joined) {
+            eprintln!("isoshard: a checkpoint was not saved: {error}");
+        }
+    }
+}
+
+fn joined(thread: JoinHandle<Result<()>>) -> Result<()> {
+    thread.join().unwrap_or_else(|_| Err(Error::other("the thread that writes a checkpoint panicked")))
+}
+
+/// The removal of older checkpoints after a save.
+struct Removal {
+    root: PathBuf,
+    keep: Option<usize>,
+    step: u64,
+}
+
+impl Removal {
+    /// Does a rank's part of a save; on the first rank, then removes checkpoints before the kept ones.
+    fn run(self, job: SaveJob) -> Result<()> {
+        let first = job.commit.is_some();
+        job.run()?;
+        if !first {
+            return Ok(());
+        }
+        self.remove_left()?;
+        let Some(keep) = self.keep else { return Ok(()) };
+        let older: Vec<u64> = steps_in(&self.root)?.into_iter().filter(|&step| step < self.step).collect();
+        let remove = (older.len() + 1).saturating_sub(keep);
+        for step in &older[..remove.min(older.len())] {
+            let dir = self.root.join(format!("step-{step:012}"));
+            // Renamed first: a checkpoint that is half removed is not taken for one.
+            let removed = self.root.join(format!(".step-{step:012}{REMOVED}"));
+            fs::rename(&dir, &removed)
+                .and_then(|()| fs::remove_dir_all(&removed))
+                .map_err(|e| Error::io("keep", &dir, e))?;
+        }
+        Ok(())
+    }
+
+    /// Removes what a program that was killed has left: saves that did not end, and removals.
+    fn remove_left(&self) -> Result<()> {
+        let failed = |e: std::io::Error| Error::io("keep", &self.root, e);
+        for entry in fs::read_dir(&self.root).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(".step-") && (name.ends_with(UNFINISHED) || name.ends_with(REMOVED)) {
+                fs::remove_dir_all(entry.path()).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn steps_in(root: &Path) -> Result<Vec<u64>> {
+    let entries = match fs::read_dir(root) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(Error::io("checkpoint", root, e)),
+    };
+    let mut steps = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(|e| Error::io("checkpoint", root, e))?.file_name();
+        let digits = name.to_str().and_then(|name| name.strip_prefix("step-"));
+        let digits = digits.filter(|d| d.len() >= 12 && d.bytes().all(|b| b.is_ascii_digit()));
+        steps.extend(digits.and_then(|d| d.parse::<u64>().ok()));
+    }
+    steps.sort_unstable();
+    Ok(steps)
+}

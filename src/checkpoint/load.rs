@@ -1,0 +1,246 @@
+//! Loading: a redistribution whose source is a disk.
+//!
+//! Ranks that need common bytes form a group: replicas, and ranks whose shards are columns of the same rows. The group
+//! reads the rows together, each member an equal, contiguous share, and then exchanges: each byte is read from the disk
+//! once per group, and each member receives only bytes that it lacks (Wan et al., *ByteCheckpoint*, NSDI 2025). A rank
+//! whose shard is its own, as under FSDP, reads it straight into place.
+
+use super::piece_reader::PieceReader;
+use super::saved::Checkpoint;
+use crate::comm::Group;
+use crate::dtensor::{DTensor, DeviceMesh};
+use crate::error::{Error, Result};
+use crate::placement::{Layout, Mesh, Placement, Region, Spec};
+use crate::tensor::{DType, Device, Shape, Tensor};
+
+const VERB: &str = "load";
+
+/// A tensor that is being loaded.
+struct LoadedTensor<'a> {
+    name: &'a str,
+    dtype: DType,
+    shape: Shape,
+    layout: Layout,
+    region: Region,
+    /// The axes over which ranks read together; none if this rank reads alone.
+    axes: Vec<usize>,
+    /// This rank's shard: filled while reading if it reads alone, else by the exchange.
+    local: Tensor,
+    /// The share that this rank reads for its group.
+    share: Vec<u8>,
+}
+
+impl Checkpoint {
+    /// Loads tensors in any layouts, on any mesh, with the bits that were saved. All ranks of the mesh call this together.
+    ///
+    /// Each rank reads the blocks (1 MiB) that have bytes of its shard. Ranks whose shards have blocks in common read
+    /// them once and pass on what the others lack. Every block is compared with its checksum. A rank holds its shards and,
+    /// for tensors that are read in common, its share of what the group reads.
+    ///
+    /// ```
+    /// use isoshard::{checkpoint::{self, Checkpoint, StateTree}, comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// let dir = std::env::temp_dir().join(format!("isoshard-tensors-{}", std::process::id()));
+    /// # let also = dir.clone();
+    /// spmd(4, move |rank| {
+    ///     let mesh = DeviceMesh::parse(&rank, "fsdp=2,tp=2")?;
+    ///     let x = Tensor::from_vec((0..30).map(|i| i as f32).collect(), [5, 6])?;
+    ///     let mut state = StateTree::new();
+    ///     state.insert("x", DTensor::distribute(&mesh, &x, "(S0, S1)".parse()?)?)?;
+    ///     checkpoint::save(&mesh, &dir, &state)?;
+    ///     let wanted = [("x", "(R, S0)".parse()?), ("x", "(S1, R)".parse()?)];
+    ///     for loaded in Checkpoint::open(&dir)?.tensors(&mesh, &wanted)? {
+    ///         assert_eq!(loaded.full_tensor()?.to_vec::<f32>()?, x.to_vec::<f32>()?);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # std::fs::remove_dir_all(also).unwrap();
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses names that the checkpoint lacks, layouts that do not fit or are `Partial`, and files that are not those
+    /// that were saved; on every rank if one rank finds it.
+    pub fn tensors(&self, mesh: &DeviceMesh, wanted: &[(&str, Layout)]) -> Result<Vec<DTensor>> {
+        let read = self.read_shares(mesh, wanted);
+        let error = read.as_ref().err().cloned();
+        mesh.agree(VERB, error.map_or(Ok(Vec::new()), Err))?;
+        let mut tensors = read?;
+        for x in tensors.iter_mut().filter(|x| !x.axes.is_empty()) {
+            x.exchange(mesh)?;
+        }
+        let finish =
+            |x: LoadedTensor| DTensor::from_local(mesh, x.local, x.shape, x.layout).map_err(|e| e.at(x.name));
+        tensors.into_iter().map(finish).collect()
+    }
+
+    /// Reads, of each tensor, this rank's shard or its share of what its group reads.
+    fn read_shares<'a>(
+        &self,
+        mesh: &DeviceMesh,
+        wanted: &[(&'a str, Layout)],
+    ) -> Result<Vec<LoadedTensor<'a>>> {
+        if mesh.device() == Device::Meta {
+            return Err(Error::unsupported(VERB, "tensors on meta have no values", "a dry run", ""));
+        }
+        let mut reader = self.reader();
+        wanted.iter().map(|(name, layout)| self.read_share(mesh.mesh(), name, layout, &mut reader)).collect()
+    }
+
+    fn read_share<'a>(
+        &self,
+        mesh: &Mesh,
+        name: &'a str,
+        layout: &Layout,
+        reader: &mut PieceReader<'_>,
+    ) -> Result<LoadedTensor<'a>> {
+        let of = self.entry(name)?;
+        let dtype = of.dtype().expect("checked when the index was read");
+        let shape = Shape::from(&of.shape[..]);
+        let spec = Spec::new(mesh, dtype, shape.clone(), layout.clone()).map_err(|e| e.at(name))?;
+        if layout.has_partial() {
+            return Err(Error::invalid(
+                VERB,
+                "a checkpoint has values, not partial ones",
+                spec.to_string(),
+                "replicate",
+            ));
+        }
+        let region = spec.region();
+        let (mut local, mut share) = (Tensor::uninit(dtype, region.local.clone()), Vec::new());
+        let axes = common_axes(&spec);
+        if axes.is_empty() {
+            reader.read(of, dtype, &region, 0, local.bytes_mut()).map_err(|e| e.at(name))?;
+            expect_bools(dtype, local.bytes_mut())?;
+        } else {
+            let (common, members, me) = common_region(&spec, &axes);
+            let bounds = share_bounds(&common, dtype, members);
+            share.resize(bounds[me + 1] - bounds[me], 0);
+            reader.read(of, dtype, &common, bounds[me], &mut share).map_err(|e| e.at(name))?;
+            expect_bools(dtype, &share)?;
+        }
+        Ok(LoadedTensor { name, dtype, shape, layout: layout.clone(), region, axes, local, share })
+    }
+}
+
+impl LoadedTensor<'_> {
+    /// Exchanges the shares of a group: each member receives the bytes of its shard that others have read.
+    fn exchange(&mut self, mesh: &DeviceMesh) -> Result<()> {
+        let names: Vec<&str> = self.axes.iter().map(|&a| mesh.mesh().axis_name(a)).collect();
+        let group = mesh.group_along(&names)?;
+        let spec = Spec::new(mesh.mesh(), self.dtype, self.shape.clone(), self.layout.clone())?;
+        let (common, members, me) = common_region(&spec, &self.axes);
+        let bounds = share_bounds(&common, self.dtype, members);
+        let size = self.dtype.size_bytes();
+        let regions: Vec<Region> =
+            member_coords(&spec.mesh, &self.axes).map(|at| spec.region_at(&at)).collect();
+        debug_assert_eq!((group.len(), group.index()), (members, me));
+        // The bytes of a shard that lie in a share, in the order of the common region.
+        let in_share = |region: &Region, share: usize, f: &mut dyn FnMut(usize, usize, usize)| {
+            for overlap in common.intersect(region) {
+                overlap.runs(|from, to, len| {
+                    let (first, end) =
+                        ((from * size).max(bounds[share]), ((from + len) * size).min(bounds[share + 1]));
+                    if first < end {
+                        f(first - bounds[share], to * size + (first - from * size), end - first);
+                    }
+                });
+            }
+        };
+        let pack = |region: &Region| {
+            let mut bytes = Vec::new();
+            in_share(region, me, &mut |at, _, len| bytes.extend_from_slice(&self.share[at..at + len]));
+            let len = bytes.len();
+            Tensor::from_vec(bytes, [len])?.to_device(mesh.device())
+        };
+        let whole = |region: &Region| *region == common;
+        // Replicas get the same bytes: they are packed once.
+        let mut packed: Option<Tensor> = None;
+        let mut parts = Vec::with_capacity(members);
+        for region in &regions {
+            parts.push(match (&packed, whole(region)) {
+                (Some(part), true) => part.clone(),
+                (None, true) => packed.insert(pack(region)?).clone(),
+                _ => pack(region)?,
+            });
+        }
+        let shapes: Vec<Shape> = (0..members)
+            .map(|share| {
+                let mut bytes = 0;
+                in_share(&self.region, share, &mut |_, _, len| bytes += len);
+                Shape::from([bytes])
+            })
+            .collect();
+        let received = exchanged(&group, parts, &shapes)?;
+        let into = self.local.bytes_mut();
+        for (share, part) in received.iter().enumerate() {
+            let part = part.to_device(Device::Cpu)?;
+            let (bytes, mut at) = (part.as_bytes()?, 0);
+            in_share(&self.region, share, &mut |_, to, len| {
+                into[to..to + len].copy_from_slice(&bytes[at..at + len]);
+                at += len;
+            });
+        }
+        self.share = Vec::new();
+        Ok(())
+    }
+}
+
+fn exchanged(group: &Group, parts: Vec<Tensor>, shapes: &[Shape]) -> Result<Vec<Tensor>> {
+    group.all_to_all(parts, shapes)
+}
+
+/// Returns the axes over which ranks have blocks in common: replicated axes, and axes that shard a dim after the first,
+/// if the ranks' shards are parts of the shard that they would have without these axes.
+fn common_axes(spec: &Spec) -> Vec<usize> {
+    let replicated = |a: &usize| *spec.layout.axis(*a) == Placement::Replicate;
+    let columns = |a: &usize| spec.layout.axis(*a).shard_dim().is_some_and(|dim| dim > 0);
+    let long = |a: &usize| spec.mesh.axis_len(*a) > 1;
+    let all = (0..spec.mesh.ndim()).filter(long);
+    let axes: Vec<usize> = all.clone().filter(|a| replicated(a) || columns(a)).collect();
+    let inside = |axes: &[usize]| {
+        let common = common_region(spec, axes).0;
+        member_coords(&spec.mesh, axes).all(|at| {
+            let region = spec.region_at(&at);
+            common.intersect(&region).iter().map(|o| o.numel()).sum::<usize>() == region.numel()
+        })
+    };
+    if axes.is_empty() || inside(&axes) { axes } else { all.filter(replicated).collect() }
+}
+
+/// Returns the region that the ranks along `axes` read together, their number, and this rank's position among them.
+fn common_region(spec: &Spec, axes: &[usize]) -> (Region, usize, usize) {
+    let layout = axes.iter().fold(spec.layout.clone(), |layout, &a| layout.set(a, Placement::Replicate));
+    let common = spec.with_layout(layout).expect("fewer sharded axes fit as well").region();
+    let members = axes.iter().map(|&a| spec.mesh.axis_len(a)).product();
+    let me = axes.iter().fold(0, |at, &a| at * spec.mesh.axis_len(a) + spec.mesh.coords()[a]);
+    (common, members, me)
+}
+
+/// Returns the coordinates of the ranks along `axes`, row-major.
+fn member_coords(mesh: &Mesh, axes: &[usize]) -> impl Iterator<Item = Vec<usize>> {
+    let members: usize = axes.iter().map(|&a| mesh.axis_len(a)).product();
+    (0..members).map(move |member| {
+        let (mut coords, mut rest) = (mesh.coords().to_vec(), member);
+        for &a in axes.iter().rev() {
+            coords[a] = rest % mesh.axis_len(a);
+            rest /= mesh.axis_len(a);
+        }
+        coords
+    })
+}
+
+/// Returns the first byte of each member's share of a region's storage, and the end.
+fn share_bounds(common: &Region, dtype: DType, members: usize) -> Vec<usize> {
+    let numel = common.numel();
+    (0..=members)
+        .map(|i| (numel as u128 * i as u128 / members as u128) as usize * dtype.size_bytes())
+        .collect()
+}
+
+/// Refuses bytes that are not bools: a damaged file with right checksums must not become undefined behaviour.
+fn expect_bools(dtype: DType, bytes: &[u8]) -> Result<()> {
+    match dtype == DType::Bool && bytes.iter().any(|&byte| byte > 1) {
+        true => Err(Error::invalid(VERB, "bools are 0 or 1", "another byte", "load another checkpoint")),
+        false => Ok(()),
+    }
+}
