@@ -156,9 +156,9 @@ impl NameList<'_> {
             match norms_after {
                 false => self.same("post_attention_layernorm.weight", &h("mlp_norm.weight"), &[width]),
                 true => {
-                    self.same("post_attention_layernorm.weight", &h("attn_post_norm.weight"), &[width]);
+                    self.same("post_attention_layernorm.weight", &h("attn_after_norm.weight"), &[width]);
                     self.same("pre_feedforward_layernorm.weight", &h("mlp_norm.weight"), &[width]);
-                    self.same("post_feedforward_layernorm.weight", &h("mlp_post_norm.weight"), &[width]);
+                    self.same("post_feedforward_layernorm.weight", &h("mlp_after_norm.weight"), &[width]);
                 }
             }
             let d = config.head_width;

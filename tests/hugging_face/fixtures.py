@@ -66,7 +66,7 @@ def configs():
     )
     return {
         "gpt2": t.GPT2Config(
-            vocab_size=VOCABULARY, n_positions=32, n_embd=WIDTH, n_layer=2, n_head=3, n_inner=40, bos_token_id=1, eos_token_id=2
+            vocab_size=VOCABULARY, n_positions=32, n_embd=WIDTH, n_layer=2, n_head=4, n_inner=40, bos_token_id=1, eos_token_id=2
         ),
         "llama2": t.LlamaConfig(**GROUPED | dict(num_key_value_heads=4), **rope(1e4)),
         "llama3": t.LlamaConfig(**GROUPED, **rope(5e5)),
@@ -74,9 +74,7 @@ def configs():
         "mistral": t.MistralConfig(**GROUPED, **rope(1e4), head_dim=8, sliding_window=5),
         "qwen2": t.Qwen2Config(**GROUPED | dict(tie_word_embeddings=True), **rope(1e6)),
         "qwen3": t.Qwen3Config(**GROUPED, **rope(1e6), head_dim=8),
-        "gemma": t.GemmaConfig(
-            **GROUPED | dict(num_key_value_heads=1, tie_word_embeddings=True), **rope(1e4), head_dim=8
-        ),
+        "gemma": t.GemmaConfig(**GROUPED | dict(tie_word_embeddings=True), **rope(1e4), head_dim=8),
         "gemma2": t.Gemma2Config(
             **GROUPED | dict(tie_word_embeddings=True),
             **rope(1e4),
@@ -110,7 +108,7 @@ def draw(model, seed):
         for name, p in sorted(model.named_parameters()):
             x = torch.randn(p.shape, generator=g)
             if "embed" in name or "wte" in name or "wpe" in name:
-                x *= 0.2
+                x *= 0.1 if unit_offset else 0.2
             elif p.ndim > 1:
                 x *= p.shape[-1] ** -0.5
             elif name.endswith("bias"):
