@@ -42,6 +42,7 @@
 mod activation;
 mod attention;
 mod check;
+mod decoder;
 mod decoder_config;
 mod forward;
 mod gpt;
@@ -67,6 +68,7 @@ mod update;
 
 pub use activation::Activation;
 pub use attention::CausalAttention;
+pub use decoder::Decoder;
 pub use decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
 pub use forward::Forward;
 pub use gpt::{Gpt, GptConfig};
