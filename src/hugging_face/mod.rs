@@ -19,6 +19,7 @@ mod export;
 mod format;
 mod load;
 mod names;
+mod pretrained;
 mod rope;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ mod weight_files;
 
 pub use config::HuggingFaceConfig;
 pub use format::HuggingFaceFormat;
+pub use pretrained::PretrainedDecoder;
 
 /// The verb of errors about files that are read.
 const VERB: &str = "from_hugging_face";

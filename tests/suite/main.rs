@@ -35,6 +35,7 @@ mod faults_mesh;
 mod functions;
 mod gradients;
 mod house;
+mod hugging_face;
 mod index_maps;
 mod judge_own;
 mod layers;
