@@ -95,8 +95,12 @@ impl WeightFiles {
             match index.map(|index| index.get(&tensor)) {
                 Some(None) => return Err(refuse("the index lacks a tensor of the file", &path, &tensor)),
                 Some(Some(other)) if *other != name => {
-                    let given = format!("{tensor}, which the index has in {other}");
-                    return Err(refuse("two files have the same tensor", &path, &given));
+                    let given = format!("{tensor}, in the index in {other}");
+                    return Err(refuse(
+                        "a file has a tensor that the index has in another file",
+                        &path,
+                        &given,
+                    ));
                 }
                 Some(Some(_)) | None => {}
             }
@@ -143,9 +147,9 @@ struct UniqueKeys(BTreeMap<String, String>);
 
 impl<'de> Deserialize<'de> for UniqueKeys {
     fn deserialize<D: Deserializer<'de>>(input: D) -> std::result::Result<UniqueKeys, D::Error> {
-        struct Keys;
+        struct WeightMapVisitor;
 
-        impl<'de> Visitor<'de> for Keys {
+        impl<'de> Visitor<'de> for WeightMapVisitor {
             type Value = UniqueKeys;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -164,7 +168,7 @@ impl<'de> Deserialize<'de> for UniqueKeys {
             }
         }
 
-        input.deserialize_map(Keys)
+        input.deserialize_map(WeightMapVisitor)
     }
 }
 
