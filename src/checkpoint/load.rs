@@ -61,7 +61,9 @@ impl Checkpoint {
     /// Refuses names that the checkpoint lacks, layouts that do not fit or are `Partial`, and files that are not those
     /// that were saved; on every rank if one rank finds it.
     pub fn tensors(&self, mesh: &DeviceMesh, wanted: &[(&str, Layout)]) -> Result<Vec<DTensor>> {
+        let busy = mesh.rank().busy("loading a checkpoint");
         let read = self.read_shares(mesh, wanted);
+        drop(busy);
         let error = read.as_ref().err().cloned();
         mesh.agree(VERB, error.map_or(Ok(Vec::new()), Err))?;
         let mut tensors = read?;
