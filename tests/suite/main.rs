@@ -27,6 +27,7 @@ mod cuda_reduce;
 mod cuda_rng;
 mod cuda_shim;
 mod cuda_streams;
+mod decoder;
 mod equivalence;
 mod errors;
 mod exact;
