@@ -32,6 +32,7 @@
 //! | look up a word | [`glossary`] |
 //! | compute with distributed tensors | [`dtensor`], [`placement`] |
 //! | write a model and train it | [`nn`], [`optim`], and the book in `docs/book` |
+//! | read token files in batches | [`data`] |
 //! | run on threads, processes or GPUs | [`comm`] |
 //! | draw random numbers | [`rng`] |
 //! | add an operator | [`ops`] |
@@ -63,6 +64,8 @@ pub mod tensor;
 
 // Builds for a model checker have what the thread engine stands on, and nothing above it.
 #[cfg(not(any(loom, shuttle)))]
+pub mod data;
+#[cfg(not(any(loom, shuttle)))]
 pub mod dtensor;
 #[cfg(not(any(loom, shuttle)))]
 pub mod nn;
@@ -78,8 +81,8 @@ pub mod rng;
 pub mod testing;
 
 pub use error::{
-    CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal, Result,
-    SharedError, Wait,
+    BusyRank, CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal,
+    Result, SharedError, Wait,
 };
 
 #[doc = include_str!("../docs/glossary.md")]
