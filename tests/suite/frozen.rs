@@ -97,8 +97,8 @@ fn gradients_of_the_others_keep_their_bits_and_nothing_else_is_reduced() {
     }
 }
 
-/// Two steps with all but one block frozen: the same bits on every mesh, nothing else moves, and no moments are kept for
-/// frozen parameters.
+/// Two steps with all but one block frozen: the same bits on every mesh, nothing else moves, and no moments are kept
+/// for frozen parameters.
 #[test]
 fn the_rest_is_trained_with_the_same_bits_on_every_mesh() {
     let train = |mesh: &'static str| {
