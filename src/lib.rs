@@ -81,8 +81,8 @@ pub mod rng;
 pub mod testing;
 
 pub use error::{
-    CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal, Result,
-    SharedError, Wait,
+    BusyRank, CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal,
+    Result, SharedError, Wait,
 };
 
 #[doc = include_str!("../docs/glossary.md")]

@@ -6,6 +6,7 @@ use std::fmt;
 
 use super::param_id::{ModelNumber, ParamId};
 use super::pattern;
+use super::pieces::ParamPiece;
 use super::plan::Plan;
 use crate::dtensor::{DTensor, DeviceMesh, Transfer};
 use crate::error::{Error, Result};
@@ -50,6 +51,7 @@ struct Param {
     /// The layout that the model computes in.
     used: Layout,
     unit: usize,
+    pieces: Vec<ParamPiece>,
 }
 
 /// A unit: parameters that are gathered together, one unit ahead of their use.
@@ -516,8 +518,22 @@ impl Params {
         &self.units
     }
 
-    pub(super) fn declare(&mut self, path: String, shape: Shape, init: Init) -> Result<ParamId> {
-        if self.find(&path).is_some() {
+    pub(super) fn pieces_of(&self, id: ParamId) -> &[ParamPiece] {
+        &self.at(id).pieces
+    }
+
+    /// Declares a parameter, of one piece if none are given.
+    pub(super) fn declare(
+        &mut self,
+        path: String,
+        shape: Shape,
+        init: Init,
+        pieces: Option<Vec<ParamPiece>>,
+    ) -> Result<ParamId> {
+        let pieces = pieces.unwrap_or_else(|| vec![ParamPiece::whole(&path, &shape)]);
+        let names = pieces.iter().map(ParamPiece::path).chain([&path[..]]);
+        let taken = names.filter(|&name| self.find(name).is_some() || self.find_piece(name).is_some()).next();
+        if let Some(path) = taken {
             return Err(Error::invalid("param", "two parameters share a path", path, "rename one of them"));
         }
         let mesh = self.mesh.mesh();
@@ -529,7 +545,7 @@ impl Params {
         let value = value.map_err(|e| e.at(&path))?.requires_grad()?;
         let id = ParamId { index: self.list.len(), model: self.number };
         let unit = self.unit_for(&path, id);
-        self.list.push(Param { path, value, used, unit });
+        self.list.push(Param { path, value, used, unit, pieces });
         Ok(id)
     }
 

@@ -2,6 +2,7 @@
 //! that tests may run at the same time.
 
 mod bridge;
+mod checkpoint;
 mod comm;
 mod dry;
 mod placement;

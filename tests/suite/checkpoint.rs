@@ -1,7 +1,6 @@
 //! Checkpoints: what any mesh saves, any mesh loads by bits; damaged files are refused by name; a save that ends early
 //! leaves nothing that looks whole.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use isoshard::Result;
 use isoshard::checkpoint::{self, Checkpoint, CheckpointFolder, StateTree, WhileSaving};
 use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
+use isoshard::optim::{AdamW, Optimizer, Sgd, UpdateRule, WarmupCosine};
 use isoshard::placement::{Layout, Mesh, Spec};
+use isoshard::rng::Generator;
 use isoshard::tensor::{DType, Shape, Tensor};
 use isoshard::testing::strategies::{layouts, meshes, shapes};
 use proptest::prelude::*;
@@ -128,4 +130,356 @@ proptest! {
         load_case(&case, &dir).map_err(TestCaseError::fail)?;
         prop_assert_eq!(folder.entries(), ["saved"]);
     }
+}
+
+/// A training program that saves its whole state: model, optimizer, schedule and dropout.
+struct Training<R> {
+    mesh: DeviceMesh,
+    params: Params,
+    model: Gpt,
+    optimizer: Optimizer<R>,
+    dropout: Generator,
+}
+
+impl<R: UpdateRule> Training<R> {
+    fn new(mesh: &DeviceMesh, rule: R, seed: u64) -> Result<Training<R>> {
+        let plan = Plan::transformer(mesh.mesh(), Parallel { heads: 2, sequence: false })?;
+        let mut params = Params::new(mesh, plan, seed)?;
+        let config =
+            GptConfig { vocabulary: 11, block: 6, layers: 2, heads: 2, width: 8, dropout: 0.2, bias: true };
+        let model = Gpt::new(&mut params, config)?;
+        let schedule = WarmupCosine { peak: 0.05, floor: 0.01, warmup: 3, steps: 8 };
+        let optimizer = Optimizer::new(rule, schedule).clip(1.0);
+        Ok(Training {
+            mesh: mesh.clone(),
+            params,
+            model,
+            optimizer,
+            dropout: Generator::new(seed).child("dropout"),
+        })
+    }
+
+    fn step(&mut self) -> Result<f64> {
+        let tokens = Tensor::from_vec((0..18).map(|i| (i * i + 3) % 11).collect::<Vec<i64>>(), [3, 6])?;
+        let tokens =
+            DTensor::distribute(&self.mesh, &tokens, self.params.plan().batch_layout(self.mesh.mesh()))?;
+        let loss = self.model.loss(&Forward::train(&self.params, &mut self.dropout), &tokens, &tokens)?;
+        self.optimizer.step(&mut self.params, &mut loss.backward()?)?;
+        loss.full_tensor()?.item()
+    }
+
+    fn state(&self) -> Result<StateTree> {
+        let mut state = StateTree::new();
+        state.insert_tree("model", self.params.state()?)?;
+        state.insert_tree("optimizer", self.optimizer.state(&self.params)?)?;
+        state.insert_value("dropout", self.dropout.state().to_string())?;
+        Ok(state)
+    }
+
+    fn load(&mut self, saved: &Checkpoint) -> Result<()> {
+        self.params.load_state(&saved.subtree("model"))?;
+        self.optimizer.load_state(&self.params, &saved.subtree("optimizer"))?;
+        let text = saved.value("dropout").and_then(|value| value.as_str()).expect("saved");
+        self.dropout.restore(text.parse()?);
+        Ok(())
+    }
+}
+
+/// Trains four steps without a pause, and two, saved while the third is computed, then two more on another mesh.
+fn resumes<R: UpdateRule + 'static>(rule: fn() -> R) {
+    let folder = TempFolder::new();
+    let root = folder.at("run");
+    let train = |text: &'static str, root: PathBuf, resume: bool| {
+        let ranks = Mesh::parse(text, 0).expect("a mesh").rank_len();
+        spmd(ranks, move |rank| {
+            let mesh = DeviceMesh::parse(&rank, text)?;
+            let mut training = Training::new(&mesh, rule(), if resume { 8 } else { 7 })?;
+            let mut checkpoints = CheckpointFolder::new(&root);
+            let mut losses = Vec::new();
+            if resume {
+                let (step, saved) = checkpoints.newest(&mesh)?.expect("saved");
+                assert_eq!(step, 2);
+                training.load(&saved)?;
+            }
+            for step in if resume { 2 } else { 0 }..4 {
+                if step == 2 && !resume {
+                    checkpoints.save_async(&mesh, step, &training.state()?)?;
+                }
+                losses.push(training.step()?);
+            }
+            checkpoints.wait(&mesh)?;
+            Ok((losses, training.params.digest()?))
+        })
+        .unwrap_or_else(|e| panic!("{text}: {e}"))
+        .remove(0)
+    };
+    let (losses, digest) = train("fsdp=2", root.clone(), false);
+    for mesh in ["1", "fsdp=3", "dp=2,tp=2", "fsdp=2"] {
+        let resumed = train(mesh, root.clone(), true);
+        assert_eq!((&resumed.0[..], resumed.1), (&losses[2..], digest), "{mesh}");
+    }
+}
+
+#[test]
+fn a_resumed_run_has_the_bits_of_the_uninterrupted_one_on_any_mesh() {
+    resumes(|| AdamW::new((0.9, 0.99), 0.1));
+    resumes(|| Sgd::new(0.9, true, 0.01));
+}
+
+/// Saves a small checkpoint of three ranks: a sharded and a replicated tensor, and a value.
+fn small(dir: &Path) {
+    let dir = dir.to_path_buf();
+    let run = move |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
+        let mut state = StateTree::new();
+        for (name, layout) in [("sharded", "(S0)"), ("whole", "(R)")] {
+            let x = small_ints(DType::F32, &Shape::from([51, 7]), 3);
+            state.insert(name, DTensor::distribute(&mesh, &x, layout.parse()?)?)?;
+        }
+        state.insert_value("step", 5)?;
+        checkpoint::save(&mesh, &dir, &state)
+    };
+    spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// The error of loading everything on a mesh of two ranks, which all ranks return.
+fn refusal(dir: &Path) -> Option<String> {
+    let dir = dir.to_path_buf();
+    let run = move |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+        let loaded = Checkpoint::open(&dir).and_then(|saved| {
+            saved.tensors(&mesh, &[("sharded", "(S1)".parse()?), ("whole", "(S0)".parse()?)])
+        });
+        Ok(loaded.err().map(|e| e.to_string()))
+    };
+    let mut all = spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(all[0], all[1], "all ranks say the same");
+    all.remove(0)
+}
+
+#[test]
+fn damaged_files_are_refused_by_name() {
+    let folder = TempFolder::new();
+    let dir = folder.at("saved");
+    small(&dir);
+    assert_eq!(refusal(&dir), None);
+    let part = |number: usize| dir.join(format!("part-{number:05}.safetensors"));
+    let files: Vec<Vec<u8>> = (0..3).map(|number| fs::read(part(number)).unwrap()).collect();
+    let restore =
+        || files.iter().enumerate().for_each(|(number, bytes)| fs::write(part(number), bytes).unwrap());
+    let expect = |wanted: &str| {
+        let said = refusal(&dir).unwrap_or_else(|| panic!("nothing refused; wanted {wanted}"));
+        assert!(said.contains(wanted), "{said}\nwanted {wanted}");
+        restore();
+    };
+    let mut flipped = files[1].clone();
+    *flipped.last_mut().unwrap() ^= 0x40;
+    fs::write(part(1), &flipped).unwrap();
+    expect("part-00001.safetensors: bytes ");
+
+    let mut header = files[1].clone();
+    header[20] ^= 1;
+    fs::write(part(1), &header).unwrap();
+    expect("part-00001.safetensors: the header's checksum differs from the index");
+
+    fs::write(part(2), &files[2][..files[2].len() - 1]).unwrap();
+    expect("part-00002.safetensors with ");
+
+    fs::remove_file(part(0)).unwrap();
+    expect("part-00000.safetensors: No such file");
+
+    // Files of equal length that changed places.
+    assert_eq!(files[1].len(), files[2].len());
+    fs::write(part(1), &files[2]).unwrap();
+    fs::write(part(2), &files[1]).unwrap();
+    expect("the header's checksum differs from the index");
+
+    let index = dir.join("checkpoint.json");
+    let text = fs::read_to_string(&index).unwrap();
+    for (from, to, wanted) in [
+        ("part-00001", "../outside", "a file named"),
+        ("isoshard checkpoint 1", "isoshard checkpoint 9", "format"),
+        ("\"shape\":[51,7]", "\"shape\":[51,8]", "pieces of 357 elements for [51, 8]"),
+        ("\"start\":[0,0]", "\"start\":[1,0]", "in tensor"),
+        ("{", "[", "the index is not one that this version writes"),
+    ] {
+        assert!(text.contains(from), "{from} in {text}");
+        fs::write(&index, text.replacen(from, to, 1)).unwrap();
+        expect(wanted);
+    }
+    fs::write(&index, &text[..text.len() / 2]).unwrap();
+    expect("the index is not one that this version writes");
+    fs::remove_file(&index).unwrap();
+    expect("checkpoint.json: No such file");
+}
+
+#[test]
+fn names_that_do_not_fit_are_refused_and_change_nothing() {
+    let folder = TempFolder::new();
+    let dir = folder.at("saved");
+    small(&dir);
+    let run = move |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+        let saved = Checkpoint::open(&dir)?;
+        let e = saved.tensor(&mesh, "hole", "(R)".parse()?).unwrap_err().to_string();
+        assert!(e.contains("the checkpoint has no such tensor; got \"hole\""), "{e}");
+        let e = saved.tensor(&mesh, "whole", "(P(sum))".parse()?).unwrap_err().to_string();
+        assert!(e.contains("a checkpoint has values, not partial ones"), "{e}");
+        let e = saved.tensor(&mesh, "whole", "(S2)".parse()?).unwrap_err().to_string();
+        assert!(e.contains("shards a dim that is not there"), "{e}");
+        let mut params = Params::new(&mesh, Plan::default(), 1)?;
+        let zeros = isoshard::rng::Init::Zeros;
+        params.root().param("whole", [51, 7], zeros)?;
+        let e = params.load_state(&saved).unwrap_err().to_string();
+        assert!(e.contains("has tensors that are no parameters; got \"sharded\""), "{e}");
+        params.root().param("sharded", [51, 7], zeros)?;
+        params.root().param("third", [], zeros)?;
+        let e = params.load_state(&saved).unwrap_err().to_string();
+        assert!(e.contains("lacks parameters; got \"third\""), "{e}");
+        assert!(params.values().all(|x| x.local().to_f64_vec().iter().all(|&x| x == 0.0)));
+        let mut other = Params::new(&mesh, Plan::default(), 1)?;
+        other.root().param("whole", [51, 7], zeros)?;
+        other.root().param("sharded", [7, 51], zeros)?;
+        let e = other.load_state(&saved).unwrap_err().to_string();
+        assert!(e.contains("sharded has another dtype or shape in the checkpoint"), "{e}");
+        Ok(())
+    };
+    spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+}
+
+#[test]
+fn ranks_that_save_different_things_are_refused() {
+    let folder = TempFolder::new();
+    let (dir, root) = (folder.at("saved"), folder.0.clone());
+    let run = move |rank: isoshard::comm::Rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let mut state = StateTree::new();
+        state.insert_value("step", rank.rank())?;
+        Ok(checkpoint::save(&mesh, &dir, &state).unwrap_err().to_string())
+    };
+    for said in spmd(2, run).unwrap_or_else(|e| panic!("{e}")) {
+        assert!(said.contains("all ranks save the same names, specs and values"), "{said}");
+    }
+    assert_eq!(fs::read_dir(root).unwrap().count(), 0);
+}
+
+#[test]
+fn a_rank_that_cannot_write_fails_every_rank_and_leaves_nothing() {
+    let folder = TempFolder::new();
+    let root = folder.0.clone();
+    let run = move |rank: isoshard::comm::Rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let mut state = StateTree::new();
+        let x = small_ints(DType::F32, &Shape::from([8]), 3);
+        state.insert("x", DTensor::distribute(&mesh, &x, "(S0)".parse()?)?)?;
+        let mut checkpoints = CheckpointFolder::new(&root).patience(std::time::Duration::from_millis(300));
+        checkpoints.save(&mesh, 1, &state)?;
+        // A folder stands where rank 1 wants to write its file.
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let (until, folder) = (stop.clone(), root.clone());
+        let obstacle = std::thread::spawn(move || {
+            while !until.load(Ordering::Relaxed) {
+                for entry in fs::read_dir(&folder).expect("readable").flatten() {
+                    if entry.file_name().to_string_lossy().ends_with(".unfinished") {
+                        let _ = fs::create_dir(entry.path().join("part-00001.safetensors"));
+                    }
+                }
+            }
+        });
+        let mut failed = 0;
+        for step in 2..40 {
+            let outcome = checkpoints.save_async(&mesh, step, &state).and_then(|()| checkpoints.wait(&mesh));
+            let Err(e) = outcome else { continue };
+            assert!(e.to_string().contains("part-00001.safetensors"), "{e}");
+            assert!(!checkpoints.steps()?.contains(&step), "no checkpoint appears");
+            failed += 1;
+            if failed == 3 {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        obstacle.join().expect("it does not panic");
+        let (step, newest) = checkpoints.newest(&mesh)?.expect("the earlier ones are whole");
+        newest.verify()?;
+        checkpoints.save(&mesh, 100, &state)?;
+        Ok((failed, step))
+    };
+    let all = spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(all[0], all[1], "every rank sees the same failures");
+    assert!(all[0].0 > 0, "the obstacle was never in time");
+    assert!(folder.entries().iter().all(|name| name.starts_with("step-")), "{:?}", folder.entries());
+}
+
+#[test]
+fn a_second_save_waits_or_is_refused_and_the_last_ones_are_kept() {
+    let folder = TempFolder::new();
+    let root = folder.0.clone();
+    let run = move |rank: isoshard::comm::Rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let state = |value: f64| {
+            let mut state = StateTree::new();
+            let x = DTensor::full(&mesh, DType::F32, [1 << 20], value, "(S0)".parse()?)?;
+            state.insert("x", x)?;
+            Ok::<_, isoshard::Error>(state)
+        };
+        let mut waits = CheckpointFolder::new(root.join("waits")).keep(2);
+        for step in 1..=4 {
+            waits.save_async(&mesh, step, &state(step as f64)?)?;
+        }
+        waits.wait(&mesh)?;
+        assert_eq!(waits.steps()?, [3, 4]);
+        let mut refuses = CheckpointFolder::new(root.join("refuses")).while_saving(WhileSaving::Refuse);
+        let mut refused = 0;
+        for step in 1..=20 {
+            match refuses.save_async(&mesh, step, &state(step as f64)?) {
+                Ok(()) => {}
+                Err(e) => {
+                    assert!(e.to_string().contains("another save is being written"), "{e}");
+                    refused += 1;
+                }
+            }
+        }
+        refuses.wait(&mesh)?;
+        assert_eq!(refuses.steps()?.len() + refused, 20);
+        for step in refuses.steps()? {
+            let x = Checkpoint::open(refuses.dir_of(step))?.tensor(&mesh, "x", "(S0)".parse()?)?;
+            assert!(x.local().to_vec::<f32>()?.iter().all(|&x| x == step as f32));
+        }
+        Ok(refused)
+    };
+    let refused = spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(refused[0], refused[1]);
+    assert!(refused[0] > 0, "no save was refused");
+    let hidden = |dir: &str| {
+        fs::read_dir(folder.at(dir))
+            .unwrap()
+            .flatten()
+            .filter(|e| e.file_name().to_string_lossy().starts_with('.'))
+            .count()
+    };
+    assert_eq!((hidden("waits"), hidden("refuses")), (0, 0));
+}
+
+/// Updates in place do not reach a snapshot that is being written.
+#[test]
+fn training_goes_on_while_a_snapshot_is_written() {
+    let folder = TempFolder::new();
+    let root = folder.0.clone();
+    let run = move |rank: isoshard::comm::Rank| {
+        let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+        let mut training = Training::new(&mesh, AdamW::new((0.9, 0.99), 0.1), 7)?;
+        training.step()?;
+        let before = training.params.digest()?;
+        let mut checkpoints = CheckpointFolder::new(&root);
+        checkpoints.save_async(&mesh, 1, &training.state()?)?;
+        for _ in 0..3 {
+            training.step()?;
+        }
+        checkpoints.wait(&mesh)?;
+        assert_ne!(training.params.digest()?, before);
+        training.load(&checkpoints.newest(&mesh)?.expect("saved").1)?;
+        assert_eq!(training.params.digest()?, before);
+        Ok(())
+    };
+    spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
 }

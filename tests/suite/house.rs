@@ -53,7 +53,8 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ),
 ];
 /// The names that lib.rs re-exports from the error module.
-const ERRORS: [&str; 12] = [
+const ERRORS: [&str; 13] = [
+    "BusyRank",
     "CallId",
     "CommFault",
     "Divergence",
