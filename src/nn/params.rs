@@ -41,6 +41,8 @@ pub struct Params {
     units: Vec<ParamUnit>,
     /// The paths where activations may change layout.
     sites: BTreeSet<String>,
+    /// `true` if new parameters are zeros, which are replaced by loaded values.
+    blank: bool,
     /// The numbers of parameters and sites when the plan's patterns were last checked.
     checked: Cell<Option<(usize, usize)>>,
 }
@@ -88,8 +90,15 @@ impl Params {
             list: Vec::new(),
             units: Vec::new(),
             sites: BTreeSet::new(),
+            blank: false,
             checked: Cell::new(None),
         })
+    }
+
+    /// Returns an empty set of parameters that are declared as zeros: for models whose values are loaded. Nothing is
+    /// drawn, and declarations communicate nothing.
+    pub(crate) fn blank(mesh: &DeviceMesh, plan: Plan) -> Result<Params> {
+        Ok(Params { blank: true, ..Params::new(mesh, plan, 0)? })
     }
 
     /// Makes modules compute with parameters rounded to `dtype`, such as bf16, so activations have that dtype too
@@ -539,8 +548,9 @@ impl Params {
         let mesh = self.mesh.mesh();
         let used = self.plan.used_layout(mesh, &path, &shape)?;
         let stored = self.plan.stored_layout(mesh, self.dtype, &shape, &used);
-        let value = stored.and_then(|stored| {
-            DTensor::init(&self.mesh, self.dtype, shape, stored, init, &mut self.generator)
+        let value = stored.and_then(|stored| match self.blank {
+            true => DTensor::zeros(&self.mesh, self.dtype, shape, stored),
+            false => DTensor::init(&self.mesh, self.dtype, shape, stored, init, &mut self.generator),
         });
         let value = value.map_err(|e| e.at(&path))?.requires_grad()?;
         let id = ParamId { index: self.list.len(), model: self.number };

@@ -37,6 +37,7 @@ mod frozen;
 mod functions;
 mod gradients;
 mod house;
+mod hugging_face;
 mod index_maps;
 mod judge_own;
 mod layers;
