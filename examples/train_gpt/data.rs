@@ -55,8 +55,8 @@ impl Corpus {
     /// Reads a file, all files of a directory, or without a path the handbook.
     ///
     /// # Errors
-    /// Refuses a file that cannot be read or is not UTF-8, a text with a part of `block` tokens or fewer, and a tokenizer
-    /// that cannot be read or trained, or that this program was built without.
+    /// Refuses a file that cannot be read or is not UTF-8, a text with a part of `block` tokens or fewer, and a
+    /// tokenizer that cannot be read or trained, or that this program was built without.
     pub fn read(path: Option<&Path>, tokenizer: Option<&TokenizerChoice>, block: usize) -> Result<Corpus> {
         let text = match path {
             Some(path) => read_all(path)?,

@@ -1,10 +1,10 @@
 //! Trains a small GPT on text, character by character, on any mesh of ranks.
 //!
 //! Without arguments it trains on this project's documentation, on two ranks with FSDP, for a minute. `--mesh fsdp=4`,
-//! `--mesh dp=2,tp=2` and `--mesh 1` train the same model: same initial values, same batches, same losses. With `--save`
-//! and `--resume` a run that ended goes on from its newest checkpoint, on any mesh, with the same bits. `--help`
-//! shows every option with examples, `--plot loss.svg` draws the losses, `--json` prints JSON lines for programs to
-//! read.
+//! `--mesh dp=2,tp=2` and `--mesh 1` train the same model: same initial values, same batches, same losses. With
+//! `--save` and `--resume` a run that ended goes on from its newest checkpoint, on any mesh, with the same bits.
+//! `--help` shows every option with examples, `--plot loss.svg` draws the losses, `--json` prints JSON lines for
+//! programs to read.
 //!
 //! ```text
 //! $ cargo run --release --example train_gpt

@@ -19,19 +19,19 @@ pub(super) struct DocumentPiece {
 /// Rows of whole documents, packed by best-fit decreasing (Ding et al., *Fewer truncations improve language modeling*,
 /// 2024): the longest piece first, each into the row with the least space that is left and suffices.
 #[derive(Debug)]
-pub(super) struct DocumentRows {
+pub(super) struct PackedIndex {
     pieces: Vec<DocumentPiece>,
     /// The end of each row among the pieces.
     ends: Vec<usize>,
 }
 
-impl DocumentRows {
+impl PackedIndex {
     /// Reads the files once and packs their documents, each of which ends with the token `end`, into rows of `block`
     /// tokens.
     ///
     /// # Errors
     /// Refuses tokens outside the vocabulary, and files in which no document has two tokens.
-    pub fn new(files: &[TokenFile], end: u32, vocabulary: usize, block: usize) -> Result<DocumentRows> {
+    pub fn new(files: &[TokenFile], end: u32, vocabulary: usize, block: usize) -> Result<PackedIndex> {
         let mut pieces = Vec::new();
         for (number, file) in files.iter().enumerate() {
             let mut first = 0;
@@ -58,10 +58,10 @@ impl DocumentRows {
             let given = files[0].path().display().to_string();
             return Err(Error::invalid("tokens", "no document has a token to predict", given, ""));
         }
-        Ok(DocumentRows::best_fit(pieces, block))
+        Ok(PackedIndex::best_fit(pieces, block))
     }
 
-    fn best_fit(mut pieces: Vec<DocumentPiece>, block: usize) -> DocumentRows {
+    fn best_fit(mut pieces: Vec<DocumentPiece>, block: usize) -> PackedIndex {
         // The sort is stable, so equal lengths keep the order of the files.
         pieces.sort_by_key(|piece| Reverse(piece.len));
         // The rows with this much space left.
@@ -98,7 +98,7 @@ impl DocumentRows {
             end += *count;
             *count = end;
         });
-        DocumentRows { pieces: order.into_iter().map(|k| pieces[k]).collect(), ends }
+        PackedIndex { pieces: order.into_iter().map(|k| pieces[k]).collect(), ends }
     }
 
     /// Returns the number of rows.
@@ -123,7 +123,7 @@ mod tests {
             lens.iter().enumerate().map(|(at, &len)| DocumentPiece { file: 0, at, len }).collect()
         };
         let packed = |lens: &[usize]| -> Vec<Vec<usize>> {
-            let rows = DocumentRows::best_fit(pieces(lens), 10);
+            let rows = PackedIndex::best_fit(pieces(lens), 10);
             (0..rows.len()).map(|row| rows.row(row).iter().map(|p| p.len).collect()).collect()
         };
         assert_eq!(packed(&[3, 10, 6, 7, 4, 1]), [vec![10], vec![7, 3], vec![6, 4], vec![1]]);

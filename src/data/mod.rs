@@ -1,7 +1,8 @@
 //! Training data: token files, their order, and batches. Each rank reads only the rows that it stores.
 //!
-//! [`Tokens`] maps token files into memory and returns global batches in the plan's layout. The order of samples depends
-//! on the seed and the epoch alone, and the position in it is a small value that continues on any number of ranks:
+//! [`Tokens`] maps token files into memory and returns global batches in the plan's layout. The order of samples
+//! depends on the seed and the epoch alone, and the position in it is a small value that continues on any number of
+//! ranks:
 //!
 //! ```
 //! use isoshard::{comm::spmd, data::{TokenWidth, TokenWriter, Tokens, TokensConfig}, dtensor::DeviceMesh, nn::Plan};
@@ -41,8 +42,8 @@
 //! Documents that end with a token of their own can be packed into rows ([`Packing`]);
 //! [`Tokens::next_packed_batch`] then tells them apart.
 //!
-//! With the feature `tokenizers`, `Tokenizer` reads a model's `tokenizer.json` or trains a byte-level BPE, and encodes text
-//! files into token files.
+//! With the feature `tokenizers`, `Tokenizer` reads a model's `tokenizer.json` or trains a byte-level BPE, and encodes
+//! text files into token files.
 //!
 //! Token files must not change while they are open: a file that another program truncates in the middle of a read ends
 //! the process, as with any memory map. Not built: mixtures of several sources with weights; compressed files; files

@@ -7,14 +7,15 @@ use std::thread::{self, JoinHandle};
 use super::source::{BatchPart, EpochOrder, LocalBatch, TokenSource};
 use crate::error::{Error, Result};
 
-/// A thread that reads one rank's part of the batches from a sample on, a bounded number ahead. It ends when this value is
-/// dropped, and after the first read that fails.
+/// A thread that reads one rank's part of the batches from a sample on, a bounded number ahead. It ends when this value
+/// is dropped, and after the first read that fails.
 #[derive(Debug)]
 pub(super) struct ReadAhead {
     part: BatchPart,
     /// The first sample of the batch that comes next.
     next: u64,
-    /// `None` while this value is dropped. Never locked: the mutex lets threads share an open [`Tokens`](super::Tokens).
+    /// `None` while this value is dropped. Never locked: the mutex lets threads share an open
+    /// [`Tokens`](super::Tokens).
     batches: Option<Mutex<Receiver<Result<LocalBatch>>>>,
     thread: Option<JoinHandle<()>>,
 }

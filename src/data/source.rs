@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::config::{Packing, TokensConfig};
-use super::documents::DocumentRows;
+use super::documents::PackedIndex;
 use super::token_file::{TokenFile, TokenWidth};
 use crate::error::{Error, Result};
 use crate::placement::Region;
@@ -32,7 +32,7 @@ pub(super) struct TokenSource {
 enum SampleIndex {
     /// The number of samples up to the end of each file.
     Windows(Vec<u64>),
-    Packed(DocumentRows),
+    Packed(PackedIndex),
 }
 
 /// One row of a batch.
@@ -101,7 +101,7 @@ impl TokenSource {
                 SampleIndex::Windows(ends)
             }
             Packing::Documents { end_of_text } => {
-                SampleIndex::Packed(DocumentRows::new(&files, end_of_text, vocabulary, block)?)
+                SampleIndex::Packed(PackedIndex::new(&files, end_of_text, vocabulary, block)?)
             }
         };
         let order = order_of(&files, width, &config);
@@ -200,7 +200,7 @@ impl TokenSource {
         Ok(row)
     }
 
-    fn packed(&self, rows: &DocumentRows, number: usize) -> Result<SampleRow> {
+    fn packed(&self, rows: &PackedIndex, number: usize) -> Result<SampleRow> {
         let mut row = SampleRow::default();
         let pieces = rows.row(number);
         for (document, piece) in pieces.iter().enumerate() {

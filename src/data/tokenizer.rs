@@ -73,11 +73,12 @@ impl Tokenizer {
         Ok(Tokenizer { inner, vocabulary, cuts_at_lines: cuts_at_lines(&settings) })
     }
 
-    /// Trains a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019) of at most `vocabulary` tokens on text files.
+    /// Trains a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019) of at most `vocabulary` tokens on text
+    /// files.
     ///
-    /// The vocabulary has [`Tokenizer::END_OF_TEXT`] as token 0, the 256 bytes, and merges of them; fewer than asked for if
-    /// the text has no pair left that occurs twice. Text is split as GPT-2 does before pairs are counted. The same text
-    /// gives the same tokenizer. The files are read in pieces; the counts of their words are kept in memory.
+    /// The vocabulary has [`Tokenizer::END_OF_TEXT`] as token 0, the 256 bytes, and merges of them; fewer than asked
+    /// for if the text has no pair left that occurs twice. Text is split as GPT-2 does before pairs are counted. The
+    /// same text gives the same tokenizer. The files are read in pieces; the counts of their words are kept in memory.
     ///
     /// ```
     /// use isoshard::data::Tokenizer;
@@ -246,12 +247,12 @@ impl Tokenizer {
         self.inner.decode(tokens, false).map_err(|e| failed("decode", &*e))
     }
 
-    /// Encodes a text file into a token file, and returns the number of tokens. Call it once per text file, and write the
-    /// end of text in between if the files are documents.
+    /// Encodes a text file into a token file, and returns the number of tokens. Call it once per text file, and write
+    /// the end of text in between if the files are documents.
     ///
     /// The file is read in pieces of about a mebibyte that end before a line feed after a letter or a digit. Byte-level
-    /// tokenizers (GPT-2, Llama 3, Qwen) give such pieces the tokens of the whole text. With any other tokenizer the whole
-    /// file is one piece in memory.
+    /// tokenizers (GPT-2, Llama 3, Qwen) give such pieces the tokens of the whole text. With any other tokenizer the
+    /// whole file is one piece in memory.
     ///
     /// ```
     /// use isoshard::data::{TokenWidth, TokenWriter, Tokenizer};
@@ -270,8 +271,8 @@ impl Tokenizer {
     /// ```
     ///
     /// # Errors
-    /// Refuses a text that cannot be read or is not UTF-8, and a token that the file's width cannot hold; returns an error
-    /// if the token file cannot be written.
+    /// Refuses a text that cannot be read or is not UTF-8, and a token that the file's width cannot hold; returns an
+    /// error if the token file cannot be written.
     pub fn encode_file(&self, text: impl AsRef<Path>, writer: &mut TokenWriter) -> Result<u64> {
         let before = writer.len();
         for chunk in TextChunks::open(text.as_ref(), !self.cuts_at_lines)? {
@@ -359,5 +360,36 @@ mod tests {
         ] {
             assert_eq!(cuts_at_lines(&settings(pre, rest)), want, "{pre} {rest}");
         }
+    }
+
+    /// A file of more than one piece has the tokens of its whole text, and the text comes back.
+    #[test]
+    fn a_file_in_pieces_has_the_tokens_of_the_whole_text() {
+        let page =
+            fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/train_gpt/handbook.txt"));
+        let mut text = page.unwrap().repeat(9);
+        text.push_str("end.\n\n  end\n\n\nend\t\n 42\r\n\u{1f980}\n<|endoftext|>\n");
+        assert!(text.len() > 1 << 20);
+        let folder = std::env::temp_dir().join(format!("isoshard-pieces-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (file, bin, json) =
+            (folder.join("text.txt"), folder.join("tokens.bin"), folder.join("tokenizer.json"));
+        fs::write(&file, &text).unwrap();
+        let tokenizer = Tokenizer::train(&[&file], 500).unwrap();
+        assert!(tokenizer.cuts_at_lines && tokenizer.vocabulary() == 500);
+        tokenizer.save(&json).unwrap();
+        let first = fs::read(&json).unwrap();
+        Tokenizer::train(&[&file], 500).unwrap().save(&json).unwrap();
+        assert!(fs::read(&json).unwrap() == first, "the same text gives the same tokenizer");
+
+        let mut writer = TokenWriter::create(&bin, crate::data::TokenWidth::U32).unwrap();
+        let len = Tokenizer::load(&json).unwrap().encode_file(&file, &mut writer).unwrap();
+        assert_eq!(writer.finish().unwrap(), len);
+        let tokens = tokenizer.encode(&text).unwrap();
+        assert!(tokens.len() < text.len() / 2 && tokens.iter().all(|&token| token < 500));
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        assert!(fs::read(&bin).unwrap() == bytes);
+        assert!(tokenizer.decode(&tokens).unwrap() == text);
+        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -28,10 +28,10 @@ pub struct PackedBatch {
 
 /// Batches of token files, in an order that depends on the files, the settings and nothing else.
 ///
-/// Files have nanoGPT's layout: bare little-endian tokens of 16 or 32 bits. They are mapped into memory and must not change
-/// while they are open. A sample is one row of a batch. Epoch `e` goes through all samples in the order of a
-/// [`Permutation`](crate::rng::Permutation) of seed and epoch. The samples that are left at the end of an epoch begin a batch
-/// that the next epoch completes, so none is lost.
+/// Files have nanoGPT's layout: bare little-endian tokens of 16 or 32 bits. They are mapped into memory and must not
+/// change while they are open. A sample is one row of a batch. Epoch `e` goes through all samples in the order of a
+/// [`Permutation`](crate::rng::Permutation) of seed and epoch. The samples that are left at the end of an epoch begin a
+/// batch that the next epoch completes, so none is lost.
 ///
 /// Each rank reads only the rows that it stores. The global batches have the same bits on every mesh, and
 /// [`Tokens::position`] continues on any other. The first batch compares files, settings and positions over the ranks
@@ -83,9 +83,9 @@ impl Tokens {
     /// ```
     ///
     /// # Errors
-    /// Refuses an empty list; a file that cannot be read, is empty, has a number of bytes that its tokens do not divide, or
-    /// is shorter than a row and its last target; a batch or a block of 0; an end of text outside the vocabulary. With
-    /// [`Packing::Documents`], refuses tokens outside the vocabulary.
+    /// Refuses an empty list; a file that cannot be read, is empty, has a number of bytes that its tokens do not
+    /// divide, or is shorter than a row and its last target; a batch or a block of 0; an end of text outside the
+    /// vocabulary. With [`Packing::Documents`], refuses tokens outside the vocabulary.
     pub fn open<P: AsRef<Path>>(paths: &[P], config: TokensConfig) -> Result<Tokens> {
         config.check()?;
         if paths.is_empty() {
@@ -127,16 +127,16 @@ impl Tokens {
     ///
     /// # Errors
     /// Refuses a layout that does not fit or is `Partial`, a token outside the vocabulary, and a file that became
-    /// shorter. Ranks with other files, settings or positions get [`Error::Diverged`](crate::Error::Diverged). A rank that
-    /// cannot read fails alone; the other ranks fail when they next wait for it.
+    /// shorter. Ranks with other files, settings or positions get [`Error::Diverged`](crate::Error::Diverged). A rank
+    /// that cannot read fails alone; the other ranks fail when they next wait for it.
     pub fn next_batch(&mut self, mesh: &DeviceMesh, layout: Layout) -> Result<(DTensor, DTensor)> {
         let [tokens, targets, ..] = self.next_tensors(mesh, layout, false)?;
         Ok((tokens.expect("always made"), targets.expect("always made")))
     }
 
     /// Returns the next batch with the number of each token's document and its position in it, for attention that does
-    /// not cross documents ([`AttentionOptions::documents`](crate::dtensor::AttentionOptions::documents)), positions that
-    /// start anew, and losses that leave out padding
+    /// not cross documents ([`AttentionOptions::documents`](crate::dtensor::AttentionOptions::documents)), positions
+    /// that start anew, and losses that leave out padding
     /// ([`CrossEntropyOptions::ignore_index`](crate::dtensor::CrossEntropyOptions::ignore_index)).
     ///
     /// ```
@@ -266,8 +266,8 @@ impl Tokens {
         DataPosition { epoch: self.next / samples, sample: self.next % samples, order: self.source.order }
     }
 
-    /// Goes to a position that [`Tokens::position`] returned, on any mesh and with any batch size. The next batch compares
-    /// it over the ranks.
+    /// Goes to a position that [`Tokens::position`] returned, on any mesh and with any batch size. The next batch
+    /// compares it over the ranks.
     ///
     /// ```
     /// use isoshard::{comm::spmd, data::{TokenWidth, TokenWriter, Tokens, TokensConfig}, dtensor::DeviceMesh};
@@ -283,8 +283,8 @@ impl Tokens {
     ///     first.next_batch(&mesh, "(S0)".parse()?)?;
     ///     let saved = first.position().to_string();
     ///     second.restore(saved.parse()?)?;
-    ///     let next = |tokens: &mut Tokens| tokens.next_batch(&mesh, "(S0)".parse()?)?.0.full_tensor()?.to_vec::<i64>();
-    ///     assert_eq!(next(&mut first)?, next(&mut second)?);
+    ///     let [a, b] = [&mut first, &mut second].map(|tokens| tokens.next_batch(&mesh, "(S0)".parse()?));
+    ///     assert_eq!(a?.0.local().to_vec::<i64>()?, b?.0.local().to_vec::<i64>()?);
     ///     Ok(())
     /// })?;
     /// # std::fs::remove_file(file).unwrap();

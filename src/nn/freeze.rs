@@ -7,8 +7,8 @@ use crate::error::Result;
 impl Params {
     /// Freezes the parameters whose paths match a pattern ([`Params::matching`]) and returns their number.
     ///
-    /// A backward pass computes no gradient of a frozen parameter and communicates none, optimizers keep no state for it
-    /// and leave its value as it is. A plan lays it out as before; FSDP gathers it for its use in both passes.
+    /// A backward pass computes no gradient of a frozen parameter and communicates none, optimizers keep no state for
+    /// it and leave its value as it is. A plan lays it out as before; FSDP gathers it for its use in both passes.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}, optim::AdamW, rng::Init};

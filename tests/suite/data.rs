@@ -130,8 +130,8 @@ fn every_mesh_gets_the_same_batches() {
     }
 }
 
-/// Four ranks, then three, then two, then one, each with another batch size, in the middle of epochs: every sample of two
-/// epochs comes once per epoch.
+/// Four ranks, then three, then two, then one, each with another batch size, in the middle of epochs: every sample of
+/// two epochs comes once per epoch.
 #[test]
 fn no_sample_is_lost_or_repeated_when_ranks_come_and_go() {
     let files = numbered();
@@ -477,7 +477,8 @@ fn documents_are_packed_whole_and_lose_no_token() {
         want.sort();
         predicted.sort();
         assert_eq!(predicted, want);
-        // The lengths to predict are 4, 8, 1, 22 as 8 + 8 + 6, 2, 2, 7, 3, 11 as 8 + 3, and 5 (or 4): 65 (or 64) in all.
+        // The lengths to predict are 4, 8, 1, 22 as 8 + 8 + 6, 2, 2, 7, 3, 11 as 8 + 3, and 5 (or 4): 65 (or 64) in
+        // all.
         assert_eq!(rows.len(), if last_ends { 9 } else { 8 });
     }
 }

@@ -73,13 +73,11 @@ fn gradients_of_the_others_keep_their_bits_and_nothing_else_is_reduced() {
                 assert_eq!(gradient.is_some(), learning.contains(&&*path), "{mesh}: {path}");
                 assert_eq!(setup.params.is_frozen(id), gradient.is_none(), "{mesh}: {path}");
             }
-            if mesh == "dp=2" {
-                assert!(20 * bytes_of_some < bytes_of_all, "{bytes_of_some} and {bytes_of_all} bytes");
-            } else {
-                assert!(
-                    bytes_of_some < bytes_of_all || mesh == "1",
-                    "{mesh}: {bytes_of_some}, {bytes_of_all}"
-                );
+            match mesh {
+                "dp=2" => assert!(20 * bytes_of_some < bytes_of_all, "{bytes_of_some} of {bytes_of_all}"),
+                // Under tensor parallelism the backward pass reduces gradients of activations alone.
+                "1" | "tp=2" => assert!(bytes_of_some <= bytes_of_all, "{mesh}"),
+                _ => assert!(bytes_of_some < bytes_of_all, "{mesh}: {bytes_of_some} of {bytes_of_all}"),
             }
             // Leaf tensors that were frozen are new ones: compare with a set-up that never was.
             let fresh = Setup::new(&rank, mesh)?;
@@ -97,8 +95,8 @@ fn gradients_of_the_others_keep_their_bits_and_nothing_else_is_reduced() {
     }
 }
 
-/// Two steps with all but one block frozen: the same bits on every mesh, nothing else moves, and no moments are kept for
-/// frozen parameters.
+/// Two steps with all but one block frozen: the same bits on every mesh, nothing else moves, and no moments are kept
+/// for frozen parameters.
 #[test]
 fn the_rest_is_trained_with_the_same_bits_on_every_mesh() {
     let train = |mesh: &'static str| {

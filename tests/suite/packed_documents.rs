@@ -7,7 +7,12 @@ use isoshard::Result;
 use isoshard::comm::{Rank, spmd};
 use isoshard::data::{Packing, TokenWidth, TokenWriter, Tokens, TokensConfig};
 use isoshard::dtensor::{AttentionOptions, CrossEntropyOptions, DTensor, DeviceMesh};
+use isoshard::nn::{
+    Activation, Decoder, DecoderConfig, DecoderLayer, FeedForwardConfig, Forward, MlpConfig, NormConfig,
+    Parallel, Params, Plan, RotaryConfig, SelfAttentionConfig, Sequences,
+};
 use isoshard::ops::{RotaryFrequencies, RotaryPairing};
+use isoshard::optim::AdamW;
 use isoshard::placement::{Layout, Mesh};
 use isoshard::rng::Generator;
 use isoshard::tensor::{DType, Tensor};
@@ -180,10 +185,9 @@ fn the_loss_is_the_mean_over_all_documents() {
     });
 }
 
-/// From a token file to the gradients: the same bits on every mesh, also if ranks have unequal rows or parts of rows.
-#[test]
-fn packed_batches_train_with_the_same_bits_on_every_mesh() {
-    let path = std::env::temp_dir().join(format!("isoshard-packed-suite-{}.bin", std::process::id()));
+/// Writes documents of several lengths, each of which ends with token 0.
+fn token_file(name: &str) -> std::path::PathBuf {
+    let path = std::env::temp_dir().join(format!("isoshard-packed-{name}-{}.bin", std::process::id()));
     let mut writer = TokenWriter::create(&path, TokenWidth::U16).unwrap();
     for (k, len) in [5usize, 17, 3, 40, 9, 12, 30, 2, 21].into_iter().enumerate() {
         let tokens: Vec<u32> = (0..len).map(|i| ((i * i + 7 * k) % (VOCABULARY - 1) + 1) as u32).collect();
@@ -191,15 +195,31 @@ fn packed_batches_train_with_the_same_bits_on_every_mesh() {
         writer.write(&[0]).unwrap();
     }
     writer.finish().unwrap();
+    path
+}
+
+/// Rows of whole documents.
+const PACKED: TokensConfig = TokensConfig {
+    vocabulary: VOCABULARY,
+    block: 36,
+    batch: 3,
+    shuffle: Some(7),
+    packing: Packing::Documents { end_of_text: 0 },
+    width: None,
+    read_ahead: 2,
+};
+
+/// From a token file to the gradients: the same bits on every mesh, also if ranks have unequal rows or parts of rows.
+#[test]
+fn packed_batches_train_with_the_same_bits_on_every_mesh() {
+    let path = token_file("block");
     let outcome = |mesh: &'static str, layout: &'static str| {
         let path = path.clone();
         let ranks = Mesh::parse(mesh, 0).unwrap().rank_len();
         let run = move |rank: Rank| {
             let mesh = DeviceMesh::parse(&rank, mesh)?;
             let block = Block::new(&mesh)?;
-            let packing = Packing::Documents { end_of_text: 0 };
-            let config = TokensConfig { packing, ..TokensConfig::new(VOCABULARY, 36, 3, 7) };
-            let mut tokens = Tokens::open(&[&path], config)?;
+            let mut tokens = Tokens::open(&[&path], PACKED)?;
             let mut bits = Vec::new();
             for _ in 0..3 {
                 let batch = tokens.next_packed_batch(&mesh, layout.parse()?)?;
@@ -224,6 +244,53 @@ fn packed_batches_train_with_the_same_bits_on_every_mesh() {
         [("dp=2", "(S0)"), ("dp=3", "(S0)"), ("dp=4", "(S0)"), ("sp=2", "(S1)"), ("dp=2,sp=2", "(S0, S1)")]
     {
         assert_eq!(outcome(mesh, layout), single, "{mesh}");
+    }
+    fs::remove_file(path).unwrap();
+}
+
+fn decoder(params: &mut Params) -> Result<Decoder> {
+    let rotary = Some(RotaryConfig::plain(1e4));
+    let attention = SelfAttentionConfig { rotary, ..SelfAttentionConfig::new(4, 2, 6) };
+    let mlp = MlpConfig { hidden: 20, gated: true, activation: Activation::Silu, bias: false, dropout: 0.0 };
+    let layer = DecoderLayer { attention, feed_forward: FeedForwardConfig::Mlp(mlp) };
+    let norm = NormConfig::Rms { eps: 1e-6, unit_offset: false };
+    Decoder::new(params, DecoderConfig::new(VOCABULARY, 36, 16, norm, vec![layer; 2]))
+}
+
+/// Fine-tuning of the last layer on packed documents: the same bits on every mesh and after every change of meshes.
+#[test]
+fn a_decoder_with_a_frozen_layer_learns_from_packed_rows_alike_on_every_mesh() {
+    let path = token_file("decoder");
+    let outcome = |mesh: &'static str| {
+        let path = path.clone();
+        let ranks = Mesh::parse(mesh, 0).unwrap().rank_len();
+        let run = move |rank: Rank| {
+            let mesh = DeviceMesh::parse(&rank, mesh)?;
+            let plan = Plan::transformer(mesh.mesh(), Parallel { heads: 2, sequence: false })?;
+            let layout = plan.batch_layout(mesh.mesh());
+            let mut params = Params::new(&mesh, plan, 7)?;
+            let model = decoder(&mut params)?;
+            params.freeze("**")?;
+            params.unfreeze("h.1.**")?;
+            let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01).clip(1.0);
+            let mut tokens = Tokens::open(&[&path], PACKED)?;
+            let mut losses = Vec::new();
+            for _ in 0..4 {
+                let batch = tokens.next_packed_batch(&mesh, layout.clone())?;
+                let rows = Sequences::packed(&batch.documents, &batch.positions)?;
+                let cx = Forward::train_without_dropout(&params);
+                let loss = model.loss_in(&cx, &batch.tokens, &batch.targets, &rows)?;
+                drop(cx);
+                losses.push(loss.full_tensor()?.item()?.to_bits());
+                optimizer.step(&mut params, &mut loss.backward()?)?;
+            }
+            Ok((losses, params.digest()?))
+        };
+        spmd(ranks, run).unwrap_or_else(|e| panic!("{mesh}: {e}")).remove(0)
+    };
+    let single = outcome("1");
+    for mesh in ["fsdp=2", "fsdp=3", "tp=2", "dp=2,tp=2", "fsdp=2,tp=2"] {
+        assert_eq!(outcome(mesh), single, "{mesh}");
     }
     fs::remove_file(path).unwrap();
 }
