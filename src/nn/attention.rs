@@ -1,30 +1,20 @@
 //! Causal self-attention.
 
 use super::forward::Forward;
-use super::layers::Linear;
 use super::module::Module;
 use super::scope::Scope;
+use super::self_attention::{SelfAttention, SelfAttentionConfig};
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::rng::Init;
 
-/// Multi-head causal self-attention (Vaswani et al. 2017).
-///
-/// The rows of `qkv.weight` are ordered `[heads, 3, width / heads]`, so a shard of whole heads has their queries, keys
-/// and values.
+/// Multi-head causal self-attention (Vaswani et al. 2017): a [`SelfAttention`] without further options.
 #[derive(Clone, Debug)]
-pub struct CausalAttention {
-    qkv: Linear,
-    out: Linear,
-    heads: usize,
-    dropout: f64,
-    input: String,
-    site: String,
-}
+pub struct CausalAttention(SelfAttention);
 
 impl CausalAttention {
-    /// Declares the maps `qkv` `[3 · width, width]` and `out` `[width, width]`, filled by `init` and `out_init`, and
-    /// the site `input`. `dropout` is the probability with which an attention probability, or an
+    /// Declares the maps `qkv` `[heads, 3 · width / heads, width]` and `out` `[width, width]`, filled by `init` and
+    /// `out_init`, and the site `input`. `dropout` is the probability with which an attention probability, or an
     /// element of the result, is set to zero.
     ///
     /// ```
@@ -48,7 +38,7 @@ impl CausalAttention {
     /// # Errors
     /// Refuses a width that is not a multiple of the heads, and what [`Scope::param`] refuses.
     pub fn new(
-        mut scope: Scope<'_>,
+        scope: Scope<'_>,
         (width, heads): (usize, usize),
         bias: bool,
         dropout: f64,
@@ -62,14 +52,14 @@ impl CausalAttention {
                 "",
             ));
         }
-        Ok(CausalAttention {
-            qkv: Linear::new(scope.child("qkv"), width, 3 * width, bias, init)?,
-            out: Linear::new(scope.child("out"), width, width, bias, out_init)?,
-            heads,
+        let config = SelfAttentionConfig {
+            qkv_bias: bias,
+            out_bias: bias,
+            attention_dropout: dropout,
             dropout,
-            input: scope.site("input"),
-            site: scope.path().to_string(),
-        })
+            ..SelfAttentionConfig::new(heads, heads, width / heads)
+        };
+        Ok(CausalAttention(SelfAttention::new(scope, width, config, (init, out_init))?))
     }
 }
 
@@ -79,23 +69,6 @@ impl Module for CausalAttention {
     /// # Errors
     /// Refuses an `x` of other dims or another width; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
-        let &[b, t, width] = &x.shape()[..] else {
-            let rule = "wants three dims: batch, time, width";
-            return Err(
-                Error::invalid("attention", rule, x.spec().to_string(), "reshape it first").at(&self.site)
-            );
-        };
-        let d = width / self.heads;
-        let x = cx.site(&self.input, x.clone())?;
-        let qkv = self.qkv.forward(cx, &x)?;
-        let attend = || -> Result<DTensor> {
-            let qkv = qkv.reshape([b, t, self.heads, 3 * d])?.permute(&[0, 2, 1, 3])?;
-            let parts = qkv.split(-1, &[d, d, d])?;
-            let y = cx.attention(&parts[0], &parts[1], &parts[2], 1.0 / (d as f64).sqrt(), self.dropout)?;
-            y.permute(&[0, 2, 1, 3])?.reshape([b, t, width])
-        };
-        let y = attend().map_err(|e| e.at(&self.site))?;
-        let y = self.out.forward(cx, &y)?;
-        cx.dropout(y, self.dropout)
+        self.0.forward(cx, x)
     }
 }

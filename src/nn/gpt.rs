@@ -1,17 +1,15 @@
 //! GPT: the decoder-only transformer of Radford et al. 2019. Its head shares the token table.
 
-use super::attention::CausalAttention;
+use super::activation::Activation;
+use super::decoder::{Decoder, DecoderNames};
+use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
 use super::forward::Forward;
-use super::layers::{Embedding, LayerNorm};
-use super::mlp::Mlp;
 use super::module::Module;
+use super::norm_config::NormConfig;
 use super::params::Params;
-use super::scope::Scope;
+use super::self_attention::SelfAttentionConfig;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
-use crate::placement::Layout;
-use crate::rng::Init;
-use crate::tensor::Tensor;
 
 /// The sizes of a GPT.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,24 +30,12 @@ pub struct GptConfig {
     pub bias: bool,
 }
 
-/// A GPT (Radford et al. 2019) with learned positions. It keeps ids only; the values are in its [`Params`].
+/// A GPT (Radford et al. 2019) with learned positions: a [`Decoder`] whose normalisations are called `ln_1`, `ln_2` and
+/// `ln_f`. It keeps ids only; the values are in its [`Params`].
 #[derive(Clone, Debug)]
 pub struct Gpt {
     config: GptConfig,
-    tokens: Embedding,
-    positions: Embedding,
-    blocks: Vec<GptBlock>,
-    norm: LayerNorm,
-    /// The sites after the embedding and before the head.
-    sites: [String; 2],
-}
-
-#[derive(Clone, Debug)]
-struct GptBlock {
-    attn_norm: LayerNorm,
-    attn: CausalAttention,
-    mlp_norm: LayerNorm,
-    mlp: Mlp,
+    decoder: Decoder,
 }
 
 impl Gpt {
@@ -74,25 +60,28 @@ impl Gpt {
     /// Refuses sizes that do not fit one another, and a plan that cannot shard them.
     pub fn new(params: &mut Params, config: GptConfig) -> Result<Gpt> {
         let GptConfig { vocabulary, block, layers, heads, width, dropout, bias } = config;
-        let init = Init::Normal { mean: 0.0, std: 0.02 };
-        let residual = Init::Normal { mean: 0.0, std: 0.02 / (2.0 * layers as f64).sqrt() };
-        let mut root = params.root();
-        let sites = [root.site("embedding"), root.site("head.input")];
-        let tokens = Embedding::new(root.child("wte"), vocabulary, width, init)?;
-        let positions = Embedding::new(root.child("wpe"), block, width, init)?;
-        let one = |mut scope: Scope<'_>| -> Result<GptBlock> {
-            let inits = (init, residual);
-            Ok(GptBlock {
-                attn_norm: LayerNorm::new(scope.child("ln_1"), width, bias)?,
-                attn: CausalAttention::new(scope.child("attn"), (width, heads), bias, dropout, inits)?,
-                mlp_norm: LayerNorm::new(scope.child("ln_2"), width, bias)?,
-                mlp: Mlp::new(scope.child("mlp"), (width, 4 * width), bias, dropout, inits)?,
-            })
+        if heads == 0 || width % heads != 0 {
+            let given = format!("width {width}, {heads} heads");
+            return Err(Error::invalid("gpt", "the width is not a multiple of the heads", given, ""));
+        }
+        let attention = SelfAttentionConfig {
+            qkv_bias: bias,
+            out_bias: bias,
+            attention_dropout: dropout,
+            dropout,
+            ..SelfAttentionConfig::new(heads, heads, width / heads)
         };
-        let mut h = root.child("h");
-        let blocks = (0..layers).map(|i| one(h.child(i))).collect::<Result<_>>()?;
-        let norm = LayerNorm::new(root.child("ln_f"), width, bias)?;
-        Ok(Gpt { config, tokens, positions, blocks, norm, sites })
+        let mlp = MlpConfig { hidden: 4 * width, gated: false, activation: Activation::Gelu, bias, dropout };
+        let layer = DecoderLayer { attention, feed_forward: FeedForwardConfig::Mlp(mlp) };
+        let norm = NormConfig::Layer { eps: 1e-5, bias };
+        let of_decoder = DecoderConfig {
+            learned_positions: true,
+            tied_head: true,
+            dropout,
+            ..DecoderConfig::new(vocabulary, block, width, norm, vec![layer; layers])
+        };
+        let names = DecoderNames { verb: "gpt", attn_norm: "ln_1", mlp_norm: "ln_2", norm: "ln_f" };
+        Ok(Gpt { config, decoder: Decoder::named(params, of_decoder, names)? })
     }
 
     /// Returns the model's sizes.
@@ -147,33 +136,7 @@ impl Module for Gpt {
     /// # Errors
     /// Refuses tokens outside the vocabulary and sequences longer than the block; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, tokens: &DTensor) -> Result<DTensor> {
-        let &[_, time] = &tokens.shape()[..] else {
-            let rule = "wants tokens of two dims: batch, time";
-            return Err(Error::invalid("gpt", rule, tokens.spec().to_string(), "reshape them first"));
-        };
-        if time > self.config.block {
-            return Err(Error::invalid(
-                "gpt",
-                "the sequence is longer than the block",
-                tokens.spec().to_string(),
-                format!("pass at most {} tokens", self.config.block),
-            ));
-        }
-        let positions = Tensor::build([time], |out: &mut [i64]| (0..).zip(out).for_each(|(i, p)| *p = i));
-        let everywhere = Layout::replicated(tokens.mesh().mesh().ndim());
-        let positions = DTensor::distribute(tokens.mesh(), &positions, everywhere)?;
-        let x = self.tokens.forward(cx, tokens)?;
-        let x = cx.site(&self.sites[0], x)?.add(&self.positions.forward(cx, &positions)?)?;
-        let x = self.blocks.forward(cx, &cx.dropout(x, self.config.dropout)?)?;
-        let x = cx.site(&self.sites[1], self.norm.forward(cx, &x)?)?;
-        self.tokens.scores(cx, &x)
-    }
-}
-
-impl Module for GptBlock {
-    fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
-        let x = &self.attn.forward(cx, &self.attn_norm.forward(cx, x)?)?.add(x)?;
-        self.mlp.forward(cx, &self.mlp_norm.forward(cx, x)?)?.add(x)
+        self.decoder.forward(cx, tokens)
     }
 }
 
@@ -182,7 +145,9 @@ mod tests {
     use super::*;
     use crate::comm::spmd;
     use crate::dtensor::DeviceMesh;
-    use crate::nn::Plan;
+    use crate::nn::{CausalAttention, Plan};
+    use crate::placement::Layout;
+    use crate::rng::Init;
     use crate::tensor::DType;
 
     #[test]
@@ -206,10 +171,18 @@ mod tests {
                 let e = model.forward(&cx, &zeros(DType::I64, shape)?).unwrap_err().to_string();
                 assert!(e.starts_with("gpt: "), "{e}");
             }
-            let e = model.blocks[0].attn.forward(&cx, &zeros(DType::F32, &[3, 2])?).unwrap_err().to_string();
+            let attention = CausalAttention::new(
+                params.root().child("h").child(1).child("attn"),
+                (2, 1),
+                true,
+                0.0,
+                (Init::Ones, Init::Ones),
+            )?;
+            let cx = Forward::eval(&params);
+            let e = attention.forward(&cx, &zeros(DType::F32, &[3, 2])?).unwrap_err().to_string();
             assert_eq!(
                 e,
-                "attention: wants three dims: batch, time, width; got f32[3, 2]@() at h.0.attn; reshape it first"
+                "attention: wants three dims: batch, time, width; got f32[3, 2]@() at h.1.attn; reshape it first"
             );
             assert_eq!(model.forward(&cx, &zeros(DType::I64, &[2, 0])?)?.shape()[..], [2, 0, 5]);
             Ok(())

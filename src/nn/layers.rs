@@ -3,6 +3,7 @@
 use super::forward::Forward;
 use super::module::Module;
 use super::param_id::ParamId;
+use super::pieces::FusedMaps;
 use super::scope::Scope;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
@@ -68,15 +69,81 @@ impl Module for Linear {
     }
 }
 
-/// Returns `x wᵀ` over the last dim of `x`, for any number of leading dims.
+/// Several linear maps of one input whose weights are one parameter ([`FusedMaps`]).
+#[derive(Clone, Debug)]
+pub struct FusedLinear {
+    weight: ParamId,
+    bias: Option<ParamId>,
+    /// The numbers of groups and of rows per group.
+    rows: [usize; 2],
+    site: String,
+}
+
+impl FusedLinear {
+    /// Declares a `weight` `[groups, rows per group, inputs]`, filled by `init`, and if `bias` is set, a `bias`
+    /// `[groups · rows per group]` of zeros.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Init, tensor::DType};
+    /// use isoshard::nn::{Forward, FusedLinear, FusedMaps, Module, Params, Plan};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().shard("gate_up.weight", "tp", 0), 7)?;
+    ///     let maps = FusedMaps::new(4, [("gate", 2), ("up", 2)])?;
+    ///     let gate_up = FusedLinear::new(params.root().child("gate_up"), 3, &maps, false, Init::Ones)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [5, 3], 1.0, Layout::replicated(1))?;
+    ///     // Each rank has two groups, with the rows of both maps.
+    ///     assert_eq!(gate_up.forward(&Forward::eval(&params), &x)?.spec().to_string(), "f32[5, 4, 4]@(tp:S1)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses what [`Scope::param`] refuses.
+    pub fn new(
+        mut scope: Scope<'_>,
+        inputs: usize,
+        maps: &FusedMaps,
+        bias: bool,
+        init: Init,
+    ) -> Result<FusedLinear> {
+        let weight = scope.fused_param("weight", maps, &[inputs], init)?;
+        let bias = if bias { Some(scope.fused_param("bias", maps, &[], Init::Zeros)?) } else { None };
+        Ok(FusedLinear {
+            weight,
+            bias,
+            rows: [maps.groups(), maps.rows_per_group()],
+            site: scope.site_here(),
+        })
+    }
+}
+
+impl Module for FusedLinear {
+    /// Maps `x` `[.., inputs]`, with any number of leading dims, to `[.., groups, rows per group]`.
+    ///
+    /// # Errors
+    /// Refuses an `x` whose last dim is not `inputs`; returns an error if a rank fails.
+    fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
+        let y = cx.site(&self.site, cx.with_param(self.weight, |weight| product_over_last(x, weight))?)?;
+        match self.bias {
+            Some(bias) => cx.with_param(bias, |bias| y.add(&bias.reshape(self.rows)?)),
+            None => Ok(y),
+        }
+    }
+}
+
+/// Returns `x wᵀ` over the last dim of `x`, for any number of leading dims and for weights `[outputs, inputs]` and
+/// `[groups, rows, inputs]`.
 fn product_over_last(x: &DTensor, weight: &DTensor) -> Result<DTensor> {
-    const LEADING: &str = "abcdefghijlmopqrstuvwxyz";
-    let signature = match x.shape().len() {
-        2 => "t k, n k -> t n",
-        3 => "b t k, n k -> b t n",
-        dims if (1..=LEADING.len() + 1).contains(&dims) => {
-            let leading = &LEADING[..dims - 1];
-            return x.einsum(&format!("{leading}k, nk -> {leading}n"), weight);
+    const LEADING: &str = "abcdefhijlmopqrstuvwxyz";
+    let signature = match (x.shape().len(), weight.shape().len()) {
+        (2, 2) => "t k, n k -> t n",
+        (3, 2) => "b t k, n k -> b t n",
+        (3, 3) => "b t k, g n k -> b t g n",
+        (dims, of_weight) if (1..=LEADING.len() + 1).contains(&dims) => {
+            let (leading, rows) = (&LEADING[..dims - 1], if of_weight == 3 { "gn" } else { "n" });
+            return x.einsum(&format!("{leading}k, {rows}k -> {leading}{rows}"), weight);
         }
         _ => {
             let rule = format!("wants 1 to {} dims", LEADING.len() + 1);
@@ -150,15 +217,16 @@ impl Module for Embedding {
     }
 }
 
-/// Layer normalisation over the last dim, with eps 1e-5 (Ba et al. 2016).
+/// Layer normalisation over the last dim (Ba et al. 2016).
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     weight: ParamId,
     bias: Option<ParamId>,
+    eps: f64,
 }
 
 impl LayerNorm {
-    /// Declares a `weight` `[width]` of ones and, if `bias` is set, a `bias` `[width]` of zeros.
+    /// Declares a `weight` `[width]` of ones and, if `bias` is set, a `bias` `[width]` of zeros. Its eps is 1e-5.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, tensor::Tensor};
@@ -180,7 +248,27 @@ impl LayerNorm {
     pub fn new(mut scope: Scope<'_>, width: usize, bias: bool) -> Result<LayerNorm> {
         let weight = scope.param("weight", [width], Init::Ones)?;
         let bias = if bias { Some(scope.param("bias", [width], Init::Zeros)?) } else { None };
-        Ok(LayerNorm { weight, bias })
+        Ok(LayerNorm { weight, bias, eps: 1e-5 })
+    }
+
+    /// Adds `eps` to variances instead.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// use isoshard::nn::{Forward, LayerNorm, Module, Params, Plan};
+    /// spmd(1, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[])?;
+    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     let norm = LayerNorm::new(params.root().child("norm"), 2, false)?.eps(3.0);
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[1.0f32, -1.0], [2])?, "()".parse()?)?;
+    ///     let y = norm.forward(&Forward::eval(&params), &x)?;
+    ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [0.5, -0.5]); // divided by sqrt(1 + 3)
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn eps(self, eps: f64) -> LayerNorm {
+        LayerNorm { eps, ..self }
     }
 }
 
@@ -191,18 +279,21 @@ impl Module for LayerNorm {
     /// Refuses an `x` of another width; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
         let bias = self.bias.map(|b| cx.param(b)).transpose()?;
-        cx.with_param(self.weight, |weight| x.layer_norm(weight, bias.as_ref(), 1e-5))
+        cx.with_param(self.weight, |weight| x.layer_norm(weight, bias.as_ref(), self.eps))
     }
 }
 
-/// Root-mean-square normalisation over the last dim, with eps 1e-6 (Zhang & Sennrich 2019).
+/// Root-mean-square normalisation over the last dim (Zhang & Sennrich 2019).
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     weight: ParamId,
+    eps: f64,
+    /// `true` if the factor is `1 + weight`.
+    unit_offset: bool,
 }
 
 impl RmsNorm {
-    /// Declares a `weight` `[width]` of ones.
+    /// Declares a `weight` `[width]` of ones. Its eps is 1e-6.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, tensor::Tensor};
@@ -222,7 +313,52 @@ impl RmsNorm {
     /// # Errors
     /// Refuses what [`Scope::param`] refuses.
     pub fn new(mut scope: Scope<'_>, width: usize) -> Result<RmsNorm> {
-        Ok(RmsNorm { weight: scope.param("weight", [width], Init::Ones)? })
+        let weight = scope.param("weight", [width], Init::Ones)?;
+        Ok(RmsNorm { weight, eps: 1e-6, unit_offset: false })
+    }
+
+    /// Declares a `weight` `[width]` of zeros; vectors are multiplied by `1 + weight`, as in Gemma. Its eps is 1e-6.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// use isoshard::nn::{Forward, Module, Params, Plan, RmsNorm};
+    /// spmd(1, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[])?;
+    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     let norm = RmsNorm::with_unit_offset(params.root().child("norm"), 2)?.eps(0.0);
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[2.0f32, -2.0], [2])?, "()".parse()?)?;
+    ///     let y = norm.forward(&Forward::eval(&params), &x)?;
+    ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, -1.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses what [`Scope::param`] refuses.
+    pub fn with_unit_offset(mut scope: Scope<'_>, width: usize) -> Result<RmsNorm> {
+        let weight = scope.param("weight", [width], Init::Zeros)?;
+        Ok(RmsNorm { weight, eps: 1e-6, unit_offset: true })
+    }
+
+    /// Adds `eps` to mean squares instead.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// use isoshard::nn::{Forward, Module, Params, Plan, RmsNorm};
+    /// spmd(1, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[])?;
+    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     let norm = RmsNorm::new(params.root().child("norm"), 1)?.eps(12.0);
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[2.0f32], [1])?, "()".parse()?)?;
+    ///     let y = norm.forward(&Forward::eval(&params), &x)?;
+    ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [0.5]); // divided by sqrt(4 + 12)
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn eps(self, eps: f64) -> RmsNorm {
+        RmsNorm { eps, ..self }
     }
 }
 
@@ -232,6 +368,9 @@ impl Module for RmsNorm {
     /// # Errors
     /// Refuses an `x` of another width; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
-        cx.with_param(self.weight, |weight| x.rms_norm(weight, 1e-6))
+        cx.with_param(self.weight, |weight| match self.unit_offset {
+            true => x.rms_norm(&weight.add_scalar(1.0)?, self.eps),
+            false => x.rms_norm(weight, self.eps),
+        })
     }
 }

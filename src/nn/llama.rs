@@ -1,15 +1,16 @@
 //! Llama: the decoder-only transformer of Touvron et al. 2023.
 
+use super::activation::Activation;
+use super::decoder::{Decoder, DecoderNames};
+use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
 use super::forward::Forward;
-use super::grouped_attention::{GroupedAttention, GroupedHeads};
-use super::layers::{Embedding, Linear, RmsNorm};
-use super::mlp::GatedMlp;
 use super::module::Module;
+use super::norm_config::NormConfig;
 use super::params::Params;
-use super::scope::Scope;
+use super::rotary_config::RotaryConfig;
+use super::self_attention::SelfAttentionConfig;
 use crate::dtensor::DTensor;
-use crate::error::{Error, Result};
-use crate::rng::Init;
+use crate::error::Result;
 
 /// The sizes of a Llama.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,24 +39,11 @@ pub struct LlamaConfig {
 }
 
 /// A Llama: root-mean-square norms before each part, rotary positions, grouped-query attention, SiLU-gated MLPs, no
-/// biases, and a head of its own. It keeps ids only; the values are in its [`Params`].
+/// biases, and a head of its own. A [`Decoder`] that keeps ids only; the values are in its [`Params`].
 #[derive(Clone, Debug)]
 pub struct Llama {
     config: LlamaConfig,
-    tokens: Embedding,
-    blocks: Vec<LlamaBlock>,
-    norm: RmsNorm,
-    head: Linear,
-    /// The sites after the embedding and before the head.
-    sites: [String; 2],
-}
-
-#[derive(Clone, Debug)]
-struct LlamaBlock {
-    attn_norm: RmsNorm,
-    attn: GroupedAttention,
-    mlp_norm: RmsNorm,
-    mlp: GatedMlp,
+    decoder: Decoder,
 }
 
 impl Llama {
@@ -80,27 +68,24 @@ impl Llama {
     /// # Errors
     /// Refuses sizes that do not fit one another, and a plan that cannot shard them.
     pub fn new(params: &mut Params, config: LlamaConfig) -> Result<Llama> {
-        let LlamaConfig { vocabulary, layers, heads, kv_heads, head_width, width, hidden, .. } = config;
-        let init = Init::Normal { mean: 0.0, std: 0.02 };
-        let residual = Init::Normal { mean: 0.0, std: 0.02 / (2.0 * layers as f64).sqrt() };
-        let grouped = GroupedHeads { heads, kv_heads, head_width, base: config.base };
-        let mut root = params.root();
-        let sites = [root.site("embedding"), root.site("head.input")];
-        let tokens = Embedding::new(root.child("wte"), vocabulary, width, init)?;
-        let one = |mut scope: Scope<'_>| -> Result<LlamaBlock> {
-            let inits = (init, residual);
-            Ok(LlamaBlock {
-                attn_norm: RmsNorm::new(scope.child("attn_norm"), width)?,
-                attn: GroupedAttention::new(scope.child("attn"), width, grouped, config.dropout, inits)?,
-                mlp_norm: RmsNorm::new(scope.child("mlp_norm"), width)?,
-                mlp: GatedMlp::new(scope.child("mlp"), (width, hidden), config.dropout, inits)?,
-            })
+        let LlamaConfig { vocabulary, block, layers, heads, kv_heads, head_width, .. } = config;
+        let LlamaConfig { width, hidden, base, dropout, .. } = config;
+        let attention = SelfAttentionConfig {
+            rotary: Some(RotaryConfig::plain(base)),
+            attention_dropout: dropout,
+            dropout,
+            ..SelfAttentionConfig::new(heads, kv_heads, head_width)
         };
-        let mut h = root.child("h");
-        let blocks = (0..layers).map(|i| one(h.child(i))).collect::<Result<_>>()?;
-        let norm = RmsNorm::new(root.child("norm"), width)?;
-        let head = Linear::new(root.child("head"), width, vocabulary, false, init)?;
-        Ok(Llama { config, tokens, blocks, norm, head, sites })
+        let mlp = MlpConfig { hidden, gated: true, activation: Activation::Silu, bias: false, dropout };
+        let layer = DecoderLayer { attention, feed_forward: FeedForwardConfig::Mlp(mlp) };
+        let norm = NormConfig::Rms { eps: 1e-6, unit_offset: false };
+        let of_decoder = DecoderConfig {
+            dropout,
+            ..DecoderConfig::new(vocabulary, block, width, norm, vec![layer; layers])
+        };
+        let names =
+            DecoderNames { verb: "llama", attn_norm: "attn_norm", mlp_norm: "mlp_norm", norm: "norm" };
+        Ok(Llama { config, decoder: Decoder::named(params, of_decoder, names)? })
     }
 
     /// Returns the model's sizes.
@@ -157,29 +142,7 @@ impl Module for Llama {
     /// # Errors
     /// Refuses tokens outside the vocabulary and sequences longer than the block; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, tokens: &DTensor) -> Result<DTensor> {
-        let &[_, time] = &tokens.shape()[..] else {
-            let rule = "wants tokens of two dims: batch, time";
-            return Err(Error::invalid("llama", rule, tokens.spec().to_string(), "reshape them first"));
-        };
-        if time > self.config.block {
-            return Err(Error::invalid(
-                "llama",
-                "the sequence is longer than the block",
-                tokens.spec().to_string(),
-                format!("pass at most {} tokens", self.config.block),
-            ));
-        }
-        let x = cx.site(&self.sites[0], self.tokens.forward(cx, tokens)?)?;
-        let x = self.blocks.forward(cx, &cx.dropout(x, self.config.dropout)?)?;
-        let x = cx.site(&self.sites[1], self.norm.forward(cx, &x)?)?;
-        self.head.forward(cx, &x)
-    }
-}
-
-impl Module for LlamaBlock {
-    fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
-        let x = &self.attn.forward(cx, &self.attn_norm.forward(cx, x)?)?.add(x)?;
-        self.mlp.forward(cx, &self.mlp_norm.forward(cx, x)?)?.add(x)
+        self.decoder.forward(cx, tokens)
     }
 }
 

@@ -39,9 +39,13 @@
 //!
 //! The [glossary](crate::glossary) defines the words used here.
 
+mod activation;
 mod attention;
 mod check;
+mod decoder;
+mod decoder_config;
 mod forward;
+mod freeze;
 mod gpt;
 mod grouped_attention;
 mod layers;
@@ -49,28 +53,41 @@ mod llama;
 mod mlp;
 mod module;
 mod moe;
+mod norm_config;
 mod norms;
 mod param_id;
 mod param_state;
 mod params;
 mod pattern;
+mod pieces;
 mod plan;
+mod rotary_config;
 mod scope;
+mod self_attention;
+mod sequences;
 mod update;
 
+pub use activation::Activation;
 pub use attention::CausalAttention;
+pub use decoder::Decoder;
+pub use decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
 pub use forward::Forward;
 pub use gpt::{Gpt, GptConfig};
 pub use grouped_attention::{GroupedAttention, GroupedHeads};
-pub use layers::{Embedding, LayerNorm, Linear, RmsNorm};
+pub use layers::{Embedding, FusedLinear, LayerNorm, Linear, RmsNorm};
 pub use llama::{Llama, LlamaConfig};
 pub use mlp::{GatedMlp, Mlp};
 pub use module::Module;
-pub use moe::{Moe, MoeConfig, MoeOutput};
+pub use moe::{ExpertWeights, Moe, MoeConfig, MoeOutput};
+pub use norm_config::{Norm, NormConfig};
 pub use norms::{BatchNorm, GroupNorm};
 pub use param_id::ParamId;
 pub(crate) use param_state::{load_like, refuse_names};
 pub use params::Params;
+pub use pieces::{FusedMaps, ParamPiece, PieceRun};
 pub use plan::{Parallel, Plan};
+pub use rotary_config::{RotaryConfig, RotaryScaling};
 pub use scope::Scope;
+pub use self_attention::{SelfAttention, SelfAttentionConfig};
+pub use sequences::Sequences;
 pub use update::Update;

@@ -3,6 +3,7 @@
 //! Missing: an all-to-all of tokens without a capacity; biases of experts; noise of the router; routers that choose by
 //! groups of experts or with a bias per expert. No field of [`MoeConfig`] asks for them.
 
+use super::activation::Activation;
 use super::forward::Forward;
 use super::layers::Linear;
 use super::mlp::{GatedMlp, Mlp};
@@ -29,16 +30,32 @@ pub struct MoeConfig {
     /// If set, each expert takes at most `ceil(factor * tokens * top_k / experts)` tokens of a batch entry, and later
     /// ones are dropped. If not, no token is dropped.
     pub capacity_factor: Option<f64>,
-    /// True for experts `down(silu(gate(x)) · up(x))` (SwiGLU), false for `down(gelu(up(x)))`.
+    /// True for experts `down(f(gate(x)) · up(x))`, false for `down(f(up(x)))`, where `f` is the activation.
     pub gated: bool,
+    /// The activation, usually SiLU for gated experts.
+    pub activation: Activation,
+    /// The weights of the chosen experts' results.
+    pub weights: ExpertWeights,
     /// The hidden width of an expert that every token is sent to as well, if there is one.
     pub shared_hidden: Option<usize>,
+    /// True if the shared expert's result is multiplied by the sigmoid of a linear map of the token, as in Qwen2-MoE.
+    pub shared_gate: bool,
     /// The probability of dropping an element of the result.
     pub dropout: f64,
 }
 
+/// The weights by which a [`Moe`] multiplies the results of the experts that a token is sent to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertWeights {
+    /// The softmax of the chosen experts' logits, whose sum is 1: Mixtral, and Qwen-MoE with `norm_topk_prob`.
+    SoftmaxOfChosen,
+    /// The chosen experts' part of the softmax of all logits, whose sum is below 1: Qwen-MoE without
+    /// `norm_topk_prob`.
+    SoftmaxOfAll,
+}
+
 /// A mixture of experts (Shazeer et al. 2017): a router sends each token to the best `top_k` of several feed-forward
-/// layers and adds up their results, weighted by the softmax of the chosen logits.
+/// layers and adds up their results, weighted by a softmax of the logits.
 ///
 /// The experts' weights are stacked: `experts.up` (and `experts.gate`) `[experts, width, hidden]`, `experts.down`
 /// `[experts, hidden, width]`. A plan may shard them by experts (dim 0), over an axis that shards the batch too
@@ -51,6 +68,8 @@ pub struct Moe {
     up: ParamId,
     down: ParamId,
     shared: Option<SharedExpert>,
+    /// The map to the factor of the shared expert's result.
+    shared_gate: Option<Linear>,
     sites: MoeSites,
 }
 
@@ -89,20 +108,20 @@ struct RoutedTokens {
 }
 
 impl Moe {
-    /// Declares `router.weight` `[experts, width]`, the experts' stacked weights, and a shared expert `shared` if the
-    /// sizes ask for one, filled by `init` and, for `down`, `down_init`. Declares the sites `input`, `dispatch` (rows
+    /// Declares `router.weight` `[experts, width]`, the experts' stacked weights, and a shared expert `shared` and its
+    /// gate `shared_gate.weight` `[1, width]` if the sizes ask for them, filled by `init` and, for `down`, `down_init`. Declares the sites `input`, `dispatch` (rows
     /// sorted by expert, `[batch, experts, capacity, width]`, with a capacity only) and `down` (the experts' results).
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Init, tensor::DType};
-    /// use isoshard::nn::{Forward, Moe, MoeConfig, Module, Params, Plan};
+    /// use isoshard::nn::{Activation, ExpertWeights, Forward, Moe, MoeConfig, Module, Params, Plan};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("ep", 2)])?;
     ///     // Each rank has two of the four experts and half of the batch.
     ///     let mut params = Params::new(&mesh, Plan::default().experts("moe", "ep"), 7)?;
     ///     let config = MoeConfig {
-    ///         width: 4, hidden: 6, experts: 4, top_k: 2, capacity_factor: Some(1.25), gated: true,
-    ///         shared_hidden: None, dropout: 0.0,
+    ///         width: 4, hidden: 6, experts: 4, top_k: 2, capacity_factor: Some(1.25), gated: true, activation: Activation::Silu,
+    ///         weights: ExpertWeights::SoftmaxOfChosen, shared_hidden: None, shared_gate: false, dropout: 0.0,
     ///     };
     ///     let init = Init::Normal { mean: 0.0, std: 0.5 };
     ///     let moe = Moe::new(params.root().child("moe"), config, (init, init))?;
@@ -115,14 +134,18 @@ impl Moe {
     /// ```
     ///
     /// # Errors
-    /// Refuses a `top_k` of 0 or above the number of experts, and a capacity factor that is not positive and finite.
-    /// Refuses what [`Scope::param`] refuses.
+    /// Refuses a `top_k` of 0 or above the number of experts, a capacity factor that is not positive and finite, and a
+    /// gate without a shared expert. Refuses what [`Scope::param`] refuses.
     pub fn new(mut scope: Scope<'_>, config: MoeConfig, (init, down_init): (Init, Init)) -> Result<Moe> {
         let MoeConfig { width, hidden, experts, top_k, .. } = config;
         let legal = config.capacity_factor.is_none_or(|f| f > 0.0 && f.is_finite());
         if top_k == 0 || top_k > experts || !legal {
             let rule = "wants 1 to `experts` experts per token, and a positive capacity factor";
             return Err(Error::invalid("moe", rule, format!("{config:?}"), ""));
+        }
+        if config.shared_gate && config.shared_hidden.is_none() {
+            let rule = "the gate of a shared expert needs a shared expert";
+            return Err(Error::invalid("moe", rule, format!("{config:?}"), "set shared_hidden"));
         }
         let router = Linear::new(scope.child("router"), width, experts, false, init)?;
         let mut stacked = scope.child("experts");
@@ -132,29 +155,28 @@ impl Moe {
         };
         let up = stacked.param("up", [experts, width, hidden], init)?;
         let down = stacked.param("down", [experts, hidden, width], down_init)?;
+        let inits = (init, down_init);
         let shared = match (config.shared_hidden, config.gated) {
             (None, _) => None,
             (Some(hidden), true) => {
-                let inits = (init, down_init);
-                Some(SharedExpert::Gated(GatedMlp::new(scope.child("shared"), (width, hidden), 0.0, inits)?))
+                let mlp = GatedMlp::new(scope.child("shared"), (width, hidden), 0.0, inits)?;
+                Some(SharedExpert::Gated(mlp.activation(config.activation)))
             }
             (Some(hidden), false) => {
-                let inits = (init, down_init);
-                Some(SharedExpert::Plain(Mlp::new(
-                    scope.child("shared"),
-                    (width, hidden),
-                    false,
-                    0.0,
-                    inits,
-                )?))
+                let mlp = Mlp::new(scope.child("shared"), (width, hidden), false, 0.0, inits)?;
+                Some(SharedExpert::Plain(mlp.activation(config.activation)))
             }
+        };
+        let shared_gate = match config.shared_gate {
+            true => Some(Linear::new(scope.child("shared_gate"), width, 1, false, init)?),
+            false => None,
         };
         let sites = MoeSites {
             input: scope.site("input"),
             dispatch: scope.site("dispatch"),
             down: scope.site("down"),
         };
-        Ok(Moe { config, router, gate, up, down, shared, sites })
+        Ok(Moe { config, router, gate, up, down, shared, shared_gate, sites })
     }
 
     /// Returns the layer's result for `x` `[tokens, width]` or `[batch, tokens, width]` with the losses of its router,
@@ -166,13 +188,13 @@ impl Moe {
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Init, tensor::DType};
-    /// use isoshard::nn::{Forward, Moe, MoeConfig, Params, Plan};
+    /// use isoshard::nn::{Activation, ExpertWeights, Forward, Moe, MoeConfig, Params, Plan};
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
     ///     let config = MoeConfig {
-    ///         width: 2, hidden: 3, experts: 2, top_k: 2, capacity_factor: None, gated: false,
-    ///         shared_hidden: Some(3), dropout: 0.0,
+    ///         width: 2, hidden: 3, experts: 2, top_k: 2, capacity_factor: None, gated: false, activation: Activation::Gelu,
+    ///         weights: ExpertWeights::SoftmaxOfAll, shared_hidden: Some(3), shared_gate: true, dropout: 0.0,
     ///     };
     ///     let moe = Moe::new(params.root().child("moe"), config, (Init::Ones, Init::Ones))?;
     ///     let x = DTensor::full(&mesh, DType::F32, [5, 2], 0.5, Layout::replicated(0))?;
@@ -205,13 +227,14 @@ impl Moe {
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops::GroupSizes, placement::Layout};
-    /// use isoshard::{nn::{Forward, Moe, MoeConfig, Module, Params, Plan}, rng::Init, tensor::{DType, Device}};
+    /// use isoshard::nn::{Activation, ExpertWeights, Forward, Moe, MoeConfig, Module, Params, Plan};
+    /// use isoshard::{rng::Init, tensor::{DType, Device}};
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank.on(Device::Meta), &[])?;
     ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
     ///     let config = MoeConfig {
-    ///         width: 2, hidden: 3, experts: 2, top_k: 1, capacity_factor: None, gated: true,
-    ///         shared_hidden: None, dropout: 0.0,
+    ///         width: 2, hidden: 3, experts: 2, top_k: 1, capacity_factor: None, gated: true, activation: Activation::Silu,
+    ///         weights: ExpertWeights::SoftmaxOfChosen, shared_hidden: None, shared_gate: false, dropout: 0.0,
     ///     };
     ///     let moe = Moe::new(params.root().child("moe"), config, (Init::Ones, Init::Ones))?;
     ///     let x = DTensor::zeros(&mesh, DType::F32, [6, 2], Layout::replicated(0))?;
@@ -240,7 +263,10 @@ impl Moe {
             return Err(Error::invalid("moe", rule, x.spec().to_string(), "reshape them"));
         }
         let tokens = x.shape()[x.shape().len() - 2];
-        let (expert, weight) = logits.route_top_k(top_k)?;
+        let (expert, mut weight) = logits.route_top_k(top_k)?;
+        if self.config.weights == ExpertWeights::SoftmaxOfAll {
+            weight = logits.softmax(-1)?.gather(-1, &expert)?;
+        }
         // No expert is chosen more often than there are assignments.
         let all = tokens * top_k;
         let capacity = capacity_factor.map(|f| ((f * all as f64 / experts as f64).ceil() as usize).min(all));
@@ -286,10 +312,14 @@ impl Moe {
         let chosen = y.unpermute_tokens(slot)?;
         let mut y = chosen.mul(&weight.unsqueeze(dims)?)?.sum(&[-2], false)?;
         if let Some(shared) = &self.shared {
-            y = y.add(&match shared {
+            let mut always = match shared {
                 SharedExpert::Gated(mlp) => mlp.forward(cx, x)?,
                 SharedExpert::Plain(mlp) => mlp.forward(cx, x)?,
-            })?;
+            };
+            if let Some(gate) = &self.shared_gate {
+                always = always.mul(&gate.forward(cx, x)?.sigmoid()?)?;
+            }
+            y = y.add(&always)?;
         }
         cx.dropout(y, self.config.dropout)
     }
@@ -303,14 +333,14 @@ impl Moe {
         align: &dyn Fn(&DTensor, &DTensor) -> Result<DTensor>,
         product: &dyn Fn(&DTensor, &DTensor) -> Result<DTensor>,
     ) -> Result<DTensor> {
-        let mut rows = rows.clone();
+        let (mut rows, act) = (rows.clone(), self.config.activation);
         let up = cx.with_param(self.up, |w| {
             rows = align(&rows, w)?;
             product(&rows, w)
         })?;
         let hidden = match self.gate {
-            Some(gate) => cx.with_param(gate, |w| product(&rows, w))?.silu()?.mul(&up)?,
-            None => up.gelu()?,
+            Some(gate) => act.apply(&cx.with_param(gate, |w| product(&rows, w))?)?.mul(&up)?,
+            None => act.apply(&up)?,
         };
         cx.with_param(self.down, |w| product(&hidden, w))
     }

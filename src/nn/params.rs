@@ -6,6 +6,7 @@ use std::fmt;
 
 use super::param_id::{ModelNumber, ParamId};
 use super::pattern;
+use super::pieces::ParamPiece;
 use super::plan::Plan;
 use crate::dtensor::{DTensor, DeviceMesh, Transfer};
 use crate::error::{Error, Result};
@@ -40,6 +41,8 @@ pub struct Params {
     units: Vec<ParamUnit>,
     /// The paths where activations may change layout.
     sites: BTreeSet<String>,
+    /// `true` if new parameters are zeros, which are replaced by loaded values.
+    blank: bool,
     /// The numbers of parameters and sites when the plan's patterns were last checked.
     checked: Cell<Option<(usize, usize)>>,
 }
@@ -50,6 +53,7 @@ struct Param {
     /// The layout that the model computes in.
     used: Layout,
     unit: usize,
+    pieces: Vec<ParamPiece>,
 }
 
 /// A unit: parameters that are gathered together, one unit ahead of their use.
@@ -86,8 +90,15 @@ impl Params {
             list: Vec::new(),
             units: Vec::new(),
             sites: BTreeSet::new(),
+            blank: false,
             checked: Cell::new(None),
         })
+    }
+
+    /// Returns an empty set of parameters that are declared as zeros: for models whose values are loaded. Nothing is
+    /// drawn, and declarations communicate nothing.
+    pub(crate) fn blank(mesh: &DeviceMesh, plan: Plan) -> Result<Params> {
+        Ok(Params { blank: true, ..Params::new(mesh, plan, 0)? })
     }
 
     /// Makes modules compute with parameters rounded to `dtype`, such as bf16, so activations have that dtype too
@@ -403,7 +414,8 @@ impl Params {
         Some(ParamId { index, model: self.number })
     }
 
-    /// Returns the parameters whose paths match a pattern: a path whose parts may be `*`, as in a [`Plan`].
+    /// Returns the parameters whose paths match a pattern, as in a [`Plan`]: a path whose parts may be `*`, for any one
+    /// part, or `**`, for any number of parts.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
@@ -465,7 +477,7 @@ impl Params {
                 "redistribute it first",
             ));
         }
-        self.list[id.index].value = value.requires_grad()?;
+        self.list[id.index].value = if old.has_history() { value.requires_grad()? } else { value.detach() };
         Ok(())
     }
 
@@ -515,20 +527,35 @@ impl Params {
         &self.units
     }
 
-    pub(super) fn declare(&mut self, path: String, shape: Shape, init: Init) -> Result<ParamId> {
-        if self.find(&path).is_some() {
+    pub(super) fn pieces_of(&self, id: ParamId) -> &[ParamPiece] {
+        &self.at(id).pieces
+    }
+
+    /// Declares a parameter, of one piece if none are given.
+    pub(super) fn declare(
+        &mut self,
+        path: String,
+        shape: Shape,
+        init: Init,
+        pieces: Option<Vec<ParamPiece>>,
+    ) -> Result<ParamId> {
+        let pieces = pieces.unwrap_or_else(|| vec![ParamPiece::whole(&path, &shape)]);
+        let names = pieces.iter().map(ParamPiece::path).chain([&path[..]]);
+        let taken = names.filter(|&name| self.find(name).is_some() || self.find_piece(name).is_some()).next();
+        if let Some(path) = taken {
             return Err(Error::invalid("param", "two parameters share a path", path, "rename one of them"));
         }
         let mesh = self.mesh.mesh();
         let used = self.plan.used_layout(mesh, &path, &shape)?;
         let stored = self.plan.stored_layout(mesh, self.dtype, &shape, &used);
-        let value = stored.and_then(|stored| {
-            DTensor::init(&self.mesh, self.dtype, shape, stored, init, &mut self.generator)
+        let value = stored.and_then(|stored| match self.blank {
+            true => DTensor::zeros(&self.mesh, self.dtype, shape, stored),
+            false => DTensor::init(&self.mesh, self.dtype, shape, stored, init, &mut self.generator),
         });
         let value = value.map_err(|e| e.at(&path))?.requires_grad()?;
         let id = ParamId { index: self.list.len(), model: self.number };
         let unit = self.unit_for(&path, id);
-        self.list.push(Param { path, value, used, unit });
+        self.list.push(Param { path, value, used, unit, pieces });
         Ok(id)
     }
 

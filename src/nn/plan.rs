@@ -8,7 +8,7 @@ use crate::tensor::{DType, Shape};
 /// The layouts of a model's parameters and activations on a mesh.
 ///
 /// A rule names a path pattern, a mesh axis and a placement. A pattern is a path whose parts may be `*`, which stands
-/// for any one part: `h.*.attn.qkv.weight`. Among several rules that match a path on one axis, the last one decides.
+/// for any one part, or `**`, which stands for any number of parts: `h.*.attn.qkv.weight`, `h.**`. Among several rules that match a path on one axis, the last one decides.
 /// Parameters that no rule matches are replicated. A pattern that matches nothing is refused at the first forward pass,
 /// by [`Params::check_plan`](super::Params::check_plan).
 ///
@@ -232,13 +232,10 @@ impl Plan {
         self.shard("wte.weight", "tp", 0)
             .shard_blocks("h.*.attn.qkv.weight", "tp", 0, heads)
             .shard_blocks("h.*.attn.qkv.bias", "tp", 0, heads)
-            .shard_blocks("h.*.attn.q.weight", "tp", 0, heads)
-            .shard_blocks("h.*.attn.k.weight", "tp", 0, heads)
-            .shard_blocks("h.*.attn.v.weight", "tp", 0, heads)
             .shard_blocks("h.*.attn.out.weight", "tp", 1, heads)
             .shard("h.*.mlp.up.weight", "tp", 0)
             .shard("h.*.mlp.up.bias", "tp", 0)
-            .shard("h.*.mlp.gate.weight", "tp", 0)
+            .shard("h.*.mlp.gate_up.weight", "tp", 0)
             .shard("h.*.mlp.down.weight", "tp", 1)
             .shard("head.weight", "tp", 0)
             .shard("h.*.moe.experts.gate", "tp", 2)
@@ -311,16 +308,21 @@ impl Plan {
         if shape.is_empty() {
             return Ok(used.clone());
         }
-        let rows = Spec::new(mesh, dtype, shape, used.clone())?.local_shape_at(&vec![0; mesh.ndim()])[0];
+        let local = Spec::new(mesh, dtype, shape, used.clone())?.local_shape_at(&vec![0; mesh.ndim()]);
         let ranks = mesh.axis_len(a);
-        let units = (0..ranks).map(|i| rows / ranks + usize::from(i < rows % ranks)).collect();
         let order: Vec<usize> = (0..mesh.ndim()).filter(|&b| b != a).chain([a]).collect();
         let with = |p: Placement| used.set(a, p).with_order(&order);
-        let ragged = with(Placement::RaggedShard { dims: 1, units })?;
-        match Spec::new(mesh, dtype, shape, ragged.clone()) {
-            Ok(_) => Ok(ragged),
-            Err(_) => with(Placement::Shard(0)),
+        // Stacked matrices and fused maps are sharded by the rows of all of them.
+        let most = if shape.len() > 2 { 2 } else { 1 };
+        for dims in (1..=most).rev() {
+            let rows = local[..dims].iter().product::<usize>();
+            let units = (0..ranks).map(|i| rows / ranks + usize::from(i < rows % ranks)).collect();
+            let ragged = with(Placement::RaggedShard { dims, units })?;
+            if Spec::new(mesh, dtype, shape, ragged.clone()).is_ok() {
+                return Ok(ragged);
+            }
         }
+        with(Placement::Shard(0))
     }
 
     /// Refuses, by name, a rule that matches none of a model's parameters, or none of its sites. Among the rules that

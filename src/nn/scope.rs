@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::param_id::ParamId;
 use super::params::Params;
+use super::pieces::ParamPiece;
 use crate::error::Result;
 use crate::rng::Init;
 use crate::tensor::Shape;
@@ -101,7 +102,18 @@ impl Scope<'_> {
     /// # Errors
     /// Refuses a path that is taken, a plan that cannot shard this shape, and ranks with different seeds.
     pub fn param(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> Result<ParamId> {
-        self.params.declare(self.join(&name), shape.into(), init)
+        self.declare(name, shape.into(), init, None)
+    }
+
+    /// Declares a parameter that consists of `pieces`, or is one itself.
+    pub(super) fn declare(
+        &mut self,
+        name: &str,
+        shape: Shape,
+        init: Init,
+        pieces: Option<Vec<ParamPiece>>,
+    ) -> Result<ParamId> {
+        self.params.declare(self.join(&name), shape, init, pieces)
     }
 
     /// Declares a site below this scope: a place at which a plan may change the layout of activations. Returns its path

@@ -22,7 +22,7 @@ use isoshard::tensor::cuda;
 use source::{Source, files, identifier, product_code, root, sources};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("error", &[]),
     ("tensor", &["error"]),
     ("placement", &["error", "tensor"]),
@@ -30,10 +30,12 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("ops", &["error", "tensor", "placement", "rng"]),
     ("comm", &["error", "tensor"]),
     ("dtensor", &["error", "tensor", "placement", "rng", "ops", "comm"]),
+    ("data", &["error", "tensor", "placement", "rng", "dtensor"]),
     ("checkpoint", &["error", "tensor", "placement", "comm", "dtensor"]),
     ("nn", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint"]),
     ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint", "nn"]),
     ("testing", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
+    ("hugging_face", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
     (
         "lib",
         &[
@@ -48,6 +50,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
             "nn",
             "optim",
             "testing",
+            "hugging_face",
         ],
     ),
 ];

@@ -5,7 +5,8 @@
 use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{AttentionOptions, DTensor, DeviceMesh};
 use isoshard::nn::{
-    Embedding, Forward, LayerNorm, Linear, Mlp, Module, Moe, MoeConfig, ParamId, Params, Plan, RmsNorm, Scope,
+    Activation, Embedding, ExpertWeights, Forward, LayerNorm, Linear, Mlp, Module, Moe, MoeConfig, ParamId,
+    Params, Plan, RmsNorm, Scope,
 };
 use isoshard::optim::AdamW;
 use isoshard::placement::{Layout, Mesh, Placement};
@@ -417,7 +418,10 @@ fn moe_config(capacity_factor: Option<f64>, hidden: usize) -> MoeConfig {
         top_k: 2,
         capacity_factor,
         gated: true,
+        activation: Activation::Silu,
+        weights: ExpertWeights::SoftmaxOfChosen,
         shared_hidden: None,
+        shared_gate: false,
         dropout: 0.0,
     }
 }

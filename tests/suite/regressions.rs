@@ -5,7 +5,7 @@
 use isoshard::Result;
 use isoshard::comm::Rank;
 use isoshard::dtensor::{AttentionOptions, DTensor, DeviceMesh, Gradients};
-use isoshard::nn::{Forward, Module, Moe, MoeConfig, Params, Plan};
+use isoshard::nn::{Activation, ExpertWeights, Forward, Module, Moe, MoeConfig, Params, Plan};
 use isoshard::ops::GroupSizes;
 use isoshard::placement::Layout;
 use isoshard::rng::{Generator, Init};
@@ -495,7 +495,10 @@ fn sizes_that_overflow_are_refused_by_name() {
             top_k: 1,
             capacity_factor: Some(1e300),
             gated: true,
+            activation: Activation::Silu,
+            weights: ExpertWeights::SoftmaxOfChosen,
             shared_hidden: None,
+            shared_gate: false,
             dropout: 0.0,
         };
         let moe = Moe::new(params.root().child("moe"), config, (Init::Ones, Init::Ones))?;

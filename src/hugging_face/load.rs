@@ -1,0 +1,160 @@
+//! Reading weights: each rank copies the elements of its own shards from the mapped files.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::VERB;
+use super::format::{HuggingFaceFormat, list};
+use super::names::{PiecePart, parts_by_piece};
+use super::weight_files::WeightFiles;
+use crate::dtensor::DTensor;
+use crate::error::{Error, Result};
+use crate::nn::{ParamId, Params};
+use crate::tensor::{DType, Tensor};
+
+impl HuggingFaceFormat {
+    /// Fills parameters with the weights in a folder. Each rank reads only the elements of its own shards, by memory
+    /// map, and casts f16 and bf16 to f32; communicates nothing. The files must not change meanwhile.
+    ///
+    /// The parameters' pieces have the paths that [`HuggingFaceFormat::pieces`] lists.
+    ///
+    /// ```no_run
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, hugging_face::HuggingFaceFormat, nn::{Params, Plan}};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     // ... modules of your own declare the parameters ...
+    ///     HuggingFaceFormat::read("my-model")?.load("my-model", &mut params)
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses files that differ from this format, parameters that no tensor fills, and tensors that no parameter
+    /// stores, each by name.
+    pub fn load(&self, dir: impl AsRef<Path>, params: &mut Params) -> Result<()> {
+        let files = WeightFiles::open(dir.as_ref())?;
+        let found = HuggingFaceFormat::of_files(self.config.clone(), &files)?;
+        if found != *self {
+            let given = dir.as_ref().display().to_string();
+            return Err(Error::invalid(
+                VERB,
+                "the files have other names or dtypes than the format",
+                given,
+                "",
+            ));
+        }
+        self.fill(&files, params)
+    }
+
+    pub(super) fn fill(&self, files: &WeightFiles, params: &mut Params) -> Result<()> {
+        self.expect_same_pieces(params)?;
+        let parts = parts_by_piece(&self.tensors);
+        let sources: Vec<TensorSource<'_>> = (self.tensors.iter().zip(&self.dtypes))
+            .map(|(tensor, dtype)| TensorSource {
+                dtype: *dtype,
+                bytes: files.bytes(files.get(&tensor.name).expect("the format was compared with the files")),
+            })
+            .collect();
+        for id in params.ids() {
+            let value = self.read_param(params, id, &parts, &sources)?;
+            params.set(id, value)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses pieces that no tensor has, tensors whose pieces no parameter has, and pieces of another size.
+    pub(super) fn expect_same_pieces(&self, params: &Params) -> Result<()> {
+        let mut sizes = self.piece_sizes();
+        let mut unfilled = Vec::new();
+        for piece in params.ids().flat_map(|id| params.pieces(id)) {
+            let wanted = piece.shape().numel();
+            match sizes.remove(piece.path()) {
+                None => unfilled.push(piece.path()),
+                Some(n) if n == wanted => {}
+                Some(n) => {
+                    let given = format!("{}{} and {n} element(s)", piece.path(), piece.shape());
+                    return Err(Error::invalid(VERB, "a tensor and its parameter differ in size", given, ""));
+                }
+            }
+        }
+        let unstored: Vec<&str> = sizes.into_keys().collect();
+        match (&unfilled[..], &unstored[..]) {
+            ([], []) => Ok(()),
+            ([], names) => {
+                Err(Error::invalid(VERB, "the model lacks parameters of the files", list(names), ""))
+            }
+            (names, _) => {
+                Err(Error::invalid(VERB, "the files lack parameters of the model", list(names), ""))
+            }
+        }
+    }
+
+    fn read_param(
+        &self,
+        params: &Params,
+        id: ParamId,
+        parts: &BTreeMap<&str, Vec<(usize, &PiecePart)>>,
+        sources: &[TensorSource<'_>],
+    ) -> Result<DTensor> {
+        let old = params.value(id);
+        let region = &old.tensor_meta().window().region;
+        let pieces: Vec<_> = params.pieces(id).iter().map(|piece| (piece, &parts[piece.path()])).collect();
+        let local = Tensor::build(region.local.clone(), |out: &mut [f32]| {
+            region.runs(old.shape(), |start, local, len| {
+                let start = start as usize;
+                for (piece, parts) in &pieces {
+                    for run in piece.runs(start..start + len) {
+                        let at = local + (run.param_start - start);
+                        copy(parts, sources, (run.piece_start, run.len), &mut out[at..at + run.len]);
+                    }
+                }
+            });
+        });
+        DTensor::from_local(old.mesh(), local, old.shape().clone(), old.layout().clone())
+            .map_err(|e| e.at(params.path(id)))
+    }
+}
+
+/// A tensor of a mapped file.
+struct TensorSource<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+}
+
+/// Copies `len` elements of a piece from `start` on into `out`.
+fn copy(
+    parts: &[(usize, &PiecePart)],
+    sources: &[TensorSource<'_>],
+    (start, len): (usize, usize),
+    out: &mut [f32],
+) {
+    let first = parts.partition_point(|(_, part)| part.first + part.numel() <= start);
+    for (number, part) in parts[first..].iter().take_while(|(_, part)| part.first < start + len) {
+        let source = &sources[*number];
+        part.rows(start, start + len, |at, in_tensor, step, len| {
+            source.read(in_tensor, step, &mut out[at - start..at - start + len]);
+        });
+    }
+}
+
+impl TensorSource<'_> {
+    /// Reads elements `first`, `first + step`, ... as f32.
+    fn read(&self, first: usize, step: usize, out: &mut [f32]) {
+        let bytes = &self.bytes[first * self.dtype.size_bytes()..];
+        match self.dtype {
+            DType::F32 => read_words(bytes, step, out, f32::from_le_bytes),
+            DType::F16 => read_words(bytes, step, out, |b| half::f16::from_le_bytes(b).to_f32()),
+            DType::BF16 => read_words(bytes, step, out, |b| half::bf16::from_le_bytes(b).to_f32()),
+            DType::F64 | DType::I64 | DType::I32 | DType::U8 | DType::Bool => unreachable!("refused by name"),
+        }
+    }
+}
+
+fn read_words<const N: usize>(bytes: &[u8], step: usize, out: &mut [f32], read: impl Fn([u8; N]) -> f32) {
+    let words = bytes.as_chunks::<N>().0;
+    match step {
+        1 => out.iter_mut().zip(words).for_each(|(out, word)| *out = read(*word)),
+        _ => out.iter_mut().zip(words.iter().step_by(step)).for_each(|(out, word)| *out = read(*word)),
+    }
+}
