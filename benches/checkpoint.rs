@@ -3,7 +3,7 @@
 //! `cargo bench --bench checkpoint -- [--json] [DIR] [rounds]`. The model has the sizes of a GPT with 12 layers, width
 //! 768, vocabulary 3072 with a head of its own and 512 positions: 90.1M f32 (360 MB), and two AdamW moments each (721
 //! MB). Two ranks under FSDP. Each round times, from barrier to barrier: an asynchronous save until it returns and until
-//! it is whole, the next update in place after it (its memory is shared with the snapshot), a save, a load, a load by one
+//! it is whole, an optimizer's step before it and after it (which cannot update in place then), a save, a load, a load by one
 //! rank, and half of the bytes per rank written to and read from plain files. `DIR` is where to write; a folder in memory
 //! (`/dev/shm`) compares programs, a disk varies.
 
@@ -13,46 +13,62 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use isoshard::Result;
-use isoshard::checkpoint::{CheckpointFolder, StateTree};
+use isoshard::checkpoint::{Checkpoint, CheckpointFolder, StateTree};
 use isoshard::comm::{Rank, spmd};
-use isoshard::dtensor::DeviceMesh;
-use isoshard::nn::{Params, Plan};
+use isoshard::dtensor::{DeviceMesh, Gradients};
+use isoshard::nn::{ParamId, Params, Plan};
+use isoshard::optim::{AdamW, Optimizer};
 use isoshard::rng::Init;
 
-/// The tensors of a model and its moments, as parameters.
-fn declare(mesh: &DeviceMesh, prefix: &str, init: Init) -> Result<Params> {
-    let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
-    let mut root = params.root();
-    let mut scope = root.child(prefix);
-    scope.param("wte", [3072, 768], init)?;
-    scope.param("wpe", [512, 768], init)?;
-    for layer in 0..12 {
-        let mut h = scope.child("h");
-        let mut block = h.child(layer);
-        block.param("qkv", [3 * 768, 768], init)?;
-        block.param("out", [768, 768], init)?;
-        block.param("up", [3072, 768], init)?;
-        block.param("down", [768, 3072], init)?;
-        block.param("norm_1", [768], init)?;
-        block.param("norm_2", [768], init)?;
+/// A model's parameters and their moments.
+struct Trained {
+    params: Params,
+    optimizer: Optimizer<AdamW>,
+}
+
+impl Trained {
+    fn new(mesh: &DeviceMesh) -> Result<Trained> {
+        let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
+        let mut root = params.root();
+        let init = Init::Normal { mean: 0.0, std: 1.0 };
+        root.param("wte", [3072, 768], init)?;
+        root.param("wpe", [512, 768], init)?;
+        let mut h = root.child("h");
+        for layer in 0..12 {
+            let mut block = h.child(layer);
+            block.param("qkv", [3 * 768, 768], init)?;
+            block.param("out", [768, 768], init)?;
+            block.param("up", [3072, 768], init)?;
+            block.param("down", [768, 3072], init)?;
+            block.param("norm_1", [768], init)?;
+            block.param("norm_2", [768], init)?;
+        }
+        root.param("norm", [768], init)?;
+        root.param("head", [3072, 768], init)?;
+        let mut trained = Trained { params, optimizer: AdamW::new((0.9, 0.95), 0.1).rate(1e-3) };
+        let gradients = &mut trained.gradients()?;
+        trained.optimizer.step(&mut trained.params, gradients)?;
+        Ok(trained)
     }
-    scope.param("norm", [768], init)?;
-    scope.param("head", [3072, 768], init)?;
-    Ok(params)
-}
 
-fn state(trees: &[Params]) -> Result<StateTree> {
-    let mut state = StateTree::new();
-    trees
-        .iter()
-        .zip(["model", "first", "second"])
-        .try_for_each(|(p, name)| state.insert_tree(name, p.state()?))?;
-    Ok(state)
-}
+    fn gradients(&self) -> Result<Gradients> {
+        let ids: Vec<ParamId> = self.params.ids().collect();
+        let sums = ids.iter().map(|&id| self.params.value(id).sum_all()).collect::<Result<Vec<_>>>()?;
+        let total = sums[1..].iter().try_fold(sums[0].clone(), |total, sum| total.add(sum))?;
+        total.backward()
+    }
 
-fn trees(mesh: &DeviceMesh) -> Result<Vec<Params>> {
-    let normal = Init::Normal { mean: 0.0, std: 1.0 };
-    ["a", "b", "c"].iter().map(|name| declare(mesh, name, normal)).collect()
+    fn state(&self) -> Result<StateTree> {
+        let mut state = StateTree::new();
+        state.insert_tree("model", self.params.state()?)?;
+        state.insert_tree("optimizer", self.optimizer.state(&self.params)?)?;
+        Ok(state)
+    }
+
+    fn load(&mut self, saved: &Checkpoint) -> Result<()> {
+        self.params.load_state(&saved.subtree("model"))?;
+        self.optimizer.load_state(&self.params, &saved.subtree("optimizer"))
+    }
 }
 
 /// Times a call, from barrier to barrier.
@@ -89,28 +105,31 @@ fn plain_read(path: &Path, bytes: &mut [u8]) -> Result<()> {
 
 fn ranks(rank: &Rank, root: &Path, rounds: usize) -> Result<Vec<(&'static str, f64)>> {
     let mesh = DeviceMesh::new(rank, &[("fsdp", rank.world_len())])?;
-    let mut trees = trees(&mesh)?;
+    let mut trained = Trained::new(&mesh)?;
     let mut rows = Vec::new();
-    let bytes: usize = 4 * trees.iter().map(Params::numel).sum::<usize>() / rank.world_len();
+    let bytes = 3 * 4 * trained.params.numel() / rank.world_len();
     let mut buffer = vec![1u8; bytes];
     for round in 0..rounds as u64 {
         let dir = root.join(format!("round-{round}"));
         let mut folder = CheckpointFolder::new(&dir);
+        let mut gradients = trained.gradients()?;
+        timed(&mesh, &mut rows, "AdamW step", || {
+            trained.optimizer.step(&mut trained.params, &mut gradients)
+        })?;
+        let mut gradients = trained.gradients()?;
         let begin = Instant::now();
         timed(&mesh, &mut rows, "async save: stall until it returns", || {
-            folder.save_async(&mesh, 1, &state(&trees)?)
+            folder.save_async(&mesh, 1, &trained.state()?)
+        })?;
+        timed(&mesh, &mut rows, "AdamW step while its files are written", || {
+            trained.optimizer.step(&mut trained.params, &mut gradients)
         })?;
         folder.wait(&mesh)?;
         mesh.barrier()?;
         rows.push(("async save: whole", begin.elapsed().as_secs_f64() * 1e3));
-        timed(&mesh, &mut rows, "save", || folder.save(&mesh, 2, &state(&trees)?))?;
+        timed(&mesh, &mut rows, "save", || folder.save(&mesh, 2, &trained.state()?))?;
         let (_, saved) = folder.newest(&mesh)?.expect("just saved");
-        timed(&mesh, &mut rows, "load", || {
-            trees
-                .iter_mut()
-                .zip(["model", "first", "second"])
-                .try_for_each(|(p, name)| p.load_state(&saved.subtree(name)))
-        })?;
+        timed(&mesh, &mut rows, "load", || trained.load(&saved))?;
         let path = root.join(format!("plain-{}", rank.rank()));
         timed(&mesh, &mut rows, "plain files: write and fsync", || plain_write(&path, &buffer))?;
         timed(&mesh, &mut rows, "plain files: read", || plain_read(&path, &mut buffer))?;
@@ -126,17 +145,12 @@ fn ranks(rank: &Rank, root: &Path, rounds: usize) -> Result<Vec<(&'static str, f
 
 fn one_rank(rank: &Rank, root: &Path, rounds: usize) -> Result<Vec<(&'static str, f64)>> {
     let mesh = DeviceMesh::new(rank, &[("fsdp", 1)])?;
-    let mut trees = trees(&mesh)?;
+    let mut trained = Trained::new(&mesh)?;
     let folder = CheckpointFolder::new(root.join(format!("round-{}", rounds - 1)));
     let mut rows = Vec::new();
     for _ in 0..rounds {
         let (_, saved) = folder.newest(&mesh)?.expect("the ranks saved");
-        timed(&mesh, &mut rows, "load, 2 ranks to 1", || {
-            trees
-                .iter_mut()
-                .zip(["model", "first", "second"])
-                .try_for_each(|(p, name)| p.load_state(&saved.subtree(name)))
-        })?;
+        timed(&mesh, &mut rows, "load, 2 ranks to 1", || trained.load(&saved))?;
     }
     Ok(rows)
 }

@@ -14,7 +14,8 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-pub use fault::{CallId, CommFault, Divergence, LastCall, NotFinite, Wait};
+pub(crate) use fault::write_busy;
+pub use fault::{BusyRank, CallId, CommFault, Divergence, LastCall, NotFinite, Wait};
 pub use shared::SharedError;
 
 /// The result of every fallible function of this crate.

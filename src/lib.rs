@@ -32,6 +32,8 @@
 //! | look up a word | [`glossary`] |
 //! | compute with distributed tensors | [`dtensor`], [`placement`] |
 //! | write a model and train it | [`nn`], [`optim`], and the book in `docs/book` |
+//! | read token files in batches | [`data`] |
+//! | save a program's state, and go on from it on any mesh | [`checkpoint`] |
 //! | load and save models of Hugging Face | [`hugging_face`] |
 //! | run on threads, processes or GPUs | [`comm`] |
 //! | draw random numbers | [`rng`] |
@@ -56,13 +58,15 @@
     allow(dead_code, unused_imports, unused_macros, reason = "used by modules that this build omits")
 )]
 
-#[cfg(not(any(loom, shuttle)))]
-pub mod checkpoint;
 pub mod comm;
 mod error;
 pub mod tensor;
 
 // Builds for a model checker have what the thread engine stands on, and nothing above it.
+#[cfg(not(any(loom, shuttle)))]
+pub mod checkpoint;
+#[cfg(not(any(loom, shuttle)))]
+pub mod data;
 #[cfg(not(any(loom, shuttle)))]
 pub mod dtensor;
 #[cfg(not(any(loom, shuttle)))]
@@ -81,8 +85,8 @@ pub mod rng;
 pub mod testing;
 
 pub use error::{
-    CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal, Result,
-    SharedError, Wait,
+    BusyRank, CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal,
+    Result, SharedError, Wait,
 };
 
 #[doc = include_str!("../docs/glossary.md")]

@@ -23,6 +23,7 @@ Meshes (dp = data parallel, fsdp = parameters sharded as well, tp = tensor paral
 More:
   train_gpt --data book.txt --plot loss.svg             another text, and the losses as a picture
   train_gpt --model llama --config baby --dropout 0.2   a larger model
+  train_gpt --save run --save-every 100 --resume        checkpoints; started again, it goes on where it ended
   train_gpt --json                                      JSON lines for programs to read";
 
 /// Trains a small GPT (or Llama) on text, character by character, on any mesh of ranks.
@@ -35,9 +36,12 @@ More:
 pub struct Args {
     /// A UTF-8 text to train on, or a directory of such files [default: this project's documentation].
     ///
-    /// Its characters are the vocabulary. The last tenth is kept for validation.
+    /// Its characters are the vocabulary, unless --tokenizer is given. The last tenth is kept for validation.
     #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,
+    /// A byte-level BPE of N tokens, trained on the text, or a tokenizer.json. Needs the feature `tokenizers`.
+    #[arg(long, value_parser = tokenizer, value_name = "N|FILE")]
+    pub tokenizer: Option<TokenizerChoice>,
 
     /// The model to train.
     #[arg(long, value_enum, default_value = "gpt", value_name = "NAME")]
@@ -63,7 +67,7 @@ pub struct Args {
     /// The hidden width of a Llama's MLPs [default: 8/3 of the width, rounded up to a multiple of 32].
     #[arg(long, value_parser = positive, value_name = "N")]
     pub hidden: Option<usize>,
-    /// The number of characters that the model sees at once.
+    /// The number of characters, or of tokens, that the model sees at once.
     #[arg(long, value_parser = positive, value_name = "N")]
     pub block: Option<usize>,
     /// The number of sequences per micro-batch, over all ranks together.
@@ -141,6 +145,21 @@ pub struct Args {
     #[arg(long, value_parser = positive, default_value_t = 20, value_name = "N")]
     pub eval_batches: usize,
 
+    /// Save checkpoints to a folder of this name: parameters, the optimizer's state and the state of dropout.
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+    /// The number of steps between checkpoints; one more follows the last step.
+    #[arg(long, requires = "save", value_parser = positive, default_value_t = 500, value_name = "N")]
+    pub save_every: usize,
+    /// The number of checkpoints that are kept, the newest ones [default: all].
+    #[arg(long, requires = "save", value_parser = positive, value_name = "N")]
+    pub keep: Option<usize>,
+    /// Go on from the newest checkpoint in the folder of --save, on any mesh; from the beginning if there is none.
+    ///
+    /// The losses and parameters are those of a run that was never interrupted, bit for bit.
+    #[arg(long, requires = "save")]
+    pub resume: bool,
+
     /// The number of steps per line of the table [default: a twentieth of --steps].
     #[arg(long, value_parser = positive, value_name = "N")]
     pub print_every: Option<usize>,
@@ -154,6 +173,15 @@ pub struct Args {
     /// Panic on this rank at this step, to see how the other ranks fail.
     #[arg(long, hide = true, value_parser = step_and_rank, value_name = "STEP:RANK")]
     pub fail_at: Option<(usize, usize)>,
+}
+
+/// The tokenizer to use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenizerChoice {
+    /// A byte-level BPE of this many tokens at most, trained on the text.
+    Train(usize),
+    /// A tokenizer.json.
+    Load(PathBuf),
 }
 
 /// The model to train.
@@ -277,6 +305,13 @@ impl Args {
     }
 }
 
+fn tokenizer(text: &str) -> Result<TokenizerChoice, String> {
+    if text.bytes().all(|b| b.is_ascii_digit()) {
+        return positive(text).map(TokenizerChoice::Train);
+    }
+    Ok(TokenizerChoice::Load(text.into()))
+}
+
 fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if n > 0 => Ok(n),
@@ -329,6 +364,6 @@ mod tests {
             Args::try_parse_from(command).unwrap_or_else(|e| panic!("{words}: {e}"));
             read += 1;
         }
-        assert_eq!(read, 9);
+        assert_eq!(read, 10);
     }
 }

@@ -1,23 +1,36 @@
-//! The text, its characters as a vocabulary, and batches that depend on seed and step alone.
+//! The text, its characters or a tokenizer's tokens as a vocabulary, and batches that depend on seed and step alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+#[cfg(feature = "tokenizers")]
+use isoshard::data::Tokenizer;
 use isoshard::rng::{Draw, Generator, bits64};
 use isoshard::tensor::Tensor;
 use isoshard::{Error, Result};
+
+use crate::args::TokenizerChoice;
 
 /// The pages of this project's documentation as they were in November 2026, plain ASCII. The file never changes, so the default
 /// run always prints the same losses.
 const HANDBOOK: &str = include_str!("handbook.txt");
 
-/// A text as tokens: a character's token is its position in the sorted vocabulary.
+/// A text as tokens.
 #[derive(Debug)]
 pub struct Corpus {
-    vocabulary: Vec<char>,
+    vocabulary: Vocabulary,
     tokens: Vec<i64>,
     /// The index of the first token that is kept for validation.
     cut: usize,
+}
+
+/// The meaning of tokens.
+#[derive(Debug)]
+enum Vocabulary {
+    /// A character's token is its position in this sorted list.
+    Characters(Vec<char>),
+    #[cfg(feature = "tokenizers")]
+    Tokens(Tokenizer),
 }
 
 /// The two parts of a corpus.
@@ -42,21 +55,29 @@ impl Corpus {
     /// Reads a file, all files of a directory, or without a path the handbook.
     ///
     /// # Errors
-    /// Refuses a file that cannot be read or is not UTF-8, and a text with a part of `block` characters or fewer.
-    pub fn read(path: Option<&Path>, block: usize) -> Result<Corpus> {
+    /// Refuses a file that cannot be read or is not UTF-8, a text with a part of `block` tokens or fewer, and a tokenizer
+    /// that cannot be read or trained, or that this program was built without.
+    pub fn read(path: Option<&Path>, tokenizer: Option<&TokenizerChoice>, block: usize) -> Result<Corpus> {
         let text = match path {
             Some(path) => read_all(path)?,
             None => HANDBOOK.into(),
         };
-        let corpus = Corpus::new(&text);
+        let corpus = match tokenizer {
+            Some(choice) => Corpus::tokenized(&text, choice)?,
+            None => Corpus::new(&text),
+        };
         let shortest = corpus.cut.min(corpus.tokens.len() - corpus.cut);
         if shortest <= block {
             return Err(Error::invalid(
                 "data",
-                format!("training and validation text need more than {block} characters each (--block)"),
                 format!(
-                    "{} characters, of which the last {shortest} are for validation",
-                    corpus.tokens.len()
+                    "training and validation text need more than {block} {} each (--block)",
+                    corpus.units()
+                ),
+                format!(
+                    "{} {}, of which the last {shortest} are for validation",
+                    corpus.tokens.len(),
+                    corpus.units()
                 ),
                 "give more text or a smaller block",
             ));
@@ -70,28 +91,92 @@ impl Corpus {
         vocabulary.dedup();
         let place = |c| vocabulary.binary_search(&c).expect("every character is in the vocabulary") as i64;
         let tokens: Vec<i64> = text.chars().map(place).collect();
+        Corpus::of_tokens(Vocabulary::Characters(vocabulary), tokens)
+    }
+
+    fn of_tokens(vocabulary: Vocabulary, tokens: Vec<i64>) -> Corpus {
         let cut = tokens.len() - tokens.len() / 10;
         Corpus { vocabulary, tokens, cut }
     }
 
-    /// Returns the number of different characters.
-    pub fn vocabulary_len(&self) -> usize {
-        self.vocabulary.len()
+    #[cfg(feature = "tokenizers")]
+    fn tokenized(text: &str, choice: &TokenizerChoice) -> Result<Corpus> {
+        let tokenizer = match choice {
+            TokenizerChoice::Train(tokens) => Tokenizer::train_on_text(text, *tokens)?,
+            TokenizerChoice::Load(path) => Tokenizer::load(path)?,
+        };
+        let tokens = tokenizer.encode(text)?.into_iter().map(i64::from).collect();
+        Ok(Corpus::of_tokens(Vocabulary::Tokens(tokenizer), tokens))
     }
 
-    /// Returns the number of characters.
+    #[cfg(not(feature = "tokenizers"))]
+    fn tokenized(_: &str, choice: &TokenizerChoice) -> Result<Corpus> {
+        let given = match choice {
+            TokenizerChoice::Train(tokens) => format!("--tokenizer {tokens}"),
+            TokenizerChoice::Load(path) => format!("--tokenizer {}", path.display()),
+        };
+        let (rule, remedy) =
+            ("this program was built without the feature tokenizers", "build it with --features tokenizers");
+        Err(Error::unsupported("tokenizer", rule, given, remedy))
+    }
+
+    /// Returns the number of different tokens.
+    pub fn vocabulary_len(&self) -> usize {
+        match &self.vocabulary {
+            Vocabulary::Characters(characters) => characters.len(),
+            #[cfg(feature = "tokenizers")]
+            Vocabulary::Tokens(tokenizer) => tokenizer.vocabulary(),
+        }
+    }
+
+    /// Returns the number of tokens.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Returns a token's character.
-    pub fn character(&self, token: usize) -> char {
-        self.vocabulary[token]
+    /// Returns the word for tokens.
+    pub fn units(&self) -> &'static str {
+        match &self.vocabulary {
+            Vocabulary::Characters(_) => "characters",
+            #[cfg(feature = "tokenizers")]
+            Vocabulary::Tokens(_) => "tokens",
+        }
     }
 
-    /// Returns the token that a sample begins with: the line feed, or the first token if the text has no line feed.
+    /// Returns the text of tokens.
+    ///
+    /// # Errors
+    /// Returns the tokenizer's error.
+    pub fn text(&self, tokens: &[i64]) -> Result<String> {
+        match &self.vocabulary {
+            Vocabulary::Characters(characters) => {
+                Ok(tokens.iter().map(|&token| characters[token as usize]).collect())
+            }
+            #[cfg(feature = "tokenizers")]
+            Vocabulary::Tokens(tokenizer) => {
+                tokenizer.decode(&tokens.iter().map(|&token| token as u32).collect::<Vec<_>>())
+            }
+        }
+    }
+
+    /// Returns the token that a sample begins with: the line feed, or the first token if there is no line feed.
     pub fn first_token(&self) -> i64 {
-        self.vocabulary.binary_search(&'\n').unwrap_or(0) as i64
+        match &self.vocabulary {
+            Vocabulary::Characters(characters) => characters.binary_search(&'\n').unwrap_or(0) as i64,
+            #[cfg(feature = "tokenizers")]
+            Vocabulary::Tokens(tokenizer) => {
+                let line_feed = tokenizer.encode("\n").ok().and_then(|tokens| tokens.first().copied());
+                i64::from(line_feed.unwrap_or(0))
+            }
+        }
+    }
+
+    /// Returns a hash (FNV-1a, 64 bits) of all tokens.
+    pub fn digest(&self) -> u64 {
+        let bytes = self.tokens.iter().flat_map(|token| token.to_le_bytes());
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        })
     }
 
     /// Returns the batches, of `batch` sequences of `block` tokens each, that `seed` draws from a part.

@@ -1,7 +1,8 @@
 //! Trains a small GPT on text, character by character, on any mesh of ranks.
 //!
 //! Without arguments it trains on this project's documentation, on two ranks with FSDP, for a minute. `--mesh fsdp=4`,
-//! `--mesh dp=2,tp=2` and `--mesh 1` train the same model: same initial values, same batches, same losses. `--help`
+//! `--mesh dp=2,tp=2` and `--mesh 1` train the same model: same initial values, same batches, same losses. With `--save`
+//! and `--resume` a run that ended goes on from its newest checkpoint, on any mesh, with the same bits. `--help`
 //! shows every option with examples, `--plot loss.svg` draws the losses, `--json` prints JSON lines for programs to
 //! read.
 //!
@@ -21,6 +22,7 @@
 //! |---|---|
 //! | `args` | the command line |
 //! | `data` | the text and its batches |
+//! | `resume` | checkpoints of a run |
 //! | `model` | GPT and Llama behind one type |
 //! | `train` | the program of one rank |
 //! | `sample` | text that the model writes |
@@ -35,6 +37,7 @@ mod model;
 mod plot;
 mod ranks;
 mod report;
+mod resume;
 mod sample;
 mod table;
 mod train;

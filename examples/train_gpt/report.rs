@@ -24,6 +24,8 @@ pub struct Report<'a> {
     device: Device,
     began: Instant,
     curve: LossCurve,
+    /// The number of steps that an earlier run has made.
+    first_step: usize,
     /// The time of each step, validation excluded.
     times: Vec<Duration>,
     /// The number of steps that the table shows.
@@ -48,10 +50,13 @@ pub struct Start<'a> {
     pub device: Device,
     pub dtype: DType,
     pub parameters: usize,
-    pub characters: usize,
+    /// The number of tokens in the text, and their name.
+    pub tokens: (usize, &'static str),
     pub vocabulary: usize,
     pub step_tokens: usize,
     pub digest: u64,
+    /// The number of steps that an earlier run has made.
+    pub first_step: usize,
 }
 
 /// The results of a step.
@@ -102,8 +107,9 @@ impl<'a> Report<'a> {
             device: s.device,
             began: Instant::now(),
             curve: LossCurve::default(),
+            first_step: s.first_step,
             times: Vec::new(),
-            shown: 0,
+            shown: s.first_step,
             validation_time: None,
             announced: false,
         };
@@ -124,10 +130,14 @@ impl<'a> Report<'a> {
             report
                 .say(format_args!("model   {}: {size} parameters in {} on {}", s.model, s.dtype, s.device))?;
             report.say(format_args!(
-                "data    {data}: {} characters, {} different; the last tenth is for validation",
-                thousands(s.characters as u64),
+                "data    {data}: {} {}, {} different; the last tenth is for validation",
+                thousands(s.tokens.0 as u64),
+                s.tokens.1,
                 s.vocabulary
             ))?;
+            if s.first_step > 0 {
+                report.say(format_args!("resumed after step {}", thousands(s.first_step as u64)))?;
+            }
             report.say(format_args!(
                 "mesh    {} ({}), {} tokens per step",
                 args.mesh,
@@ -175,7 +185,7 @@ impl<'a> Report<'a> {
 
     /// Prints a line of the table if one is due after the last step and its validation.
     pub fn row(&mut self) -> Result<()> {
-        let done = self.times.len();
+        let done = self.first_step + self.times.len();
         let every = self.args.print_every.unwrap_or((self.args.steps / 20).max(1));
         let validation =
             self.curve.validation.last().filter(|(step, _)| *step == done).map(|(_, loss)| *loss);
@@ -183,7 +193,8 @@ impl<'a> Report<'a> {
         if !due || done == self.shown || matches!(self.output, Output::Json) {
             return Ok(());
         }
-        let (steps, time) = (done - self.shown, self.times[self.shown..].iter().sum::<Duration>());
+        let steps = done - self.shown;
+        let time = self.times[self.times.len() - steps..].iter().sum::<Duration>();
         let row = TableRow {
             step: done,
             loss: self.curve.recent(steps),
@@ -192,7 +203,7 @@ impl<'a> Report<'a> {
             left: self.left(time / steps as u32),
             memory_bytes: self.peak_bytes()?,
         };
-        if self.shown == 0 {
+        if self.shown == self.first_step {
             self.say(HEADER)?;
         }
         self.shown = done;
@@ -270,7 +281,7 @@ impl<'a> Report<'a> {
 
     /// Says the time of the whole run once enough steps have been timed.
     fn announce(&mut self) -> Result<()> {
-        let (done, steps) = (self.times.len(), self.args.steps);
+        let (done, steps) = (self.times.len(), self.args.steps - self.first_step);
         let timed = done >= TIMED_STEPS || (done >= 2 && self.began.elapsed() >= TIMED_FOR);
         if self.announced || !timed || done == steps {
             return Ok(());
@@ -289,7 +300,8 @@ impl<'a> Report<'a> {
 
     /// The time that the remaining steps and validations take if a step takes `each`.
     fn left(&self, each: Duration) -> Duration {
-        let (done, steps, every) = (self.times.len(), self.args.steps, self.args.eval_every);
+        let (done, every) = (self.times.len(), self.args.eval_every);
+        let steps = self.args.steps - self.first_step;
         let validations = steps.div_ceil(every) - self.curve.validation.len().min(steps.div_ceil(every));
         let guess =
             || each.mul_f64(FORWARD_PART * self.args.eval_batches as f64 / self.args.accumulate as f64);

@@ -12,11 +12,10 @@ use crate::model::Model;
 /// Scores are divided by this before the softmax: below 1, likely characters become likelier.
 const TEMPERATURE: f64 = 0.8;
 
-/// Writes `len` characters, each drawn from the model's distribution after the characters before it; it sees
-/// the last `block`.
+/// Writes `len` tokens, each drawn from the model's distribution after the tokens before it; it sees the last `block`.
 ///
 /// All ranks compute, on the mesh that trained. Each rank knows the probabilities and the random number, so the chosen
-/// character need not be sent.
+/// token need not be sent.
 pub fn sample(
     (model, block): (&Model, usize),
     params: &Params,
@@ -31,7 +30,6 @@ pub fn sample(
     uniform(Generator::new(seed).child("sample").next_draw(), 0, &mut draws);
 
     let mut tokens = vec![corpus.first_token()];
-    let mut written = String::new();
     for u in draws {
         let seen = &tokens[tokens.len().saturating_sub(block)..];
         let x = DTensor::distribute(mesh, &Tensor::from_slice(seen, [1, seen.len()])?, layout.clone())?;
@@ -39,10 +37,9 @@ pub fn sample(
         let odds =
             scores.slice(1, seen.len() - 1, 1)?.mul_scalar(1.0 / TEMPERATURE)?.softmax(-1)?.full_tensor()?;
         let token = pick(&odds.to_vec::<f32>()?, u);
-        written.push(corpus.character(token));
         tokens.push(token as i64);
     }
-    Ok(written)
+    corpus.text(&tokens[1..])
 }
 
 /// Returns the first index up to which the odds add up to more than `u`.

@@ -17,6 +17,7 @@ use crate::args::{Args, EngineName, ReductionName};
 use crate::data::{Batches, Corpus, Part};
 use crate::model::{Model, Sizes};
 use crate::report::{End, Report, Start, Step};
+use crate::resume::{Saves, TrainerState};
 use crate::sample::sample;
 
 const BETAS: (f64, f64) = (0.9, 0.99);
@@ -28,6 +29,8 @@ pub struct Job {
     corpus: Corpus,
     sizes: Sizes,
     batch: usize,
+    /// The settings that decide which batches a run sees.
+    settings: String,
     /// The number of ranks to start.
     pub ranks: usize,
     begun: AtomicBool,
@@ -46,12 +49,12 @@ impl Job {
     /// Reads the data and sets the sizes.
     ///
     /// # Errors
-    /// Refuses data that cannot be read or is too short, sizes that the model does not have, and a plot that cannot be
-    /// written.
+    /// Refuses data that cannot be read or is too short, sizes that the model does not have, a plot that cannot be
+    /// written, and a folder with checkpoints of an earlier run.
     pub fn new(args: Args) -> Result<Job> {
         let ranks = Mesh::parse(&args.mesh, 0)?.rank_len();
         let block = args.sizes(0)?.0.block();
-        let corpus = Corpus::read(args.data.as_deref(), block)?;
+        let corpus = Corpus::read(args.data.as_deref(), args.tokenizer.as_ref(), block)?;
         let (sizes, batch) = args.sizes(corpus.vocabulary_len())?;
         // Rank 0 alone writes the plot, and a dry run has none.
         let writes = Launch::from_env()?.is_none_or(|launch| launch.rank() == 0);
@@ -60,7 +63,27 @@ impl Job {
             let opened = OpenOptions::new().create(true).append(true).open(path);
             opened.map_err(|e| Error::io("plot", path, e))?;
         }
-        Ok(Job { args, corpus, sizes, batch, ranks, begun: AtomicBool::new(false) })
+        if args.save.is_some() && args.engine == EngineName::Dry {
+            let remedy = "choose another engine, or leave out --save";
+            return Err(Error::unsupported(
+                "save",
+                "a dry run has no values to save",
+                "--engine dry",
+                remedy,
+            ));
+        }
+        if writes {
+            Saves::refuse_others(&args)?;
+        }
+        let settings = format!(
+            "{}, vocabulary {}, text {:016x}, batch {batch}, accumulate {}, seed {}",
+            sizes.describe(),
+            sizes.vocabulary(),
+            corpus.digest(),
+            args.accumulate,
+            args.seed
+        );
+        Ok(Job { args, corpus, sizes, batch, settings, ranks, begun: AtomicBool::new(false) })
     }
 
     /// True once the model is made and training begins.
@@ -93,6 +116,12 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
     let args = &job.args;
     let (rank, tally) = Tally::of(rank)?;
     let mut trainer = Trainer::new(&rank, job)?;
+    let mesh = trainer.params.mesh().clone();
+    let mut saves = Saves::of(args);
+    let first_step = match &saves {
+        Some(saves) if args.resume => saves.resume(&mesh, trainer.state())?,
+        _ => 0,
+    };
     let step_tokens = job.batch * job.sizes.block() * args.accumulate;
     let start = Start {
         model: &job.sizes.describe(),
@@ -100,10 +129,11 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
         device: rank.device(),
         dtype: args.compute(),
         parameters: trainer.params.numel(),
-        characters: job.corpus.len(),
+        tokens: (job.corpus.len(), job.corpus.units()),
         vocabulary: job.sizes.vocabulary(),
         step_tokens,
         digest: trainer.params.digest()?,
+        first_step,
     };
     job.begun.store(true, Ordering::Relaxed);
     let mut report = if rank.rank() == 0 { Some(Report::start(args, &start)?) } else { None };
@@ -111,7 +141,7 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
     let schedule = job.schedule();
     let batches = job.batches(Part::Training);
     let (mut val_loss, mut step_traffic) = (None, Vec::new());
-    for step in 0..args.steps {
+    for step in first_step..args.steps {
         if args.fail_at == Some((step, rank.rank())) {
             panic!("failing at step {step}, as --fail-at asks");
         }
@@ -132,6 +162,12 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
             report.iter_mut().try_for_each(|r| r.validation(step + 1, loss, began.elapsed()))?;
         }
         report.iter_mut().try_for_each(Report::row)?;
+        if let Some(saves) = &mut saves {
+            saves.save(&mesh, step + 1, trainer.state())?;
+        }
+    }
+    if let Some(saves) = &mut saves {
+        saves.finish(&mesh)?;
     }
     let val_loss = val_loss.map_or_else(|| trainer.evaluate(), Ok)?;
     let text = if args.json { None } else { Some(trainer.sample()?) };
@@ -174,6 +210,16 @@ impl<'a> Trainer<'a> {
         let model = Model::new(&mut params, job.sizes)?;
         let optimizer = AdamW::new(BETAS, args.weight_decay);
         Ok(Trainer { job, params, model, optimizer, dropout: Generator::new(args.seed).child("dropout") })
+    }
+
+    /// Returns the values that a checkpoint holds.
+    fn state(&mut self) -> TrainerState<'_> {
+        TrainerState {
+            params: &mut self.params,
+            optimizer: &mut self.optimizer,
+            dropout: &mut self.dropout,
+            settings: &self.job.settings,
+        }
     }
 
     /// Takes a step at rate `lr`. Returns the mean loss of its micro-batches, and the gradients' norm before clipping.
@@ -260,5 +306,62 @@ mod tests {
             let losses = losses.unwrap();
             assert!(losses.iter().all(|l| *l == [4.5683613, 4.5460663, 4.4952817]), "{mesh}: {losses:?}");
         }
+    }
+
+    /// A run that ends between checkpoints and goes on, twice, each time on another mesh and with dropout.
+    #[test]
+    fn a_resumed_run_has_the_bits_of_an_uninterrupted_one() {
+        let dir = std::env::temp_dir().join(format!("isoshard-resume-{}", std::process::id()));
+        let run = |mesh: &str, saves: bool, until: usize| {
+            let mut words = vec!["train_gpt", "--mesh", mesh, "--steps", "6", "--dropout", "0.1"];
+            words
+                .extend(["--layers", "2", "--width", "32", "--block", "16", "--batch", "5", "--warmup", "2"]);
+            let name = dir.display().to_string();
+            if saves {
+                words.extend(["--save", &name, "--save-every", "2", "--keep", "1", "--resume"]);
+            }
+            let job = std::sync::Arc::new(Job::new(Args::parse_from(words)).unwrap());
+            let outcomes = spmd(job.ranks, move |rank| {
+                let mut trainer = Trainer::new(&rank, &job)?;
+                let mesh = trainer.params.mesh().clone();
+                let mut saves = Saves::of(&job.args);
+                let first = saves.as_ref().map_or(Ok(0), |s| s.resume(&mesh, trainer.state()))?;
+                let (batches, schedule) = (job.batches(Part::Training), job.schedule());
+                let mut losses = Vec::new();
+                for step in first..until {
+                    losses.push(trainer.step(&batches, step, schedule.at(step))?.0.to_bits());
+                    saves.iter_mut().try_for_each(|s| s.save(&mesh, step + 1, trainer.state()))?;
+                }
+                saves.iter_mut().try_for_each(|s| s.finish(&mesh))?;
+                Ok((first, losses, trainer.params.digest()?))
+            });
+            outcomes.unwrap_or_else(|e| panic!("{mesh}: {e}")).remove(0)
+        };
+        let (_, losses, digest) = run("1", false, 6);
+        assert_eq!(run("fsdp=2", true, 3).1, losses[..3]);
+        let (first, second_losses, _) = run("dp=2,tp=2", true, 5);
+        assert_eq!((first, &second_losses[..]), (2, &losses[2..5]), "the third step was not saved");
+        assert_eq!(run("fsdp=3", true, 6), (4, losses[4..].to_vec(), digest));
+        assert_eq!(run("1", true, 6), (6, vec![], digest), "nothing is left to do");
+        let kept: Vec<_> = std::fs::read_dir(&dir).unwrap().flatten().map(|e| e.file_name()).collect();
+        assert_eq!(kept, ["step-000000000006"]);
+        // Without --resume the folder is refused, and with it a run of other batches.
+        let name = dir.display().to_string();
+        let refused = |more: &[&str]| {
+            let words = ["train_gpt", "--mesh", "1", "--layers", "2", "--save", &name];
+            Job::new(Args::parse_from(words.iter().chain(more))).map(|job| {
+                let resumed = spmd(1, move |rank| {
+                    let mut trainer = Trainer::new(&rank, &job)?;
+                    let mesh = trainer.params.mesh().clone();
+                    Saves::of(&job.args).expect("given").resume(&mesh, trainer.state())
+                });
+                resumed.unwrap_err()
+            })
+        };
+        let said = refused(&[]).err().expect("refused").to_string();
+        assert!(said.starts_with("save: the folder has checkpoints of an earlier run; got "), "{said}");
+        let said = refused(&["--resume", "--seed", "7"]).ok().expect("begins").to_string();
+        assert!(said.contains("resume: the checkpoint is one of a run with other settings"), "{said}");
+        std::fs::remove_dir_all(dir).unwrap();
     }
 }

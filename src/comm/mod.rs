@@ -37,8 +37,10 @@ mod lock;
 mod network;
 mod transport;
 
-pub use api::{DryReport, DryRun, Group, Pending, Process, Rank, Spmd, Tally, Total, Traffic, spmd};
-pub use calls::{Call, Route, Sequence};
+pub use api::{
+    BusyGuard, DryReport, DryRun, Group, Pending, Process, Rank, Spmd, Tally, Total, Traffic, spmd,
+};
+pub use calls::{BusyWork, Call, Route, Sequence};
 pub(crate) use calls::{operator_scope, operator_scope_if_none};
 pub use diagnostics::flight;
 pub use launch::Launch;

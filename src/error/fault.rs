@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -72,6 +73,19 @@ pub struct Wait {
     pub waits_for: usize,
 }
 
+/// A rank that had announced work when a call was given up (see [`Rank::busy`](crate::comm::Rank::busy)).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BusyRank {
+    /// The rank, numbered in the world.
+    pub rank: usize,
+    /// The names of the announced work, e.g. `saving`.
+    pub what: String,
+    /// The time since the rank announced it.
+    pub spent: Duration,
+    /// The time after which the announcement no longer counts.
+    pub limit: Duration,
+}
+
 /// The reason a collective did not complete.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 pub enum CommFault {
@@ -96,8 +110,8 @@ pub enum CommFault {
     },
     /// Some ranks did not make the call before the deadline, or had ended already.
     #[error(
-        "{id}: rank(s) {missing:?} {}; rank {rank} waited with {brought}{}{}",
-        absence(.ended, .deadline_s), WaitsText(.elsewhere), CompletedText(.last)
+        "{id}: rank(s) {missing:?} {}; rank {rank} waited with {brought}{}{}{}",
+        absence(.ended, .deadline_s), WaitsText(.elsewhere), BusyText(.busy), CompletedText(.last)
     )]
     Missing {
         /// The call that waited.
@@ -114,6 +128,8 @@ pub enum CommFault {
         deadline_s: f64,
         /// The missing ranks that waited in other calls at that time, and the ranks they waited for.
         elsewhere: Vec<Wait>,
+        /// The work that ranks which the call waited for, directly or through other ranks, had announced.
+        busy: Vec<BusyRank>,
         /// The last calls that each member had completed; empty if unknown.
         last: Vec<LastCall>,
     },
@@ -253,6 +269,38 @@ impl fmt::Display for WaitsText<'_> {
         }
         Ok(())
     }
+}
+
+/// Writes `; rank 0 is busy with "saving" for 71 s`.
+struct BusyText<'a>(&'a [BusyRank]);
+
+impl fmt::Display for BusyText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().take(SHOWN).try_for_each(|busy| write!(f, "; {busy}"))
+    }
+}
+
+/// Writes `rank 0 is busy with "saving" for 71 s`.
+impl fmt::Display for BusyRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} is ", self.rank)?;
+        write_busy(f, &self.what, self.spent, self.limit)
+    }
+}
+
+/// Writes `busy with "saving" for 71 s`, and the limit if it has passed.
+pub(crate) fn write_busy(
+    f: &mut fmt::Formatter<'_>,
+    what: &str,
+    spent: Duration,
+    limit: Duration,
+) -> fmt::Result {
+    let seconds = |time: Duration| match time.as_secs_f64() {
+        s if s < 10.0 => format!("{s:.1} s"),
+        s => format!("{s:.0} s"),
+    };
+    write!(f, "busy with {what:?} for {}", seconds(spent))?;
+    if spent > limit { write!(f, ", longer than its limit of {}", seconds(limit)) } else { Ok(()) }
 }
 
 /// Writes `; last completed: rank(s) [0, 2] all_reduce #3, then barrier #1 on group world{0, 1, 2}; rank(s) [1]

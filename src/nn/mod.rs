@@ -45,6 +45,7 @@ mod check;
 mod decoder;
 mod decoder_config;
 mod forward;
+mod freeze;
 mod gpt;
 mod grouped_attention;
 mod layers;

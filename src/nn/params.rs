@@ -414,7 +414,8 @@ impl Params {
         Some(ParamId { index, model: self.number })
     }
 
-    /// Returns the parameters whose paths match a pattern: a path whose parts may be `*`, as in a [`Plan`].
+    /// Returns the parameters whose paths match a pattern, as in a [`Plan`]: a path whose parts may be `*`, for any one
+    /// part, or `**`, for any number of parts.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
@@ -476,7 +477,7 @@ impl Params {
                 "redistribute it first",
             ));
         }
-        self.list[id.index].value = value.requires_grad()?;
+        self.list[id.index].value = if old.has_history() { value.requires_grad()? } else { value.detach() };
         Ok(())
     }
 

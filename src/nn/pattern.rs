@@ -1,16 +1,32 @@
 //! Path patterns, and the names nearest to a pattern that matches nothing.
 
+use std::str::Split;
+
 use crate::error::Error;
 
-/// Returns `true` if `pattern` matches `path` part by part; `*` stands for any one part.
+/// Returns `true` if `pattern` matches `path` part by part; `*` stands for any one part, and `**` for any number of
+/// parts.
 pub(super) fn matches(pattern: &str, path: &str) -> bool {
-    let (mut p, mut q) = (pattern.split('.'), path.split('.'));
+    matches_parts(pattern.split('.'), path.split('.'))
+}
+
+fn matches_parts(mut pattern: Split<'_, char>, mut path: Split<'_, char>) -> bool {
     loop {
-        match (p.next(), q.next()) {
-            (None, None) => return true,
-            (Some("*"), Some(_)) => {}
-            (Some(a), Some(b)) if a == b => {}
-            _ => return false,
+        match pattern.next() {
+            None => return path.next().is_none(),
+            Some("**") => {
+                // Each try leaves out one part more.
+                while !matches_parts(pattern.clone(), path.clone()) {
+                    if path.next().is_none() {
+                        return false;
+                    }
+                }
+                return true;
+            }
+            Some(part) => match path.next() {
+                Some(own) if part == "*" || part == own => {}
+                _ => return false,
+            },
         }
     }
 }
@@ -71,6 +87,14 @@ mod tests {
         assert!(matches("h.*.attn.qkv.weight", "h.11.attn.qkv.weight"));
         assert!(!matches("h.*.attn", "h.1.attn.qkv"));
         assert!(!matches("h.*", "h"));
+        assert!(
+            matches("**", "h.1.up")
+                && matches("**.up", "up")
+                && matches("h.**", "h")
+                && matches("h.**", "h.1.up")
+        );
+        assert!(matches("h.**.weight", "h.1.up.weight") && matches("**.1.**.weight", "h.1.up.weight"));
+        assert!(!matches("**.up", "h.up.weight") && !matches("h.**.weight", "x.h.weight"));
     }
 
     #[test]

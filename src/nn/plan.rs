@@ -8,7 +8,7 @@ use crate::tensor::{DType, Shape};
 /// The layouts of a model's parameters and activations on a mesh.
 ///
 /// A rule names a path pattern, a mesh axis and a placement. A pattern is a path whose parts may be `*`, which stands
-/// for any one part: `h.*.attn.qkv.weight`. Among several rules that match a path on one axis, the last one decides.
+/// for any one part, or `**`, which stands for any number of parts: `h.*.attn.qkv.weight`, `h.**`. Among several rules that match a path on one axis, the last one decides.
 /// Parameters that no rule matches are replicated. A pattern that matches nothing is refused at the first forward pass,
 /// by [`Params::check_plan`](super::Params::check_plan).
 ///

@@ -13,7 +13,7 @@ use isoshard::tensor::{DType, Shape};
 use isoshard::testing::values::{SplitMix, small_ints};
 
 /// The default number of mutations.
-const FEW: u64 = 10_000;
+const FEW: u64 = 50_000;
 /// The memory that reading a checkpoint may take, plus [`PER_BYTE`] per byte of its files. A JSON value of two
 /// characters takes 32 bytes, in lists that double.
 const BYTES: usize = 64 << 10;

@@ -53,6 +53,7 @@ fn run(rank: &Rank, program: &str) -> Result<()> {
     match program {
         "exchanges" => return exchanges(&g),
         "crossed" => return crossed(rank),
+        "chain" => return chain(rank),
         _ => {}
     }
     let number = |name: &str| var(name).and_then(|n| n.parse().ok()).unwrap_or(usize::MAX);
@@ -74,6 +75,18 @@ fn run(rank: &Rank, program: &str) -> Result<()> {
             // Unlike panic!, this prints nothing.
             "panic" => resume_unwind(Box::new("boom")),
             "late" => sleep(DEADLINE * 2),
+            "busy" => {
+                let _busy = rank.busy("saving");
+                sleep(DEADLINE * 3);
+            }
+            "busy_limit" => {
+                let _busy = rank.busy_for("saving", DEADLINE / 2);
+                sleep(DEADLINE * 3);
+            }
+            "busy_killed" => {
+                let _busy = rank.busy("saving");
+                signal("KILL", None);
+            }
             "killed" => signal("KILL", None),
             "stopped" => {
                 signal("STOP", var("ISOSHARD_CHILD_STOP_S"));
@@ -117,6 +130,20 @@ fn signal(name: &str, seconds: Option<String>) {
     let script = format!("{goes_on}kill -{name} {id}");
     let mut shell = Command::new("sh").args(["-c", &script]).spawn().expect("a shell");
     let _ = shell.wait();
+}
+
+/// Rank 2 waits for rank 1, which waits for rank 0, which is busy.
+fn chain(rank: &Rank) -> Result<()> {
+    let me = rank.rank();
+    let [a, b] = [[0, 1], [1, 2]].map(|ranks| ranks.contains(&me).then(|| rank.group(&ranks, "pair")));
+    if me == 0 {
+        let _busy = rank.busy("saving");
+        sleep(DEADLINE * 3);
+    }
+    for group in [a, b].into_iter().flatten() {
+        group?.barrier()?;
+    }
+    Ok(())
 }
 
 fn crossed(rank: &Rank) -> Result<()> {

@@ -142,6 +142,45 @@ fn a_killed_process_is_named_by_the_others() {
     }
 }
 
+/// A rank that announces its work is waited for beyond the deadline, by ranks that wait for it through others too.
+#[test]
+fn a_busy_rank_is_waited_for() {
+    for (program, culprit, compared) in
+        [("busy", 0, "1"), ("busy", 2, "1"), ("busy", 1, "0"), ("chain", 0, "1"), ("chain", 0, "0")]
+    {
+        let job = Job::new(3, program).culprit(culprit, 2).with("ISOSHARD_CHILD_COMPARED", compared);
+        let Some(run) = job.run() else { return };
+        assert_eq!(one_line_each(&run, 3), ["well"; 3], "{program} of rank {culprit}: {run:?}");
+        assert!(run.took >= Duration::from_secs(3), "{run:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_busy_beyond_its_limit_is_named_with_its_work() {
+    for culprit in [0, 1] {
+        let Some(run) = Job::new(3, "busy_limit").culprit(culprit, 2).recovering().run() else { return };
+        for line in one_line_each(&run, 3) {
+            let late = format!("rank(s) [{culprit}] did not come within 1.0 s; rank");
+            let busy = format!("; rank {culprit} is busy with \"saving\" for 1.");
+            assert!(line.contains(&late) && line.contains(&busy), "{line}");
+            assert!(line.contains(" s, longer than its limit of 0.5 s; last completed"), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_busy_process_that_is_killed_is_named_at_once() {
+    for culprit in [0, 2] {
+        let Some(run) = Job::new(3, "busy_killed").culprit(culprit, 3).recovering().run() else { return };
+        assert!(run.took < Duration::from_secs(15), "{run:?}");
+        for rank in (0..3).filter(|&rank| rank != culprit) {
+            let [line] = &run.lines[rank][..] else { panic!("{run:?}") };
+            let cause = format!("because rank {culprit} failed: its process ended without a word");
+            assert!(line.ends_with(&cause), "{line}");
+        }
+    }
+}
+
 /// Without recovery the launcher ends the other ranks: some may still name the killed one, none hangs.
 #[test]
 fn a_killed_process_ends_the_job() {

@@ -519,6 +519,67 @@ fn connecting_keeps_the_deadline() {
     );
 }
 
+/// Ranks that wait for a busy rank, in a call or for a new group, wait beyond the deadline.
+#[test]
+fn a_busy_rank_is_waited_for() {
+    for compared in [true, false] {
+        let Some((spmd, fake)) = world(3, SHORT) else { return };
+        let spmd = spmd.nccl(Library::of(fake).compared(compared)).on(|rank| devices().unwrap()[rank]);
+        let run = spmd.run(|rank| {
+            let busy = |rank: &Rank, who: usize| {
+                if rank.rank() == who {
+                    let _busy = rank.busy("saving");
+                    sleep(SHORT * 4);
+                }
+            };
+            busy(&rank, 0);
+            rank.world().barrier()?;
+            busy(&rank, 2);
+            rank.world().barrier()?;
+            // Members connect in the first call of `group`.
+            busy(&rank, 1);
+            rank.group(&[2, 1, 0], "new")?.barrier()?;
+            busy(&rank, 2);
+            rank.group(&[2, 1, 0], "newer")?.barrier()
+        });
+        run.unwrap();
+    }
+}
+
+/// If another rank has failed, the program waits for the end of a rank that is busy.
+#[test]
+fn a_busy_rank_is_not_abandoned_when_another_fails() {
+    let Some((spmd, _)) = world(2, SHORT) else { return };
+    let ends = spmd.run_each(|rank| {
+        if rank.rank() == 1 {
+            return Err(Error::invalid("step", "went wrong", "", ""));
+        }
+        let busy = rank.busy("saving");
+        sleep(SHORT * 4);
+        drop(busy);
+        Ok(rank.world().barrier().unwrap_err().to_string())
+    });
+    let ends = ends.unwrap();
+    assert!(ends[0].as_ref().unwrap().ends_with("rank 1 failed: step: went wrong"), "{ends:?}");
+}
+
+#[test]
+fn work_beyond_its_limit_is_named() {
+    let Some((spmd, _)) = world(2, SHORT) else { return };
+    let texts = spmd.run(|rank| {
+        rank.world().barrier()?;
+        if rank.rank() == 1 {
+            let _busy = rank.busy_for("saving", SHORT / 2);
+            sleep(SHORT * 5);
+        }
+        Ok(rank.world().barrier().unwrap_err().to_string())
+    });
+    for text in texts.unwrap() {
+        assert!(text.contains("rank(s) [1] did not come within 0.3 s"), "{text}");
+        assert!(text.contains("; rank 1 is busy with \"saving\" for "), "{text}");
+    }
+}
+
 #[test]
 fn without_comparison_the_deadline_still_holds() {
     let Some((spmd, fake)) = world(2, SHORT) else { return };

@@ -22,7 +22,7 @@ use isoshard::tensor::cuda;
 use source::{Source, files, identifier, product_code, root, sources};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("error", &[]),
     ("tensor", &["error"]),
     ("placement", &["error", "tensor"]),
@@ -30,6 +30,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ("ops", &["error", "tensor", "placement", "rng"]),
     ("comm", &["error", "tensor"]),
     ("dtensor", &["error", "tensor", "placement", "rng", "ops", "comm"]),
+    ("data", &["error", "tensor", "placement", "rng", "dtensor"]),
     ("checkpoint", &["error", "tensor", "placement", "comm", "dtensor"]),
     ("nn", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint"]),
     ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint", "nn"]),
@@ -54,7 +55,8 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ),
 ];
 /// The names that lib.rs re-exports from the error module.
-const ERRORS: [&str; 12] = [
+const ERRORS: [&str; 13] = [
+    "BusyRank",
     "CallId",
     "CommFault",
     "Divergence",

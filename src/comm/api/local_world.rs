@@ -129,6 +129,21 @@ impl LocalWorld {
         }
     }
 
+    /// Returns the time for which the end of the remaining ranks is waited for after a failure, after a wait of
+    /// `waited`.
+    pub fn time_left(&self, waited: Duration) -> Duration {
+        match &self.engines {
+            LocalEngines::Threads(world) => world.time_left(waited),
+            LocalEngines::Nccl { ranks, .. } => {
+                let time = |stage: &RankStage| match stage {
+                    RankStage::Running(engine) => engine.time_left_to_end(waited),
+                    RankStage::Waiting(_) | RankStage::Ended => None,
+                };
+                lock(ranks).iter().find_map(time).unwrap_or_else(|| self.deadline.saturating_sub(waited))
+            }
+        }
+    }
+
     /// Writes the flight records of ranks that did not fail themselves.
     pub fn write_records(&self) {
         self.recorders.write("");

@@ -1,5 +1,6 @@
 //! The public side of communication: ranks, groups and their collectives, and the ways to run a program on ranks.
 
+mod busy;
 mod collectives;
 mod dry_run;
 mod group;
@@ -10,6 +11,7 @@ mod rank;
 mod spmd;
 mod tally;
 
+pub use busy::BusyGuard;
 pub use dry_run::{DryReport, DryRun};
 pub use group::Group;
 pub use pending::Pending;

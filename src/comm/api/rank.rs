@@ -40,6 +40,13 @@ impl Rank {
     /// Like [`Rank::new`], with a flight record that other ranks may read.
     pub(super) fn recorded(engine: Arc<dyn Engine>, recorder: Arc<Recorder>) -> Result<Rank> {
         let everyone: Vec<usize> = (0..engine.world_len()).collect();
+        // The recorder may live in the engine's world, so it must not own the engine.
+        let teller = Arc::downgrade(&engine);
+        recorder.announcer.tell_by(move |work| {
+            if let Some(engine) = teller.upgrade() {
+                engine.announce(work);
+            }
+        });
         let channel = engine.open(&everyone, "world")?;
         let world = Group::over(channel, &recorder, engine.rank(), (&everyone, "world"));
         Ok(Rank { engine, world, device: Device::Cpu, recorder, network: Network::default() })
@@ -163,6 +170,10 @@ impl Rank {
             return refuse("a rank is named twice", "name each rank once".into());
         }
         self.open(ranks, name)
+    }
+
+    pub(super) fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
     }
 
     fn open(&self, ranks: &[usize], name: &str) -> Result<Group> {

@@ -394,7 +394,7 @@ impl Spmd {
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {
                     world.slow(patience).iter().for_each(|slow| (self.on_slow)(slow));
-                    let is_late = Instant::now() >= last + self.deadline;
+                    let is_late = world.time_left(last.elapsed()).is_zero();
                     let failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
                     if is_late && failures.iter().any(|(rank, _)| !world.is_left(*rank)) {
                         return None;

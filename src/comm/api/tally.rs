@@ -7,7 +7,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::rank::Rank;
-use crate::comm::calls::{Call, Route, label};
+use crate::comm::calls::{BusyWork, Call, Route, label};
 use crate::comm::network::{Cost, Network, latencies};
 use crate::comm::transport::{Channel, Engine, Reduce, Request};
 use crate::error::{Error, Result};
@@ -221,6 +221,10 @@ impl Engine for CountingEngine {
     fn split(&self, part: &[usize], color: usize, name: &str) -> Result<Arc<dyn Channel>> {
         let channel = self.engine.split(part, color, name)?;
         Ok(self.counted(channel, part, name))
+    }
+
+    fn announce(&self, work: Option<BusyWork>) {
+        self.engine.announce(work);
     }
 
     fn end(&self) -> Result<()> {

@@ -2,6 +2,7 @@
 //! together.
 
 mod bounded;
+mod busy_work;
 mod call;
 mod group_name;
 mod operator;
@@ -11,6 +12,7 @@ mod shape_list;
 mod signature;
 
 pub(super) use bounded::at_most;
+pub use busy_work::BusyWork;
 pub use call::Call;
 pub(super) use group_name::{NAME_BYTES, group_number, label};
 pub(crate) use operator::{current_operator, operator_scope, operator_scope_if_none};

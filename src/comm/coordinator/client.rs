@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::inbox::NoticeInbox;
-use super::message::{FirstFault, Message};
+use super::message::{FirstFault, Message, Notice};
 use super::server::{Coordinator, RankLink};
 use crate::comm::lock::lock;
 
@@ -87,6 +87,27 @@ impl Client {
     pub fn get(&self, key: &str, at_most: Duration) -> Option<Vec<u8>> {
         self.tell(Message::Get { key: key.into() });
         self.inbox.wait_for_value(key, at_most)
+    }
+
+    /// Sends a message of a wait that is late, and waits for the answer: the time for which to wait on. Returns `None`
+    /// if there is a first fault instead, or after `at_most`.
+    pub fn time_left(&self, late: Message, at_most: Duration) -> Option<Duration> {
+        let key = match &late {
+            Message::Late { group, sequence, seq, .. } => (*group, *sequence, *seq),
+            Message::LateToOpen { group, .. } => (*group, Notice::OPENING.0, Notice::OPENING.1),
+            _ => return None,
+        };
+        self.tell(late);
+        self.inbox.wait_for_time(key, at_most)
+    }
+
+    /// Returns the time for which the end of the remaining ranks is waited for, after a wait of `waited`, if the
+    /// coordinator is in this process.
+    pub fn time_left_to_end(&self, waited: Duration) -> Option<Duration> {
+        match &self.link {
+            CoordinatorLink::Local(coordinator) => Some(coordinator.time_left_to_end(waited)),
+            CoordinatorLink::Remote { .. } => None,
+        }
     }
 
     /// Reports that this rank's program has ended. Rank 0 then waits for the other ranks for at most `at_most`.

@@ -14,7 +14,7 @@ use super::frame::{self, FrameHead, HEAD_BYTES};
 use super::inbox::NoticeInbox;
 use super::message::{Answer, FirstFault, JoinRequest, Message, Notice};
 use super::server::{CoordinatorState, Recipient};
-use crate::comm::calls::{CallSignature, Route, Sequence, group_number};
+use crate::comm::calls::{BusyWork, CallSignature, Route, Sequence, group_number};
 use crate::comm::launch::Secret;
 use crate::error::{CallId, CommFault, LastCall, Wait};
 use crate::tensor::{DType, ReduceOp, Shape};
@@ -173,9 +173,18 @@ impl Random {
         }
     }
 
+    fn time(&mut self) -> Duration {
+        [Duration::ZERO, Duration::from_millis(self.next() >> 50), Duration::MAX][self.below(3)]
+    }
+
+    fn work(&mut self) -> Option<BusyWork> {
+        let work = BusyWork { what: self.text(), spent: self.time(), limit: self.time() };
+        (self.below(3) > 0).then_some(work)
+    }
+
     fn message(&mut self) -> Message {
         let group = if self.below(8) == 0 { 7 } else { group_number("dp", &all_ranks()) };
-        match self.below(20) {
+        match self.below(23) {
             0..5 => {
                 // In most cases the group that the other ranks open as well.
                 let well = self.below(3) > 0;
@@ -195,11 +204,14 @@ impl Random {
                 seq: self.number() as u64,
                 call: self.text().into(),
                 compared: self.below(2) == 0,
+                waited: self.time(),
             },
             14 => Message::Broken { id: self.id(), reason: self.text() },
             15 => Message::Put { key: self.text(), value: vec![7; self.below(5000)] },
             16 | 17 => Message::Get { key: self.text() },
             18 => Message::Ended,
+            19 => Message::LateToOpen { group, waited: self.time() },
+            20 | 21 => Message::Busy { work: self.work() },
             _ => Message::Failed { cause: self.text() },
         }
     }
@@ -207,7 +219,13 @@ impl Random {
     fn notice(&mut self) -> Notice {
         let waits = |r: &mut Random| Wait { rank: r.number(), id: r.id(), waits_for: r.number() };
         let last = |r: &mut Random| LastCall { rank: r.number(), on_group: Some(r.id()), in_world: None };
-        match self.below(4) {
+        match self.below(5) {
+            3 => Notice::WaitOn {
+                group: self.next(),
+                sequence: self.sequence(),
+                seq: self.number() as u64,
+                time: self.time(),
+            },
             0 => Notice::Value { key: self.text(), value: vec![1; self.below(100)] },
             1 => Notice::Closing,
             2 => Notice::FirstFault(FirstFault::Failed { rank: self.number(), cause: self.text() }),
@@ -219,6 +237,7 @@ impl Random {
                 ended: self.below(2) == 0,
                 deadline_s: f64::from_bits(self.next()),
                 elsewhere: vec![waits(self)],
+                busy: vec![],
                 last: vec![last(self)],
             })),
         }

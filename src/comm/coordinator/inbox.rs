@@ -6,8 +6,12 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::message::{FirstFault, Notice};
+use crate::comm::calls::Sequence;
 use crate::comm::deadline::end_after;
 use crate::comm::lock::lock;
+
+/// The key of a wait: the group's number, and the call's sequence and number in it.
+pub(in crate::comm) type WaitKey = (u64, Sequence, u64);
 
 /// The notices that a rank has received and not read.
 #[derive(Debug, Default)]
@@ -22,6 +26,8 @@ pub(super) struct NoticeInbox {
 struct NoticeInboxState {
     first_fault: Option<FirstFault>,
     values: HashMap<String, Vec<u8>>,
+    /// The answers to messages of calls that are late.
+    times: HashMap<WaitKey, Duration>,
     closing: bool,
 }
 
@@ -35,6 +41,9 @@ impl NoticeInbox {
             }
             Notice::Value { key, value } => {
                 state.values.insert(key, value);
+            }
+            Notice::WaitOn { group, sequence, seq, time } => {
+                state.times.insert((group, sequence, seq), time);
             }
             Notice::Closing => state.closing = true,
         }
@@ -59,6 +68,16 @@ impl NoticeInbox {
     pub fn wait_for_value(&self, key: &str, at_most: Duration) -> Option<Vec<u8>> {
         let answer = |state: &mut NoticeInboxState| match state.values.remove(key) {
             Some(value) => Some(Some(value)),
+            None => state.first_fault.is_some().then_some(None),
+        };
+        self.wait(at_most, answer).flatten()
+    }
+
+    /// Waits for the time for which a late call waits on. Returns `None` if there is a first fault instead, or after
+    /// `at_most`.
+    pub fn wait_for_time(&self, key: WaitKey, at_most: Duration) -> Option<Duration> {
+        let answer = |state: &mut NoticeInboxState| match state.times.remove(&key) {
+            Some(time) => Some(Some(time)),
             None => state.first_fault.is_some().then_some(None),
         };
         self.wait(at_most, answer).flatten()

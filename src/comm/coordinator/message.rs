@@ -1,10 +1,11 @@
 //! The messages from ranks and the notices from the coordinator.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::comm::calls::{CallSignature, Sequence};
+use crate::comm::calls::{BusyWork, CallSignature, Sequence};
 use crate::error::{CallId, CommFault, Error, Refusal};
 
 /// The longest error text in a message, in bytes; longer texts are cut off.
@@ -70,8 +71,21 @@ pub(in crate::comm) enum Message {
     Open { name: String, ranks: Vec<usize> },
     /// The rank starts a call; `group` is the group's [number](crate::comm::calls::group_number).
     Arrived { group: u64, sequence: Sequence, seq: u64, signature: CallSignature },
-    /// A call has not finished within the deadline; `compared` is true if the ranks report their calls.
-    Late { group: u64, sequence: Sequence, seq: u64, call: Cow<'static, str>, compared: bool },
+    /// A call has waited for `waited`, which is beyond the deadline; `compared` is true if the ranks report their
+    /// calls. The answer is [`Notice::WaitOn`] or the first fault.
+    Late {
+        group: u64,
+        sequence: Sequence,
+        seq: u64,
+        call: Cow<'static, str>,
+        compared: bool,
+        waited: Duration,
+    },
+    /// The rank has waited for `waited` for the other members to open a group. The answer is [`Notice::WaitOn`] with
+    /// [`Notice::OPENING`].
+    LateToOpen { group: u64, waited: Duration },
+    /// The rank's announced work, if it has any.
+    Busy { work: Option<BusyWork> },
     /// The transport failed.
     Broken { id: CallId, reason: String },
     /// Stores bytes under a key, for ranks that ask.
@@ -110,8 +124,16 @@ pub(in crate::comm) enum Notice {
     FirstFault(FirstFault),
     /// The answer to [`Message::Get`].
     Value { key: String, value: Vec<u8> },
+    /// The answer to [`Message::Late`] and [`Message::LateToOpen`]: the time for which the rank waits on, because ranks
+    /// that it waits for are busy.
+    WaitOn { group: u64, sequence: Sequence, seq: u64, time: Duration },
     /// All ranks have ended, and the connections close.
     Closing,
+}
+
+impl Notice {
+    /// Stands for the opening of a group in the place of a call's number.
+    pub const OPENING: (Sequence, u64) = (Sequence::Collective, u64::MAX);
 }
 
 /// The fault that ends the world.

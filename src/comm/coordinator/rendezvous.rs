@@ -419,6 +419,7 @@ impl RendezvousRun<'_> {
             ended: false,
             deadline_s: self.setup.deadline.as_secs_f64(),
             elsewhere: vec![],
+            busy: vec![],
             last: vec![],
         }
         .into()

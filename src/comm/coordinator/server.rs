@@ -12,7 +12,6 @@ use super::frame::{self, DeadlineStream};
 use super::inbox::NoticeInbox;
 use super::message::{FirstFault, Message, Notice};
 use super::store::KeyValueStore;
-use crate::comm::deadline::end_after;
 use crate::comm::diagnostics::{CallTable, ProtocolViolation};
 use crate::comm::lock::lock;
 use crate::error::CommFault;
@@ -76,7 +75,7 @@ pub(super) enum Recipient {
 
 impl CoordinatorState {
     pub fn new(world_len: usize, deadline: Duration) -> CoordinatorState {
-        let calls = CallTable::new(world_len, deadline.as_secs_f64());
+        let calls = CallTable::new(world_len, deadline);
         CoordinatorState { calls, store: KeyValueStore::new(world_len), first_fault: None }
     }
 
@@ -109,7 +108,11 @@ impl CoordinatorState {
             }
             Message::Ended => {}
             _ if self.calls.has_ended(from) => return Err("it sends messages after its end".into()),
-            // After the first fault only the ends of programs matter.
+            Message::Busy { work } => {
+                self.calls.announce(from, work, Instant::now())?;
+                return Ok(vec![]);
+            }
+            // After the first fault only the ends of programs matter, and work that their ends wait for.
             _ if self.first_fault.is_some() => return Ok(vec![]),
             _ => {}
         }
@@ -121,13 +124,23 @@ impl CoordinatorState {
             Message::Arrived { group, sequence, seq, signature } => {
                 self.calls.arrive(from, (group, sequence, seq), signature)?
             }
-            Message::Late { group, sequence, seq, call, compared } => {
-                Some(self.calls.late(from, (group, sequence, seq), &call, compared)?)
+            Message::Late { group, sequence, seq, call, compared, waited } => {
+                let (key, now) = ((group, sequence, seq), Instant::now());
+                let time = self.calls.time_left(from, key, compared, waited, now)?;
+                if !time.is_zero() {
+                    return Ok(vec![(Recipient::Rank(from), Notice::WaitOn { group, sequence, seq, time })]);
+                }
+                Some(self.calls.late(from, key, &call, compared, now)?)
+            }
+            Message::LateToOpen { group, waited } => {
+                let time = self.calls.time_left_to_open(from, group, waited, Instant::now())?;
+                let (sequence, seq) = Notice::OPENING;
+                return Ok(vec![(Recipient::Rank(from), Notice::WaitOn { group, sequence, seq, time })]);
             }
             Message::Broken { id, reason } => Some(CommFault::Transport { id, rank: from, reason }),
             Message::Ended => self.calls.ended(from),
             Message::Failed { cause } => return Ok(self.declare(FirstFault::Failed { rank: from, cause })),
-            Message::Put { .. } | Message::Get { .. } => None,
+            Message::Put { .. } | Message::Get { .. } | Message::Busy { .. } => None,
         };
         Ok(fault.map_or(vec![], |fault| self.declare(FirstFault::Fault(fault))))
     }
@@ -196,15 +209,26 @@ impl Coordinator {
         if self.peers.iter().all(|peer| matches!(peer, RankLink::Local(_))) {
             return;
         }
-        let end = end_after(at_most);
+        let began = Instant::now();
         let mut state = lock(&self.state);
-        while !state.is_over() && Instant::now() < end {
-            let left = end.saturating_duration_since(Instant::now());
+        while !state.is_over() {
+            // At its end a rank may still be busy, for example with a file.
+            let waited = began.elapsed();
+            let left =
+                at_most.saturating_sub(waited).max(state.calls.time_left_to_end(waited, Instant::now()));
+            if left.is_zero() {
+                break;
+            }
             state = self.over.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(state);
         self.peers.iter().for_each(|peer| peer.put(Notice::Closing));
         self.hang_up();
+    }
+
+    /// Returns the time for which the end of the remaining ranks is waited for, after a wait of `waited`.
+    pub(super) fn time_left_to_end(&self, waited: Duration) -> Duration {
+        lock(&self.state).calls.time_left_to_end(waited, Instant::now())
     }
 
     /// Closes the connections, as the end of the process does.

@@ -4,8 +4,12 @@
 //! ends of a message, the amount of memory that one rank makes the table hold. A report that no correct rank sends is
 //! refused with a text, for an error that names the rank.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+mod busy;
 
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use super::announced_work::AnnouncedWork;
 use super::table_group::{Arrivals, CallKey, Name, TableGroup};
 use super::wait_graph::cycle;
 use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, SignatureView, group_number, label};
@@ -30,7 +34,7 @@ pub(in crate::comm) type ProtocolViolation = String;
 /// The unfinished calls of a world.
 #[derive(Debug)]
 pub(in crate::comm) struct CallTable {
-    deadline_s: f64,
+    deadline: Duration,
     groups: HashMap<u64, TableGroup>,
     /// The calls that some participants have not reached yet.
     open: BTreeMap<CallKey, Arrivals>,
@@ -42,13 +46,15 @@ pub(in crate::comm) struct CallTable {
     ended_len: usize,
     /// Per rank, the bytes that it makes the table hold.
     held: Vec<usize>,
+    /// The work that each rank has announced.
+    work: Vec<AnnouncedWork>,
 }
 
 impl CallTable {
-    /// Makes the table of a world of `world_len` ranks, whose calls time out after `deadline_s` seconds.
-    pub fn new(world_len: usize, deadline_s: f64) -> CallTable {
+    /// Makes the table of a world of `world_len` ranks, whose calls time out after `deadline`.
+    pub fn new(world_len: usize, deadline: Duration) -> CallTable {
         CallTable {
-            deadline_s,
+            deadline,
             groups: HashMap::new(),
             open: BTreeMap::new(),
             last: vec![None; world_len],
@@ -56,6 +62,7 @@ impl CallTable {
             ended: vec![false; world_len],
             ended_len: 0,
             held: vec![0; world_len],
+            work: (0..world_len).map(|_| AnnouncedWork::default()).collect(),
         }
     }
 
@@ -273,8 +280,9 @@ impl CallTable {
             brought: shown(&signature.view()),
             missing,
             ended: true,
-            deadline_s: self.deadline_s,
+            deadline_s: self.deadline.as_secs_f64(),
             elsewhere: vec![],
+            busy: vec![],
             last: self.last(key),
         })
     }
@@ -289,6 +297,7 @@ impl CallTable {
         key: CallKey,
         call: &Name,
         compared: bool,
+        now: Instant,
     ) -> Result<CommFault, ProtocolViolation> {
         let members = self.members(from, key)?;
         if call.len() > NAME_BYTES {
@@ -297,7 +306,7 @@ impl CallTable {
                 call.len()
             ));
         }
-        let deadline_s = self.deadline_s;
+        let deadline_s = self.deadline.as_secs_f64();
         let position = members.position(key.1, from, true);
         if let Some(arrivals) = self.open.get(&key)
             && let Some((_, signature)) = arrivals.iter().find(|(at, _)| Some(*at) == position)
@@ -316,8 +325,18 @@ impl CallTable {
             };
             let (brought, elsewhere) =
                 (shown(&signature.view()), missing.iter().filter_map(elsewhere).collect());
-            let (rank, ended) = (from, false);
-            return Ok(CommFault::Missing { id, rank, brought, missing, ended, deadline_s, elsewhere, last });
+            let (rank, ended, busy) = (from, false, self.busy(&missing, now));
+            return Ok(CommFault::Missing {
+                id,
+                rank,
+                brought,
+                missing,
+                ended,
+                deadline_s,
+                elsewhere,
+                busy,
+                last,
+            });
         }
         let who = match compared {
             true => "all members have come",
@@ -365,32 +384,40 @@ mod tests {
         }
     }
 
-    fn gather(n: usize) -> CallSignature {
+    pub(super) fn gather(n: usize) -> CallSignature {
         signature("all_gather", Route::Gather, n)
     }
 
-    fn open(world: usize) -> CallTable {
-        let mut table = CallTable::new(world, 0.5);
+    pub(super) fn open(world: usize) -> CallTable {
+        let mut table = CallTable::new(world, Duration::from_millis(500));
         let ranks: Vec<usize> = (0..world).collect();
         (0..world).for_each(|rank| table.open(rank, "dp", &ranks).unwrap());
         table
     }
 
     /// The key of a collective on the group of all ranks of a table.
-    fn collective(table: &CallTable, seq: u64) -> CallKey {
+    pub(super) fn collective(table: &CallTable, seq: u64) -> CallKey {
         (dp(table), Sequence::Collective, seq)
     }
 
-    fn dp(table: &CallTable) -> u64 {
+    pub(super) fn dp(table: &CallTable) -> u64 {
         group_number("dp", &(0..table.last.len()).collect::<Vec<_>>())
     }
 
-    fn arrive(table: &mut CallTable, rank: usize, seq: u64, signature: CallSignature) -> Option<String> {
+    pub(super) fn arrive(
+        table: &mut CallTable,
+        rank: usize,
+        seq: u64,
+        signature: CallSignature,
+    ) -> Option<String> {
         table.arrive(rank, collective(table, seq), signature).unwrap().map(|fault| fault.to_string())
     }
 
     fn late(table: &CallTable, rank: usize, seq: u64) -> String {
-        table.late(rank, collective(table, seq), &"all_gather".into(), true).unwrap().to_string()
+        table
+            .late(rank, collective(table, seq), &"all_gather".into(), true, Instant::now())
+            .unwrap()
+            .to_string()
     }
 
     #[test]
@@ -524,7 +551,7 @@ mod tests {
         ] {
             assert_eq!(table.arrive(1, key, signature).unwrap_err(), want);
         }
-        assert!(table.late(1, message(5, 5), &"send".into(), true).is_err());
+        assert!(table.late(1, message(5, 5), &"send".into(), true, Instant::now()).is_err());
         let long = CallSignature { operator: "n".repeat(257).into(), ..gather(1) };
         let said = table.arrive(1, (group, Sequence::Collective, 0), long).unwrap_err();
         assert_eq!(said, "the name of a call has 257 bytes, but at most 256 are allowed");

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::announcer::Announcer;
 use super::flight::record::{CALLS_KEPT, CallRecord, CallState, GroupRecord, RankRecord};
 use super::flight::write;
 use crate::comm::calls::{Call, Route, Sequence, current_operator, label};
@@ -21,6 +22,8 @@ pub(crate) struct Recorder {
     began_unix_us: u64,
     dir: Option<PathBuf>,
     written: AtomicBool,
+    /// The work that the rank has announced.
+    pub(in crate::comm) announcer: Announcer,
     history: Mutex<CallHistory>,
 }
 
@@ -104,6 +107,7 @@ impl Recorder {
             began_unix_us: now.as_micros() as u64,
             dir,
             written: AtomicBool::new(false),
+            announcer: Announcer::default(),
             history: Mutex::default(),
         }
     }
@@ -225,6 +229,7 @@ impl Recorder {
             failed_us: self.elapsed_us(),
             cause: cause.to_string(),
             is_echo,
+            busy: self.announcer.all_work(),
             calls_len: history.calls_len,
             groups,
             calls,
@@ -327,6 +332,7 @@ impl RecordedCall {
     pub(crate) fn wait(&self) {
         let RecordedCall { number, group, sequence, seq, call, operator, .. } = *self;
         let since = Instant::now();
+        self.recorder.announcer.rest(true);
         let mut history = self.recorder.history();
         history.waiting.push(OpenWait {
             number,
@@ -385,6 +391,7 @@ impl RecordedCall {
 
     fn end(&self, state: CallState) -> MutexGuard<'_, CallHistory> {
         let ended_us = self.recorder.elapsed_us();
+        self.recorder.announcer.rest(false);
         let mut history = self.recorder.history();
         if let Some(at) = history.waiting.iter().position(|waiting| waiting.number == self.number) {
             history.waiting.swap_remove(at);

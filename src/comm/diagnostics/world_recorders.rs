@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::flight::{SlowRank, write};
 use super::recorder::{RankWait, Recorder};
 use super::wait_graph::cycle;
-use crate::comm::calls::Sequence;
-use crate::error::{CallId, CommFault, LastCall, Wait};
+use crate::comm::calls::{BusyWork, Sequence};
+use crate::error::{BusyRank, CallId, CommFault, LastCall, Wait};
 
 /// The settings of the flight recorder.
 #[derive(Clone, Debug, Default)]
@@ -88,6 +88,30 @@ impl WorldRecorders {
         roots
     }
 
+    /// Returns the given ranks and all that they wait for, directly or through other ranks.
+    pub(crate) fn awaited(&self, ranks: &[usize]) -> Vec<usize> {
+        let mut all = ranks.to_vec();
+        let mut at = 0;
+        while let Some(&rank) = all.get(at) {
+            at += 1;
+            for next in self.recorders[rank].waits().iter().flat_map(|wait| self.absent(wait)) {
+                if !all.contains(&next) {
+                    all.push(next);
+                }
+            }
+        }
+        all
+    }
+
+    /// Returns the work that the given ranks have announced.
+    fn busy(&self, ranks: &[usize]) -> Vec<BusyRank> {
+        let busy = |&rank: &usize| {
+            let BusyWork { what, spent, limit } = self.recorders[rank].announcer.work()?;
+            Some(BusyRank { rank, what, spent, limit })
+        };
+        ranks.iter().filter_map(busy).collect()
+    }
+
     /// Returns the waits that have become longer than `patience`. Each is returned once.
     pub(crate) fn slow(&self, patience: Duration, deadline: Duration) -> Vec<SlowRank> {
         let mut slow = Vec::new();
@@ -97,7 +121,8 @@ impl WorldRecorders {
                 // The missing rank may just have arrived.
                 if !waits_for.is_empty() {
                     let waited = wait.since.elapsed();
-                    slow.push(SlowRank { rank: recorder.rank, id: wait.id, waits_for, waited, deadline });
+                    let (rank, id, busy) = (recorder.rank, wait.id, self.busy(&waits_for));
+                    slow.push(SlowRank { rank, id, waits_for, busy, waited, deadline });
                 }
             }
         }

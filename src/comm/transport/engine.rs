@@ -11,7 +11,7 @@ use std::time::Duration;
 use smallvec::{SmallVec, smallvec};
 
 use super::fold::{Reduce, fold};
-use crate::comm::calls::Call;
+use crate::comm::calls::{BusyWork, Call};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -54,6 +54,15 @@ pub trait Engine: Send + Sync + fmt::Debug {
     fn split(&self, part: &[usize], color: usize, name: &str) -> Result<Arc<dyn Channel>> {
         let _ = color;
         self.open(part, name)
+    }
+
+    /// Tells the other ranks which work this rank has announced ([`Rank::busy`](crate::comm::Rank::busy)), or with
+    /// `None` that it has no announced work any more. Calls that wait for this rank then last longer than the
+    /// deadline. Returns at once; calls of one rank do not overlap.
+    ///
+    /// Provided: nothing, for engines without peers.
+    fn announce(&self, work: Option<BusyWork>) {
+        let _ = work;
     }
 
     /// Ends this rank's program: waits for the calls that it has started, and tells the other ranks not to wait for

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::check::Equivalence;
 use super::scenario::Scenario;
-use crate::comm::{Call, Channel, Engine, Rank, Reduce, Request, Route, Spmd};
+use crate::comm::{BusyWork, Call, Channel, Engine, Rank, Reduce, Request, Route, Spmd};
 use crate::error::{CommFault, Error, Failure, Result};
 use crate::tensor::{DType, Shape, Tensor};
 use crate::testing::quiet::quiet_panics_here;
@@ -264,6 +264,10 @@ impl Engine for FaultyEngine {
 
     fn split(&self, part: &[usize], color: usize, name: &str) -> Result<Arc<dyn Channel>> {
         Ok(self.faulty(self.engine.split(part, color, name)?))
+    }
+
+    fn announce(&self, work: Option<BusyWork>) {
+        self.engine.announce(work);
     }
 
     fn end(&self) -> Result<()> {

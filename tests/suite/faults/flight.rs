@@ -52,9 +52,32 @@ fn flown(
     for rank in 0..world {
         let text = fs::read_to_string(folder.file(rank)).unwrap();
         let json: serde_json::Value = serde_json::from_str(&text).expect("records are JSON");
-        assert_eq!((json["isoshard_flight"].as_u64(), json["rank"].as_u64()), (Some(2), Some(rank as u64)));
+        assert_eq!((json["isoshard_flight"].as_u64(), json["rank"].as_u64()), (Some(3), Some(rank as u64)));
     }
     read(&folder.0).unwrap()
+}
+
+/// The records and the report show announced work, also that of a rank that waits itself.
+#[test]
+fn announced_work_is_shown() {
+    let folder = Folder::new();
+    let report = flown(3, &folder, |rank| {
+        let _busy = match rank.rank() {
+            0 => Some(rank.busy_for("saving", Duration::from_millis(100))),
+            1 => Some(rank.busy("hashing")),
+            _ => None,
+        };
+        std::thread::sleep(Duration::from_millis(if rank.rank() == 0 { 900 } else { 0 }));
+        rank.world().barrier()
+    });
+    let busy: Vec<_> = report.records.iter().map(|record| record.busy.as_ref()).collect();
+    assert_eq!(
+        busy.iter().map(|busy| busy.map(|busy| &busy.what[..])).collect::<Vec<_>>(),
+        [Some("saving"), Some("hashing"), None]
+    );
+    assert!(busy[0].unwrap().spent >= Duration::from_millis(250), "{busy:?}");
+    let text = report.to_string();
+    assert!(text.contains("completed nothing last; busy with \"hashing\" for "), "{text}");
 }
 
 #[test]
@@ -184,12 +207,12 @@ fn what_is_no_record_is_refused_by_name() {
     refused("", "EOF while parsing a value at line 1 column 0");
     refused("[]", "expected a flight record");
     refused("{}", "missing field `isoshard_flight`");
-    refused("{\"isoshard_flight\":1}", "it is of version 1, this reader's is 2");
-    refused("{\"isoshard_flight\":3}", "it is of version 3, this reader's is 2");
-    refused("{\"isoshard_flight\":2}", "missing field `rank`");
+    refused("{\"isoshard_flight\":1}", "it is of version 1, this reader's is 3");
+    refused("{\"isoshard_flight\":4}", "it is of version 4, this reader's is 3");
+    refused("{\"isoshard_flight\":3}", "missing field `rank`");
     let whole = |rank: usize, calls: &str| {
         format!(
-            "{{\"isoshard_flight\":2,\"rank\":{rank},\"world_len\":2,\"began_unix_us\":0,\"failed_us\":0,\"cause\":\"\",\
+            "{{\"isoshard_flight\":3,\"rank\":{rank},\"world_len\":2,\"began_unix_us\":0,\"failed_us\":0,\"cause\":\"\",\
              \"is_echo\":true,\"calls_len\":0,\"groups\":[],\"calls\":[{calls}]}}"
         )
     };
@@ -277,7 +300,7 @@ fn what_a_record_claims_is_bounded() {
         read(&folder.0).map_or_else(|e| e.to_string(), |report| report.to_string())
     };
     assert!(said(&text).starts_with("records of 1 rank(s) of 2"));
-    for before in ["", "{\"other\":", "{\"isoshard_flight\":", "{\"isoshard_flight\":2,\"calls\":"] {
+    for before in ["", "{\"other\":", "{\"isoshard_flight\":", "{\"isoshard_flight\":3,\"calls\":"] {
         let deep = said(&(before.to_string() + &"[".repeat(100_000)));
         assert!(deep.starts_with("flight: not a flight record") && deep.contains("rank-0.json: "), "{deep}");
     }

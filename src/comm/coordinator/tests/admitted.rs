@@ -33,7 +33,14 @@ fn an_admitted_rank_that_breaks_the_protocol_is_named() {
     };
     let late = |client: &Client| {
         let sequence = crate::comm::calls::Sequence::Collective;
-        client.tell(Message::Late { group: 5, sequence, seq: 0, call: "x".into(), compared: true });
+        client.tell(Message::Late {
+            group: 5,
+            sequence,
+            seq: 0,
+            call: "x".into(),
+            compared: true,
+            waited: Duration::MAX,
+        });
     };
     type Wrong<'a> = (&'a dyn Fn(&Client), &'a str);
     let wrong: [Wrong<'_>; 4] = [

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::comm::calls::{Call, Route, Sequence, ShapeList, ShapesView, SignatureView, at_most, label};
+use crate::comm::calls::{
+    BusyWork, Call, Route, Sequence, ShapeList, ShapesView, SignatureView, at_most, label,
+};
 use crate::error::CallId;
 use crate::tensor::{DType, ReduceOp};
 
@@ -31,6 +33,8 @@ pub struct RankRecord {
     pub cause: String,
     /// True if the failure only follows from another rank's.
     pub is_echo: bool,
+    /// The work that the rank had announced ([`Rank::busy`](crate::comm::Rank::busy)), if any.
+    pub busy: Option<BusyWork>,
     /// The number of calls started in total; `calls` holds the last ones.
     pub calls_len: u64,
     /// The groups of `calls`.

@@ -270,6 +270,9 @@ impl fmt::Display for FlightReport {
             let last = record.calls.iter().rev().find(|call| call.state == CallState::Completed);
             let last = last.map_or("nothing".into(), |call| record.id(call).to_string());
             write!(f, "rank {}: {} call(s), completed {last} last", record.rank, record.calls_len)?;
+            if let Some(busy) = &record.busy {
+                write!(f, "; {busy}")?;
+            }
             writeln!(f, "{}{}", if record.cause.is_empty() { "" } else { "; " }, record.cause)?;
         }
         Ok(())

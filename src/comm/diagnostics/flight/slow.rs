@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::error::CallId;
+use crate::error::{BusyRank, CallId};
 
 /// A rank that has waited for longer than [`Spmd::patience`](crate::comm::Spmd::patience), a quarter of the deadline
 /// by default, and still waits.
@@ -15,19 +15,22 @@ pub struct SlowRank {
     pub id: CallId,
     /// The members that have not reached it.
     pub waits_for: Vec<usize>,
+    /// The work that these members have announced.
+    pub busy: Vec<BusyRank>,
     /// The time that it has waited so far.
     pub waited: Duration,
-    /// The time after which it gives up.
+    /// The time after which it gives up, counted from the end of announced work that it waits for.
     pub deadline: Duration,
 }
 
 impl fmt::Display for SlowRank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SlowRank { rank, id, waits_for, waited, deadline } = self;
+        let SlowRank { rank, id, waits_for, busy, waited, deadline } = self;
         let (waited, deadline) = (waited.as_secs_f64(), deadline.as_secs_f64());
         write!(
             f,
             "{id}: slow rank(s) {waits_for:?}; rank {rank} has waited {waited:.1} s and gives up after {deadline:.1} s"
-        )
+        )?;
+        busy.iter().try_for_each(|busy| write!(f, "; {busy}"))
     }
 }

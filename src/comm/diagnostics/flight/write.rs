@@ -12,7 +12,7 @@ use super::record::RankRecord;
 /// The environment variable that names the folder of records.
 const DIR_VARIABLE: &str = "ISOSHARD_FLIGHT_DIR";
 /// The version of the file format.
-pub(super) const VERSION: u64 = 2;
+pub(super) const VERSION: u64 = 3;
 
 /// Returns the folder that the environment names, if any.
 pub(in crate::comm::diagnostics) fn dir_from_env() -> Option<PathBuf> {

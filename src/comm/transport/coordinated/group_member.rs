@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::membership::Membership;
 use crate::comm::calls::{Call, Route};
@@ -116,17 +117,36 @@ impl GroupMember {
         self.membership.report_broken(&self.call_id(call), reason.to_string())
     }
 
-    /// Tells the coordinator that a call did not finish within the deadline, and returns the first fault.
-    pub fn report_late(&self, call: &CallNumber, brought: impl ToString) -> FirstFault {
+    /// Tells the coordinator that a call has waited for `waited`, which is beyond the deadline. Returns the time for
+    /// which to wait on, because ranks that the call waits for are busy.
+    ///
+    /// # Errors
+    /// Returns the first fault if they are not.
+    pub fn report_late(
+        &self,
+        call: &CallNumber,
+        brought: impl ToString,
+        waited: Duration,
+    ) -> Result<Duration, FirstFault> {
         let CallNumber { name, sequence, seq } = *call;
         let (group, compared) = (self.id, self.membership.compared);
-        self.membership.tell(Message::Late { group, sequence, seq, call: name.into(), compared });
-        self.membership.await_fault(&self.call_id(call), brought)
+        let late = Message::Late { group, sequence, seq, call: name.into(), compared, waited };
+        let time = self.membership.time_left(late);
+        time.ok_or_else(|| self.membership.await_fault(&self.call_id(call), brought))
     }
 
-    /// Tells the coordinator that a call did not finish within the deadline, and returns the call's error.
-    pub fn late(&self, call: &CallNumber, brought: impl ToString) -> Error {
-        self.report_late(call, brought).at(self.call_id(call)).into()
+    /// Does the same as [`GroupMember::report_late`].
+    ///
+    /// # Errors
+    /// Returns the call's error.
+    pub fn late(&self, call: &CallNumber, brought: impl ToString, waited: Duration) -> Result<Duration> {
+        self.report_late(call, brought, waited).map_err(|fault| fault.at(self.call_id(call)).into())
+    }
+
+    /// Tells the coordinator that this rank has waited for `waited` for the other members to open the group. Returns
+    /// the time for which to wait on, because members that are missing are busy, or `None` if they are not.
+    pub fn late_to_open(&self, waited: Duration) -> Option<Duration> {
+        self.membership.time_left(Message::LateToOpen { group: self.id, waited })
     }
 }
 
@@ -160,8 +180,6 @@ impl<G> OpenGroups<G> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::comm::coordinator::Client;
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-use crate::comm::calls::label;
+use crate::comm::calls::{BusyWork, label};
 use crate::comm::coordinator::{Client, FirstFault, Message};
 use crate::comm::lock::lock;
 use crate::error::{CallId, CommFault, Error, Result};
@@ -32,6 +32,8 @@ pub(in crate::comm::transport) struct Membership {
     is_told: AtomicBool,
     /// True once this rank's program is over.
     is_over: AtomicBool,
+    /// True once the coordinator may know of the end, after which this rank announces no work.
+    has_left: Mutex<bool>,
 }
 
 impl Membership {
@@ -52,6 +54,7 @@ impl Membership {
             own_fault: OnceLock::new(),
             is_told: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
+            has_left: Mutex::new(false),
         }
     }
 
@@ -94,9 +97,29 @@ impl Membership {
         self.client.put(key, value);
     }
 
-    /// Waits for bytes that another member stores, until the deadline; returns `None` if there is a fault.
-    pub fn get(&self, key: &str) -> Option<Vec<u8>> {
-        self.client.get(key, self.deadline)
+    /// Waits for bytes that another member stores, for at most `at_most`; returns `None` if there is a fault.
+    pub fn get(&self, key: &str, at_most: Duration) -> Option<Vec<u8>> {
+        self.client.get(key, at_most)
+    }
+
+    /// Tells the coordinator of the work that this rank has announced.
+    pub fn announce(&self, work: Option<BusyWork>) {
+        let has_left = lock(&self.has_left);
+        if !*has_left {
+            self.tell(Message::Busy { work });
+        }
+    }
+
+    /// Calls [`Client::time_left_to_end`].
+    pub fn time_left_to_end(&self, waited: Duration) -> Option<Duration> {
+        self.client.time_left_to_end(waited)
+    }
+
+    /// Tells the coordinator of a wait that is late. Returns the time for which to wait on, because ranks that it
+    /// waits for are busy, or `None` if they are not.
+    pub(super) fn time_left(&self, late: Message) -> Option<Duration> {
+        self.flush();
+        self.client.time_left(late, ANSWER_TIME).filter(|time| !time.is_zero())
     }
 
     /// Returns true once the world was given up.
@@ -145,6 +168,7 @@ impl Membership {
             ended: false,
             deadline_s: self.deadline.as_secs_f64(),
             elsewhere: Default::default(),
+            busy: Default::default(),
             last: Default::default(),
         })
     }
@@ -191,18 +215,21 @@ impl Membership {
 
     /// Leaves at the end of this rank's program. The coordinator waits for the other ranks until the deadline.
     pub fn leave(&self) {
+        *lock(&self.has_left) = true;
         self.client.leave(self.deadline);
     }
 
     /// Waits until every rank's program has ended or the world was given up, then leaves.
     #[cfg(feature = "mpi")]
     pub fn leave_together(&self) {
+        *lock(&self.has_left) = true;
         self.flush();
         self.client.leave_together();
     }
 
     /// Sends the remaining messages and closes the connections, as the end of the process does.
     pub fn hang_up(&self) {
+        *lock(&self.has_left) = true;
         self.client.hang_up();
     }
 

@@ -166,6 +166,7 @@ impl MpiRequest {
         let MpiChannel { world, group } = &self.channel;
         let membership = &world.membership;
         let mut backoff = WaitBackoff::new(self.transfers.borrow().len_bytes(), world.crowded);
+        let mut patience = membership.deadline;
         while !self.transfers.borrow().is_done() && !self.test()? {
             if membership.is_given_up() {
                 return Err(group.state.given_up(&self.number, self.call.view()));
@@ -176,8 +177,9 @@ impl MpiRequest {
                 // Something may be wrong, so the coordinator has to know this rank's call.
                 membership.flush();
             }
-            if backoff.waited() >= membership.deadline && !self.test()? {
-                return Err(group.state.late(&self.number, self.call.view()));
+            if backoff.waited() >= patience && !self.test()? {
+                let waited = backoff.waited();
+                patience = waited + group.state.late(&self.number, self.call.view(), waited)?;
             }
         }
         let mut results = self.transfers.take().into_results();

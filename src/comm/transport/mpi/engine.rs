@@ -7,6 +7,7 @@ use super::Mpi;
 use super::channel::MpiChannel;
 use super::watch::watch;
 use super::world::MpiWorld;
+use crate::comm::calls::BusyWork;
 use crate::comm::coordinator::Client;
 use crate::comm::transport::coordinated::{Membership, Watchdog};
 use crate::comm::transport::{Channel, Engine};
@@ -75,6 +76,10 @@ impl Engine for MpiEngine {
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
         let group = self.world.membership.give(self.world.group(ranks, name))?;
         Ok(Arc::new(MpiChannel { world: self.world.clone(), group }))
+    }
+
+    fn announce(&self, work: Option<BusyWork>) {
+        self.world.membership.announce(work);
     }
 
     /// Waits, without a deadline, until every rank's program has ended, because MPI ends on all ranks together.

@@ -82,7 +82,7 @@ impl MpiWorld {
 
     /// Returns the coordinator's number of a group, the same on all members.
     fn number(&self, group: &GroupMember) -> Result<u32> {
-        let answer = self.membership.get(&format!("#{}", group.key()));
+        let answer = self.membership.get(&format!("#{}", group.key()), self.membership.deadline);
         let bytes = answer.and_then(|bytes| bytes.try_into().ok());
         let no_answer = || group.given_up(&CallNumber::CONNECT, "connect");
         let number = bytes.map(u64::from_le_bytes).ok_or_else(no_answer)?;

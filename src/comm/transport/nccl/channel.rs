@@ -44,7 +44,8 @@ impl NcclChannel {
         let began = self.put(&gpu, &plan, &number)?;
         let done = Arc::new(group.side.mark()?);
         let results = plan.into_results();
-        let in_flight = CallOnStream { number, began, done: done.clone(), since: None };
+        let patience = world.membership.deadline;
+        let in_flight = CallOnStream { number, began, done: done.clone(), since: None, patience };
         lock(&group.in_flight).push_back(in_flight);
         let holds_host = call.route == Route::Barrier;
         let (world, group, results) = (world.clone(), group.state.clone(), results.into());
@@ -82,7 +83,7 @@ impl NcclChannel {
             Some(Err(e)) => return Err(group.state.broken(number, e)),
             None => return Err(group.state.given_up(number, number.name)),
         }
-        world.ready(group, number, || group.state.late(number, number.name))?;
+        world.ready(group, number, |waited| group.state.late(number, number.name, waited))?;
         Ok(began)
     }
 }

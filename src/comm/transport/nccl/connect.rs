@@ -1,5 +1,7 @@
 //! The connection of a group's members.
 
+use std::time::{Duration, Instant};
+
 use super::group::NcclGroup;
 use super::world::NcclWorld;
 use super::{Communicator, NcclResult};
@@ -20,10 +22,22 @@ impl NcclWorld {
             id
         } else {
             let not_opened = || format!("rank {} has not opened the group", state.ranks[0]);
-            self.membership.get(&key).ok_or_else(|| self.not_within_deadline(group, &not_opened()))?
+            self.id(&key, group, &not_opened())?
         };
         let comm = self.nccl.join(&id, state.ranks.len(), state.index);
         self.settle(group, Some(comm))
+    }
+
+    /// Waits for the communicator's id, which the first member stores.
+    fn id(&self, key: &str, group: &NcclGroup, what: &str) -> Result<Vec<u8>> {
+        let began = Instant::now();
+        let mut time = self.membership.deadline;
+        loop {
+            if let Some(id) = self.membership.get(key, time) {
+                return Ok(id);
+            }
+            time = self.time_left_to_open(group, what, began.elapsed())?;
+        }
     }
 
     /// Splits the world's communicator into one per `color`; together the groups hold all ranks.
@@ -39,7 +53,13 @@ impl NcclWorld {
             Some(Err(e)) => return Err(group.state.broken(CONNECT, e)),
             None => return Err(group.state.given_up(CONNECT, CONNECT.name)),
         }
-        self.ready(group, CONNECT, || self.not_within_deadline(group, "not connected"))
+        self.ready(group, CONNECT, |waited| self.time_left_to_open(group, "not connected", waited))
+    }
+
+    /// Returns the time for which to wait on for the members to connect, after a wait of `waited`.
+    fn time_left_to_open(&self, group: &NcclGroup, what: &str, waited: Duration) -> Result<Duration> {
+        let time = (!self.membership.is_given_up()).then(|| group.state.late_to_open(waited)).flatten();
+        time.ok_or_else(|| self.not_within_deadline(group, what))
     }
 
     /// Returns the error of a group that was not connected within the deadline.

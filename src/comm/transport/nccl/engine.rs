@@ -10,6 +10,7 @@ use super::channel::NcclChannel;
 use super::group::NcclGroup;
 use super::watch::watch;
 use super::world::NcclWorld;
+use crate::comm::calls::BusyWork;
 use crate::comm::coordinator::Client;
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{Membership, Watchdog};
@@ -69,6 +70,12 @@ impl NcclEngine {
         self.world.membership.hang_up();
     }
 
+    /// Returns the time for which the end of the remaining ranks is waited for, after a wait of `waited`, if they are
+    /// threads of this process.
+    pub fn time_left_to_end(&self, waited: Duration) -> Option<Duration> {
+        self.world.membership.time_left_to_end(waited)
+    }
+
     fn open_by(
         &self,
         ranks: &[usize],
@@ -114,6 +121,10 @@ impl Engine for NcclEngine {
             let whole = whole.expect("opened when the rank connected");
             world.split(group, &whole, color)
         })
+    }
+
+    fn announce(&self, work: Option<BusyWork>) {
+        self.world.membership.announce(work);
     }
 
     fn end(&self) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Communicator, Nccl, NcclResult, Progress};
 use crate::comm::lock::lock;
@@ -31,6 +31,8 @@ pub(super) struct CallOnStream {
     pub done: Arc<StreamMark>,
     /// The time at which the watchdog saw that the call had begun.
     pub since: Option<Instant>,
+    /// The time after that at which the call is late.
+    pub patience: Duration,
 }
 
 impl NcclGroup {

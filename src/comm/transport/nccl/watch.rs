@@ -30,8 +30,10 @@ pub(super) fn watch(world: &NcclWorld) {
         }
         let groups = world.groups.all();
         let failure = groups.iter().find_map(|group| Some((group, find_failure(world, group)?)));
-        if let Some((group, failure)) = failure {
-            return give_up(world, &failure.report(group));
+        if let Some((group, failure)) = failure
+            && let Err(first_fault) = failure.report(group)
+        {
+            return give_up(world, &first_fault);
         }
         idle = groups.iter().all(|group| lock(&group.in_flight).is_empty());
         if idle && world.membership.is_over() {
@@ -42,16 +44,27 @@ pub(super) fn watch(world: &NcclWorld) {
 
 /// A failure of a call.
 enum CallFailure {
-    Late(CallNumber),
+    /// A call that has waited for this long.
+    Late(CallNumber, Duration),
     Broken(CallNumber, String),
 }
 
 impl CallFailure {
-    /// Tells the coordinator, and returns the first fault.
-    fn report(self, group: &NcclGroup) -> FirstFault {
+    /// Tells the coordinator. Lets a late call wait on if ranks that it waits for are busy.
+    ///
+    /// # Errors
+    /// Returns the first fault.
+    fn report(self, group: &NcclGroup) -> Result<(), FirstFault> {
         match self {
-            CallFailure::Late(call) => group.state.report_late(&call, call.name),
-            CallFailure::Broken(call, reason) => group.state.report_broken(&call, reason),
+            CallFailure::Late(call, waited) => {
+                let time = group.state.report_late(&call, call.name, waited)?;
+                // Only this thread removes calls while the world is not given up.
+                if let Some(first) = lock(&group.in_flight).front_mut() {
+                    first.patience = waited.saturating_add(time);
+                }
+                Ok(())
+            }
+            CallFailure::Broken(call, reason) => Err(group.state.report_broken(&call, reason)),
         }
     }
 }
@@ -67,8 +80,10 @@ fn find_failure(world: &NcclWorld, group: &NcclGroup) -> Option<CallFailure> {
         if first.since.is_none() && first.began.is_done().unwrap_or(false) {
             first.since = Some(Instant::now());
         }
-        if first.since.is_some_and(|since| since.elapsed() >= world.membership.deadline) {
-            return Some(CallFailure::Late(first.number));
+        if let Some(waited) = first.since.map(|since| since.elapsed())
+            && waited >= first.patience
+        {
+            return Some(CallFailure::Late(first.number, waited));
         }
         break;
     }

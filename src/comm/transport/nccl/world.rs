@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use super::group::NcclGroup;
 use super::{Nccl, Progress};
-use crate::comm::deadline::end_after;
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{CallNumber, GroupMember, Membership, OpenGroups};
 use crate::error::{Error, Result};
@@ -46,10 +45,16 @@ impl NcclWorld {
         NcclGroup::new(GroupMember::open(&self.membership, ranks, name), has_no_comm, side)
     }
 
-    /// Waits until a group's communicator has put its work on the stream; `late` makes the error after the deadline.
-    pub fn ready(&self, group: &NcclGroup, call: &CallNumber, late: impl FnOnce() -> Error) -> Result<()> {
+    /// Waits until a group's communicator has put its work on the stream. After the deadline `late` gets the time waited,
+    /// and returns the time for which to wait on, or the error.
+    pub fn ready(
+        &self,
+        group: &NcclGroup,
+        call: &CallNumber,
+        late: impl Fn(Duration) -> Result<Duration>,
+    ) -> Result<()> {
         const PAUSE: Duration = Duration::from_micros(100);
-        let end = end_after(self.membership.deadline);
+        let (began, mut patience) = (Instant::now(), self.membership.deadline);
         loop {
             match group.with(|comm| self.nccl.progress(comm)) {
                 Some(Ok(Progress::Ready)) => return Ok(()),
@@ -60,8 +65,9 @@ impl NcclWorld {
             if self.membership.is_given_up() {
                 return Err(group.state.given_up(call, call.name));
             }
-            if Instant::now() >= end {
-                return Err(late());
+            let waited = began.elapsed();
+            if waited >= patience {
+                patience = waited.saturating_add(late(waited)?);
             }
             thread::sleep(PAUSE);
         }

@@ -13,7 +13,7 @@ use super::group::{PublishedCall, ThreadGroup};
 use super::shared_folds::ReusedResult;
 use super::slot::SlotOutcome;
 use super::world::ThreadWorld;
-use crate::comm::calls::{Call, Route, Sequence};
+use crate::comm::calls::{BusyWork, Call, Route, Sequence};
 use crate::comm::lock::lock;
 use crate::comm::transport::{CallResults, Channel, Engine, Reduce, Request};
 use crate::error::{Error, Result};
@@ -54,6 +54,10 @@ impl Engine for ThreadEngine {
         Ok(Arc::new(ThreadChannel {
             member: Arc::new(MemberState { world, group, position, spare, reused }),
         }))
+    }
+
+    fn announce(&self, work: Option<BusyWork>) {
+        self.world.status().announce(self.rank, work);
     }
 
     fn survivors(&self) -> Result<Vec<usize>> {

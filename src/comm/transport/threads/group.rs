@@ -125,7 +125,8 @@ impl ThreadGroup {
         if slot.is_open() {
             return Ok(());
         }
-        let deadline = end_after(self.status.deadline);
+        let began = Instant::now();
+        let mut deadline = end_after(self.status.deadline);
         let mut state = self.lock();
         loop {
             if slot.is_open() {
@@ -135,7 +136,12 @@ impl ThreadGroup {
                 return Err(self.own_view(fault, at.as_ref(), call).into());
             }
             let failure = self.peer_failure(slot, call.name);
-            let absence = self.missing(call, Instant::now() >= deadline);
+            let mut is_late = Instant::now() >= deadline;
+            if is_late {
+                let left = self.time_left(call, began.elapsed());
+                (is_late, deadline) = (left.is_zero(), end_after(left));
+            }
+            let absence = self.missing(call, is_late);
             // The members of a cycle may have been told and have ended before this group is.
             if (failure.is_some() || absence.is_some())
                 && let Some(cycle) = self.cycle()
@@ -269,15 +275,27 @@ impl ThreadGroup {
         }
     }
 
-    /// Adds the members' last completed calls to a fault, and the calls in which the missing members wait.
+    /// Adds the members' last completed calls to a fault, the calls in which the missing members wait, and the work
+    /// that is waited for.
     fn with_last(&self, mut fault: CommFault) -> CommFault {
         if let CommFault::Mismatch { last, .. } | CommFault::Missing { last, .. } = &mut fault {
             *last = self.status.recorders.last(&self.name, &self.ranks);
         }
-        if let CommFault::Missing { missing, elsewhere, .. } = &mut fault {
+        if let CommFault::Missing { missing, elsewhere, busy, .. } = &mut fault {
             *elsewhere = self.status.recorders.elsewhere(missing);
+            *busy = self.status.busy(&self.status.recorders.awaited(missing));
         }
         fault
+    }
+
+    /// Returns the time for which a call that has waited for `waited` waits on, which depends on the work that the
+    /// absent members have announced, and the ranks that these wait for.
+    fn time_left(&self, call: &PublishedCall, waited: Duration) -> Duration {
+        let absent: Vec<usize> = {
+            let (ranks, contents) = (&call.slot.ranks, call.slot.contents());
+            (0..ranks.len()).filter(|&at| contents.brought(at).is_none()).map(|at| ranks[at]).collect()
+        };
+        self.status.time_left(self.status.recorders.awaited(&absent).into_iter(), waited)
     }
 
     /// Returns the fault of members that will not arrive: those that have ended, or if `late`, all that are absent.
@@ -300,6 +318,7 @@ impl ThreadGroup {
             ended: has_ended,
             deadline_s: self.status.deadline.as_secs_f64(),
             elsewhere: vec![],
+            busy: vec![],
             last: vec![],
         })
     }

@@ -1,12 +1,14 @@
 //! The status of a world's ranks: which have failed or ended, and which wait for each other in a cycle.
 
 use std::sync::{Arc, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::sync::atomic::{AtomicBool, Ordering};
 use super::sync::{Mutex, MutexGuard};
-use crate::comm::diagnostics::WorldRecorders;
-use crate::error::CommFault;
+use crate::comm::calls::BusyWork;
+use crate::comm::diagnostics::{AnnouncedWork, WorldRecorders, time_left};
+use crate::comm::lock::lock;
+use crate::error::{BusyRank, CommFault};
 
 /// The status of a world's ranks, read by all groups while they wait.
 #[derive(Debug)]
@@ -19,6 +21,8 @@ pub(super) struct WorldStatus {
     /// The cause of each rank's failure.
     failures: Box<[OnceLock<String>]>,
     ended: Box<[AtomicBool]>,
+    /// Each rank's announced work. Not one of the model checkers' locks, because nothing waits for a change of it.
+    work: Box<[std::sync::Mutex<AnnouncedWork>]>,
     /// The cycles of waiting ranks that were found, with their generation.
     cycles: Mutex<Vec<(u64, CommFault)>>,
 }
@@ -33,6 +37,7 @@ impl WorldStatus {
             first_failure: OnceLock::new(),
             failures: (0..len).map(|_| OnceLock::new()).collect(),
             ended: (0..len).map(|_| AtomicBool::new(false)).collect(),
+            work: (0..len).map(|_| Default::default()).collect(),
             cycles: Mutex::new(Vec::new()),
         }
     }
@@ -70,6 +75,24 @@ impl WorldStatus {
     /// Returns true if the rank has neither failed nor ended.
     pub(super) fn is_running(&self, rank: usize) -> bool {
         self.failures[rank].get().is_none() && !self.has_ended(rank)
+    }
+
+    /// Replaces the announced work of `rank`.
+    pub(super) fn announce(&self, rank: usize, work: Option<BusyWork>) {
+        lock(&self.work[rank]).set(work, Instant::now()).expect("an announcer bounds names");
+    }
+
+    /// Returns the time for which a wait goes on that has lasted for `waited` and depends on `ranks`.
+    pub(super) fn time_left(&self, ranks: impl Iterator<Item = usize>, waited: Duration) -> Duration {
+        let now = Instant::now();
+        let running = ranks.filter(|&rank| self.is_running(rank));
+        time_left(running.map(|rank| lock(&self.work[rank]).busy_time(now)), self.deadline, waited, now)
+    }
+
+    /// Returns the work that `ranks` have announced.
+    pub(super) fn busy(&self, ranks: &[usize]) -> Vec<BusyRank> {
+        let now = Instant::now();
+        ranks.iter().filter_map(|&rank| lock(&self.work[rank]).report(rank, now)).collect()
     }
 
     /// Records a cycle that was found in a group of `generation`.

@@ -37,7 +37,8 @@ impl Survivors {
         !self.round().members.contains(&rank)
     }
 
-    /// Joins the next round. Returns the new generation and its ranks, which are those that join before the deadline.
+    /// Joins the next round. Returns the new generation and its ranks, which are those that join before the
+    /// deadline, which counts anew from the end of work that a rank has announced.
     pub(super) fn join(&self, rank: usize, status: &WorldStatus) -> Result<(u64, Vec<usize>)> {
         let mut round = self.round();
         if !round.members.contains(&rank) {
@@ -50,11 +51,12 @@ impl Survivors {
         }
         let mine = round.generation + 1;
         round.joined.push(rank);
-        let end = *round.since.get_or_insert_with(Instant::now) + status.deadline;
+        let since = *round.since.get_or_insert_with(Instant::now);
         while round.generation < mine {
-            let left = end.saturating_duration_since(Instant::now());
             let is_awaited = |&rank: &usize| status.is_running(rank) && !round.joined.contains(&rank);
-            if round.members.iter().any(is_awaited) && !left.is_zero() {
+            let awaited: Vec<usize> = round.members.iter().copied().filter(is_awaited).collect();
+            let left = status.time_left(awaited.iter().copied(), since.elapsed());
+            if !awaited.is_empty() && !left.is_zero() {
                 round = self.changed.wait_timeout(round, left).unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             }

@@ -59,6 +59,11 @@ impl ThreadWorld {
         self.wake();
     }
 
+    /// Returns the time for which the end of the remaining ranks is waited for, after a wait of `waited`.
+    pub(crate) fn time_left(&self, waited: Duration) -> Duration {
+        self.status.time_left(0..self.status.world_len(), waited)
+    }
+
     /// Returns true if the other ranks have continued without `rank`.
     pub(crate) fn is_left(&self, rank: usize) -> bool {
         self.survivors.is_left(rank)

@@ -1,0 +1,557 @@
+//! Token files: the same global batches on every mesh, no sample lost or repeated when ranks come and go, and refusals.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use isoshard::comm::spmd;
+use isoshard::data::{DataPosition, PackedBatch, Packing, TokenWidth, TokenWriter, Tokens, TokensConfig};
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::rng::{Draw, Generator, Permutation};
+use isoshard::{Error, Result};
+
+/// A file in the temporary folder, which is removed at the end.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(bytes: &[u8]) -> Temporary {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("isoshard-suite-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::write(&path, bytes).expect("the temporary folder can be written");
+        Temporary(path)
+    }
+
+    fn tokens(width: TokenWidth, tokens: impl IntoIterator<Item = u32>) -> Temporary {
+        let file = Temporary::new(&[]);
+        let mut writer = TokenWriter::create(&file.0, width).unwrap();
+        writer.write(&tokens.into_iter().collect::<Vec<_>>()).unwrap();
+        writer.finish().unwrap();
+        file
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Two files in which each token is its own number: 35 and 12 windows of 4.
+fn numbered() -> [Temporary; 2] {
+    [(0, 143), (1000, 1050)].map(|(from, to)| Temporary::tokens(TokenWidth::U16, from..to))
+}
+
+fn paths(files: &[Temporary]) -> Vec<PathBuf> {
+    files.iter().map(|file| file.0.clone()).collect()
+}
+
+const CONFIG: TokensConfig = TokensConfig {
+    vocabulary: 1050,
+    block: 4,
+    batch: 5,
+    shuffle: Some(7),
+    packing: Packing::Windows,
+    width: None,
+    read_ahead: 2,
+};
+const SAMPLES: usize = 47;
+
+/// The first token of each row of the numbered files' epochs, by the definition of the order.
+fn expected_rows(epochs: u64) -> Vec<i64> {
+    let seed = Generator::new(7).child("data.tokens").seed();
+    let starts: Vec<i64> = (0..35).map(|w| 4 * w).chain((0..12).map(|w| 1000 + 4 * w)).collect();
+    let epoch = |number| {
+        let order = Permutation::new(Draw { seed, number }, SAMPLES as u64);
+        let starts = &starts;
+        (0..SAMPLES as u64).map(move |i| starts[order.at(i).unwrap() as usize]).collect::<Vec<_>>()
+    };
+    (0..epochs).flat_map(epoch).collect()
+}
+
+/// Reads batches on a mesh: all tokens and targets, and the position after them.
+fn batches(
+    (axes, layout): (&'static str, &'static str),
+    config: TokensConfig,
+    from: Option<DataPosition>,
+    count: usize,
+    paths: &[PathBuf],
+) -> (Vec<[Vec<i64>; 2]>, DataPosition) {
+    let ranks = isoshard::placement::Mesh::parse(axes, 0).unwrap().rank_len();
+    let paths = paths.to_vec();
+    let run = move |rank| {
+        let mesh = DeviceMesh::parse(&rank, axes)?;
+        let mut tokens = Tokens::open(&paths, config)?;
+        from.map_or(Ok(()), |position| tokens.restore(position))?;
+        let mut all = Vec::new();
+        for _ in 0..count {
+            let (x, y) = tokens.next_batch(&mesh, layout.parse()?)?;
+            assert_eq!(x.layout(), &layout.parse()?);
+            all.push([x.full_tensor()?.to_vec()?, y.full_tensor()?.to_vec()?]);
+        }
+        Ok((all, tokens.position()))
+    };
+    let mut outcomes = spmd(ranks, run).unwrap_or_else(|e| panic!("{axes}: {e}"));
+    let first = outcomes.remove(0);
+    assert!(outcomes.iter().all(|other| *other == first), "{axes}: the ranks agree");
+    first
+}
+
+const MESHES: [(&str, &str); 9] = [
+    ("1", "()"),
+    ("dp=2", "(S0)"),
+    ("dp=3", "(S0)"),
+    ("dp=4", "(S0)"),
+    ("dp=7", "(S0)"),
+    ("tp=2", "(R)"),
+    ("sp=3", "(S1)"),
+    ("dp=2,tp=2", "(S0, S1)"),
+    ("dp=2,fsdp=2", "(S0, S0)"),
+];
+
+#[test]
+fn every_mesh_gets_the_same_batches() {
+    let files = numbered();
+    let rows = expected_rows(3);
+    for mesh in MESHES {
+        for read_ahead in [0, 3] {
+            let config = TokensConfig { read_ahead, ..CONFIG };
+            let (all, position) = batches(mesh, config, None, 21, &paths(&files));
+            for (batch, [x, y]) in all.iter().enumerate() {
+                let starts = &rows[5 * batch..5 * batch + 5];
+                let want = |shift: i64| -> Vec<i64> {
+                    starts.iter().flat_map(|&s| (s + shift..s + shift + 4).collect::<Vec<_>>()).collect()
+                };
+                assert_eq!((x, y), (&want(0), &want(1)), "{mesh:?}, batch {batch}");
+            }
+            assert_eq!((position.epoch, position.sample), (2, 11), "{mesh:?}");
+        }
+    }
+}
+
+/// Four ranks, then three, then two, then one, each with another batch size, in the middle of epochs: every sample of two
+/// epochs comes once per epoch.
+#[test]
+fn no_sample_is_lost_or_repeated_when_ranks_come_and_go() {
+    let files = numbered();
+    let mut position: Option<DataPosition> = None;
+    let mut seen = Vec::new();
+    let legs = [("dp=4", 5, 4), ("dp=3", 7, 3), ("dp=2", 4, 10), ("dp=4", 3, 1), ("1", 13, 1)];
+    for (axes, batch, count) in legs {
+        let config = TokensConfig { batch, ..CONFIG };
+        let layout = if axes == "1" { "()" } else { "(S0)" };
+        // The position travels as text, as in a checkpoint.
+        let from = position.map(|p| p.to_string().parse().unwrap());
+        let (all, after) = batches((axes, layout), config, from, count, &paths(&files));
+        seen.extend(all.iter().flat_map(|[x, _]| x.chunks(4).map(|row| row[0])));
+        position = Some(after);
+    }
+    assert_eq!(seen.len(), 2 * SAMPLES + 3);
+    assert_eq!(seen, expected_rows(3)[..seen.len()]);
+    let epochs: Vec<BTreeSet<i64>> =
+        seen[..2 * SAMPLES].chunks(SAMPLES).map(|e| e.iter().copied().collect()).collect();
+    assert!(epochs.iter().all(|epoch| epoch.len() == SAMPLES), "each sample once in each epoch");
+    assert_ne!(seen[..SAMPLES], seen[SAMPLES..2 * SAMPLES], "epochs differ in order");
+    let position = position.unwrap();
+    assert_eq!((position.epoch, position.sample), (2, 3));
+    let json = serde_json::to_string(&position).unwrap();
+    assert_eq!(serde_json::from_str::<DataPosition>(&json).unwrap(), position);
+}
+
+#[test]
+fn a_batch_may_be_longer_than_an_epoch() {
+    let files = numbered();
+    let config = TokensConfig { batch: 100, ..CONFIG };
+    let (all, position) = batches(("dp=3", "(S0)"), config, None, 1, &paths(&files));
+    let starts: Vec<i64> = all[0][0].chunks(4).map(|row| row[0]).collect();
+    assert_eq!(starts, expected_rows(3)[..100]);
+    assert_eq!((position.epoch, position.sample), (2, 6));
+}
+
+#[test]
+fn unshuffled_windows_follow_the_files() {
+    let file = Temporary::tokens(TokenWidth::U32, (0..15).map(|i| 70_000 + i));
+    let config =
+        TokensConfig { vocabulary: 80_000, shuffle: None, width: None, batch: 2, block: 6, ..CONFIG };
+    let (all, _) = batches(("1", "()"), config, None, 1, &paths(&[file]));
+    assert_eq!(all[0][0], (70_000..70_012).collect::<Vec<i64>>());
+    assert_eq!(all[0][1], (70_001..70_013).collect::<Vec<i64>>());
+}
+
+/// The ranks whose rows hold a token outside the vocabulary fail; the others read nothing of those rows.
+#[test]
+fn each_rank_reads_only_its_rows() {
+    // 6 windows of 4, one batch: the bad token stands in rows 3 to 5, which are rank 1's.
+    let file = Temporary::tokens(TokenWidth::U16, (0..25).map(|i| if i == 17 { 500 } else { i }));
+    let path = file.0.clone();
+    for read_ahead in [0, 1] {
+        let path = path.clone();
+        let run = move |rank: isoshard::comm::Rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            let config = TokensConfig { vocabulary: 100, shuffle: None, batch: 6, read_ahead, ..CONFIG };
+            let mut tokens = Tokens::open(&[&path], config)?;
+            let before = tokens.position();
+            let read = tokens.next_batch(&mesh, "(S0)".parse()?);
+            Ok((read.map(|_| ()).map_err(|e| e.to_string()), tokens.position() == before))
+        };
+        let mut outcomes = spmd(2, run).unwrap();
+        assert_eq!(outcomes.remove(0), (Ok(()), false));
+        let (said, unmoved) = outcomes.remove(0);
+        let said = said.unwrap_err();
+        let want = format!(
+            "tokens: a token is outside the vocabulary of 100; got token 500 at 17 of {}; give the vocabulary and the \
+             width of the file",
+            file.0.display()
+        );
+        assert_eq!((said, unmoved), (want, true));
+    }
+}
+
+/// The first batch compares the ranks; later ones send nothing.
+#[test]
+fn ranks_with_another_order_are_found() {
+    let files = numbered();
+    let all = paths(&files);
+    let found = |differ: fn(usize, &mut TokensConfig, &mut Vec<PathBuf>)| {
+        let all = all.clone();
+        let run = move |rank: isoshard::comm::Rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            let (mut config, mut paths) = (CONFIG, all.clone());
+            differ(rank.rank(), &mut config, &mut paths);
+            let mut tokens = Tokens::open(&paths, config)?;
+            if let Err(e) = tokens.next_batch(&mesh, "(S0)".parse()?) {
+                return Ok(Some(matches!(e, Error::Diverged(_)).then(|| e.to_string())));
+            }
+            let before = mesh.received_bytes();
+            tokens.next_batch(&mesh, "(S0)".parse()?)?;
+            assert_eq!(mesh.received_bytes(), before);
+            Ok(None)
+        };
+        spmd(2, run).unwrap()
+    };
+    assert_eq!(found(|_, _, _| ()), [None, None]);
+    let others: [fn(usize, &mut TokensConfig, &mut Vec<PathBuf>); 3] = [
+        |rank, config, _| config.shuffle = Some(rank as u64),
+        |rank, config, _| config.batch += rank,
+        |rank, _, paths| paths.rotate_left(rank),
+    ];
+    for differ in others {
+        for said in found(differ) {
+            let said = said.expect("it is refused").expect("as a divergence");
+            assert!(said.contains("the token files, their settings and the position"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn files_and_settings_that_do_not_fit_are_refused_by_name() {
+    let refused = |bytes: &[u8], config: TokensConfig| {
+        let file = Temporary::new(bytes);
+        let said = Tokens::open(&[&file.0], config).unwrap_err().to_string();
+        said.replace(&file.0.display().to_string(), "FILE")
+    };
+    let wide = TokensConfig { vocabulary: 1 << 17, ..CONFIG };
+    let documents = TokensConfig { packing: Packing::Documents { end_of_text: 0 }, ..CONFIG };
+    for (bytes, config, want) in [
+        (
+            &[][..],
+            CONFIG,
+            "tokens: a token file is empty; got 0 bytes in FILE; write tokens with TokenWriter",
+        ),
+        (
+            &[1, 0, 2],
+            CONFIG,
+            "tokens: a file of 2-byte tokens has another number of bytes; got 3 bytes in FILE; give the width that the \
+             file was written with",
+        ),
+        (
+            &[1, 0, 0, 0, 2, 0],
+            wide,
+            "tokens: a file of 4-byte tokens has another number of bytes; got 6 bytes in FILE; give the width that the \
+             file was written with",
+        ),
+        (
+            &[0; 8],
+            CONFIG,
+            "tokens: a file is shorter than a window of 4 + 1 tokens; got 4 tokens in FILE; give a smaller block",
+        ),
+        (&[0; 8], documents, "tokens: no document has a token to predict; got FILE"),
+        (
+            &[1, 0, 255, 255],
+            documents,
+            "tokens: a token is outside the vocabulary of 1050; got token 65535 at 1 of FILE; give the vocabulary and \
+             the width of the file",
+        ),
+        (
+            &[0; 20],
+            TokensConfig { packing: Packing::DocumentWindows { end_of_text: 1050 }, ..CONFIG },
+            "tokens: the end of text is a token; got 1050 of 1050",
+        ),
+        (
+            &[0; 20],
+            TokensConfig { batch: 0, ..CONFIG },
+            "tokens: a batch has rows and a row has tokens; got 0 rows of 4",
+        ),
+        (
+            &[0; 20],
+            TokensConfig { block: 0, ..CONFIG },
+            "tokens: a batch has rows and a row has tokens; got 5 rows of 0",
+        ),
+    ] {
+        assert_eq!(refused(bytes, config), want);
+    }
+    let none: [PathBuf; 0] = [];
+    assert_eq!(
+        Tokens::open(&none, CONFIG).unwrap_err().to_string(),
+        "tokens: wants at least one token file; got none"
+    );
+    let missing = Tokens::open(&["no/such.bin"], CONFIG).unwrap_err().to_string();
+    assert!(missing.starts_with("tokens: cannot access the file; got no/such.bin: "), "{missing}");
+}
+
+#[test]
+fn positions_that_do_not_exist_are_refused() {
+    let files = numbered();
+    let mut tokens = Tokens::open(&paths(&files), CONFIG).unwrap();
+    let DataPosition { order, .. } = tokens.position();
+    for (epoch, sample) in [(0, SAMPLES as u64), (u64::MAX, 0), (u64::MAX / 47, 46), (1 << 60, 1)] {
+        let said = tokens.restore(DataPosition { epoch, sample, order }).unwrap_err().to_string();
+        assert!(said.starts_with("tokens: there is no such position; got tokens:"), "{said}");
+    }
+    let said = tokens.restore(DataPosition { epoch: 0, sample: 0, order: !order }).unwrap_err().to_string();
+    assert!(said.starts_with("tokens: the position is one of other files"), "{said}");
+    for config in [
+        TokensConfig { block: 5, ..CONFIG },
+        TokensConfig { shuffle: Some(8), ..CONFIG },
+        TokensConfig { shuffle: None, ..CONFIG },
+        TokensConfig { packing: Packing::DocumentWindows { end_of_text: 3 }, ..CONFIG },
+    ] {
+        let other = Tokens::open(&paths(&files), config).unwrap();
+        assert!(tokens.restore(other.position()).is_err(), "{config:?}");
+    }
+    let more = Tokens::open(&paths(&files), TokensConfig { batch: 9, read_ahead: 0, ..CONFIG }).unwrap();
+    assert_eq!(tokens.restore(more.position()), Ok(()), "the batch size does not decide the order");
+    for text in [
+        "",
+        "tokens",
+        "tokens:1:2",
+        "tokens:1:2:3",
+        "tokens:01:2:0000000000000003",
+        "tokens:1:2:000000000000000A",
+        "tokens:1:2:0000000000000003:",
+        "tokens:1:2:0000000000000003 ",
+        "tokens:-1:2:0000000000000003",
+        "token:1:2:0000000000000003",
+    ] {
+        assert!(text.parse::<DataPosition>().is_err(), "{text:?}");
+    }
+}
+
+#[test]
+fn layouts_that_do_not_fit_are_refused() {
+    let files = numbered();
+    let all = paths(&files);
+    let run = move |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let mut tokens = Tokens::open(&all, CONFIG)?;
+        let said = tokens.next_batch(&mesh, "(P(sum))".parse()?).unwrap_err().to_string();
+        assert!(said.starts_with("tokens: a batch is not Partial; got "), "{said}");
+        assert!(tokens.next_batch(&mesh, "(S2)".parse()?).is_err());
+        assert!(tokens.next_batch(&mesh, "(S0, S0)".parse()?).is_err());
+        let said = tokens.next_packed_batch(&mesh, "(S0)".parse()?).unwrap_err().to_string();
+        assert!(said.starts_with("tokens: these rows know no documents; got Packing::Windows"), "{said}");
+        assert_eq!(tokens.position().sample, 0);
+        // Another layout in mid-epoch goes on with the same samples.
+        let mut rows = Vec::new();
+        for layout in ["(S0)", "(S1)", "(R)", "(S0)", "(RS(0..1; 4,1))", "(RS(0..2; 3,17))"] {
+            let (x, _) = tokens.next_batch(&mesh, layout.parse()?)?;
+            rows.extend(x.full_tensor()?.to_vec::<i64>()?.chunks(4).map(|row| row[0]));
+        }
+        assert_eq!(rows, expected_rows(1)[..30]);
+        Ok(())
+    };
+    spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// A clone shares the files and has its own position.
+#[test]
+fn clones_go_on_by_themselves() {
+    let files = numbered();
+    let opened = Tokens::open(&paths(&files), CONFIG).unwrap();
+    let run = move |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
+        let mut first = opened.clone();
+        let read = |tokens: &mut Tokens| -> Result<Vec<i64>> {
+            tokens.next_batch(&mesh, "(S0)".parse()?)?.0.full_tensor()?.to_vec()
+        };
+        read(&mut first)?;
+        let mut second = first.clone();
+        assert_eq!(read(&mut first)?, read(&mut second)?);
+        assert_eq!(opened.position().sample, 0);
+        Ok(())
+    };
+    spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Documents of these lengths, each of which ends with 0; the other tokens are numbered.
+fn documents(lens: &[usize], last_ends: bool) -> Vec<u32> {
+    let mut next = 0;
+    let mut all = Vec::new();
+    for &len in lens {
+        all.extend((1..len).map(|_| {
+            next += 1;
+            next
+        }));
+        all.push(0);
+    }
+    if !last_ends {
+        all.pop();
+    }
+    all
+}
+
+/// All rows of an epoch: tokens, targets, documents and positions of each.
+fn packed_epoch(ranks: usize, tokens: &[u32], config: TokensConfig) -> Vec<[Vec<i64>; 4]> {
+    let file = Temporary::tokens(TokenWidth::U16, tokens.iter().copied());
+    let path = file.0.clone();
+    let run = move |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", ranks)])?;
+        let mut tokens = Tokens::open(&[&path], config)?;
+        let mut rows = Vec::new();
+        while rows.len() < tokens.samples() as usize {
+            let PackedBatch { tokens: x, targets, documents, positions } =
+                tokens.next_packed_batch(&mesh, "(S0)".parse()?)?;
+            let all = [x, targets, documents, positions].map(|t: DTensor| t.full_tensor());
+            let all = all.into_iter().map(|t| t?.to_vec::<i64>()).collect::<Result<Vec<_>>>()?;
+            for row in 0..config.batch {
+                let cut = |k: usize| all[k][row * config.block..(row + 1) * config.block].to_vec();
+                rows.push([cut(0), cut(1), cut(2), cut(3)]);
+            }
+        }
+        rows.truncate(tokens.samples() as usize);
+        Ok(rows)
+    };
+    spmd(ranks, run).unwrap_or_else(|e| panic!("{e}")).remove(0)
+}
+
+#[test]
+fn documents_are_packed_whole_and_lose_no_token() {
+    let lens = [5, 1, 9, 2, 23, 3, 3, 8, 1, 4, 12, 6];
+    for last_ends in [true, false] {
+        let text = documents(&lens, last_ends);
+        let config =
+            TokensConfig { packing: Packing::Documents { end_of_text: 0 }, block: 8, batch: 3, ..CONFIG };
+        let rows = packed_epoch(1, &text, config);
+        for ranks in [2, 3, 4] {
+            assert_eq!(packed_epoch(ranks, &text, config), rows, "{ranks} ranks");
+        }
+        let mut predicted = Vec::new();
+        for [tokens, targets, documents, positions] in &rows {
+            let mut last = (-1, -1);
+            for k in 0..8 {
+                let (document, position) = (documents[k], positions[k]);
+                assert!(
+                    (document, position) == (last.0 + 1, 0) || (document, position) == (last.0, last.1 + 1)
+                );
+                last = (document, position);
+                if targets[k] == -100 {
+                    assert!(
+                        tokens[k] == 0 && targets[k..].iter().all(|&t| t == -100),
+                        "padding is at the end"
+                    );
+                    continue;
+                }
+                predicted.push((tokens[k], targets[k]));
+                if k > 0 && position > 0 {
+                    assert_eq!(tokens[k], targets[k - 1], "a document goes on");
+                }
+            }
+        }
+        // Each pair of neighbours within a document is predicted once.
+        let mut want: Vec<(i64, i64)> = text
+            .windows(2)
+            .filter(|pair| pair[0] != 0)
+            .map(|pair| (pair[0].into(), pair[1].into()))
+            .collect();
+        want.sort();
+        predicted.sort();
+        assert_eq!(predicted, want);
+        // The lengths to predict are 4, 8, 1, 22 as 8 + 8 + 6, 2, 2, 7, 3, 11 as 8 + 3, and 5 (or 4): 65 (or 64) in all.
+        assert_eq!(rows.len(), if last_ends { 9 } else { 8 });
+    }
+}
+
+#[test]
+fn windows_of_documents_tell_them_apart() {
+    let text = documents(&[3, 6, 2, 5], true);
+    let config = TokensConfig {
+        packing: Packing::DocumentWindows { end_of_text: 0 },
+        shuffle: None,
+        block: 7,
+        batch: 2,
+        ..CONFIG
+    };
+    let rows = packed_epoch(2, &text, config);
+    assert_eq!(
+        rows,
+        [
+            [
+                vec![1, 2, 0, 3, 4, 5, 6],
+                vec![2, 0, 3, 4, 5, 6, 7],
+                vec![0, 0, 0, 1, 1, 1, 1],
+                vec![0, 1, 2, 0, 1, 2, 3]
+            ],
+            [
+                vec![7, 0, 8, 0, 9, 10, 11],
+                vec![0, 8, 0, 9, 10, 11, 12],
+                vec![0, 0, 1, 1, 2, 2, 2],
+                vec![0, 1, 0, 1, 0, 1, 2]
+            ]
+        ]
+    );
+}
+
+/// A writer that is dropped leaves an older file as it was.
+#[test]
+fn a_token_file_is_whole_or_absent() {
+    let file = Temporary::tokens(TokenWidth::U16, [1, 2, 3]);
+    let mut writer = TokenWriter::create(&file.0, TokenWidth::U32).unwrap();
+    writer.write(&[9; 100_000]).unwrap();
+    let mut partial = file.0.clone().into_os_string();
+    partial.push(".partial");
+    assert!(PathBuf::from(&partial).exists());
+    drop(writer);
+    assert!(!PathBuf::from(&partial).exists());
+    assert_eq!(fs::read(&file.0).unwrap(), [1, 0, 2, 0, 3, 0]);
+}
+
+/// A file that another program shortens is found at the next batch, with and without reading ahead.
+#[test]
+fn a_file_that_becomes_shorter_is_refused() {
+    for read_ahead in [0, 1] {
+        let file = Temporary::tokens(TokenWidth::U16, 0..1000);
+        let path = file.0.clone();
+        let run = move |rank| {
+            let mesh = DeviceMesh::new(&rank, &[])?;
+            let mut tokens = Tokens::open(&[&path], TokensConfig { read_ahead, ..CONFIG })?;
+            tokens.next_batch(&mesh, "()".parse()?)?;
+            // The thread waits with the next batch in its hand.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(10).unwrap();
+            let mut said = String::new();
+            for _ in 0..3 {
+                if let Err(e) = tokens.next_batch(&mesh, "()".parse()?) {
+                    said = e.to_string();
+                    break;
+                }
+            }
+            assert!(
+                said.starts_with("tokens: a token file became shorter while it was open; got 10 of"),
+                "{said}"
+            );
+            Ok(())
+        };
+        spmd(1, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+}

@@ -1,0 +1,178 @@
+//! Frozen parameters: no gradient, no reduction, no optimizer state; the others learn with the same bits on every mesh.
+
+use isoshard::comm::Rank;
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
+use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
+use isoshard::optim::{AdamW, UpdateRule};
+use isoshard::placement::Mesh;
+use isoshard::rng::Generator;
+use isoshard::tensor::Tensor;
+use isoshard::{Result, comm::spmd};
+
+const CONFIG: GptConfig =
+    GptConfig { vocabulary: 11, block: 6, layers: 3, heads: 2, width: 8, dropout: 0.1, bias: true };
+const MESHES: [&str; 6] = ["1", "dp=2", "fsdp=2", "fsdp=3", "tp=2", "fsdp=2,tp=2"];
+
+/// A model and a batch on a mesh.
+struct Setup {
+    params: Params,
+    model: Gpt,
+    tokens: DTensor,
+    targets: DTensor,
+}
+
+impl Setup {
+    fn new(rank: &Rank, mesh: &str) -> Result<Setup> {
+        let mesh = DeviceMesh::parse(rank, mesh)?;
+        let plan = Plan::transformer(mesh.mesh(), Parallel { heads: 2, sequence: false })?;
+        let layout = plan.batch_layout(mesh.mesh());
+        let mut params = Params::new(&mesh, plan, 7)?;
+        let model = Gpt::new(&mut params, CONFIG)?;
+        let text = |from: i64| Tensor::from_vec((from..from + 30).map(|i| i * i % 11).collect(), [5, 6]);
+        let tokens = DTensor::distribute(&mesh, &text(0)?, layout.clone())?;
+        let targets = DTensor::distribute(&mesh, &text(1)?, layout)?;
+        Ok(Setup { params, model, tokens, targets })
+    }
+
+    /// Returns the gradients, and the bytes that the backward pass received.
+    fn gradients(&self, dropout: &mut Generator) -> Result<(Gradients, u64)> {
+        let cx = Forward::train(&self.params, dropout);
+        let loss = self.model.loss(&cx, &self.tokens, &self.targets)?;
+        drop(cx);
+        let before = self.params.mesh().received_bytes();
+        let gradients = loss.backward()?;
+        Ok((gradients, self.params.mesh().received_bytes() - before))
+    }
+
+    fn values(&self) -> Result<Vec<(String, Vec<f64>)>> {
+        let value = |id| Ok((self.params.path(id).into(), self.params.value(id).full_tensor()?.to_f64_vec()));
+        self.params.ids().map(value).collect()
+    }
+}
+
+fn on(mesh: &'static str, run: impl Fn(Rank) -> Result<()> + Send + Sync + 'static) {
+    let ranks = Mesh::parse(mesh, 0).unwrap().rank_len();
+    spmd(ranks, run).unwrap_or_else(|e| panic!("{mesh}: {e}"));
+}
+
+#[test]
+fn gradients_of_the_others_keep_their_bits_and_nothing_else_is_reduced() {
+    for mesh in MESHES {
+        on(mesh, move |rank| {
+            let mut setup = Setup::new(&rank, mesh)?;
+            let (all, bytes_of_all) = setup.gradients(&mut Generator::new(1))?;
+            assert_eq!(setup.params.freeze("**")?, setup.params.len());
+            let learning = ["h.1.mlp.down.bias", "ln_f.weight", "h.0.ln_1.bias"];
+            for path in learning {
+                assert_eq!(setup.params.unfreeze(path)?, 1);
+            }
+            let (some, bytes_of_some) = setup.gradients(&mut Generator::new(1))?;
+            for id in setup.params.ids() {
+                let path = setup.params.path(id).to_string();
+                let gradient = some.get(setup.params.value(id));
+                assert_eq!(gradient.is_some(), learning.contains(&&*path), "{mesh}: {path}");
+                assert_eq!(setup.params.is_frozen(id), gradient.is_none(), "{mesh}: {path}");
+            }
+            if mesh == "dp=2" {
+                assert!(20 * bytes_of_some < bytes_of_all, "{bytes_of_some} and {bytes_of_all} bytes");
+            } else {
+                assert!(
+                    bytes_of_some < bytes_of_all || mesh == "1",
+                    "{mesh}: {bytes_of_some}, {bytes_of_all}"
+                );
+            }
+            // Leaf tensors that were frozen are new ones: compare with a set-up that never was.
+            let fresh = Setup::new(&rank, mesh)?;
+            let (whole, _) = fresh.gradients(&mut Generator::new(1))?;
+            drop(all);
+            for path in learning {
+                let [a, b] = [(&setup, &some), (&fresh, &whole)].map(|(setup, gradients)| {
+                    let id = setup.params.find(path).expect("it is declared");
+                    gradients.get(setup.params.value(id)).expect("it learns").full_tensor()
+                });
+                assert_eq!(a?.to_vec::<f32>()?, b?.to_vec::<f32>()?, "{mesh}: {path}");
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Two steps with all but one block frozen: the same bits on every mesh, nothing else moves, and no moments are kept for
+/// frozen parameters.
+#[test]
+fn the_rest_is_trained_with_the_same_bits_on_every_mesh() {
+    let train = |mesh: &'static str| {
+        let ranks = Mesh::parse(mesh, 0).unwrap().rank_len();
+        let run = move |rank: Rank| {
+            let mut setup = Setup::new(&rank, mesh)?;
+            let before = setup.values()?;
+            setup.params.freeze("**")?;
+            assert!(setup.params.unfreeze("h.1.**")? > 5);
+            let mut rule = AdamW::new((0.9, 0.95), 0.1);
+            let mut dropout = Generator::new(1);
+            for _ in 0..2 {
+                let (mut gradients, _) = setup.gradients(&mut dropout)?;
+                let one = setup.params.grad_norm(&gradients)?;
+                let one = one.sub(&one)?.add_scalar(1.0)?;
+                rule.step(&mut setup.params, &mut gradients, &one, 0.01)?;
+            }
+            let after = setup.values()?;
+            for ((path, old), (_, new)) in before.iter().zip(&after) {
+                assert_eq!(old != new, path.starts_with("h.1."), "{path}");
+            }
+            let state = UpdateRule::state(&rule, &setup.params)?;
+            let names: Vec<&str> = state.tensors().map(|(name, _)| name).collect();
+            let learning = after.iter().filter(|(path, _)| path.starts_with("h.1.")).count();
+            assert_eq!(names.len(), 2 * learning);
+            assert!(
+                names.iter().all(|name| name.split_once('.').is_some_and(|(_, p)| p.starts_with("h.1.")))
+            );
+            setup.params.digest()
+        };
+        spmd(ranks, run).unwrap_or_else(|e| panic!("{mesh}: {e}")).remove(0)
+    };
+    let single = train("1");
+    for mesh in MESHES {
+        assert_eq!(train(mesh), single, "{mesh}");
+    }
+}
+
+#[test]
+fn a_frozen_parameter_stays_frozen_when_it_is_replaced() {
+    on("fsdp=2", |rank| {
+        let mut setup = Setup::new(&rank, "fsdp=2")?;
+        let id = setup.params.find("ln_f.weight").expect("it is declared");
+        setup.params.freeze("ln_f.*")?;
+        setup.params.set(id, setup.params.value(id).mul_scalar(2.0)?)?;
+        assert!(setup.params.is_frozen(id));
+        assert_eq!(setup.params.value(id).full_tensor()?.to_vec::<f32>()?, [2.0; 8]);
+        setup.params.unfreeze("ln_f.weight")?;
+        setup.params.set(id, setup.params.value(id).mul_scalar(2.0)?)?;
+        assert!(!setup.params.is_frozen(id));
+        let (gradients, _) = setup.gradients(&mut Generator::new(1))?;
+        assert!(gradients.get(setup.params.value(id)).is_some());
+        // A parameter that learns keeps its leaf tensor.
+        setup.params.unfreeze("ln_f.weight")?;
+        assert!(gradients.get(setup.params.value(id)).is_some());
+        Ok(())
+    });
+}
+
+#[test]
+fn patterns_that_match_nothing_are_refused() {
+    on("1", |rank| {
+        let mut setup = Setup::new(&rank, "1")?;
+        for (verb, refused) in [
+            ("freeze", setup.params.freeze("h.*.attn.qvk.weight")),
+            ("unfreeze", setup.params.unfreeze("**.qvk.*")),
+        ] {
+            let said = refused.unwrap_err().to_string();
+            assert!(said.starts_with(&format!("{verb}: a pattern matches no parameter; got ")), "{said}");
+        }
+        assert!(setup.params.ids().all(|id| !setup.params.is_frozen(id)));
+        // Nothing that learns: the backward pass says so.
+        setup.params.freeze("**")?;
+        assert!(setup.gradients(&mut Generator::new(1)).is_err());
+        Ok(())
+    });
+}
