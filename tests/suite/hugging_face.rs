@@ -202,6 +202,7 @@ architectures! {
     llama2 "llama2"
     llama3 "llama3"
     llama3_1_scales_its_angles "llama3.1"
+    llama_with_biases "llama_biases"
     mistral_has_a_window "mistral"
     qwen2_has_biases "qwen2"
     qwen3_normalises_heads "qwen3"
@@ -211,6 +212,7 @@ architectures! {
     mixtral "mixtral"
     qwen2_moe_has_a_shared_expert "qwen2_moe"
     qwen3_moe "qwen3_moe"
+    qwen3_moe_in_every_second_layer "qwen3_moe_mixed"
 }
 
 /// The same weights in shards, in bf16, and with fused experts.
@@ -231,6 +233,29 @@ fn other_forms_of_the_files_are_the_same_model() {
             spmd(ranks, run).unwrap_or_else(|e| panic!("{form} on {mesh}: {e}"));
         }
         export(form);
+    }
+}
+
+/// Configs that compute something else from the weights of another fixture.
+#[test]
+fn other_configs_of_the_same_weights() {
+    for (form, base) in [("llama3_linear", "llama3"), ("llama3_yarn", "llama3"), ("qwen2_window", "qwen2")] {
+        let dir = new_folder(form);
+        fs::create_dir_all(&dir).expect("the folder is new");
+        for (from, file) in [(form, "config.json"), (base, "model.safetensors")] {
+            fs::copy(fixture(from).join(file), dir.join(file)).expect("it can be copied");
+        }
+        for (mesh, ranks) in MESHES {
+            let (dir, expected) = (dir.clone(), fixture(form).join("expected.safetensors"));
+            let run = move |rank| {
+                let of = read(&DeviceMesh::parse(&rank, mesh)?, &dir)?;
+                let expected = Stored::read(&expected);
+                expect_near("logits", &logits(&of, expected.i64s("tokens"))?, &expected.f32s("logits"));
+                Ok(())
+            };
+            spmd(ranks, run).unwrap_or_else(|e| panic!("{form} on {mesh}: {e}"));
+        }
+        fs::remove_dir_all(&dir).expect("it was made here");
     }
 }
 
