@@ -25,6 +25,10 @@
 //! The architectures are GPT-2, Llama (2, 3, 3.1), Mistral, Qwen2 and Qwen2.5, Qwen3, Gemma (1, 2, and 3 for text),
 //! Mixtral, Qwen2-MoE and Qwen3-MoE. Sources in f32, f16 and bf16 become f32 parameters; export rounds back.
 //!
+//! A model that is trained from its first step needs no files: [`HuggingFaceConfig::parse`] reads a config that you
+//! write, [`HuggingFaceConfig::decoder`] gives the configuration of its [`Decoder`](crate::nn::Decoder), and
+//! [`HuggingFaceFormat::new`] the names under which [`HuggingFaceFormat::save`] writes the parameters.
+//!
 //! Missing, and refused by name: other architectures, quantized weights, pickled weights (`pytorch_model.bin`), rotary
 //! scalings other than linear, Llama 3's and YaRN, and partly turned heads.
 

@@ -215,7 +215,7 @@ architectures! {
     qwen3_moe_in_every_second_layer "qwen3_moe_mixed"
 }
 
-/// The same weights in shards, in bf16, and with fused experts.
+/// Weights in shards, in bf16, and with fused experts.
 #[test]
 fn other_forms_of_the_files_are_the_same_model() {
     for (form, like) in
@@ -530,7 +530,7 @@ fn other_files_than_safetensors_are_refused() {
     expect_text(&refused, &["pytorch_model.bin is a pickle"]);
 }
 
-/// Whatever a damaged file says, reading it ends with an error or a format, and soon.
+/// Reading a damaged file ends with an error or a format, and soon.
 #[test]
 fn damaged_files_are_refused() {
     let whole = fs::read(fixture("llama2").join("model.safetensors")).expect("the fixture is there");
