@@ -116,6 +116,8 @@ mod guides {
         Cluster "docs/book/src/cluster.md"
         FromPyTorch "docs/book/src/from-pytorch.md"
         FromCandleOrBurn "docs/book/src/from-candle-or-burn.md"
+        Checkpoints "docs/checkpoints.md"
+        Models "docs/models.md"
         Clusters "docs/clusters.md"
         Cuda "docs/cuda.md"
     }
