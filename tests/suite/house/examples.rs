@@ -266,7 +266,8 @@ fn exported(sources: &[Source]) -> (BTreeSet<(String, String)>, BTreeSet<Module>
 /// The guide shows the example that users run.
 #[test]
 fn the_page_on_models_shows_the_example() {
-    let read = |name: &str| std::fs::read_to_string(super::source::root().join(name)).expect("it can be read");
+    let read =
+        |name: &str| std::fs::read_to_string(super::source::root().join(name)).expect("it can be read");
     let example = read("examples/10_own_training.rs");
     let program = example.split_once("\n\n").expect("a head, then the program").1;
     assert!(read("docs/models.md").contains(program), "copy examples/10_own_training.rs into docs/models.md");
