@@ -28,7 +28,7 @@ struct LoadedTensor<'a> {
     region: Region,
     /// The axes over which ranks read together; none if this rank reads alone.
     axes: Vec<usize>,
-    /// The region of which this rank reads bytes from `first` on: its own, or the group's.
+    /// The region that this rank reads from byte `first` on: its own, or the group's.
     read: Region,
     first: usize,
     /// This rank's shard: filled while reading if it reads alone, else by the exchange.

@@ -25,7 +25,7 @@ impl TempFolder {
     fn new() -> TempFolder {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("isoshard-suite-{}-{number}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("isoshard-checkpoints-{}-{number}", std::process::id()));
         fs::create_dir_all(&dir).expect("a temporary folder can be made");
         TempFolder(dir)
     }
