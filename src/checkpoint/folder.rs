@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::save::{PATIENCE, start};
+use super::save::{BUSY, PATIENCE, start};
 use super::save_job::{SaveJob, UNFINISHED};
 use super::saved::Checkpoint;
 use super::state_tree::StateTree;
@@ -153,7 +153,9 @@ impl CheckpointFolder {
     pub fn save(&mut self, mesh: &DeviceMesh, step: u64, state: &StateTree) -> Result<()> {
         self.admit(mesh)?;
         let job = start(mesh, &self.dir_of(step), state, self.patience)?;
+        let busy = mesh.rank().busy(BUSY);
         let done = self.removal(step).run(job);
+        drop(busy);
         mesh.agree(VERB, done.map(|()| Vec::new())).map(drop)
     }
 
@@ -204,7 +206,9 @@ impl CheckpointFolder {
     /// # Errors
     /// Returns the save's error, on every rank.
     pub fn wait(&mut self, mesh: &DeviceMesh) -> Result<()> {
+        let busy = mesh.rank().busy(BUSY);
         let own = self.writing.take().map_or(Ok(()), joined);
+        drop(busy);
         mesh.agree(VERB, own.map(|()| Vec::new())).map(drop)
     }
 

@@ -1,4 +1,4 @@
-//! The index of a checkpoint: a JSON file that says which part of which tensor stands in which file.
+//! The index of a checkpoint: a JSON file with the place of each piece of each tensor.
 
 use std::collections::BTreeMap;
 use std::fs::File;

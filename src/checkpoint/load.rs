@@ -5,15 +5,19 @@
 //! once per group, and each member receives only bytes that it lacks (Wan et al., *ByteCheckpoint*, NSDI 2025). A rank
 //! whose shard is its own, as under FSDP, reads it straight into place.
 
-use super::piece_reader::PieceReader;
+use std::sync::{Mutex, PoisonError};
+
 use super::saved::Checkpoint;
-use crate::comm::Group;
 use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Placement, Region, Spec};
 use crate::tensor::{DType, Device, Shape, Tensor};
 
 const VERB: &str = "load";
+/// The most threads per rank that read.
+const THREADS: usize = 4;
+/// The bytes that a thread reads at a time, a multiple of a block.
+const RANGE_BYTES: usize = 16 << 20;
 
 /// A tensor that is being loaded.
 struct LoadedTensor<'a> {
@@ -24,6 +28,9 @@ struct LoadedTensor<'a> {
     region: Region,
     /// The axes over which ranks read together; none if this rank reads alone.
     axes: Vec<usize>,
+    /// The region of which this rank reads bytes from `first` on: its own, or the group's.
+    read: Region,
+    first: usize,
     /// This rank's shard: filled while reading if it reads alone, else by the exchange.
     local: Tensor,
     /// The share that this rank reads for its group.
@@ -61,7 +68,9 @@ impl Checkpoint {
     /// Refuses names that the checkpoint lacks, layouts that do not fit or are `Partial`, and files that are not those
     /// that were saved; on every rank if one rank finds it.
     pub fn tensors(&self, mesh: &DeviceMesh, wanted: &[(&str, Layout)]) -> Result<Vec<DTensor>> {
+        let busy = mesh.rank().busy("loading a checkpoint");
         let read = self.read_shares(mesh, wanted);
+        drop(busy);
         let error = read.as_ref().err().cloned();
         mesh.agree(VERB, error.map_or(Ok(Vec::new()), Err))?;
         let mut tensors = read?;
@@ -82,44 +91,88 @@ impl Checkpoint {
         if mesh.device() == Device::Meta {
             return Err(Error::unsupported(VERB, "tensors on meta have no values", "a dry run", ""));
         }
-        let mut reader = self.reader();
-        wanted.iter().map(|(name, layout)| self.read_share(mesh.mesh(), name, layout, &mut reader)).collect()
+        let plan = |(name, layout): &(&'a str, Layout)| self.plan_share(mesh.mesh(), name, layout);
+        let mut tensors = wanted.iter().map(plan).collect::<Result<Vec<_>>>()?;
+        let mut ranges = Vec::new();
+        for x in &mut tensors {
+            let LoadedTensor { name, dtype, read, first, local, share, axes, .. } = x;
+            let bytes = if axes.is_empty() { local.bytes_mut() } else { &mut share[..] };
+            for (number, into) in bytes.chunks_mut(RANGE_BYTES).enumerate() {
+                ranges.push(ReadRange {
+                    name,
+                    dtype: *dtype,
+                    read,
+                    first: *first + number * RANGE_BYTES,
+                    into,
+                });
+            }
+        }
+        self.read_ranges(ranges)?;
+        Ok(tensors)
     }
 
-    fn read_share<'a>(
-        &self,
-        mesh: &Mesh,
-        name: &'a str,
-        layout: &Layout,
-        reader: &mut PieceReader<'_>,
-    ) -> Result<LoadedTensor<'a>> {
+    /// Plans what this rank reads of a tensor, and takes memory for it.
+    fn plan_share<'a>(&self, mesh: &Mesh, name: &'a str, layout: &Layout) -> Result<LoadedTensor<'a>> {
         let of = self.entry(name)?;
         let dtype = of.dtype().expect("checked when the index was read");
         let shape = Shape::from(&of.shape[..]);
         let spec = Spec::new(mesh, dtype, shape.clone(), layout.clone()).map_err(|e| e.at(name))?;
         if layout.has_partial() {
-            return Err(Error::invalid(
-                VERB,
-                "a checkpoint has values, not partial ones",
-                spec.to_string(),
-                "replicate",
-            ));
+            let rule = "a checkpoint has values, not partial ones";
+            return Err(Error::invalid(VERB, rule, spec.to_string(), "replicate"));
         }
         let region = spec.region();
-        let (mut local, mut share) = (Tensor::uninit(dtype, region.local.clone()), Vec::new());
+        let local = Tensor::uninit(dtype, region.local.clone());
         let axes = common_axes(&spec);
-        if axes.is_empty() {
-            reader.read(of, dtype, &region, 0, local.bytes_mut()).map_err(|e| e.at(name))?;
-            expect_bools(dtype, local.bytes_mut())?;
+        let (read, first, share) = if axes.is_empty() {
+            (region.clone(), 0, Vec::new())
         } else {
             let (common, members, me) = common_region(&spec, &axes);
             let bounds = share_bounds(&common, dtype, members);
-            share.resize(bounds[me + 1] - bounds[me], 0);
-            reader.read(of, dtype, &common, bounds[me], &mut share).map_err(|e| e.at(name))?;
-            expect_bools(dtype, &share)?;
-        }
-        Ok(LoadedTensor { name, dtype, shape, layout: layout.clone(), region, axes, local, share })
+            (common, bounds[me], vec![0; bounds[me + 1] - bounds[me]])
+        };
+        let layout = layout.clone();
+        Ok(LoadedTensor { name, dtype, shape, layout, region, axes, read, first, local, share })
     }
+
+    /// Reads ranges on a few threads, since one thread does not use all that a file system gives. Returns the error of
+    /// the first range that has one.
+    fn read_ranges(&self, ranges: Vec<ReadRange<'_>>) -> Result<()> {
+        let bytes: usize = ranges.iter().map(|range| range.into.len()).sum();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = cores.min(THREADS).min(bytes.div_ceil(RANGE_BYTES)).max(1);
+        let queue = Mutex::new(ranges.into_iter().enumerate());
+        let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
+        let work = || {
+            let mut reader = self.reader();
+            loop {
+                let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some((number, ReadRange { name, dtype, read, first, into })) = next else { break };
+                let of = self.entry(name).expect("found before");
+                let done = reader.read(of, dtype, read, first, into).and_then(|()| expect_bools(dtype, into));
+                let Err(error) = done else { continue };
+                let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                if failed.as_ref().is_none_or(|(other, _)| number < *other) {
+                    *failed = Some((number, error.at(name)));
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            (1..threads).for_each(|_| drop(scope.spawn(work)));
+            work();
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), |(_, error)| Err(error))
+    }
+}
+
+/// A range of a region's bytes that a thread reads.
+struct ReadRange<'a> {
+    name: &'a str,
+    dtype: DType,
+    read: &'a Region,
+    /// The position in the region's storage.
+    first: usize,
+    into: &'a mut [u8],
 }
 
 impl LoadedTensor<'_> {
@@ -170,7 +223,7 @@ impl LoadedTensor<'_> {
                 Shape::from([bytes])
             })
             .collect();
-        let received = exchanged(&group, parts, &shapes)?;
+        let received = group.all_to_all(parts, &shapes)?;
         let into = self.local.bytes_mut();
         for (share, part) in received.iter().enumerate() {
             let part = part.to_device(Device::Cpu)?;
@@ -183,10 +236,6 @@ impl LoadedTensor<'_> {
         self.share = Vec::new();
         Ok(())
     }
-}
-
-fn exchanged(group: &Group, parts: Vec<Tensor>, shapes: &[Shape]) -> Result<Vec<Tensor>> {
-    group.all_to_all(parts, shapes)
 }
 
 /// Returns the axes over which ranks have blocks in common: replicated axes, and axes that shard a dim after the first,

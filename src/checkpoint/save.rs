@@ -14,6 +14,8 @@ use crate::placement::Spec;
 use crate::tensor::{Device, Shape};
 
 const VERB: &str = "save";
+/// The work that ranks announce while they write files, so that other ranks wait.
+pub(super) const BUSY: &str = "saving a checkpoint";
 /// The time that the first rank waits for other ranks' files after its own is written, unless told otherwise.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30 * 60);
 
@@ -46,7 +48,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30 * 60);
 /// rank cannot write; nothing is left behind then.
 pub fn save(mesh: &DeviceMesh, dir: impl AsRef<Path>, state: &StateTree) -> Result<()> {
     let job = start(mesh, dir.as_ref(), state, PATIENCE)?;
-    mesh.agree(VERB, job.run().map(|()| Vec::new())).map(drop)
+    let busy = mesh.rank().busy(BUSY);
+    let done = job.run();
+    drop(busy);
+    mesh.agree(VERB, done.map(|()| Vec::new())).map(drop)
 }
 
 /// Plans a save, makes the folder in which it is written, and returns this rank's work, which shares the tensors'
@@ -83,13 +88,9 @@ pub(super) fn start(mesh: &DeviceMesh, dir: &Path, state: &StateTree, patience: 
             continue;
         }
         let x = &tensors[of.tensor];
-        let shard = match &shards[of.tensor] {
+        let shard = match &mut shards[of.tensor] {
             Some(shard) => shard,
-            none => {
-                let _: &Option<_> = none;
-                shards[of.tensor] = Some(x.local().to_device(Device::Cpu)?.contiguous()?);
-                shards[of.tensor].as_ref().expect("just made")
-            }
+            None => shards[of.tensor].insert(x.local().to_device(Device::Cpu)?.contiguous()?),
         };
         let whole = of.len[..] == x.shape()[..];
         let name = names[of.tensor];

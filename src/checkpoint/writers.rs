@@ -1,4 +1,4 @@
-//! The plan of a save: which rank writes which box of which tensor.
+//! The plan of a save: the writer of each box of each tensor.
 //!
 //! Every element is written once, by a rank that stores it. Replicas share their elements: the tensors are taken in turn,
 //! those with the fewest holders first and larger ones before smaller ones, and each box is cut so that its holders' loads

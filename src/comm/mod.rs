@@ -21,7 +21,8 @@
 //! on every engine. Tensors share their buffers and copy them before they write: with threads a gather copies
 //! nothing, and its results may be the peers' own buffers.
 //!
-//! Errors say which rank differs, is late or failed: see [`CommFault`](crate::CommFault) and [`flight`].
+//! Errors say which rank differs, is late or failed: see [`CommFault`](crate::CommFault) and [`flight`]. A rank that
+//! works on its own for longer than the deadline announces it by [`Rank::busy`].
 //!
 //! Missing: reductions that an engine computes itself in an order of its own.
 //!

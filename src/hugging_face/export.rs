@@ -83,6 +83,7 @@ impl HuggingFaceFormat {
         let mesh = params.mesh();
         let writes = mesh.mesh().ranks().next() == Some(mesh.mesh().rank());
         let _no_grad = mesh.no_grad();
+        let _busy = writes.then(|| mesh.rank().busy("writing weights"));
         let mut folder = if writes { Some(UnfinishedFolder::create(dir)?) } else { None };
         let shards = shards(self.written(), max_shard_bytes);
         let mut index = BTreeMap::new();

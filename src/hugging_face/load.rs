@@ -33,6 +33,7 @@ impl HuggingFaceFormat {
     /// Refuses files that differ from this format, parameters that no tensor fills, and tensors that no parameter
     /// stores, each by name.
     pub fn load(&self, dir: impl AsRef<Path>, params: &mut Params) -> Result<()> {
+        let _busy = params.mesh().rank().busy("reading weights");
         let files = WeightFiles::open(dir.as_ref())?;
         let found = HuggingFaceFormat::of_files(self.config.clone(), &files)?;
         if found != *self {

@@ -52,6 +52,8 @@ impl Decoder {
         dir: impl AsRef<Path>,
         plan: Plan,
     ) -> Result<PretrainedDecoder> {
+        // The other ranks may be done long before a rank whose disk is slow.
+        let _busy = mesh.rank().busy("reading weights");
         let config = HuggingFaceConfig::read(&dir)?;
         let files = WeightFiles::open(dir.as_ref())?;
         let format = HuggingFaceFormat::of_files(config, &files)?;

@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 use super::VERB;
 use crate::error::{Error, Result};
 
-/// No size of a model is larger, so that products of three sizes are numbers of elements that can be written.
+/// The largest size of a model: products of three sizes fit into a `usize`.
 const LARGEST: u64 = 1 << 20;
-/// No number of positions is larger.
+/// The largest number of positions.
 const LONGEST: u64 = 1 << 31;
 
 /// An object of a config.json, and the place where it stands.

@@ -68,8 +68,8 @@ impl WeightFiles {
         let mut names: Vec<&String> = index.weight_map.0.values().collect();
         names.sort();
         names.dedup();
+        names.iter().try_for_each(|name| check_file_name(&path, name))?;
         for name in names {
-            check_file_name(&path, name)?;
             files.add(name.clone(), Some(&index.weight_map.0))?;
         }
         match index.weight_map.0.iter().find(|(name, _)| !files.tensors.contains_key(*name)) {

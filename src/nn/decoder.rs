@@ -2,7 +2,7 @@
 
 use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
 use super::forward::Forward;
-use super::layers::{Embedding, Linear};
+use super::layers::{AdaptedLinear, Embedding, Linear};
 use super::mlp::{GatedMlp, Mlp};
 use super::module::Module;
 use super::moe::Moe;
@@ -264,6 +264,23 @@ impl Decoder {
     ) -> Result<DTensor> {
         let options = CrossEntropyOptions { ignore_index: Some(IGNORED), ..Default::default() };
         self.forward_in(cx, tokens, sequences)?.cross_entropy_with(targets, &options)
+    }
+}
+
+impl Decoder {
+    /// Returns the linear maps that can have adapters.
+    pub(super) fn linear_maps(&mut self) -> Vec<AdaptedLinear<'_>> {
+        let mut maps = Vec::new();
+        for block in &mut self.blocks {
+            maps.extend(block.attn.linear_maps());
+            match &mut block.mlp {
+                FeedForward::Plain(mlp) => maps.extend(mlp.linear_maps()),
+                FeedForward::Gated(mlp) => maps.extend(mlp.linear_maps()),
+                FeedForward::Moe(_) => {}
+            }
+        }
+        maps.extend(self.head.as_mut().map(AdaptedLinear::One));
+        maps
     }
 }
 

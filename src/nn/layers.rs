@@ -1,12 +1,16 @@
 //! Linear maps, embeddings and normalisations.
 
+use super::adapter::{AdaptedMap, Adapter, LoraConfig};
 use super::forward::Forward;
 use super::module::Module;
 use super::param_id::ParamId;
+use super::params::Params;
 use super::pieces::FusedMaps;
+use super::product::product_over_last;
 use super::scope::Scope;
 use crate::dtensor::DTensor;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::placement::Layout;
 use crate::rng::Init;
 
 /// A linear map `x wᵀ + b` over the last dim, with `w` of shape `[outputs, inputs]`.
@@ -14,6 +18,9 @@ use crate::rng::Init;
 pub struct Linear {
     weight: ParamId,
     bias: Option<ParamId>,
+    /// The numbers of outputs and inputs.
+    extents: [usize; 2],
+    adapter: Option<Adapter>,
     site: String,
 }
 
@@ -48,7 +55,8 @@ impl Linear {
     ) -> Result<Linear> {
         let weight = scope.param("weight", [outputs, inputs], init)?;
         let bias = if bias { Some(scope.param("bias", [outputs], Init::Zeros)?) } else { None };
-        Ok(Linear { weight, bias, site: scope.site_here() })
+        let extents = [outputs, inputs];
+        Ok(Linear { weight, bias, extents, adapter: None, site: scope.site_here() })
     }
 }
 
@@ -61,7 +69,11 @@ impl Module for Linear {
     /// # Errors
     /// Refuses an `x` whose last dim is not `inputs`; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
-        let y = cx.site(&self.site, cx.with_param(self.weight, |weight| product_over_last(x, weight))?)?;
+        let mut y =
+            cx.site(&self.site, cx.with_param(self.weight, |weight| product_over_last(x, weight))?)?;
+        if let Some(adapter) = &self.adapter {
+            y = y.add(&adapter.forward(cx, x)?)?;
+        }
         match self.bias {
             Some(bias) => cx.with_param(bias, |bias| y.add(bias)),
             None => Ok(y),
@@ -74,8 +86,10 @@ impl Module for Linear {
 pub struct FusedLinear {
     weight: ParamId,
     bias: Option<ParamId>,
-    /// The numbers of groups and of rows per group.
-    rows: [usize; 2],
+    maps: FusedMaps,
+    inputs: usize,
+    /// The adapter of each map that has one.
+    adapters: Vec<Option<Adapter>>,
     site: String,
 }
 
@@ -110,12 +124,8 @@ impl FusedLinear {
     ) -> Result<FusedLinear> {
         let weight = scope.fused_param("weight", maps, &[inputs], init)?;
         let bias = if bias { Some(scope.fused_param("bias", maps, &[], Init::Zeros)?) } else { None };
-        Ok(FusedLinear {
-            weight,
-            bias,
-            rows: [maps.groups(), maps.rows_per_group()],
-            site: scope.site_here(),
-        })
+        let adapters = vec![None; maps.rows().len()];
+        Ok(FusedLinear { weight, bias, maps: maps.clone(), inputs, adapters, site: scope.site_here() })
     }
 }
 
@@ -126,31 +136,88 @@ impl Module for FusedLinear {
     /// Refuses an `x` whose last dim is not `inputs`; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
         let y = cx.site(&self.site, cx.with_param(self.weight, |weight| product_over_last(x, weight))?)?;
-        match self.bias {
-            Some(bias) => cx.with_param(bias, |bias| y.add(&bias.reshape(self.rows)?)),
-            None => Ok(y),
+        let rows = [self.maps.groups(), self.maps.rows_per_group()];
+        let y = match self.bias {
+            Some(bias) => cx.with_param(bias, |bias| y.add(&bias.reshape(rows)?))?,
+            None => y,
+        };
+        if self.adapters.iter().all(Option::is_none) {
+            return Ok(y);
         }
+        let mut parts = y.split(-1, &self.maps.rows())?;
+        for (part, adapter) in parts.iter_mut().zip(&self.adapters) {
+            if let Some(adapter) = adapter {
+                *part = part.add(&adapter.forward(cx, x)?)?;
+            }
+        }
+        DTensor::cat(&parts.iter().collect::<Vec<_>>(), -1)
     }
 }
 
-/// Returns `x wᵀ` over the last dim of `x`, for any number of leading dims and for weights `[outputs, inputs]` and
-/// `[groups, rows, inputs]`.
-fn product_over_last(x: &DTensor, weight: &DTensor) -> Result<DTensor> {
-    const LEADING: &str = "abcdefhijlmopqrstuvwxyz";
-    let signature = match (x.shape().len(), weight.shape().len()) {
-        (2, 2) => "t k, n k -> t n",
-        (3, 2) => "b t k, n k -> b t n",
-        (3, 3) => "b t k, g n k -> b t g n",
-        (dims, of_weight) if (1..=LEADING.len() + 1).contains(&dims) => {
-            let (leading, rows) = (&LEADING[..dims - 1], if of_weight == 3 { "gn" } else { "n" });
-            return x.einsum(&format!("{leading}k, {rows}k -> {leading}{rows}"), weight);
+/// A module of linear maps that can have adapters.
+pub(super) enum AdaptedLinear<'a> {
+    One(&'a mut Linear),
+    Fused(&'a mut FusedLinear),
+}
+
+impl AdaptedLinear<'_> {
+    /// Returns the paths of the maps.
+    pub(super) fn paths(&self) -> Vec<String> {
+        match self {
+            AdaptedLinear::One(linear) => vec![linear.site.clone()],
+            AdaptedLinear::Fused(fused) => fused.maps.paths(&fused.site),
         }
-        _ => {
-            let rule = format!("wants 1 to {} dims", LEADING.len() + 1);
-            return Err(Error::invalid("linear", rule, x.spec().to_string(), "reshape it first"));
+    }
+
+    /// Declares the adapter of the map `index` of [`AdaptedLinear::paths`].
+    pub(super) fn adapt(&mut self, params: &mut Params, index: usize, config: LoraConfig) -> Result<()> {
+        let path = &self.paths()[index];
+        match self {
+            AdaptedLinear::One(linear) => {
+                let [outputs, inputs] = linear.extents;
+                let map = AdaptedMap { path, inputs, outputs, groups: None };
+                linear.adapter = Some(Adapter::new(params, map, config)?);
+            }
+            AdaptedLinear::Fused(fused) => {
+                let (groups, inputs) = (fused.maps.groups(), fused.inputs);
+                let outputs = groups * fused.maps.rows()[index];
+                let map = AdaptedMap { path, inputs, outputs, groups: Some(groups) };
+                fused.adapters[index] = Some(Adapter::new(params, map, config)?);
+            }
         }
-    };
-    x.einsum(signature, weight)
+        Ok(())
+    }
+
+    /// Returns the parameter of the maps' weights.
+    pub(super) fn weight(&self) -> ParamId {
+        match self {
+            AdaptedLinear::One(linear) => linear.weight,
+            AdaptedLinear::Fused(fused) => fused.weight,
+        }
+    }
+
+    /// Returns the matrix that the adapters add to the weight, in the weight's shape, if there are adapters.
+    pub(super) fn matrix(&self, params: &Params) -> Result<Option<DTensor>> {
+        match self {
+            AdaptedLinear::One(linear) => linear.adapter.as_ref().map(|a| a.matrix(params)).transpose(),
+            AdaptedLinear::Fused(fused) if fused.adapters.iter().all(Option::is_none) => Ok(None),
+            AdaptedLinear::Fused(fused) => {
+                let (mesh, dtype) = (params.mesh(), params.value(fused.weight).dtype());
+                let replicated = Layout::replicated(mesh.mesh().ndim());
+                let of_map = |(adapter, &rows): (&Option<Adapter>, &usize)| match adapter {
+                    Some(adapter) => adapter.matrix(params),
+                    None => {
+                        let shape = [fused.maps.groups(), rows, fused.inputs];
+                        DTensor::zeros(mesh, dtype, shape, replicated.clone())
+                    }
+                };
+                let rows = fused.maps.rows();
+                let parts: Vec<DTensor> =
+                    fused.adapters.iter().zip(&rows).map(of_map).collect::<Result<_>>()?;
+                DTensor::cat(&parts.iter().collect::<Vec<_>>(), 1).map(Some)
+            }
+        }
+    }
 }
 
 /// A table of vectors, one per index.

@@ -2,7 +2,7 @@
 
 use super::activation::Activation;
 use super::forward::Forward;
-use super::layers::{FusedLinear, Linear};
+use super::layers::{AdaptedLinear, FusedLinear, Linear};
 use super::module::Module;
 use super::pieces::FusedMaps;
 use super::scope::Scope;
@@ -80,6 +80,10 @@ impl Mlp {
     /// ```
     pub fn activation(self, activation: Activation) -> Mlp {
         Mlp { activation, ..self }
+    }
+
+    pub(super) fn linear_maps(&mut self) -> [AdaptedLinear<'_>; 2] {
+        [AdaptedLinear::One(&mut self.up), AdaptedLinear::One(&mut self.down)]
     }
 }
 
@@ -209,6 +213,10 @@ impl GatedMlp {
     /// ```
     pub fn activation(self, activation: Activation) -> GatedMlp {
         GatedMlp { activation, ..self }
+    }
+
+    pub(super) fn linear_maps(&mut self) -> [AdaptedLinear<'_>; 2] {
+        [AdaptedLinear::Fused(&mut self.gate_up), AdaptedLinear::One(&mut self.down)]
     }
 }
 

@@ -35,11 +35,15 @@
 //!
 //! `examples/08_own_model.rs` trains a user's own model on three meshes. [`optim`](crate::optim) has the optimizers.
 //!
+//! [`Decoder`] has the options of GPT-2, Llama, Mistral, Qwen, Gemma and mixtures of experts ([`DecoderConfig`]). Maps of
+//! one input are stored as one parameter; [`Params::pieces`] names them one by one. [`Decoder::add_lora`] adds adapters.
+//!
 //! Not built: pipeline parallelism; an all-to-all of tokens without a capacity ([`Moe`]).
 //!
 //! The [glossary](crate::glossary) defines the words used here.
 
 mod activation;
+mod adapter;
 mod attention;
 mod check;
 mod decoder;
@@ -50,6 +54,7 @@ mod gpt;
 mod grouped_attention;
 mod layers;
 mod llama;
+mod lora;
 mod mlp;
 mod module;
 mod moe;
@@ -61,6 +66,7 @@ mod params;
 mod pattern;
 mod pieces;
 mod plan;
+mod product;
 mod rotary_config;
 mod scope;
 mod self_attention;
@@ -68,6 +74,7 @@ mod sequences;
 mod update;
 
 pub use activation::Activation;
+pub use adapter::LoraConfig;
 pub use attention::CausalAttention;
 pub use decoder::Decoder;
 pub use decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};

@@ -540,9 +540,8 @@ impl Params {
         pieces: Option<Vec<ParamPiece>>,
     ) -> Result<ParamId> {
         let pieces = pieces.unwrap_or_else(|| vec![ParamPiece::whole(&path, &shape)]);
-        let names = pieces.iter().map(ParamPiece::path).chain([&path[..]]);
-        let taken = names.filter(|&name| self.find(name).is_some() || self.find_piece(name).is_some()).next();
-        if let Some(path) = taken {
+        let is_taken = |name: &&str| self.find(name).is_some() || self.find_piece(name).is_some();
+        if let Some(path) = pieces.iter().map(ParamPiece::path).chain([&path[..]]).find(is_taken) {
             return Err(Error::invalid("param", "two parameters share a path", path, "rename one of them"));
         }
         let mesh = self.mesh.mesh();

@@ -87,6 +87,18 @@ impl FusedMaps {
     pub fn rows_per_group(&self) -> usize {
         self.maps.iter().map(|(_, rows)| rows).sum()
     }
+
+    /// Returns the maps' rows per group, in their order.
+    pub(super) fn rows(&self) -> Vec<usize> {
+        self.maps.iter().map(|(_, rows)| *rows).collect()
+    }
+
+    /// Returns the maps' paths if their parameters are declared in the scope `path`: their names in place of its last
+    /// part.
+    pub(super) fn paths(&self, path: &str) -> Vec<String> {
+        let parent = path.rsplit_once('.').map_or(String::new(), |(parent, _)| format!("{parent}."));
+        self.maps.iter().map(|(name, _)| format!("{parent}{name}")).collect()
+    }
 }
 
 /// A tensor as users and files know it, and its place in the parameter that stores it.
@@ -332,7 +344,7 @@ impl Scope<'_> {
         inputs: &[usize],
         init: Init,
     ) -> Result<ParamId> {
-        let parent = self.path().rsplit_once('.').map_or(String::new(), |(parent, _)| format!("{parent}."));
+        let paths = maps.paths(self.path());
         let (groups, group_rows) = (maps.groups, maps.rows_per_group());
         let mut shape = match inputs {
             [] => vec![groups * group_rows],
@@ -340,13 +352,13 @@ impl Scope<'_> {
         };
         shape.extend(inputs);
         let mut next = 0;
-        let pieces = maps.maps.iter().map(|(map, rows)| {
+        let pieces = maps.rows().into_iter().zip(paths).map(|(rows, path)| {
             let own = next..next + rows;
             next = own.end;
             let mut shape = vec![groups * rows];
             shape.extend(inputs);
             ParamPiece {
-                path: format!("{parent}{map}.{name}"),
+                path: format!("{path}.{name}"),
                 shape: shape.into(),
                 groups,
                 group_rows,

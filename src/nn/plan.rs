@@ -8,9 +8,10 @@ use crate::tensor::{DType, Shape};
 /// The layouts of a model's parameters and activations on a mesh.
 ///
 /// A rule names a path pattern, a mesh axis and a placement. A pattern is a path whose parts may be `*`, which stands
-/// for any one part, or `**`, which stands for any number of parts: `h.*.attn.qkv.weight`, `h.**`. Among several rules that match a path on one axis, the last one decides.
-/// Parameters that no rule matches are replicated. A pattern that matches nothing is refused at the first forward pass,
-/// by [`Params::check_plan`](super::Params::check_plan).
+/// for any one part, or `**`, which stands for any number of parts: `h.*.attn.qkv.weight`, `h.**`. Among several rules
+/// that match a path on one axis, the last one decides. Parameters that no rule matches are replicated. Patterns name
+/// whole parameters, such as `attn.qkv.weight`, not the [pieces](super::Params::pieces) of fused ones. A pattern that
+/// matches nothing is refused at the first forward pass, by [`Params::check_plan`](super::Params::check_plan).
 ///
 /// ```
 /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
@@ -141,9 +142,9 @@ impl Plan {
 
     /// Shards the batch and every parameter over `axis`: fully sharded data parallelism (FSDP, Zhao et al. 2023).
     ///
-    /// A parameter's rows are sharded over the axis. A unit of parameters, such as a transformer block, is gathered one
-    /// unit ahead of its use, freed after it, and gathered again for the backward pass. Gradients are reduce-scattered,
-    /// and the optimizer works on the shards.
+    /// A parameter's rows are sharded over the axis: those of its first two dims if it has three or more. A unit of
+    /// parameters, such as a transformer block, is gathered one unit ahead of its use, freed after it, and gathered again
+    /// for the backward pass. Gradients are reduce-scattered, and the optimizer works on the shards.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}, rng::Init};
@@ -241,6 +242,10 @@ impl Plan {
             .shard("h.*.moe.experts.gate", "tp", 2)
             .shard("h.*.moe.experts.up", "tp", 2)
             .shard("h.*.moe.experts.down", "tp", 1)
+            .shard("h.*.moe.shared.gate_up.weight", "tp", 0)
+            .shard("h.*.moe.shared.up.weight", "tp", 0)
+            .shard("h.*.moe.shared.down.weight", "tp", 1)
+            .site("h.*.moe.shared.down", "tp", Placement::Replicate)
             .site("h.*.moe.input", "tp", Placement::Replicate)
             .site("h.*.moe.down", "tp", Placement::Replicate)
             .site("embedding", "tp", between.clone())

@@ -1,7 +1,7 @@
 //! Self-attention with the options of today's decoders.
 
 use super::forward::Forward;
-use super::layers::{FusedLinear, Linear};
+use super::layers::{AdaptedLinear, FusedLinear, Linear};
 use super::module::Module;
 use super::norm_config::{Norm, NormConfig};
 use super::pieces::FusedMaps;
@@ -205,6 +205,10 @@ impl SelfAttention {
         let y = attend().map_err(|e| e.at(&self.site))?;
         let y = self.out.forward(cx, &y)?;
         cx.dropout(y, self.config.dropout)
+    }
+
+    pub(super) fn linear_maps(&mut self) -> [AdaptedLinear<'_>; 2] {
+        [AdaptedLinear::Fused(&mut self.qkv), AdaptedLinear::One(&mut self.out)]
     }
 
     /// Attends with queries, keys and values `[batch, time, kv_heads, rows]`; the result is `[batch, heads, time, width]`.

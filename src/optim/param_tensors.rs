@@ -5,7 +5,7 @@ use crate::dtensor::DTensor;
 use crate::error::Result;
 use crate::nn::{Params, load_like, refuse_names};
 
-/// Loads a tensor per parameter, of its dtype, shape and layout; `None` for parameters of which the checkpoint has none.
+/// Loads a tensor per parameter, of its dtype, shape and layout; `None` for parameters that the checkpoint leaves out.
 /// Refuses names that are no parameters' paths.
 pub(super) fn load_by_param(params: &Params, saved: &Checkpoint) -> Result<Vec<Option<DTensor>>> {
     let extra = saved.names().filter(|name| params.find(name).is_none());

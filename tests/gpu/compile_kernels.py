@@ -7,8 +7,9 @@ and those that formulas generate; examples/kernel_sources.rs writes both.
 
 Writes every kernel's registers, stack, spills and static shared memory to target/gpu/kernels.tsv, and the largest ones
 and the longest compilations to standard output. A kernel that spills or has a stack frame (which is in slow local memory) fails, unless spills.txt in
-this folder allows that much. The compiler's words on a source are kept in target/gpu/logs under a hash of everything that
-they depend on, so an unchanged source is compiled once.
+this folder allows that much. The compiler's words on a source are kept in the compiler's folder (toolchain.sh) under a hash of
+everything that they depend on, so an unchanged source is compiled once per machine, also for a new clone. Words that were
+not used for 30 days are removed.
 """
 
 import ctypes
@@ -24,7 +25,8 @@ import time
 ARCHITECTURES = ("sm_80", "sm_90")
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 OUT = os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target")), "gpu")
-SOURCES, LOGS = os.path.join(OUT, "sources"), os.path.join(OUT, "logs")
+SOURCES = os.path.join(OUT, "sources")
+KEPT_SECONDS = 30 * 24 * 3600
 ALLOWED = os.path.join(ROOT, "tests", "gpu", "spills.txt")
 PTXAS = re.compile(r"^(ptxas info|ptxas +\.)")
 
@@ -47,7 +49,7 @@ def included(source, headers):
 
 def compile_one(task):
     """Compiles a source for an architecture, and returns (source, architecture, what is wrong, the compiler's log, seconds)."""
-    name, architecture, library, options = task
+    name, architecture, library, logs, options = task
     source = read(name)
     headers = included(source, {h: read(h) for h in os.listdir(SOURCES) if h.endswith(".cuh")})
     nvrtc = ctypes.CDLL(library)
@@ -55,8 +57,9 @@ def compile_one(task):
     nvrtc.nvrtcVersion(ctypes.byref(version, 0), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
     options = [*options, f"--gpu-architecture={architecture}", "--ptxas-options=-v"]
     key = hashlib.sha256(repr((list(version), options, source, sorted(headers.items()))).encode()).hexdigest()
-    kept = os.path.join(LOGS, f"{name}.{architecture}.{key[:24]}")
+    kept = os.path.join(logs, f"{name}.{architecture}.{key[:24]}")
     if os.path.exists(kept):
+        os.utime(kept)
         with open(kept, encoding="utf-8") as file:
             return name, architecture, "", file.read(), 0.0
 
@@ -117,7 +120,8 @@ def main():
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_LIBRARY_PATH": path})
     for name in os.listdir(SOURCES) if os.path.isdir(SOURCES) else []:
         os.remove(os.path.join(SOURCES, name))
-    os.makedirs(LOGS, exist_ok=True)
+    logs = os.path.join(toolchain.stdout.strip(), "kernel-logs")
+    os.makedirs(logs, exist_ok=True)
     subprocess.run(["cargo", "run", "--quiet", "--example", "kernel_sources", "--", SOURCES], check=True, cwd=ROOT)
     names = sys.argv[1:] or sorted(n for n in os.listdir(SOURCES) if n.endswith(".cu"))
     assert names, "no sources to compile"
@@ -130,10 +134,13 @@ def main():
     headers = {h: read(h) for h in os.listdir(SOURCES) if h.endswith(".cuh")}
     others = [n for n in sorted(names) if "mma.cuh" not in included(read(n), headers)]
     left_out = set(others) - set(others[::8]) - set(sys.argv[1:])
-    tasks = [(n, a, library, options) for n in dict.fromkeys(order) for a in ARCHITECTURES
+    tasks = [(n, a, library, logs, options) for n in dict.fromkeys(order) for a in ARCHITECTURES
              if a != "sm_80" or n not in left_out]
     with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
         done = pool.map(compile_one, tasks, chunksize=1)
+    for log in os.scandir(logs):
+        if time.time() - log.stat().st_mtime > KEPT_SECONDS:
+            os.remove(log)
 
     table = sorted(row for name, architecture, _, log, _ in done for row in kernels(name, architecture, log))
     with open(os.path.join(OUT, "kernels.tsv"), "w", encoding="utf-8") as file:

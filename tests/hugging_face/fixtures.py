@@ -6,6 +6,8 @@ Each folder below this file has what `save_pretrained` writes (config.json and m
   a whole forward pass;
 - gradients.safetensors: the loss's gradients, under the names that the parameters have in model.safetensors.
 
+Some folders have a config and logits only: another config computes them from the weights of another folder.
+
 A seed is taken only if at each step the two best logits differ by more than 1e-3, and if routers choose by a margin of
 1e-3 as well. Run it with `transformers` 5.23 and PyTorch 2.15 on a CPU:
 
@@ -74,6 +76,7 @@ def configs():
         "llama2": t.LlamaConfig(**GROUPED | dict(num_key_value_heads=4), **rope(1e4)),
         "llama3": t.LlamaConfig(**GROUPED, **rope(5e5)),
         "llama3.1": t.LlamaConfig(**GROUPED | dict(tie_word_embeddings=True), **rope(5e5, **llama31)),
+        "llama_biases": t.LlamaConfig(**GROUPED, **rope(1e4), attention_bias=True, mlp_bias=True),
         "mistral": t.MistralConfig(**GROUPED, **rope(1e4), head_dim=8, sliding_window=5),
         "qwen2": t.Qwen2Config(**GROUPED | dict(tie_word_embeddings=True), **rope(1e6)),
         "qwen3": t.Qwen3Config(**GROUPED, **rope(1e6), head_dim=8),
@@ -99,7 +102,23 @@ def configs():
             **GROUPED | dict(intermediate_size=10), **rope(1e6), num_local_experts=4, num_experts_per_tok=2
         ),
         "qwen2_moe": t.Qwen2MoeConfig(**GROUPED, **rope(1e6), **moe, shared_expert_intermediate_size=16),
+        "qwen3_moe_mixed": t.Qwen3MoeConfig(
+            **GROUPED, **rope(1e6), **moe | dict(decoder_sparse_step=2), head_dim=6, norm_topk_prob=False
+        ),
         "qwen3_moe": t.Qwen3MoeConfig(**GROUPED, **rope(1e6), **moe, head_dim=8, norm_topk_prob=True),
+    }
+
+
+def variants():
+    """Returns configs that compute something else from the weights of another fixture."""
+    t = transformers
+    linear = dict(rope_type="linear", factor=3.0)
+    yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=4.0, beta_slow=1.0)
+    window = dict(use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    return {
+        "llama3_linear": ("llama3", t.LlamaConfig(**GROUPED, **rope(5e5, **linear))),
+        "llama3_yarn": ("llama3", t.LlamaConfig(**GROUPED, **rope(5e5, **yarn))),
+        "qwen2_window": ("qwen2", t.Qwen2Config(**GROUPED | dict(tie_word_embeddings=True), **rope(1e6), **window)),
     }
 
 
@@ -206,11 +225,23 @@ def write_all(root):
         if name == "qwen2":
             model.to(torch.bfloat16)
             save(model, root / "qwen2_bf16")
-            model.to(torch.float32)
+            # Read again: .to() also rounded the frequencies of rotary positions.
+            again = dict(dtype=torch.float32, attn_implementation="eager")
+            model = AutoModelForCausalLM.from_pretrained(root / "qwen2_bf16", **again).eval()
             with torch.no_grad():
                 logits = model(input_ids=expected["tokens"], use_cache=False).logits
             save_file(dict(tokens=expected["tokens"], logits=logits), root / "qwen2_bf16" / "expected.safetensors")
         print(name, sum(p.numel() for p in model.parameters()), "parameters", file=sys.stderr)
+    for name, (base, config) in variants().items():
+        model = AutoModelForCausalLM.from_pretrained(
+            root / base, config=config, dtype=torch.float32, attn_implementation="eager"
+        )
+        tokens = load_file(root / base / "expected.safetensors")["tokens"]
+        with torch.no_grad():
+            logits = model.eval()(input_ids=tokens, use_cache=False).logits
+        config.architectures = [type(model).__name__]
+        config.save_pretrained(root / name)
+        save_file(dict(tokens=tokens, logits=logits), root / name / "expected.safetensors")
 
 
 def differences(root):

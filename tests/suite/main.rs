@@ -28,6 +28,7 @@ mod cuda_rng;
 mod cuda_shim;
 mod cuda_streams;
 mod data;
+mod decoder;
 mod equivalence;
 mod errors;
 mod exact;

@@ -166,10 +166,10 @@ impl Process {
     /// one sent.
     ///
     /// If `f` fails or panics, collectives on all other ranks fail too, and their errors name this rank. Over NCCL,
-    /// rank 0's process lives until the other ranks have ended, but not longer than the deadline. MPI ends everywhere
-    /// at once: every process lives until all ranks have ended or one has failed, and a rank that only repeats
-    /// another rank's failure ([`Error::is_echo`]) ends a moment later, so that the launcher does not cut off the
-    /// failing rank's message.
+    /// rank 0's process lives until the other ranks have ended, but not longer than the deadline, which counts from
+    /// the end of announced work ([`Rank::busy`]). MPI ends everywhere at once: every process lives until all ranks
+    /// have ended or one has failed, and a rank that only repeats another rank's failure ([`Error::is_echo`]) ends a
+    /// moment later, so that the launcher does not cut off the failing rank's message.
     ///
     /// # Errors
     /// Returns the error of `f`, an error if the library or the device is missing, and

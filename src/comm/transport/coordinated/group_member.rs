@@ -132,7 +132,8 @@ impl GroupMember {
         let (group, compared) = (self.id, self.membership.compared);
         let late = Message::Late { group, sequence, seq, call: name.into(), compared, waited };
         let time = self.membership.time_left(late);
-        time.ok_or_else(|| self.membership.await_fault(&self.call_id(call), brought))
+        // The coordinator has had its time to answer.
+        time.ok_or_else(|| self.membership.await_fault(&self.call_id(call), brought, Duration::ZERO))
     }
 
     /// Does the same as [`GroupMember::report_late`].

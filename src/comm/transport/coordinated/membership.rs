@@ -140,7 +140,7 @@ impl Membership {
     /// Returns the error of a call after the first fault, which is known or arrives soon. `brought` describes the
     /// call.
     pub fn given_up(&self, id: CallId, brought: impl ToString) -> Error {
-        self.await_fault(&id, brought).at(id).into()
+        self.await_fault(&id, brought, ANSWER_TIME).at(id).into()
     }
 
     /// Tells the coordinator that the transport failed, and returns the call's error.
@@ -154,13 +154,14 @@ impl Membership {
         if self.wait_for_fault(CAUSE_TIME).is_none() {
             self.tell(Message::Broken { id: id.clone(), reason: reason.clone() });
         }
-        self.settle(|| CommFault::Transport { id: id.clone(), rank: self.rank, reason })
+        self.settle(ANSWER_TIME, || CommFault::Transport { id: id.clone(), rank: self.rank, reason })
     }
 
-    /// Returns the first fault, which is known or arrives soon; if rank 0 does not answer, a fault that says so.
-    pub(super) fn await_fault(&self, id: &CallId, brought: impl ToString) -> FirstFault {
+    /// Returns the first fault, which is known or arrives within `at_most`; if rank 0 does not answer, a fault that
+    /// says so.
+    pub(super) fn await_fault(&self, id: &CallId, brought: impl ToString, at_most: Duration) -> FirstFault {
         // The coordinator runs in the process of rank 0, which is alive: its connection is open.
-        self.settle(|| CommFault::Missing {
+        self.settle(at_most, || CommFault::Missing {
             id: id.clone(),
             rank: self.rank,
             brought: brought.to_string(),
@@ -173,9 +174,9 @@ impl Membership {
         })
     }
 
-    /// Returns the first fault. If none arrives, it is this rank's own fault from now on.
-    fn settle(&self, own: impl FnOnce() -> CommFault) -> FirstFault {
-        let known = self.wait_for_fault(ANSWER_TIME);
+    /// Returns the first fault. If none arrives within `at_most`, it is this rank's own fault from now on.
+    fn settle(&self, at_most: Duration, own: impl FnOnce() -> CommFault) -> FirstFault {
+        let known = self.wait_for_fault(at_most);
         known.unwrap_or_else(|| self.own_fault.get_or_init(|| FirstFault::Fault(own())).clone())
     }
 

@@ -1,0 +1,307 @@
+//! Configs and files that cannot be read, and the names in their refusals.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use isoshard::comm::spmd;
+use isoshard::dtensor::DeviceMesh;
+use isoshard::hugging_face::{HuggingFaceConfig, HuggingFaceFormat};
+use safetensors::Dtype;
+use serde_json::{Value, json};
+
+use super::{Stored, config_of, fixture, new_folder, read};
+
+/// Returns the refusal of a config with some values replaced.
+fn refused_config(name: &str, changes: &[(&str, Value)]) -> String {
+    let mut config = config_of(name);
+    for (key, value) in changes {
+        config[*key] = value.clone();
+    }
+    match HuggingFaceConfig::parse(&config.to_string()) {
+        Ok(config) => panic!("{changes:?} was accepted: {config:?}"),
+        Err(e) => e.to_string(),
+    }
+}
+
+#[test]
+fn configs_that_cannot_be_computed_are_refused_by_key() {
+    let rope = |kind: &str| json!({ "rope_type": kind, "rope_theta": 1e4, "factor": 2.0 });
+    for (name, key, value, rule) in [
+        ("llama2", "architectures", json!(["MambaForCausalLM"]), "the architecture is not built"),
+        (
+            "llama2",
+            "architectures",
+            json!(["LlamaForSequenceClassification"]),
+            "the architecture is not built",
+        ),
+        ("llama2", "model_type", json!("mistral"), "LlamaForCausalLM has model_type llama"),
+        (
+            "llama2",
+            "rope_parameters",
+            rope("longrope"),
+            "the rotary scalings are default, linear, llama3 and yarn",
+        ),
+        ("llama2", "rope_parameters", rope("llama3"), "a key is absent"),
+        ("llama2", "hidden_act", json!("mish"), "the activations are silu"),
+        ("llama2", "quantization_config", json!({ "bits": 4 }), "quantized weights are not built"),
+        ("llama2", "partial_rotary_factor", json!(0.5), "only whole heads are turned"),
+        ("llama2", "hidden_size", json!(-3), "not a size from 1 to 2^20"),
+        ("llama2", "hidden_size", json!(1u64 << 40), "not a size from 1 to 2^20"),
+        ("llama2", "num_hidden_layers", json!(1 << 18), "at most 65536 layers"),
+        (
+            "llama2",
+            "num_key_value_heads",
+            json!(3),
+            "the heads are not a multiple of those of keys and values",
+        ),
+        ("llama2", "rms_norm_eps", json!("small"), "not a positive number"),
+        ("llama2", "tie_word_embeddings", json!(1), "not true or false"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true), "only false is built"),
+        ("gpt2", "resid_pdrop", json!(0.5), "the model has one probability of dropout"),
+        ("gpt2", "n_head", json!(5), "the heads do not divide the width"),
+        ("gemma3", "layer_types", json!(["full_attention"]), "one text for each of 2 layers"),
+        (
+            "gemma3",
+            "layer_types",
+            json!(["full_attention", "chunked"]),
+            "full_attention or sliding_attention",
+        ),
+        ("gemma3", "use_bidirectional_attention", json!(true), "only causal models are built"),
+        ("mixtral", "num_experts_per_tok", json!(9), "at most 4 experts can be chosen"),
+    ] {
+        let refused = refused_config(name, &[(key, value.clone())]);
+        assert!(
+            refused.contains(rule) && refused.starts_with("from_hugging_face: "),
+            "{key}: {value}: {refused}"
+        );
+    }
+    let absent = refused_config("llama2", &[("vocab_size", Value::Null)]);
+    assert_eq!(absent, "from_hugging_face: a key is absent; got no vocab_size in config.json");
+}
+
+/// Copies a fixture, lets `change` damage the copy, and returns the refusal.
+fn refused_files(name: &str, change: impl FnOnce(&Path)) -> String {
+    let dir =
+        new_folder(&format!("refused_{name}_{:?}", std::thread::current().id()).replace(['(', ')'], ""));
+    fs::create_dir_all(&dir).expect("the folder is new");
+    for file in fs::read_dir(fixture(name)).expect("the fixture is there") {
+        let file = file.expect("a file");
+        fs::copy(file.path(), dir.join(file.file_name())).expect("it can be copied");
+    }
+    change(&dir);
+    let refused = HuggingFaceFormat::read(&dir);
+    let text = refused.map(|_| ()).expect_err("it is refused").to_string();
+    fs::remove_dir_all(&dir).expect("it was made here");
+    text
+}
+
+/// Returns the refusal of a fixture of one file whose tensors are changed.
+fn refused_tensors(
+    name: &str,
+    change: impl FnOnce(&mut BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>),
+) -> String {
+    refused_files(name, |dir| {
+        let path = dir.join("model.safetensors");
+        let mut stored = Stored::read(&path);
+        change(&mut stored.0);
+        stored.write(&path);
+    })
+}
+
+const NORM: &str = "model.norm.weight";
+
+#[track_caller]
+fn expect_text(refused: &str, parts: &[&str]) {
+    assert!(parts.iter().all(|part| refused.contains(part)), "{refused}");
+}
+
+#[test]
+fn missing_tensors_are_named() {
+    let refused = refused_tensors("llama2", |t| drop(t.remove(NORM)));
+    expect_text(&refused, &["tensors are missing; got model.norm.weight in "]);
+}
+
+#[test]
+fn extra_tensors_are_named() {
+    let refused = refused_tensors("llama2", |t| {
+        let norm = t[NORM].clone();
+        t.insert("model.layers.2.input_layernorm.weight".into(), norm);
+    });
+    expect_text(
+        &refused,
+        &["the architecture has no such tensors; got model.layers.2.input_layernorm.weight in "],
+    );
+}
+
+#[test]
+fn tensors_of_other_shapes_are_named() {
+    let refused = refused_tensors("llama2", |t| t.get_mut(NORM).expect("a norm").1 = vec![2, 12]);
+    expect_text(&refused, &["another shape than config.json says; got model.norm.weight[2, 12], not [24],"]);
+}
+
+#[test]
+fn tensors_of_other_dtypes_are_named() {
+    let refused = refused_tensors("llama2", |t| t.get_mut(NORM).expect("a norm").0 = Dtype::I32);
+    expect_text(&refused, &["weights are f32, f16 or bf16; got model.norm.weight of I32"]);
+}
+
+#[test]
+fn tied_heads_that_differ_are_refused() {
+    let mut same = None;
+    let refused = refused_tensors("qwen2", |t| {
+        let mut table = t["model.embed_tokens.weight"].clone();
+        same = Some(table.clone());
+        table.2[0] ^= 1;
+        t.insert("lm_head.weight".into(), table);
+    });
+    expect_text(
+        &refused,
+        &["ties two tensors that differ; got lm_head.weight and model.embed_tokens.weight"],
+    );
+}
+
+fn edit_index(dir: &Path, change: impl FnOnce(&mut Value)) {
+    let path = dir.join("model.safetensors.index.json");
+    let mut index =
+        serde_json::from_str(&fs::read_to_string(&path).expect("it has an index")).expect("it is JSON");
+    change(&mut index);
+    fs::write(&path, index.to_string()).expect("it can be written");
+}
+
+#[test]
+fn names_of_files_do_not_leave_the_folder() {
+    for name in ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", ".safetensors", "model.bin"]
+    {
+        let refused = refused_files("llama3_shards", |dir| {
+            edit_index(dir, |index| index["weight_map"][NORM] = json!(name));
+        });
+        expect_text(&refused, &["a shard's name has letters, digits, - _ . only", name]);
+    }
+}
+
+#[test]
+fn an_index_that_differs_from_its_files_is_refused() {
+    let refused = refused_files("llama3_shards", |dir| {
+        edit_index(dir, |index| index["weight_map"][NORM] = json!("model-00001-of-00003.safetensors"));
+    });
+    expect_text(&refused, &["a file has a tensor that the index has in another file", NORM]);
+    let refused = refused_files("llama3_shards", |dir| {
+        edit_index(dir, |index| drop(index["weight_map"].as_object_mut().expect("a map").remove(NORM)));
+    });
+    expect_text(&refused, &["the index lacks a tensor of the file", NORM]);
+    let refused = refused_files("llama3_shards", |dir| {
+        edit_index(dir, |index| index["weight_map"]["model.more"] = index["weight_map"][NORM].clone());
+    });
+    expect_text(&refused, &["the index names a tensor that the file lacks", "model.more"]);
+    let refused = refused_files("llama3_shards", |dir| {
+        let path = dir.join("model.safetensors.index.json");
+        let text = fs::read_to_string(&path).expect("it has an index");
+        let twice = format!("\"weight_map\": {{ \"{NORM}\": \"model-00001-of-00003.safetensors\",");
+        fs::write(&path, text.replace("\"weight_map\": {", &twice)).expect("it can be written");
+    });
+    expect_text(&refused, &["model.norm.weight stands twice"]);
+    let refused = refused_files("llama3_shards", |dir| {
+        fs::remove_file(dir.join("model-00002-of-00003.safetensors")).expect("it is there");
+    });
+    expect_text(&refused, &["cannot access the file", "model-00002-of-00003.safetensors"]);
+}
+
+#[test]
+fn a_tensor_in_two_files_is_refused() {
+    let refused = refused_files("llama3_shards", |dir| {
+        let norm = Stored::read(&dir.join("model-00003-of-00003.safetensors")).0[NORM].clone();
+        let path = dir.join("model-00001-of-00003.safetensors");
+        let mut first = Stored::read(&path);
+        first.0.insert(NORM.into(), norm);
+        first.write(&path);
+    });
+    expect_text(
+        &refused,
+        &[
+            "a file has a tensor that the index has in another file",
+            "model.norm.weight, in the index in model-0000",
+        ],
+    );
+}
+
+#[test]
+fn other_files_than_safetensors_are_refused() {
+    let remove = |dir: &Path| fs::remove_file(dir.join("model.safetensors")).expect("it is there");
+    let refused = refused_files("llama2", remove);
+    expect_text(&refused, &["has neither model.safetensors nor model.safetensors.index.json"]);
+    let refused = refused_files("llama2", |dir| {
+        remove(dir);
+        fs::write(dir.join("pytorch_model.bin"), "pickle").expect("it can be written");
+    });
+    expect_text(&refused, &["pytorch_model.bin is a pickle"]);
+}
+
+/// Reading a damaged file ends with an error or a format, and soon.
+#[test]
+fn damaged_files_are_refused() {
+    let whole = fs::read(fixture("llama2").join("model.safetensors")).expect("the fixture is there");
+    let refused_bytes = |bytes: &[u8]| {
+        refused_files("llama2", |dir| {
+            fs::write(dir.join("model.safetensors"), bytes).expect("it can be written");
+        })
+    };
+    for len in [0, 7, 8, 100, whole.len() - 1] {
+        expect_text(&refused_bytes(&whole[..len]), &["the file is not whole safetensors"]);
+    }
+    let mut longer = whole.clone();
+    longer.push(0);
+    expect_text(&refused_bytes(&longer), &["the file is not whole safetensors"]);
+    let mut header = whole.clone();
+    header[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    expect_text(&refused_bytes(&header), &["the file is not whole safetensors"]);
+
+    // A small generator: each mutation changes up to three bytes of a config or of a header.
+    let mut state = 1u64;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize % below
+    };
+    let config = fs::read(fixture("gemma3").join("config.json")).expect("the fixture is there");
+    let mut accepted = 0;
+    for _ in 0..20_000 {
+        let mut text = config.clone();
+        for _ in 0..=random(3) {
+            let at = random(text.len());
+            text[at] = b"0123456789-eE.\"{}[],: atrufnl"[random(29)];
+        }
+        accepted +=
+            usize::from(std::str::from_utf8(&text).is_ok_and(|t| HuggingFaceConfig::parse(t).is_ok()));
+    }
+    assert!(accepted > 1000, "{accepted}: most mutations touch a key that is not read");
+    let header = 8 + u64::from_le_bytes(whole[..8].try_into().expect("eight bytes")) as usize;
+    let dir = new_folder("mutated");
+    fs::create_dir_all(&dir).expect("the folder is new");
+    fs::copy(fixture("llama2").join("config.json"), dir.join("config.json")).expect("it can be copied");
+    let mut read = 0;
+    for _ in 0..1_000 {
+        let mut bytes = whole.clone();
+        for _ in 0..=random(3) {
+            let at = random(header);
+            bytes[at] = bytes[at].wrapping_add(random(255) as u8 + 1);
+        }
+        fs::write(dir.join("model.safetensors"), bytes).expect("it can be written");
+        read += usize::from(HuggingFaceFormat::read(&dir).is_ok());
+    }
+    assert!(read < 100, "{read} of 1000 damaged headers were read");
+    fs::remove_dir_all(&dir).expect("it was made here");
+}
+
+#[test]
+fn a_folder_that_exists_is_not_overwritten() {
+    let dir = new_folder("exists");
+    fs::create_dir_all(&dir).expect("the folder is new");
+    let target = dir.clone();
+    let run = move |rank| {
+        let of = read(&DeviceMesh::parse(&rank, "1")?, &fixture("qwen3"))?;
+        of.save(&target)
+    };
+    let refused = spmd(1, run).unwrap_err().to_string();
+    expect_text(&refused, &["save_hugging_face: the folder exists", "choose another name"]);
+    fs::remove_dir_all(&dir).expect("it was made here");
+}
