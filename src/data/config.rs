@@ -25,7 +25,7 @@ pub struct TokensConfig {
 /// The rule by which token files are cut into rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Windows of `block + 1` tokens, each of which begins with the last token of the window before it, so that every
+    /// Windows of `block + 1` tokens. Each begins with the last token of the window before it, so that every
     /// token is predicted once. A window stays within a file; up to `block` tokens at the end of a file are left out.
     Windows,
     /// [`Windows`](Packing::Windows) of documents that end with the token `end_of_text`. A row says to which document

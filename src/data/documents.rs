@@ -26,8 +26,7 @@ pub(super) struct PackedIndex {
 }
 
 impl PackedIndex {
-    /// Reads the files once and packs their documents, each of which ends with the token `end`, into rows of `block`
-    /// tokens.
+    /// Reads the files once and packs their documents into rows of `block` tokens. A document ends with the token `end`.
     ///
     /// # Errors
     /// Refuses tokens outside the vocabulary, and files in which no document has two tokens.

@@ -134,10 +134,9 @@ impl Tokens {
         Ok((tokens.expect("always made"), targets.expect("always made")))
     }
 
-    /// Returns the next batch with the number of each token's document and its position in it, for attention that does
-    /// not cross documents ([`AttentionOptions::documents`](crate::dtensor::AttentionOptions::documents)), positions
-    /// that start anew, and losses that leave out padding
-    /// ([`CrossEntropyOptions::ignore_index`](crate::dtensor::CrossEntropyOptions::ignore_index)).
+    /// Returns the next batch with the number of each token's document and its position in it. A
+    /// [`Decoder`](crate::nn::Decoder) takes them as [`Sequences::packed`](crate::nn::Sequences::packed): its attention
+    /// stays within a document, positions start anew, and padding does not count in its loss.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh};

@@ -394,7 +394,7 @@ fn clones_go_on_by_themselves() {
     spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Documents of these lengths, each of which ends with 0; the other tokens are numbered.
+/// Documents of these lengths. Each ends with 0; the other tokens are numbered.
 fn documents(lens: &[usize], last_ends: bool) -> Vec<u32> {
     let mut next = 0;
     let mut all = Vec::new();

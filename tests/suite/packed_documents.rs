@@ -185,7 +185,7 @@ fn the_loss_is_the_mean_over_all_documents() {
     });
 }
 
-/// Writes documents of several lengths, each of which ends with token 0.
+/// Writes documents of several lengths. Each ends with token 0.
 fn token_file(name: &str) -> std::path::PathBuf {
     let path = std::env::temp_dir().join(format!("isoshard-packed-{name}-{}.bin", std::process::id()));
     let mut writer = TokenWriter::create(&path, TokenWidth::U16).unwrap();
