@@ -50,6 +50,7 @@ mod decoder;
 mod decoder_config;
 mod forward;
 mod freeze;
+mod fused_param;
 mod gpt;
 mod grouped_attention;
 mod layers;
