@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The checks that take too long for `cargo test` and `.ci/run`: the judge over every combination of placements, all programs on the
-# emulated device, ten million fuzzed conversations, and whole default runs of train_gpt. For a new operator, a new row, a new message, or new defaults; takes minutes.
+# emulated device, ten million fuzzed conversations and checkpoints, and whole default runs of train_gpt. For a new operator, a new row, a new message, or new defaults; takes minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,6 +17,10 @@ ISOSHARD_TEST_COMPLETE=1 ISOSHARD_TEST_DEVICE=shim cargo test --test suite -- \
 # Ten million mutated conversations with all code that reads from a wire; sums that wrap are errors here.
 ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \
     cargo test --release --target-dir target/fuzz --lib coordinator::fuzz
+
+# Ten million mutated checkpoints.
+ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \
+    cargo test --release --target-dir target/fuzz --test alloc checkpoint
 
 # The numbers that README and examples/train_gpt/main.rs show, which every mesh gives.
 cargo build --release --example train_gpt

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use isoshard::checkpoint::{CheckpointFolder, StateTree};
+use isoshard::checkpoint::{self, Checkpoint, CheckpointFolder, StateTree};
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::tensor::DType;
@@ -36,12 +36,7 @@ fn save_without_end(root: PathBuf, ranks: usize, asynchronous: bool) {
         }
         loop {
             step += 1;
-            let mut state = StateTree::new();
-            for (name, layout) in [("sharded", "(S0)"), ("whole", "(R)")] {
-                let x = DTensor::full(&mesh, DType::F32, [1501, 500], step as f64, layout.parse()?)?;
-                state.insert(name, x)?;
-            }
-            state.insert_value("step", step)?;
+            let state = state_of(&mesh, step)?;
             match asynchronous {
                 true => folder.save_async(&mesh, step, &state)?,
                 false => folder.save(&mesh, step, &state)?,
@@ -77,6 +72,8 @@ fn two_hundred_kills_leave_a_whole_checkpoint() {
     let root = std::env::temp_dir().join(format!("isoshard-crash-{}", std::process::id()));
     let _ = fs::remove_dir_all(&root);
     let mut random = SplitMix(7);
+    // The time of a few saves on this machine, whose disk may be slow to flush.
+    let window = 4 * time_of_a_save(&root);
     let (mut within, mut last) = (0, 0);
     for kill in 0..KILLS {
         let how = if kill % 2 == 0 { "async" } else { "sync" };
@@ -95,7 +92,7 @@ fn two_hundred_kills_leave_a_whole_checkpoint() {
         while !begun() && Instant::now() < deadline && child.try_wait().expect("a child").is_none() {
             std::thread::sleep(Duration::from_micros(200));
         }
-        std::thread::sleep(Duration::from_micros(random.below(80_000) as u64));
+        std::thread::sleep(Duration::from_micros(random.below(window.as_micros() as usize) as u64));
         child.kill().expect("it runs");
         let output = child.wait_with_output().expect("it was killed");
         let said = String::from_utf8_lossy(&output.stderr);
@@ -108,5 +105,32 @@ fn two_hundred_kills_leave_a_whole_checkpoint() {
     println!("{KILLS} kills, {within} of them within a save; {last} steps");
     assert!(within >= KILLS / 5, "only {within} kills were within a save");
     assert!(last >= KILLS as u64 / 5, "only {last} saves ended");
+    let newest = CheckpointFolder::new(&root).dir_of(last);
+    Checkpoint::open(newest).and_then(|saved| saved.verify()).expect("the last one is whole");
     fs::remove_dir_all(root).expect("made here");
+}
+
+/// Times a save as the children make them.
+fn time_of_a_save(root: &Path) -> Duration {
+    let dir = root.join("timed");
+    let took = spmd(1, move |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("fsdp", 1)])?;
+        let state = state_of(&mesh, 0)?;
+        let begin = Instant::now();
+        checkpoint::save(&mesh, &dir, &state)?;
+        fs::remove_dir_all(&dir).map_err(isoshard::Error::other)?;
+        Ok(begin.elapsed())
+    });
+    took.unwrap_or_else(|e| panic!("{e}"))[0].max(Duration::from_millis(5))
+}
+
+/// Two tensors with the step as the value of every element, and the step.
+fn state_of(mesh: &DeviceMesh, step: u64) -> isoshard::Result<StateTree> {
+    let mut state = StateTree::new();
+    for (name, layout) in [("sharded", "(S0)"), ("whole", "(R)")] {
+        let x = DTensor::full(mesh, DType::F32, [1501, 500], step as f64, layout.parse()?)?;
+        state.insert(name, x)?;
+    }
+    state.insert_value("step", step)?;
+    Ok(state)
 }

@@ -2,10 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::save::{BUSY, PATIENCE, start};
+use super::index::INDEX;
+use super::save::{BUSY, PATIENCE, start, write};
 use super::save_job::{SaveJob, UNFINISHED};
 use super::saved::Checkpoint;
 use super::state_tree::StateTree;
@@ -26,7 +30,7 @@ pub enum WhileSaving {
     Refuse,
 }
 
-/// A folder of checkpoints with the names `step-000000000012`.
+/// A folder of checkpoints with the names `step-000000000012`, to which one program saves at a time.
 ///
 /// [`CheckpointFolder::save_async`] returns at once: the tensors' memory is shared, not copied, and the next step that
 /// updates a parameter in place writes to new memory instead. Until the files are written, the saved tensors therefore
@@ -60,8 +64,17 @@ pub struct CheckpointFolder {
     keep: Option<usize>,
     patience: Duration,
     while_saving: WhileSaving,
-    /// The thread that writes this rank's part of a save.
-    writing: Option<JoinHandle<Result<()>>>,
+    writing: Option<BackgroundSave>,
+}
+
+/// A save that a thread of this rank writes.
+#[derive(Debug)]
+struct BackgroundSave {
+    thread: JoinHandle<Result<()>>,
+    /// Receives the outcome of this rank's own part.
+    written: Receiver<Result<()>>,
+    /// Tells the thread that other ranks will not report any more, or that the program ends.
+    given_up: Arc<AtomicBool>,
 }
 
 impl CheckpointFolder {
@@ -152,9 +165,10 @@ impl CheckpointFolder {
     /// Returns the errors of [`save`](super::save()), and those of an earlier [`CheckpointFolder::save_async`].
     pub fn save(&mut self, mesh: &DeviceMesh, step: u64, state: &StateTree) -> Result<()> {
         self.admit(mesh)?;
-        let job = start(mesh, &self.dir_of(step), state, self.patience)?;
+        let mut job = start(mesh, &self.dir_of(step), state, self.patience)?;
+        write(mesh, &mut job)?;
         let busy = mesh.rank().busy(BUSY);
-        let done = self.removal(step).run(job);
+        let done = self.removal(step).commit(job, &AtomicBool::new(false));
         drop(busy);
         mesh.agree(VERB, done.map(|()| Vec::new())).map(drop)
     }
@@ -162,7 +176,7 @@ impl CheckpointFolder {
     /// Starts to save the state of a step, and returns when each rank has begun. The checkpoint becomes visible when all
     /// ranks have written; a failure is the result of the next call of this folder, on every rank.
     ///
-    /// Dropping the folder waits for the rank's own files.
+    /// Dropping the folder waits for the rank's own files, and for a few seconds for those of other ranks.
     ///
     /// ```
     /// use isoshard::{checkpoint::{CheckpointFolder, StateTree}, comm::spmd, dtensor::DeviceMesh};
@@ -186,10 +200,13 @@ impl CheckpointFolder {
     pub fn save_async(&mut self, mesh: &DeviceMesh, step: u64, state: &StateTree) -> Result<()> {
         self.admit(mesh)?;
         let job = start(mesh, &self.dir_of(step), state, self.patience)?;
-        let removal = self.removal(step);
-        let thread = thread::Builder::new().name("isoshard-save".into());
-        let begun = thread.spawn(move || removal.run(job)).map_err(|e| Error::io(VERB, &self.root, e));
-        mesh.agree(VERB, begun.map(|thread| self.writing = Some(thread)).map(|()| Vec::new())).map(drop)
+        let begun =
+            BackgroundSave::begin(job, self.removal(step)).map_err(|e| Error::io(VERB, &self.root, e));
+        let all = mesh.agree(VERB, begun.map(|save| self.writing = Some(save)).map(|()| Vec::new()));
+        if all.is_err() {
+            let _ = self.writing.take().map(BackgroundSave::give_up);
+        }
+        all.map(drop)
     }
 
     /// Waits until the save that [`CheckpointFolder::save_async`] started has ended. Communicates some bytes per rank.
@@ -206,10 +223,21 @@ impl CheckpointFolder {
     /// # Errors
     /// Returns the save's error, on every rank.
     pub fn wait(&mut self, mesh: &DeviceMesh) -> Result<()> {
+        let Some(save) = self.writing.take() else { return mesh.agree(VERB, Ok(Vec::new())).map(drop) };
         let busy = mesh.rank().busy(BUSY);
-        let own = self.writing.take().map_or(Ok(()), joined);
+        let written =
+            save.written.recv().unwrap_or_else(|_| Err(Error::other("the thread that writes ended")));
         drop(busy);
-        mesh.agree(VERB, own.map(|()| Vec::new())).map(drop)
+        // No rank waits for the report of one that has failed.
+        let all = mesh.agree(VERB, written.map(|()| Vec::new()));
+        if all.is_err() {
+            let _ = save.give_up();
+            return all.map(drop);
+        }
+        let busy = mesh.rank().busy(BUSY);
+        let committed = save.join();
+        drop(busy);
+        mesh.agree(VERB, committed.map(|()| Vec::new())).map(drop)
     }
 
     /// Returns the steps of the checkpoints that are there, ascending. Communicates nothing.
@@ -218,8 +246,7 @@ impl CheckpointFolder {
     /// use isoshard::checkpoint::CheckpointFolder;
     /// let root = std::env::temp_dir().join(format!("isoshard-steps-{}", std::process::id()));
     /// std::fs::create_dir_all(root.join("step-000000000012")).unwrap();
-    /// std::fs::create_dir_all(root.join("notes")).unwrap();
-    /// assert_eq!(CheckpointFolder::new(&root).steps()?, [12]);
+    /// assert!(CheckpointFolder::new(&root).steps()?.is_empty()); // a folder without an index is no checkpoint
     /// # std::fs::remove_dir_all(root).unwrap();
     /// # Ok::<(), isoshard::Error>(())
     /// ```
@@ -263,13 +290,13 @@ impl CheckpointFolder {
     /// assert_eq!(dir, std::path::Path::new("runs/a/step-000000000012"));
     /// ```
     pub fn dir_of(&self, step: u64) -> PathBuf {
-        self.root.join(format!("step-{step:012}"))
+        self.root.join(step_name(step))
     }
 
     /// Waits for an earlier save, or refuses another one, and returns the earlier one's error on every rank.
     fn admit(&mut self, mesh: &DeviceMesh) -> Result<()> {
         if self.while_saving == WhileSaving::Refuse {
-            let unfinished = self.writing.as_ref().is_some_and(|thread| !thread.is_finished());
+            let unfinished = self.writing.as_ref().is_some_and(|save| !save.thread.is_finished());
             let all = mesh.agree(VERB, Ok(vec![i64::from(unfinished)]))?;
             if all.iter().any(|words| words[0] == 1) {
                 let given = format!(
@@ -288,17 +315,42 @@ impl CheckpointFolder {
     }
 }
 
-/// Waits for this rank's files, so that a program which ends does not lose a save that has begun.
-impl Drop for CheckpointFolder {
-    fn drop(&mut self) {
-        if let Some(Err(error)) = self.writing.take().map(joined) {
-            eprintln!("isoshard: a checkpoint was not saved: {error}");
-        }
+impl BackgroundSave {
+    fn begin(mut job: SaveJob, removal: Removal) -> std::io::Result<BackgroundSave> {
+        let (send, written) = mpsc::channel();
+        let given_up = Arc::new(AtomicBool::new(false));
+        let flag = given_up.clone();
+        let thread = thread::Builder::new().name("isoshard-save".into()).spawn(move || {
+            let own = job.write();
+            // If nobody receives this, the program ends, and the thread's result tells the same.
+            let _ = send.send(own.clone());
+            own.and_then(|()| removal.commit(job, &flag))
+        })?;
+        Ok(BackgroundSave { thread, written, given_up })
+    }
+
+    /// Waits until the save has ended on this rank.
+    fn join(self) -> Result<()> {
+        self.thread
+            .join()
+            .unwrap_or_else(|_| Err(Error::other("the thread that writes a checkpoint panicked")))
+    }
+
+    /// Waits until this rank's files are written, and for other ranks' reports for a short while.
+    fn give_up(self) -> Result<()> {
+        self.given_up.store(true, Ordering::Relaxed);
+        self.join()
     }
 }
 
-fn joined(thread: JoinHandle<Result<()>>) -> Result<()> {
-    thread.join().unwrap_or_else(|_| Err(Error::other("the thread that writes a checkpoint panicked")))
+/// Waits for this rank's files, and for a few seconds for the other ranks', so that a program which ends does not lose a
+/// save that has begun.
+impl Drop for CheckpointFolder {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.writing.take().map(BackgroundSave::give_up) {
+            eprintln!("isoshard: a checkpoint was not saved: {error}");
+        }
+    }
 }
 
 /// The removal of older checkpoints after a save.
@@ -309,21 +361,28 @@ struct Removal {
 }
 
 impl Removal {
-    /// Does a rank's part of a save; on the first rank, then removes checkpoints before the kept ones.
-    fn run(self, job: SaveJob) -> Result<()> {
+    /// On the first rank, makes the checkpoint visible, then removes those before the kept ones.
+    fn commit(self, job: SaveJob, given_up: &AtomicBool) -> Result<()> {
         let first = job.commit.is_some();
-        job.run()?;
+        job.commit(given_up)?;
         if !first {
             return Ok(());
         }
+        self.remove().map_err(|e| {
+            let rule = format!("step {} is saved, but older files cannot be removed", self.step);
+            Error::invalid("keep", rule, e.to_string(), "remove them, or give the permission")
+        })
+    }
+
+    fn remove(&self) -> Result<()> {
         self.remove_left()?;
         let Some(keep) = self.keep else { return Ok(()) };
         let older: Vec<u64> = steps_in(&self.root)?.into_iter().filter(|&step| step < self.step).collect();
         let remove = (older.len() + 1).saturating_sub(keep);
         for step in &older[..remove.min(older.len())] {
-            let dir = self.root.join(format!("step-{step:012}"));
+            let dir = self.root.join(step_name(*step));
             // Renamed first: a checkpoint that is half removed is not taken for one.
-            let removed = self.root.join(format!(".step-{step:012}{REMOVED}"));
+            let removed = self.root.join(format!(".{}{REMOVED}", step_name(*step)));
             fs::rename(&dir, &removed)
                 .and_then(|()| fs::remove_dir_all(&removed))
                 .map_err(|e| Error::io("keep", &dir, e))?;
@@ -346,6 +405,10 @@ impl Removal {
     }
 }
 
+fn step_name(step: u64) -> String {
+    format!("step-{step:012}")
+}
+
 fn steps_in(root: &Path) -> Result<Vec<u64>> {
     let entries = match fs::read_dir(root) {
         Ok(entries) => entries,
@@ -356,8 +419,11 @@ fn steps_in(root: &Path) -> Result<Vec<u64>> {
     for entry in entries {
         let name = entry.map_err(|e| Error::io("checkpoint", root, e))?.file_name();
         let digits = name.to_str().and_then(|name| name.strip_prefix("step-"));
-        let digits = digits.filter(|d| d.len() >= 12 && d.bytes().all(|b| b.is_ascii_digit()));
-        steps.extend(digits.and_then(|d| d.parse::<u64>().ok()));
+        let step = digits.and_then(|digits| digits.parse::<u64>().ok());
+        // Folders of other forms and without an index are not checkpoints.
+        let is_one =
+            |step: &u64| name.to_str() == Some(&step_name(*step)) && root.join(&name).join(INDEX).exists();
+        steps.extend(step.filter(is_one));
     }
     steps.sort_unstable();
     Ok(steps)

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -70,7 +71,12 @@ impl Index {
         let path = dir.join(INDEX);
         let failed = |e: std::io::Error| Error::io("checkpoint", &path, e);
         let mut text = Vec::new();
-        File::open(&path).map_err(failed)?.read_to_end(&mut text).map_err(failed)?;
+        let file = File::open(&path).map_err(failed)?;
+        let found = file.metadata().map_err(failed)?;
+        if !found.is_file() {
+            return Err(refusal("no regular file".into()).at(&path.display().to_string()));
+        }
+        file.take(found.len()).read_to_end(&mut text).map_err(failed)?;
         let index = Index::parse(&text).map_err(|e| e.at(&path.display().to_string()))?;
         for file in &index.files {
             let path = dir.join(&file.name);
@@ -91,12 +97,13 @@ impl Index {
         if index.format != FORMAT {
             return Err(refusal(format!("format {:?}", index.format)));
         }
-        for (number, file) in index.files.iter().enumerate() {
+        let mut names = FxHashSet::default();
+        for file in &index.files {
             let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             if file.name.is_empty() || file.name.starts_with('.') || !file.name.chars().all(plain) {
                 return Err(refusal(format!("a file named {:?}", file.name)));
             }
-            if index.files[..number].iter().any(|other| other.name == file.name) {
+            if !names.insert(&file.name) {
                 return Err(refusal(format!("two files named {:?}", file.name)));
             }
         }

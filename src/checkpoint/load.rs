@@ -1,12 +1,14 @@
 //! Loading: a redistribution whose source is a disk.
 //!
 //! Ranks that need common bytes form a group: replicas, and ranks whose shards are columns of the same rows. The group
-//! reads the rows together, each member an equal, contiguous share, and then exchanges: each byte is read from the disk
-//! once per group, and each member receives only bytes that it lacks (Wan et al., *ByteCheckpoint*, NSDI 2025). A rank
+//! reads the rows together, each member a contiguous share of their blocks, and then exchanges: each byte is read from the
+//! disk once per group, except in blocks at the borders of shares, and each member receives only bytes that it lacks (Wan et al., *ByteCheckpoint*, NSDI 2025). A rank
 //! whose shard is its own, as under FSDP, reads it straight into place.
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use super::block_sums::BLOCK_BYTES;
 use super::saved::Checkpoint;
 use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::{Error, Result};
@@ -74,8 +76,8 @@ impl Checkpoint {
         let error = read.as_ref().err().cloned();
         mesh.agree(VERB, error.map_or(Ok(Vec::new()), Err))?;
         let mut tensors = read?;
-        for x in tensors.iter_mut().filter(|x| !x.axes.is_empty()) {
-            x.exchange(mesh)?;
+        for (turn, x) in tensors.iter_mut().enumerate().filter(|(_, x)| !x.axes.is_empty()) {
+            x.exchange(mesh, turn)?;
         }
         let finish =
             |x: LoadedTensor| DTensor::from_local(mesh, x.local, x.shape, x.layout).map_err(|e| e.at(x.name));
@@ -91,8 +93,10 @@ impl Checkpoint {
         if mesh.device() == Device::Meta {
             return Err(Error::unsupported(VERB, "tensors on meta have no values", "a dry run", ""));
         }
-        let plan = |(name, layout): &(&'a str, Layout)| self.plan_share(mesh.mesh(), name, layout);
-        let mut tensors = wanted.iter().map(plan).collect::<Result<Vec<_>>>()?;
+        let plan = |(turn, (name, layout)): (usize, &(&'a str, Layout))| {
+            self.plan_share(mesh.mesh(), turn, name, layout)
+        };
+        let mut tensors = wanted.iter().enumerate().map(plan).collect::<Result<Vec<_>>>()?;
         let mut ranges = Vec::new();
         for x in &mut tensors {
             let LoadedTensor { name, dtype, read, first, local, share, axes, .. } = x;
@@ -112,7 +116,14 @@ impl Checkpoint {
     }
 
     /// Plans what this rank reads of a tensor, and takes memory for it.
-    fn plan_share<'a>(&self, mesh: &Mesh, name: &'a str, layout: &Layout) -> Result<LoadedTensor<'a>> {
+    /// `turn` is the number of tensors before this one.
+    fn plan_share<'a>(
+        &self,
+        mesh: &Mesh,
+        turn: usize,
+        name: &'a str,
+        layout: &Layout,
+    ) -> Result<LoadedTensor<'a>> {
         let of = self.entry(name)?;
         let dtype = of.dtype().expect("checked when the index was read");
         let shape = Shape::from(&of.shape[..]);
@@ -128,8 +139,8 @@ impl Checkpoint {
             (region.clone(), 0, Vec::new())
         } else {
             let (common, members, me) = common_region(&spec, &axes);
-            let bounds = share_bounds(&common, dtype, members);
-            (common, bounds[me], vec![0; bounds[me + 1] - bounds[me]])
+            let mine = shares(&common, dtype, members, turn).swap_remove(me);
+            (common, mine.start, vec![0; mine.len()])
         };
         let layout = layout.clone();
         Ok(LoadedTensor { name, dtype, shape, layout, region, axes, read, first, local, share })
@@ -177,12 +188,12 @@ struct ReadRange<'a> {
 
 impl LoadedTensor<'_> {
     /// Exchanges the shares of a group: each member receives the bytes of its shard that others have read.
-    fn exchange(&mut self, mesh: &DeviceMesh) -> Result<()> {
+    fn exchange(&mut self, mesh: &DeviceMesh, turn: usize) -> Result<()> {
         let names: Vec<&str> = self.axes.iter().map(|&a| mesh.mesh().axis_name(a)).collect();
         let group = mesh.group_along(&names)?;
         let spec = Spec::new(mesh.mesh(), self.dtype, self.shape.clone(), self.layout.clone())?;
         let (common, members, me) = common_region(&spec, &self.axes);
-        let bounds = share_bounds(&common, self.dtype, members);
+        let shares = shares(&common, self.dtype, members, turn);
         let size = self.dtype.size_bytes();
         let regions: Vec<Region> =
             member_coords(&spec.mesh, &self.axes).map(|at| spec.region_at(&at)).collect();
@@ -191,10 +202,10 @@ impl LoadedTensor<'_> {
         let in_share = |region: &Region, share: usize, f: &mut dyn FnMut(usize, usize, usize)| {
             for overlap in common.intersect(region) {
                 overlap.runs(|from, to, len| {
-                    let (first, end) =
-                        ((from * size).max(bounds[share]), ((from + len) * size).min(bounds[share + 1]));
+                    let Range { start, end } = shares[share];
+                    let (first, end) = ((from * size).max(start), ((from + len) * size).min(end));
                     if first < end {
-                        f(first - bounds[share], to * size + (first - from * size), end - first);
+                        f(first - start, to * size + (first - from * size), end - first);
                     }
                 });
             }
@@ -278,12 +289,15 @@ fn member_coords(mesh: &Mesh, axes: &[usize]) -> impl Iterator<Item = Vec<usize>
     })
 }
 
-/// Returns the first byte of each member's share of a region's storage, and the end.
-fn share_bounds(common: &Region, dtype: DType, members: usize) -> Vec<usize> {
-    let numel = common.numel();
-    (0..=members)
-        .map(|i| (numel as u128 * i as u128 / members as u128) as usize * dtype.size_bytes())
-        .collect()
+/// Returns the bytes of a region's storage that each member reads: whole blocks, because they are read and checked whole.
+/// If there are fewer blocks than members, the members take turns from tensor to tensor.
+fn shares(common: &Region, dtype: DType, members: usize, turn: usize) -> Vec<Range<usize>> {
+    let bytes = common.numel() * dtype.size_bytes();
+    let blocks = bytes.div_ceil(BLOCK_BYTES);
+    let start =
+        |slot: usize| ((slot * (blocks / members) + slot.min(blocks % members)) * BLOCK_BYTES).min(bytes);
+    let slot = |member: usize| (member + turn) % members;
+    (0..members).map(|member| start(slot(member))..start(slot(member) + 1)).collect()
 }
 
 /// Refuses bytes that are not bools: a damaged file with right checksums must not become undefined behaviour.

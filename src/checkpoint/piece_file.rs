@@ -82,6 +82,7 @@ pub(super) fn write_file(path: &Path, mut pieces: Vec<&PieceSource>) -> Result<W
             file: &mut file,
             sum: crc32fast::Hasher::new(),
             len: 0,
+            written: 0,
             blocks: BlockSums::default(),
         };
         writer.write_piece(piece).map_err(failed)?;
@@ -121,6 +122,8 @@ struct SummedWriter<'a> {
     sum: crc32fast::Hasher,
     /// The bytes in the block that is being summed.
     len: usize,
+    /// All bytes so far.
+    written: usize,
     blocks: BlockSums,
 }
 
@@ -129,7 +132,7 @@ impl SummedWriter<'_> {
         let bytes = piece.shard.as_bytes().expect("contiguous, in the CPU's memory");
         let size = piece.shard.dtype().size_bytes();
         let wanted = Region::of_box(piece.start.clone(), piece.shape.clone());
-        let mut outcome = Ok(());
+        let (mut outcome, before) = (Ok(()), self.written);
         for overlap in wanted.intersect(&piece.region) {
             overlap.runs(|_, at, len| {
                 if outcome.is_ok() {
@@ -137,7 +140,14 @@ impl SummedWriter<'_> {
                 }
             });
         }
-        outcome
+        outcome?;
+        let written = self.written - before;
+        match written == piece.bytes() {
+            true => Ok(()),
+            false => {
+                Err(std::io::Error::other(format!("{}: {written} of {} bytes", piece.key, piece.bytes())))
+            }
+        }
     }
 
     fn write(&mut self, mut bytes: &[u8]) -> std::io::Result<()> {
@@ -146,6 +156,7 @@ impl SummedWriter<'_> {
             self.sum.update(part);
             self.file.write_all(part)?;
             self.len += part.len();
+            self.written += part.len();
             if self.len == BLOCK_BYTES {
                 self.end_block();
             }

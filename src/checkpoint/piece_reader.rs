@@ -26,8 +26,8 @@ pub(super) struct PieceReader<'a> {
     dir: &'a Path,
     index: &'a Index,
     files: Vec<Option<OpenFile>>,
-    /// The file's number, the position in it, and the bytes of the block that was read last in part.
-    last: Option<(usize, u64)>,
+    /// The file, the position, the length and the checksum of `block`, the one that was read last in part.
+    last: Option<(usize, u64, usize, u32)>,
     block: Vec<u8>,
 }
 
@@ -37,6 +37,8 @@ struct OpenFile {
     file: File,
     entries: BTreeMap<String, TensorInfo>,
     data_start: u64,
+    /// The file's length.
+    bytes: u64,
 }
 
 /// A range of a piece's bytes that belongs to a contiguous range of the destination.
@@ -104,11 +106,12 @@ impl<'a> PieceReader<'a> {
                 if at == from && count == until - from {
                     file.read_block(place, piece.blocks.at(number), &mut into[to..to + count])?;
                 } else {
-                    if *last != Some((piece.file, place)) {
+                    let wanted = Some((piece.file, place, until - from, piece.blocks.at(number)));
+                    if *last != wanted {
                         *last = None;
                         block.resize(until - from, 0);
                         file.read_block(place, piece.blocks.at(number), block)?;
-                        *last = Some((piece.file, place));
+                        *last = wanted;
                     }
                     into[to..to + count].copy_from_slice(&block[at - from..][..count]);
                 }
@@ -145,7 +148,7 @@ impl OpenFile {
             return Err(damaged(&path, "the header's checksum differs from the index".into()));
         }
         let entries = header_entries(&header[8..]).map_err(|e| damaged(&path, e))?;
-        Ok(OpenFile { path, file, entries, data_start: 8 + header_len })
+        Ok(OpenFile { path, file, entries, data_start: 8 + header_len, bytes: len })
     }
 
     /// Returns the position of a piece's first byte.
@@ -166,7 +169,12 @@ impl OpenFile {
             );
             return Err(damaged(&self.path, rule));
         }
-        Ok(self.data_start + from as u64)
+        match self.data_start.checked_add(to as u64).is_some_and(|end| end <= self.bytes) {
+            true => Ok(self.data_start + from as u64),
+            false => {
+                Err(damaged(&self.path, format!("the piece {key:?} at {from}..{to} is not in the file")))
+            }
+        }
     }
 
     /// Reads a block and compares it with its checksum.

@@ -1,17 +1,18 @@
 //! Saving: each rank writes its pieces, and no rank holds more of a tensor than its shard.
 
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::index::{Index, SavedTensor};
 use super::piece_file::PieceSource;
 use super::save_job::{Commit, SaveJob, aside, make_aside};
 use super::state_tree::StateTree;
-use super::writers::plan_writers;
+use super::writers::{WrittenBox, plan_writers};
 use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::{Error, Result};
-use crate::placement::Spec;
-use crate::tensor::{Device, Shape};
+use crate::placement::{Region, Spec};
+use crate::tensor::{Device, Shape, Tensor};
 
 const VERB: &str = "save";
 /// The work that ranks announce while they write files, so that other ranks wait.
@@ -44,27 +45,37 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30 * 60);
 /// ```
 ///
 /// # Errors
-/// Refuses a folder that exists, and ranks with different names or values. Returns the same error on every rank if a
-/// rank cannot write; nothing is left behind then.
+/// Refuses a folder that exists, ranks with different names or values, and tensors of another mesh. Returns the same error
+/// on every rank if a rank cannot write; nothing is left behind then. If only the last flush of the folder above fails,
+/// the error says so and the checkpoint is there.
 pub fn save(mesh: &DeviceMesh, dir: impl AsRef<Path>, state: &StateTree) -> Result<()> {
-    let job = start(mesh, dir.as_ref(), state, PATIENCE)?;
+    let mut job = start(mesh, dir.as_ref(), state, PATIENCE)?;
+    write(mesh, &mut job)?;
     let busy = mesh.rank().busy(BUSY);
-    let done = job.run();
+    let committed = job.commit(&AtomicBool::new(false));
     drop(busy);
-    mesh.agree(VERB, done.map(|()| Vec::new())).map(drop)
+    mesh.agree(VERB, committed.map(|()| Vec::new())).map(drop)
+}
+
+/// Writes this rank's part of a save, and returns when all ranks have written theirs, or have failed. The first rank
+/// then waits for nobody.
+pub(super) fn write(mesh: &DeviceMesh, job: &mut SaveJob) -> Result<()> {
+    let busy = mesh.rank().busy(BUSY);
+    let written = job.write();
+    drop(busy);
+    let all = mesh.agree(VERB, written.map(|()| Vec::new()));
+    if all.is_err() {
+        job.abandon();
+    }
+    all.map(drop)
 }
 
 /// Plans a save, makes the folder in which it is written, and returns this rank's work, which shares the tensors'
-/// memory. On a device, copies the rank's shards to the CPU's memory.
+/// memory. On a device, copies the pieces that this rank writes to the CPU's memory. If a rank cannot, no rank can.
 pub(super) fn start(mesh: &DeviceMesh, dir: &Path, state: &StateTree, patience: Duration) -> Result<SaveJob> {
     if mesh.device() == Device::Meta {
         return Err(Error::unsupported(VERB, "tensors on meta have no values", "a dry run", ""));
     }
-    let reduced = |x: &DTensor| match x.layout().has_partial() {
-        true => x.redistribute(x.layout().reduced()),
-        false => Ok(x.clone()),
-    };
-    let tensors: Vec<DTensor> = state.tensors().map(|(_, x)| reduced(x)).collect::<Result<_>>()?;
     let mut index = Index::new(state.values().clone());
     for (name, x) in state.tensors() {
         let (dtype, shape) = (x.dtype().name().to_string(), x.shape().to_vec());
@@ -72,49 +83,92 @@ pub(super) fn start(mesh: &DeviceMesh, dir: &Path, state: &StateTree, patience: 
     }
     let position = mesh.mesh().position_of(mesh.mesh().coords());
     let number = agreed_number(mesh, dir, state, &index)?;
-    let aside = aside(dir, number)?;
-    mesh.agree(VERB, if position == 0 { make_aside(dir, &aside) } else { Ok(()) }.map(|()| Vec::new()))?;
+    let reduced = |x: &DTensor| match x.layout().has_partial() {
+        true => x.redistribute(x.layout().reduced()),
+        false => Ok(x.clone()),
+    };
+    let tensors: Vec<DTensor> = state.tensors().map(|(_, x)| reduced(x)).collect::<Result<_>>()?;
+    let aside = aside(dir, number);
+    let made = match (&aside, position) {
+        (Ok(aside), 0) => make_aside(dir, aside),
+        _ => Ok(()),
+    };
+    mesh.agree(VERB, made.map(|()| Vec::new()))?;
+    let commit = (position == 0).then(|| Commit { index, ranks: mesh.mesh().ranks().collect(), patience });
+    let mut job = SaveJob { dir: dir.to_path_buf(), aside: aside?, position, pieces: Vec::new(), commit };
 
-    let specs: Vec<Spec> = tensors.iter().map(|x| x.spec().clone()).collect();
     let names: Vec<&str> = state.tensors().map(|(name, _)| name).collect();
-    let mut shards = vec![None; tensors.len()];
-    let mut pieces = Vec::new();
-    let mut previous = None;
-    let mut piece_number = 0;
+    let pieces = own_pieces(position, &names, &tensors).map(|pieces| job.pieces = pieces);
+    let all = mesh.agree(VERB, pieces.map(|()| Vec::new()));
+    if all.is_err() {
+        job.abandon();
+    }
+    all.map(|_| job)
+}
+
+/// Returns the pieces that the rank at a position of the mesh writes.
+fn own_pieces(position: usize, names: &[&str], tensors: &[DTensor]) -> Result<Vec<PieceSource>> {
+    let specs: Vec<Spec> = tensors.iter().map(|x| x.spec().clone()).collect();
+    let (mut pieces, mut previous, mut number) = (Vec::new(), None, 0);
     for of in plan_writers(&specs) {
-        piece_number = if previous == Some(of.tensor) { piece_number + 1 } else { 0 };
+        number = if previous == Some(of.tensor) { number + 1 } else { 0 };
         previous = Some(of.tensor);
         if of.writer != position {
             continue;
         }
-        let x = &tensors[of.tensor];
-        let shard = match &mut shards[of.tensor] {
-            Some(shard) => shard,
-            None => shards[of.tensor].insert(x.local().to_device(Device::Cpu)?.contiguous()?),
-        };
+        let (x, name) = (&tensors[of.tensor], names[of.tensor]);
         let whole = of.len[..] == x.shape()[..];
-        let name = names[of.tensor];
+        let (shard, region) = memory_of(x, &of)?;
         pieces.push(PieceSource {
             tensor: name.into(),
-            key: if whole { name.into() } else { format!("{name}#{piece_number}") },
+            key: if whole { name.into() } else { format!("{name}#{number}") },
             start: of.start,
             shape: Shape::from(of.len),
-            shard: shard.clone(),
-            region: x.tensor_meta().window().region.clone(),
+            shard,
+            region,
         });
     }
-    let commit = (position == 0).then(|| Commit { index, ranks: mesh.mesh().ranks().collect(), patience });
-    Ok(SaveJob { dir: dir.to_path_buf(), aside, position, pieces, commit })
+    Ok(pieces)
+}
+
+/// Returns memory of the CPU that has a box of this rank's shard, and the indices that it stores: the shard itself, or a
+/// copy of as little of a device's shard as is contiguous.
+fn memory_of(x: &DTensor, of: &WrittenBox) -> Result<(Tensor, Region)> {
+    let region = x.tensor_meta().window().region.clone();
+    if x.local().device() == Device::Cpu {
+        return Ok((x.local().contiguous()?, region));
+    }
+    let wanted = Region::of_box(of.start.clone(), Shape::from(&of.len[..]));
+    let mut runs = Vec::new();
+    for overlap in wanted.intersect(&region) {
+        overlap.runs(|_, at, len| runs.push((at, len)));
+    }
+    let local = x.local().contiguous()?;
+    match runs[..] {
+        [(at, len)] => {
+            let flat = local.reshape([local.numel()])?.narrow(0, at, len)?;
+            Ok((flat.to_device(Device::Cpu)?.contiguous()?.reshape(wanted.local.clone())?, wanted))
+        }
+        _ => Ok((local.to_device(Device::Cpu)?, region)),
+    }
 }
 
 /// Compares the ranks' paths, names, specs and values, and returns a number for this save that all ranks share.
 fn agreed_number(mesh: &DeviceMesh, dir: &Path, state: &StateTree, index: &Index) -> Result<u64> {
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(dir.as_os_str().as_encoded_bytes());
-    state.tensors().for_each(|(name, x)| hasher.update(format!("{name} {}\n", x.spec()).as_bytes()));
-    hasher.update(&serde_json::to_vec(index).map_err(Error::other)?);
-    let drawn = getrandom::u64().map_err(|e| Error::other(e.to_string()))?;
-    let all = mesh.agree(VERB, Ok(vec![i64::from(hasher.finalize()), drawn as i64]))?;
+    let mine = || {
+        let same = |x: &DTensor| x.mesh().mesh() == mesh.mesh();
+        if let Some((name, x)) = state.tensors().find(|(_, x)| !same(x)) {
+            let given = format!("{name} on {} for {}", x.mesh().mesh(), mesh.mesh());
+            return Err(Error::invalid(VERB, "all tensors are on the mesh that saves them", given, ""));
+        }
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(dir.as_os_str().as_encoded_bytes());
+        state.tensors().for_each(|(name, x)| hasher.update(format!("{name} {}\n", x.spec()).as_bytes()));
+        hasher.update(&serde_json::to_vec(index).map_err(Error::other)?);
+        let drawn = getrandom::u64().map_err(|e| Error::other(e.to_string()))?;
+        Ok(vec![i64::from(hasher.finalize()), drawn as i64])
+    };
+    let all = mesh.agree(VERB, mine())?;
     if let Some(at) = all.iter().position(|words| words[0] != all[0][0]) {
         let ranks: Vec<usize> = mesh.mesh().ranks().collect();
         let given = format!("other ones on rank {} than on rank {}", ranks[at], ranks[0]);

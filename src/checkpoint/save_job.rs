@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,8 @@ use super::piece_file::{PieceSource, WrittenFile, write_file};
 use crate::error::{Error, Result};
 
 const VERB: &str = "save";
+/// The time that the first rank still waits for reports once the program has given up a save, or ends.
+const AFTER_GIVING_UP: Duration = Duration::from_secs(5);
 /// The end of the name of a folder whose save has not ended.
 pub(super) const UNFINISHED: &str = ".unfinished";
 
@@ -45,41 +48,49 @@ pub(super) struct Commit {
 }
 
 impl SaveJob {
-    /// Writes this rank's pieces and reports; on the first rank, makes the checkpoint visible.
-    pub fn run(self) -> Result<()> {
+    /// Writes this rank's pieces and reports.
+    pub fn write(&mut self) -> Result<()> {
         let file = self.aside.join(file_name(self.position));
-        let written = if self.pieces.is_empty() {
-            Ok(None)
-        } else {
-            write_file(&file, self.pieces.iter().collect()).map(Some)
+        let written = match self.pieces.is_empty() {
+            true => Ok(None),
+            false => write_file(&file, self.pieces.iter().collect()).map(Some),
         };
+        // The snapshot's memory is not needed any more.
+        self.pieces = Vec::new();
         let reported = written.and_then(|written| {
             let text = serde_json::to_vec(&written).map_err(Error::other)?;
             publish(&self.aside, &report_name(self.position, "json"), &text)
         });
-        if let Err(error) = reported {
-            // If this fails as well, the first rank misses the report and names this rank.
-            let _ = publish(&self.aside, &report_name(self.position, "failed"), error.to_string().as_bytes());
+        if let Err(error) = &reported {
+            // On a full disk there is room for the report only after this.
             let _ = fs::remove_file(&file);
-            if self.commit.is_some() {
-                let _ = fs::remove_dir_all(&self.aside);
-            }
-            return Err(error);
+            let _ = publish(&self.aside, &report_name(self.position, "failed"), error.to_string().as_bytes());
         }
-        // The snapshot's memory is not needed any more.
-        drop(self.pieces);
+        reported
+    }
+
+    /// On the first rank, makes the checkpoint visible once all ranks have reported, or removes what was written; on
+    /// other ranks, does nothing. Waits for a short while only once `given_up` is set.
+    pub fn commit(self, given_up: &AtomicBool) -> Result<()> {
         let Some(commit) = self.commit else { return Ok(()) };
-        let committed = commit.run(&self.aside, &self.dir);
+        let committed = commit.run(&self.aside, &self.dir, given_up);
         if committed.is_err() {
             let _ = fs::remove_dir_all(&self.aside);
         }
         committed
     }
+
+    /// Removes, on the first rank, what was written.
+    pub fn abandon(&self) {
+        if self.commit.is_some() {
+            let _ = fs::remove_dir_all(&self.aside);
+        }
+    }
 }
 
 impl Commit {
-    fn run(mut self, aside: &Path, dir: &Path) -> Result<()> {
-        let reports = self.reports(aside)?;
+    fn run(mut self, aside: &Path, dir: &Path, given_up: &AtomicBool) -> Result<()> {
+        let reports = self.reports(aside, given_up)?;
         let mut pieces: BTreeMap<String, Vec<SavedPiece>> = BTreeMap::new();
         for (position, report) in reports.into_iter().enumerate() {
             let Some(report) = report else { continue };
@@ -117,47 +128,38 @@ impl Commit {
         rename().map_err(|e| Error::io(VERB, dir, e))
     }
 
-    /// Waits for every rank's report.
-    fn reports(&self, aside: &Path) -> Result<Vec<Option<WrittenFile>>> {
-        let begin = Instant::now();
-        let mut pause = Duration::from_micros(100);
+    /// Waits for every rank's report: until the patience ends, or for a short while once the program has given up.
+    fn reports(&self, aside: &Path, given_up: &AtomicBool) -> Result<Vec<Option<WrittenFile>>> {
+        let mut end = Instant::now() + self.patience;
+        let (mut pause, mut hurried) = (Duration::from_micros(100), false);
         let mut reports = Vec::with_capacity(self.ranks.len());
         while reports.len() < self.ranks.len() {
             let position = reports.len();
-            let failed = aside.join(report_name(position, "failed"));
-            if let Ok(text) = fs::read_to_string(&failed) {
+            if let Ok(text) = fs::read_to_string(aside.join(report_name(position, "failed"))) {
                 let given = format!("rank {}: {text}", self.ranks[position]);
-                return Err(Error::invalid(
-                    VERB,
-                    "a rank could not write its part",
-                    given,
-                    "no checkpoint was made",
-                ));
+                let rule = "a rank could not write its part";
+                return Err(Error::invalid(VERB, rule, given, "no checkpoint was made"));
             }
             let path = aside.join(report_name(position, "json"));
             match fs::read(&path) {
-                Ok(text) => reports.push(serde_json::from_slice(&text).map_err(Error::other)?),
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                    if begin.elapsed() > self.patience {
-                        let missing = |&p: &usize| !aside.join(report_name(p, "json")).exists();
-                        let missing: Vec<String> = (0..self.ranks.len())
-                            .filter(missing)
-                            .map(|p| self.ranks[p].to_string())
-                            .collect();
-                        let rule =
-                            format!("ranks did not write their parts in {} s", self.patience.as_secs());
-                        return Err(Error::invalid(
-                            VERB,
-                            rule,
-                            format!("no report of rank(s) {}", missing.join(", ")),
-                            "",
-                        ));
-                    }
-                    sleep(pause);
-                    pause = (pause * 2).min(Duration::from_millis(20));
+                Ok(text) => {
+                    reports.push(serde_json::from_slice(&text).map_err(Error::other)?);
+                    continue;
                 }
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
                 Err(e) => return Err(Error::io(VERB, &path, e)),
             }
+            if !hurried && given_up.load(Ordering::Relaxed) {
+                (end, hurried) = (end.min(Instant::now() + AFTER_GIVING_UP), true);
+            }
+            if Instant::now() > end {
+                let is_missing = |&p: &usize| !aside.join(report_name(p, "json")).exists();
+                let missing = (0..self.ranks.len()).filter(is_missing).map(|p| self.ranks[p].to_string());
+                let given = format!("no report of rank(s) {}", missing.collect::<Vec<_>>().join(", "));
+                return Err(Error::invalid(VERB, "ranks did not write their parts in time", given, ""));
+            }
+            sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
         }
         Ok(reports)
     }
@@ -175,16 +177,29 @@ pub(super) fn make_aside(dir: &Path, aside: &Path) -> Result<()> {
         ));
     }
     let failed = |e: std::io::Error| Error::io(VERB, aside, e);
-    fs::create_dir_all(parent(dir)).map_err(failed)?;
+    make_folders(parent(dir)).map_err(failed)?;
     let stem = aside_stem(dir)?;
     for entry in fs::read_dir(parent(dir)).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with(&stem) && name.ends_with(UNFINISHED) {
+        let number = name.strip_prefix(&stem).and_then(|rest| rest.strip_suffix(UNFINISHED));
+        if number.is_some_and(|number| number.len() == 16 && number.bytes().all(|b| b.is_ascii_hexdigit())) {
             fs::remove_dir_all(entry.path()).map_err(failed)?;
         }
     }
     fs::create_dir(aside).map_err(failed)
+}
+
+/// Makes a folder and those above it, and flushes the entry of each.
+fn make_folders(dir: &Path) -> std::io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    make_folders(parent(dir))?;
+    match fs::create_dir(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(e),
+        _ => File::open(parent(dir))?.sync_all(),
+    }
 }
 
 /// Returns the folder in which the save with this number is written. The number keeps the files of a save that was

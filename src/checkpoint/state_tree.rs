@@ -60,14 +60,15 @@ impl StateTree {
     /// ```
     ///
     /// # Errors
-    /// Refuses a name that is taken.
+    /// Refuses a name that is taken, is empty, begins with `__`, or ends with `#` and a number.
     pub fn insert(&mut self, name: impl Into<String>, x: DTensor) -> Result<()> {
         let name = self.free(name.into())?;
         self.tensors.insert(name, x.detach());
         Ok(())
     }
 
-    /// Adds a value that JSON can hold. Every rank gives the same value.
+    /// Adds a value that JSON can hold. Every rank gives the same value. JSON has neither infinite numbers nor NaN:
+    /// `serde_json` makes them null.
     ///
     /// ```
     /// use isoshard::{checkpoint::StateTree, rng::Generator};
@@ -168,6 +169,11 @@ impl StateTree {
     }
 
     fn free(&self, name: String) -> Result<String> {
+        let numbered = name.rsplit_once('#').is_some_and(|(_, end)| end.bytes().all(|b| b.is_ascii_digit()));
+        if numbered || name.starts_with("__") || name.is_empty() {
+            let rule = "a name neither begins with \"__\" nor ends with '#' and a number, which files use";
+            return Err(Error::invalid("state", rule, format!("{name:?}"), "rename it"));
+        }
         if self.tensors.contains_key(&name) || self.values.contains_key(&name) {
             return Err(Error::invalid("state", "a name is given once", format!("{name:?} twice"), ""));
         }

@@ -145,11 +145,11 @@ mod tests {
         let cases: [(&str, &[&str]); 6] = [
             ("dp=4", &["f32[1000, 512]@(dp:R)", "f32[512]@(dp:R)", "f32[3, 700001]@(dp:R)"]),
             ("fsdp=3", &["f32[1000, 512]@(fsdp:RS(0..1; 334,333,333))", "f32[77, 400]@(fsdp:R)"]),
-            ("dp=2,tp=2", &["bf16[2048, 512]@(R, S0)", "f32[2000, 512]@(R, S1)", "f32[300, 512]@(R, R)"]),
+            ("dp=2,tp=2", &["bf16[2048, 512]@(dp:R, tp:S0)", "f32[2000, 512]@(dp:R, tp:S1)"]),
             // One rank stores a tensor alone; replicas of another tensor make up for it.
             ("fsdp=4", &["f32[100, 1000]@(fsdp:RS(0..1; 100,0,0,0))", "f32[800, 1000]@(fsdp:R)"]),
             ("tp=5", &["f32[20000, 16]@(tp:S0)", "f32[1001, 333]@(tp:R)"]),
-            ("dp=3,fsdp=2", &["f32[999, 512]@(R, RS(0..1; 500,499))"]),
+            ("dp=3,fsdp=2", &["f32[999, 512]@(dp:R, fsdp:RS(0..1; 500,499))"]),
         ];
         for (mesh, tensors) in cases {
             let loads = loads(mesh, tensors);

@@ -2,13 +2,16 @@
 
 use super::groups::{GroupSettings, ParamGroups, expect_sound};
 use super::optimizer::{Optimizer, UpdateRule, saved_steps};
-use super::param_tensors::load_by_param;
+use super::param_tensors::{expect_kind, load_by_param};
 use super::schedule::Schedule;
 use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::{Error, Result};
 use crate::nn::{ParamId, Params, Update};
 use crate::ops;
+
+/// The rule's name in checkpoints.
+const KIND: &str = "adamw";
 
 /// AdamW: Adam with decoupled weight decay (Loshchilov & Hutter 2019). It decays parameters of two or more dims, so
 /// neither biases nor the weights of normalisations, unless a [group](AdamW::group_decay) says otherwise.
@@ -213,6 +216,7 @@ impl UpdateRule for AdamW {
 
     fn state(&self, params: &Params) -> Result<StateTree> {
         let mut state = StateTree::new();
+        state.insert_value("kind", KIND)?;
         state.insert_value("steps", self.steps)?;
         for (id, moments) in params.ids().zip(&self.moments) {
             let Some((first, second)) = moments else { continue };
@@ -223,6 +227,7 @@ impl UpdateRule for AdamW {
     }
 
     fn load_state(&mut self, params: &Params, saved: &Checkpoint) -> Result<()> {
+        expect_kind(saved, KIND)?;
         let steps = saved_steps(saved)?;
         let [first, second] = ["first", "second"].map(|name| load_by_param(params, &saved.subtree(name)));
         let (first, second) = (first?, second?);

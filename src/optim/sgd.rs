@@ -2,13 +2,16 @@
 
 use super::groups::{GroupSettings, ParamGroups, expect_sound};
 use super::optimizer::{Optimizer, UpdateRule};
-use super::param_tensors::load_by_param;
+use super::param_tensors::{expect_kind, load_by_param};
 use super::schedule::Schedule;
 use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::Result;
 use crate::nn::{ParamId, Params, Update};
 use crate::ops::{self, Bits, Unkeyed};
+
+/// The rule's name in checkpoints.
+const KIND: &str = "sgd";
 
 /// Stochastic gradient descent with momentum, optionally Nesterov's (Sutskever et al. 2013).
 ///
@@ -177,6 +180,7 @@ impl UpdateRule for Sgd {
 
     fn state(&self, params: &Params) -> Result<StateTree> {
         let mut state = StateTree::new();
+        state.insert_value("kind", KIND)?;
         for (id, buffer) in params.ids().zip(&self.buffers) {
             buffer
                 .iter()
@@ -186,6 +190,7 @@ impl UpdateRule for Sgd {
     }
 
     fn load_state(&mut self, params: &Params, saved: &Checkpoint) -> Result<()> {
+        expect_kind(saved, KIND)?;
         self.buffers = load_by_param(params, &saved.subtree("momentum"))?;
         Ok(())
     }

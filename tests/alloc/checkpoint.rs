@@ -13,7 +13,7 @@ use isoshard::tensor::{DType, Shape};
 use isoshard::testing::values::{SplitMix, small_ints};
 
 /// The default number of mutations.
-const FEW: u64 = 50_000;
+const FEW: u64 = 20_000;
 /// The memory that reading a checkpoint may take, plus [`PER_BYTE`] per byte of its files. A JSON value of two
 /// characters takes 32 bytes, in lists that double.
 const BYTES: usize = 64 << 10;
@@ -81,6 +81,41 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |text| text.parse().expect("a number"))
 }
 
+/// The files of a checkpoint, with one of them mutated.
+struct Files {
+    names: [&'static str; 3],
+    bytes: Vec<Vec<u8>>,
+}
+
+impl Files {
+    /// Writes a mutation. Every other mutated header gets a right checksum in the index, so that its content is read.
+    /// Returns the number of bytes that were written.
+    fn write_mutated(&self, dir: &Path, seed: u64) -> usize {
+        let mut random = SplitMix(seed);
+        let which = if random.below(3) == 0 { 1 + random.below(2) } else { 0 };
+        let bytes = mutate(&self.bytes[which], &mut random);
+        if which > 0 && random.below(2) == 0 {
+            let mut index: serde_json::Value = serde_json::from_slice(&self.bytes[0]).expect("the index");
+            let header =
+                bytes.get(..8).map_or(0, |len| u64::from_le_bytes(len.try_into().expect("eight bytes")));
+            let end = (header.saturating_add(8)).min(bytes.len() as u64) as usize;
+            let file = &mut index["files"][which - 1];
+            file["header_crc32"] = crc32fast::hash(&bytes[..end]).into();
+            file["bytes"] = bytes.len().into();
+            fs::write(dir.join(self.names[0]), index.to_string()).expect("writable");
+        }
+        fs::write(dir.join(self.names[which]), &bytes).expect("writable");
+        bytes.len()
+    }
+
+    fn restore(&self, dir: &Path) {
+        self.names
+            .iter()
+            .zip(&self.bytes)
+            .for_each(|(name, bytes)| fs::write(dir.join(name), bytes).expect("writable"));
+    }
+}
+
 #[test]
 fn mutated_checkpoints_are_refused_without_panics_or_large_allocations() {
     let root = temporary();
@@ -88,27 +123,47 @@ fn mutated_checkpoints_are_refused_without_panics_or_large_allocations() {
     let dir = root.join("saved");
     save(&dir);
     let names = ["checkpoint.json", "part-00000.safetensors", "part-00001.safetensors"];
-    let files: Vec<Vec<u8>> = names.iter().map(|name| fs::read(dir.join(name)).expect("saved")).collect();
+    let bytes: Vec<Vec<u8>> = names.iter().map(|name| fs::read(dir.join(name)).expect("saved")).collect();
     let (count, seed) = (number("ISOSHARD_FUZZ", FEW), number("ISOSHARD_FUZZ_SEED", 1));
-    let (mut opened, mut whole) = (0, 0);
-    for seed in seed..seed + count {
-        let mut random = SplitMix(seed);
-        // The index has more to say than headers, whose checksums it has.
-        let which = if random.below(8) == 0 { 1 + random.below(2) } else { 0 };
-        let bytes = mutate(&files[which], &mut random);
-        fs::write(dir.join(names[which]), &bytes).expect("writable");
-        let limit = BYTES + PER_BYTE * (bytes.len() + files.iter().map(Vec::len).sum::<usize>());
-        let (outcome, peak) = crate::peak_of(|| {
-            let saved = Checkpoint::open(&dir)?;
-            Ok::<_, isoshard::Error>(saved.verify().is_ok())
-        });
-        assert!(peak <= limit, "seed {seed}: {peak} bytes for {} in {}", bytes.len(), names[which]);
-        opened += u64::from(outcome.is_ok());
-        whole += u64::from(outcome.is_ok_and(|whole| whole));
-        fs::write(dir.join(names[which]), &files[which]).expect("writable");
-    }
-    assert!(Checkpoint::open(&dir).and_then(|saved| saved.verify()).is_ok(), "the files are as they were");
-    println!("{count} mutations: {opened} indexes were read, {whole} checkpoints were found whole");
-    assert!(opened < count / 2, "most mutations are refused");
+    let sum = bytes.iter().map(Vec::len).sum::<usize>();
+    let (files, at) = (Files { names, bytes }, dir.clone());
+    // Two ranks, so that shards begin within blocks, and ranks exchange what they have read.
+    let run = move |rank: isoshard::comm::Rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let wanted = [
+            ("model.weight", "(S0)"),
+            ("model.mask", "(S0)"),
+            ("model.weight", "(R)"),
+            ("model.scale", "(R)"),
+        ];
+        let wanted = wanted.map(|(name, layout)| (name, layout.parse().expect("a layout")));
+        let (mut opened, mut whole, mut both) = (0, 0, 0);
+        for seed in seed..seed + count {
+            let len = if rank.rank() == 0 { files.write_mutated(&at, seed) } else { 0 };
+            mesh.barrier()?;
+            let limit = BYTES + PER_BYTE * (len + sum);
+            let (outcome, peak) =
+                crate::peak_of(|| Checkpoint::open(&at).map(|saved| (saved.verify().is_ok(), saved)));
+            assert!(rank.rank() != 0 || peak <= limit, "seed {seed}: {peak} bytes to open");
+            if let Ok((is_whole, saved)) = outcome {
+                let (loaded, peak) = crate::peak_of(|| saved.tensors(&mesh, &wanted).is_ok());
+                assert!(rank.rank() != 0 || peak <= limit, "seed {seed}: {peak} bytes to load");
+                both += u64::from(loaded && is_whole);
+                (opened, whole) = (opened + 1, whole + u64::from(is_whole));
+            }
+            mesh.barrier()?;
+            if rank.rank() == 0 {
+                files.restore(&at);
+            }
+        }
+        mesh.barrier()?;
+        Checkpoint::open(&at)?.verify()?;
+        Ok((opened, whole, both))
+    };
+    let (opened, whole, both) = spmd(2, run).unwrap_or_else(|e| panic!("{e}")).remove(0);
+    println!(
+        "{count} mutations: {opened} indexes were read, {whole} checkpoints were found whole, {both} of them loaded"
+    );
+    assert!(both > 0 && opened < count, "most mutations are refused, and some change nothing that counts");
     fs::remove_dir_all(root).expect("it was made here");
 }

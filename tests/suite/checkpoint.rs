@@ -378,9 +378,12 @@ fn a_rank_that_cannot_write_fails_every_rank_and_leaves_nothing() {
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let (until, folder) = (stop.clone(), root.clone());
         let obstacle = std::thread::spawn(move || {
+            // Each unfinished save gets one: the first rank removes the folder afterwards.
+            let mut served = std::collections::HashSet::new();
             while !until.load(Ordering::Relaxed) {
                 for entry in fs::read_dir(&folder).expect("readable").flatten() {
-                    if entry.file_name().to_string_lossy().ends_with(".unfinished") {
+                    let is_unfinished = entry.file_name().to_string_lossy().ends_with(".unfinished");
+                    if is_unfinished && served.insert(entry.file_name()) {
                         let _ = fs::create_dir(entry.path().join("part-00001.safetensors"));
                     }
                 }
@@ -482,4 +485,90 @@ fn training_goes_on_while_a_snapshot_is_written() {
         Ok(())
     };
     spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Tensors of many blocks, each element with a value of its own, in layouts that cut blocks in all ways.
+#[test]
+fn every_element_of_many_blocks_finds_its_place() {
+    let folder = TempFolder::new();
+    let dir = folder.at("saved");
+    // 6.6 and 2.2 MiB, and several tensors smaller than a block.
+    let shapes = [vec![1301, 1333], vec![37, 15601], vec![3, 700], vec![11], vec![]];
+    let whole = |number: usize, shape: &[usize]| {
+        let n: usize = shape.iter().product();
+        Tensor::from_vec((0..n as i32).map(|i| i ^ (number as i32) << 24).collect(), shape.to_vec())
+    };
+    let save = |mesh: &'static str, layouts: [&'static str; 2]| {
+        let (dir, shapes) = (dir.clone(), shapes.clone());
+        let _ = fs::remove_dir_all(&dir);
+        let run = move |rank| {
+            let mesh = DeviceMesh::parse(&rank, mesh)?;
+            let mut state = StateTree::new();
+            for (number, shape) in shapes.iter().enumerate() {
+                let layout = if shape.len() == 2 { layouts[0] } else { layouts[1] };
+                let x = DTensor::distribute(&mesh, &whole(number, shape)?, layout.parse()?)?;
+                state.insert(format!("{number}"), x)?;
+            }
+            checkpoint::save(&mesh, &dir, &state)
+        };
+        spmd(Mesh::parse(mesh, 0).unwrap().rank_len(), run).unwrap_or_else(|e| panic!("{mesh}: {e}"));
+    };
+    let load = |mesh: &'static str, layouts: [&'static str; 2]| {
+        let (dir, shapes) = (dir.clone(), shapes.clone());
+        let run = move |rank| {
+            let mesh = DeviceMesh::parse(&rank, mesh)?;
+            let names: Vec<String> = (0..shapes.len()).map(|number| number.to_string()).collect();
+            let layout = |shape: &Vec<usize>| if shape.len() == 2 { layouts[0] } else { layouts[1] };
+            let wanted: Vec<(&str, Layout)> = names
+                .iter()
+                .zip(&shapes)
+                .map(|(name, s)| Ok((&name[..], layout(s).parse()?)))
+                .collect::<Result<_>>()?;
+            for (number, x) in Checkpoint::open(&dir)?.tensors(&mesh, &wanted)?.into_iter().enumerate() {
+                let want = part_of(&whole(number, &shapes[number])?, x.spec(), mesh.mesh().coords(), 0);
+                let local = x.local().to_device(isoshard::tensor::Device::Cpu)?;
+                assert_eq!(bits_differ(&local, &want), None, "tensor {number} as {}", x.spec());
+            }
+            Ok(())
+        };
+        spmd(Mesh::parse(mesh, 0).unwrap().rank_len(), run)
+            .unwrap_or_else(|e| panic!("{mesh} {layouts:?}: {e}"));
+    };
+    for (mesh, layouts) in
+        [("a=3", ["(S0)", "(R)"]), ("a=2,b=2", ["(R, S1)", "(R, R)"]), ("a=1", ["(R)", "(R)"])]
+    {
+        save(mesh, layouts);
+        load("a=1", ["(R)", "(R)"]);
+        load("a=3", ["(R)", "(R)"]);
+        load("a=4", ["(S1)", "(R)"]);
+        load("a=2,b=2", ["(S0, S1)", "(R, R)"]);
+    }
+}
+
+/// States of other rules, and names that files use, are refused.
+#[test]
+fn states_of_other_rules_and_reserved_names_are_refused() {
+    let folder = TempFolder::new();
+    let dir = folder.at("saved");
+    let run = move |rank| {
+        let mesh = DeviceMesh::new(&rank, &[])?;
+        let mut training = Training::new(&mesh, AdamW::new((0.9, 0.99), 0.1), 7)?;
+        training.step()?;
+        checkpoint::save(&mesh, &dir, &training.optimizer.state(&training.params)?)?;
+        let mut other = Sgd::new(0.9, false, 0.0).rate(0.1);
+        let e = other.load_state(&training.params, &Checkpoint::open(&dir)?).unwrap_err().to_string();
+        assert!(e.contains("the state is that of sgd; got \"adamw\""), "{e}");
+        assert_eq!(other.steps(), 0);
+        for name in ["__metadata__", "x#1", ""] {
+            let e = StateTree::new().insert_value(name, 1).unwrap_err().to_string();
+            assert!(e.starts_with("state: a name neither begins with"), "{e}");
+        }
+        let mut state = StateTree::new();
+        state.insert_value("float", 31.245270191439438)?;
+        let dir = dir.with_file_name("float");
+        checkpoint::save(&mesh, &dir, &state)?;
+        assert_eq!(Checkpoint::open(&dir)?.value("float").and_then(|v| v.as_f64()), Some(31.245270191439438));
+        Ok(())
+    };
+    spmd(1, run).unwrap_or_else(|e| panic!("{e}"));
 }
