@@ -295,10 +295,10 @@ fn configs_of_transformers_4_mean_the_same() {
         } else {
             old.insert("rope_scaling".into(), Value::Null);
         }
-        if name.starts_with("qwen") {
-            if let Some(count) = old.remove("num_local_experts") {
-                old.insert("num_experts".into(), count);
-            }
+        if name.starts_with("qwen")
+            && let Some(count) = old.remove("num_local_experts")
+        {
+            old.insert("num_experts".into(), count);
         }
         let parse = |config: &Value| {
             HuggingFaceConfig::parse(&config.to_string()).unwrap_or_else(|e| panic!("{name}: {e}"))

@@ -127,13 +127,15 @@ impl GroupMember {
         call: &CallNumber,
         brought: impl ToString,
         waited: Duration,
-    ) -> Result<Duration, FirstFault> {
+    ) -> Result<Duration, Box<FirstFault>> {
         let CallNumber { name, sequence, seq } = *call;
         let (group, compared) = (self.id, self.membership.compared);
         let late = Message::Late { group, sequence, seq, call: name.into(), compared, waited };
         let time = self.membership.time_left(late);
         // The coordinator has had its time to answer.
-        time.ok_or_else(|| self.membership.await_fault(&self.call_id(call), brought, Duration::ZERO))
+        time.ok_or_else(|| {
+            Box::new(self.membership.await_fault(&self.call_id(call), brought, Duration::ZERO))
+        })
     }
 
     /// Does the same as [`GroupMember::report_late`].

@@ -54,7 +54,7 @@ impl CallFailure {
     ///
     /// # Errors
     /// Returns the first fault.
-    fn report(self, group: &NcclGroup) -> Result<(), FirstFault> {
+    fn report(self, group: &NcclGroup) -> Result<(), Box<FirstFault>> {
         match self {
             CallFailure::Late(call, waited) => {
                 let time = group.state.report_late(&call, call.name, waited)?;
@@ -64,7 +64,7 @@ impl CallFailure {
                 }
                 Ok(())
             }
-            CallFailure::Broken(call, reason) => Err(group.state.report_broken(&call, reason)),
+            CallFailure::Broken(call, reason) => Err(Box::new(group.state.report_broken(&call, reason))),
         }
     }
 }
