@@ -9,7 +9,7 @@ use isoshard::nn::{GptConfig, LlamaConfig, Parallel, Plan};
 use isoshard::placement::Mesh;
 use isoshard::tensor::{DType, Device};
 
-use crate::model::Sizes;
+use crate::model::{PretrainedSizes, Sizes};
 
 const EXAMPLES: &str = "\
 Meshes (dp = data parallel, fsdp = parameters sharded as well, tp = tensor parallel):
@@ -46,6 +46,11 @@ pub struct Args {
     /// The model to train.
     #[arg(long, value_enum, default_value = "gpt", value_name = "NAME")]
     pub model: ModelName,
+    /// Fine-tune the weights of DIR, which has config.json and safetensors files as Hugging Face writes them.
+    ///
+    /// The tokenizer.json of DIR, if there is one, is the tokenizer. The model's sizes are those of config.json.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "layers", "heads", "width", "kv_heads", "head_width", "hidden"])]
+    pub from: Option<PathBuf>,
     /// Sizes by name; --layers, --heads, --width, --block, --batch and so on override single ones.
     #[arg(long, value_enum, default_value = "nano", value_name = "NAME")]
     pub config: Config,
@@ -255,6 +260,10 @@ impl Args {
         let (layers, heads) = (self.layers.unwrap_or(layers), self.heads.unwrap_or(heads));
         let (width, block) = (self.width.unwrap_or(width), self.block.unwrap_or(block));
         let dropout = self.dropout;
+        if let Some(dir) = &self.from {
+            let sizes = PretrainedSizes::read(dir, block, dropout)?;
+            return Ok((Sizes::Pretrained(Box::new(sizes)), self.batch.unwrap_or(batch)));
+        }
         let sizes = match self.model {
             ModelName::Gpt => {
                 self.refuse_llama_sizes()?;
@@ -278,6 +287,15 @@ impl Args {
             }),
         };
         Ok((sizes, self.batch.unwrap_or(batch)))
+    }
+
+    /// Returns the tokenizer: that of --tokenizer, or the tokenizer.json of --from.
+    pub fn tokenizer(&self) -> Option<TokenizerChoice> {
+        let of_model = || {
+            let path = self.from.as_ref()?.join("tokenizer.json");
+            path.exists().then_some(TokenizerChoice::Load(path))
+        };
+        self.tokenizer.clone().or_else(of_model)
     }
 
     /// Returns the dtype of [`Args::dtype`].

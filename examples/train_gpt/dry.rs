@@ -45,7 +45,7 @@ fn step(dry: &DryRun, args: &Args, sizes: Sizes, batch: usize) -> Result<()> {
     let layout = plan.batch_layout(mesh.mesh());
     let mut params = Params::new(&mesh, plan, args.seed)?;
     params.compute_in(args.compute())?;
-    let model = Model::new(&mut params, sizes)?;
+    let model = Model::new(&mut params, &sizes)?;
     let mut optimizer = AdamW::new((0.9, 0.99), args.weight_decay);
     let mut dropout = Generator::new(args.seed).child("dropout");
     let mut grads = Gradients::default();

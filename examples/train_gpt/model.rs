@@ -1,16 +1,52 @@
 //! The models that can be trained, behind one type.
 
+use std::path::{Path, PathBuf};
+
 use isoshard::Result;
 use isoshard::dtensor::DTensor;
-use isoshard::nn::{Forward, Gpt, GptConfig, Llama, LlamaConfig, Module, Params};
+use isoshard::hugging_face::{HuggingFaceConfig, HuggingFaceFormat};
+use isoshard::nn::{
+    Decoder, DecoderConfig, FeedForwardConfig, Forward, Gpt, GptConfig, Llama, LlamaConfig, Module, Params,
+};
 
 /// A model's sizes.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Sizes {
     /// The sizes of a GPT.
     Gpt(GptConfig),
     /// The sizes of a Llama.
     Llama(LlamaConfig),
+    /// A model of Hugging Face's format.
+    Pretrained(Box<PretrainedSizes>),
+}
+
+/// The sizes of a model of Hugging Face's format, with the place of its weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PretrainedSizes {
+    dir: PathBuf,
+    architecture: &'static str,
+    kv_heads: usize,
+    block: usize,
+    config: DecoderConfig,
+}
+
+impl PretrainedSizes {
+    /// Reads the sizes of the model in `dir`, for rows of at most `block` tokens.
+    pub fn read(dir: &Path, block: usize, dropout: f64) -> Result<PretrainedSizes> {
+        let read = HuggingFaceConfig::read(dir)?;
+        let mut config = read.decoder();
+        config.dropout = dropout;
+        for layer in &mut config.layers {
+            (layer.attention.attention_dropout, layer.attention.dropout) = (dropout, dropout);
+            match &mut layer.feed_forward {
+                FeedForwardConfig::Mlp(mlp) => mlp.dropout = dropout,
+                FeedForwardConfig::Moe(moe) => moe.dropout = dropout,
+            }
+        }
+        let [_, kv_heads] = read.heads();
+        let block = block.min(config.context);
+        Ok(PretrainedSizes { dir: dir.into(), architecture: read.architecture(), kv_heads, block, config })
+    }
 }
 
 /// A model whose parameters are declared.
@@ -19,6 +55,8 @@ pub enum Model {
     Gpt(Gpt),
     /// Rotary positions, root-mean-square norms, gated SiLU, grouped heads.
     Llama(Llama),
+    /// A model of Hugging Face's format.
+    Decoder(Decoder),
 }
 
 impl Sizes {
@@ -27,6 +65,7 @@ impl Sizes {
         match self {
             Sizes::Gpt(c) => c.block,
             Sizes::Llama(c) => c.block,
+            Sizes::Pretrained(c) => c.block,
         }
     }
 
@@ -40,6 +79,10 @@ impl Sizes {
                 "Llama of {} layers, {} heads in {} groups, width {}, block {}",
                 c.layers, c.heads, c.kv_heads, c.width, c.block
             ),
+            Sizes::Pretrained(c) => {
+                let (layers, width) = (c.config.layers.len(), c.config.width);
+                format!("{} of {layers} layers, width {width}, block {}", c.architecture, c.block)
+            }
         }
     }
 
@@ -48,6 +91,7 @@ impl Sizes {
         match self {
             Sizes::Gpt(c) => c.vocabulary,
             Sizes::Llama(c) => c.vocabulary,
+            Sizes::Pretrained(c) => c.config.vocabulary,
         }
     }
 
@@ -56,17 +100,27 @@ impl Sizes {
         match self {
             Sizes::Gpt(c) => c.heads,
             Sizes::Llama(c) => c.kv_heads,
+            Sizes::Pretrained(c) => c.kv_heads,
         }
     }
 }
 
 impl Model {
     /// Declares the model's parameters.
-    pub fn new(params: &mut Params, sizes: Sizes) -> Result<Model> {
+    pub fn new(params: &mut Params, sizes: &Sizes) -> Result<Model> {
         Ok(match sizes {
-            Sizes::Gpt(config) => Model::Gpt(Gpt::new(params, config)?),
-            Sizes::Llama(config) => Model::Llama(Llama::new(params, config)?),
+            Sizes::Gpt(config) => Model::Gpt(Gpt::new(params, *config)?),
+            Sizes::Llama(config) => Model::Llama(Llama::new(params, *config)?),
+            Sizes::Pretrained(of) => Model::Decoder(Decoder::new(params, of.config.clone())?),
         })
+    }
+
+    /// Reads the weights of a model of Hugging Face's format, each rank its shards; leaves other models as they are.
+    pub fn load(params: &mut Params, sizes: &Sizes) -> Result<()> {
+        match sizes {
+            Sizes::Gpt(_) | Sizes::Llama(_) => Ok(()),
+            Sizes::Pretrained(of) => HuggingFaceFormat::read(&of.dir)?.load(&of.dir, params),
+        }
     }
 
     /// Returns the scores, per position, of the token that follows.
@@ -74,6 +128,7 @@ impl Model {
         match self {
             Model::Gpt(model) => model.forward(cx, tokens),
             Model::Llama(model) => model.forward(cx, tokens),
+            Model::Decoder(model) => model.forward(cx, tokens),
         }
     }
 
@@ -82,6 +137,7 @@ impl Model {
         match self {
             Model::Gpt(model) => model.loss(cx, tokens, targets),
             Model::Llama(model) => model.loss(cx, tokens, targets),
+            Model::Decoder(model) => model.loss(cx, tokens, targets),
         }
     }
 }

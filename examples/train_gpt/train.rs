@@ -54,8 +54,13 @@ impl Job {
     pub fn new(args: Args) -> Result<Job> {
         let ranks = Mesh::parse(&args.mesh, 0)?.rank_len();
         let block = args.sizes(0)?.0.block();
-        let corpus = Corpus::read(args.data.as_deref(), args.tokenizer.as_ref(), block)?;
+        let corpus = Corpus::read(args.data.as_deref(), args.tokenizer().as_ref(), block)?;
         let (sizes, batch) = args.sizes(corpus.vocabulary_len())?;
+        if corpus.vocabulary_len() > sizes.vocabulary() {
+            let given = format!("{} for {}", corpus.vocabulary_len(), sizes.vocabulary());
+            let rule = "the text has more different tokens than the model";
+            return Err(Error::invalid("from", rule, given, "give the model's tokenizer"));
+        }
         // Rank 0 alone writes the plot, and a dry run has none.
         let writes = Launch::from_env()?.is_none_or(|launch| launch.rank() == 0);
         if let Some(path) = args.plot.as_ref().filter(|_| writes && args.engine != EngineName::Dry) {
@@ -98,7 +103,7 @@ impl Job {
 
     /// Returns the model's sizes, and the number of sequences per micro-batch.
     pub fn sizes(&self) -> (Sizes, usize) {
-        (self.sizes, self.batch)
+        (self.sizes.clone(), self.batch)
     }
 
     fn schedule(&self) -> WarmupCosine {
@@ -207,7 +212,8 @@ impl<'a> Trainer<'a> {
         let plan = Plan::transformer(mesh.mesh(), parallel)?;
         let mut params = Params::new(&mesh, plan, args.seed)?;
         params.compute_in(args.compute())?;
-        let model = Model::new(&mut params, job.sizes)?;
+        let model = Model::new(&mut params, &job.sizes)?;
+        Model::load(&mut params, &job.sizes)?;
         let optimizer = AdamW::new(BETAS, args.weight_decay);
         Ok(Trainer { job, params, model, optimizer, dropout: Generator::new(args.seed).child("dropout") })
     }
@@ -363,5 +369,35 @@ mod tests {
         let said = refused(&["--resume", "--seed", "7"]).ok().expect("begins").to_string();
         assert!(said.contains("resume: the checkpoint is one of a run with other settings"), "{said}");
         std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// Fine-tunes models that `transformers` wrote: the first loss does not depend on the mesh, and the next ones fall.
+    #[test]
+    fn weights_of_hugging_face_are_fine_tuned() {
+        let text = std::env::temp_dir().join(format!("isoshard-from-{}.txt", std::process::id()));
+        std::fs::write(&text, "to be or not to be, that is the question. ".repeat(40)).unwrap();
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hugging_face/");
+        for model in ["gpt2", "llama3"] {
+            let (dir, data) = (format!("{root}{model}"), text.display().to_string());
+            let run = |mesh: &str| {
+                let words = ["train_gpt", "--mesh", mesh, "--from", &dir, "--data", &data, "--block", "16"];
+                let rest = ["--batch", "4", "--steps", "12", "--warmup", "0", "--lr", "0.01"];
+                let job = Job::new(Args::parse_from(words.iter().chain(&rest)));
+                let job = std::sync::Arc::new(job.unwrap_or_else(|e| panic!("{model}: {e}")));
+                let losses = spmd(job.ranks, move |rank| {
+                    let mut trainer = Trainer::new(&rank, &job)?;
+                    let (batches, schedule) = (job.batches(Part::Training), job.schedule());
+                    let losses = (0..12).map(|step| Ok(trainer.step(&batches, step, schedule.at(step))?.0));
+                    losses.collect::<Result<Vec<f32>>>()
+                });
+                losses.unwrap_or_else(|e| panic!("{model} on {mesh}: {e}")).remove(0)
+            };
+            let losses = run("1");
+            assert!(losses[11] < losses[0], "{model}: {losses:?}");
+            for mesh in ["fsdp=2", "tp=2"] {
+                assert_eq!(run(mesh), losses, "{model} on {mesh}");
+            }
+        }
+        std::fs::remove_file(text).unwrap();
     }
 }
