@@ -30,7 +30,7 @@ enum Vocabulary {
     /// A character's token is its position in this sorted list.
     Characters(Vec<char>),
     #[cfg(feature = "tokenizers")]
-    Tokens(Tokenizer),
+    Tokens(Box<Tokenizer>),
 }
 
 /// The two parts of a corpus.
@@ -106,7 +106,7 @@ impl Corpus {
             TokenizerChoice::Load(path) => Tokenizer::load(path)?,
         };
         let tokens = tokenizer.encode(text)?.into_iter().map(i64::from).collect();
-        Ok(Corpus::of_tokens(Vocabulary::Tokens(tokenizer), tokens))
+        Ok(Corpus::of_tokens(Vocabulary::Tokens(Box::new(tokenizer)), tokens))
     }
 
     #[cfg(not(feature = "tokenizers"))]

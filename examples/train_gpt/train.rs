@@ -364,9 +364,9 @@ mod tests {
                 resumed.unwrap_err()
             })
         };
-        let said = refused(&[]).err().expect("refused").to_string();
+        let said = refused(&[]).expect_err("refused").to_string();
         assert!(said.starts_with("save: the folder has checkpoints of an earlier run; got "), "{said}");
-        let said = refused(&["--resume", "--seed", "7"]).ok().expect("begins").to_string();
+        let said = refused(&["--resume", "--seed", "7"]).expect("begins").to_string();
         assert!(said.contains("resume: the checkpoint is one of a run with other settings"), "{said}");
         std::fs::remove_dir_all(dir).unwrap();
     }
