@@ -3,7 +3,7 @@
 use super::token_file::TokenWidth;
 use crate::error::{Error, Result};
 
-/// The settings of a [`Tokens`].
+/// The settings of a [`Tokens`](super::Tokens).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokensConfig {
     /// The number of different tokens; a token at or above it is refused.

@@ -85,7 +85,7 @@ impl Tokens {
     /// # Errors
     /// Refuses an empty list; a file that cannot be read, is empty, has a number of bytes that its tokens do not
     /// divide, or is shorter than a row and its last target; a batch or a block of 0; an end of text outside the
-    /// vocabulary. With [`Packing::Documents`], refuses tokens outside the vocabulary.
+    /// vocabulary. With [`Packing::Documents`](super::Packing::Documents), refuses tokens outside the vocabulary.
     pub fn open<P: AsRef<Path>>(paths: &[P], config: TokensConfig) -> Result<Tokens> {
         config.check()?;
         if paths.is_empty() {
@@ -162,7 +162,7 @@ impl Tokens {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`Tokens::next_batch`]; refuses [`Packing::Windows`], which knows no documents.
+    /// Returns the errors of [`Tokens::next_batch`]; refuses [`Packing::Windows`](super::Packing::Windows), which knows no documents.
     pub fn next_packed_batch(&mut self, mesh: &DeviceMesh, layout: Layout) -> Result<PackedBatch> {
         if !self.source.has_documents() {
             let remedy = "choose Packing::DocumentWindows or Packing::Documents";
