@@ -16,7 +16,8 @@ pub struct TokensConfig {
     pub shuffle: Option<u64>,
     /// The rule that cuts the files into rows.
     pub packing: Packing,
-    /// The width of the files' tokens; `None` for the narrowest that holds the vocabulary.
+    /// The width of the files' tokens; `None` for the narrowest that holds the vocabulary, in which case a file that
+    /// seems to have wider tokens is refused.
     pub width: Option<TokenWidth>,
     /// The number of batches that a thread reads ahead; 0 to read each batch when it is asked for.
     pub read_ahead: usize,

@@ -54,8 +54,10 @@ mod documents;
 mod position;
 mod read_ahead;
 mod source;
-#[cfg(feature = "tokenizers")]
+#[cfg(any(feature = "tokenizers", test))]
 mod text_chunks;
+#[cfg(any(feature = "tokenizers", test))]
+mod text_cuts;
 mod token_file;
 #[cfg(feature = "tokenizers")]
 mod tokenizer;

@@ -12,7 +12,7 @@ use crate::tensor::Shape;
 
 /// The target of positions that are padding.
 pub(super) const PADDING: i64 = -100;
-/// Bytes at either end of a file that tell one file from another.
+/// Bytes at either end of a file that tell one file from another, where opening does not read the whole file.
 const EDGE: usize = 4096;
 
 /// Open token files, cut into samples. Threads share it.
@@ -249,7 +249,8 @@ impl EpochOrder {
     }
 }
 
-/// Returns a hash (FNV-1a, 64 bits) of the files' lengths and ends and of the settings that decide the order.
+/// Returns a hash (FNV-1a, 64 bits) of the settings that decide the order, of the files' lengths, and of their contents:
+/// of both ends of each file, or of all its bytes if its documents are packed, since each of them decides the rows.
 fn order_of(files: &[TokenFile], width: TokenWidth, config: &TokensConfig) -> u64 {
     let (kind, end) = match config.packing {
         Packing::Windows => (0, 0),
@@ -260,7 +261,14 @@ fn order_of(files: &[TokenFile], width: TokenWidth, config: &TokensConfig) -> u6
     let mut words = vec![config.block as u64, width.bytes() as u64, kind, end.into(), shuffle[0], shuffle[1]];
     for file in files {
         let bytes = file.bytes();
-        let edge = EDGE.min(bytes.len());
+        let edge = match config.packing {
+            Packing::Windows | Packing::DocumentWindows { .. } => EDGE.min(bytes.len()),
+            Packing::Documents { .. } => bytes.len(),
+        };
+        if edge == bytes.len() {
+            words.extend([file.len() as u64, crc32fast::hash(bytes).into()]);
+            continue;
+        }
         let edges = [&bytes[..edge], &bytes[bytes.len() - edge..]].map(crc32fast::hash);
         words.extend([file.len() as u64, edges[0].into(), edges[1].into()]);
     }

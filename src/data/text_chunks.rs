@@ -4,17 +4,22 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use super::text_cuts::last_cut;
 use crate::error::{Error, Result};
 
 /// Bytes that are read at once.
 const READ: usize = 1 << 20;
 
-/// The text of a file in pieces. A piece ends before a line feed that follows a letter or a digit, or with the file.
+/// The text of a file in pieces that end where [`last_cut`] allows it, or with the file. A text without such a place is
+/// one piece.
 pub(super) struct TextChunks {
     path: PathBuf,
     file: File,
-    rest: Vec<u8>,
-    /// The number of bytes before `rest`.
+    /// The text that was read and not yet returned.
+    text: String,
+    /// The bytes after `text`: the beginning of a character whose end was not yet read.
+    bytes: Vec<u8>,
+    /// The number of bytes before `text`.
     before: u64,
     /// Bytes that are read at once; `None` for the whole file in one piece.
     read: Option<usize>,
@@ -26,50 +31,47 @@ impl TextChunks {
     pub fn open(path: &Path, whole: bool) -> Result<TextChunks> {
         let file = File::open(path).map_err(|e| Error::io("tokenizer", path, e))?;
         let read = (!whole).then_some(READ);
-        Ok(TextChunks { path: path.into(), file, rest: Vec::new(), before: 0, read, done: false })
+        let (text, bytes) = (String::new(), Vec::new());
+        Ok(TextChunks { path: path.into(), file, text, bytes, before: 0, read, done: false })
     }
 
     fn next_chunk(&mut self) -> Result<Option<String>> {
+        // Earlier text was searched when it was read.
         let mut searched = 0;
         loop {
-            let most = self.read.map_or(u64::MAX, |read| read as u64);
-            let read = (&mut self.file).take(most).read_to_end(&mut self.rest);
-            let end = read.map_err(|e| Error::io("tokenizer", &self.path, e))? == 0 || self.read.is_none();
-            let text = match std::str::from_utf8(&self.rest) {
-                Ok(text) => text,
-                // The bytes end within a character.
-                Err(e) if e.error_len().is_none() && !end => {
-                    std::str::from_utf8(&self.rest[..e.valid_up_to()]).expect("just checked")
-                }
-                Err(e) => {
-                    let at = self.before + e.valid_up_to() as u64;
-                    let given = format!("byte {at} of {}", self.path.display());
-                    return Err(Error::invalid("tokenizer", "a text is not UTF-8", given, ""));
-                }
-            };
-            let cut = if end { Some(text.len()) } else { last_cut(text, searched) };
+            let end = self.read_more()?;
+            let cut = if end { Some(self.text.len()) } else { last_cut(&self.text, searched) };
             if let Some(cut) = cut {
                 self.done = end;
-                let chunk = text[..cut].to_string();
-                self.rest.drain(..cut);
+                let rest = self.text.split_off(cut);
+                let chunk = std::mem::replace(&mut self.text, rest);
                 self.before += cut as u64;
                 return Ok((!chunk.is_empty()).then_some(chunk));
             }
-            searched = text.len();
+            searched = self.text.len();
         }
     }
-}
 
-/// Returns the last place before a line feed that follows a letter or a digit, at `from` or later.
-fn last_cut(text: &str, from: usize) -> Option<usize> {
-    let mut end = text.len();
-    while let Some(at) = text[..end].rfind('\n').filter(|&at| at >= from) {
-        if text[..at].chars().next_back().is_some_and(char::is_alphanumeric) {
-            return Some(at);
-        }
-        end = at;
+    /// Reads bytes and adds those that are whole characters to the text. Returns true at the end of the file.
+    fn read_more(&mut self) -> Result<bool> {
+        let most = self.read.map_or(u64::MAX, |read| read as u64);
+        let read = (&mut self.file).take(most).read_to_end(&mut self.bytes);
+        let end = read.map_err(|e| Error::io("tokenizer", &self.path, e))? == 0 || self.read.is_none();
+        let valid = match str::from_utf8(&self.bytes) {
+            Ok(_) => self.bytes.len(),
+            // The bytes end within a character.
+            Err(e) if e.error_len().is_none() && !end => e.valid_up_to(),
+            Err(e) => {
+                let at = self.before + (self.text.len() + e.valid_up_to()) as u64;
+                let given = format!("byte {at} of {}", self.path.display());
+                return Err(Error::invalid("tokenizer", "a text is not UTF-8", given, ""));
+            }
+        };
+        let more = str::from_utf8(&self.bytes[..valid]).expect("just checked");
+        self.text.push_str(more);
+        self.bytes.drain(..valid);
+        Ok(end)
     }
-    None
 }
 
 impl Iterator for TextChunks {
@@ -91,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_end_before_a_line_feed_after_a_letter_and_lose_nothing() {
+    fn pieces_end_at_cuts_and_lose_nothing() {
         let path = std::env::temp_dir().join(format!("isoshard-chunks-{}", std::process::id()));
         let text = "first\n\nsecond.\n  thïrd\nfou\u{1f980}rth 4\nno\n\n\u{1f980}\nlast";
         std::fs::write(&path, text).unwrap();
@@ -106,11 +108,19 @@ mod tests {
             let all = pieces(Some(read));
             assert_eq!(all.concat(), text);
             for pair in all.windows(2) {
-                assert!(pair[0].ends_with(char::is_alphanumeric) && pair[1].starts_with('\n'), "{pair:?}");
+                let at = pair[0].len();
+                assert_eq!(last_cut(&pair.concat(), at).map(|cut| cut >= at), Some(true), "{pair:?}");
             }
             most = most.max(all.len());
         }
-        assert_eq!(most, 5);
+        assert_eq!(most, 7);
+        // Lines that end in punctuation, without a space, do not gather.
+        let text = "\u{4f60}\u{597d}\u{3002}\n".repeat(100);
+        std::fs::write(&path, &text).unwrap();
+        for read in [10, 16, 33] {
+            let all = pieces(Some(read));
+            assert!(all.concat() == text && all.iter().all(|piece| piece.len() <= read + 10), "{read}");
+        }
         std::fs::write(&path, b"good\nba\xffd").unwrap();
         let failed = TextChunks::open(&path, false).unwrap().find_map(Result::err).unwrap().to_string();
         assert!(failed.starts_with("tokenizer: a text is not UTF-8; got byte 7 of "), "{failed}");

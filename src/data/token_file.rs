@@ -9,6 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
+/// Bytes at the beginning of a file that show the width of its tokens.
+const PROBE: usize = 1 << 16;
+/// The number of 32-bit tokens from which on they are told from 16-bit ones.
+const PROBE_LEAST: usize = 256;
+
 /// The width of each token in a token file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TokenWidth {
@@ -101,6 +106,26 @@ impl TokenFile {
 
     pub fn bytes(&self) -> &[u8] {
         &self.map
+    }
+
+    /// Refuses a file of 16-bit tokens whose beginning looks like 32-bit tokens below 65,536: each second token is 0.
+    pub fn check_width(&self) -> Result<()> {
+        let probe = &self.map[..self.map.len().min(PROBE)];
+        let pairs = probe.chunks_exact(4).map(|pair| (pair[..2] != [0, 0], pair[2..] != [0, 0]));
+        let (low, high) = pairs.fold((false, false), |seen, pair| (seen.0 || pair.0, seen.1 || pair.1));
+        let long = self.map.len().is_multiple_of(4) && probe.len() >= 4 * PROBE_LEAST;
+        if self.width == TokenWidth::U32 || !long || !low || high {
+            return Ok(());
+        }
+        let given =
+            format!("0 as each second token in the first {} bytes of {}", probe.len(), self.path.display());
+        let remedy = "give the width: U32, or U16 if it is right";
+        Err(Error::invalid(
+            "tokens",
+            "a file of 16-bit tokens looks like one of 32-bit tokens",
+            given,
+            remedy,
+        ))
     }
 
     /// Refuses a file that has become shorter, whose missing part cannot be read.

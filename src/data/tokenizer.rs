@@ -5,13 +5,13 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use serde_json::Value;
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, NormalizerWrapper, PostProcessorWrapper};
 
 use super::text_chunks::TextChunks;
+use super::text_cuts::may_be_cut;
 use super::writer::TokenWriter;
 use crate::error::{Error, Result};
 
@@ -35,8 +35,8 @@ use crate::error::{Error, Result};
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     vocabulary: usize,
-    /// True if a text may be cut before a line feed that follows a letter or a digit, with the same tokens.
-    cuts_at_lines: bool,
+    /// True if the pieces of a text have the tokens of the whole text.
+    may_be_cut: bool,
 }
 
 impl Tokenizer {
@@ -69,8 +69,8 @@ impl Tokenizer {
         inner.with_truncation(None).map_err(|e| failed("read", &*e))?;
         let vocabulary = inner.get_vocab(true).values().max().map_or(0, |&last| last as usize + 1);
         let settings = inner.to_string(false).map_err(|e| failed("read", &*e))?;
-        let settings = serde_json::from_str(&settings).map_err(|e| failed("read", &e))?;
-        Ok(Tokenizer { inner, vocabulary, cuts_at_lines: cuts_at_lines(&settings) })
+        let settings: serde_json::Value = serde_json::from_str(&settings).map_err(|e| failed("read", &e))?;
+        Ok(Tokenizer { inner, vocabulary, may_be_cut: may_be_cut(&settings) })
     }
 
     /// Trains a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019) of at most `vocabulary` tokens on text
@@ -250,9 +250,10 @@ impl Tokenizer {
     /// Encodes a text file into a token file, and returns the number of tokens. Call it once per text file, and write
     /// the end of text in between if the files are documents.
     ///
-    /// The file is read in pieces of about a mebibyte that end before a line feed after a letter or a digit. Byte-level
-    /// tokenizers (GPT-2, Llama 3, Qwen) give such pieces the tokens of the whole text. With any other tokenizer the
-    /// whole file is one piece in memory.
+    /// The file is read in pieces of about a mebibyte. A piece ends before white space that follows a letter or a digit,
+    /// or after a line feed that stands alone, such as that after a full stop. The tokenizers of GPT-2, Llama 3, and Qwen
+    /// 2 and 3 give such pieces the tokens of the whole text. With any other tokenizer, and without such a place in the
+    /// text, the whole file is one piece in memory.
     ///
     /// ```
     /// use isoshard::data::{TokenWidth, TokenWriter, Tokenizer};
@@ -275,7 +276,7 @@ impl Tokenizer {
     /// error if the token file cannot be written.
     pub fn encode_file(&self, text: impl AsRef<Path>, writer: &mut TokenWriter) -> Result<u64> {
         let before = writer.len();
-        for chunk in TextChunks::open(text.as_ref(), !self.cuts_at_lines)? {
+        for chunk in TextChunks::open(text.as_ref(), !self.may_be_cut)? {
             writer.write(&self.encode(&chunk?)?)?;
         }
         Ok(writer.len() - before)
@@ -295,101 +296,4 @@ fn byte_level() -> ByteLevel {
 
 fn failed(verb: &str, reason: &dyn fmt::Display) -> Error {
     Error::other(format!("tokenizer: cannot {verb}: {reason}"))
-}
-
-/// Returns true if pieces of a text that begin with a line feed after a letter or a digit have the tokens of the whole
-/// text: the text is split by patterns into words of bytes, and nothing depends on its beginning.
-///
-/// The patterns of the common tokenizers end a word of letters or digits before a line feed.
-fn cuts_at_lines(settings: &Value) -> bool {
-    let kind = |value: &Value| value["type"].as_str().map(str::to_string);
-    let normalizer = &settings["normalizer"];
-    let plain = normalizer.is_null() || kind(normalizer).as_deref() == Some("NFC");
-    let pre = &settings["pre_tokenizer"];
-    let steps: Vec<&Value> = match kind(pre).as_deref() {
-        Some("Sequence") => {
-            pre["pretokenizers"].as_array().map(|all| all.iter().collect()).unwrap_or_default()
-        }
-        _ => vec![pre],
-    };
-    let byte_level = |step: &&Value| {
-        kind(step).as_deref() == Some("ByteLevel") && step["add_prefix_space"] == Value::Bool(false)
-    };
-    let split = |step: &&Value| {
-        let known = step["pattern"]["Regex"].as_str().is_some_and(|regex| regex.contains(r"\p{L}+"));
-        matches!(kind(step).as_deref(), Some("Split" | "Digits")) && (known || step["pattern"].is_null())
-    };
-    let splits =
-        steps.iter().any(|step| split(step) || (byte_level(step) && step["use_regex"] != Value::Bool(false)));
-    let bytes = steps.iter().any(byte_level) && steps.iter().all(|step| byte_level(step) || split(step));
-    let added = settings["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let apart = added.iter().all(|token| {
-        token["rstrip"] == Value::Bool(false) && !token["content"].as_str().unwrap_or("\n").contains('\n')
-    });
-    plain && splits && bytes && apart
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn settings(pre_tokenizer: &str, rest: &str) -> Value {
-        serde_json::from_str(&format!(r#"{{"pre_tokenizer": {pre_tokenizer}, {rest}}}"#)).unwrap()
-    }
-
-    #[test]
-    fn texts_are_cut_for_byte_level_tokenizers_alone() {
-        let none = r#""normalizer": null, "added_tokens": []"#;
-        let gpt2 =
-            r#"{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}"#;
-        let llama3 = r#"{"type": "Sequence", "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|\\s+"}},
-            {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]}"#;
-        for (pre, rest, want) in [
-            (gpt2, none, true),
-            (llama3, none, true),
-            (gpt2, r#""normalizer": {"type": "NFC"}, "added_tokens": []"#, true),
-            (gpt2, r#""normalizer": {"type": "Prepend", "prepend": "_"}, "added_tokens": []"#, false),
-            (gpt2, r#""normalizer": null, "added_tokens": [{"content": "<m>", "rstrip": true}]"#, false),
-            (gpt2, r#""normalizer": null, "added_tokens": [{"content": "a\nb", "rstrip": false}]"#, false),
-            (gpt2, r#""normalizer": null, "added_tokens": [{"content": "<m>", "rstrip": false}]"#, true),
-            (r#"{"type": "ByteLevel", "add_prefix_space": true, "use_regex": true}"#, none, false),
-            (r#"{"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}"#, none, false),
-            (r#"{"type": "Metaspace", "replacement": "_"}"#, none, false),
-            ("null", none, false),
-        ] {
-            assert_eq!(cuts_at_lines(&settings(pre, rest)), want, "{pre} {rest}");
-        }
-    }
-
-    /// A file of more than one piece has the tokens of its whole text, and the text comes back.
-    #[test]
-    fn a_file_in_pieces_has_the_tokens_of_the_whole_text() {
-        let page =
-            fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/train_gpt/handbook.txt"));
-        let mut text = page.unwrap().repeat(9);
-        text.push_str("end.\n\n  end\n\n\nend\t\n 42\r\n\u{1f980}\n<|endoftext|>\n");
-        assert!(text.len() > 1 << 20);
-        let folder = std::env::temp_dir().join(format!("isoshard-pieces-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let (file, bin, json) =
-            (folder.join("text.txt"), folder.join("tokens.bin"), folder.join("tokenizer.json"));
-        fs::write(&file, &text).unwrap();
-        let tokenizer = Tokenizer::train(&[&file], 500).unwrap();
-        assert!(tokenizer.cuts_at_lines && tokenizer.vocabulary() == 500);
-        tokenizer.save(&json).unwrap();
-        let first = fs::read(&json).unwrap();
-        Tokenizer::train(&[&file], 500).unwrap().save(&json).unwrap();
-        assert!(fs::read(&json).unwrap() == first, "the same text gives the same tokenizer");
-
-        let mut writer = TokenWriter::create(&bin, crate::data::TokenWidth::U32).unwrap();
-        let len = Tokenizer::load(&json).unwrap().encode_file(&file, &mut writer).unwrap();
-        assert_eq!(writer.finish().unwrap(), len);
-        let tokens = tokenizer.encode(&text).unwrap();
-        assert!(4 * tokens.len() < 3 * text.len() && tokens.iter().all(|&token| token < 500));
-        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
-        assert!(fs::read(&bin).unwrap() == bytes);
-        assert!(tokenizer.decode(&tokens).unwrap() == text);
-        fs::remove_dir_all(folder).unwrap();
-    }
 }

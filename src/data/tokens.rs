@@ -85,7 +85,8 @@ impl Tokens {
     /// # Errors
     /// Refuses an empty list; a file that cannot be read, is empty, has a number of bytes that its tokens do not
     /// divide, or is shorter than a row and its last target; a batch or a block of 0; an end of text outside the
-    /// vocabulary. With [`Packing::Documents`](super::Packing::Documents), refuses tokens outside the vocabulary.
+    /// vocabulary. Without a [width](TokensConfig::width), refuses a file that seems to hold 32-bit tokens where the
+    /// vocabulary's are of 16 bits. With [`Packing::Documents`](super::Packing::Documents), refuses tokens outside the vocabulary.
     pub fn open<P: AsRef<Path>>(paths: &[P], config: TokensConfig) -> Result<Tokens> {
         config.check()?;
         if paths.is_empty() {
@@ -93,7 +94,11 @@ impl Tokens {
         }
         let width = config.width.unwrap_or_else(|| TokenWidth::for_vocabulary(config.vocabulary));
         let files = paths.iter().map(|path| TokenFile::open(path.as_ref(), width));
-        let source = TokenSource::open(files.collect::<Result<_>>()?, width, config)?;
+        let files = files.collect::<Result<Vec<_>>>()?;
+        if config.width.is_none() {
+            files.iter().try_for_each(TokenFile::check_width)?;
+        }
+        let source = TokenSource::open(files, width, config)?;
         Ok(Tokens::at_start(Arc::new(source)))
     }
 
@@ -162,7 +167,7 @@ impl Tokens {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`Tokens::next_batch`]; refuses [`Packing::Windows`](super::Packing::Windows), which knows no documents.
+    /// Returns the errors of [`Tokens::next_batch`]; refuses [`Packing::Windows`](super::Packing::Windows).
     pub fn next_packed_batch(&mut self, mesh: &DeviceMesh, layout: Layout) -> Result<PackedBatch> {
         if !self.source.has_documents() {
             let remedy = "choose Packing::DocumentWindows or Packing::Documents";
@@ -291,7 +296,8 @@ impl Tokens {
     /// ```
     ///
     /// # Errors
-    /// Refuses a position of other files, or of another block, packing, width or seed, and one that does not exist.
+    /// Refuses a position of another block, packing, width or seed, of files with another length, first 4 KiB or last 4
+    /// KiB (any byte with [`Packing::Documents`]), and one that does not exist.
     pub fn restore(&mut self, position: DataPosition) -> Result<()> {
         let samples = self.source.len();
         let DataPosition { epoch, sample, order } = position;

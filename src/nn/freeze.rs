@@ -7,8 +7,10 @@ use crate::error::Result;
 impl Params {
     /// Freezes the parameters whose paths match a pattern ([`Params::matching`]) and returns their number.
     ///
-    /// A backward pass computes no gradient of a frozen parameter and communicates none, optimizers keep no state for
-    /// it and leave its value as it is. A plan lays it out as before; FSDP gathers it for its use in both passes.
+    /// A backward pass computes no gradient of a frozen parameter and communicates none. Optimizers make no state for it
+    /// and leave its value as it is; state that they made before stays, also in checkpoints, and
+    /// [`Params::unfreeze`] goes on from it. A plan lays the parameter out as before; FSDP gathers it for its use in
+    /// both passes.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}, optim::AdamW, rng::Init};

@@ -311,6 +311,46 @@ fn files_and_settings_that_do_not_fit_are_refused_by_name() {
 }
 
 #[test]
+fn files_of_wide_tokens_are_not_read_as_narrow_ones() {
+    let wide = Temporary::tokens(TokenWidth::U32, (0..1000).map(|i| i % 50));
+    let open = |file: &Temporary, width| Tokens::open(&[&file.0], TokensConfig { width, ..CONFIG });
+    let said = open(&wide, None).unwrap_err().to_string().replace(&wide.0.display().to_string(), "FILE");
+    assert_eq!(
+        said,
+        "tokens: a file of 16-bit tokens looks like one of 32-bit tokens; got 0 as each second token in the first 4000 \
+         bytes of FILE; give the width: U32, or U16 if it is right"
+    );
+    assert_eq!(open(&wide, Some(TokenWidth::U32)).unwrap().samples(), 249);
+    assert_eq!(open(&wide, Some(TokenWidth::U16)).unwrap().samples(), 499);
+    // One odd token, few tokens, and nothing but zeros show nothing.
+    let odd = (0..1000).map(|i| if i == 501 { 7 } else { (i + 1) % 2 });
+    assert!(open(&Temporary::tokens(TokenWidth::U16, odd), None).is_ok());
+    assert!(open(&Temporary::tokens(TokenWidth::U32, 0..255), None).is_ok());
+    assert!(open(&Temporary::tokens(TokenWidth::U32, 0..256), None).is_err());
+    assert!(open(&Temporary::tokens(TokenWidth::U16, [0; 1000]), None).is_ok());
+}
+
+/// Two files with the same length, beginning and end: packed documents depend on the bytes in between.
+#[test]
+fn positions_compare_every_byte_of_packed_documents() {
+    let file = |at: usize| {
+        let tokens = (0..20_000).map(|i| if i == at || i % 9 == 8 { 0 } else { 1 });
+        Temporary::tokens(TokenWidth::U16, tokens)
+    };
+    let (one, other) = (file(10_000), file(10_001));
+    for (packing, differ) in [
+        (Packing::Documents { end_of_text: 0 }, true),
+        (Packing::DocumentWindows { end_of_text: 0 }, false),
+        (Packing::Windows, false),
+    ] {
+        let open = |file: &Temporary| Tokens::open(&[&file.0], TokensConfig { packing, ..CONFIG }).unwrap();
+        let position = open(&one).position();
+        assert_eq!(open(&one).restore(position), Ok(()));
+        assert_eq!(open(&other).restore(position).is_err(), differ, "{packing:?}");
+    }
+}
+
+#[test]
 fn positions_that_do_not_exist_are_refused() {
     let files = numbered();
     let mut tokens = Tokens::open(&paths(&files), CONFIG).unwrap();

@@ -1,5 +1,6 @@
 //! Frozen parameters: no gradient, no reduction, no optimizer state; the others learn with the same bits on every mesh.
 
+use isoshard::checkpoint::{self, Checkpoint, StateTree};
 use isoshard::comm::Rank;
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
@@ -132,6 +133,71 @@ fn the_rest_is_trained_with_the_same_bits_on_every_mesh() {
     let single = train("1");
     for mesh in MESHES {
         assert_eq!(train(mesh), single, "{mesh}");
+    }
+}
+
+/// Steps with all parameters, with some frozen, and with all again: moments made before the freezing stay as they are,
+/// in checkpoints too, and a run resumed while parameters are frozen has the bits of the uninterrupted one.
+#[test]
+fn parameters_that_freeze_in_mid_training_keep_their_moments() {
+    const FROZEN: &str = "h.0.**";
+    let dir =
+        |mesh: &str| std::env::temp_dir().join(format!("isoshard-freeze-{}-{mesh}", std::process::id()));
+    let step = |setup: &mut Setup, rule: &mut AdamW, number: u64| -> Result<()> {
+        let (mut gradients, _) = setup.gradients(&mut Generator::new(number))?;
+        let one = setup.params.grad_norm(&gradients)?;
+        let one = one.sub(&one)?.add_scalar(1.0)?;
+        rule.step(&mut setup.params, &mut gradients, &one, 0.01)
+    };
+    let moments = |setup: &Setup, rule: &AdamW| -> Result<Vec<(String, Vec<f64>)>> {
+        let state = UpdateRule::state(rule, &setup.params)?;
+        state.tensors().map(|(name, x)| Ok((name.to_string(), x.full_tensor()?.to_f64_vec()))).collect()
+    };
+    let is_frozen = |path: &str| path.starts_with("h.0.");
+    let run = move |mesh: &'static str| {
+        let dir = dir(mesh);
+        let at = dir.clone();
+        let train = move |rank: Rank| {
+            let rule = || AdamW::new((0.9, 0.95), 0.1);
+            let (mut setup, mut adam) = (Setup::new(&rank, mesh)?, rule());
+            step(&mut setup, &mut adam, 1)?;
+            setup.params.freeze(FROZEN)?;
+            let (values, old) = (setup.values()?, moments(&setup, &adam)?);
+            step(&mut setup, &mut adam, 2)?;
+            for ((path, before), (_, after)) in values.iter().zip(&setup.values()?) {
+                assert_eq!(before == after, is_frozen(path), "{mesh}: {path}");
+            }
+            let new = moments(&setup, &adam)?;
+            assert_eq!((old.len(), new.len()), (2 * values.len(), 2 * values.len()), "{mesh}");
+            for ((name, before), (_, after)) in old.iter().zip(&new) {
+                let path = name.split_once('.').expect("first. or second.").1;
+                assert_eq!(before == after, is_frozen(path), "{mesh}: {name}");
+            }
+            let mut state = StateTree::new();
+            state.insert_tree("model", setup.params.state()?)?;
+            state.insert_tree("optimizer", UpdateRule::state(&adam, &setup.params)?)?;
+            checkpoint::save(setup.params.mesh(), &at, &state)?;
+            let saved = Checkpoint::open(&at)?;
+            let (mut resumed, mut second) = (Setup::new(&rank, mesh)?, rule());
+            resumed.params.load_state(&saved.subtree("model"))?;
+            second.load_state(&resumed.params, &saved.subtree("optimizer"))?;
+            let mut digests = Vec::new();
+            for (setup, adam) in [(&mut setup, &mut adam), (&mut resumed, &mut second)] {
+                setup.params.unfreeze("**")?;
+                step(setup, adam, 3)?;
+                digests.push(setup.params.digest()?);
+            }
+            assert_eq!(digests[0], digests[1], "{mesh}: resumed");
+            Ok(digests[0])
+        };
+        let ranks = Mesh::parse(mesh, 0).unwrap().rank_len();
+        let digest = spmd(ranks, train).unwrap_or_else(|e| panic!("{mesh}: {e}")).remove(0);
+        std::fs::remove_dir_all(dir).unwrap();
+        digest
+    };
+    let single = run("1");
+    for mesh in &MESHES[1..] {
+        assert_eq!(run(mesh), single, "{mesh}");
     }
 }
 
