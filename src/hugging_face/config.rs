@@ -6,9 +6,10 @@ use serde_json::{Map, Value};
 
 use super::VERB;
 use super::architecture::Architecture;
-use super::rope::read_rope;
+use super::rope::{longest_sequence, read_rope};
 use super::values::ConfigValues;
 use super::weight_files::parse_json;
+use super::windows::read_windows;
 use crate::error::{Error, Result};
 use crate::nn::{Activation, RotaryConfig};
 
@@ -69,7 +70,12 @@ pub struct HuggingFaceConfig {
     /// The number whose inverse square root scales the scores.
     pub(super) query_scalar: f64,
     pub(super) experts: Option<ExpertConfig>,
-    pub(super) dropout: f64,
+    /// The probability of dropping an element of the embeddings.
+    pub(super) embedding_dropout: f64,
+    /// The probability of dropping an attention weight.
+    pub(super) attention_dropout: f64,
+    /// The probability of dropping an element of a part's result.
+    pub(super) residual_dropout: f64,
     /// The standard deviation of new parameters.
     pub(super) init_std: f64,
 }
@@ -196,7 +202,6 @@ fn gpt2(values: &ConfigValues<'_>) -> Result<HuggingFaceConfig> {
     if width % heads != 0 {
         return Err(values.unsupported("n_head", &format!("the heads do not divide the width, {width}")));
     }
-    let dropouts = ["embd_pdrop", "attn_pdrop", "resid_pdrop"];
     Ok(HuggingFaceConfig {
         json: Map::new(),
         architecture: Architecture::Gpt2,
@@ -221,7 +226,9 @@ fn gpt2(values: &ConfigValues<'_>) -> Result<HuggingFaceConfig> {
         final_cap: None,
         query_scalar: (width / heads) as f64,
         experts: None,
-        dropout: equal_dropout(values, &dropouts)?,
+        embedding_dropout: values.probability("embd_pdrop", 0.1)?,
+        attention_dropout: values.probability("attn_pdrop", 0.1)?,
+        residual_dropout: values.probability("resid_pdrop", 0.1)?,
         init_std: values.number_or("initializer_range", 0.02)?,
     })
 }
@@ -267,14 +274,19 @@ fn grouped(values: &ConfigValues<'_>, of: Architecture) -> Result<HuggingFaceCon
         Gemma2 | Gemma3 => values.number("query_pre_attn_scalar")?,
         _ => head_width as f64,
     };
-    let cap = |key| if matches!(of, Gemma2 | Gemma3) { values.optional_number(key) } else { Ok(None) };
+    let cap = |key, default| match of {
+        Gemma2 => values.number_unless_null(key, Some(default)),
+        Gemma3 => values.optional_number(key),
+        _ => Ok(None),
+    };
     let eps = if of == Mixtral { 1e-5 } else { 1e-6 };
     let (windows, slides) = match of {
         Gpt2 | Llama | Gemma => (vec![None; layers], vec![false; layers]),
         Mistral | Qwen2 | Qwen3 | Gemma2 | Gemma3 | Mixtral | Qwen2Moe | Qwen3Moe => {
-            windows(values, of, layers)?
+            read_windows(values, of, layers)?
         }
     };
+    let rope = read_rope(values, of)?;
     Ok(HuggingFaceConfig {
         json: Map::new(),
         architecture: of,
@@ -285,21 +297,23 @@ fn grouped(values: &ConfigValues<'_>, of: Architecture) -> Result<HuggingFaceCon
         heads,
         kv_heads,
         head_width,
-        positions: values.length("max_position_embeddings")?,
+        positions: longest_sequence(values.length("max_position_embeddings")?, &rope),
         eps: values.number_or("rms_norm_eps", eps)?,
         activation,
         tied_head: values.flag("tie_word_embeddings", is_gemma)?,
         qkv_bias,
         out_bias: attention_bias && !matches!(of, Qwen2 | Qwen2Moe),
         mlp_bias: of == Llama && values.flag("mlp_bias", false)?,
-        rope: Some(read_rope(values, of)?),
+        rope: Some(rope),
         windows,
         slides,
-        attention_cap: cap("attn_logit_softcapping")?,
-        final_cap: cap("final_logit_softcapping")?,
+        attention_cap: cap("attn_logit_softcapping", 50.0)?,
+        final_cap: cap("final_logit_softcapping", 30.0)?,
         query_scalar,
         experts: experts(values, of, layers)?,
-        dropout: values.probability("attention_dropout")?,
+        embedding_dropout: 0.0,
+        attention_dropout: values.probability("attention_dropout", 0.0)?,
+        residual_dropout: 0.0,
         init_std: values.number_or("initializer_range", 0.02)?,
     })
 }
@@ -311,53 +325,6 @@ fn layers(values: &ConfigValues<'_>, key: &str) -> Result<usize> {
         return Err(values.unsupported(key, &format!("a model has at most {LAYERS} layers")));
     }
     Ok(layers)
-}
-
-/// Reads the sliding window of each layer, and whether the layer is of the kind that may have one.
-fn windows(
-    values: &ConfigValues<'_>,
-    of: Architecture,
-    layers: usize,
-) -> Result<(Vec<Option<usize>>, Vec<bool>)> {
-    use Architecture::{Gemma2, Gemma3, Mistral, Mixtral, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe};
-    let is_qwen = matches!(of, Qwen2 | Qwen2Moe | Qwen3 | Qwen3Moe);
-    // transformers writes a window of 0 or more beside use_sliding_window: false.
-    if is_qwen && !values.flag("use_sliding_window", false)? {
-        return Ok((vec![None; layers], vec![false; layers]));
-    }
-    let window = match (of, values.get("sliding_window")) {
-        (Mistral | Mixtral, None) => None,
-        _ => Some(values.length("sliding_window")?),
-    };
-    let slides: Vec<bool> = match values.texts("layer_types")? {
-        Some(kinds) if kinds.len() != layers => {
-            return Err(values
-                .unsupported("layer_types", &format!("the list has one text for each of {layers} layers")));
-        }
-        Some(kinds) => {
-            let slides = |kind: &&str| match *kind {
-                "full_attention" => Ok(false),
-                "sliding_attention" => Ok(true),
-                _ => {
-                    Err(values.unsupported("layer_types", "layers have full_attention or sliding_attention"))
-                }
-            };
-            kinds.iter().map(slides).collect::<Result<_>>()?
-        }
-        None => {
-            let first = if is_qwen { values.size_or("max_window_layers", 28)? } else { 0 };
-            let pattern = match of {
-                Gemma2 => 2,
-                Gemma3 if values.get("_sliding_window_pattern").is_some() => {
-                    values.size("_sliding_window_pattern")?
-                }
-                Gemma3 => values.size_or("sliding_window_pattern", 6)?,
-                _ => usize::MAX,
-            };
-            (0..layers).map(|i| i >= first && (i + 1) % pattern != 0).collect()
-        }
-    };
-    Ok((slides.iter().map(|&slides| window.filter(|_| slides)).collect(), slides))
 }
 
 fn experts(values: &ConfigValues<'_>, of: Architecture, layers: usize) -> Result<Option<ExpertConfig>> {
@@ -413,17 +380,4 @@ fn activation(values: &ConfigValues<'_>, key: &str, default: &str) -> Result<Act
             Err(values.unsupported(key, rule))
         }
     }
-}
-
-/// Returns the one probability of dropout, and refuses different ones.
-fn equal_dropout(values: &ConfigValues<'_>, keys: &[&str; 3]) -> Result<f64> {
-    let first = values.probability(keys[0])?;
-    for key in &keys[1..] {
-        if values.probability(key)? != first {
-            return Err(
-                values.unsupported(key, &format!("the model has one probability of dropout, {}'s", keys[0]))
-            );
-        }
-    }
-    Ok(first)
 }

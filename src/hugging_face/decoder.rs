@@ -28,7 +28,6 @@ impl HuggingFaceConfig {
             false => NormConfig::Rms { eps: self.eps, unit_offset: is_gemma },
         };
         let head_norm = matches!(self.architecture, Qwen3 | Qwen3Moe | Gemma3).then_some(norm);
-        let residual_dropout = if is_gpt { self.dropout } else { 0.0 };
         let layer = |i: usize| {
             let window = self.windows[i];
             let attention = SelfAttentionConfig {
@@ -39,8 +38,8 @@ impl HuggingFaceConfig {
                 scale: Some(1.0 / self.query_scalar.sqrt()),
                 window,
                 soft_cap: self.attention_cap,
-                attention_dropout: self.dropout,
-                dropout: residual_dropout,
+                attention_dropout: self.attention_dropout,
+                dropout: self.residual_dropout,
                 ..SelfAttentionConfig::new(self.heads, self.kv_heads, self.head_width)
             };
             let feed_forward = match &self.experts {
@@ -65,7 +64,7 @@ impl HuggingFaceConfig {
                     gated: !is_gpt,
                     activation: self.activation,
                     bias: self.mlp_bias,
-                    dropout: residual_dropout,
+                    dropout: self.residual_dropout,
                 }),
             };
             DecoderLayer { attention, feed_forward }
@@ -77,7 +76,7 @@ impl HuggingFaceConfig {
             embedding_scale: is_gemma.then(|| (self.width as f64).sqrt()),
             tied_head: self.tied_head,
             score_soft_cap: self.final_cap,
-            dropout: residual_dropout,
+            dropout: self.embedding_dropout,
             init_std: self.init_std,
             ..DecoderConfig::new(self.vocabulary, self.positions, self.width, norm, layers)
         }

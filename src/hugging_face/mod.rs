@@ -45,6 +45,7 @@ mod rope;
 mod tests;
 mod values;
 mod weight_files;
+mod windows;
 
 pub use config::HuggingFaceConfig;
 pub use format::HuggingFaceFormat;

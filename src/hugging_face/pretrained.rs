@@ -9,6 +9,9 @@ use crate::dtensor::DeviceMesh;
 use crate::error::Result;
 use crate::nn::{Decoder, Params, Plan};
 
+/// The seed of parameters that are declared after the weights are read.
+const LATER_SEED: u64 = 0;
+
 /// A decoder that was read from a folder, its parameters, and the form of its files.
 pub struct PretrainedDecoder {
     /// The parameters, f32, in the layouts of the plan.
@@ -25,6 +28,8 @@ impl Decoder {
     /// Each rank maps the files and copies the elements that it stores, so no rank holds a whole tensor that it does not
     /// need whole. Nothing is allocated before the files are found to be what config.json says. Communicates nothing.
     /// The files must not change meanwhile.
+    ///
+    /// Parameters that are declared later, such as adapters, are drawn from the seed 0; [`Params::reseed`] sets another.
     ///
     /// [`HuggingFaceConfig::read`] tells the number of heads, from which a plan for tensor parallelism follows:
     ///
@@ -60,6 +65,7 @@ impl Decoder {
         let mut params = Params::blank(mesh, plan)?;
         let model = Decoder::new(&mut params, format.config().decoder())?;
         format.fill(&files, &mut params)?;
+        params.reseed(LATER_SEED);
         Ok(PretrainedDecoder { params, model, format })
     }
 }

@@ -6,6 +6,9 @@ use crate::error::Result;
 use crate::nn::{RotaryConfig, RotaryScaling};
 use crate::ops::{Llama3Scaling, YarnScaling};
 
+/// The largest number of positions.
+const LONGEST: f64 = (1u64 << 31) as f64;
+
 /// Reads the rotary positions of layers with full attention, and of layers with a sliding window.
 pub(super) fn read_rope(values: &ConfigValues<'_>, of: Architecture) -> Result<[RotaryConfig; 2]> {
     if values.number_or("partial_rotary_factor", 1.0)? != 1.0 {
@@ -14,26 +17,51 @@ pub(super) fn read_rope(values: &ConfigValues<'_>, of: Architecture) -> Result<[
     let default = if of == Architecture::Mixtral || of == Architecture::Gemma3 { 1e6 } else { 1e4 };
     let base = values.number_or("rope_theta", default)?;
     let positions = values.length("max_position_embeddings")? as f64;
-    if let Some(rope) = values.object("rope_parameters")? {
-        if let (Some(full), Some(sliding)) =
-            (rope.object("full_attention")?, rope.object("sliding_attention")?)
-        {
-            return Ok([one_rope(&full, base, positions)?, one_rope(&sliding, 1e4, positions)?]);
+    let sliding_base = match of {
+        Architecture::Gemma3 => values.number_or("rope_local_base_freq", 1e4)?,
+        _ => base,
+    };
+    let given = |key| values.object(key).map(|object| object.filter(|object| !object.is_empty()));
+    let (new, old) = (given("rope_parameters")?, given("rope_scaling")?);
+    let Some(rope) = new else {
+        let full = match old {
+            Some(rope) => one_rope(&rope, base, positions)?,
+            None => RotaryConfig::plain(base),
+        };
+        // Gemma 3 scales the layers with full attention only.
+        let is_gemma3 = of == Architecture::Gemma3;
+        return Ok([full, if is_gemma3 { RotaryConfig::plain(sliding_base) } else { full }]);
+    };
+    if old.is_some() {
+        let rule = "rope_parameters of transformers 5 excludes rope_scaling of transformers 4";
+        return Err(values.unsupported("rope_scaling", rule));
+    }
+    let kinds = ["full_attention", "sliding_attention"];
+    if of != Architecture::Gemma3 {
+        if let Some(kind) = kinds.into_iter().find(|kind| rope.has(kind)) {
+            return Err(rope.unsupported(kind, "only Gemma 3 has rotary positions for each kind of layer"));
         }
         return Ok([one_rope(&rope, base, positions)?; 2]);
     }
-    let full = match values.object("rope_scaling")? {
-        Some(rope) => one_rope(&rope, base, positions)?,
-        None => RotaryConfig::plain(base),
+    if let Some(key) = rope.keys().find(|key| !kinds.contains(key)) {
+        let rule = "Gemma 3 has rotary positions for full_attention and sliding_attention";
+        return Err(rope.unsupported(key, rule));
+    }
+    let one = |kind, base| match rope.object(kind)? {
+        Some(rope) => one_rope(&rope, base, positions),
+        None => Ok(RotaryConfig::plain(base)),
     };
-    Ok(match of {
-        // Gemma 3 scales the layers with full attention only.
-        Architecture::Gemma3 => {
-            let base = values.number_or("rope_local_base_freq", 1e4)?;
-            [full, RotaryConfig::plain(base)]
-        }
-        _ => [full; 2],
-    })
+    Ok([one(kinds[0], base)?, one(kinds[1], sliding_base)?])
+}
+
+/// Returns the longest sequence of a model with rotary positions: YaRN serves `factor` times the context of the first
+/// training, also if `max_position_embeddings` is that context.
+pub(super) fn longest_sequence(positions: usize, rope: &[RotaryConfig; 2]) -> usize {
+    let scaled = rope.iter().map(|rope| match rope.scaling {
+        RotaryScaling::Yarn(yarn) => (yarn.factor * yarn.original_context).min(LONGEST) as usize,
+        RotaryScaling::Plain | RotaryScaling::Linear(_) | RotaryScaling::Llama3(_) => 0,
+    });
+    scaled.fold(positions, usize::max)
 }
 
 fn one_rope(rope: &ConfigValues<'_>, base: f64, positions: f64) -> Result<RotaryConfig> {

@@ -30,6 +30,21 @@ impl<'a> ConfigValues<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
+    /// Returns `true` if the key is there, with null or any other value.
+    pub fn has(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
+    /// Returns `true` if the object has no keys.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// Returns the keys.
+    pub fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.map.keys().map(|key| &key[..])
+    }
+
     /// Returns the object of a key, or `None` if the key is absent or null.
     pub fn object(&self, key: &str) -> Result<Option<ConfigValues<'a>>> {
         match self.get(key) {
@@ -56,6 +71,15 @@ impl<'a> ConfigValues<'a> {
         self.get(key).map_or(Ok(default), |value| self.as_size(key, value))
     }
 
+    /// Returns a number of layers or other things, also 0, or `default` if the key is absent or null.
+    pub fn count_or(&self, key: &str, default: usize) -> Result<usize> {
+        match self.get(key).map(|value| (value, value.as_u64())) {
+            None => Ok(default),
+            Some((_, Some(n))) if n <= LARGEST => Ok(n as usize),
+            Some((value, _)) => Err(self.wrong(key, value, "a number from 0 to 2^20")),
+        }
+    }
+
     fn as_size(&self, key: &str, value: &Value) -> Result<usize> {
         match value.as_u64() {
             Some(n) if (1..=LARGEST).contains(&n) => Ok(n as usize),
@@ -72,6 +96,15 @@ impl<'a> ConfigValues<'a> {
         }
     }
 
+    /// Returns a number of positions, `default` if the key is absent, or `None` if the value is null.
+    pub fn length_unless_null(&self, key: &str, default: Option<usize>) -> Result<Option<usize>> {
+        match (self.has(key), self.get(key)) {
+            (false, _) => Ok(default),
+            (true, None) => Ok(None),
+            (true, Some(_)) => self.length(key).map(Some),
+        }
+    }
+
     /// Returns a positive number.
     pub fn number(&self, key: &str) -> Result<f64> {
         match self.get(key) {
@@ -83,6 +116,11 @@ impl<'a> ConfigValues<'a> {
     /// Returns a positive number, or `default` if the key is absent or null.
     pub fn number_or(&self, key: &str, default: f64) -> Result<f64> {
         self.get(key).map_or(Ok(default), |value| self.as_number(key, value))
+    }
+
+    /// Returns a positive number, `default` if the key is absent, or `None` if the value is null.
+    pub fn number_unless_null(&self, key: &str, default: Option<f64>) -> Result<Option<f64>> {
+        if self.has(key) { self.optional_number(key) } else { Ok(default) }
     }
 
     /// Returns a positive number, or `None` if the key is absent or null.
@@ -97,8 +135,11 @@ impl<'a> ConfigValues<'a> {
         }
     }
 
-    /// Returns a probability below 1, 0 if the key is absent or null.
-    pub fn probability(&self, key: &str) -> Result<f64> {
+    /// Returns a probability below 1, `default` if the key is absent, or 0 if the value is null.
+    pub fn probability(&self, key: &str, default: f64) -> Result<f64> {
+        if !self.has(key) {
+            return Ok(default);
+        }
         let Some(value) = self.get(key) else { return Ok(0.0) };
         match value.as_f64() {
             Some(x) if (0.0..1.0).contains(&x) => Ok(x),

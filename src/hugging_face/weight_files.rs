@@ -80,7 +80,7 @@ impl WeightFiles {
         }
     }
 
-    /// Maps a file and adds its tensors, each of which `index` assigns to this file.
+    /// Maps a file and adds its tensors. `index`, if there is one, assigns each tensor to this file.
     fn add(&mut self, name: String, index: Option<&BTreeMap<String, String>>) -> Result<()> {
         let path = self.dir.join(&name);
         let file = File::open(&path).map_err(|e| Error::io(VERB, &path, e))?;

@@ -79,7 +79,7 @@ impl Params {
     /// Refuses a plan that names axes that the mesh lacks.
     pub fn new(mesh: &DeviceMesh, plan: Plan, seed: u64) -> Result<Params> {
         plan.check(mesh.mesh())?;
-        let generator = Generator::new(seed).child("params");
+        let generator = param_generator(seed);
         Ok(Params {
             number: ModelNumber::next(),
             mesh: mesh.clone(),
@@ -99,6 +99,31 @@ impl Params {
     /// drawn, and declarations communicate nothing.
     pub(crate) fn blank(mesh: &DeviceMesh, plan: Plan) -> Result<Params> {
         Ok(Params { blank: true, ..Params::new(mesh, plan, 0)? })
+    }
+
+    /// Draws the values of parameters that are declared from now on from `seed`, as [`Params::new`] does: for parts
+    /// that are added to a model whose values are loaded, such as adapters. Parameters that are declared keep their
+    /// values. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[])?;
+    ///     let init = Init::Normal { mean: 0.0, std: 1.0 };
+    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     let drawn: Vec<f64> = (["a", "b"].into_iter().map(|name| {
+    ///         params.reseed(8);
+    ///         let id = params.root().param(name, [], init)?;
+    ///         params.value(id).full_tensor()?.item()
+    ///     })).collect::<isoshard::Result<_>>()?;
+    ///     assert_eq!(drawn[0], drawn[1]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn reseed(&mut self, seed: u64) {
+        self.generator = param_generator(seed);
+        self.blank = false;
     }
 
     /// Makes modules compute with parameters rounded to `dtype`, such as bf16, so activations have that dtype too
@@ -580,6 +605,11 @@ impl ParamUnit {
     pub(super) fn is_root(&self) -> bool {
         self.name.is_empty()
     }
+}
+
+/// Returns the generator of the values of parameters.
+fn param_generator(seed: u64) -> Generator {
+    Generator::new(seed).child("params")
 }
 
 /// Prints one line per parameter: its path and its notation.

@@ -5,6 +5,8 @@
 //! computes the same: logits and gradients differ by at most 1e-5 of the largest value of their tensor, tokens are equal.
 //! `fixtures.py --check` tells whether the present `transformers` still gives the stored files.
 
+mod adapters;
+mod defaults;
 mod refusals;
 
 use std::collections::BTreeMap;

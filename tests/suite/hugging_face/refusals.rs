@@ -58,7 +58,12 @@ fn configs_that_cannot_be_computed_are_refused_by_key() {
         ("llama2", "rms_norm_eps", json!("small"), "not a positive number"),
         ("llama2", "tie_word_embeddings", json!(1), "not true or false"),
         ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true), "only false is built"),
-        ("gpt2", "resid_pdrop", json!(0.5), "the model has one probability of dropout"),
+        ("gpt2", "resid_pdrop", json!(1.5), "not a probability below 1"),
+        ("qwen2_moe", "use_sliding_window", json!(1), "not true or false"),
+        ("gemma2", "sliding_window", Value::Null, "layers with a sliding window need its length"),
+        ("gemma2", "rope_parameters", json!({ "full_attention": {} }), "only Gemma 3 has rotary positions"),
+        ("gemma3", "rope_parameters", rope("linear"), "for full_attention and sliding_attention"),
+        ("llama2", "rope_scaling", rope("linear"), "rope_parameters of transformers 5 excludes rope_scaling"),
         ("gpt2", "n_head", json!(5), "the heads do not divide the width"),
         ("gemma3", "layer_types", json!(["full_attention"]), "one text for each of 2 layers"),
         (
