@@ -26,8 +26,8 @@ pub struct DataPosition {
     pub epoch: u64,
     /// The number of samples of this epoch that were used.
     pub sample: u64,
-    /// A hash of the block, the packing, the width, the seed, and of each file's length, first 4 KiB and last 4 KiB; with
-    /// [`Packing::Documents`](super::Packing::Documents), whose rows depend on every token, of all bytes.
+    /// A hash of the block, the packing, the width, the seed, and of each file's length, first 4 KiB and last 4 KiB;
+    /// with [`Packing::Documents`](super::Packing::Documents), whose rows depend on every token, of all bytes.
     pub order: u64,
 }
 

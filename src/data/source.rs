@@ -249,8 +249,8 @@ impl EpochOrder {
     }
 }
 
-/// Returns a hash (FNV-1a, 64 bits) of the settings that decide the order, of the files' lengths, and of their contents:
-/// of both ends of each file, or of all its bytes if its documents are packed, since each of them decides the rows.
+/// Returns a hash (FNV-1a, 64 bits) of the settings that decide the order, of the files' lengths, and of contents: of
+/// both ends of each file, or of all its bytes if its documents are packed, since each of them decides the rows.
 fn order_of(files: &[TokenFile], width: TokenWidth, config: &TokensConfig) -> u64 {
     let (kind, end) = match config.packing {
         Packing::Windows => (0, 0),

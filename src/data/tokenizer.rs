@@ -250,9 +250,9 @@ impl Tokenizer {
     /// Encodes a text file into a token file, and returns the number of tokens. Call it once per text file, and write
     /// the end of text in between if the files are documents.
     ///
-    /// The file is read in pieces of about a mebibyte. A piece ends before white space that follows a letter or a digit,
-    /// or after a line feed that stands alone, such as that after a full stop. The tokenizers of GPT-2, Llama 3, and Qwen
-    /// 2 and 3 give such pieces the tokens of the whole text. With any other tokenizer, and without such a place in the
+    /// The file is read in pieces of about a mebibyte. A piece ends before white space that follows a letter or a
+    /// digit, or after a line feed that stands alone, such as that after a full stop. The tokenizers of GPT-2, Llama 3,
+    /// and Qwen 2 and 3 give such pieces the tokens of the whole text. With any other tokenizer, and without such a place in the
     /// text, the whole file is one piece in memory.
     ///
     /// ```
