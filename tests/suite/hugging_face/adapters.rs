@@ -41,7 +41,7 @@ fn adapters_of_pretrained_models_learn() {
                 for id in ids {
                     let value = of.params.value(id);
                     if let Some(grad) = grads.get(value) {
-                        let step = grad.redistribute(value.layout().clone())?.mul_scalar(-0.5)?;
+                        let step = grad.redistribute(value.layout().clone())?.mul_scalar(-0.1)?;
                         of.params.set(id, value.detach().add(&step)?)?;
                     }
                 }
