@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
+use super::agreement::agree;
 use super::config::CONFIG_FILE;
 use super::format::{HuggingFaceFormat, file_dtype};
 use super::names::{HEAD, NamedTensor, PiecePart};
@@ -51,7 +52,7 @@ impl HuggingFaceFormat {
     ///         params.root().child(path).param("weight", [5, 2], Init::Ones)?;
     ///     }
     ///     let refused = format.save(&params, dir).unwrap_err().to_string();
-    ///     assert!(refused.starts_with("from_hugging_face: a tensor and its parameter differ in size"), "{refused}");
+    ///     assert!(refused.starts_with("save_hugging_face: a tensor and its parameter differ in size"), "{refused}");
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
@@ -78,33 +79,57 @@ impl HuggingFaceFormat {
     /// # Errors
     /// Returns the errors of [`HuggingFaceFormat::save`].
     pub fn save_shards(&self, params: &Params, dir: impl AsRef<Path>, max_shard_bytes: u64) -> Result<()> {
-        self.expect_same_pieces(params)?;
         let dir = dir.as_ref();
         let mesh = params.mesh();
         let writes = mesh.mesh().ranks().next() == Some(mesh.mesh().rank());
         let _no_grad = mesh.no_grad();
         let _busy = writes.then(|| mesh.rank().busy("writing weights"));
-        let mut folder = if writes { Some(UnfinishedFolder::create(dir)?) } else { None };
+        let create = || writes.then(|| UnfinishedFolder::create(dir)).transpose();
+        let begun = self.expect_same_pieces(VERB, params).and_then(|()| create());
+        let folder = agree(mesh, VERB, begun, self.fingerprint())?;
+        let done = self.write_shards(params, folder, max_shard_bytes, dir);
+        // The folder is there when any rank returns.
+        agree(mesh, VERB, done, 0)
+    }
+
+    /// Gathers all tensors, and writes them on the rank that has the folder. After an error of writing, that rank
+    /// gathers the other tensors as well, because the other ranks do.
+    fn write_shards(
+        &self,
+        params: &Params,
+        mut folder: Option<UnfinishedFolder>,
+        max_shard_bytes: u64,
+        dir: &Path,
+    ) -> Result<()> {
+        let writes = folder.is_some();
         let shards = shards(self.written(), max_shard_bytes);
         let mut index = BTreeMap::new();
+        let mut written = Ok(());
         for (number, shard) in shards.iter().enumerate() {
             let name = match shards.len() {
                 1 => ONE_FILE.to_string(),
                 n => format!("model-{:05}-of-{n:05}.safetensors", number + 1),
             };
-            let mut file = match &folder {
-                Some(folder) => Some(ShardWriter::create(folder.path.join(&name), shard)?),
-                None => None,
+            let path = folder.as_ref().filter(|_| written.is_ok()).map(|folder| folder.path.join(&name));
+            let mut file = match path.map(|path| ShardWriter::create(path, shard)).transpose() {
+                Ok(file) => file,
+                Err(e) => {
+                    written = Err(e);
+                    None
+                }
             };
             for tensor in shard {
                 let bytes = self.gather(params, tensor, writes)?;
-                if let (Some(file), Some(bytes)) = (&mut file, bytes) {
-                    file.write(&bytes)?;
+                if let (Ok(()), Some(file), Some(bytes)) = (&written, &mut file, bytes) {
+                    written = file.write(&bytes);
                 }
                 index.insert(tensor.name.to_string(), name.clone());
             }
-            file.map_or(Ok(()), ShardWriter::finish)?;
+            if let (Ok(()), Some(file)) = (&written, file) {
+                written = file.finish();
+            }
         }
+        written?;
         if let Some(folder) = &mut folder {
             if shards.len() > 1 {
                 let bytes: usize = shards.iter().flatten().map(WrittenTensor::bytes).sum();
@@ -114,8 +139,7 @@ impl HuggingFaceFormat {
             folder.write_json(CONFIG_FILE, &Value::Object(self.config.json.clone()))?;
             folder.rename(dir)?;
         }
-        // The folder is there when any rank returns.
-        mesh.barrier()
+        Ok(())
     }
 
     /// Returns the tensors to be written: wide dtypes first, so that each tensor is aligned, then by name.
@@ -226,9 +250,19 @@ impl ShardWriter {
     }
 }
 
-/// The folder in which files are written before it gets its name.
+/// The folder in which files are written before it gets its name. It is removed unless it gets it.
 struct UnfinishedFolder {
     path: PathBuf,
+    renamed: bool,
+}
+
+impl Drop for UnfinishedFolder {
+    fn drop(&mut self) {
+        if !self.renamed {
+            // The call fails already; the next one removes what is left.
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
 }
 
 impl UnfinishedFolder {
@@ -246,7 +280,7 @@ impl UnfinishedFolder {
             fs::remove_dir_all(&path).map_err(|e| Error::io(VERB, &path, e))?;
         }
         fs::create_dir_all(&path).map_err(|e| Error::io(VERB, &path, e))?;
-        Ok(UnfinishedFolder { path })
+        Ok(UnfinishedFolder { path, renamed: false })
     }
 
     fn write_json(&self, name: &str, value: &Value) -> Result<()> {
@@ -259,10 +293,11 @@ impl UnfinishedFolder {
         write().map_err(|e| Error::io(VERB, &path, e))
     }
 
-    fn rename(&self, dir: &Path) -> Result<()> {
-        let rename = || {
+    fn rename(&mut self, dir: &Path) -> Result<()> {
+        let mut rename = || {
             File::open(&self.path)?.sync_all()?;
             fs::rename(&self.path, dir)?;
+            self.renamed = true;
             let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
             File::open(parent)?.sync_all()
         };

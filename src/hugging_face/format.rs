@@ -34,7 +34,7 @@ pub struct HuggingFaceFormat {
 
 impl HuggingFaceFormat {
     /// Returns the form in which `transformers` publishes a model: experts one by one, tied heads absent, and one
-    /// dtype.
+    /// dtype. The config that export writes has this dtype, `model_type` and `architectures`.
     ///
     /// ```
     /// use isoshard::{hugging_face::{HuggingFaceConfig, HuggingFaceFormat}, tensor::DType};
@@ -47,11 +47,23 @@ impl HuggingFaceFormat {
     ///
     /// # Errors
     /// Refuses dtypes other than f32, f16 and bf16.
-    pub fn new(config: HuggingFaceConfig, dtype: DType) -> Result<HuggingFaceFormat> {
+    pub fn new(mut config: HuggingFaceConfig, dtype: DType) -> Result<HuggingFaceFormat> {
         if file_dtype(dtype).is_none() {
             let rule = "weights are f32, f16 or bf16";
             return Err(Error::unsupported("hugging_face_format", rule, dtype.name(), ""));
         }
+        let json = &mut config.json;
+        let name = match dtype {
+            DType::F16 => "float16",
+            DType::BF16 => "bfloat16",
+            _ => "float32",
+        };
+        let keys = ["dtype", "torch_dtype"].map(|key| (key, key == "dtype" || json.contains_key(key)));
+        for (key, _) in keys.into_iter().filter(|(_, written)| *written) {
+            json.insert(key.into(), name.into());
+        }
+        json.insert("model_type".into(), config.architecture.model_type().into());
+        json.insert("architectures".into(), vec![config.architecture.name()].into());
         let tensors = named_tensors(&config, NameForm { prefixed: true, experts: ExpertForm::OneByOne });
         let dtypes = vec![dtype; tensors.len()];
         Ok(HuggingFaceFormat { config, tensors, dtypes, second_head: None })

@@ -49,7 +49,7 @@ impl HuggingFaceFormat {
     }
 
     pub(super) fn fill(&self, files: &WeightFiles, params: &mut Params) -> Result<()> {
-        self.expect_same_pieces(params)?;
+        self.expect_same_pieces(VERB, params)?;
         let parts = parts_by_piece(&self.tensors);
         let sources: Vec<TensorSource<'_>> = (self.tensors.iter().zip(&self.dtypes))
             .map(|(tensor, dtype)| TensorSource {
@@ -64,8 +64,8 @@ impl HuggingFaceFormat {
         Ok(())
     }
 
-    /// Refuses pieces that no tensor has, tensors whose pieces no parameter has, and pieces of another size.
-    pub(super) fn expect_same_pieces(&self, params: &Params) -> Result<()> {
+    /// Refuses, in the name of `verb`, pieces that no tensor has, tensors whose pieces no parameter has, and pieces of another size.
+    pub(super) fn expect_same_pieces(&self, verb: &str, params: &Params) -> Result<()> {
         let mut sizes = self.piece_sizes();
         let mut unfilled = Vec::new();
         for piece in params.ids().flat_map(|id| params.pieces(id)) {
@@ -75,7 +75,7 @@ impl HuggingFaceFormat {
                 Some(n) if n == wanted => {}
                 Some(n) => {
                     let given = format!("{}{} and {n} element(s)", piece.path(), piece.shape());
-                    return Err(Error::invalid(VERB, "a tensor and its parameter differ in size", given, ""));
+                    return Err(Error::invalid(verb, "a tensor and its parameter differ in size", given, ""));
                 }
             }
         }
@@ -83,10 +83,10 @@ impl HuggingFaceFormat {
         match (&unfilled[..], &unstored[..]) {
             ([], []) => Ok(()),
             ([], names) => {
-                Err(Error::invalid(VERB, "the model lacks parameters of the files", list(names), ""))
+                Err(Error::invalid(verb, "the model lacks parameters of the files", list(names), ""))
             }
             (names, _) => {
-                Err(Error::invalid(VERB, "the files lack parameters of the model", list(names), ""))
+                Err(Error::invalid(verb, "the files lack parameters of the model", list(names), ""))
             }
         }
     }

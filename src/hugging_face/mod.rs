@@ -32,6 +32,7 @@
 //! Missing, and refused by name: other architectures, quantized weights, pickled weights (`pytorch_model.bin`), rotary
 //! scalings other than linear, Llama 3's and YaRN, and partly turned heads.
 
+mod agreement;
 mod architecture;
 mod config;
 mod decoder;

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use super::VERB;
+use super::agreement::agree;
 use super::config::HuggingFaceConfig;
 use super::format::HuggingFaceFormat;
 use super::weight_files::WeightFiles;
@@ -26,8 +28,9 @@ impl Decoder {
     /// Reads a model that `save_pretrained` of `transformers` wrote, straight into the shards of a plan.
     ///
     /// Each rank maps the files and copies the elements that it stores, so no rank holds a whole tensor that it does not
-    /// need whole. Nothing is allocated before the files are found to be what config.json says. Communicates nothing.
-    /// The files must not change meanwhile.
+    /// need whole. Nothing is allocated before the files are found to be what config.json says. All ranks call this
+    /// together: they compare what they read by some bytes per rank, and fail together. The files must not change
+    /// meanwhile.
     ///
     /// Parameters that are declared later, such as adapters, are drawn from the seed 0; [`Params::reseed`] sets another.
     ///
@@ -51,7 +54,7 @@ impl Decoder {
     /// ```
     ///
     /// # Errors
-    /// Refuses what [`HuggingFaceFormat::read`] refuses, and a plan that cannot shard the parameters.
+    /// Refuses what [`HuggingFaceFormat::read`] refuses, ranks that read different models, and a plan that cannot shard the parameters.
     pub fn from_hugging_face(
         mesh: &DeviceMesh,
         dir: impl AsRef<Path>,
@@ -59,13 +62,22 @@ impl Decoder {
     ) -> Result<PretrainedDecoder> {
         // The other ranks may be done long before a rank whose disk is slow.
         let _busy = mesh.rank().busy("reading weights");
-        let config = HuggingFaceConfig::read(&dir)?;
-        let files = WeightFiles::open(dir.as_ref())?;
-        let format = HuggingFaceFormat::of_files(config, &files)?;
-        let mut params = Params::blank(mesh, plan)?;
-        let model = Decoder::new(&mut params, format.config().decoder())?;
-        format.fill(&files, &mut params)?;
-        params.reseed(LATER_SEED);
+        let open = || {
+            let config = HuggingFaceConfig::read(&dir)?;
+            let files = WeightFiles::open(dir.as_ref())?;
+            Ok((HuggingFaceFormat::of_files(config, &files)?, files))
+        };
+        let opened = open();
+        let word = opened.as_ref().map_or(0, |(format, _)| format.fingerprint());
+        let (format, files) = agree(mesh, VERB, opened, word)?;
+        let fill = || {
+            let mut params = Params::blank(mesh, plan)?;
+            let model = Decoder::new(&mut params, format.config().decoder())?;
+            format.fill(&files, &mut params)?;
+            params.reseed(LATER_SEED);
+            Ok((params, model))
+        };
+        let (params, model) = agree(mesh, VERB, fill(), 0)?;
         Ok(PretrainedDecoder { params, model, format })
     }
 }

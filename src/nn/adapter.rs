@@ -38,10 +38,10 @@ impl LoraConfig {
     }
 
     pub(super) fn check(&self) -> Result<()> {
-        if self.rank > 0 && self.alpha.is_finite() {
+        if self.rank > 0 && self.alpha.is_finite() && (0.0..1.0).contains(&self.dropout) {
             return Ok(());
         }
-        let rule = "an adapter has a rank of at least 1 and a finite alpha";
+        let rule = "an adapter has a rank of at least 1, a finite alpha and a dropout below 1";
         Err(Error::invalid("lora", rule, format!("{self:?}"), ""))
     }
 }

@@ -150,6 +150,10 @@ mod tests {
                 "()".parse()?,
             )?);
             assert!(e.unwrap_err().to_string().contains("for the piece 0.q.weight; got f32[5]@()"));
+            let (id, piece) = params.find_piece("0.q.weight").expect("declared");
+            let flat = params.value(id).reshape([105])?;
+            let e = piece.of(&flat).unwrap_err().to_string();
+            assert!(e.ends_with("got f32[105]@() for [3, 7, 5]"), "{e}");
             let mut again = params.root();
             let e = again.child("0").child("k").param("weight", [2], Init::Ones).unwrap_err().to_string();
             assert!(e.starts_with("param: two parameters share a path; got 0.k.weight"), "{e}");

@@ -105,6 +105,7 @@ impl FusedMaps {
             _ => vec![groups, group_rows],
         };
         shape.extend(inputs);
+        let of_param = Shape::from(shape);
         let mut next = 0;
         let pieces = self.rows().into_iter().zip(paths).map(|(rows, path)| {
             let own = next..next + rows;
@@ -114,6 +115,7 @@ impl FusedMaps {
             ParamPiece {
                 path: format!("{path}.{name}"),
                 shape: shape.into(),
+                param_shape: of_param.clone(),
                 groups,
                 group_rows,
                 rows: own,
@@ -121,7 +123,7 @@ impl FusedMaps {
             }
         });
         let pieces = pieces.collect();
-        (shape.into(), pieces)
+        (of_param, pieces)
     }
 }
 
@@ -136,6 +138,7 @@ impl FusedMaps {
 pub struct ParamPiece {
     path: String,
     shape: Shape,
+    param_shape: Shape,
     groups: usize,
     /// The rows of the whole parameter in one group.
     group_rows: usize,
@@ -263,9 +266,8 @@ impl ParamPiece {
     /// # Errors
     /// Refuses a tensor of another shape; returns an error if a rank fails.
     pub fn of(&self, x: &DTensor) -> Result<DTensor> {
-        let elements = self.groups * self.group();
-        if x.shape().numel() != elements {
-            let given = format!("{} for {elements} elements", x.spec());
+        if *x.shape() != self.param_shape {
+            let given = format!("{} for {}", x.spec(), self.param_shape);
             let rule = format!("wants a tensor of the parameter's shape for the piece {}", self.path);
             return Err(Error::invalid("piece", rule, given, ""));
         }
@@ -290,6 +292,14 @@ impl ParamPiece {
     /// Returns the only piece of a parameter that is not fused.
     pub(super) fn whole(path: &str, shape: &Shape) -> ParamPiece {
         let row = shape.numel();
-        ParamPiece { path: path.into(), shape: shape.clone(), groups: 1, group_rows: 1, rows: 0..1, row }
+        ParamPiece {
+            path: path.into(),
+            shape: shape.clone(),
+            param_shape: shape.clone(),
+            groups: 1,
+            group_rows: 1,
+            rows: 0..1,
+            row,
+        }
     }
 }

@@ -7,6 +7,7 @@
 
 mod adapters;
 mod defaults;
+mod failures;
 mod refusals;
 
 use std::collections::BTreeMap;
