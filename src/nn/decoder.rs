@@ -53,14 +53,6 @@ enum FeedForward {
     Moe(Box<Moe>),
 }
 
-/// The names of a decoder's normalisations, and the verb of its refusals.
-pub(super) struct DecoderNames {
-    pub verb: &'static str,
-    pub attn_norm: &'static str,
-    pub mlp_norm: &'static str,
-    pub norm: &'static str,
-}
-
 impl Decoder {
     /// Declares all parameters in `params`. Weights are normal with the configuration's standard deviation, biases zero.
     ///
@@ -90,12 +82,11 @@ impl Decoder {
     /// # Errors
     /// Refuses sizes that do not fit one another, and a plan that cannot shard them.
     pub fn new(params: &mut Params, config: DecoderConfig) -> Result<Decoder> {
-        let names =
-            DecoderNames { verb: "decoder", attn_norm: "attn_norm", mlp_norm: "mlp_norm", norm: "norm" };
-        Decoder::named(params, config, names)
+        Decoder::named(params, config, "decoder")
     }
 
-    pub(super) fn named(params: &mut Params, config: DecoderConfig, names: DecoderNames) -> Result<Decoder> {
+    /// Does the same as [`Decoder::new`], with refusals in the name of `verb`.
+    pub(super) fn named(params: &mut Params, config: DecoderConfig, verb: &'static str) -> Result<Decoder> {
         let DecoderConfig { vocabulary, context, width, norm, init_std: std, .. } = config;
         let init = Init::Normal { mean: 0.0, std };
         let residual = Init::Normal { mean: 0.0, std: std / (2.0 * config.layers.len() as f64).sqrt() };
@@ -113,10 +104,10 @@ impl Decoder {
                 false => Ok(None),
             };
             Ok(DecoderBlock {
-                attn_norm: Norm::new(scope.child(names.attn_norm), width, norm)?,
+                attn_norm: Norm::new(scope.child("attn_norm"), width, norm)?,
                 attn: SelfAttention::new(scope.child("attn"), width, layer.attention, inits)?,
                 attn_after_norm: after(scope.child("attn_after_norm"))?,
-                mlp_norm: Norm::new(scope.child(names.mlp_norm), width, norm)?,
+                mlp_norm: Norm::new(scope.child("mlp_norm"), width, norm)?,
                 mlp: FeedForward::new(&mut scope, width, layer.feed_forward, inits)?,
                 mlp_after_norm: after(scope.child("mlp_after_norm"))?,
             })
@@ -124,12 +115,12 @@ impl Decoder {
         let mut h = root.child("h");
         let blocks = config.layers.iter().enumerate().map(|(i, layer)| block(h.child(i), layer));
         let blocks = blocks.collect::<Result<_>>()?;
-        let norm = Norm::new(root.child(names.norm), width, norm)?;
+        let norm = Norm::new(root.child("norm"), width, norm)?;
         let head = match config.tied_head {
             true => None,
             false => Some(Linear::new(root.child("head"), width, vocabulary, false, init)?),
         };
-        Ok(Decoder { config, tokens, positions, blocks, norm, head, sites, verb: names.verb })
+        Ok(Decoder { config, tokens, positions, blocks, norm, head, sites, verb })
     }
 
     /// Returns the model's configuration.

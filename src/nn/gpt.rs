@@ -1,7 +1,7 @@
 //! GPT: the decoder-only transformer of Radford et al. 2019. Its head shares the token table.
 
 use super::activation::Activation;
-use super::decoder::{Decoder, DecoderNames};
+use super::decoder::Decoder;
 use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
 use super::forward::Forward;
 use super::module::Module;
@@ -30,8 +30,8 @@ pub struct GptConfig {
     pub bias: bool,
 }
 
-/// A GPT (Radford et al. 2019) with learned positions: a [`Decoder`] whose normalisations are called `ln_1`, `ln_2` and
-/// `ln_f`. It keeps ids only; the values are in its [`Params`].
+/// A GPT (Radford et al. 2019) with learned positions: a [`Decoder`] with a tied head. It keeps ids only; the values are
+/// in its [`Params`].
 #[derive(Clone, Debug)]
 pub struct Gpt {
     config: GptConfig,
@@ -80,8 +80,7 @@ impl Gpt {
             dropout,
             ..DecoderConfig::new(vocabulary, block, width, norm, vec![layer; layers])
         };
-        let names = DecoderNames { verb: "gpt", attn_norm: "ln_1", mlp_norm: "ln_2", norm: "ln_f" };
-        Ok(Gpt { config, decoder: Decoder::named(params, of_decoder, names)? })
+        Ok(Gpt { config, decoder: Decoder::named(params, of_decoder, "gpt")? })
     }
 
     /// Returns the model's sizes.

@@ -1,7 +1,7 @@
 //! Llama: the decoder-only transformer of Touvron et al. 2023.
 
 use super::activation::Activation;
-use super::decoder::{Decoder, DecoderNames};
+use super::decoder::Decoder;
 use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
 use super::forward::Forward;
 use super::module::Module;
@@ -83,9 +83,7 @@ impl Llama {
             dropout,
             ..DecoderConfig::new(vocabulary, block, width, norm, vec![layer; layers])
         };
-        let names =
-            DecoderNames { verb: "llama", attn_norm: "attn_norm", mlp_norm: "mlp_norm", norm: "norm" };
-        Ok(Llama { config, decoder: Decoder::named(params, of_decoder, names)? })
+        Ok(Llama { config, decoder: Decoder::named(params, of_decoder, "llama")? })
     }
 
     /// Returns the model's sizes.

@@ -63,7 +63,7 @@ fn gradients_of_the_others_keep_their_bits_and_nothing_else_is_reduced() {
             let mut setup = Setup::new(&rank, mesh)?;
             let (all, bytes_of_all) = setup.gradients(&mut Generator::new(1))?;
             assert_eq!(setup.params.freeze("**")?, setup.params.len());
-            let learning = ["h.1.mlp.down.bias", "ln_f.weight", "h.0.ln_1.bias"];
+            let learning = ["h.1.mlp.down.bias", "norm.weight", "h.0.attn_norm.bias"];
             for path in learning {
                 assert_eq!(setup.params.unfreeze(path)?, 1);
             }
@@ -205,18 +205,18 @@ fn parameters_that_freeze_in_mid_training_keep_their_moments() {
 fn a_frozen_parameter_stays_frozen_when_it_is_replaced() {
     on("fsdp=2", |rank| {
         let mut setup = Setup::new(&rank, "fsdp=2")?;
-        let id = setup.params.find("ln_f.weight").expect("it is declared");
-        setup.params.freeze("ln_f.*")?;
+        let id = setup.params.find("norm.weight").expect("it is declared");
+        setup.params.freeze("norm.*")?;
         setup.params.set(id, setup.params.value(id).mul_scalar(2.0)?)?;
         assert!(setup.params.is_frozen(id));
         assert_eq!(setup.params.value(id).full_tensor()?.to_vec::<f32>()?, [2.0; 8]);
-        setup.params.unfreeze("ln_f.weight")?;
+        setup.params.unfreeze("norm.weight")?;
         setup.params.set(id, setup.params.value(id).mul_scalar(2.0)?)?;
         assert!(!setup.params.is_frozen(id));
         let (gradients, _) = setup.gradients(&mut Generator::new(1))?;
         assert!(gradients.get(setup.params.value(id)).is_some());
         // A parameter that learns keeps its leaf tensor.
-        setup.params.unfreeze("ln_f.weight")?;
+        setup.params.unfreeze("norm.weight")?;
         assert!(gradients.get(setup.params.value(id)).is_some());
         Ok(())
     });
