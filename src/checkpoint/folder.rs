@@ -322,7 +322,7 @@ impl BackgroundSave {
         let flag = given_up.clone();
         let thread = thread::Builder::new().name("isoshard-save".into()).spawn(move || {
             let own = job.write();
-            // If nobody receives this, the program ends, and the thread's result tells the same.
+            // A program that ends does not receive this; the thread's result tells the same.
             let _ = send.send(own.clone());
             own.and_then(|()| removal.commit(job, &flag))
         })?;

@@ -57,8 +57,8 @@ pub fn save(mesh: &DeviceMesh, dir: impl AsRef<Path>, state: &StateTree) -> Resu
     mesh.agree(VERB, committed.map(|()| Vec::new())).map(drop)
 }
 
-/// Writes this rank's part of a save, and returns when all ranks have written theirs, or have failed. The first rank
-/// then waits for nobody.
+/// Writes this rank's part of a save, and returns when all ranks have written theirs or have failed, so that the first
+/// rank does not wait for a report later.
 pub(super) fn write(mesh: &DeviceMesh, job: &mut SaveJob) -> Result<()> {
     let busy = mesh.rank().busy(BUSY);
     let written = job.write();

@@ -1,4 +1,4 @@
-//! Places where a text may be cut so that its parts have the tokens of the whole text.
+//! Places for cuts of a text that leave its tokens as they are.
 //!
 //! A byte-level tokenizer splits a text into words by a pattern and encodes each word by itself. So a cut changes no
 //! token if a word ends there in the whole text and in its first part, and no pattern looks back. That holds in two

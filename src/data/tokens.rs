@@ -85,7 +85,7 @@ impl Tokens {
     /// # Errors
     /// Refuses an empty list; a file that cannot be read, is empty, has a number of bytes that its tokens do not
     /// divide, or is shorter than a row and its last target; a batch or a block of 0; an end of text outside the
-    /// vocabulary. Without a [width](TokensConfig::width), refuses a file that seems to hold 32-bit tokens where the
+    /// vocabulary. Without a [width](TokensConfig::width), refuses a file that seems to hold 32-bit tokens while the
     /// vocabulary's are of 16 bits. With [`Packing::Documents`](super::Packing::Documents), refuses tokens outside the
     /// vocabulary.
     pub fn open<P: AsRef<Path>>(paths: &[P], config: TokensConfig) -> Result<Tokens> {

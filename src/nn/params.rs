@@ -506,34 +506,6 @@ impl Params {
         Ok(())
     }
 
-    /// Returns a hash (FNV-1a, 64 bits) of all parameters' global values, in the order of their paths. Equal training
-    /// gives equal digests on any mesh. Gathers one parameter after another on every rank.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
-    /// let digest = |seed| spmd(1, move |rank| {
-    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), seed)?;
-    ///     params.root().param("w", [3], Init::Normal { mean: 0.0, std: 1.0 })?;
-    ///     params.digest()
-    /// });
-    /// assert!(digest(7)? == digest(7)? && digest(7)? != digest(8)?);
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns an error if a rank fails.
-    pub fn digest(&self) -> Result<u64> {
-        let mut order: Vec<&Param> = self.list.iter().collect();
-        order.sort_by(|a, b| a.path.cmp(&b.path));
-        let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-        for p in order {
-            for &byte in p.value.full_tensor()?.to_device(Device::Cpu)?.contiguous()?.as_bytes()? {
-                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
-        }
-        Ok(hash)
-    }
-
     pub(super) fn used_layout(&self, id: ParamId) -> &Layout {
         &self.at(id).used
     }
