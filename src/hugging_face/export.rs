@@ -42,8 +42,8 @@ impl HuggingFaceFormat {
     /// use isoshard::{hugging_face::{HuggingFaceConfig, HuggingFaceFormat}, nn::{Params, Plan}};
     /// # let folder = std::env::temp_dir().join(format!("isoshard-save-{}", std::process::id()));
     /// # let _ = std::fs::remove_dir_all(&folder);
-    /// # let dir = &folder;
-    /// spmd(2, |rank| {
+    /// # let dir = folder.clone();
+    /// spmd(2, move |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
     ///     let text = r#"{"model_type": "gpt2", "vocab_size": 5, "n_embd": 2, "n_layer": 1, "n_head": 1, "n_positions": 3}"#;
     ///     let format = HuggingFaceFormat::new(HuggingFaceConfig::parse(text)?, DType::BF16)?;
@@ -51,7 +51,7 @@ impl HuggingFaceFormat {
     ///     for path in ["wte", "wpe", "h.0.attn_norm"] {
     ///         params.root().child(path).param("weight", [5, 2], Init::Ones)?;
     ///     }
-    ///     let refused = format.save(&params, dir).unwrap_err().to_string();
+    ///     let refused = format.save(&params, &dir).unwrap_err().to_string();
     ///     assert!(refused.starts_with("save_hugging_face: a tensor and its parameter differ in size"), "{refused}");
     ///     Ok(())
     /// })?;

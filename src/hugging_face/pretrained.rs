@@ -90,12 +90,12 @@ impl PretrainedDecoder {
     /// let from = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hugging_face/llama2");
     /// let to = std::env::temp_dir().join(format!("isoshard-saved-{}", std::process::id()));
     /// # let _ = std::fs::remove_dir_all(&to);
-    /// let dir = &to;
+    /// let dir = to.clone();
     /// spmd(2, move |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
     ///     let llama = Decoder::from_hugging_face(&mesh, from, Plan::default().fsdp("fsdp"))?;
-    ///     llama.save(dir)?;
-    ///     let again = Decoder::from_hugging_face(&mesh, dir, Plan::default().fsdp("fsdp"))?;
+    ///     llama.save(&dir)?;
+    ///     let again = Decoder::from_hugging_face(&mesh, &dir, Plan::default().fsdp("fsdp"))?;
     ///     assert_eq!(again.params.digest()?, llama.params.digest()?);
     ///     Ok(())
     /// })?;

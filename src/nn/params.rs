@@ -12,7 +12,7 @@ use crate::dtensor::{DTensor, DeviceMesh, Transfer};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh};
 use crate::rng::{Generator, Init};
-use crate::tensor::{DType, Device, Shape};
+use crate::tensor::{DType, Shape};
 
 /// A model's parameters on a mesh, each in the layout of the plan. A rank never holds more of a parameter than its
 /// shard, also while values are initialised.
