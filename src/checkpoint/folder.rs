@@ -75,6 +75,8 @@ struct BackgroundSave {
     written: Receiver<Result<()>>,
     /// Tells the thread that other ranks will not report any more, or that the program ends.
     given_up: Arc<AtomicBool>,
+    /// On the first rank, the folder in which the save is written.
+    aside: Option<PathBuf>,
 }
 
 impl CheckpointFolder {
@@ -320,13 +322,14 @@ impl BackgroundSave {
         let (send, written) = mpsc::channel();
         let given_up = Arc::new(AtomicBool::new(false));
         let flag = given_up.clone();
+        let aside = job.commit.is_some().then(|| job.aside.clone());
         let thread = thread::Builder::new().name("isoshard-save".into()).spawn(move || {
             let own = job.write();
             // A program that ends does not receive this; the thread's result tells the same.
             let _ = send.send(own.clone());
             own.and_then(|()| removal.commit(job, &flag))
         })?;
-        Ok(BackgroundSave { thread, written, given_up })
+        Ok(BackgroundSave { thread, written, given_up, aside })
     }
 
     /// Waits until the save has ended on this rank.
@@ -336,10 +339,16 @@ impl BackgroundSave {
             .unwrap_or_else(|_| Err(Error::other("the thread that writes a checkpoint panicked")))
     }
 
-    /// Waits until this rank's files are written, and for other ranks' reports for a short while.
+    /// Waits until this rank's files are written, and for other ranks' reports for a short while. Removes what a save that
+    /// fails has written.
     fn give_up(self) -> Result<()> {
         self.given_up.store(true, Ordering::Relaxed);
-        self.join()
+        let aside = self.aside.clone();
+        let outcome = self.join();
+        if let (Some(aside), Err(_)) = (aside, &outcome) {
+            let _ = fs::remove_dir_all(aside);
+        }
+        outcome
     }
 }
 

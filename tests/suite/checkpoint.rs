@@ -374,7 +374,7 @@ fn a_rank_that_cannot_write_fails_every_rank_and_leaves_nothing() {
         state.insert("x", DTensor::distribute(&mesh, &x, "(S0)".parse()?)?)?;
         let mut checkpoints = CheckpointFolder::new(&root).patience(std::time::Duration::from_millis(300));
         checkpoints.save(&mesh, 1, &state)?;
-        // A folder stands where rank 1 wants to write its file.
+        // A folder stands where a rank, by turns, wants to write its file.
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let (until, folder) = (stop.clone(), root.clone());
         let obstacle = std::thread::spawn(move || {
@@ -384,7 +384,8 @@ fn a_rank_that_cannot_write_fails_every_rank_and_leaves_nothing() {
                 for entry in fs::read_dir(&folder).expect("readable").flatten() {
                     let is_unfinished = entry.file_name().to_string_lossy().ends_with(".unfinished");
                     if is_unfinished && served.insert(entry.file_name()) {
-                        let _ = fs::create_dir(entry.path().join("part-00001.safetensors"));
+                        let part = format!("part-{:05}.safetensors", served.len() % 2);
+                        let _ = fs::create_dir(entry.path().join(part));
                     }
                 }
             }
@@ -393,10 +394,15 @@ fn a_rank_that_cannot_write_fails_every_rank_and_leaves_nothing() {
         for step in 2..40 {
             let outcome = checkpoints.save_async(&mesh, step, &state).and_then(|()| checkpoints.wait(&mesh));
             let Err(e) = outcome else { continue };
-            assert!(e.to_string().contains("part-00001.safetensors"), "{e}");
+            assert!(e.to_string().contains(".safetensors: Is a directory"), "{e}");
+            mesh.barrier()?;
+            let left: Vec<_> =
+                fs::read_dir(&root).expect("readable").flatten().map(|e| e.file_name()).collect();
+            assert!(left.iter().all(|name| name.to_string_lossy().starts_with("step-")), "{left:?}");
+            mesh.barrier()?;
             assert!(!checkpoints.steps()?.contains(&step), "no checkpoint appears");
             failed += 1;
-            if failed == 3 {
+            if failed == 4 {
                 break;
             }
         }
