@@ -298,7 +298,7 @@ impl Tokens {
     ///
     /// # Errors
     /// Refuses a position of another block, packing, width or seed, of files with another length, first 4 KiB or last 4
-    /// KiB (any byte with [`Packing::Documents`]), and one that does not exist.
+    /// KiB (any byte with [`Packing::Documents`](super::Packing::Documents)), and one that does not exist.
     pub fn restore(&mut self, position: DataPosition) -> Result<()> {
         let samples = self.source.len();
         let DataPosition { epoch, sample, order } = position;
