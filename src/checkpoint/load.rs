@@ -115,8 +115,7 @@ impl Checkpoint {
         Ok(tensors)
     }
 
-    /// Plans what this rank reads of a tensor, and takes memory for it.
-    /// `turn` is the number of tensors before this one.
+    /// Plans what this rank reads of a tensor, and takes memory for it. `turn` is the number of tensors before this one.
     fn plan_share<'a>(
         &self,
         mesh: &Mesh,
@@ -250,27 +249,32 @@ impl LoadedTensor<'_> {
 }
 
 /// Returns the axes over which ranks have blocks in common: replicated axes, and axes that shard a dim after the first,
-/// if the ranks' shards are parts of the shard that they would have without these axes.
+/// if all ranks' shards are parts of the shards that they would have without these axes. All ranks find the same axes.
 fn common_axes(spec: &Spec) -> Vec<usize> {
     let replicated = |a: &usize| *spec.layout.axis(*a) == Placement::Replicate;
     let columns = |a: &usize| spec.layout.axis(*a).shard_dim().is_some_and(|dim| dim > 0);
     let long = |a: &usize| spec.mesh.axis_len(*a) > 1;
     let all = (0..spec.mesh.ndim()).filter(long);
     let axes: Vec<usize> = all.clone().filter(|a| replicated(a) || columns(a)).collect();
-    let inside = |axes: &[usize]| {
-        let common = common_region(spec, axes).0;
-        member_coords(&spec.mesh, axes).all(|at| {
-            let region = spec.region_at(&at);
+    let inside = || {
+        let common = without(spec, &axes);
+        spec.mesh.ranks().filter_map(|rank| spec.mesh.coords_of(rank)).all(|at| {
+            let (common, region) = (common.region_at(&at), spec.region_at(&at));
             common.intersect(&region).iter().map(|o| o.numel()).sum::<usize>() == region.numel()
         })
     };
-    if axes.is_empty() || inside(&axes) { axes } else { all.filter(replicated).collect() }
+    if axes.iter().all(replicated) || inside() { axes } else { all.filter(replicated).collect() }
+}
+
+/// Returns the spec that is replicated over some axes.
+fn without(spec: &Spec, axes: &[usize]) -> Spec {
+    let layout = axes.iter().fold(spec.layout.clone(), |layout, &a| layout.set(a, Placement::Replicate));
+    spec.with_layout(layout).expect("fewer sharded axes fit as well")
 }
 
 /// Returns the region that the ranks along `axes` read together, their number, and this rank's position among them.
 fn common_region(spec: &Spec, axes: &[usize]) -> (Region, usize, usize) {
-    let layout = axes.iter().fold(spec.layout.clone(), |layout, &a| layout.set(a, Placement::Replicate));
-    let common = spec.with_layout(layout).expect("fewer sharded axes fit as well").region();
+    let common = without(spec, axes).region();
     let members = axes.iter().map(|&a| spec.mesh.axis_len(a)).product();
     let me = axes.iter().fold(0, |at, &a| at * spec.mesh.axis_len(a) + spec.mesh.coords()[a]);
     (common, members, me)
