@@ -24,6 +24,7 @@ More:
   train_gpt --data book.txt --plot loss.svg             another text, and the losses as a picture
   train_gpt --model llama --config baby --dropout 0.2   a larger model
   train_gpt --save run --save-every 100 --resume        checkpoints; started again, it goes on where it ended
+  train_gpt --from MODEL --lr 1e-5                      fine-tunes the weights of a folder of Hugging Face
   train_gpt --json                                      JSON lines for programs to read";
 
 /// Trains a small GPT (or Llama) on text, character by character, on any mesh of ranks.
