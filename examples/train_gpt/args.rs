@@ -383,6 +383,6 @@ mod tests {
             Args::try_parse_from(command).unwrap_or_else(|e| panic!("{words}: {e}"));
             read += 1;
         }
-        assert_eq!(read, 10);
+        assert_eq!(read, 11);
     }
 }
