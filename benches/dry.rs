@@ -35,7 +35,57 @@ fn main() -> Result<()> {
     }
     say("plan of add on three axes, an operand moves", plan("a=2,b=2,c=2", ["(S0, S1, R)", "(S1, S0, R)"])?);
     say("plan of add on three axes, another order", plan("a=2,b=2,c=2", ["(S0, S0, R)", "(S0^1, S0^0, R)"])?);
+    for (mesh, layouts) in [
+        ("a=8", ["(S0)", "(S1)"]),
+        ("a=8", ["(P(sum))", "(R)"]),
+        ("a=8,b=8", ["(S0, S1)", "(S1, S0)"]),
+        ("a=8,b=8", ["(P(sum), S0)", "(S1, R)"]),
+        ("a=16,b=16,c=8,d=8", ["(S0, S1, R, R)", "(S1, R, S0, R)"]),
+    ] {
+        say(&format!("plan of matmul on {mesh}, {} by {}", layouts[0], layouts[1]), product(mesh, layouts)?);
+    }
+    say("plan of attention over one sequence on a=8", attention()?);
     Ok(())
+}
+
+/// Returns the least seconds of `call` on a fresh mesh, without elements.
+fn fresh(mesh: &str, call: impl Fn(&DeviceMesh) -> Result<[DTensor; 2]>, run: Binary) -> Result<f64> {
+    let len =
+        mesh.split(',').map(|axis| axis[2..].parse::<usize>().expect("one letter, =, a number")).product();
+    let dry = DryRun::new(len, 0)?;
+    let rank = dry.rank()?;
+    let mut least = f64::INFINITY;
+    for _ in 0..200 {
+        let mesh = DeviceMesh::parse(&rank, mesh)?;
+        let [x, y] = call(&mesh)?;
+        let began = Instant::now();
+        run(&x, &y)?;
+        least = least.min(began.elapsed().as_secs_f64());
+    }
+    Ok(least)
+}
+
+/// An operator on two tensors.
+type Binary = fn(&DTensor, &DTensor) -> Result<DTensor>;
+
+fn product(mesh: &str, layouts: [&str; 2]) -> Result<f64> {
+    let operands = |mesh: &DeviceMesh| -> Result<[DTensor; 2]> {
+        let zeros = |layout: &str| {
+            let everywhere = Layout::replicated(mesh.mesh().ndim());
+            DTensor::zeros(mesh, DType::F32, [4096, 4096], everywhere)?
+                .redistribute(layout.parse::<Layout>()?)
+        };
+        Ok([zeros(layouts[0])?, zeros(layouts[1])?])
+    };
+    fresh(mesh, operands, |x, y| x.matmul(y))
+}
+
+fn attention() -> Result<f64> {
+    let operands = |mesh: &DeviceMesh| -> Result<[DTensor; 2]> {
+        let zeros = || DTensor::zeros(mesh, DType::F32, [1, 32, 8192, 128], "(S2)".parse::<Layout>()?);
+        Ok([zeros()?, zeros()?])
+    };
+    fresh("a=8", operands, |q, k| q.attention(k, k, 0.125))
 }
 
 /// A network with eight ranks per node.

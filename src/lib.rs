@@ -118,6 +118,7 @@ mod guides {
         FromCandleOrBurn "docs/book/src/from-candle-or-burn.md"
         Checkpoints "docs/checkpoints.md"
         Models "docs/models.md"
+        Plans "docs/plans.md"
         Clusters "docs/clusters.md"
         Cuda "docs/cuda.md"
     }

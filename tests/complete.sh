@@ -22,6 +22,9 @@ ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \
 ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \
     cargo test --release --target-dir target/fuzz --test alloc checkpoint
 
+# The programs on the pages of a feature that `cargo test` does not build.
+cargo test --features tokenizers --doc data::tokenizer
+
 # The numbers that README and examples/train_gpt/main.rs show, which every mesh gives.
 cargo build --release --example train_gpt
 for mesh in fsdp=2 1 dp=2,tp=2; do

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use isoshard::Error;
+use isoshard::dtensor::Reduction;
 use isoshard::nn::{GptConfig, LlamaConfig, Parallel, Plan};
-use isoshard::placement::Mesh;
+use isoshard::placement::{Mesh, SumGroups};
 use isoshard::tensor::{DType, Device};
 
 use crate::model::{PretrainedSizes, Sizes};
@@ -112,7 +113,26 @@ pub struct Args {
     /// The order in which sums over several ranks are taken.
     #[arg(long, value_enum, default_value = "exact", value_name = "HOW")]
     pub reduction: ReductionName,
+    /// With --reduction exact: take products in this many parts on every mesh, a power of two.
+    ///
+    /// Every mesh then gives the bits that a single rank gives with the same number; a mesh sends the fewest bytes if the
+    /// product of its axes divides it.
+    #[arg(long, value_name = "N")]
+    pub groups: Option<usize>,
+    /// With --groups: the number of parts of parameters' gradients, if it is another.
+    #[arg(long, value_name = "N", requires = "groups")]
+    pub gradient_groups: Option<usize>,
+    /// With --groups: the element type to which parts of sums are rounded before ranks send them.
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    pub wire: Option<Compute>,
+    /// Drop the blocks' activations after the forward pass, and compute them again in the backward pass.
+    ///
+    /// Takes less memory, and the time of one more forward pass of the blocks, with its communication. Changes no value.
+    #[arg(long)]
+    pub recompute: bool,
     /// The number of micro-batches per step; their gradients are averaged.
+    ///
+    /// With --reduction fast and with --groups, ranks send gradients once per step; otherwise once per micro-batch.
     #[arg(long, value_parser = positive, default_value_t = 1, value_name = "K")]
     pub accumulate: usize,
 
@@ -230,6 +250,15 @@ pub enum Compute {
     Bf16,
 }
 
+impl Compute {
+    fn dtype(self) -> DType {
+        match self {
+            Compute::F32 => DType::F32,
+            Compute::Bf16 => DType::BF16,
+        }
+    }
+}
+
 /// Sizes by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Config {
@@ -245,6 +274,15 @@ pub enum Config {
 }
 
 impl Args {
+    /// Returns the plan of a transformer on a mesh.
+    ///
+    /// # Errors
+    /// Refuses an axis of another name than dp, fsdp and tp.
+    pub fn plan(&self, mesh: &Mesh, heads: usize) -> isoshard::Result<Plan> {
+        let plan = Plan::transformer(mesh, Parallel { heads, sequence: self.sequence_parallel })?;
+        Ok(if self.recompute { plan.recompute("h.*") } else { plan })
+    }
+
     /// Returns the model's sizes for a vocabulary, and the rows of a batch.
     ///
     /// # Errors
@@ -301,9 +339,24 @@ impl Args {
 
     /// Returns the dtype of [`Args::dtype`].
     pub fn compute(&self) -> DType {
-        match self.dtype {
-            Compute::F32 => DType::F32,
-            Compute::Bf16 => DType::BF16,
+        self.dtype.dtype()
+    }
+
+    /// Returns the mode in which sums over several ranks are taken.
+    pub fn reduction(&self) -> isoshard::Result<Reduction> {
+        match (self.reduction, self.groups, self.wire) {
+            (ReductionName::Exact, None, None) => Ok(Reduction::Exact),
+            (ReductionName::Fast, None, None) => Ok(Reduction::Fast),
+            (ReductionName::Exact, Some(parts), wire) => Ok(Reduction::Grouped(
+                SumGroups::new(parts)?.with_wire(wire.unwrap_or(Compute::F32).dtype())?,
+            )),
+            (ReductionName::Fast, ..) => {
+                let given = "--reduction fast with --groups or --wire";
+                Err(Error::invalid("sums", "fast sums have no groups", given, "leave out --reduction fast"))
+            }
+            (ReductionName::Exact, None, Some(_)) => {
+                Err(Error::invalid("sums", "parts of groups are rounded", "--wire", "add --groups"))
+            }
         }
     }
 

@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use isoshard::Result;
 use isoshard::comm::{DryReport, DryRun};
-use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
-use isoshard::nn::{Forward, Parallel, Params, Plan};
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
+use isoshard::nn::{Forward, Params};
 use isoshard::optim::{AdamW, clip_scale, global_norm};
 use isoshard::placement::Mesh;
 use isoshard::rng::Generator;
 use isoshard::tensor::DType;
 
-use crate::args::{Args, ReductionName};
+use crate::args::Args;
 use crate::model::{Model, Sizes};
 
 /// Makes the model and takes one step as `rank` of `world` ranks (by default as many as the mesh has), then prints the
@@ -36,12 +36,8 @@ pub fn run(args: &Args, (sizes, batch): (Sizes, usize), world: Option<usize>, ra
 
 fn step(dry: &DryRun, args: &Args, sizes: Sizes, batch: usize) -> Result<()> {
     let mesh = DeviceMesh::parse(&dry.rank()?, &args.mesh)?;
-    mesh.set_reduction(match args.reduction {
-        ReductionName::Exact => Reduction::Exact,
-        ReductionName::Fast => Reduction::Fast,
-    });
-    let parallel = Parallel { heads: sizes.whole_heads(), sequence: args.sequence_parallel };
-    let plan = Plan::transformer(mesh.mesh(), parallel)?;
+    mesh.set_reduction(args.reduction()?);
+    let plan = args.plan(mesh.mesh(), sizes.whole_heads())?;
     let layout = plan.batch_layout(mesh.mesh());
     let mut params = Params::new(&mesh, plan, args.seed)?;
     params.compute_in(args.compute())?;
@@ -49,13 +45,14 @@ fn step(dry: &DryRun, args: &Args, sizes: Sizes, batch: usize) -> Result<()> {
     let mut optimizer = AdamW::new((0.9, 0.99), args.weight_decay);
     let mut dropout = Generator::new(args.seed).child("dropout");
     let mut grads = Gradients::default();
-    for _ in 0..args.accumulate {
+    for micro in 0..args.accumulate {
         let tokens = DTensor::zeros(&mesh, DType::I64, [batch, sizes.block()], layout.clone())?;
         let cx = Forward::train(&params, &mut dropout);
         let loss = model.loss(&cx, &tokens, &tokens)?;
         drop(cx);
         let loss = if args.accumulate == 1 { loss } else { loss.mul_scalar(1.0 / args.accumulate as f64)? };
-        grads.merge(loss.backward()?)?;
+        let _guard = (micro + 1 < args.accumulate).then(|| mesh.no_sync());
+        loss.backward_into(&mut grads)?;
         // Training gathers the loss to report it; here there is no value to read.
         loss.full_tensor()?;
     }

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use isoshard::comm::{Launch, Rank, Tally, Traffic};
-use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
-use isoshard::nn::{Forward, Parallel, Params, Plan};
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
+use isoshard::nn::{Forward, Params};
 use isoshard::optim::{AdamW, WarmupCosine, clip_scale, global_norm};
 use isoshard::placement::Mesh;
 use isoshard::rng::Generator;
 use isoshard::tensor::Tensor;
 use isoshard::{Error, Result};
 
-use crate::args::{Args, EngineName, ReductionName};
+use crate::args::{Args, EngineName};
 use crate::data::{Batches, Corpus, Part};
 use crate::model::{Model, Sizes};
 use crate::report::{End, Report, Start, Step};
@@ -204,12 +204,8 @@ impl<'a> Trainer<'a> {
     fn new(rank: &Rank, job: &'a Job) -> Result<Trainer<'a>> {
         let args = &job.args;
         let mesh = DeviceMesh::parse(rank, &args.mesh)?;
-        mesh.set_reduction(match args.reduction {
-            ReductionName::Exact => Reduction::Exact,
-            ReductionName::Fast => Reduction::Fast,
-        });
-        let parallel = Parallel { heads: job.sizes.whole_heads(), sequence: args.sequence_parallel };
-        let plan = Plan::transformer(mesh.mesh(), parallel)?;
+        mesh.set_reduction(args.reduction()?);
+        let plan = args.plan(mesh.mesh(), job.sizes.whole_heads())?;
         let mut params = Params::new(&mesh, plan, args.seed)?;
         params.compute_in(args.compute())?;
         let model = Model::new(&mut params, &job.sizes)?;
@@ -240,7 +236,8 @@ impl<'a> Trainer<'a> {
             drop(cx);
             // The mean of the micro-batches' gradients is the gradient of the mean of their losses.
             let part = if micros == 1 { loss.clone() } else { loss.mul_scalar(1.0 / micros as f64)? };
-            grads.merge(part.backward()?)?;
+            let _guard = (micro + 1 < micros).then(|| self.params.mesh().no_sync());
+            part.backward_into(&mut grads)?;
             losses.push(loss.full_tensor()?.item()?);
         }
         let every = self.job.args.check;

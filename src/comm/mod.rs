@@ -15,7 +15,8 @@
 //! ```
 //!
 //! Ranks are threads of this process ([`spmd`], [`Spmd`]) or processes over MPI or NCCL ([`Process`]). A [`DryRun`]
-//! runs one rank of a world of any size without peers, and a [`Tally`] counts calls and bytes.
+//! runs one rank of a world of any size without peers, and a [`Tally`] counts calls and bytes, also by operator and
+//! [module](ModulePath). Each call has a `tracing` span.
 //!
 //! A reduction folds the members' tensors by one fixed tree over the member indices, so every rank gets the same bits
 //! on every engine. Tensors share their buffers and copy them before they write: with threads a gather copies
@@ -35,16 +36,20 @@ mod deadline;
 mod diagnostics;
 mod launch;
 mod lock;
+mod machine;
 mod network;
 mod transport;
 
 pub use api::{
-    BusyGuard, DryReport, DryRun, Group, Pending, Process, Rank, Spmd, Tally, Total, Traffic, spmd,
+    BusyGuard, DryReport, DryRun, Group, ModuleTraffic, Pending, Process, Rank, Spmd, Tally, Total, Traffic,
+    spmd,
 };
-pub use calls::{BusyWork, Call, Route, Sequence};
-pub(crate) use calls::{operator_scope, operator_scope_if_none};
+pub(crate) use calls::path_matches;
+pub use calls::{BusyWork, Call, ModulePath, ModuleScope, Phase, Route, Sequence};
+pub(crate) use calls::{CallOrigin, operator_scope, operator_scope_if_none, spans_enabled};
 pub use diagnostics::flight;
 pub use launch::Launch;
+pub use machine::Machine;
 pub use network::{Cost, Level, Network, Peers, RankGrid};
 pub use transport::nccl;
 pub use transport::{CallResults, Channel, Engine, Reduce, Request};

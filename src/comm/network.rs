@@ -23,8 +23,11 @@ use crate::error::{Error, Result};
 /// Number of messages to different peers that take one latency together.
 const MESSAGES: usize = 64;
 
+/// The longest modelled time, in picoseconds: longer times count as this.
+const LONGEST: u64 = u64::MAX - 1;
+
 /// Picoseconds in a second.
-const PICO: f64 = 1e12;
+pub(super) const PICO: f64 = 1e12;
 
 /// The links between ranks: which level connects two ranks, with its latency and bandwidth.
 ///
@@ -211,7 +214,7 @@ impl Network {
     /// assert_eq!(isoshard::comm::Network::default().latency(0, 3).seconds(), 6e-6);
     /// ```
     pub fn latency(&self, level: usize, calls: usize) -> Cost {
-        Cost(((self.levels[level].latency_s * PICO).round() as u64).saturating_mul(calls as u64))
+        Cost(((self.levels[level].latency_s * PICO).round() as u64).saturating_mul(calls as u64).min(LONGEST))
     }
 
     /// Returns the time in which a rank receives `bytes` by a level, without latency.
@@ -227,7 +230,7 @@ impl Network {
             return Cost::default();
         }
         let ps = (u128::from(bytes) * PICO as u128).div_ceil(bytes_per_s as u128);
-        Cost(u64::try_from(ps).unwrap_or(u64::MAX))
+        Cost(u64::try_from(ps).unwrap_or(LONGEST).min(LONGEST))
     }
 }
 
@@ -329,11 +332,16 @@ impl Peers {
 }
 
 impl Cost {
-    /// A cost above all that a network gives.
+    /// The cost of the impossible, above all that a network gives.
     pub const INFINITE: Cost = Cost(u64::MAX);
 
     /// The least cost above zero: one picosecond.
     pub const LEAST: Cost = Cost(1);
+
+    /// Rounds to whole picoseconds.
+    pub(super) fn of_picoseconds(ps: f64) -> Cost {
+        Cost((ps.round() as u64).min(LONGEST))
+    }
 
     /// Returns the time in seconds.
     ///
@@ -348,7 +356,10 @@ impl Cost {
 impl std::ops::Add for Cost {
     type Output = Cost;
     fn add(self, other: Cost) -> Cost {
-        Cost(self.0.saturating_add(other.0))
+        match self == Cost::INFINITE || other == Cost::INFINITE {
+            true => Cost::INFINITE,
+            false => Cost(self.0.saturating_add(other.0).min(LONGEST)),
+        }
     }
 }
 

@@ -7,19 +7,22 @@ use std::collections::BinaryHeap;
 use std::rc::Rc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use super::call_plan::CallPlan;
+use super::derivative::{DerivativeRun, SavedValues, zeros};
 use super::device_mesh::DeviceMesh;
-use super::dispatch::plan_for;
-use super::gradients::{Gradients, add};
-use super::reduction::Reduction;
-use super::tensor::{CallDerivative, DTensor, Saved, TapeCall, TapeNode, TapeOutput, next_id};
-use super::tensor_meta::TensorMeta;
-use crate::comm::operator_scope;
+use super::gradient_needs::GradientNeeds;
+use super::gradient_sum::{add, add_to};
+use super::gradients::Gradients;
+use super::kept_parts::{leaf_of, leaf_operands, moved_to_leaf};
+use super::reached_nodes::{count_gradients, extend_reaching, reaching, split_nodes};
+use super::tensor::{CallDerivative, DTensor, Recomputation, TapeCall, TapeNode, TapeOutput, next_id};
+use super::waiting_gradients::WaitingGradients;
+use crate::comm::{Phase, operator_scope};
 use crate::error::{Error, Result};
-use crate::ops::{Add, VjpProgram, VjpStep};
-use crate::placement::Layout;
+use crate::ops::{Cast, VjpProgram};
+use crate::placement::{Layout, Spec};
 
 impl DTensor {
     /// Computes the gradients of this scalar with respect to every leaf tensor ([`DTensor::requires_grad`]) from
@@ -71,12 +74,54 @@ impl DTensor {
     /// Refuses a `grad` of another shape, dtype or mesh, and a tensor without history; returns an error if
     /// communication fails.
     pub fn backward_from(&self, grad: DTensor) -> Result<Gradients> {
+        let mut gradients = Gradients::default();
+        self.add_gradients(grad, &mut gradients)?;
+        Ok(gradients)
+    }
+
+    /// Runs [`DTensor::backward`] and adds the gradients to those in `gradients`: gradient accumulation over
+    /// micro-batches.
+    ///
+    /// Communicates what [`DTensor::backward`] does. In a scope of [`DeviceMesh::no_sync`], in fast mode and with groups,
+    /// gradients stay unreduced; the next call outside such a scope reduces them all, also those of leaves that it does not reach.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, Gradients}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [2], 1.0, "(R)".parse()?)?.requires_grad()?;
+    ///     let mut gradients = Gradients::default();
+    ///     for factor in [2.0, 3.0] {
+    ///         w.mul_scalar(factor)?.sum_all()?.backward_into(&mut gradients)?;
+    ///     }
+    ///     assert_eq!(gradients.get(&w).expect("a leaf").local().to_vec::<f32>()?, [5.0, 5.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses what [`DTensor::backward`] refuses, and then leaves `gradients` as they were; returns an error if
+    /// communication fails, or with groups if unreduced gradients of an earlier micro-batch have other shapes or layouts,
+    /// and then leaves them empty.
+    pub fn backward_into(&self, gradients: &mut Gradients) -> Result<()> {
+        self.add_gradients(one_of_scalar("backward", self)?, gradients)
+    }
+
+    fn add_gradients(&self, grad: DTensor, gradients: &mut Gradients) -> Result<()> {
         let output = expect_history("backward", self, &grad)?;
         let _guard = self.mesh.no_grad();
         let mut pass = BackwardPass::new(&self.mesh, &output.node);
+        pass.gradients = std::mem::take(gradients);
+        pass.gradients.begin_pass();
         pass.accumulate(output, grad.detach())?;
         pass.visit_all()?;
-        Ok(pass.gradients)
+        if !self.mesh.is_unsynchronised() {
+            // Earlier passes may have left parts of leaves that this pass does not reach.
+            pass.gradients.reduce(&self.mesh)?;
+        }
+        *gradients = pass.gradients;
+        Ok(())
     }
 }
 
@@ -109,6 +154,7 @@ pub(super) struct BackwardPass {
     mesh: DeviceMesh,
     queue: BinaryHeap<QueuedNode>,
     grads: FxHashMap<u64, SmallVec<[Option<DTensor>; 1]>>,
+    waiting: WaitingGradients,
     gradients: Gradients,
     /// The tensors whose gradients are wanted, if not those of all leaves.
     wanted: Option<WantedGradients>,
@@ -129,12 +175,13 @@ impl BackwardPass {
     /// Starts a pass from `root`, whose gradient has not been added yet.
     fn new(mesh: &DeviceMesh, root: &TapeNode) -> BackwardPass {
         let id = next_id();
-        count_gradients(root, id);
+        count_gradients([root], 0, id);
         BackwardPass {
             id,
             mesh: mesh.clone(),
             queue: BinaryHeap::new(),
             grads: FxHashMap::default(),
+            waiting: WaitingGradients::default(),
             gradients: Gradients::default(),
             wanted: None,
         }
@@ -155,6 +202,7 @@ impl BackwardPass {
             mesh: mesh.clone(),
             queue: BinaryHeap::new(),
             grads: FxHashMap::default(),
+            waiting: WaitingGradients::default(),
             gradients: Gradients::default(),
             wanted: Some(WantedGradients { reaching, grads }),
         };
@@ -165,75 +213,162 @@ impl BackwardPass {
 
     fn visit_all(&mut self) -> Result<()> {
         while let Some(QueuedNode(node)) = self.queue.pop() {
-            self.visit(&node)?;
+            self.visit(node)?;
         }
         Ok(())
     }
 
     /// Adds a gradient to those of a result, and queues its node.
-    fn accumulate(&mut self, output: &TapeOutput, mut grad: DTensor) -> Result<()> {
-        // In exact mode, adding two partial sums would change bits: each is reduced before a leaf adds it.
-        let to_leaf = output.node.call.is_none() && grad.layout().has_partial();
-        if to_leaf && self.mesh.reduction() == Reduction::Exact {
-            let _label = operator_scope("backward");
-            grad = grad.redistribute(output.node.outs[output.out].layout().clone())?;
-        }
-        let sums = self.grads.entry(output.node.id).or_insert_with(|| {
+    fn accumulate(&mut self, output: &TapeOutput, grad: DTensor) -> Result<()> {
+        let node = &*output.node;
+        let sums = self.grads.entry(node.id).or_insert_with(|| {
             self.queue.push(QueuedNode(output.node.clone()));
-            SmallVec::from_elem(None, output.node.outs.len())
+            SmallVec::from_elem(None, node.outs.len())
         });
-        sums[output.out] = Some(match sums[output.out].take() {
-            None => grad,
-            // The sum is recorded if its terms are.
-            Some(sum) if sum.has_history() || grad.has_history() => DTensor::apply_one(&Add, &[&sum, &grad])?,
-            Some(sum) => add(sum, grad)?,
-        });
+        let sum = &mut sums[output.out];
+        // In exact mode, adding two partial sums would change bits: they wait at a leaf, and are reduced together.
+        if self.mesh.reduction().is_exact() && self.waiting.takes(node, &grad) {
+            if self.waiting.push(node, grad) {
+                let _scope = node.path.enter_in(Phase::Backward);
+                self.waiting.add_to(&self.mesh, node, sum)?;
+            }
+            return Ok(());
+        }
+        *sum = Some(add_to(sum.take(), grad)?);
         Ok(())
     }
 
     /// Runs the derivative of a node's call, or stores a leaf's gradient.
-    fn visit(&mut self, node: &Rc<TapeNode>) -> Result<()> {
-        // A leaf that was complete early has been stored already.
+    fn visit(&mut self, mut node: Rc<TapeNode>) -> Result<()> {
+        // A node that was complete early has been visited already.
         let Some(mut grads) = self.grads.remove(&node.id) else { return Ok(()) };
+        let _scope = node.path.enter_in(Phase::Backward);
+        self.waiting.add_to(&self.mesh, &node, &mut grads[0])?;
         if let Some(wanted) = &mut self.wanted {
-            wanted.keep(node, &grads);
+            wanted.keep(&node, &grads);
         }
-        let Some(call) = &node.call else { return self.store_leaf_gradient(node, grads) };
+        let Some(call) = &node.call else { return self.store_leaf_gradient(&node, grads) };
         let needed = self.wanted.as_ref().map(|wanted| wanted.needed(call));
         if needed.as_ref().is_some_and(|needed| !needed.contains(&true)) {
             return Ok(());
         }
+        // A node that only the queue held, such as one that was recorded during this pass, gives its values away.
+        let recording = self.mesh.grad_enabled();
+        let mut taken = if recording { None } else { Rc::get_mut(&mut node).and_then(|n| n.call.take()) };
+        let owned = taken.as_mut().and_then(|call| match &mut call.derivative {
+            CallDerivative::Program { saved, .. } => Some(std::mem::take(saved)),
+            CallDerivative::Custom(_) | CallDerivative::Recomputed(_) => None,
+        });
+        let call = taken.as_ref().or(node.call.as_ref()).expect("a leaf was stored above");
+        let kept = |leaf: &TapeNode| self.gradients.keeps_parts_of(leaf);
+        let leaves = match self.wanted {
+            None => leaf_operands(&self.mesh, &call.inputs, kept),
+            Some(_) => None,
+        };
         let result = match &call.derivative {
-            CallDerivative::Program { program, saved } => {
-                let plan = self.move_to_leaf_layout(call, program, saved.len(), &mut grads)?;
-                self.run(node, grads, plan, needed.as_deref())?
-            }
+            CallDerivative::Program { program, saved } => match self.widen_part(call, program, &grads)? {
+                Some(part) => SmallVec::from_elem(Some(part), 1),
+                None => {
+                    let first_plan = self.move_to_leaf_layout(call, program, &mut grads)?;
+                    let (mesh, inputs, needed) = (&self.mesh, &call.inputs[..], needed.as_deref());
+                    let run =
+                        DerivativeRun { mesh, node: &node, inputs, program, first_plan, needed, leaves };
+                    run.run(owned.map_or(SavedValues::Shared(saved), SavedValues::Owned), grads)?
+                }
+            },
             CallDerivative::Custom(custom) => {
                 let grads = grads.into_iter().zip(&node.outs);
-                let grads = grads.map(|(g, meta)| g.map_or_else(|| self.zeros(meta), Ok));
-                custom.run(node, &call.inputs, &grads.collect::<Result<Vec<_>>>()?)?
+                let grads = grads.map(|(g, meta)| g.map_or_else(|| zeros(&self.mesh, meta), Ok));
+                let with_history = || call.inputs.iter().map(Option::is_some).collect();
+                let needed = needed.clone().unwrap_or_else(with_history);
+                let needs = GradientNeeds { needed: &needed, leaves };
+                custom.run(&node, &call.inputs, &grads.collect::<Result<Vec<_>>>()?, &needs)?
+            }
+            CallDerivative::Recomputed(recomputation) => {
+                self.record_again(recomputation, &node, &call.inputs, grads)?;
+                SmallVec::from_elem(None, call.inputs.len())
             }
         };
         for (i, (output, grad)) in call.inputs.iter().zip(result).enumerate() {
             let Some(output) = output else { continue };
             if let Some(grad) = grad.filter(|_| needed.as_ref().is_none_or(|needed| needed[i])) {
-                self.accumulate(output, grad)?;
+                match leaf_of(output).filter(|_| grad.meta.has_kept_parts()) {
+                    Some(leaf) => self.gradients.keep_parts(leaf, moved_to_leaf(output, grad)?)?,
+                    None => self.accumulate(output, grad)?,
+                }
             }
             let (pass, left) = output.node.pending_grads.get();
-            // Another pass that ran within this one may have counted anew; then the leaf is stored when it is visited.
+            // Another pass that ran within this one may have counted anew; then the node waits until it is visited.
             if pass != self.id {
                 continue;
             }
             output.node.pending_grads.set((pass, left - 1));
-            // A complete leaf need not wait for older nodes.
-            if left == 1
-                && output.node.call.is_none()
-                && let Some(grads) = self.grads.remove(&output.node.id)
-            {
-                self.store_leaf_gradient(&output.node, grads)?;
+            if left == 1 && self.is_next_to_leaf(&output.node) {
+                self.visit(output.node.clone())?;
             }
         }
         Ok(())
+    }
+
+    /// Returns true if a complete node need not wait for older ones: a leaf, or the only node that a leaf still waits
+    /// for, such as a parameter's cast.
+    fn is_next_to_leaf(&self, node: &TapeNode) -> bool {
+        let Some(call) = &node.call else { return true };
+        let [Some(input)] = &call.inputs[..] else { return false };
+        input.node.call.is_none() && input.node.pending_grads.get() == (self.id, 1)
+    }
+
+    /// Runs a function again whose values were dropped, and adds the gradients of its results to those of the nodes
+    /// that this records. The pass visits these next, since they are the youngest.
+    fn record_again(
+        &mut self,
+        recomputation: &Recomputation,
+        node: &TapeNode,
+        inputs: &[Option<TapeOutput>],
+        grads: SmallVec<[Option<DTensor>; 1]>,
+    ) -> Result<()> {
+        let first = next_id();
+        let outputs = {
+            let _scope = node.path.enter_in(Phase::Recomputation);
+            recomputation.run_again(&self.mesh, &node.outs, inputs, first)?
+        };
+        let outputs = outputs.into_iter().zip(grads).filter_map(|(output, grad)| Some((output?, grad?)));
+        let outputs: SmallVec<[(TapeOutput, DTensor); 1]> = outputs.collect();
+        match &mut self.wanted {
+            None => count_gradients(outputs.iter().map(|(of, _)| &*of.node), first, self.id),
+            Some(wanted) => {
+                let (nodes, _) = split_nodes(outputs.iter().map(|(of, _)| of), |node| node.id >= first);
+                extend_reaching(&nodes, &mut wanted.reaching);
+            }
+        }
+        outputs.into_iter().try_for_each(|(output, grad)| self.accumulate(&output, grad))
+    }
+
+    /// Returns the gradient of a leaf that stays unreduced, if only a cast to a wider dtype is left before the leaf. Each
+    /// rank casts its part: no value changes, and parts of several passes are added in the leaf's dtype.
+    fn widen_part(
+        &self,
+        call: &TapeCall,
+        program: &VjpProgram,
+        grads: &[Option<DTensor>],
+    ) -> Result<Option<DTensor>> {
+        let ([Some(output)], [step], [Some(grad)]) = (&call.inputs[..], &program.steps[..], grads) else {
+            return Ok(None);
+        };
+        let Some(Cast { dtype }) = step.op.as_any().downcast_ref() else { return Ok(None) };
+        let widens = dtype.is_float() && dtype.size_bytes() > grad.dtype().size_bytes();
+        if !(widens && grad.layout().has_partial() && self.stays_unreduced(&output.node)) {
+            return Ok(None);
+        }
+        let meta = self.mesh.intern(Spec { dtype: *dtype, ..grad.spec().clone() })?;
+        Ok(Some(DTensor::wrap(&self.mesh, grad.local.cast(*dtype)?, meta)))
+    }
+
+    /// Returns true for a leaf whose gradient is not reduced now, or that has an unreduced one to which this is added.
+    /// The gradients of a pass for chosen tensors are not stored, and may be recorded.
+    fn stays_unreduced(&self, node: &TapeNode) -> bool {
+        let is_stored = node.call.is_none() && self.wanted.is_none();
+        is_stored && (self.mesh.keeps_parts() || self.gradients.has_part_of(node))
     }
 
     /// Redistributes a `Partial` gradient straight to its leaf's layout, if only one operator that keeps this layout
@@ -243,7 +378,6 @@ impl BackwardPass {
         &self,
         call: &TapeCall,
         program: &VjpProgram,
-        saved: usize,
         grads: &mut SmallVec<[Option<DTensor>; 1]>,
     ) -> Result<Option<Rc<CallPlan>>> {
         let ([Some(output)], [step], [Some(grad)]) = (&call.inputs[..], &program.steps[..], &grads[..])
@@ -251,12 +385,13 @@ impl BackwardPass {
             return Ok(None);
         };
         let leaf = &output.node.outs[output.out];
-        let reads_it_alone = matches!(step.ins[..], [only] if only.0 as usize == saved);
+        let saved_len = program.reads.len() - grads.len();
+        let reads_it_alone = matches!(step.ins[..], [only] if only.0 as usize == saved_len);
         let fits = output.node.call.is_none() && leaf.shape() == grad.shape() && grad.layout().has_partial();
-        if !(reads_it_alone && fits) {
+        if !(reads_it_alone && fits) || self.stays_unreduced(&output.node) {
             return Ok(None);
         }
-        let plan = plan_for(step.op.as_ref(), &[grad])?;
+        let plan = CallPlan::find(&self.mesh, step.op.as_ref(), &[&grad.meta])?;
         if plan.moves[0].is_none() {
             return Ok(Some(plan));
         }
@@ -272,114 +407,29 @@ impl BackwardPass {
         Ok(Some(stays))
     }
 
-    /// Redistributes a leaf's complete gradient to the leaf's layout and stores it.
+    /// Redistributes a leaf's complete gradient to the leaf's layout, adds it to that of earlier passes and stores it.
     fn store_leaf_gradient(
         &mut self,
         leaf: &TapeNode,
         mut grads: SmallVec<[Option<DTensor>; 1]>,
     ) -> Result<()> {
-        let Some(grad) = grads[0].take().filter(|_| self.wanted.is_none()) else { return Ok(()) };
+        let Some(mut grad) = grads[0].take().filter(|_| self.wanted.is_none()) else { return Ok(()) };
         let _label = operator_scope("backward");
-        let grad = grad.redistribute(leaf.outs[0].layout().clone())?;
+        let layout = leaf.outs[0].layout();
+        let mut earlier = self.gradients.remove(leaf);
+        if let Some(part) = earlier.take_if(|earlier| earlier.layout().has_partial()) {
+            grad = add(part, grad)?;
+        }
+        if !(self.mesh.keeps_parts() && grad.layout().has_partial()) {
+            grad = grad.redistribute(layout.clone())?;
+        }
+        if let Some(earlier) = earlier {
+            grad = add(earlier, grad)?;
+        }
         // A gradient may be a broadcast view; the stored one is contiguous.
         let local = grad.local.contiguous()?;
-        self.gradients.0.insert(leaf.id, DTensor { local, ..grad });
+        self.gradients.store(leaf, DTensor { local, ..grad });
         Ok(())
-    }
-
-    /// Runs a node's derivative program, its first step by `plan` if that is known, and only the steps for the `needed`
-    /// operands if not all are. A `Partial` value that one step reduces is reduced once for all steps.
-    fn run(
-        &self,
-        node: &Rc<TapeNode>,
-        grads: SmallVec<[Option<DTensor>; 1]>,
-        mut plan: Option<Rc<CallPlan>>,
-        needed: Option<&[bool]>,
-    ) -> Result<SmallVec<[Option<DTensor>; 4]>> {
-        let Some(TapeCall { inputs, derivative: CallDerivative::Program { program, saved } }) = &node.call
-        else {
-            unreachable!("the caller has looked")
-        };
-        // All values are live if all gradients are wanted.
-        let live = needed.map(|needed| program.live_values(needed));
-        let is_live = |v: usize| live.as_ref().is_none_or(|live| live[v]);
-        let recording = self.mesh.grad_enabled();
-        let mut values: SmallVec<[Option<DTensor>; 16]> = SmallVec::from_elem(None, program.values_len);
-        for (v, from) in saved.iter().enumerate() {
-            let Some(from) = from.as_ref().filter(|_| is_live(v)) else { continue };
-            let x = match from {
-                Saved::Kept(x) => x.clone(),
-                Saved::Regather(origin) => origin.value()?,
-            };
-            values[v] = Some(if !recording {
-                x
-            } else {
-                let history = match v.checked_sub(inputs.len()) {
-                    None => inputs[v].clone(),
-                    Some(out) if program.reads[saved.len() + out] => {
-                        Some(TapeOutput { node: node.clone(), out })
-                    }
-                    Some(_) => None,
-                };
-                DTensor { history, origin: from.origin_of_recorded(), ..x }
-            });
-        }
-        for (k, grad) in grads.into_iter().enumerate() {
-            let v = saved.len() + k;
-            if program.reads[v] && is_live(v) {
-                values[v] = Some(match grad {
-                    Some(g) => g,
-                    None => self.zeros(&node.outs[k])?,
-                });
-            }
-        }
-        for step in &program.steps {
-            if live.as_ref().is_some_and(|live| !step.outs().any(|out| live[out])) {
-                continue;
-            }
-            let plan = match plan.take() {
-                Some(plan) => plan,
-                None => plan_for(step.op.as_ref(), &operands(step, &values))?,
-            };
-            let plan = self.reduce_for(step, plan, &mut values)?;
-            let outs = DTensor::apply_by(&plan, step.op.as_ref(), &operands(step, &values))?;
-            for (k, out) in outs.into_iter().enumerate() {
-                values[step.out.0 as usize + k] = Some(out);
-            }
-        }
-        Ok(program.grads.iter().map(|g| g.and_then(|r| values[r.0 as usize].clone())).collect())
-    }
-
-    /// Reduces those `Partial` operands of `step` that `plan` would reduce, for all later steps too; returns the plan
-    /// for the operands' new layouts.
-    fn reduce_for(
-        &self,
-        step: &VjpStep,
-        mut plan: Rc<CallPlan>,
-        values: &mut [Option<DTensor>],
-    ) -> Result<Rc<CallPlan>> {
-        for (i, r) in step.ins.iter().enumerate() {
-            let v = r.0 as usize;
-            let x = value(values, v);
-            // A value that is an operand twice is moved as its first use requires.
-            let first = step.ins.iter().position(|r| r.0 as usize == v).unwrap_or(i);
-            let Some((m, to)) = plan.moves[first].as_ref().filter(|_| x.layout().has_partial()) else {
-                continue;
-            };
-            let label = operator_scope(step.op.name());
-            let moved = DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone());
-            drop(label);
-            values[v] = Some(DTensor { history: x.history.clone(), ..moved });
-            let meta: SmallVec<[&Rc<TensorMeta>; 4]> =
-                operands(step, values).into_iter().map(|x| &x.meta).collect();
-            plan = plan.after(&self.mesh, step.op.as_ref(), &meta)?;
-        }
-        Ok(plan)
-    }
-
-    /// Returns zeros with this metadata, for a result without a gradient.
-    fn zeros(&self, meta: &TensorMeta) -> Result<DTensor> {
-        DTensor::zeros(&self.mesh, meta.dtype(), meta.shape(), meta.layout().reduced())
     }
 }
 
@@ -398,56 +448,6 @@ impl WantedGradients {
         let leads = |of: &TapeOutput| self.reaching.contains(&of.node.id);
         call.inputs.iter().map(|input| input.as_ref().is_some_and(leads)).collect()
     }
-}
-
-/// Returns the nodes behind `root` that are among `wanted`, or from which one of `wanted` is reached.
-fn reaching(root: &TapeNode, wanted: &FxHashSet<u64>) -> FxHashSet<u64> {
-    let first = wanted.iter().min().copied().unwrap_or(u64::MAX);
-    let (mut nodes, mut seen) = (vec![root], FxHashSet::default());
-    let mut next = 0;
-    while let Some(&node) = nodes.get(next) {
-        next += 1;
-        for TapeOutput { node, .. } in node.call.iter().flat_map(|call| call.inputs.iter().flatten()) {
-            // A call is younger than the nodes of its operands.
-            if node.id >= first && seen.insert(node.id) {
-                nodes.push(node);
-            }
-        }
-    }
-    nodes.sort_unstable_by_key(|node| node.id);
-    let mut reaching = wanted.clone();
-    for node in nodes {
-        let mut inputs = node.call.iter().flat_map(|call| call.inputs.iter().flatten());
-        if inputs.any(|input| reaching.contains(&input.node.id)) {
-            reaching.insert(node.id);
-        }
-    }
-    reaching
-}
-
-/// Sets, on each node behind `root`, the number of gradients that the pass with this number will add to it. Visits
-/// every call once.
-fn count_gradients(root: &TapeNode, pass: u64) {
-    let mut nodes: SmallVec<[&TapeNode; 16]> = smallvec![root];
-    while let Some(call) = nodes.pop().and_then(|node| node.call.as_ref()) {
-        for TapeOutput { node, .. } in call.inputs.iter().flatten() {
-            let (last, count) = node.pending_grads.get();
-            let known = if last == pass { count } else { 0 };
-            node.pending_grads.set((pass, known + 1));
-            if known == 0 && node.call.is_some() {
-                nodes.push(node);
-            }
-        }
-    }
-}
-
-/// Returns the operands of a step.
-fn operands<'a>(step: &VjpStep, values: &'a [Option<DTensor>]) -> SmallVec<[&'a DTensor; 4]> {
-    step.ins.iter().map(|r| value(values, r.0 as usize)).collect()
-}
-
-fn value(values: &[Option<DTensor>], v: usize) -> &DTensor {
-    values[v].as_ref().expect("programs read what they declared or computed")
 }
 
 impl PartialEq for QueuedNode {
@@ -477,6 +477,7 @@ mod tests {
     use super::super::dispatch::CALLS;
     use super::*;
     use crate::comm::spmd;
+    use crate::dtensor::Reduction;
     use crate::ops::{Bits, RmsNorm};
     use crate::tensor::{DType, Tensor};
 
@@ -515,7 +516,7 @@ mod tests {
             let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
             let (w, v) =
                 (vector(&mesh, [1.0; 3])?.requires_grad()?, vector(&mesh, [2.0; 3])?.requires_grad()?);
-            let y = v.exp()?.mul(&w)?.mul(&w)?;
+            let y = v.exp()?.tanh()?.mul(&w)?.mul(&w)?;
             let output = y.history.as_ref().expect("history");
             let pending_grads =
                 |leaf: &DTensor| leaf.history.as_ref().expect("a leaf").node.pending_grads.get().1;
@@ -525,7 +526,7 @@ mod tests {
             pass.accumulate(output, y.detach())?;
             let mut stored = Vec::new();
             while let Some(QueuedNode(node)) = pass.queue.pop() {
-                pass.visit(&node)?;
+                pass.visit(node)?;
                 stored.push([&w, &v].map(|leaf| pass.gradients.get(leaf).is_some()));
             }
             assert_eq!(stored[..3], [[false, false], [true, false], [true, true]]);
@@ -534,7 +535,7 @@ mod tests {
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// One lookup suffices even if an operand is reduced first: the next plan is known from the last pass.
+    /// One lookup suffices even if an operand is reduced first.
     #[test]
     fn a_step_looks_for_its_plan_once() {
         let run = |rank, reduction| {
@@ -554,7 +555,8 @@ mod tests {
                 Ok([0, 1].map(|i| counts()[i] - before[i]))
             };
             let (first, second) = (pass()?, pass()?);
-            assert!(first[0] > first[1], "{reduction:?}: some operand is reduced first: {first:?}");
+            // The cast next to a leaf is planned for the gradient's layout and for the leaf's.
+            assert!(first[0] <= first[1] + 1, "{reduction:?}: {first:?}");
             assert_eq!(second[0], second[1], "{reduction:?}: one look a step");
             Ok(())
         };

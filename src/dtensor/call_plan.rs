@@ -2,7 +2,7 @@
 //! the results.
 
 use std::cell::{OnceCell, RefCell};
-use std::hash::Hasher;
+use std::hash::{Hash, Hasher};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -10,13 +10,16 @@ use rustc_hash::{FxHashMap, FxHasher};
 use smallvec::SmallVec;
 
 use super::choose_rows::{ChosenLayouts, choose_rows};
+use super::derivative_program::DerivativeProgram;
 use super::device_mesh::DeviceMesh;
+use super::grouped_calls::GroupedCalls;
 use super::node_calls::NodeCalls;
 use super::redistribute::{self, Move};
 use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
-use crate::ops::{Metas, Op, Vjp, VjpProgram, Windows, Work, has_unkeyed, infer_results};
+use crate::ops::{Metas, Op, RaggedBoxes, Vjp, Windows, Work, has_unkeyed, infer_results};
+use crate::placement::Spec;
 use crate::tensor::{DType, Shape};
 
 /// The largest number of cached plans per rank: beyond it the cache is cleared, so that attributes that differ at
@@ -26,7 +29,7 @@ const PLANS_LEN: usize = 8192;
 /// Per operand, its redistribution and the metadata after it, or `None` if it stays.
 type OperandMoves = SmallVec<[Option<(Rc<Move>, Rc<TensorMeta>)>; 3]>;
 /// Derivative programs, by the operands whose gradients they compute.
-type Programs = SmallVec<[(Needs, Rc<VjpProgram>); 1]>;
+type Programs = SmallVec<[(Needs, Rc<DerivativeProgram>); 1]>;
 
 /// The plan for one operator on operands with given metadata.
 pub(super) struct CallPlan {
@@ -35,7 +38,7 @@ pub(super) struct CallPlan {
     reduction: Reduction,
     pub moves: OperandMoves,
     pub windows: Windows,
-    /// Set if the kernel runs once per node of a partial sum.
+    /// Set if the kernel runs once per node of a partial sum, or once per box of ragged operands.
     pub nodes: Option<NodeCalls>,
     pub outs: SmallVec<[Rc<TensorMeta>; 3]>,
     /// The operands' metadata after their redistribution.
@@ -47,6 +50,13 @@ pub(super) struct CallPlan {
     programs: Option<RefCell<Programs>>,
     /// The plans for the same operator after some of the operands have been redistributed.
     followers: RefCell<SmallVec<[Weak<CallPlan>; 1]>>,
+}
+
+/// The key of a plan: the operator, the numbers of the operands' metadata, and the mode.
+pub(super) struct PlanKey {
+    op: Arc<dyn Op>,
+    ins: SmallVec<[u32; 4]>,
+    reduction: Reduction,
 }
 
 /// The operands whose gradients are wanted, as a bit set; all operands from the 64th on share one bit.
@@ -75,7 +85,7 @@ impl CallPlan {
         let mut hasher = FxHasher::default();
         op.key_hash(&mut hasher);
         let reduction = mesh.reduction();
-        hasher.write_u8(reduction as u8);
+        reduction.hash(&mut hasher);
         ins.iter().for_each(|f| hasher.write_u32(f.id));
         let key = hasher.finish();
         let cache: &CallPlanCache = mesh.0.plans.of();
@@ -116,8 +126,25 @@ impl CallPlan {
         Ok(plan)
     }
 
+    /// Returns the key under which the plan is cached.
+    pub fn key(&self) -> PlanKey {
+        PlanKey { op: self.op.clone(), ins: self.ins.clone(), reduction: self.reduction }
+    }
+
+    pub fn has_key(&self, key: &PlanKey) -> bool {
+        self.reduction == key.reduction && self.ins == key.ins && self.op.key_eq(&*key.op)
+    }
+
     fn is_for(&self, ins: &[&Rc<TensorMeta>]) -> bool {
         self.ins.iter().eq(ins.iter().map(|f| &f.id))
+    }
+
+    /// Returns the operands as they were given, before their redistribution.
+    pub fn given(&self) -> impl Iterator<Item = &Spec> {
+        self.moves.iter().zip(&self.targets).map(|(m, to)| {
+            let ends = m.as_ref().and_then(|(m, _)| m.plan().ends());
+            ends.map_or(to.spec(), |(from, _)| from)
+        })
     }
 
     /// Returns the dtype and shape that this rank stores, per result.
@@ -126,7 +153,7 @@ impl CallPlan {
     }
 
     /// Returns the derivative with respect to the operands in `needs`.
-    pub fn program(&self, op: &dyn Op, needs: Needs) -> Result<Rc<VjpProgram>> {
+    pub fn program(&self, op: &dyn Op, needs: Needs) -> Result<Rc<DerivativeProgram>> {
         let find = |programs: &RefCell<Programs>| {
             programs.borrow().iter().find(|(n, _)| *n == needs).map(|(_, p)| p.clone())
         };
@@ -134,7 +161,7 @@ impl CallPlan {
             return Ok(program);
         }
         let wanted: SmallVec<[bool; 8]> = (0..self.metas.len()).map(|i| needs.contains(i)).collect();
-        let program = Rc::new(Vjp::write(op, &self.metas, &wanted)?);
+        let program = Rc::new(DerivativeProgram::new(Vjp::write(op, &self.metas, &wanted)?));
         if let Some(programs) = &self.programs {
             programs.borrow_mut().push((needs, program.clone()));
         }
@@ -144,7 +171,8 @@ impl CallPlan {
     fn make(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<CallPlan> {
         let metas: Metas = ins.iter().map(|f| f.meta()).collect();
         let out_metas = infer_results(op, &metas)?;
-        let ChosenLayouts { ins: targets, outs, made } = choose_rows(mesh, op, ins, &metas, &out_metas)?;
+        let ChosenLayouts { ins: targets, outs, made, by_boxes } =
+            choose_rows(mesh, op, ins, &metas, &out_metas)?;
         let mut moves = SmallVec::new();
         for (from, to) in ins.iter().zip(&targets) {
             let m = if *from == to { None } else { Some((redistribute::find(mesh, from, to)?, to.clone())) };
@@ -153,9 +181,16 @@ impl CallPlan {
         let windows = Windows {
             ins: targets.iter().map(|f| f.window().clone()).collect(),
             outs: outs.iter().map(|f| f.window().clone()).collect(),
-            exact: mesh.reduction() == Reduction::Exact,
+            exact: mesh.reduction().is_exact(),
         };
-        let nodes = NodeCalls::find(op, &metas, &targets, &outs, &made, windows.exact);
+        let nodes = match by_boxes {
+            true => Some(NodeCalls::Boxes(RaggedBoxes::of(&windows).expect("the rows cut all alike"))),
+            false => {
+                let grouped = GroupedCalls::find(mesh, op, &metas, &targets, &outs);
+                let of_nodes = || NodeCalls::find(op, &metas, &targets, &outs, &made, windows.exact);
+                grouped.map(NodeCalls::Grouped).or_else(of_nodes)
+            }
+        };
         let ins = ins.iter().map(|f| f.id).collect();
         // Calls that differ in an `Unkeyed` attribute share the plan, but have derivatives of their own.
         let programs = (!has_unkeyed(op)).then(RefCell::default);

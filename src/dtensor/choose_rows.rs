@@ -1,35 +1,42 @@
 //! The choice of sharding rules (rows) for a call: which operands move to which layouts, and the layouts of the
 //! results.
 //!
-//! A row describes one mesh axis. On each axis the row is chosen whose moves take the least modelled time
-//! ([`move_cost`]); the rows of all axes together give the layouts. If rows of two axes cannot be combined, one of
-//! them is excluded and the choice repeated. In exact mode only rows that keep the bits are candidates, and partial
-//! sums get a reduction tree.
+//! A row describes one mesh axis. The rows of all axes are chosen together, because they interact: the product is taken
+//! whose call takes the slowest rank the least time ([`CallCost`]), moves and kernel together. Products are visited
+//! from those whose axes cost least one by one, and the search ends when no other product can cost less, or after
+//! [`PRODUCTS_LEN`] of them. Tests compare it with all products of all rows. In exact mode only rows that keep the bits
+//! are candidates, and partial sums get a reduction tree.
+//!
+//! Along an axis on which every operand is replicated the results are replicated: the program said so, and a shard
+//! would have to be gathered by whatever comes next.
+//!
+//! An unreduced result costs its reduction if it is unreduced because an operand moved: an operand is not moved to
+//! leave more to reduce than another move would take.
+//!
+//! Missing: the cost of what follows the call otherwise.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::call_cost::{CallCost, CallModel};
 use super::device_mesh::DeviceMesh;
-use super::move_cost;
-use super::reduction::Reduction;
+use super::row_product::{RowProduct, axis_with_splits, instantiate, more_nodes};
 use super::tensor_meta::TensorMeta;
 use crate::comm::Cost;
-use crate::error::Result;
-use crate::ops::{AxisPlacement, MeshAxis, Meta, Op, Row};
-use crate::placement::{Layout, Placement, ReductionTree, Spec};
-use crate::tensor::{Dims, ReduceOp};
+use crate::error::{Error, Result};
+use crate::ops::{Meta, Op, Row, rows_on_axis};
+use crate::placement::{Layout, Placement};
+use crate::tensor::Dims;
 
-/// The layouts to which the operands move, and those of the results.
-pub(super) struct ChosenLayouts {
-    pub ins: SmallVec<[Rc<TensorMeta>; 3]>,
-    pub outs: SmallVec<[Rc<TensorMeta>; 3]>,
-    /// Per result: true if it is a sum over dims that this call shards.
-    pub made: SmallVec<[bool; 3]>,
-}
+pub(super) use super::row_product::ChosenLayouts;
 
-/// Chooses the rows whose moves take the least modelled time, in the order of axes for which that is least.
+/// The number of products of rows that are compared if a call has more.
+const PRODUCTS_LEN: usize = 256;
+
+/// Chooses the layouts of a call.
 pub(super) fn choose_rows(
     mesh: &DeviceMesh,
     op: &dyn Op,
@@ -37,276 +44,205 @@ pub(super) fn choose_rows(
     metas: &[Meta],
     outs: &[Meta],
 ) -> Result<ChosenLayouts> {
-    let orders = orders(ins);
-    let mut best = choose_rows_in_order(mesh, op, ins, metas, outs, &orders[0]);
-    if orders.len() > 1 {
-        let cost = |chosen: &Result<ChosenLayouts>| match chosen {
-            Ok(c) => ins.iter().zip(&c.ins).map(|(f, to)| move_cost::between_layouts(mesh, f, to)).sum(),
-            Err(_) => Cost::INFINITE,
-        };
-        let mut least: Cost = cost(&best);
-        for order in &orders[1..] {
-            let other = choose_rows_in_order(mesh, op, ins, metas, outs, order);
-            let cost_of_other = cost(&other);
-            if cost_of_other < least {
-                (best, least) = (other, cost_of_other);
-            }
-        }
+    let mut search = RowSearch::new(mesh, op, ins, metas, outs);
+    for (nth, order) in orders(ins).iter().enumerate() {
+        search.visit(nth, order);
     }
-    best
+    match search.best {
+        Some((_, chosen)) => Ok(chosen),
+        None => Err(search.refusal.expect("replicated rows always fit, or are refused")),
+    }
 }
 
-/// Chooses the rows if the axes split dims in this order.
-fn choose_rows_in_order(
+/// A sharding of a call and its time.
+pub(super) struct ConsideredSharding {
+    /// The rows, such as `dp: S0 R -> S0, tp: R S1 -> S1`.
+    pub rows: String,
+    pub time: Cost,
+    /// The layouts of operands and results.
+    pub layouts: Vec<Layout>,
+}
+
+/// Returns the shardings that the search visits, the cheapest first: those that fit, each pair of layouts once.
+pub(super) fn considered(
     mesh: &DeviceMesh,
     op: &dyn Op,
     ins: &[&Rc<TensorMeta>],
     metas: &[Meta],
     outs: &[Meta],
-    order: &[usize],
-) -> Result<ChosenLayouts> {
-    // Rows that could not be combined with those of other axes.
-    let mut excluded: Vec<Vec<Row>> = vec![Vec::new(); mesh.mesh().ndim()];
-    loop {
-        let pick = |(a, excluded): (usize, &Vec<Row>)| cheapest(mesh, op, ins, metas, outs, a, excluded);
-        let candidate =
-            Candidate { mesh, op, metas, order, rows: excluded.iter().enumerate().map(pick).collect() };
-        let a = match candidate.lay_out(ins, outs) {
-            Ok(Ok(chosen)) => return Ok(chosen),
-            Ok(Err(a)) => a,
-            // Exclude the innermost ragged row, else the innermost row that is not replicated: replicated rows always fit.
-            Err(e) => {
-                let ragged = candidate.last(Row::takes_ragged);
-                let cut = || candidate.last(|r| !r.is_replicated());
-                ragged.or_else(cut).ok_or(e)?
-            }
-        };
-        excluded[a].push(candidate.rows[a].0.clone());
+) -> Vec<ConsideredSharding> {
+    let mut search = RowSearch::new(mesh, op, ins, metas, outs);
+    search.visited = Some(Vec::new());
+    for (nth, order) in orders(ins).iter().enumerate() {
+        search.visit(nth, order);
     }
+    let mut all = search.visited.take().unwrap_or_default();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut kept: Vec<ConsideredSharding> = Vec::new();
+    for (_, sharding) in all {
+        if kept.iter().all(|other| other.layouts != sharding.layouts) {
+            kept.push(sharding);
+        }
+    }
+    kept
 }
 
-/// One row per axis, with the ragged placement that its [`AxisPlacement::Ragged`] means.
-struct Candidate<'a> {
-    mesh: &'a DeviceMesh,
+/// A row for one axis, with the cost of moving the operands along this axis alone.
+struct AxisChoice {
+    row: Row,
+    alone: Cost,
+    /// The position in the operator's list.
+    nth: usize,
+}
+
+/// The rows for one axis, the cheapest first.
+struct AxisChoices {
+    ragged: Option<Placement>,
+    rows: Vec<AxisChoice>,
+}
+
+/// The key by which products are compared: the cost, then the order of axes, then the rows' places in the operator's list.
+type ProductKey = (CallCost, usize, SmallVec<[usize; 4]>);
+
+/// The search over products of rows.
+struct RowSearch<'a> {
+    model: CallModel<'a>,
     op: &'a dyn Op,
-    metas: &'a [Meta],
-    order: &'a [usize],
-    rows: Vec<(Row, Option<Placement>)>,
+    axes: Vec<AxisChoices>,
+    best: Option<(ProductKey, ChosenLayouts)>,
+    refusal: Option<Error>,
+    /// All products that fit, if they are asked for.
+    visited: Option<Vec<(ProductKey, ConsideredSharding)>>,
 }
 
-impl Candidate<'_> {
-    /// Returns the metadata that follows from the rows, or the axis whose row cannot be combined with the others.
-    fn lay_out(
-        &self,
-        ins: &[&Rc<TensorMeta>],
-        outs: &[Meta],
-    ) -> Result<std::result::Result<ChosenLayouts, usize>> {
-        // A row was chosen for the splits that the operands had; the moves may have added splits along other axes.
-        let first: Vec<Placement> = self.placed(|r| r.ins[0]).collect();
-        let combines = |&a: &usize| {
-            let row = &self.rows[a].0;
-            row.is_replicated()
-                || self.op.rows(self.metas, axis_with_splits(self.mesh, a, &first)).contains(row)
+impl<'a> RowSearch<'a> {
+    fn new(
+        mesh: &'a DeviceMesh,
+        op: &'a dyn Op,
+        ins: &'a [&'a Rc<TensorMeta>],
+        metas: &'a [Meta],
+        outs: &'a [Meta],
+    ) -> RowSearch<'a> {
+        let mut model = CallModel::new(mesh, op, ins, metas, outs);
+        let axes = (0..mesh.mesh().ndim()).map(|a| choices(&mut model, op, a)).collect();
+        RowSearch { model, op, axes, best: None, refusal: None, visited: None }
+    }
+
+    /// Visits products of rows if the axes split dims in this order.
+    fn visit(&mut self, nth_order: usize, order: &[usize]) {
+        let sum = |axes: &[AxisChoices], at: &[usize]| -> Cost {
+            axes.iter().zip(at).map(|(axis, &i)| axis.rows[i].alone).sum()
         };
-        if let Some(a) = (0..self.rows.len()).rev().find(|a| !combines(a)) {
-            return Ok(Err(a));
-        }
-        let exact = self.mesh.reduction() == Reduction::Exact;
-        let summed = |k| if exact { self.tree(k) } else { Ok(None) };
-        let summed: SmallVec<[Option<ReductionTree>; 3]> =
-            (0..outs.len()).map(summed).collect::<Result<_>>()?;
-        if summed.iter().flatten().any(|t| self.mesh.most_nodes(t).is_none()) {
-            // Some boundary splits a leaf of the reduction tree: redistribute operands instead.
-            let makes = self.last(|r| r.outs.iter().any(|s| s.tree_leaf().is_some()));
-            return Ok(Err(makes.expect("the trees come from a row")));
-        }
-        let place = |(i, f): (usize, &&Rc<TensorMeta>)| {
-            let mut spec = f.spec().with_layout(self.layout(|r| r.ins[i])?)?;
-            // In fast mode, each rank adds up the nodes of an earlier partial sum.
-            spec.tree = spec.tree.filter(|_| exact);
-            self.mesh.intern(spec)
-        };
-        let ins: SmallVec<[Rc<TensorMeta>; 3]> = ins.iter().enumerate().map(place).collect::<Result<_>>()?;
-        let passes = self.last(|r| r.ins.iter().any(|s| s.is_sum()));
-        if let Some(a) = passes
-            && summed.iter().any(Option::is_some)
-        {
-            // The kernel runs once per node of its own sum or once per node of its operands, but not both.
-            return Ok(Err(a));
-        }
-        let made = summed.iter().map(Option::is_some).collect();
-        let mut laid = SmallVec::new();
-        for (k, (meta, tree)) in outs.iter().zip(summed).enumerate() {
-            let layout = self.layout(|r| r.outs[k])?;
-            let mut spec = Spec::new(self.mesh.mesh(), meta.dtype, meta.shape.clone(), layout)?;
-            spec.tree = match passes {
-                None => tree.map(Arc::new),
-                Some(a) => match passed_tree(&ins) {
-                    Some(tree) => tree.filter(|_| spec.layout.has_partial()),
-                    // Partial sums with different trees cannot pass through one call.
-                    None => return Ok(Err(a)),
-                },
-            };
-            laid.push(self.mesh.intern(spec)?);
-        }
-        Ok(Ok(ChosenLayouts { ins, outs: laid, made }))
-    }
-
-    /// Returns the placements of one operand or result, one per axis.
-    fn placed(&self, placement_of: impl Fn(&Row) -> AxisPlacement) -> impl Iterator<Item = Placement> {
-        self.rows.iter().map(move |(row, ragged)| instantiate(placement_of(row), ragged.as_ref()))
-    }
-
-    fn layout(&self, placement_of: impl Fn(&Row) -> AxisPlacement) -> Result<Layout> {
-        Layout::new(self.placed(placement_of)).with_order(self.order)
-    }
-
-    /// Returns the last axis whose row satisfies `is`.
-    fn last(&self, is: impl Fn(&Row) -> bool) -> Option<usize> {
-        self.rows.iter().rposition(|(row, _)| is(row))
-    }
-
-    /// Returns the reduction tree of result `k`, if some row shards dims that it sums over.
-    fn tree(&self, k: usize) -> Result<Option<ReductionTree>> {
-        if self.last(|r| r.outs[k].tree_leaf().is_some()).is_none() {
-            return Ok(None);
-        }
-        let dims = tree_rows(self.op, self.metas, k);
-        let Some(leaf) = dims.first().and_then(|r| r.outs[k].tree_leaf()) else {
-            unreachable!("a row with a tree was chosen")
-        };
-        let place = |(row, ragged): &(Row, Option<Placement>)| match row.outs[k] {
-            AxisPlacement::TreeSum(_) if row.takes_ragged() => {
-                ragged.clone().expect("the row was chosen for it")
+        // The products that differ from a visited one in one step along its last changed axis or a later one: each
+        // product is reached once.
+        let mut next = BinaryHeap::new();
+        let first: SmallVec<[usize; 4]> = SmallVec::from_elem(0, self.axes.len());
+        next.push(Reverse((sum(&self.axes, &first), first, 0)));
+        let mut visited = 0;
+        while let Some(Reverse((_, at, from))) = next.pop() {
+            self.compare(nth_order, order, &at);
+            visited += 1;
+            let done = self.best.as_ref().is_some_and(|((cost, ..), _)| {
+                visited >= PRODUCTS_LEN || self.visited.is_none() && cost.is_least(self.model.least_time())
+            });
+            if done {
+                return;
             }
-            AxisPlacement::TreeSum(_) => {
-                let j = dims.iter().position(|r| r.ins == row.ins);
-                Placement::Shard(j.expect("rows with a tree do not depend on the axis"))
+            for a in from..at.len() {
+                if at[a] + 1 < self.axes[a].rows.len() {
+                    let mut after = at.clone();
+                    after[a] += 1;
+                    next.push(Reverse((sum(&self.axes, &after), after, a)));
+                }
             }
-            AxisPlacement::R | AxisPlacement::S(_) | AxisPlacement::P(_) | AxisPlacement::Ragged => {
-                Placement::Replicate
-            }
+        }
+    }
+
+    /// Takes this product if it is a sharding of the call and better than the best so far.
+    fn compare(&mut self, nth_order: usize, order: &[usize], at: &[usize]) {
+        let rows = self.axes.iter().zip(at).map(|(axis, &i)| (&axis.rows[i].row, axis.ragged.as_ref()));
+        let product = RowProduct {
+            mesh: self.model.mesh,
+            op: self.op,
+            metas: self.model.metas,
+            order,
+            rows: rows.collect(),
         };
-        let layout = Layout::new(self.rows.iter().map(place)).with_order(self.order)?;
-        Ok(Some(ReductionTree::new(dims.iter().map(|r| extent(r, self.metas)).collect(), leaf, layout)))
+        let listed = || self.axes.iter().zip(at).map(|(axis, &i)| axis.rows[i].nth).collect();
+        let limit = self.best.as_ref().filter(|_| self.visited.is_none()).map(|((cost, ..), _)| *cost);
+        let Some(cost) = self.model.cost(&product, limit) else { return };
+        let worse = |cost: &CallCost, best: &Option<(ProductKey, ChosenLayouts)>| {
+            best.as_ref().is_some_and(|(key, _)| (*cost, nth_order, listed()) >= *key)
+        };
+        if self.visited.is_none() && worse(&cost, &self.best) {
+            return;
+        }
+        match product.lay_out(self.model.ins, self.model.outs) {
+            Ok(Ok(chosen)) => {
+                let cost = self.model.with_reductions(cost, &chosen);
+                if let Some(visited) = &mut self.visited {
+                    let axis = |(a, (row, _)): (usize, &(&Row, Option<&Placement>))| {
+                        format!("{}: {row:?}", self.model.mesh.mesh().axis_name(a))
+                    };
+                    let rows: Vec<String> = product.rows.iter().enumerate().map(axis).collect();
+                    let layouts = chosen.ins.iter().chain(&chosen.outs).map(|m| m.layout().clone()).collect();
+                    let key = (cost, nth_order, listed());
+                    visited
+                        .push((key, ConsideredSharding { rows: rows.join(", "), time: cost.time, layouts }));
+                }
+                if !worse(&cost, &self.best) {
+                    self.best = Some(((cost, nth_order, listed()), chosen));
+                }
+            }
+            Ok(Err(_)) => {}
+            Err(e) => self.refusal = Some(e),
+        }
     }
 }
 
-/// Returns the row of `op` on axis `a` whose moves take the least modelled time: the first listed among equals, and
-/// replication last.
-fn cheapest(
-    mesh: &DeviceMesh,
-    op: &dyn Op,
-    ins: &[&Rc<TensorMeta>],
-    metas: &[Meta],
-    outs: &[Meta],
-    a: usize,
-    excluded: &[Row],
-) -> (Row, Option<Placement>) {
-    let replicated = Row::new(ins.iter().map(|_| AxisPlacement::R), outs.iter().map(|_| AxisPlacement::R));
+/// Returns the rows of `op` on axis `a` that a call may use, the cheapest first, and replication.
+fn choices(model: &mut CallModel<'_>, op: &dyn Op, a: usize) -> AxisChoices {
+    let CallModel { mesh, ins, metas, outs, .. } = *model;
+    let replicated = Row::replicated(ins.len(), outs.len());
     if ins.iter().all(|f| f.layout().axis(a).is_replicate()) {
-        // Replicated operands give a replicated result: sharding it would only have to be undone.
-        return (replicated, None);
+        return AxisChoices {
+            ragged: None,
+            rows: vec![AxisChoice { row: replicated, alone: Cost::default(), nth: 0 }],
+        };
     }
     let ragged = ins.iter().map(|f| f.layout().axis(a)).find(|p| p.ragged_units().is_some()).cloned();
-    let axis = axis_with_splits(mesh, a, ins[0].layout().placements());
-    let mut rows = op.rows(metas, axis);
+    let axis = axis_with_splits(mesh, a, ins[0].layout().placements(), ragged.as_ref());
+    let mut rows = rows_on_axis(op, metas, axis);
     rows.push(replicated);
-    let exact = mesh.reduction() == Reduction::Exact;
-    let made = |row: &Row| -> Cost {
+    let exact = mesh.reduction().is_exact();
+    let fits = |row: &Row| {
+        let ragged_in_or_out = row.takes_ragged() || row.outs.iter().any(|s| s.is_ragged());
+        (row.by_bits || !exact) && (ragged.is_some() || !ragged_in_or_out)
+    };
+    let mut kept = Vec::with_capacity(rows.len());
+    for (nth, row) in rows.into_iter().enumerate().filter(|(_, row)| fits(row)) {
         let sums = row.outs.iter().enumerate().filter(|(_, s)| exact && s.tree_leaf().is_some());
-        let each = |(k, _)| match more_nodes(mesh, op, metas, k, a, row, ragged.as_ref()) {
+        let nodes = |(k, _)| match more_nodes(mesh, op, metas, k, a, &row, ragged.as_ref()) {
             Some(more) => mesh.axis_peers(a).cost(0, (more * outs[k].len_bytes()) as u64),
             // The row splits a leaf: it is not possible, even for empty results.
             None => Cost::INFINITE,
         };
-        sums.map(each).sum()
-    };
-    let cost = |row: &Row| -> Cost {
-        if ragged.is_none() && row.takes_ragged() {
-            return Cost::INFINITE;
-        }
-        let to = |s: &AxisPlacement| instantiate(*s, ragged.as_ref());
-        row.ins.iter().zip(ins).map(|(s, f)| move_cost::along_axis(mesh, f, a, &to(s))).sum::<Cost>()
-            + made(row)
-    };
-    let fits =
-        |row: &&Row| (row.by_bits || !exact) && (ragged.is_some() || !row.outs.iter().any(|s| s.is_ragged()));
-    let mut best: Option<(Cost, &Row)> = None;
-    for row in rows.iter().filter(|r| !excluded.contains(r)).filter(fits) {
-        let c = cost(row);
-        if best.is_none_or(|(b, _)| c < b) {
-            best = Some((c, row));
+        let nodes: Cost = sums.map(nodes).sum();
+        let place = |(i, s)| (i, instantiate(s, ragged.as_ref()));
+        let moves: Cost =
+            row.ins.iter().copied().enumerate().map(place).map(|(i, p)| model.along_axis(i, a, p)).sum();
+        let alone = moves + nodes;
+        if alone < Cost::INFINITE || row.is_replicated() {
+            kept.push(AxisChoice { row, alone, nth });
         }
     }
-    let row = best.expect("the replicated row is never excluded").1.clone();
-    (row, ragged)
-}
-
-/// Returns mesh axis `a`, with the splits that the other axes make in the first operand.
-fn axis_with_splits(mesh: &DeviceMesh, a: usize, first: &[Placement]) -> MeshAxis {
-    let mesh = mesh.mesh();
-    (0..mesh.ndim()).filter(|&b| b != a).fold(MeshAxis::new(mesh.axis_len(a)), |axis, b| {
-        first[b].split_dims().fold(axis, |axis, d| axis.with_split(d, mesh.axis_len(b)))
-    })
-}
-
-/// Returns the placement that a row asks for; `ragged` replaces [`AxisPlacement::Ragged`].
-fn instantiate(placement_of: AxisPlacement, ragged: Option<&Placement>) -> Placement {
-    match placement_of {
-        AxisPlacement::R => Placement::Replicate,
-        AxisPlacement::S(d) => Placement::Shard(d),
-        AxisPlacement::P(op) => Placement::Partial(op),
-        AxisPlacement::TreeSum(_) => Placement::Partial(ReduceOp::Sum),
-        AxisPlacement::Ragged => ragged.cloned().unwrap_or(Placement::Replicate),
-    }
-}
-
-/// Returns the rows that shard one summed dim of result `k`: the dims of its reduction tree, outermost first.
-pub(super) fn tree_rows(op: &dyn Op, metas: &[Meta], k: usize) -> Vec<Row> {
-    let mut rows = op.rows(metas, MeshAxis::new(1));
-    rows.retain(|r| r.outs[k].tree_leaf().is_some() && !r.takes_ragged());
-    rows
-}
-
-/// Returns the extent of the dim that a row shards.
-fn extent(row: &Row, metas: &[Meta]) -> usize {
-    let cut = row.ins.iter().zip(metas).find_map(|(s, m)| s.dim().map(|d| m.shape[d]));
-    cut.expect("a row with a tree shards an operand")
-}
-
-/// Returns the number of nodes beyond one that a rank stores of result `k` if `row` shards axis `a` alone, or `None`
-/// if that splits a leaf.
-fn more_nodes(
-    mesh: &DeviceMesh,
-    op: &dyn Op,
-    metas: &[Meta],
-    k: usize,
-    a: usize,
-    row: &Row,
-    ragged: Option<&Placement>,
-) -> Option<usize> {
-    let whole = Row::new(row.ins.iter().map(|_| AxisPlacement::R), row.outs.iter().map(|_| AxisPlacement::R));
-    let order: Dims = (0..mesh.mesh().ndim()).collect();
-    let on = |b: usize| if a == b { (row.clone(), ragged.cloned()) } else { (whole.clone(), None) };
-    let alone = Candidate { mesh, op, metas, order: &order, rows: order.iter().map(|&b| on(b)).collect() };
-    match alone.tree(k) {
-        Ok(Some(tree)) => mesh.most_nodes(&tree).map(|n| n.saturating_sub(1)),
-        _ => None,
-    }
-}
-
-/// Returns the reduction tree that the operands' partial sums have in common (`Some(None)` for sums without a tree),
-/// or `None` if they differ.
-fn passed_tree(ins: &[Rc<TensorMeta>]) -> Option<Option<Arc<ReductionTree>>> {
-    let mut sums = ins.iter().filter(|f| f.layout().has_partial()).map(|f| &f.spec().tree);
-    let Some(first) = sums.next() else { return Some(None) };
-    sums.all(|t| t == first).then(|| first.clone())
+    kept.sort_by_key(|choice| (choice.alone, choice.nth));
+    AxisChoices { ragged, rows: kept }
 }
 
 /// Returns the orders of axes that are tried for all operands and results: [`common_order`], then the other orders of
 /// operands with a dim that several axes split. For the other operands the order has no meaning.
-fn orders(ins: &[&Rc<TensorMeta>]) -> SmallVec<[Dims; 2]> {
+pub(super) fn orders(ins: &[&Rc<TensorMeta>]) -> SmallVec<[Dims; 2]> {
     let mut orders: SmallVec<[Dims; 2]> = [common_order(ins)].into_iter().collect();
     for layout in ins.iter().map(|f| f.layout()) {
         let nested = (0..layout.ndim()).any(|a| (0..a).any(|b| layout.axis(a).meets(layout.axis(b))));

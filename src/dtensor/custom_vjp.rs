@@ -1,14 +1,13 @@
 //! Functions with a derivative that the caller writes.
 
-use std::cell::Cell;
 use std::rc::Rc;
 
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
+use super::gradient_needs::GradientNeeds;
 use super::tensor::{
     CallDerivative, CustomDerivative, DTensor, Saved, SavedTensorOrigin, TapeCall, TapeNode, TapeOutput,
-    next_id,
 };
 use crate::error::{Error, Result};
 
@@ -62,6 +61,16 @@ impl DTensor {
         forward: impl FnOnce(&[DTensor]) -> Result<(Vec<DTensor>, Vec<DTensor>)>,
         backward: impl Fn(&[DTensor], &[DTensor]) -> Result<Vec<Option<DTensor>>> + 'static,
     ) -> Result<Vec<DTensor>> {
+        Self::custom_vjp_of_needed(name, operands, forward, move |saved, grads, _| backward(saved, grads))
+    }
+
+    /// Runs [`DTensor::custom_vjp`] for a `backward` that is also told, per operand, if its gradient is needed.
+    pub(super) fn custom_vjp_of_needed(
+        name: &'static str,
+        operands: &[&DTensor],
+        forward: impl FnOnce(&[DTensor]) -> Result<(Vec<DTensor>, Vec<DTensor>)>,
+        backward: impl Fn(&[DTensor], &[DTensor], &GradientNeeds<'_>) -> Result<Vec<Option<DTensor>>> + 'static,
+    ) -> Result<Vec<DTensor>> {
         let Some(first) = operands.first() else {
             return Err(Error::invalid(name, "wants operands", "none", ""));
         };
@@ -106,8 +115,7 @@ impl DTensor {
             derivative: CallDerivative::Custom(Box::new(custom)),
         };
         let outs = results.iter().map(|y| y.meta.clone()).collect();
-        let node =
-            Rc::new(TapeNode { id: next_id(), outs, call: Some(call), pending_grads: Cell::default() });
+        let node = TapeNode::new(outs, Some(call));
         for (out, y) in results.iter_mut().enumerate().filter(|(_, y)| y.dtype().is_float()) {
             y.history = Some(TapeOutput { node: node.clone(), out });
         }
@@ -116,19 +124,18 @@ impl DTensor {
 }
 
 impl CustomDerivative {
-    /// Returns the operands' gradients, given those of all results of `node`.
+    /// Returns the operands' gradients, given those of all results of `node`. `needed` tells, per operand, if its gradient
+    /// is used.
     pub fn run(
         &self,
         node: &Rc<TapeNode>,
         inputs: &[Option<TapeOutput>],
         grads: &[DTensor],
+        needs: &GradientNeeds<'_>,
     ) -> Result<SmallVec<[Option<DTensor>; 4]>> {
         let mesh = grads[0].mesh();
         let saved = |(saved, from): &(Saved, SavedTensorOrigin)| {
-            let x = match saved {
-                Saved::Kept(x) => x.clone(),
-                Saved::Regather(origin) => origin.value()?,
-            };
+            let x = saved.value()?;
             if !mesh.grad_enabled() {
                 return Ok(x);
             }
@@ -150,7 +157,7 @@ impl CustomDerivative {
             Ok(DTensor { history, origin: saved.origin_of_recorded(), ..x })
         };
         let saved = self.saved.iter().map(saved).collect::<Result<Vec<_>>>()?;
-        let found = (self.backward)(&saved, grads)?;
+        let found = (self.backward)(&saved, grads, needs)?;
         if found.len() != self.ins.len() {
             let given = format!("{} for {} operand(s)", found.len(), self.ins.len());
             let rule = "the backward function returns one gradient per operand";

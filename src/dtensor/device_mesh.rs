@@ -8,13 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxHashMap;
 
-use super::reduction::Reduction;
-use super::tensor_meta::TensorMeta;
+use super::reduction::ReductionModes;
 use super::unoptimised;
 use crate::comm::{Group, Peers, Rank};
 use crate::error::{Error, Result};
-use crate::placement::{Layout, Mesh, ReductionTree, Spec};
-use crate::tensor::{DType, Device, Dims, Shape};
+use crate::placement::Mesh;
+use crate::tensor::{Device, Dims};
 
 /// An n-D grid of ranks with named axes, as one of its ranks sees it, together with what the rank needs to
 /// communicate.
@@ -41,19 +40,24 @@ pub(super) struct MeshState {
     pub mesh: Mesh,
     pub rank: Rank,
     pub strict: Cell<bool>,
-    pub reduction: Cell<Reduction>,
+    pub reduction: ReductionModes,
     pub no_grad: Cell<usize>,
+    /// The number of guards that leave gradients unreduced.
+    pub no_sync: Cell<usize>,
     pub plans: MeshCache,
     pub moves: MeshCache,
     pub moved_bytes: Cell<u64>,
-    meta: RefCell<FxHashMap<Spec, Rc<TensorMeta>>>,
-    most_nodes: RefCell<FxHashMap<ReductionTree, Option<usize>>>,
+    pub moving_calls: Cell<u64>,
+    pub meta: MeshCache,
+    pub most_nodes: MeshCache,
     groups: RefCell<FxHashMap<Dims, Group>>,
     /// The distances between ranks, one entry per axis.
     pub peers: OnceCell<Vec<Peers>>,
-    /// The tallies that count the work of calls, and their number.
+    /// The tallies that count the work of calls, and the explanations of their plans.
     pub tallies: MeshCache,
-    pub tallies_len: Cell<usize>,
+    pub explanations: MeshCache,
+    /// The number of both. A call looks for them if it is not 0.
+    pub observers: Cell<usize>,
 }
 
 /// A cache of one type that another file keeps with a mesh; the mesh does not depend on the type.
@@ -201,17 +205,20 @@ impl DeviceMesh {
             mesh,
             rank: rank.clone(),
             strict: Cell::new(false),
-            reduction: Cell::default(),
+            reduction: ReductionModes::default(),
             no_grad: Cell::new(0),
+            no_sync: Cell::new(0),
             plans: MeshCache::default(),
             moves: MeshCache::default(),
             moved_bytes: Cell::new(0),
-            meta: RefCell::default(),
-            most_nodes: RefCell::default(),
+            moving_calls: Cell::new(0),
+            meta: MeshCache::default(),
+            most_nodes: MeshCache::default(),
             groups: RefCell::default(),
             peers: OnceCell::new(),
             tallies: MeshCache::default(),
-            tallies_len: Cell::new(0),
+            explanations: MeshCache::default(),
+            observers: Cell::new(0),
         }))
     }
 
@@ -280,26 +287,6 @@ impl DeviceMesh {
         self.0.strict.set(strict);
     }
 
-    /// Disables the tape until the returned guard is dropped: operators record no history.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [3], "(S0)".parse()?)?.requires_grad()?;
-    ///     let guard = mesh.no_grad();
-    ///     assert!(!x.exp()?.has_history());
-    ///     drop(guard);
-    ///     assert!(x.exp()?.has_history());
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn no_grad(&self) -> NoGrad {
-        self.0.no_grad.set(self.0.no_grad.get() + 1);
-        NoGrad(self.clone())
-    }
-
     /// Returns the number of bytes that this rank has received from other ranks in redistributions so far. An
     /// all-reduce over `n` ranks counts as a ring's: `2 (n - 1) / n` times the tensor's bytes.
     ///
@@ -316,6 +303,23 @@ impl DeviceMesh {
     /// ```
     pub fn received_bytes(&self) -> u64 {
         self.0.moved_bytes.get()
+    }
+
+    /// Returns the number of collective calls that this rank has made so far to redistribute tensors on this mesh.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0)".parse()?)?;
+    ///     x.redistribute("(R)".parse()?)?.redistribute("(S1)".parse()?)?;
+    ///     assert_eq!(mesh.redistribution_calls(), 1); // the second is a slice
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn redistribution_calls(&self) -> u64 {
+        self.0.moving_calls.get()
     }
 
     /// Waits until every rank of the mesh has called this.
@@ -359,48 +363,6 @@ impl DeviceMesh {
         self.group(&axes)
     }
 
-    /// Returns the interned metadata of a tensor on this mesh.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, tensor::DType};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let meta = |layout: &str| mesh.meta(DType::F32, &[4].into(), &layout.parse()?);
-    ///     assert!(std::rc::Rc::ptr_eq(&meta("(S0)")?, &meta("(S0)")?));
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses a layout that does not fit mesh, dtype or shape.
-    pub fn meta(&self, dtype: DType, shape: &Shape, layout: &Layout) -> Result<Rc<TensorMeta>> {
-        let (mesh, shape, layout) = (self.0.mesh.clone(), shape.clone(), layout.clone());
-        self.intern(Spec { mesh, dtype, shape, layout, tree: None })
-    }
-
-    /// Returns the interned metadata for a spec, which may have a reduction tree.
-    pub(super) fn intern(&self, spec: Spec) -> Result<Rc<TensorMeta>> {
-        if let Some(f) = self.0.meta.borrow().get(&spec) {
-            return Ok(f.clone());
-        }
-        spec.validate("layout")?;
-        let mut meta = self.0.meta.borrow_mut();
-        let new = TensorMeta::new(meta.len() as u32, spec.clone());
-        meta.insert(spec, new.clone());
-        Ok(new)
-    }
-
-    /// Returns [`ReductionTree::most_nodes`], cached: every row of an operator asks for it when its cost is computed.
-    pub(super) fn most_nodes(&self, tree: &ReductionTree) -> Option<usize> {
-        if let Some(&n) = self.0.most_nodes.borrow().get(tree) {
-            return n;
-        }
-        let n = tree.most_nodes(&self.0.mesh);
-        self.0.most_nodes.borrow_mut().insert(tree.clone(), n);
-        n
-    }
-
     /// Returns the group of the ranks that differ from this one along `axes` (ascending) only, row-major.
     pub(super) fn group(&self, axes: &[usize]) -> Result<Group> {
         if let Some(g) = self.0.groups.borrow().get(axes) {
@@ -430,10 +392,6 @@ impl DeviceMesh {
         self.group(&(0..mesh.ndim()).collect::<Vec<_>>())
     }
 
-    pub(super) fn grad_enabled(&self) -> bool {
-        self.0.no_grad.get() == 0
-    }
-
     /// Returns a number that no other mesh in this process has.
     pub(super) fn id(&self) -> u64 {
         self.0.id
@@ -441,65 +399,6 @@ impl DeviceMesh {
 
     pub(super) fn same(&self, other: &DeviceMesh) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl DeviceMesh {
-    /// Sets the [`Reduction`] mode of the calls that follow. All ranks must set the same mode.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DeviceMesh, Reduction}};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     mesh.set_reduction(Reduction::Fast);
-    ///     assert_eq!(mesh.reduction(), Reduction::Fast);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn set_reduction(&self, reduction: Reduction) {
-        self.0.reduction.set(reduction);
-    }
-
-    /// Returns the [`Reduction`] mode; [`Reduction::Exact`] by default.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DeviceMesh, Reduction}};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     assert_eq!(mesh.reduction(), Reduction::Exact);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn reduction(&self) -> Reduction {
-        self.0.reduction.get()
-    }
-
-    /// Runs `f` in the given [`Reduction`] mode, then restores the mode before. A backward pass uses the mode in
-    /// which it runs. When an operator in fast mode reads a partial sum that was made in exact mode, each rank first
-    /// adds up its nodes.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, Reduction}, placement::{Layout, short::shard}};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, isoshard::tensor::DType::F32, [5], Layout::new([shard(0)]))?;
-    ///     mesh.with_reduction(Reduction::Fast, || x.sum_all())?;
-    ///     assert_eq!(mesh.reduction(), Reduction::Exact);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn with_reduction<T>(&self, reduction: Reduction, f: impl FnOnce() -> T) -> T {
-        struct RestoreReduction<'a>(&'a DeviceMesh, Reduction);
-        impl Drop for RestoreReduction<'_> {
-            fn drop(&mut self) {
-                self.0.set_reduction(self.1);
-            }
-        }
-        let _restore = RestoreReduction(self, self.0.reduction.replace(reduction));
-        f()
     }
 }
 
@@ -512,15 +411,6 @@ fn too_large(mesh: &Mesh, world: usize) -> Result<DeviceMesh> {
     ))
 }
 
-/// The guard of [`DeviceMesh::no_grad`]: while it lives, operators record no history.
-pub struct NoGrad(DeviceMesh);
-
-impl Drop for NoGrad {
-    fn drop(&mut self) {
-        self.0.0.no_grad.set(self.0.0.no_grad.get() - 1);
-    }
-}
-
 impl fmt::Debug for DeviceMesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at rank {}", self.0.mesh, self.0.mesh.rank())
@@ -531,30 +421,8 @@ impl fmt::Debug for DeviceMesh {
 mod tests {
     use super::*;
     use crate::comm::spmd;
-    use crate::dtensor::DTensor;
-
-    #[test]
-    fn guards_nest_and_end_with_their_scope() {
-        let run = |rank| {
-            let mesh = DeviceMesh::new(&rank, &[("a", 1)])?;
-            let x = DTensor::zeros(&mesh, DType::F32, [3], Layout::replicated(1))?.requires_grad()?;
-            let keeps = || -> Result<bool> { Ok(x.exp()?.has_history()) };
-            {
-                let _outer = mesh.no_grad();
-                drop(mesh.no_grad());
-                assert!(!keeps()?, "the outer guard still lives");
-                assert!(x.has_history(), "what is there stays");
-            }
-            assert!(keeps()?);
-            let failing = || -> Result<()> {
-                let _guard = mesh.no_grad();
-                x.reshape([2]).map(drop)
-            };
-            assert!(failing().is_err() && keeps()?, "an error ends the scope as well");
-            Ok(())
-        };
-        spmd(1, run).unwrap_or_else(|e| panic!("{e}"));
-    }
+    use crate::placement::Layout;
+    use crate::tensor::DType;
 
     #[test]
     fn facts_are_interned_and_refused_alike_each_time() {

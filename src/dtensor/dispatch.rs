@@ -9,7 +9,9 @@ use smallvec::SmallVec;
 
 use super::call_plan::CallPlan;
 use super::device_mesh::DeviceMesh;
+use super::explain;
 use super::list::DTensors;
+use super::operator_span::operator_span;
 use super::redistribute::Move;
 use super::tape;
 use super::tensor::DTensor;
@@ -41,6 +43,7 @@ impl DTensor {
     /// to be redistributed with communication.
     pub fn apply(op: &dyn Op, ins: &[&DTensor]) -> Result<DTensors> {
         let plan = plan_for(op, ins)?;
+        let _span = operator_span(op, &plan);
         Self::apply_by(&plan, op, ins)
     }
 
@@ -50,6 +53,8 @@ impl DTensor {
         for (x, m) in ins.iter().zip(&plan.moves) {
             moved.push(match m {
                 None => None,
+                // A derivative reduces partial operands once for several steps.
+                Some((_, to)) if x.meta == *to => None,
                 Some((m, to)) => {
                     let _label = operator_scope(op.name());
                     Some(DTensor::wrap(&x.mesh, m.run(&x.mesh, x.local.clone())?, to.clone()))
@@ -119,6 +124,7 @@ impl DTensor {
     }
 
     fn run_owned(op: &dyn Op, ins: &mut DTensors, plan: Rc<CallPlan>) -> Result<DTensors> {
+        let _span = operator_span(op, &plan);
         let mut prepared = PreparedCall::new(op, ins, plan)?;
         let outs = execute(op, &prepared.plan, &prepared.mesh, &mut prepared.locals);
         prepared.end(ins, outs.is_ok());
@@ -181,6 +187,7 @@ impl DTensor {
             }
             return (outs, Ok(()));
         }
+        let _span = calls.first().zip(plans.first()).and_then(|((op, _), plan)| operator_span(*op, plan));
         let mut prepared = Vec::with_capacity(calls.len());
         let mut result = Ok(());
         for ((op, ins), plan) in calls.iter_mut().zip(plans) {
@@ -262,7 +269,7 @@ fn compute<O: Batched>(calls: &[(&O, &mut DTensors)], prepared: &mut [PreparedCa
     let (mut all, mut at) = (Vec::with_capacity(prepared.len()), Vec::with_capacity(prepared.len()));
     let lens: SmallVec<[usize; 8]> = prepared.iter().map(|call| call.plan.outs.len()).collect();
     for ((op, _), PreparedCall { plan, locals, mesh }) in calls.iter().zip(prepared) {
-        work_tally::count(mesh, *op, plan);
+        observe(mesh, *op, plan);
         all.push((*op, &mut locals[..]));
         at.push(&plan.windows);
     }
@@ -300,10 +307,25 @@ thread_local!(
     pub(super) static CALLS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
 );
 
-fn execute(op: &dyn Op, plan: &CallPlan, mesh: &DeviceMesh, locals: &mut Tensors) -> Result<DTensors> {
+/// Adds a call to the tallies and explanations of its mesh, if there are any.
+#[inline]
+fn observe(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
+    if mesh.0.observers.get() > 0 {
+        work_tally::count(mesh, op, plan);
+        explain::note(mesh, op, plan);
+    }
+}
+
+/// Computes the results of a call from its operands, which have been moved as the plan says.
+pub(super) fn execute(
+    op: &dyn Op,
+    plan: &CallPlan,
+    mesh: &DeviceMesh,
+    locals: &mut Tensors,
+) -> Result<DTensors> {
     #[cfg(test)]
     CALLS.with(|c| c.set(c.get() + 1));
-    work_tally::count(mesh, op, plan);
+    observe(mesh, op, plan);
     let outs = match &plan.nodes {
         // A dry run has no elements: the plan gives the results' shapes.
         nodes if locals.first().is_some_and(Tensor::is_meta) && !(op.is_view() && nodes.is_none()) => {

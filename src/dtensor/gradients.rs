@@ -1,12 +1,17 @@
 //! The gradients that a backward pass computes.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use rustc_hash::FxHashMap;
 
-use super::tensor::DTensor;
+use super::device_mesh::DeviceMesh;
+use super::gradient_sum::{add, add_to};
+use super::kept_parts::KeptParts;
+use super::tensor::{DTensor, TapeNode};
+use crate::comm::{ModulePath, Phase, operator_scope};
 use crate::error::{Error, Result};
-use crate::ops::Add;
+use crate::placement::Layout;
 
 /// The gradients of a backward pass, by leaf tensor.
 ///
@@ -23,10 +28,19 @@ use crate::ops::Add;
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 #[derive(Default)]
-pub struct Gradients(pub(super) FxHashMap<u64, DTensor>);
+pub struct Gradients {
+    by_leaf: FxHashMap<u64, DTensor>,
+    /// The layouts and modules of the leaf tensors whose gradients are unreduced, in the order of the leaves' numbers.
+    /// Every rank makes its leaves in the same order.
+    unreduced: BTreeMap<u64, (Layout, ModulePath)>,
+    /// The parts of gradients that are summed in groups and not joined yet, in the order of the leaves' numbers.
+    parts: BTreeMap<u64, KeptParts>,
+}
 
 impl Gradients {
-    /// Returns the gradient of `leaf`, in its layout, or `None` if the result did not depend on it.
+    /// Returns the gradient of `leaf`, or `None` if the result did not depend on it. It has the leaf's layout, unless it
+    /// is unreduced ([`DeviceMesh::no_sync`](super::DeviceMesh::no_sync)). Parts of sums in groups that are not joined yet
+    /// are no gradient.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -40,10 +54,15 @@ impl Gradients {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn get(&self, leaf: &DTensor) -> Option<&DTensor> {
-        self.0.get(&leaf.history.as_ref()?.node.id)
+        self.by_leaf.get(&leaf.history.as_ref()?.node.id)
     }
 
-    /// Removes and returns the gradient of `leaf`, if it has one.
+    /// Returns true if parts of the gradient of `leaf` are not joined yet.
+    pub(crate) fn has_parts(&self, leaf: &DTensor) -> bool {
+        leaf.history.as_ref().is_some_and(|output| self.keeps_parts_of(&output.node))
+    }
+
+    /// Removes and returns the gradient of `leaf`, if it has one whose parts are joined.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -57,7 +76,12 @@ impl Gradients {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn take(&mut self, leaf: &DTensor) -> Option<DTensor> {
-        self.0.remove(&leaf.history.as_ref()?.node.id)
+        let id = leaf.history.as_ref()?.node.id;
+        if self.parts.contains_key(&id) {
+            return None;
+        }
+        self.unreduced.remove(&id);
+        self.by_leaf.remove(&id)
     }
 
     /// Sets the gradient of `leaf`: puts back one that [`Gradients::take`] removed, or replaces it.
@@ -92,11 +116,72 @@ impl Gradients {
                 "redistribute it first",
             ));
         }
-        self.0.insert(output.node.id, grad);
+        self.unreduced.remove(&output.node.id);
+        self.parts.remove(&output.node.id);
+        self.by_leaf.insert(output.node.id, grad);
         Ok(())
     }
 
-    /// Adds the gradients of another backward pass to these: gradient accumulation.
+    /// Puts back a gradient that [`Gradients::take`] returned for `leaf`.
+    pub(crate) fn put_back(&mut self, leaf: &DTensor, grad: DTensor) {
+        if let Some(output) = &leaf.history {
+            self.store(&output.node, grad);
+        }
+    }
+
+    /// Returns true if the gradient of a leaf is unreduced.
+    pub(super) fn has_part_of(&self, leaf: &TapeNode) -> bool {
+        self.unreduced.contains_key(&leaf.id)
+    }
+
+    /// Removes and returns the gradient of a leaf.
+    pub(super) fn remove(&mut self, leaf: &TapeNode) -> Option<DTensor> {
+        self.unreduced.remove(&leaf.id);
+        self.by_leaf.remove(&leaf.id)
+    }
+
+    /// Stores the gradient of a leaf, in the leaf's layout or unreduced.
+    pub(super) fn store(&mut self, leaf: &TapeNode, grad: DTensor) {
+        let layout = leaf.outs[0].layout();
+        if grad.layout().has_partial() && grad.layout() != layout {
+            self.unreduced.insert(leaf.id, (layout.clone(), leaf.path));
+        }
+        self.by_leaf.insert(leaf.id, grad);
+    }
+
+    /// Returns true if parts of a leaf's gradient are kept.
+    pub(super) fn keeps_parts_of(&self, leaf: &TapeNode) -> bool {
+        self.parts.contains_key(&leaf.id)
+    }
+
+    /// Adds the parts of a leaf's gradient to those that are kept.
+    pub(super) fn keep_parts(&mut self, leaf: &TapeNode, parts: DTensor) -> Result<()> {
+        self.parts.entry(leaf.id).or_insert_with(|| KeptParts::new(leaf)).add(parts)
+    }
+
+    /// Begins another backward pass, whose gradients are added.
+    pub(super) fn begin_pass(&mut self) {
+        self.parts.values_mut().for_each(KeptParts::begin_pass);
+    }
+
+    /// Reduces the unreduced gradients of all leaves, in the same order on every rank.
+    pub(super) fn reduce(&mut self, mesh: &DeviceMesh) -> Result<()> {
+        let _label = operator_scope("backward");
+        for (id, parts) in std::mem::take(&mut self.parts) {
+            let Some(grad) = parts.finish(mesh)? else { continue };
+            let sum = add_to(self.by_leaf.remove(&id), grad)?;
+            self.by_leaf.insert(id, sum);
+        }
+        for (id, (layout, path)) in std::mem::take(&mut self.unreduced) {
+            let Some(grad) = self.by_leaf.remove(&id) else { continue };
+            let _scope = path.enter_in(Phase::Backward);
+            self.by_leaf.insert(id, grad.redistribute(layout)?);
+        }
+        Ok(())
+    }
+
+    /// Adds the gradients of another backward pass to these: gradient accumulation. [`DTensor::backward_into`] does so
+    /// too, and communicates less in fast mode ([`DeviceMesh::no_sync`](super::DeviceMesh::no_sync)).
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -114,12 +199,44 @@ impl Gradients {
     /// # Errors
     /// Returns an error if the sum of two gradients fails on a device.
     pub fn merge(&mut self, other: Gradients) -> Result<()> {
-        for (id, g) in other.0 {
-            let sum = match self.0.remove(&id) {
+        // A sum may communicate: every rank adds in the order of the leaves' numbers.
+        // Parts and a reduced gradient are reduced, as an unreduced gradient and a reduced one are.
+        let ends = |one: &Gradients, parts: &Gradients| -> Vec<u64> {
+            let joins = |id: &&u64| one.by_leaf.contains_key(id) && !one.parts.contains_key(id);
+            parts.parts.keys().filter(joins).copied().collect()
+        };
+        let mut joined: Vec<u64> = ends(self, &other).into_iter().chain(ends(&other, self)).collect();
+        joined.sort_unstable();
+        for (id, parts) in other.parts {
+            match self.parts.get_mut(&id) {
+                Some(mine) => mine.merge(parts)?,
+                None => drop(self.parts.insert(id, parts)),
+            }
+        }
+        let mut by_leaf: Vec<(u64, DTensor)> = other.by_leaf.into_iter().collect();
+        by_leaf.sort_unstable_by_key(|(id, _)| *id);
+        self.unreduced.extend(other.unreduced);
+        for id in joined {
+            let Some(parts) = self.parts.remove(&id) else { continue };
+            let Some(mesh) = parts.mesh().cloned() else { continue };
+            if let Some(grad) = parts.finish(&mesh)? {
+                let sum = add_to(self.by_leaf.remove(&id), grad)?;
+                self.by_leaf.insert(id, sum);
+            }
+        }
+        for (id, g) in by_leaf {
+            let mut sum = match self.by_leaf.remove(&id) {
                 Some(mine) => add(mine, g)?,
                 None => g,
             };
-            self.0.insert(id, sum);
+            // The sum of an unreduced gradient and a reduced one is reduced.
+            if !sum.layout().has_partial()
+                && let Some((layout, path)) = self.unreduced.remove(&id)
+            {
+                let _scope = path.enter_in(Phase::Backward);
+                sum = sum.redistribute(layout)?;
+            }
+            self.by_leaf.insert(id, sum);
         }
         Ok(())
     }
@@ -127,11 +244,6 @@ impl Gradients {
 
 impl fmt::Debug for Gradients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.0.iter().map(|(id, g)| (id, g.spec().to_string()))).finish()
+        f.debug_map().entries(self.by_leaf.iter().map(|(id, g)| (id, g.spec().to_string()))).finish()
     }
-}
-
-/// Returns `a + b`, reusing a buffer that no other tensor shares.
-pub(super) fn add(a: DTensor, b: DTensor) -> Result<DTensor> {
-    Ok(DTensor::apply_owned(&Add, &mut [a, b].into())?.remove(0))
 }

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::explain::note_move;
 use super::redistribute::{self, InFlight, Redistribution};
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
@@ -174,6 +175,7 @@ impl DTensor {
         let meta = self.mesh.intern(self.meta.spec().with_layout(layout)?)?;
         let m = redistribute::find(&self.mesh, &self.meta, &meta)?;
         let _label = operator_scope_if_none("redistribute");
+        note_move(&self.mesh, &m, &self.meta, &meta);
         let in_flight = Some(m.start(&self.mesh, self.local.clone())?);
         Ok(PendingRedistribution { source: self.clone(), meta, in_flight })
     }

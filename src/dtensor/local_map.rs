@@ -9,7 +9,6 @@ use smallvec::SmallVec;
 use super::device_mesh::DeviceMesh;
 use super::list::DTensors;
 use super::rank_reports::{gather_texts, gather_words, group_by_value, list_values};
-use super::reduction::Reduction;
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use crate::comm::operator_scope;
@@ -331,7 +330,7 @@ impl<'a> LocalMap<'a> {
         let windows = Windows {
             ins: moved.iter().map(|x| x.tensor_meta().window().clone()).collect(),
             outs: results.iter().map(|m| m.window().clone()).collect(),
-            exact: self.mesh.reduction() == Reduction::Exact,
+            exact: self.mesh.reduction().is_exact(),
         };
         let mut locals: Tensors = moved.into_iter().map(DTensor::into_local).collect();
         Ok(function(&mut locals, &windows)?.into_iter().collect())

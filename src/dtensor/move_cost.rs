@@ -1,15 +1,33 @@
-//! The modelled time of moving operands, by the mesh's [`Network`](crate::comm::Network): the cost by which rows are
-//! chosen.
+//! The modelled time of moving an operand, by the mesh's [`Network`](crate::comm::Network).
 //!
-//! Costs along one axis are estimated from metadata that all ranks share, as for equal chunks. As in the planner of
-//! redistributions, an all-reduce brings twice the bytes of a reduce-scatter, and each call has one latency. A slice
-//! communicates nothing: it costs almost nothing, but more than not moving.
+//! The time is that of the rank that receives or sends most, counted on the windows of all ranks (of some along each
+//! axis on meshes of more than 64), from metadata that all ranks share. Chunks may be uneven, empty or ragged, splits
+//! nested, and a partial sum may have several nodes. A move is one exchange, a reduction that sends each rank the
+//! partial values of what it will hold, or an all-reduce next to an exchange. The planner of redistributions may find
+//! a cheaper path over fast and slow links. A slice communicates nothing: it costs almost nothing, but more than not
+//! moving.
+
+use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
-use super::redistribute::{Redistribution, peers};
+use super::redistribute::{communicating_axes, peers, sampled_along};
 use super::tensor_meta::TensorMeta;
 use crate::comm::{Cost, Peers};
-use crate::placement::{Layout, Placement};
+use crate::placement::{Layout, Mesh, Placement, ShardBounds};
+use crate::tensor::Dims;
+
+/// The time of a move, and the bytes that the rank that receives most receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct MoveCost {
+    pub time: Cost,
+    pub bytes: u64,
+}
+
+/// The largest mesh on which the elements that a rank sends are counted receiver by receiver if splits are nested.
+const COUNTED: usize = 64;
+
+/// The coordinates along each axis at which windows are compared.
+pub(super) struct RankSamples(SmallVec<[Dims; 4]>);
 
 impl DeviceMesh {
     /// Returns the distance of the ranks along axis `a` from each other.
@@ -21,73 +39,194 @@ impl DeviceMesh {
     }
 }
 
-/// Returns the time of changing an operand's placement on axis `a` to `to`, the other axes held; infinite for a new
-/// `Partial`, which the dispatcher never creates on its own.
-pub(super) fn along_axis(mesh: &DeviceMesh, f: &TensorMeta, a: usize, to: &Placement) -> Cost {
-    let from = f.layout().axis(a);
-    if from == to {
-        return Cost::default();
+impl RankSamples {
+    /// Samples the ranks for moves between layouts whose ragged shards are those of `layouts`.
+    pub fn new<'a>(mesh: &DeviceMesh, layouts: impl Iterator<Item = &'a Layout> + Clone) -> RankSamples {
+        RankSamples((0..mesh.mesh().ndim()).map(|a| sampled_along(mesh.mesh(), a, layouts.clone())).collect())
     }
-    let peers = mesh.axis_peers(a);
-    let n = peers.len();
-    // The ranks along this axis together hold one of the `parts` into which the other axes split the tensor.
-    let parts = split_factor(mesh, f.layout(), (0..f.layout().ndim()).filter(|&b| b != a));
-    let bytes = |times: usize, ranks: usize| share(held_bytes(mesh, f) * times * (n - 1), ranks * parts);
-    let all_reduce = || peers.cost(1, bytes(2, n));
-    let all_gather = || peers.cost(1, bytes(1, n));
-    let reduce_scatter = all_gather;
-    let all_to_all = || peers.cost(1, bytes(1, n * n));
-    let talk = match to {
-        Placement::Partial(_) => Cost::INFINITE,
-        Placement::Replicate => match from {
-            Placement::Replicate => Cost::default(),
-            Placement::Partial(_) => all_reduce(),
-            Placement::Shard(_) | Placement::RaggedShard { .. } => all_gather(),
-        },
-        Placement::Shard(_) | Placement::RaggedShard { .. } => match from {
-            Placement::Replicate => Cost::default(),
-            Placement::Partial(_) => reduce_scatter(),
-            Placement::Shard(_) | Placement::RaggedShard { .. } => all_to_all(),
-        },
-    };
-    Cost::LEAST + talk
-}
 
-/// Returns the time of moving an operand to another layout, its order of axes included.
-pub(super) fn between_layouts(mesh: &DeviceMesh, from: &TensorMeta, to: &TensorMeta) -> Cost {
-    if from == to {
-        return Cost::default();
+    /// Calls `f` at the sampled coordinates along the axes in `varied`; along the others at those of `coords`.
+    fn visit(&self, mut coords: Dims, varied: impl Fn(usize) -> bool, mut f: impl FnMut(&[usize])) {
+        let along = &self.0;
+        let varied: Dims = (0..coords.len()).filter(|&a| varied(a) && along[a].len() > 1).collect();
+        let mut at = Dims::from_elem(0, varied.len());
+        varied.iter().for_each(|&a| coords[a] = along[a][0]);
+        loop {
+            f(&coords);
+            let Some(k) = (0..varied.len()).rev().find(|&k| at[k] + 1 < along[varied[k]].len()) else {
+                return;
+            };
+            at[k] += 1;
+            at[k + 1..].fill(0);
+            for (i, &a) in varied.iter().enumerate().skip(k) {
+                coords[a] = along[a][at[i]];
+            }
+        }
     }
-    let planned = Redistribution::over(mesh.rank().network(), from.spec(), to.spec());
-    planned.map_or(Cost::INFINITE, |p| Cost::LEAST + p.cost())
 }
 
-/// Returns the bytes of the whole tensor, times the largest number of nodes per rank of a partial sum.
-fn held_bytes(mesh: &DeviceMesh, f: &TensorMeta) -> usize {
-    let nodes = f.spec().tree.as_ref().map_or(1, |t| mesh.most_nodes(t).expect("what is held fits"));
-    f.meta().len_bytes() * nodes
-}
-
-/// Returns the number of parts into which these axes split the tensor.
-fn split_factor(mesh: &DeviceMesh, layout: &Layout, axes: impl Iterator<Item = usize>) -> usize {
-    let cut = |&a: &usize| match layout.axis(a) {
-        Placement::Shard(_) | Placement::RaggedShard { .. } => true,
-        Placement::Replicate | Placement::Partial(_) => false,
+/// Returns the coordinates of the rank that holds most: the first along each axis, or that with the most units of the
+/// first ragged shard of `layouts`.
+pub(super) fn largest_rank<'a>(layouts: impl Iterator<Item = &'a Layout> + Clone) -> Dims {
+    let ndim = layouts.clone().next().map_or(0, Layout::ndim);
+    let along = |a| {
+        let units = layouts.clone().find_map(|layout| layout.axis(a).ragged_units());
+        units.map_or(0, |units| {
+            (0..units.len()).max_by_key(|&i| (units[i], std::cmp::Reverse(i))).unwrap_or(0)
+        })
     };
-    axes.filter(cut).map(|a| mesh.mesh().axis_len(a)).product()
+    (0..ndim).map(along).collect()
 }
 
-/// Returns one of `parts` equal shares, rounded up.
-fn share(bytes: usize, parts: usize) -> u64 {
-    bytes.div_ceil(parts) as u64
+/// Returns the coordinates of the rank that holds least: the last along each axis, or that with the fewest units of the
+/// first ragged shard of `layouts`.
+pub(super) fn smallest_rank<'a>(layouts: impl Iterator<Item = &'a Layout> + Clone, mesh: &Mesh) -> Dims {
+    let along = |a| {
+        let units = layouts.clone().find_map(|layout| layout.axis(a).ragged_units());
+        units.map_or(mesh.axis_len(a) - 1, |units| (0..units.len()).min_by_key(|&i| units[i]).unwrap_or(0))
+    };
+    (0..mesh.ndim()).map(along).collect()
+}
+
+/// Returns the cost of moving an operand to `to`; infinite for a new `Partial`, which the dispatcher never creates on
+/// its own.
+pub(super) fn of_move(mesh: &DeviceMesh, f: &TensorMeta, to: &Layout, ranks: &RankSamples) -> MoveCost {
+    let from = f.layout();
+    if from == to {
+        return MoveCost::default();
+    }
+    let all = || 0..from.ndim();
+    let opens = |a: usize| to.axis(a).is_partial() && to.axis(a) != from.axis(a);
+    if all().any(opens) {
+        return MoveCost { time: Cost::INFINITE, bytes: u64::MAX };
+    }
+    let folds = |a: &usize| from.axis(*a).is_partial() && to.axis(*a) != from.axis(*a);
+    let folded: Dims = all().filter(folds).filter(|&a| mesh.mesh().axis_len(a) > 1).collect();
+    let traffic = OperandTraffic { mesh, f, ranks };
+    let cost = if folded.is_empty() {
+        traffic.exchange(from, to)
+    } else {
+        let fold = traffic.fold(from, to, &folded);
+        let whole = folded.iter().fold(from.clone(), |l, &a| l.set(a, Placement::Replicate));
+        // The other splits change before an all-reduce if that leaves less to reduce, else after it.
+        let cut = folded.iter().all(|&a| to.axis(a).is_replicate()).then_some(to);
+        let [before, after] = [cut.unwrap_or(&whole), &whole].map(|mid| {
+            let sum = traffic.all_reduce(mid, &folded);
+            let rest = traffic.exchange(&whole, if std::ptr::eq(mid, to) { mid } else { to });
+            MoveCost { time: sum.time + rest.time, bytes: sum.bytes + rest.bytes }
+        });
+        fold.min(before).min(after)
+    };
+    MoveCost { time: Cost::LEAST + cost.time, bytes: cost.bytes }
+}
+
+/// The traffic of one operand's moves.
+struct OperandTraffic<'a> {
+    mesh: &'a DeviceMesh,
+    f: &'a TensorMeta,
+    ranks: &'a RankSamples,
+}
+
+impl OperandTraffic<'_> {
+    /// An exchange in which each rank receives the elements that it lacks.
+    fn exchange(&self, from: &Layout, to: &Layout) -> MoveCost {
+        if from == to {
+            return MoveCost::default();
+        }
+        let axes = communicating_axes(from, to, self.f.shape().len());
+        // A rank sends each element to all ranks along `axes` that `to` does not cut. Axes that only `to` cuts part the
+        // ranks into those that want an element and those that do not.
+        let cuts = |a: usize| !to.axis(a).split_dims().is_empty();
+        let len = |a: usize| self.mesh.mesh().axis_len(a);
+        let copies: usize = axes.iter().filter(|&&a| !cuts(a)).map(|&a| len(a)).product();
+        let parts = (0..to.ndim()).any(|a| cuts(a) && to.axis(a) != from.axis(a) && !axes.contains(&a));
+        let group = parts.then(|| axes.iter().fold(to.clone(), |l, &a| l.set(a, Placement::Replicate)));
+        let nested = axes.iter().any(|&a| {
+            (0..to.ndim()).any(|b| b != a && [from, to].iter().any(|l| l.axis(a).meets(to.axis(b))))
+        });
+        let mut most = 0;
+        self.windows(from, to, |coords, [have, want], both| {
+            let sent = || match &group {
+                _ if axes.is_empty() => both,
+                _ if nested && self.mesh.mesh().rank_len() <= COUNTED => {
+                    let mut sum = 0;
+                    let to_rank = |at: &[usize]| sum += self.bounds(to, at).common_numel(have);
+                    self.ranks.visit(coords.into(), |a| axes.contains(&a), to_rank);
+                    sum
+                }
+                Some(group) => self.bounds(group, coords).common_numel(have) * copies,
+                None => have.numel() * copies,
+            };
+            let sent = sent().saturating_sub(both);
+            most = most.max(want.numel() - both).max(sent);
+        });
+        self.cost(&axes, most * self.nodes())
+    }
+
+    /// A reduction over `axes` in which each rank receives the partial values of the elements that it will hold.
+    fn fold(&self, from: &Layout, to: &Layout, axes: &[usize]) -> MoveCost {
+        let members: usize = axes.iter().map(|&a| self.mesh.mesh().axis_len(a)).product();
+        let mut all = communicating_axes(from, to, self.f.shape().len());
+        all.extend(axes);
+        all.sort_unstable();
+        all.dedup();
+        let mut most = 0;
+        self.windows(from, to, |_, [_, want], both| most = most.max(members * want.numel() - both));
+        self.cost(&all, most * self.nodes())
+    }
+
+    /// A ring all-reduce over `axes` of what a rank holds under `mid`: all partial values of one share of the elements,
+    /// then the sums of the other shares.
+    fn all_reduce(&self, mid: &Layout, axes: &[usize]) -> MoveCost {
+        let members: usize = axes.iter().map(|&a| self.mesh.mesh().axis_len(a)).product();
+        let whole = self.bounds(mid, &largest_rank([mid].into_iter())).numel();
+        let share = whole.div_ceil(members);
+        self.cost(axes, (members - 1) * share * self.nodes() + (whole - share))
+    }
+
+    /// Calls `f` with the coordinates of a rank, its windows before and after, and the number of elements in both, for
+    /// the ranks that may differ.
+    fn windows(&self, from: &Layout, to: &Layout, mut f: impl FnMut(&[usize], [&ShardBounds; 2], usize)) {
+        let same_order = from.order() == to.order();
+        let changes = |a: usize| from.axis(a) != to.axis(a);
+        let touches = |a: usize, b: usize| {
+            [from, to].into_iter().any(|x| [from, to].into_iter().any(|y| x.axis(a).meets(y.axis(b))))
+        };
+        let varied =
+            |a: usize| !same_order || changes(a) || (0..from.ndim()).any(|b| changes(b) && touches(a, b));
+        self.ranks.visit(largest_rank([from].into_iter()), varied, |coords| {
+            let (have, want) = (self.bounds(from, coords), self.bounds(to, coords));
+            f(coords, [&have, &want], have.common_numel(&want));
+        });
+    }
+
+    fn bounds(&self, layout: &Layout, coords: &[usize]) -> ShardBounds {
+        ShardBounds::at(self.mesh.mesh(), layout, self.f.shape(), coords)
+    }
+
+    /// The largest number of nodes of a partial sum that a rank stores.
+    fn nodes(&self) -> usize {
+        let tree = self.f.spec().tree.as_ref();
+        tree.map_or(1, |t| self.mesh.most_nodes(t).expect("what is held fits"))
+    }
+
+    fn cost(&self, axes: &[usize], elements: usize) -> MoveCost {
+        let bytes = (elements * self.f.spec().stored_dtype().size_bytes()) as u64;
+        let time = match axes {
+            [] => Cost::default(),
+            &[a] => self.mesh.axis_peers(a).cost(1, bytes),
+            axes => peers(self.mesh.rank().network(), self.mesh.mesh(), axes).cost(1, bytes),
+        };
+        MoveCost { time, bytes }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::comm::{Level, Network, Spmd};
-    use crate::dtensor::DTensor;
-    use crate::error::Result;
+    use crate::dtensor::{DTensor, Redistribution};
+    use crate::error::{Error, Result};
     use crate::tensor::DType;
 
     #[test]
@@ -99,11 +238,12 @@ mod tests {
             let cost = |from: &str, to: &str| -> Result<[f64; 2]> {
                 let layout: Layout = to.parse()?;
                 let f = mesh.meta(DType::F32, &[1000, 1000].into(), &from.parse()?)?;
-                let axis = (0..2).map(|a| along_axis(&mesh, &f, a, layout.axis(a))).sum::<Cost>();
+                let ranks = RankSamples::new(&mesh, [f.layout()].into_iter());
                 let to = mesh.meta(DType::F32, f.shape(), &layout)?;
-                Ok([axis, between_layouts(&mesh, &f, &to)].map(|c| (c.seconds() * 1e9).round()))
+                let planned = Redistribution::over(mesh.rank().network(), f.spec(), to.spec())?.cost();
+                Ok([of_move(&mesh, &f, &layout, &ranks).time, planned].map(|c| (c.seconds() * 1e9).round()))
             };
-            // Nanoseconds, axis by axis and by the cheapest plan: 2 MB over the fast link and over the slow one. Replicas
+            // Nanoseconds, in one exchange and by the cheapest plan: 2 MB over the fast link and over the slow one. Replicas
             // next to each other each bring one half over the slow link. With the axes in another order, two of four ranks
             // lack their quarter, and two thirds of it count as coming over the slow link.
             let moves = [
@@ -112,21 +252,17 @@ mod tests {
                 ("(S0, R)", "(S1, R)", [1_010_000.0, 512_000.0]),
                 ("(S0, S1)", "(S0, R)", [2_000.0; 2]),
                 ("(R, R)", "(S0, S1)", [0.0; 2]),
-                ("(S0, S0)", "(S0^1, S0^0)", [0.0, 677_000.0]),
+                ("(S0, S0)", "(S0^1, S0^0)", [677_000.0; 2]),
             ];
             let costs: Vec<[f64; 2]> =
                 moves.iter().map(|(from, to, _)| cost(from, to)).collect::<Result<_>>()?;
             assert_eq!(costs, moves.map(|(_, _, both)| both));
             // An all-reduce of 4 MB brings twice one half, in one call.
             let f = mesh.meta(DType::F32, &[1000, 1000].into(), &"(P(sum), R)".parse()?)?;
-            assert_eq!(
-                (along_axis(&mesh, &f, 0, &Placement::Replicate).seconds() * 1e9).round(),
-                4_010_000.0
-            );
-            assert_eq!(
-                along_axis(&mesh, &f, 1, &Placement::Partial(crate::tensor::ReduceOp::Sum)),
-                Cost::INFINITE
-            );
+            let ranks = RankSamples::new(&mesh, [f.layout()].into_iter());
+            let to = |layout: &str| Ok::<_, Error>(of_move(&mesh, &f, &layout.parse()?, &ranks).time);
+            assert_eq!((to("(R, R)")?.seconds() * 1e9).round(), 4_010_000.0);
+            assert_eq!(to("(P(sum), P(sum))")?, Cost::INFINITE);
             Ok(())
         };
         Spmd::new(4).network(network).run(run).unwrap_or_else(|e| panic!("{e}"));

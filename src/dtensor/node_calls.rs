@@ -1,4 +1,4 @@
-//! Kernel calls per node of a partial sum.
+//! Kernel calls per node of a partial sum, or per box of operands that are ragged over several dims.
 //!
 //! Kernels do not know the reduction tree. If a rank finishes several nodes of the tree, its kernel runs on the part
 //! of the operands under each node, and the sums are stacked. If a partial sum of several nodes passes through an
@@ -8,12 +8,14 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use super::choose_rows::tree_rows;
+use super::grouped_calls::GroupedCalls;
+use super::node_windows::{containing, cut, place, stack, widened, window_under};
+use super::row_product::tree_rows;
 use super::tensor_meta::TensorMeta;
 use crate::error::Result;
-use crate::ops::{AxisPlacement, Meta, Op, Row, Tensors, Window, Windows, run};
-use crate::placement::{IndexBox, Region, TreeNode};
-use crate::tensor::{DType, Device, Dims, Shape, Tensor};
+use crate::ops::{Meta, Op, RaggedBoxes, Tensors, Windows, run};
+use crate::placement::{Region, TreeNode};
+use crate::tensor::Tensor;
 
 /// The calls of a kernel for one call of an operator.
 pub(super) enum NodeCalls {
@@ -21,6 +23,10 @@ pub(super) enum NodeCalls {
     Make { calls: Vec<KernelCall>, made: SmallVec<[bool; 3]> },
     /// One call per node of the operands that are partial sums.
     Pass { parts: usize, passing: SmallVec<[bool; 3]> },
+    /// One call per box of this rank's ragged operands.
+    Boxes(RaggedBoxes),
+    /// One call per part of a grouped sum.
+    Grouped(GroupedCalls),
 }
 
 /// One call of a kernel.
@@ -77,6 +83,11 @@ impl NodeCalls {
         match self {
             NodeCalls::Make { calls, made } => make(op, calls, made, ins, at, outs),
             NodeCalls::Pass { parts, passing } => pass(op, *parts, passing, ins, at, outs),
+            NodeCalls::Grouped(calls) => calls.run(op, ins, at, outs),
+            NodeCalls::Boxes(boxes) => {
+                let stored = outs.iter().map(|f| (f.dtype(), f.local_shape().clone()));
+                boxes.run(ins, stored, |ins, at| run(op, ins, at))
+            }
         }
     }
 }
@@ -169,90 +180,11 @@ fn make(
     Ok(outs)
 }
 
-/// Stacks the nodes of the results that `sums` selects, as they are stored.
-fn stack(
-    results: &[Tensors],
-    outs: &[Rc<TensorMeta>],
-    device: Device,
-    sums: impl Fn(usize) -> bool,
-) -> Result<Tensors> {
-    let one = |(o, f): (usize, &Rc<TensorMeta>)| {
-        if !sums(o) {
-            return Ok(Tensor::default());
-        }
-        let parts: Vec<Tensor> = results.iter().map(|r| r[o].clone()).collect();
-        match &parts[..] {
-            [only] => only.reshape(f.stored_shape().clone()),
-            _ => Tensor::stack(&parts, f.local_shape(), f.spec().stored_dtype(), device),
-        }
-    };
-    outs.iter().enumerate().map(one).collect()
-}
-
-/// Casts f16 and bf16 operands to f32, in which their kernels compute: a sum is rounded when it is complete.
-fn widened(x: &Tensor) -> Result<Tensor> {
-    match x.dtype() {
-        DType::F16 | DType::BF16 => x.cast(DType::F32),
-        _ => Ok(x.clone()),
-    }
-}
-
-/// Returns the box of a held window under `node`; `placement_of` tells which dim, if any, a row of `dims` shards.
-fn window_under(
-    held: &Window,
-    node: &TreeNode,
-    dims: &[Row],
-    placement_of: impl Fn(&Row) -> AxisPlacement,
-) -> Window {
-    let (mut start, mut len): (Dims, Dims) = match held.region.boxes.first() {
-        Some(block) => (block.start.clone(), block.len.clone()),
-        None => (Dims::from_elem(0, held.global.len()), held.region.local.iter().copied().collect()),
-    };
-    for (j, row) in dims.iter().enumerate() {
-        if let Some(d) = placement_of(row).dim() {
-            (start[d], len[d]) = (node.start[j], node.len[j]);
-        }
-    }
-    Window { global: held.global.clone(), region: Region::of_box(start, Shape::from(len)) }
-}
-
-/// Returns the elements of the box `part` of a rank's `local`, which holds `held`.
-fn cut(local: &Tensor, held: &Region, part: &Region) -> Result<Tensor> {
-    let Some(want) = part.boxes.first() else {
-        return Tensor::zeros_on(local.device(), local.dtype(), part.local.clone());
-    };
-    let block = containing(held, want);
-    if held.local[..] == block.len[..] {
-        return (0..want.len.len())
-            .try_fold(local.clone(), |t, d| t.narrow(d, want.start[d] - block.start[d], want.len[d]));
-    }
-    // In a ragged shard over several dims, a box is a run of rows.
-    let at = place(block, want);
-    let mut out = Tensor::uninit_on(local.device(), local.dtype(), part.local.clone())?;
-    local.contiguous()?.copy_block(&mut out, &want.len, (at, &block.strides), (0, &part.local.strides()))?;
-    Ok(out)
-}
-
 /// Writes the elements of `part` into `whole`, which holds `held`.
 fn paste(part: &Tensor, from: &Region, whole: &mut Tensor, held: &Region) -> Result<()> {
     let Some(want) = from.boxes.first() else { return Ok(()) };
     let block = containing(held, want);
     part.copy_block(whole, &want.len, (0, part.strides()), (place(block, want), &block.strides))
-}
-
-/// Returns the box of a region that contains `want`.
-fn containing<'a>(held: &'a Region, want: &IndexBox) -> &'a IndexBox {
-    let inside = |b: &&IndexBox| {
-        (0..want.len.len())
-            .all(|d| b.start[d] <= want.start[d] && want.start[d] + want.len[d] <= b.start[d] + b.len[d])
-    };
-    held.boxes.iter().find(inside).expect("one of the held boxes contains a node's box")
-}
-
-/// Returns the offset of a box in the local storage of the box around it.
-fn place(outer: &IndexBox, want: &IndexBox) -> usize {
-    let steps = (0..want.start.len()).map(|d| (want.start[d] - outer.start[d]) * outer.strides[d]);
-    outer.offset + steps.sum::<usize>()
 }
 
 #[cfg(test)]
@@ -261,7 +193,7 @@ mod tests {
     use crate::comm::spmd;
     use crate::dtensor::{DTensor, DeviceMesh};
     use crate::error::Error;
-    use crate::ops::{MeshAxis, Metas, Sum, Tensors, Vjp, Work};
+    use crate::ops::{AxisPlacement, MeshAxis, Metas, Row, Sum, Tensors, Vjp, Work};
     use crate::placement::{Layout, Leaf};
 
     /// For `x` `[a, b]`: the sum over `a`, and the number of rows, which is no sum. It claims that sums pass through,

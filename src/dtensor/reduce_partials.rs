@@ -93,6 +93,8 @@ impl ReductionBucket {
         if let Some((i, ..)) = self.members.first() {
             let moved = &xs[*i].mesh.0.moved_bytes;
             moved.set(moved.get() + bytes);
+            let calls = &xs[*i].mesh.0.moving_calls;
+            calls.set(calls.get() + 1);
         }
         Ok(())
     }

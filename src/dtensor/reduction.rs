@@ -1,5 +1,12 @@
 //! The reduction mode: how sums that are spread over ranks are added up.
 
+use std::cell::{Cell, RefCell};
+
+use rustc_hash::FxHashMap;
+
+use crate::comm::{ModulePath, path_matches};
+use crate::placement::SumGroups;
+
 /// The mode in which sums that are spread over ranks are added up.
 ///
 /// It is set for a mesh ([`DeviceMesh::set_reduction`](super::DeviceMesh::set_reduction)) or for some calls
@@ -37,6 +44,90 @@ pub enum Reduction {
     /// of one value are added before they are reduced. If boundaries fall on nodes, it communicates about as
     /// many; with plain tensor parallelism it may communicate more.
     Fast,
+    /// Like [`Reduction::Exact`], but products of matrices and the gradients of tables are taken in parts, on every mesh
+    /// and on one rank: see [`SumGroups`]. Parts may be rounded to a narrower dtype, so that ranks send as few bytes as
+    /// in fast mode.
+    ///
+    /// Every mesh gives the bits that a single rank gives in the same mode. A mesh that would split a part moves
+    /// operands instead, so the number of parts should be a multiple of the ranks of each axis that splits sums, for
+    /// two axes of their product.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, Reduction}, placement::SumGroups, tensor::{DType, Tensor}};
+    /// spmd(4, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 4)])?;
+    ///     mesh.set_reduction(Reduction::Grouped(SumGroups::new(8)?.with_wire(DType::BF16)?));
+    ///     let values = |n: usize| Tensor::from_vec((0..n).map(|i| 1.0 / (1 + i) as f32).collect(), [n / 256, 256]);
+    ///     let product = |layout: &str| -> isoshard::Result<DTensor> {
+    ///         let x = DTensor::distribute(&mesh, &values(512)?, layout.parse()?)?;
+    ///         let w = DTensor::distribute(&mesh, &values(768)?, layout.parse()?)?;
+    ///         x.matmul(&w.transpose(0, 1)?)
+    ///     };
+    ///     let (cut, whole) = (product("(S1)")?, product("(R)")?);
+    ///     assert!(cut.layout().has_partial());
+    ///     assert_eq!(cut.full_tensor()?.to_vec::<f32>()?, whole.full_tensor()?.to_vec::<f32>()?);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    Grouped(SumGroups),
+}
+
+impl Reduction {
+    /// Returns true if every mesh gives the bits of a single rank: sums follow a tree over global indices.
+    ///
+    /// ```
+    /// use isoshard::{dtensor::Reduction, placement::SumGroups};
+    /// assert!(Reduction::Exact.is_exact() && Reduction::Grouped(SumGroups::new(8)?).is_exact());
+    /// assert!(!Reduction::Fast.is_exact());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn is_exact(self) -> bool {
+        match self {
+            Reduction::Exact | Reduction::Grouped(_) => true,
+            Reduction::Fast => false,
+        }
+    }
+
+    /// Returns the parts in which sums are taken, if they are.
+    pub(super) fn groups(self) -> Option<SumGroups> {
+        match self {
+            Reduction::Grouped(groups) => Some(groups),
+            Reduction::Exact | Reduction::Fast => None,
+        }
+    }
+}
+
+/// The modes of a mesh: one for all calls, and others for modules by path.
+#[derive(Default)]
+pub(super) struct ReductionModes {
+    pub base: Cell<Reduction>,
+    /// Path patterns, in the order in which they were set.
+    pub patterns: RefCell<Vec<(String, Reduction)>>,
+    /// The modes of paths that were asked for.
+    pub known: RefCell<FxHashMap<ModulePath, Option<Reduction>>>,
+    /// Set if there are patterns, unless a call's mode is given whatever its path.
+    pub has_paths: Cell<bool>,
+}
+
+impl ReductionModes {
+    /// Returns the mode of the calls of a module: that of the last pattern that matches its path or one above it.
+    #[cold]
+    pub fn of(&self, path: ModulePath) -> Reduction {
+        if path.as_str().is_empty() {
+            return self.base.get();
+        }
+        let find = || {
+            let text = path.as_str();
+            let above = text.match_indices('.').map(|(end, _)| &text[..end]);
+            let paths: Vec<&str> = above.chain([text]).collect();
+            let matches = |pattern: &str| paths.iter().any(|path| path_matches(pattern, path));
+            let patterns = self.patterns.borrow();
+            patterns.iter().rev().find(|(pattern, _)| matches(pattern)).map(|(_, reduction)| *reduction)
+        };
+        let own = *self.known.borrow_mut().entry(path).or_insert_with(find);
+        own.unwrap_or(self.base.get())
+    }
 }
 
 #[cfg(test)]

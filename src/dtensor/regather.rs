@@ -3,9 +3,12 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
+use super::explain::note_move;
 use super::redistribute;
-use super::tensor::{DTensor, GatheredFrom, Saved};
+use super::tensor::{DTensor, GatheredFrom, HeldGather, Saved};
+use crate::comm::{ModulePath, operator_scope};
 use crate::error::Result;
+use crate::tensor::Tensor;
 
 /// A handle to a gathered tensor that the tape does not keep; it stays valid while the tape refers to the tensor.
 #[derive(Clone)]
@@ -18,11 +21,36 @@ impl DTensor {
         let earlier = earlier.iter().map(|a| a.0.clone()).collect();
         let origin = GatheredFrom {
             shard: self.detach(),
+            path: ModulePath::current(),
             meta: gathered.meta.clone(),
             in_flight: RefCell::new(None),
+            held: RefCell::default(),
             earlier,
         };
         DTensor { origin: Some(Rc::new(origin)), ..gathered }
+    }
+
+    /// Lets the backward pass use this tensor, which was marked so, as long as the forward pass holds it.
+    pub(crate) fn hold_gathered(&self) {
+        if let Some(origin) = &self.origin {
+            *origin.held.borrow_mut() = HeldGather::ByForward(self.local.clone());
+        }
+    }
+
+    /// Ends [`DTensor::hold_gathered`]: the backward pass gathers the tensor again.
+    pub(crate) fn drop_gathered(&self) {
+        if let Some(origin) = &self.origin {
+            *origin.held.borrow_mut() = HeldGather::Dropped;
+        }
+    }
+
+    /// Leaves this tensor, which was held until now, to the first node of the tape that reads it, if there is one.
+    pub(crate) fn leave_gathered(self) {
+        let DTensor { origin: Some(origin), local, .. } = self else { return };
+        // This handle is the only one besides the tape's.
+        if Rc::strong_count(&origin) > 1 {
+            *origin.held.borrow_mut() = HeldGather::ForFirstUse(local);
+        }
     }
 
     /// Returns the handle of this tensor, if it was marked so.
@@ -32,18 +60,28 @@ impl DTensor {
 }
 
 impl Saved {
+    /// Returns the value, without history.
+    pub(super) fn value(&self) -> Result<DTensor> {
+        match self {
+            Saved::Kept(x) => Ok(x.clone()),
+            Saved::Regather(origin) => origin.value(),
+        }
+    }
+
     /// Returns the shards from which a recorded pass gathers the value again, if it is not kept. That pass reads the
     /// units in another order, so it starts no gather ahead: the units would stay in memory until its end.
     pub(super) fn origin_of_recorded(&self) -> Option<Rc<GatheredFrom>> {
         match self {
             Saved::Kept(_) => None,
             Saved::Regather(origin) => {
-                let GatheredFrom { shard, meta, .. } = &**origin;
-                let (shard, meta) = (shard.clone(), meta.clone());
+                let GatheredFrom { shard, path, meta, .. } = &**origin;
+                let (shard, path, meta) = (shard.clone(), *path, meta.clone());
                 Some(Rc::new(GatheredFrom {
                     shard,
+                    path,
                     meta,
                     in_flight: RefCell::new(None),
+                    held: RefCell::default(),
                     earlier: Vec::new(),
                 }))
             }
@@ -57,21 +95,38 @@ impl GatheredFrom {
         for gather in self.earlier.iter().filter_map(Weak::upgrade) {
             gather.prefetch()?;
         }
+        if let Some(local) = self.held_local() {
+            return Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone()));
+        }
         self.prefetch()?;
         let in_flight = self.in_flight.borrow_mut().take().expect("just prefetched");
         let local = in_flight.finish(&self.shard.mesh)?;
         Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone()))
     }
 
-    /// Starts the gather, unless it is in flight.
-    fn prefetch(&self) -> Result<()> {
+    fn held_local(&self) -> Option<Tensor> {
+        let mut held = self.held.borrow_mut();
+        match std::mem::take(&mut *held) {
+            HeldGather::Dropped => None,
+            HeldGather::ForFirstUse(local) => Some(local),
+            HeldGather::ByForward(local) => {
+                *held = HeldGather::ByForward(local.clone());
+                Some(local)
+            }
+        }
+    }
+
+    /// Starts the gather, unless it is in flight or need not be made.
+    pub(super) fn prefetch(&self) -> Result<()> {
         let mut in_flight = self.in_flight.borrow_mut();
-        if in_flight.is_none() {
+        let is_dropped = matches!(*self.held.borrow(), HeldGather::Dropped);
+        if in_flight.is_none() && is_dropped {
+            let _label = operator_scope("redistribute");
+            let _scope = self.path.enter();
             let mesh = &self.shard.mesh;
-            *in_flight = Some(
-                redistribute::find(mesh, &self.shard.meta, &self.meta)?
-                    .start(mesh, self.shard.local.clone())?,
-            );
+            let m = redistribute::find(mesh, &self.shard.meta, &self.meta)?;
+            note_move(mesh, &m, &self.shard.meta, &self.meta);
+            *in_flight = Some(m.start(mesh, self.shard.local.clone())?);
         }
         Ok(())
     }
@@ -82,7 +137,6 @@ mod tests {
     use super::*;
     use crate::comm::spmd;
     use crate::dtensor::DeviceMesh;
-    use crate::tensor::Tensor;
 
     #[test]
     fn what_is_gathered_again_is_asked_for_ahead_and_let_go_of() {

@@ -3,12 +3,12 @@
 //! A node belongs to one call of an operator and keeps the operands and results that the operator's derivative reads.
 //! A result refers to its node, and a node to those of its operands: dropping a result drops its history.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::call_plan::{CallPlan, Needs};
 use super::list::DTensors;
-use super::tensor::{CallDerivative, DTensor, Saved, TapeCall, TapeNode, TapeOutput, next_id};
+use super::tensor::{CallDerivative, DTensor, Saved, TapeCall, TapeNode, TapeOutput};
 use crate::error::Result;
 use crate::ops::Op;
 
@@ -90,8 +90,7 @@ pub(super) fn record(
         },
     };
     let meta = outs.iter().map(|o| o.meta.clone()).collect();
-    let node =
-        Rc::new(TapeNode { id: next_id(), outs: meta, call: Some(call), pending_grads: Cell::default() });
+    let node = TapeNode::new(meta, Some(call));
     for (out, o) in outs.iter_mut().enumerate().filter(|(out, _)| grad_reads[*out]) {
         o.history = Some(TapeOutput { node: node.clone(), out });
     }

@@ -6,11 +6,15 @@ use std::rc::{Rc, Weak};
 
 use smallvec::SmallVec;
 
+use super::derivative_program::DerivativeProgram;
 use super::device_mesh::DeviceMesh;
+use super::gradient_needs::GradientNeeds;
 use super::redistribute::InFlight;
+use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
+use crate::comm::ModulePath;
 use crate::error::{Error, Result};
-use crate::ops::{Meta, VjpProgram};
+use crate::ops::Meta;
 use crate::placement::{Layout, Spec};
 use crate::tensor::{DType, Scalar, Shape, Tensor};
 
@@ -64,6 +68,8 @@ pub(super) struct TapeOutput {
 /// The history of a leaf tensor, or of the results of one call.
 pub(super) struct TapeNode {
     pub id: u64,
+    /// The module that made the call or the leaf.
+    pub path: ModulePath,
     pub outs: SmallVec<[Rc<TensorMeta>; 1]>,
     /// The call that computed the results; `None` for a leaf.
     pub call: Option<TapeCall>,
@@ -85,13 +91,36 @@ pub(super) struct TapeCall {
 )]
 pub(super) enum CallDerivative {
     /// An operator's, with the values that the program reads, numbered as in the program.
-    Program { program: Rc<VjpProgram>, saved: SmallVec<[Option<Saved>; 4]> },
+    Program { program: Rc<DerivativeProgram>, saved: SmallVec<[Option<Saved>; 4]> },
     /// A user's function's ([`DTensor::custom_vjp`]).
     Custom(Box<CustomDerivative>),
+    /// The derivative of a function whose operators are recorded in the backward pass ([`DTensor::recompute`]).
+    Recomputed(Box<Recomputation>),
+}
+
+/// A function that runs again in the backward pass.
+pub(super) struct Recomputation {
+    pub name: &'static str,
+    pub operands: Vec<RecomputeInput>,
+    pub run: Box<RecomputedFunction>,
+    /// The mode in which the function ran.
+    pub reduction: Reduction,
+    /// True for each result that had a history.
+    pub tracked: SmallVec<[bool; 1]>,
+}
+
+/// A function of the operands; the flag says if its derivative is recorded.
+pub(super) type RecomputedFunction = dyn Fn(&[DTensor], bool) -> Result<Vec<DTensor>>;
+
+/// A tensor that a recomputed function reads, with its history.
+pub(crate) struct RecomputeInput {
+    pub(super) saved: Saved,
+    pub(super) history: Option<TapeOutput>,
 }
 
 /// A user's derivative, which maps the saved tensors and the results' gradients to a gradient per operand.
-pub(super) type CustomBackward = dyn Fn(&[DTensor], &[DTensor]) -> Result<Vec<Option<DTensor>>>;
+pub(super) type CustomBackward =
+    dyn Fn(&[DTensor], &[DTensor], &GradientNeeds<'_>) -> Result<Vec<Option<DTensor>>>;
 
 /// The derivative of a user's function.
 pub(super) struct CustomDerivative {
@@ -119,17 +148,38 @@ pub(super) enum Saved {
 /// The shards from which the backward pass gathers a tensor again.
 pub(super) struct GatheredFrom {
     pub shard: DTensor,
+    /// The module that gathered it first.
+    pub path: ModulePath,
     pub meta: Rc<TensorMeta>,
     pub in_flight: RefCell<Option<InFlight>>,
+    pub held: RefCell<HeldGather>,
     /// The tensors of the unit that ran before this one in the forward pass: their gathers start when this tensor is
     /// read.
     pub earlier: Vec<Weak<GatheredFrom>>,
 }
 
+/// A gathered tensor that has not been dropped since the forward pass, so that the backward pass need not gather it.
+#[derive(Default)]
+pub(super) enum HeldGather {
+    #[default]
+    Dropped,
+    /// The forward pass holds it.
+    ByForward(Tensor),
+    /// The forward pass has ended; the first use drops it.
+    ForFirstUse(Tensor),
+}
+
 impl TapeNode {
+    /// Makes the youngest node, which belongs to the module that this thread has entered.
+    #[inline]
+    pub fn new(outs: SmallVec<[Rc<TensorMeta>; 1]>, call: Option<TapeCall>) -> Rc<TapeNode> {
+        let (id, path) = (next_id(), ModulePath::current());
+        Rc::new(TapeNode { id, path, outs, call, pending_grads: Cell::default() })
+    }
+
     fn leaf(x: &DTensor) -> Rc<TapeNode> {
         let outs = [x.meta.clone()].into_iter().collect();
-        Rc::new(TapeNode { id: next_id(), outs, call: None, pending_grads: Cell::default() })
+        Self::new(outs, None)
     }
 }
 

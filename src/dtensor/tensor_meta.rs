@@ -39,6 +39,11 @@ impl TensorMeta {
         Rc::new(TensorMeta { id, spec, window, stored })
     }
 
+    /// Returns true for a sum whose parts ranks store one by one.
+    pub(super) fn has_kept_parts(&self) -> bool {
+        self.spec.tree.as_ref().and_then(|tree| tree.groups).is_some_and(|groups| groups.is_kept())
+    }
+
     /// Returns mesh, dtype, global shape and layout.
     ///
     /// ```

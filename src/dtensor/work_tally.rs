@@ -7,9 +7,9 @@ use std::rc::{Rc, Weak};
 use super::call_plan::CallPlan;
 use super::device_mesh::DeviceMesh;
 use super::rank_reports::gather_words;
+use super::work_share::part_of_elements;
 use crate::error::{Error, Result};
 use crate::ops::{Op, Work};
-use crate::placement::{Placement, Spec};
 use crate::tensor::Device;
 
 /// The [`Work`] of the operator calls on a mesh, and this rank's share of it: created by [`DeviceMesh::tally_work`].
@@ -87,7 +87,7 @@ impl DeviceMesh {
         let rows = Rc::default();
         let running: &RunningTallies = self.0.tallies.of();
         running.0.borrow_mut().push(Rc::downgrade(&rows));
-        self.0.tallies_len.set(self.0.tallies_len.get() + 1);
+        self.0.observers.set(self.0.observers.get() + 1);
         WorkTally { mesh: self.clone(), rows }
     }
 }
@@ -164,7 +164,7 @@ impl Drop for WorkTally {
         let running: &RunningTallies = self.mesh.0.tallies.of();
         let own = Rc::downgrade(&self.rows);
         running.0.borrow_mut().retain(|rows| !rows.ptr_eq(&own));
-        self.mesh.0.tallies_len.set(self.mesh.0.tallies_len.get() - 1);
+        self.mesh.0.observers.set(self.mesh.0.observers.get() - 1);
     }
 }
 
@@ -182,21 +182,14 @@ impl WorkTotal {
     }
 }
 
-/// Adds a call to the tallies that count, if there are any.
-#[inline]
+/// Adds a call to the tallies that count.
 pub(super) fn count(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
-    if mesh.0.tallies_len.get() > 0 {
-        add_call(mesh, op, plan);
-    }
-}
-
-#[cold]
-fn add_call(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
     let [whole, share] = *plan.work.get_or_init(|| {
-        let specs = plan.targets.iter().chain(&plan.outs).map(|m| m.spec());
-        let specs: Vec<&Spec> = specs.filter(|spec| !spec.shape.contains(&0)).collect();
+        let specs = plan.targets.iter().chain(&plan.outs);
+        let tensors: Vec<_> = specs.map(|m| (m.shape(), m.layout())).collect();
+        let part = part_of_elements(mesh.mesh(), &tensors, mesh.mesh().coords());
         let outs: Vec<_> = plan.outs.iter().map(|m| m.meta()).collect();
-        let (whole, part) = (op.work(&plan.metas, &outs), part_of_rank(&specs));
+        let whole = op.work(&plan.metas, &outs);
         let of = |n: u64| (n as f64 * part).round() as u64;
         [whole, Work { flops: of(whole.flops), bytes: of(whole.bytes) }]
     });
@@ -208,28 +201,6 @@ fn add_call(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
             Some(row) => row.total = row.total.plus(call),
             None => rows.push(OperatorWork { operator: op.name(), total: call }),
         }
-    }
-}
-
-/// Returns this rank's part of the elements of a call, between 0 and 1. An axis that cuts several of the tensors cuts
-/// the same indices of each, so it counts once, with the tensor that the most axes cut. Tensors without elements say
-/// nothing.
-fn part_of_rank(specs: &[&Spec]) -> f64 {
-    let is_cut = |spec: &Spec, a: usize| match spec.layout.axis(a) {
-        Placement::Shard(_) | Placement::RaggedShard { .. } => true,
-        Placement::Replicate | Placement::Partial(_) => false,
-    };
-    let Some(first) = specs.first() else { return 1.0 };
-    let mut axes: Vec<usize> = (0..first.mesh.ndim()).collect();
-    let mut part = 1.0;
-    loop {
-        let cuts = |spec: &&&Spec| axes.iter().filter(|a| is_cut(spec, **a)).count();
-        let Some(spec) = specs.iter().max_by_key(cuts).filter(|spec| cuts(spec) > 0) else { return part };
-        let (counted, others): (Vec<usize>, Vec<usize>) = axes.iter().partition(|a| is_cut(spec, **a));
-        let layout = counted.iter().fold(spec.layout.clone(), |l, &a| l.set(a, Placement::Replicate));
-        let uncut = Spec { layout, tree: None, ..(**spec).clone() }.local_shape().numel();
-        part *= if uncut == 0 { 0.0 } else { spec.local_shape().numel() as f64 / uncut as f64 };
-        axes = others;
     }
 }
 

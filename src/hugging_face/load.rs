@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::VERB;
+use super::agreement::agree;
 use super::format::{HuggingFaceFormat, list};
 use super::names::{PiecePart, parts_by_piece};
 use super::weight_files::WeightFiles;
@@ -14,7 +15,9 @@ use crate::tensor::{DType, Tensor};
 
 impl HuggingFaceFormat {
     /// Fills parameters with the weights in a folder. Each rank reads only the elements of its own shards, by memory
-    /// map, and casts f16 and bf16 to f32; communicates nothing. The files must not change meanwhile.
+    /// map, and casts f16 and bf16 to f32. All ranks call this together: they compare what they read by some bytes per
+    /// rank, and fail together; no parameter changes then. So a rank holds its shards twice at the end of this call. The
+    /// files must not change meanwhile.
     ///
     /// The parameters' pieces have the paths that [`HuggingFaceFormat::pieces`] lists.
     ///
@@ -30,33 +33,33 @@ impl HuggingFaceFormat {
     /// ```
     ///
     /// # Errors
-    /// Refuses files that differ from this format, parameters that no tensor fills, and tensors that no parameter
-    /// stores, each by name.
+    /// Refuses files that differ from this format, parameters that no tensor fills, tensors that no parameter stores,
+    /// each by name, and ranks with different formats.
     pub fn load(&self, dir: impl AsRef<Path>, params: &mut Params) -> Result<()> {
-        let _busy = params.mesh().rank().busy("reading weights");
-        let files = WeightFiles::open(dir.as_ref())?;
-        let found = HuggingFaceFormat::of_files(self.config.clone(), &files)?;
-        if found != *self {
-            let given = dir.as_ref().display().to_string();
-            return Err(Error::invalid(
-                VERB,
-                "the files have other names or dtypes than the format",
-                given,
-                "",
-            ));
-        }
-        self.fill(&files, params)
+        let mesh = params.mesh().clone();
+        let _busy = mesh.rank().busy("reading weights");
+        let opened = self.open(dir.as_ref());
+        let files = agree(&mesh, VERB, opened, self.fingerprint())?;
+        let values = agree(&mesh, VERB, self.values(&files, params), 0)?;
+        values.into_iter().try_for_each(|(id, value)| params.set(id, value))
     }
 
+    /// Maps the files of a folder, and refuses those that differ from this format.
+    fn open(&self, dir: &Path) -> Result<WeightFiles> {
+        let files = WeightFiles::open(dir)?;
+        if HuggingFaceFormat::of_files(self.config.clone(), &files)? == *self {
+            return Ok(files);
+        }
+        let (rule, given) =
+            ("the files have other names or dtypes than the format", dir.display().to_string());
+        Err(Error::invalid(VERB, rule, given, ""))
+    }
+
+    /// Fills the parameters of a new model.
     pub(super) fn fill(&self, files: &WeightFiles, params: &mut Params) -> Result<()> {
         self.expect_same_pieces(VERB, params)?;
         let parts = parts_by_piece(&self.tensors);
-        let sources: Vec<TensorSource<'_>> = (self.tensors.iter().zip(&self.dtypes))
-            .map(|(tensor, dtype)| TensorSource {
-                dtype: *dtype,
-                bytes: files.bytes(files.get(&tensor.name).expect("the format was compared with the files")),
-            })
-            .collect();
+        let sources = self.sources(files);
         for id in params.ids() {
             let value = self.read_param(params, id, &parts, &sources)?;
             params.set(id, value)?;
@@ -64,7 +67,25 @@ impl HuggingFaceFormat {
         Ok(())
     }
 
-    /// Refuses, in the name of `verb`, pieces that no tensor has, tensors whose pieces no parameter has, and pieces of another size.
+    /// Returns the parameters' values in the files.
+    fn values(&self, files: &WeightFiles, params: &Params) -> Result<Vec<(ParamId, DTensor)>> {
+        self.expect_same_pieces(VERB, params)?;
+        let parts = parts_by_piece(&self.tensors);
+        let sources = self.sources(files);
+        params.ids().map(|id| Ok((id, self.read_param(params, id, &parts, &sources)?))).collect()
+    }
+
+    fn sources<'a>(&self, files: &'a WeightFiles) -> Vec<TensorSource<'a>> {
+        (self.tensors.iter().zip(&self.dtypes))
+            .map(|(tensor, dtype)| TensorSource {
+                dtype: *dtype,
+                bytes: files.bytes(files.get(&tensor.name).expect("the format was compared with the files")),
+            })
+            .collect()
+    }
+
+    /// Refuses, in the name of `verb`, pieces that no tensor has, tensors whose pieces no parameter has, and pieces of
+    /// another size.
     pub(super) fn expect_same_pieces(&self, verb: &str, params: &Params) -> Result<()> {
         let mut sizes = self.piece_sizes();
         let mut unfilled = Vec::new();

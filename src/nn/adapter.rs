@@ -4,8 +4,7 @@ use super::forward::Forward;
 use super::param_id::ParamId;
 use super::params::Params;
 use super::pieces::FusedMaps;
-use super::product::product_over_last;
-use crate::dtensor::DTensor;
+use crate::dtensor::{DTensor, product_over_last};
 use crate::error::{Error, Result};
 use crate::rng::Init;
 
@@ -47,13 +46,17 @@ impl LoraConfig {
 }
 
 /// An adapter of one map: `factor · (x aᵀ) bᵀ` is added to the map's result.
+///
+/// The experts' maps have the adapter `factor · (x a) b` per expert, stacked as their weights are.
 #[derive(Clone, Debug)]
 pub(super) struct Adapter {
-    /// `[rank, inputs]`.
+    /// `[rank, inputs]`, or `[experts, inputs, rank]`.
     a: ParamId,
-    /// `[groups, rows per group, rank]` for a map of a fused parameter, otherwise `[outputs, rank]`.
+    /// `[groups, rows per group, rank]` for a map of a fused parameter, otherwise `[outputs, rank]`; or
+    /// `[experts, rank, outputs]`.
     b: ParamId,
     config: LoraConfig,
+    of_experts: bool,
 }
 
 /// The shape of a map that takes an adapter.
@@ -71,10 +74,9 @@ impl Adapter {
     /// piece is `[outputs, rank]`.
     pub(super) fn new(params: &mut Params, map: AdaptedMap<'_>, config: LoraConfig) -> Result<Adapter> {
         let AdaptedMap { path, inputs, outputs, groups } = map;
-        let std = 1.0 / (inputs.max(1) as f64).sqrt();
         let mut root = params.root();
         let mut scope = root.child(path);
-        let a = scope.param("lora_a", [config.rank, inputs], Init::Normal { mean: 0.0, std })?;
+        let a = scope.param("lora_a", [config.rank, inputs], normal(inputs))?;
         let b = match groups {
             None => scope.param("lora_b", [outputs, config.rank], Init::Zeros)?,
             Some(groups) => {
@@ -83,21 +85,54 @@ impl Adapter {
                 scope.fused_param("lora_b", &maps, &[config.rank], Init::Zeros)?
             }
         };
-        Ok(Adapter { a, b, config })
+        Ok(Adapter { a, b, config, of_experts: false })
+    }
+
+    /// Declares an adapter for each expert of a stacked map: `lora_a` `[experts, inputs, rank]` and `lora_b`
+    /// `[experts, rank, outputs]`, with the values of [`Adapter::new`].
+    pub(super) fn of_experts(
+        params: &mut Params,
+        path: &str,
+        [experts, inputs, outputs]: [usize; 3],
+        config: LoraConfig,
+    ) -> Result<Adapter> {
+        let mut root = params.root();
+        let mut scope = root.child(path);
+        let a = scope.param("lora_a", [experts, inputs, config.rank], normal(inputs))?;
+        let b = scope.param("lora_b", [experts, config.rank, outputs], Init::Zeros)?;
+        Ok(Adapter { a, b, config, of_experts: true })
     }
 
     /// Returns the adapter's share of the map's result for `x` `[.., inputs]`.
     pub(super) fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
-        let x = cx.dropout(x.clone(), self.config.dropout)?;
-        let low = cx.with_param(self.a, |a| product_over_last(&x, a))?;
-        cx.with_param(self.b, |b| product_over_last(&low, b))?.mul_scalar(self.config.factor())
+        self.forward_by(cx, x, &product_over_last)
     }
 
-    /// Returns the matrix `factor · b a` that the adapter adds to the map's weight, with the dims of `b` and then the
-    /// inputs.
+    /// Returns the adapter's share of the map's result, with the product by which the map multiplies operand and weight.
+    pub(super) fn forward_by(
+        &self,
+        cx: &Forward,
+        x: &DTensor,
+        product: &dyn Fn(&DTensor, &DTensor) -> Result<DTensor>,
+    ) -> Result<DTensor> {
+        let x = cx.dropout(x.clone(), self.config.dropout)?;
+        let low = cx.with_param(self.a, |a| product(&x, a))?;
+        cx.with_param(self.b, |b| product(&low, b))?.mul_scalar(self.config.factor())
+    }
+
+    /// Returns the matrix `factor · b a` that the adapter adds to the map's weight, in the weight's shape.
     pub(super) fn matrix(&self, params: &Params) -> Result<DTensor> {
         let (a, b) = (params.value(self.a).detach(), params.value(self.b).detach());
-        let signature = if b.shape().len() == 3 { "g n r, r k -> g n k" } else { "n r, r k -> n k" };
+        let signature = match b.shape().len() {
+            _ if self.of_experts => "e r n, e k r -> e k n",
+            3 => "g n r, r k -> g n k",
+            _ => "n r, r k -> n k",
+        };
         b.einsum(signature, &a)?.mul_scalar(self.config.factor())
     }
+}
+
+/// Returns the distribution of `lora_a`.
+fn normal(inputs: usize) -> Init {
+    Init::Normal { mean: 0.0, std: 1.0 / (inputs.max(1) as f64).sqrt() }
 }

@@ -1,5 +1,7 @@
 //! Decoder-only transformers of any configuration.
 
+use std::sync::Arc;
+
 use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
 use super::forward::Forward;
 use super::layers::{AdaptedLinear, Embedding, Linear};
@@ -28,7 +30,7 @@ pub struct Decoder {
     config: DecoderConfig,
     tokens: Embedding,
     positions: Option<Embedding>,
-    blocks: Vec<DecoderBlock>,
+    blocks: Vec<Arc<DecoderBlock>>,
     norm: Norm,
     head: Option<Linear>,
     /// The sites after the embedding and before the head.
@@ -38,6 +40,7 @@ pub struct Decoder {
 
 #[derive(Clone, Debug)]
 struct DecoderBlock {
+    path: String,
     attn_norm: Norm,
     attn: SelfAttention,
     attn_after_norm: Option<Norm>,
@@ -104,6 +107,7 @@ impl Decoder {
                 false => Ok(None),
             };
             Ok(DecoderBlock {
+                path: scope.block_here(),
                 attn_norm: Norm::new(scope.child("attn_norm"), width, norm)?,
                 attn: SelfAttention::new(scope.child("attn"), width, layer.attention, inits)?,
                 attn_after_norm: after(scope.child("attn_after_norm"))?,
@@ -113,7 +117,8 @@ impl Decoder {
             })
         };
         let mut h = root.child("h");
-        let blocks = config.layers.iter().enumerate().map(|(i, layer)| block(h.child(i), layer));
+        let blocks =
+            config.layers.iter().enumerate().map(|(i, layer)| block(h.child(i), layer).map(Arc::new));
         let blocks = blocks.collect::<Result<_>>()?;
         let norm = Norm::new(root.child("norm"), width, norm)?;
         let head = match config.tied_head {
@@ -183,7 +188,8 @@ impl Decoder {
         }
         let mut x = cx.dropout(x, self.config.dropout)?;
         for block in &self.blocks {
-            x = block.forward(cx, &x, sequences)?;
+            let (part, sequences) = (block.clone(), sequences.clone());
+            x = cx.block(&block.path, &[&x], move |cx, ins| part.forward(cx, &ins[0], &sequences))?;
         }
         let x = cx.site(&self.sites[1], self.norm.forward(cx, &x)?)?;
         let scores = match &self.head {
@@ -262,12 +268,12 @@ impl Decoder {
     /// Returns the linear maps that can have adapters.
     pub(super) fn linear_maps(&mut self) -> Vec<AdaptedLinear<'_>> {
         let mut maps = Vec::new();
-        for block in &mut self.blocks {
+        for block in self.blocks.iter_mut().map(Arc::make_mut) {
             maps.extend(block.attn.linear_maps());
             match &mut block.mlp {
                 FeedForward::Plain(mlp) => maps.extend(mlp.linear_maps()),
                 FeedForward::Gated(mlp) => maps.extend(mlp.linear_maps()),
-                FeedForward::Moe(_) => {}
+                FeedForward::Moe(moe) => maps.extend(moe.linear_maps()),
             }
         }
         maps.extend(self.head.as_mut().map(AdaptedLinear::One));

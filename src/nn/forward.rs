@@ -1,11 +1,13 @@
 //! One forward pass: gathers parameters ahead of their use, moves activations at sites, draws dropout in order.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
+use std::ops::{Deref, DerefMut};
+use std::rc::Rc;
 
 use super::param_id::ParamId;
 use super::params::Params;
 use super::pattern::nearest;
-use crate::dtensor::{AttentionOptions, DTensor, NoGrad, PendingRedistribution, Regather};
+use crate::dtensor::{AttentionOptions, DTensor, NoGrad, PendingRedistribution, RecomputeInput, Regather};
 use crate::error::{Error, Result};
 use crate::rng::Generator;
 
@@ -22,11 +24,22 @@ pub struct Forward<'a> {
     params: &'a Params,
     /// Draws dropout; `None` without dropout.
     generator: Option<RefCell<&'a mut Generator>>,
-    /// The state of each parameter.
-    gathers: RefCell<Vec<GatherState>>,
+    gathers: RefCell<GatherStates>,
     current: RefCell<CurrentUnit>,
+    /// The gathered parameters that running recomputed functions have read, those of the outermost function first.
+    reads: RefCell<Vec<Vec<(ParamId, DTensor)>>>,
+    /// A copy of the parameters for recomputed functions.
+    shared: OnceCell<Rc<Params>>,
+    /// Set in the second run of a recomputed function: true if the backward pass is recorded.
+    pub(super) second_run: Option<bool>,
     /// Held by a pass that evaluates.
     _no_grad: Option<NoGrad>,
+}
+
+/// The state of each parameter.
+struct GatherStates {
+    of_params: Vec<GatherState>,
+    is_second_run: bool,
 }
 
 /// The progress of one parameter's gathering.
@@ -36,6 +49,8 @@ enum GatherState {
     /// compute in.
     InFlight(Box<(DTensor, PendingRedistribution)>),
     Ready(DTensor),
+    /// Read by the first run of a recomputed function, and gathered again for the second.
+    Saved(Rc<RecomputeInput>),
 }
 
 /// The unit whose parameters are in use, and the regathers of the unit before it.
@@ -124,8 +139,67 @@ impl<'a> Forward<'a> {
         generator: Option<RefCell<&'a mut Generator>>,
         no_grad: Option<NoGrad>,
     ) -> Forward<'a> {
-        let gathers = RefCell::new(params.ids().map(|_| GatherState::Idle).collect());
-        Forward { params, generator, gathers, current: RefCell::default(), _no_grad: no_grad }
+        let of_params = params.ids().map(|_| GatherState::Idle).collect();
+        let gathers = RefCell::new(GatherStates { of_params, is_second_run: false });
+        Forward {
+            params,
+            generator,
+            gathers,
+            current: RefCell::default(),
+            reads: RefCell::default(),
+            shared: OnceCell::new(),
+            second_run: None,
+            _no_grad: no_grad,
+        }
+    }
+
+    /// Returns the pass of a recomputed function's second run. It has the parameters that the first run read.
+    pub(super) fn again(
+        params: &'a Rc<Params>,
+        generator: Option<&'a mut Generator>,
+        saved: &[(ParamId, Rc<RecomputeInput>)],
+        recorded: bool,
+    ) -> Result<Forward<'a>> {
+        let mut cx = Self::new(params, generator.map(RefCell::new), None);
+        cx.shared = OnceCell::from(params.clone());
+        cx.second_run = Some(recorded);
+        cx.gathers.get_mut().is_second_run = true;
+        for (id, saved) in saved {
+            saved.prefetch()?;
+            cx.gathers.get_mut()[id.index()] = GatherState::Saved(saved.clone());
+        }
+        Ok(cx)
+    }
+
+    /// Returns the result of `f`, and the gathered parameters that it has read.
+    pub(super) fn reads_of<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<(T, Vec<(ParamId, DTensor)>)> {
+        self.reads.borrow_mut().push(Vec::new());
+        let result = f();
+        let reads = self.reads.borrow_mut().pop().expect("pushed above");
+        reads.iter().for_each(|(id, value)| self.note_read(*id, value));
+        Ok((result?, reads))
+    }
+
+    fn note_read(&self, id: ParamId, value: &DTensor) {
+        if let Some(reads) = self.reads.borrow_mut().last_mut()
+            && reads.iter().all(|(other, _)| *other != id)
+        {
+            reads.push((id, value.clone()));
+        }
+    }
+
+    /// Returns a copy of the parameters that outlives this pass. The values are shared.
+    pub(super) fn shared_params(&self) -> Rc<Params> {
+        self.shared.get_or_init(|| Rc::new(self.params.snapshot())).clone()
+    }
+
+    pub(super) fn params(&self) -> &Params {
+        self.params
+    }
+
+    /// Returns a copy of the generator of dropout.
+    pub(super) fn generator(&self) -> Option<Generator> {
+        self.generator.as_ref().map(|generator| generator.borrow().clone())
     }
 
     /// Returns a parameter in the layout and dtype that modules compute in.
@@ -155,9 +229,14 @@ impl<'a> Forward<'a> {
         if self.params.is_used_as_stored(id) {
             return Ok(self.params.value(id).clone());
         }
+        let _scope = self.params.module_of(id).enter();
+        if let Some(recorded) = self.second_run {
+            return self.param_again(id, recorded);
+        }
         let unit = self.params.unit_of(id);
         self.enter(unit)?;
         if let GatherState::Ready(t) = &self.gathers.borrow()[id.index()] {
+            self.note_read(id, t);
             return Ok(t.clone());
         }
         self.start(unit)?;
@@ -165,11 +244,34 @@ impl<'a> Forward<'a> {
         let ready = match state {
             GatherState::InFlight(gather) => {
                 let (shard, pending) = *gather;
-                shard.regathered(pending.wait()?, &self.previous_of(unit))
+                let ready = shard.regathered(pending.wait()?, &self.previous_of(unit));
+                ready.hold_gathered();
+                ready
             }
             GatherState::Ready(ready) => ready,
-            GatherState::Idle => unreachable!("the unit was just started"),
+            GatherState::Idle | GatherState::Saved(_) => unreachable!("the unit was just started"),
         };
+        self.note_read(id, &ready);
+        self.gathers.borrow_mut()[id.index()] = GatherState::Ready(ready.clone());
+        Ok(ready)
+    }
+
+    /// Returns a gathered parameter in the second run of a recomputed function.
+    fn param_again(&self, id: ParamId, recorded: bool) -> Result<DTensor> {
+        let saved = match &self.gathers.borrow()[id.index()] {
+            GatherState::Ready(t) => {
+                self.note_read(id, t);
+                return Ok(t.clone());
+            }
+            GatherState::Saved(saved) => saved.clone(),
+            GatherState::Idle | GatherState::InFlight(_) => {
+                let rule = "the second run of a function reads the parameters that the first run read";
+                let remedy = "let the function depend on its operands alone, not on the number of its calls";
+                return Err(Error::invalid("recompute", rule, self.params.path(id), remedy));
+            }
+        };
+        let ready = saved.value(recorded)?;
+        self.note_read(id, &ready);
         self.gathers.borrow_mut()[id.index()] = GatherState::Ready(ready.clone());
         Ok(ready)
     }
@@ -324,7 +426,10 @@ impl<'a> Forward<'a> {
         let last = current.filter(|&p| !units[p].is_root());
         let previous = last.map(|p| self.regathers(p)).unwrap_or_default();
         for id in last.iter().flat_map(|&p| &units[p].members) {
-            self.gathers.borrow_mut()[id.index()] = GatherState::Idle;
+            let state = std::mem::replace(&mut self.gathers.borrow_mut()[id.index()], GatherState::Idle);
+            if let GatherState::Ready(t) = state {
+                t.drop_gathered();
+            }
         }
         *self.current.borrow_mut() = CurrentUnit { unit: Some(unit), previous };
         match (unit + 1..units.len()).find(|&u| !units[u].is_root()) {
@@ -348,7 +453,7 @@ impl<'a> Forward<'a> {
         let gathers = self.gathers.borrow();
         let regather = |id: &ParamId| match &gathers[id.index()] {
             GatherState::Ready(t) => t.regather(),
-            GatherState::Idle | GatherState::InFlight(_) => None,
+            GatherState::Idle | GatherState::InFlight(_) | GatherState::Saved(_) => None,
         };
         self.params.units()[unit].members.iter().filter_map(regather).collect()
     }
@@ -360,6 +465,7 @@ impl<'a> Forward<'a> {
             if !matches!(state, GatherState::Idle) || self.params.is_used_as_stored(id) {
                 continue;
             }
+            let _scope = self.params.module_of(id).enter();
             let (leaf, used) = (self.params.value(id), self.params.used_layout(id));
             let shard = leaf.cast(self.params.compute_dtype()).map_err(|e| e.at(self.params.path(id)))?;
             *state = if shard.layout() == used {
@@ -370,6 +476,32 @@ impl<'a> Forward<'a> {
             };
         }
         Ok(())
+    }
+}
+
+impl Deref for GatherStates {
+    type Target = [GatherState];
+
+    fn deref(&self) -> &[GatherState] {
+        &self.of_params
+    }
+}
+
+impl DerefMut for GatherStates {
+    fn deref_mut(&mut self) -> &mut [GatherState] {
+        &mut self.of_params
+    }
+}
+
+/// Leaves the parameters that are still gathered, those of the last unit and of the root, to the backward pass, which
+/// reads them first.
+impl Drop for GatherStates {
+    fn drop(&mut self) {
+        for state in self.of_params.drain(..).filter(|_| !self.is_second_run) {
+            if let GatherState::Ready(t) = state {
+                t.leave_gathered();
+            }
+        }
     }
 }
 
@@ -394,7 +526,7 @@ mod tests {
                 let of = |s: &GatherState| match s {
                     GatherState::Idle => '-',
                     GatherState::InFlight(_) => '.',
-                    GatherState::Ready(_) => '#',
+                    GatherState::Ready(_) | GatherState::Saved(_) => '#',
                 };
                 cx.gathers.borrow().iter().map(of).collect()
             };

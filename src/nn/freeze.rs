@@ -66,6 +66,7 @@ impl Params {
     pub fn unfreeze(&mut self, pattern: &str) -> Result<usize> {
         let ids = self.matching_for("unfreeze", pattern)?;
         for &id in ids.iter().filter(|&&id| self.is_frozen(id)).collect::<Vec<_>>() {
+            let _scope = self.module_of(id).enter();
             *self.value_mut(id) = self.value(id).requires_grad()?;
         }
         Ok(ids.len())

@@ -1,14 +1,15 @@
 //! Linear maps, embeddings and normalisations.
 
 use super::adapter::{AdaptedMap, Adapter, LoraConfig};
+use super::expert_map::ExpertMap;
 use super::forward::Forward;
 use super::module::Module;
 use super::param_id::ParamId;
 use super::params::Params;
 use super::pieces::FusedMaps;
-use super::product::product_over_last;
 use super::scope::Scope;
-use crate::dtensor::DTensor;
+use crate::comm::ModulePath;
+use crate::dtensor::{DTensor, product_over_last};
 use crate::error::Result;
 use crate::placement::Layout;
 use crate::rng::Init;
@@ -21,6 +22,7 @@ pub struct Linear {
     /// The numbers of outputs and inputs.
     extents: [usize; 2],
     adapter: Option<Adapter>,
+    path: ModulePath,
     site: String,
 }
 
@@ -56,7 +58,96 @@ impl Linear {
         let weight = scope.param("weight", [outputs, inputs], init)?;
         let bias = if bias { Some(scope.param("bias", [outputs], Init::Zeros)?) } else { None };
         let extents = [outputs, inputs];
-        Ok(Linear { weight, bias, extents, adapter: None, site: scope.site_here() })
+        let path = scope.module_path();
+        Ok(Linear { weight, bias, extents, adapter: None, path, site: scope.site_here() })
+    }
+
+    /// Applies several maps to one input, as their [`Module::forward`] does, and returns the results in order. The
+    /// input's gradient is one contraction over the outputs of all maps ([`DTensor::joint_linear`]).
+    ///
+    /// A layer that keeps several maps apart, such as queries, keys and values, so has one reduction of its input's
+    /// gradient under tensor parallelism, as a [`FusedLinear`] has. Shard the rows of all weights alike, along an axis
+    /// whose length divides the number of groups.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Init, tensor::DType};
+    /// use isoshard::nn::{Forward, Linear, Params, Plan};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let plan = Plan::default().shard("gate.*", "tp", 0).shard("up.*", "tp", 0);
+    ///     let mut params = Params::new(&mesh, plan, 7)?;
+    ///     let mut map = |name: &str| Linear::new(params.root().child(name), 4, 64, true, Init::Ones);
+    ///     let (gate, up) = (map("gate")?, map("up")?);
+    ///     let x = DTensor::full(&mesh, DType::F32, [2, 5, 4], 0.5, "(R)".parse()?)?;
+    ///     let ys = Linear::forward_joint(&[&gate, &up], &Forward::eval(&params), &x)?;
+    ///     assert_eq!(ys[1].spec().to_string(), "f32[2, 5, 64]@(tp:S2)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses what [`DTensor::joint_linear`] refuses; returns an error if a rank fails.
+    pub fn forward_joint(maps: &[&Linear], cx: &Forward, x: &DTensor) -> Result<Vec<DTensor>> {
+        Linear::forward_together(maps, cx, x, |weights| x.joint_linear(weights))
+    }
+
+    /// Runs [`Linear::forward_joint`] with a number of groups, which divides the outputs of every map
+    /// ([`DTensor::joint_linear_in`]).
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Init, tensor::DType};
+    /// use isoshard::nn::{Forward, Linear, Params, Plan};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let mut map = |name: &str, outputs| Linear::new(params.root().child(name), 5, outputs, false, Init::Ones);
+    ///     let (q, k, v) = (map("q", 12)?, map("k", 6)?, map("v", 6)?);
+    ///     let x = DTensor::full(&mesh, DType::F32, [4, 5], 1.0, "(S0)".parse()?)?;
+    ///     // Three heads of keys and values, of width 2.
+    ///     let qkv = Linear::forward_joint_in(&[&q, &k, &v], 3, &Forward::eval(&params), &x)?;
+    ///     assert_eq!(qkv[0].spec().to_string(), "f32[4, 12]@(fsdp:S0)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses what [`DTensor::joint_linear_in`] refuses; returns an error if a rank fails.
+    pub fn forward_joint_in(
+        maps: &[&Linear],
+        groups: usize,
+        cx: &Forward,
+        x: &DTensor,
+    ) -> Result<Vec<DTensor>> {
+        Linear::forward_together(maps, cx, x, |weights| x.joint_linear_in(groups, weights))
+    }
+
+    fn forward_together(
+        maps: &[&Linear],
+        cx: &Forward,
+        x: &DTensor,
+        products: impl FnOnce(&[&DTensor]) -> Result<Vec<DTensor>>,
+    ) -> Result<Vec<DTensor>> {
+        let weights = maps.iter().map(|map| cx.param(map.weight)).collect::<Result<Vec<_>>>()?;
+        let ys = products(&weights.iter().collect::<Vec<_>>()).map_err(|e| {
+            let paths: Vec<&str> = maps.iter().map(|map| cx.params().path(map.weight)).collect();
+            e.at(&paths.join(", "))
+        })?;
+        maps.iter().zip(ys).map(|(map, y)| map.complete(cx, x, y)).collect()
+    }
+
+    /// Returns the map's result, given the product of `x` and the weight.
+    fn complete(&self, cx: &Forward, x: &DTensor, product: DTensor) -> Result<DTensor> {
+        let _scope = self.path.enter();
+        let mut y = cx.site(&self.site, product)?;
+        if let Some(adapter) = &self.adapter {
+            y = y.add(&adapter.forward(cx, x)?)?;
+        }
+        match self.bias {
+            Some(bias) => cx.with_param(bias, |bias| y.add(bias)),
+            None => Ok(y),
+        }
     }
 }
 
@@ -69,15 +160,8 @@ impl Module for Linear {
     /// # Errors
     /// Refuses an `x` whose last dim is not `inputs`; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
-        let mut y =
-            cx.site(&self.site, cx.with_param(self.weight, |weight| product_over_last(x, weight))?)?;
-        if let Some(adapter) = &self.adapter {
-            y = y.add(&adapter.forward(cx, x)?)?;
-        }
-        match self.bias {
-            Some(bias) => cx.with_param(bias, |bias| y.add(bias)),
-            None => Ok(y),
-        }
+        let _scope = self.path.enter();
+        self.complete(cx, x, cx.with_param(self.weight, |weight| product_over_last(x, weight))?)
     }
 }
 
@@ -90,6 +174,7 @@ pub struct FusedLinear {
     inputs: usize,
     /// The adapter of each map that has one.
     adapters: Vec<Option<Adapter>>,
+    path: ModulePath,
     site: String,
 }
 
@@ -125,7 +210,8 @@ impl FusedLinear {
         let weight = scope.fused_param("weight", maps, &[inputs], init)?;
         let bias = if bias { Some(scope.fused_param("bias", maps, &[], Init::Zeros)?) } else { None };
         let adapters = vec![None; maps.rows().len()];
-        Ok(FusedLinear { weight, bias, maps: maps.clone(), inputs, adapters, site: scope.site_here() })
+        let (maps, path) = (maps.clone(), scope.module_path());
+        Ok(FusedLinear { weight, bias, maps, inputs, adapters, path, site: scope.site_here() })
     }
 }
 
@@ -135,6 +221,7 @@ impl Module for FusedLinear {
     /// # Errors
     /// Refuses an `x` whose last dim is not `inputs`; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
+        let _scope = self.path.enter();
         let y = cx.site(&self.site, cx.with_param(self.weight, |weight| product_over_last(x, weight))?)?;
         let rows = [self.maps.groups(), self.maps.rows_per_group()];
         let y = match self.bias {
@@ -158,6 +245,7 @@ impl Module for FusedLinear {
 pub(super) enum AdaptedLinear<'a> {
     One(&'a mut Linear),
     Fused(&'a mut FusedLinear),
+    Experts(&'a mut ExpertMap),
 }
 
 impl AdaptedLinear<'_> {
@@ -166,6 +254,16 @@ impl AdaptedLinear<'_> {
         match self {
             AdaptedLinear::One(linear) => vec![linear.site.clone()],
             AdaptedLinear::Fused(fused) => fused.maps.paths(&fused.site),
+            AdaptedLinear::Experts(map) => vec![map.path.clone()],
+        }
+    }
+
+    /// Returns `true` if the map `index` of [`AdaptedLinear::paths`] has an adapter.
+    pub(super) fn has_adapter(&self, index: usize) -> bool {
+        match self {
+            AdaptedLinear::One(linear) => linear.adapter.is_some(),
+            AdaptedLinear::Fused(fused) => fused.adapters[index].is_some(),
+            AdaptedLinear::Experts(map) => map.adapter.is_some(),
         }
     }
 
@@ -184,6 +282,7 @@ impl AdaptedLinear<'_> {
                 let map = AdaptedMap { path, inputs, outputs, groups: Some(groups) };
                 fused.adapters[index] = Some(Adapter::new(params, map, config)?);
             }
+            AdaptedLinear::Experts(map) => map.adapt(params, config)?,
         }
         Ok(())
     }
@@ -193,6 +292,7 @@ impl AdaptedLinear<'_> {
         match self {
             AdaptedLinear::One(linear) => linear.weight,
             AdaptedLinear::Fused(fused) => fused.weight,
+            AdaptedLinear::Experts(map) => map.weight,
         }
     }
 
@@ -200,6 +300,7 @@ impl AdaptedLinear<'_> {
     pub(super) fn matrix(&self, params: &Params) -> Result<Option<DTensor>> {
         match self {
             AdaptedLinear::One(linear) => linear.adapter.as_ref().map(|a| a.matrix(params)).transpose(),
+            AdaptedLinear::Experts(map) => map.adapter.as_ref().map(|a| a.matrix(params)).transpose(),
             AdaptedLinear::Fused(fused) if fused.adapters.iter().all(Option::is_none) => Ok(None),
             AdaptedLinear::Fused(fused) => {
                 let (mesh, dtype) = (params.mesh(), params.value(fused.weight).dtype());
@@ -224,6 +325,7 @@ impl AdaptedLinear<'_> {
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: ParamId,
+    path: ModulePath,
 }
 
 impl Embedding {
@@ -246,7 +348,7 @@ impl Embedding {
     /// # Errors
     /// Refuses what [`Scope::param`] refuses.
     pub fn new(mut scope: Scope<'_>, rows: usize, width: usize, init: Init) -> Result<Embedding> {
-        Ok(Embedding { weight: scope.param("weight", [rows, width], init)? })
+        Ok(Embedding { weight: scope.param("weight", [rows, width], init)?, path: scope.module_path() })
     }
 
     /// Returns the products of `x` `[.., width]`, with any number of leading dims, with every row: scores `[.., rows]`.
@@ -270,6 +372,7 @@ impl Embedding {
     /// # Errors
     /// Refuses an `x` whose last dim is not `width`; returns an error if a rank fails.
     pub fn scores(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
+        let _scope = self.path.enter();
         cx.with_param(self.weight, |table| product_over_last(x, table))
     }
 }
@@ -280,6 +383,7 @@ impl Module for Embedding {
     /// # Errors
     /// Refuses indices outside the table; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, index: &DTensor) -> Result<DTensor> {
+        let _scope = self.path.enter();
         cx.with_param(self.weight, |table| table.embedding(index))
     }
 }
@@ -290,6 +394,7 @@ pub struct LayerNorm {
     weight: ParamId,
     bias: Option<ParamId>,
     eps: f64,
+    path: ModulePath,
 }
 
 impl LayerNorm {
@@ -315,7 +420,7 @@ impl LayerNorm {
     pub fn new(mut scope: Scope<'_>, width: usize, bias: bool) -> Result<LayerNorm> {
         let weight = scope.param("weight", [width], Init::Ones)?;
         let bias = if bias { Some(scope.param("bias", [width], Init::Zeros)?) } else { None };
-        Ok(LayerNorm { weight, bias, eps: 1e-5 })
+        Ok(LayerNorm { weight, bias, eps: 1e-5, path: scope.module_path() })
     }
 
     /// Adds `eps` to variances instead.
@@ -345,6 +450,7 @@ impl Module for LayerNorm {
     /// # Errors
     /// Refuses an `x` of another width; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
+        let _scope = self.path.enter();
         let bias = self.bias.map(|b| cx.param(b)).transpose()?;
         cx.with_param(self.weight, |weight| x.layer_norm(weight, bias.as_ref(), self.eps))
     }
@@ -357,6 +463,7 @@ pub struct RmsNorm {
     eps: f64,
     /// `true` if the factor is `1 + weight`.
     unit_offset: bool,
+    path: ModulePath,
 }
 
 impl RmsNorm {
@@ -381,7 +488,7 @@ impl RmsNorm {
     /// Refuses what [`Scope::param`] refuses.
     pub fn new(mut scope: Scope<'_>, width: usize) -> Result<RmsNorm> {
         let weight = scope.param("weight", [width], Init::Ones)?;
-        Ok(RmsNorm { weight, eps: 1e-6, unit_offset: false })
+        Ok(RmsNorm { weight, eps: 1e-6, unit_offset: false, path: scope.module_path() })
     }
 
     /// Declares a `weight` `[width]` of zeros; vectors are multiplied by `1 + weight`, as in Gemma. Its eps is 1e-6.
@@ -405,7 +512,7 @@ impl RmsNorm {
     /// Refuses what [`Scope::param`] refuses.
     pub fn with_unit_offset(mut scope: Scope<'_>, width: usize) -> Result<RmsNorm> {
         let weight = scope.param("weight", [width], Init::Zeros)?;
-        Ok(RmsNorm { weight, eps: 1e-6, unit_offset: true })
+        Ok(RmsNorm { weight, eps: 1e-6, unit_offset: true, path: scope.module_path() })
     }
 
     /// Adds `eps` to mean squares instead.
@@ -435,6 +542,7 @@ impl Module for RmsNorm {
     /// # Errors
     /// Refuses an `x` of another width; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
+        let _scope = self.path.enter();
         cx.with_param(self.weight, |weight| match self.unit_offset {
             true => x.rms_norm(&weight.add_scalar(1.0)?, self.eps),
             false => x.rms_norm(weight, self.eps),

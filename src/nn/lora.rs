@@ -13,8 +13,9 @@ impl Decoder {
     ///
     /// A map's result becomes `x wᵀ + alpha / rank · (x aᵀ) bᵀ`. The parameters are `h.0.attn.q.lora_a` `[rank, inputs]`,
     /// which is normal with standard deviation `1 / sqrt(inputs)`, and `h.0.attn.q.lora_b` `[outputs, rank]`, which is
-    /// zero; so the model's results do not change at first. The maps of a
-    /// mixture of experts have no adapters.
+    /// zero; so the model's results do not change at first. The experts of a mixture have an adapter each: those of
+    /// `h.0.moe.experts.up` are `h.0.moe.experts.up.lora_a` `[experts, inputs, rank]` and `lora_b`
+    /// `[experts, rank, outputs]`, which [`Plan::experts`] shards as it shards the experts.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -42,29 +43,49 @@ impl Decoder {
     ///
     /// # Errors
     /// Refuses a pattern that matches no linear map, and names the nearest; a rank of 0; a map that has an adapter; and a
-    /// plan that cannot shard the adapters.
+    /// plan that cannot shard the adapters. A refusal leaves model and parameters as they were.
     pub fn add_lora(&mut self, params: &mut Params, pattern: &str, config: LoraConfig) -> Result<usize> {
         config.check()?;
-        let (mut found, mut paths) = (0, Vec::new());
-        for mut map in self.linear_maps() {
-            for (i, path) in map.paths().into_iter().enumerate() {
-                if matches(pattern, &path) {
-                    map.adapt(params, i, config)?;
-                    found += 1;
-                }
-                paths.push(path);
-            }
-        }
-        if found == 0 {
-            let paths: Vec<&str> = paths.iter().map(|path| &path[..]).collect();
-            return Err(no_match("lora", pattern, &paths, "linear map"));
+        let chosen = self.chosen_maps(pattern)?;
+        let (declared, before) = (params.declared(), self.clone());
+        let mut maps = self.linear_maps();
+        let adapted = chosen.iter().try_for_each(|&(module, map)| maps[module].adapt(params, map, config));
+        if let Err(e) = adapted {
+            params.forget_since(declared);
+            *self = before;
+            return Err(e);
         }
         for id in params.ids() {
             if !params.path(id).ends_with(".lora_a") && !params.path(id).ends_with(".lora_b") {
                 *params.value_mut(id) = params.value(id).detach();
             }
         }
-        Ok(found)
+        Ok(chosen.len())
+    }
+
+    /// Returns the linear maps without adapters that a pattern matches: the number of the module, and of the map in it.
+    ///
+    /// # Errors
+    /// Refuses a pattern that matches no map, or one that has an adapter.
+    fn chosen_maps(&mut self, pattern: &str) -> Result<Vec<(usize, usize)>> {
+        let (mut chosen, mut paths) = (Vec::new(), Vec::new());
+        for (module, maps) in self.linear_maps().iter().enumerate() {
+            for (map, path) in maps.paths().into_iter().enumerate() {
+                if matches(pattern, &path) {
+                    if maps.has_adapter(map) {
+                        let remedy = "match other maps, or merge the adapters first";
+                        return Err(Error::invalid("lora", "a map has an adapter", path, remedy));
+                    }
+                    chosen.push((module, map));
+                }
+                paths.push(path);
+            }
+        }
+        if chosen.is_empty() {
+            let paths: Vec<&str> = paths.iter().map(|path| &path[..]).collect();
+            return Err(no_match("lora", pattern, &paths, "linear map"));
+        }
+        Ok(chosen)
     }
 
     /// Returns a model without adapters, whose weights are the sums of the weights and of the adapters' matrices, and its

@@ -6,6 +6,7 @@ use super::layers::{AdaptedLinear, FusedLinear, Linear};
 use super::module::Module;
 use super::pieces::FusedMaps;
 use super::scope::Scope;
+use crate::comm::ModulePath;
 use crate::dtensor::DTensor;
 use crate::error::Result;
 use crate::rng::Init;
@@ -18,6 +19,7 @@ pub struct Mlp {
     down: Linear,
     activation: Activation,
     dropout: f64,
+    path: ModulePath,
     input: String,
 }
 
@@ -58,6 +60,7 @@ impl Mlp {
             down: Linear::new(scope.child("down"), hidden, width, bias, down_init)?,
             activation: Activation::Gelu,
             dropout,
+            path: scope.module_path(),
             input: scope.site("input"),
         })
     }
@@ -93,6 +96,7 @@ impl Module for Mlp {
     /// # Errors
     /// Refuses an `x` of another width; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
+        let _scope = self.path.enter();
         let x = cx.site(&self.input, x.clone())?;
         let y = self.down.forward(cx, &self.activation.apply(&self.up.forward(cx, &x)?)?)?;
         cx.dropout(y, self.dropout)
@@ -114,6 +118,7 @@ pub struct GatedMlp {
     rows: usize,
     activation: Activation,
     dropout: f64,
+    path: ModulePath,
     input: String,
 }
 
@@ -191,6 +196,7 @@ impl GatedMlp {
             rows,
             activation: Activation::Silu,
             dropout,
+            path: scope.module_path(),
             input: scope.site("input"),
         })
     }
@@ -226,6 +232,7 @@ impl Module for GatedMlp {
     /// # Errors
     /// Refuses an `x` of another width; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
+        let _scope = self.path.enter();
         let x = cx.site(&self.input, x.clone())?;
         let parts = self.gate_up.forward(cx, &x)?.split(-1, &[self.rows, self.rows])?;
         let gated = self.activation.apply(&parts[0])?.mul(&parts[1])?;

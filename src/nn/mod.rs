@@ -38,6 +38,9 @@
 //! [`Decoder`] has the options of GPT-2, Llama, Mistral, Qwen, Gemma and mixtures of experts ([`DecoderConfig`]). Maps of
 //! one input are stored as one parameter; [`Params::pieces`] names them one by one. [`Decoder::add_lora`] adds adapters.
 //!
+//! While a module runs, it enters its path ([`Scope::module_path`]), so that
+//! [`DeviceMesh::explain`](crate::dtensor::DeviceMesh::explain), tallies and spans name the module of each call.
+//!
 //! Not built: pipeline parallelism; an all-to-all of tokens without a capacity ([`Moe`]).
 //!
 //! The [glossary](crate::glossary) defines the words used here.
@@ -48,6 +51,7 @@ mod attention;
 mod check;
 mod decoder;
 mod decoder_config;
+mod expert_map;
 mod forward;
 mod freeze;
 mod fused_param;
@@ -67,7 +71,7 @@ mod params;
 mod pattern;
 mod pieces;
 mod plan;
-mod product;
+mod recompute;
 mod rotary_config;
 mod scope;
 mod self_attention;
@@ -94,6 +98,7 @@ pub(crate) use param_state::{load_like, refuse_names};
 pub use params::Params;
 pub use pieces::{FusedMaps, ParamPiece, PieceRun};
 pub use plan::{Parallel, Plan};
+pub use recompute::recompute;
 pub use rotary_config::{RotaryConfig, RotaryScaling};
 pub use scope::Scope;
 pub use self_attention::{SelfAttention, SelfAttentionConfig};

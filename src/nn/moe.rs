@@ -4,12 +4,13 @@
 //! groups of experts or with a bias per expert. No field of [`MoeConfig`] asks for them.
 
 use super::activation::Activation;
+use super::expert_map::ExpertMap;
 use super::forward::Forward;
-use super::layers::Linear;
+use super::layers::{AdaptedLinear, Linear};
 use super::mlp::{GatedMlp, Mlp};
 use super::module::Module;
-use super::param_id::ParamId;
 use super::scope::Scope;
+use crate::comm::ModulePath;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::ops::GroupSizes;
@@ -64,12 +65,13 @@ pub enum ExpertWeights {
 pub struct Moe {
     config: MoeConfig,
     router: Linear,
-    gate: Option<ParamId>,
-    up: ParamId,
-    down: ParamId,
+    gate: Option<ExpertMap>,
+    up: ExpertMap,
+    down: ExpertMap,
     shared: Option<SharedExpert>,
     /// The map to the factor of the shared expert's result.
     shared_gate: Option<Linear>,
+    path: ModulePath,
     sites: MoeSites,
 }
 
@@ -150,11 +152,11 @@ impl Moe {
         let router = Linear::new(scope.child("router"), width, experts, false, init)?;
         let mut stacked = scope.child("experts");
         let gate = match config.gated {
-            true => Some(stacked.param("gate", [experts, width, hidden], init)?),
+            true => Some(ExpertMap::new(&mut stacked, "gate", [experts, width, hidden], init)?),
             false => None,
         };
-        let up = stacked.param("up", [experts, width, hidden], init)?;
-        let down = stacked.param("down", [experts, hidden, width], down_init)?;
+        let up = ExpertMap::new(&mut stacked, "up", [experts, width, hidden], init)?;
+        let down = ExpertMap::new(&mut stacked, "down", [experts, hidden, width], down_init)?;
         let inits = (init, down_init);
         let shared = match (config.shared_hidden, config.gated) {
             (None, _) => None,
@@ -176,7 +178,22 @@ impl Moe {
             dispatch: scope.site("dispatch"),
             down: scope.site("down"),
         };
-        Ok(Moe { config, router, gate, up, down, shared, shared_gate, sites })
+        let path = scope.module_path();
+        Ok(Moe { config, router, gate, up, down, shared, shared_gate, path, sites })
+    }
+
+    /// Returns the linear maps that can have adapters: the router, the experts' maps, and those of the shared expert.
+    pub(super) fn linear_maps(&mut self) -> Vec<AdaptedLinear<'_>> {
+        let mut maps = vec![AdaptedLinear::One(&mut self.router)];
+        let stacked = self.gate.iter_mut().chain([&mut self.up, &mut self.down]);
+        maps.extend(stacked.map(AdaptedLinear::Experts));
+        match &mut self.shared {
+            Some(SharedExpert::Gated(mlp)) => maps.extend(mlp.linear_maps()),
+            Some(SharedExpert::Plain(mlp)) => maps.extend(mlp.linear_maps()),
+            None => {}
+        }
+        maps.extend(self.shared_gate.as_mut().map(AdaptedLinear::One));
+        maps
     }
 
     /// Returns the layer's result for `x` `[tokens, width]` or `[batch, tokens, width]` with the losses of its router,
@@ -210,6 +227,7 @@ impl Moe {
     /// Refuses an `x` of another width or number of dims; returns an error if a rank fails. Without a capacity, refuses
     /// [`Device::Meta`](crate::tensor::Device::Meta), where counts have no values.
     pub fn forward_with_losses(&self, cx: &Forward, x: &DTensor) -> Result<MoeOutput> {
+        let _scope = self.path.enter();
         let x = cx.site(&self.sites.input, x.clone())?;
         let logits = self.router.forward(cx, &x)?;
         let routing = self.route(&x, &logits)?;
@@ -250,6 +268,7 @@ impl Moe {
     /// # Errors
     /// Refuses sizes that do not add up to the number of rows, and an `x` that [`Module::forward`] refuses.
     pub fn forward_with_sizes(&self, cx: &Forward, x: &DTensor, sizes: &GroupSizes) -> Result<DTensor> {
+        let _scope = self.path.enter();
         let x = cx.site(&self.sites.input, x.clone())?;
         let routing = self.route(&x, &self.router.forward(cx, &x)?)?;
         self.experts(cx, &x, &routing, Some(sizes))
@@ -333,16 +352,14 @@ impl Moe {
         align: &dyn Fn(&DTensor, &DTensor) -> Result<DTensor>,
         product: &dyn Fn(&DTensor, &DTensor) -> Result<DTensor>,
     ) -> Result<DTensor> {
-        let (mut rows, act) = (rows.clone(), self.config.activation);
-        let up = cx.with_param(self.up, |w| {
-            rows = align(&rows, w)?;
-            product(&rows, w)
-        })?;
-        let hidden = match self.gate {
-            Some(gate) => act.apply(&cx.with_param(gate, |w| product(&rows, w))?)?.mul(&up)?,
+        let act = self.config.activation;
+        let rows = cx.with_param(self.up.weight, |w| align(rows, w))?;
+        let up = self.up.forward(cx, &rows, product)?;
+        let hidden = match &self.gate {
+            Some(gate) => act.apply(&gate.forward(cx, &rows, product)?)?.mul(&up)?,
             None => act.apply(&up)?,
         };
-        cx.with_param(self.down, |w| product(&hidden, w))
+        self.down.forward(cx, &hidden, product)
     }
 }
 
@@ -353,6 +370,7 @@ impl Module for Moe {
     /// # Errors
     /// Returns the errors of [`Moe::forward_with_losses`].
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
+        let _scope = self.path.enter();
         let x = cx.site(&self.sites.input, x.clone())?;
         let routing = self.route(&x, &self.router.forward(cx, &x)?)?;
         self.experts(cx, &x, &routing, None)

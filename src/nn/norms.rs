@@ -6,6 +6,7 @@ use super::forward::Forward;
 use super::module::Module;
 use super::param_id::ParamId;
 use super::scope::Scope;
+use crate::comm::ModulePath;
 use crate::dtensor::{BatchStatistics, DTensor};
 use crate::error::Result;
 use crate::rng::Init;
@@ -15,12 +16,14 @@ use crate::rng::Init;
 struct ChannelAffine {
     weight: ParamId,
     bias: ParamId,
+    path: ModulePath,
 }
 
 impl ChannelAffine {
     fn new(scope: &mut Scope<'_>, channels: usize) -> Result<ChannelAffine> {
         let weight = scope.param("weight", [channels], Init::Ones)?;
-        Ok(ChannelAffine { weight, bias: scope.param("bias", [channels], Init::Zeros)? })
+        let bias = scope.param("bias", [channels], Init::Zeros)?;
+        Ok(ChannelAffine { weight, bias, path: scope.module_path() })
     }
 
     fn values(&self, cx: &Forward) -> Result<[DTensor; 2]> {
@@ -68,6 +71,7 @@ impl Module for GroupNorm {
     /// # Errors
     /// Refuses an `x` of other channels, and channels that the groups do not divide; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
+        let _scope = self.affine.path.enter();
         let [weight, bias] = self.affine.values(cx)?;
         x.group_norm(self.groups, Some((&weight, &bias)), 1e-5)
     }
@@ -77,7 +81,9 @@ impl Module for GroupNorm {
 ///
 /// A training pass normalises by the statistics of the global batch, over all ranks, and updates running averages; a
 /// pass for evaluation uses the averages. They begin as mean 0 and variance 1, and are not parameters: save and restore
-/// them with [`BatchNorm::running`] and [`BatchNorm::set_running`]. A clone has averages of its own.
+/// them with [`BatchNorm::running`] and [`BatchNorm::set_running`]. The second run of a recomputed function
+/// ([`recompute`](super::recompute())) leaves them as they are. A clone has averages of its own: a recomputed function
+/// that captures a clone moves the clone's, so it captures an [`Rc`](std::rc::Rc) of the module instead.
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
     affine: ChannelAffine,
@@ -183,6 +189,7 @@ impl Module for BatchNorm {
     /// # Errors
     /// Refuses an `x` of other channels, and a batch without elements in training; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
+        let _scope = self.affine.path.enter();
         let [weight, bias] = self.affine.values(cx)?;
         let affine = Some((&weight, &bias));
         if cx.is_eval() {
@@ -190,7 +197,9 @@ impl Module for BatchNorm {
             return x.normalise_channels(&averages, affine, 1e-5);
         }
         let (y, statistics) = x.batch_norm(affine, 1e-5)?;
-        self.update(x, &statistics, x.shape().numel() / x.shape()[1])?;
+        if !cx.is_second_run() {
+            self.update(x, &statistics, x.shape().numel() / x.shape()[1])?;
+        }
         Ok(y)
     }
 }

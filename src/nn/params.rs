@@ -1,13 +1,16 @@
 //! Parameters, addressed by path and sharded from the start.
 
+mod declared;
+
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::param_id::{ModelNumber, ParamId};
 use super::pattern;
 use super::pieces::ParamPiece;
 use super::plan::Plan;
+use crate::comm::ModulePath;
 use crate::dtensor::{DTensor, DeviceMesh, Transfer};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh};
@@ -41,14 +44,19 @@ pub struct Params {
     units: Vec<ParamUnit>,
     /// The paths where activations may change layout.
     sites: BTreeSet<String>,
+    /// The paths of the parts whose activations may be dropped.
+    blocks: BTreeMap<String, ModulePath>,
     /// `true` if new parameters are zeros, which are replaced by loaded values.
     blank: bool,
-    /// The numbers of parameters and sites when the plan's patterns were last checked.
-    checked: Cell<Option<(usize, usize)>>,
+    /// The numbers of parameters, sites and blocks when the plan's patterns were last checked.
+    checked: Cell<Option<[usize; 3]>>,
 }
 
+#[derive(Clone)]
 struct Param {
     path: String,
+    /// The path of the module that declared it.
+    module: ModulePath,
     value: DTensor,
     /// The layout that the model computes in.
     used: Layout,
@@ -57,6 +65,7 @@ struct Param {
 }
 
 /// A unit: parameters that are gathered together, one unit ahead of their use.
+#[derive(Clone)]
 pub(super) struct ParamUnit {
     name: String,
     pub members: Vec<ParamId>,
@@ -90,6 +99,7 @@ impl Params {
             list: Vec::new(),
             units: Vec::new(),
             sites: BTreeSet::new(),
+            blocks: BTreeMap::new(),
             blank: false,
             checked: Cell::new(None),
         })
@@ -99,6 +109,26 @@ impl Params {
     /// drawn, and declarations communicate nothing.
     pub(crate) fn blank(mesh: &DeviceMesh, plan: Plan) -> Result<Params> {
         Ok(Params { blank: true, ..Params::new(mesh, plan, 0)? })
+    }
+
+    /// Returns a copy for functions that run again in the backward pass. The values and the model's number are shared, so
+    /// ids of this model are ids of the copy.
+    pub(super) fn snapshot(&self) -> Params {
+        let Params { number, dtype, compute, blank, .. } = *self;
+        Params {
+            number,
+            mesh: self.mesh.clone(),
+            plan: self.plan.clone(),
+            generator: self.generator.clone(),
+            dtype,
+            compute,
+            list: self.list.clone(),
+            units: self.units.clone(),
+            sites: self.sites.clone(),
+            blocks: self.blocks.clone(),
+            blank,
+            checked: self.checked.clone(),
+        }
     }
 
     /// Draws the values of parameters that are declared from now on from `seed`, as [`Params::new`] does: for parts
@@ -200,8 +230,8 @@ impl Params {
         &self.plan
     }
 
-    /// Checks that every pattern of the plan matches a declared parameter or site: a typing error would otherwise leave
-    /// parameters replicated. Each forward pass does this first. Communicates nothing.
+    /// Checks that every pattern of the plan matches a declared parameter, site or block: a typing error would otherwise
+    /// leave parameters replicated. Each forward pass does this first. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
@@ -215,9 +245,9 @@ impl Params {
     /// ```
     ///
     /// # Errors
-    /// Refuses a pattern that matches no parameter, or no site, and names the nearest paths.
+    /// Refuses a pattern that matches no parameter, no site or no block, and names the nearest paths.
     pub fn check_plan(&self) -> Result<()> {
-        let declared = Some((self.list.len(), self.sites.len()));
+        let declared = Some([self.list.len(), self.sites.len(), self.blocks.len()]);
         if self.checked.get() == declared {
             return Ok(());
         }
@@ -227,23 +257,15 @@ impl Params {
     }
 
     fn expect_matches(&self, plan: &Plan) -> Result<()> {
-        plan.expect_matches(&self.paths(), &self.sites().collect::<Vec<_>>())
+        plan.expect_matches(
+            &self.paths(),
+            &self.sites().collect::<Vec<_>>(),
+            &self.blocks().collect::<Vec<_>>(),
+        )
     }
 
     fn paths(&self) -> Vec<&str> {
         self.list.iter().map(|p| &p.path[..]).collect()
-    }
-
-    pub(super) fn has_site(&self, path: &str) -> bool {
-        self.sites.contains(path)
-    }
-
-    pub(super) fn sites(&self) -> impl Iterator<Item = &str> {
-        self.sites.iter().map(|s| &s[..])
-    }
-
-    pub(super) fn declare_site(&mut self, path: String) {
-        self.sites.insert(path);
     }
 
     /// Returns the number of parameters.
@@ -502,6 +524,7 @@ impl Params {
                 "redistribute it first",
             ));
         }
+        let _scope = self.module_of(id).enter();
         self.list[id.index].value = if old.has_history() { value.requires_grad()? } else { value.detach() };
         Ok(())
     }
@@ -514,18 +537,6 @@ impl Params {
     pub(super) fn is_used_as_stored(&self, id: ParamId) -> bool {
         let Param { value, used, .. } = self.at(id);
         value.layout() == used && value.dtype() == self.compute
-    }
-
-    pub(super) fn unit_of(&self, id: ParamId) -> usize {
-        self.at(id).unit
-    }
-
-    pub(super) fn units(&self) -> &[ParamUnit] {
-        &self.units
-    }
-
-    pub(super) fn pieces_of(&self, id: ParamId) -> &[ParamPiece] {
-        &self.at(id).pieces
     }
 
     /// Declares a parameter, of one piece if none are given.
@@ -541,6 +552,7 @@ impl Params {
         if let Some(path) = pieces.iter().map(ParamPiece::path).chain([&path[..]]).find(is_taken) {
             return Err(Error::invalid("param", "two parameters share a path", path, "rename one of them"));
         }
+        let module = ModulePath::new(path.rsplit_once('.').map_or("", |(module, _)| module));
         let mesh = self.mesh.mesh();
         let used = self.plan.used_layout(mesh, &path, &shape)?;
         let stored = self.plan.stored_layout(mesh, self.dtype, &shape, &used);
@@ -548,26 +560,12 @@ impl Params {
             true => DTensor::zeros(&self.mesh, self.dtype, shape, stored),
             false => DTensor::init(&self.mesh, self.dtype, shape, stored, init, &mut self.generator),
         });
+        let _scope = module.enter();
         let value = value.map_err(|e| e.at(&path))?.requires_grad()?;
         let id = ParamId { index: self.list.len(), model: self.number };
         let unit = self.unit_for(&path, id);
-        self.list.push(Param { path, value, used, unit, pieces });
+        self.list.push(Param { path, module, value, used, unit, pieces });
         Ok(id)
-    }
-
-    /// Adds a parameter to its unit: the part of its path up to the first number, such as `h.0`. Parameters without a
-    /// number form the root unit.
-    fn unit_for(&mut self, path: &str, id: ParamId) -> usize {
-        let number =
-            path.split('.').position(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()));
-        let name =
-            number.map(|n| path.split('.').take(n + 1).collect::<Vec<_>>().join(".")).unwrap_or_default();
-        let at = self.units.iter().position(|u| u.name == name).unwrap_or_else(|| {
-            self.units.push(ParamUnit { name, members: Vec::new() });
-            self.units.len() - 1
-        });
-        self.units[at].members.push(id);
-        at
     }
 }
 

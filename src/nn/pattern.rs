@@ -1,35 +1,7 @@
 //! Path patterns, and the names nearest to a pattern that matches nothing.
 
-use std::str::Split;
-
+pub(super) use crate::comm::path_matches as matches;
 use crate::error::Error;
-
-/// Returns `true` if `pattern` matches `path` part by part; `*` stands for any one part, and `**` for any number of
-/// parts.
-pub(super) fn matches(pattern: &str, path: &str) -> bool {
-    matches_parts(pattern.split('.'), path.split('.'))
-}
-
-fn matches_parts(mut pattern: Split<'_, char>, mut path: Split<'_, char>) -> bool {
-    loop {
-        match pattern.next() {
-            None => return path.next().is_none(),
-            Some("**") => {
-                // Each try leaves out one part more.
-                while !matches_parts(pattern.clone(), path.clone()) {
-                    if path.next().is_none() {
-                        return false;
-                    }
-                }
-                return true;
-            }
-            Some(part) => match path.next() {
-                Some(own) if part == "*" || part == own => {}
-                _ => return false,
-            },
-        }
-    }
-}
 
 /// Returns the refusal, in the name of `verb`, of a pattern that matches none of the `paths` of this `kind`.
 pub(super) fn no_match(verb: &str, pattern: &str, paths: &[&str], kind: &str) -> Error {

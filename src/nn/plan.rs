@@ -33,6 +33,8 @@ pub struct Plan {
     sites: Vec<PlanRule>,
     batch: Vec<String>,
     fsdp: Option<String>,
+    /// The patterns of blocks that are recomputed.
+    recomputed: Vec<String>,
 }
 
 /// The sizes and choices of a transformer on which its plan depends.
@@ -178,7 +180,40 @@ impl Plan {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn experts(self, pattern: &str, axis: &str) -> Plan {
-        self.shard(&format!("{pattern}.experts.*"), axis, 0).batch(axis)
+        // The experts' adapters are parameters below the maps.
+        self.shard(&format!("{pattern}.experts.**"), axis, 0).batch(axis)
+    }
+
+    /// Drops the activations of matching blocks ([`Scope::block_here`](super::Scope::block_here)) after the forward pass
+    /// and computes them again in the backward pass ([`recompute`](super::recompute())). The blocks of this crate's
+    /// transformers are `h.0`, `h.1` and so on.
+    ///
+    /// A step then takes the time of one more forward pass of the blocks, with its communication, and holds the
+    /// activations of one block and the inputs of the others. No bit changes.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// use isoshard::nn::{Forward, Gpt, GptConfig, Params, Plan};
+    /// let norms = spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let norm = |plan: Plan| -> isoshard::Result<f64> {
+    ///         let mut params = Params::new(&mesh, plan.fsdp("fsdp"), 7)?;
+    ///         let config = GptConfig {
+    ///             vocabulary: 11, block: 6, layers: 2, heads: 2, width: 8, dropout: 0.0, bias: true,
+    ///         };
+    ///         let model = Gpt::new(&mut params, config)?;
+    ///         let tokens = DTensor::zeros(&mesh, DType::I64, [3, 6], "(S0)".parse()?)?;
+    ///         let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+    ///         params.grad_norm(&loss.backward()?)?.full_tensor()?.item()
+    ///     };
+    ///     Ok([norm(Plan::default())?, norm(Plan::default().recompute("h.*"))?])
+    /// })?;
+    /// assert_eq!(norms[0][0], norms[0][1]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn recompute(mut self, pattern: &str) -> Plan {
+        self.recomputed.push(pattern.into());
+        self
     }
 
     /// Returns the plan for this crate's transformers on a mesh with any of the axes `dp`, `fsdp` and `tp`.
@@ -288,6 +323,11 @@ impl Plan {
         })
     }
 
+    /// Returns true if the activations of a block are recomputed.
+    pub(super) fn recomputes(&self, path: &str) -> bool {
+        self.recomputed.iter().any(|pattern| matches(pattern, path))
+    }
+
     /// Returns the layout in which the model computes with a parameter.
     pub(super) fn used_layout(&self, mesh: &Mesh, path: &str, shape: &Shape) -> Result<Layout> {
         let mut layout = Layout::replicated(mesh.ndim());
@@ -330,11 +370,15 @@ impl Plan {
         with(Placement::Shard(0))
     }
 
-    /// Refuses, by name, a rule that matches none of a model's parameters, or none of its sites. Among the rules that
-    /// are written for several models, one has to match.
-    pub(super) fn expect_matches(&self, paths: &[&str], sites: &[&str]) -> Result<()> {
+    /// Refuses, by name, a rule that matches none of a model's parameters, none of its sites or none of its blocks. Among
+    /// the rules that are written for several models, one has to match.
+    pub(super) fn expect_matches(&self, paths: &[&str], sites: &[&str], blocks: &[&str]) -> Result<()> {
         expect_matches(&self.params, paths, "parameter")?;
-        expect_matches(&self.sites, sites, "site")
+        expect_matches(&self.sites, sites, "site")?;
+        match self.recomputed.iter().find(|pattern| !blocks.iter().any(|path| matches(pattern, path))) {
+            None => Ok(()),
+            Some(pattern) => Err(no_match("plan", pattern, blocks, "block")),
+        }
     }
 
     /// Refuses axes that the mesh lacks.

@@ -5,6 +5,7 @@ use std::fmt;
 use super::param_id::ParamId;
 use super::params::Params;
 use super::pieces::ParamPiece;
+use crate::comm::ModulePath;
 use crate::error::Result;
 use crate::rng::Init;
 use crate::tensor::Shape;
@@ -83,6 +84,24 @@ impl Scope<'_> {
         &self.path
     }
 
+    /// Returns the path of this scope for [`ModulePath::enter`]: a module enters it while it runs, so that explanations,
+    /// tallies and spans name the module.
+    ///
+    /// ```
+    /// use isoshard::{comm::{ModulePath, spmd}, dtensor::DeviceMesh, nn::{Params, Plan}};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let path = params.root().child("h").child(3).module_path();
+    ///     let _scope = path.enter(); // usually in the module's forward
+    ///     assert_eq!(ModulePath::current().as_str(), "h.3");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn module_path(&self) -> ModulePath {
+        ModulePath::new(&self.path)
+    }
+
     /// Declares a parameter of a global shape, in the layout of the plan. Its values depend on the seed, on its shape
     /// and on the number of parameters declared before; each rank makes only its shard. Communicates nothing, except
     /// that the first declaration compares the ranks' seeds.
@@ -149,6 +168,26 @@ impl Scope<'_> {
     /// ```
     pub fn site_here(&mut self) -> String {
         self.params.declare_site(self.path.clone());
+        self.path.clone()
+    }
+
+    /// Declares this scope's own path as a block: a part of the model whose activations a plan may drop after the forward
+    /// pass ([`Plan::recompute`](super::Plan::recompute)). Returns the path for [`Forward::block`](super::Forward::block).
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default().recompute("h.1"), 7)?;
+    ///     params.root().child("h").child(0).block_here();
+    ///     let missing = params.check_plan().unwrap_err().to_string();
+    ///     assert!(missing.ends_with("the nearest are h.0"), "{missing}");
+    ///     assert_eq!(params.root().child("h").child(1).block_here(), "h.1");
+    ///     params.check_plan() // the plan's pattern matches the second block
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn block_here(&mut self) -> String {
+        self.params.declare_block(self.path.clone());
         self.path.clone()
     }
 

@@ -8,6 +8,7 @@ use super::pieces::FusedMaps;
 use super::rotary_config::RotaryConfig;
 use super::scope::Scope;
 use super::sequences::Sequences;
+use crate::comm::ModulePath;
 use crate::dtensor::{AttentionOptions, DTensor};
 use crate::error::{Error, Result};
 use crate::rng::Init;
@@ -108,7 +109,7 @@ pub struct SelfAttention {
     norms: Option<[Norm; 2]>,
     out: Linear,
     input: String,
-    site: String,
+    path: ModulePath,
 }
 
 impl SelfAttention {
@@ -162,7 +163,7 @@ impl SelfAttention {
             norms,
             out: Linear::new(scope.child("out"), heads * d, width, config.out_bias, out_init)?,
             input: scope.site("input"),
-            site: scope.path().to_string(),
+            path: scope.module_path(),
         })
     }
 
@@ -192,17 +193,17 @@ impl SelfAttention {
     /// # Errors
     /// Refuses an `x` of other dims or another width, and sequences of another shape; returns an error if a rank fails.
     pub fn forward_in(&self, cx: &Forward, x: &DTensor, sequences: &Sequences) -> Result<DTensor> {
+        let _scope = self.path.enter();
         let &[b, t, _] = &x.shape()[..] else {
             let rule = "wants three dims: batch, time, width";
-            return Err(
-                Error::invalid("attention", rule, x.spec().to_string(), "reshape it first").at(&self.site)
-            );
+            return Err(Error::invalid("attention", rule, x.spec().to_string(), "reshape it first")
+                .at(self.path.as_str()));
         };
         let x = cx.site(&self.input, x.clone())?;
         let qkv = self.qkv.forward(cx, &x)?;
         let heads = self.config.heads * self.config.head_width;
         let attend = || self.attend(cx, &qkv, sequences)?.permute(&[0, 2, 1, 3])?.reshape([b, t, heads]);
-        let y = attend().map_err(|e| e.at(&self.site))?;
+        let y = attend().map_err(|e| e.at(self.path.as_str()))?;
         let y = self.out.forward(cx, &y)?;
         cx.dropout(y, self.config.dropout)
     }

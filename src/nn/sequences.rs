@@ -1,6 +1,7 @@
 //! The positions and documents of a batch's tokens.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
 use super::rotary_config::{RotaryConfig, RotaryScaling};
 use crate::dtensor::DTensor;
@@ -18,14 +19,14 @@ use crate::tensor::{DType, Tensor};
 /// use isoshard::nn::Sequences;
 /// assert!(Sequences::default().documents().is_none());
 /// ```
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Sequences {
     packed: Option<PackedRows>,
     /// The cosines and sines that layers have asked for.
-    tables: RefCell<Vec<(RotaryTableKey, [DTensor; 2])>>,
+    tables: Rc<RefCell<Vec<RotaryTables>>>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct PackedRows {
     documents: DTensor,
     positions: DTensor,
@@ -33,6 +34,9 @@ struct PackedRows {
 
 /// The rotary positions of heads of a width, the tables' dtype, and the number of positions.
 type RotaryTableKey = (RotaryConfig, usize, DType, usize);
+
+/// Cosines and sines, with what they were computed from.
+type RotaryTables = (RotaryTableKey, [DTensor; 2]);
 
 impl Sequences {
     /// Returns the sequences of packed rows. `documents` numbers the document of each token and `positions` its position
@@ -62,7 +66,7 @@ impl Sequences {
             return Err(Error::invalid("sequences", rule, given, ""));
         }
         let packed = PackedRows { documents: documents.clone(), positions: positions.clone() };
-        Ok(Sequences { packed: Some(packed), tables: RefCell::default() })
+        Ok(Sequences { packed: Some(packed), tables: Rc::default() })
     }
 
     /// Returns the number of each token's document, `[batch, time]`, if the rows are packed.

@@ -138,6 +138,10 @@ impl Op for Matmul {
         Ok(())
     }
 
+    fn takes_groups(&self) -> bool {
+        true
+    }
+
     fn adds(&self) -> bool {
         true
     }

@@ -135,6 +135,8 @@ mod moe;
 mod norm;
 mod order;
 mod pointwise;
+mod ragged_boxes;
+mod ragged_rows;
 mod random;
 mod record;
 mod reduce;
@@ -190,6 +192,8 @@ pub(crate) use pointwise::{
     rounding_table, smooth_activations_table, special_table, trigonometric_table,
 };
 pub(crate) use pointwise::{distribute_example, example_check, signatures, tensor_example};
+pub(crate) use ragged_boxes::{RaggedBoxes, empty_box};
+pub(crate) use ragged_rows::{rows_on_axis, runs_by_boxes};
 pub use random::bernoulli::Bernoulli;
 pub use random::exponential::Exponential;
 pub use random::gamma::Gamma;
@@ -216,7 +220,7 @@ pub use rotary::Rotary;
 pub use rotary::apply::{RotaryApply, RotaryPairing};
 pub use rotary::frequencies::{Llama3Scaling, RotaryFrequencies, YarnScaling};
 pub use rotary::table::RotaryTable;
-pub use row::{Algebra, AxisPlacement, MeshAxis, Row};
+pub use row::{Algebra, AxisPlacement, MeshAxis, RaggedCut, Row};
 pub use sample::{Input, InputFill, Sample};
 pub use shape::cat::Cat;
 pub use shape::diagonal::{DiagEmbed, Diagonal, MatrixDiagonal};

@@ -52,7 +52,10 @@ pub trait Op: OpKey + fmt::Debug + Send + Sync {
     ///
     /// A row is a claim: if the operands have the row's placements on this axis and each rank runs [`Op::eval`] on its
     /// shards, then the local results are the shards of the results in the row's placements. The row of replicated
-    /// operands and results holds for every operator and is not listed. `ins` have passed [`Op::infer`].
+    /// operands and results holds for every operator and is not listed. Rows for operands that are ragged over dims
+    /// follow from rows that shard these dims, if operands and results have equal extents there; an operator lists
+    /// [`AxisPlacement::Ragged`](super::AxisPlacement::Ragged) if its kernel computes flattened shards in one call.
+    /// `ins` have passed [`Op::infer`].
     ///
     /// ```
     /// use isoshard::{ops::{MeshAxis, Meta, Op, Softmax}, tensor::DType};
@@ -126,6 +129,19 @@ pub trait Op: OpKey + fmt::Debug + Send + Sync {
         None
     }
 
+    /// Returns true if a program can declare that this operator's sums are taken in parts: products, and the gradients
+    /// of tables. Only for operators with one result.
+    ///
+    /// ```
+    /// use isoshard::ops::{Matmul, Op, Sum};
+    /// assert!(Matmul::for_dims(2, 2)?.takes_groups());
+    /// assert!(!Sum { dims: [0].into_iter().collect(), keep: false }.takes_groups()); // losses stay exact
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    fn takes_groups(&self) -> bool {
+        false
+    }
+
     /// Returns true if [`Op::eval`] computes no element: its results are views of the operands, or copies if strides
     /// allow no view.
     ///
@@ -134,6 +150,17 @@ pub trait Op: OpKey + fmt::Debug + Send + Sync {
     /// assert!(Permute::swap(2, 0, 1).is_view() && !Softmax { dim: 1 }.is_view());
     /// ```
     fn is_view(&self) -> bool {
+        false
+    }
+
+    /// Returns true if [`Op::eval`] writes a result over an operand that nothing else holds, if dtype and shape are the
+    /// same. A dry run counts memory so.
+    ///
+    /// ```
+    /// use isoshard::ops::{Add, Op, Softmax};
+    /// assert!(Add.writes_in_place() && !Softmax { dim: 1 }.writes_in_place());
+    /// ```
+    fn writes_in_place(&self) -> bool {
         false
     }
 
@@ -477,12 +504,12 @@ impl Window {
     /// Returns the first global index along `dim` that this rank stores, or 0 if it stores nothing.
     ///
     /// # Panics
-    /// Panics if the region is ragged over several dims. Only pointwise operators have rows that admit such operands.
+    /// Panics if the region is ragged over several dims. Only operators that list ragged rows themselves get such windows.
     pub fn start(&self, dim: usize) -> usize {
         if self.region.is_empty() {
             return 0;
         }
-        self.region.start(dim).expect("rows admit several-dim ragged parts to pointwise operators only")
+        self.region.start(dim).expect("the operator lists ragged rows, and reads no start of a flattened dim")
     }
 }
 

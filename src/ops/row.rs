@@ -32,6 +32,9 @@ pub enum AxisPlacement {
     TreeSum(Leaf),
     /// Ragged over leading dims. All `Ragged` placements of a row have the same dims and units.
     Ragged,
+    /// Ragged over this many leading dims, with the units of the row's `Ragged` operand. For results only, and only in
+    /// rows for an axis that states how the operand is cut ([`MeshAxis::ragged`]).
+    RaggedOver(usize),
 }
 
 /// One sharding rule for one mesh axis: if the operands have the placements `ins`, the results have the placements
@@ -68,6 +71,23 @@ pub struct MeshAxis {
     pub ranks: usize,
     /// For each dim of the first operand, the number of pieces into which the other axes split it.
     others: [usize; MeshAxis::DIMS],
+    ragged: Option<RaggedCut>,
+}
+
+/// The cut of an operand that is ragged along a mesh axis: how many dims are flattened, and into how many blocks.
+///
+/// ```
+/// use isoshard::ops::{MeshAxis, RaggedCut};
+/// // RS(0..2; 3,0,9): two dims in twelve blocks.
+/// let axis = MeshAxis::new(3).with_ragged(RaggedCut { dims: 2, blocks: 12 });
+/// assert_eq!(axis.ragged().map(|cut| cut.blocks), Some(12));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RaggedCut {
+    /// The number of leading dims that are flattened; at least 1.
+    pub dims: usize,
+    /// The number of equal blocks into which they are split, over all ranks; at least 1.
+    pub blocks: usize,
 }
 
 /// The algebraic property of an operator that decides which partial operands it accepts without reducing them first.
@@ -102,9 +122,11 @@ impl AxisPlacement {
     pub(crate) fn is_replicated(self) -> bool {
         match self {
             AxisPlacement::R => true,
-            AxisPlacement::S(_) | AxisPlacement::P(_) | AxisPlacement::TreeSum(_) | AxisPlacement::Ragged => {
-                false
-            }
+            AxisPlacement::S(_)
+            | AxisPlacement::P(_)
+            | AxisPlacement::TreeSum(_)
+            | AxisPlacement::Ragged
+            | AxisPlacement::RaggedOver(_) => false,
         }
     }
 
@@ -112,16 +134,18 @@ impl AxisPlacement {
     pub(crate) fn is_sum(self) -> bool {
         match self {
             AxisPlacement::P(op) => op == ReduceOp::Sum,
-            AxisPlacement::R | AxisPlacement::S(_) | AxisPlacement::TreeSum(_) | AxisPlacement::Ragged => {
-                false
-            }
+            AxisPlacement::R
+            | AxisPlacement::S(_)
+            | AxisPlacement::TreeSum(_)
+            | AxisPlacement::Ragged
+            | AxisPlacement::RaggedOver(_) => false,
         }
     }
 
-    /// Returns true for [`AxisPlacement::Ragged`].
+    /// Returns true for [`AxisPlacement::Ragged`] and [`AxisPlacement::RaggedOver`].
     pub(crate) fn is_ragged(self) -> bool {
         match self {
-            AxisPlacement::Ragged => true,
+            AxisPlacement::Ragged | AxisPlacement::RaggedOver(_) => true,
             AxisPlacement::R | AxisPlacement::S(_) | AxisPlacement::P(_) | AxisPlacement::TreeSum(_) => false,
         }
     }
@@ -130,9 +154,11 @@ impl AxisPlacement {
     pub(crate) fn dim(self) -> Option<usize> {
         match self {
             AxisPlacement::S(dim) => Some(dim),
-            AxisPlacement::R | AxisPlacement::P(_) | AxisPlacement::TreeSum(_) | AxisPlacement::Ragged => {
-                None
-            }
+            AxisPlacement::R
+            | AxisPlacement::P(_)
+            | AxisPlacement::TreeSum(_)
+            | AxisPlacement::Ragged
+            | AxisPlacement::RaggedOver(_) => None,
         }
     }
 
@@ -140,10 +166,17 @@ impl AxisPlacement {
     pub(crate) fn tree_leaf(self) -> Option<Leaf> {
         match self {
             AxisPlacement::TreeSum(leaf) => Some(leaf),
-            AxisPlacement::R | AxisPlacement::S(_) | AxisPlacement::P(_) | AxisPlacement::Ragged => None,
+            AxisPlacement::R
+            | AxisPlacement::S(_)
+            | AxisPlacement::P(_)
+            | AxisPlacement::Ragged
+            | AxisPlacement::RaggedOver(_) => None,
         }
     }
 }
+
+/// A number of pieces that divides no extent but 0.
+const UNEVEN: usize = usize::MAX >> 8;
 
 impl MeshAxis {
     /// The number of entries of `others`. The last entry stands for all further dims together.
@@ -151,20 +184,52 @@ impl MeshAxis {
 
     /// Creates an axis of `ranks` ranks in a mesh whose other axes do not shard the first operand.
     pub fn new(ranks: usize) -> MeshAxis {
-        MeshAxis { ranks, others: [1; MeshAxis::DIMS] }
+        MeshAxis { ranks, others: [1; MeshAxis::DIMS], ragged: None }
+    }
+
+    /// Adds that an operand is ragged along this axis.
+    ///
+    /// ```
+    /// use isoshard::{ops::{MeshAxis, Meta, Op, RaggedCut, Reshape}, tensor::DType};
+    /// // Rows 0..1 and 1..4 of 4 x 6 elements are the first and the other three fourths of 24 as well.
+    /// let axis = MeshAxis::new(2).with_ragged(RaggedCut { dims: 1, blocks: 4 });
+    /// let rows = Reshape { shape: [24].into() }.rows(&[Meta::new(DType::F32, [4, 6])], axis);
+    /// assert_eq!(format!("{:?}", rows.last().unwrap()), "RS -> RS(0..1)");
+    /// ```
+    pub fn with_ragged(self, cut: RaggedCut) -> MeshAxis {
+        MeshAxis { ragged: Some(cut), ..self }
+    }
+
+    /// Returns the cut of the operands that are ragged along this axis; `None` if there are none.
+    pub fn ragged(&self) -> Option<RaggedCut> {
+        self.ragged
+    }
+
+    /// Returns the axis with as many ranks as make pieces of one index of dim `dim`, of `extent` indices: a row that
+    /// holds there holds for every cut between two indices.
+    pub(crate) fn cut_at_each_index(self, dim: usize, extent: usize) -> MeshAxis {
+        let others = self.pieces(dim) / self.ranks;
+        MeshAxis { ranks: extent.div_ceil(others).max(1), ragged: None, ..self }
     }
 
     /// Adds that another axis of `ranks` ranks shards dim `dim` of the first operand.
     pub fn with_split(mut self, dim: usize, ranks: usize) -> MeshAxis {
-        self.others[dim.min(MeshAxis::DIMS - 1)] *= ranks;
+        let others = &mut self.others[dim.min(MeshAxis::DIMS - 1)];
+        *others = others.saturating_mul(ranks).min(UNEVEN);
+        self
+    }
+
+    /// Adds that another axis shards dim `dim` of the first operand raggedly: no extent is cut evenly.
+    pub(crate) fn with_ragged_split(mut self, dim: usize) -> MeshAxis {
+        self.others[dim.min(MeshAxis::DIMS - 1)] = UNEVEN;
         self
     }
 
     /// Returns the number of pieces of dim `dim` of the first operand if this axis shards it too. An extent that is a
     /// multiple of this number is cut evenly in any order of the axes. The number equals `ranks` if no other axis
-    /// shards the dim.
+    /// shards the dim. If another axis shards it raggedly, the number is larger than any extent.
     pub fn pieces(&self, dim: usize) -> usize {
-        self.ranks * self.others[dim.min(MeshAxis::DIMS - 1)]
+        self.ranks.saturating_mul(self.others[dim.min(MeshAxis::DIMS - 1)]).min(UNEVEN)
     }
 }
 
@@ -212,6 +277,12 @@ impl Row {
         self.ins.iter().chain(&self.outs).all(|s| s.is_replicated())
     }
 
+    /// Creates the row of replicated operands and results, which holds for every operator.
+    pub(crate) fn replicated(ins: usize, outs: usize) -> Row {
+        let all = |n| std::iter::repeat_n(AxisPlacement::R, n);
+        Row::new(all(ins), all(outs))
+    }
+
     /// Creates a row of `ins` operands and one result that all have the same placement.
     ///
     /// ```
@@ -251,6 +322,7 @@ impl fmt::Display for AxisPlacement {
             AxisPlacement::P(op) => write!(f, "P({op})"),
             AxisPlacement::TreeSum(_) => f.write_str("P(sum)"),
             AxisPlacement::Ragged => f.write_str("RS"),
+            AxisPlacement::RaggedOver(dims) => write!(f, "RS(0..{dims})"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! AdamW (Loshchilov & Hutter 2019, algorithm 2).
 
-use super::groups::{GroupSettings, ParamGroups, expect_sound};
+use super::groups::{GroupSettings, ParamGroups, expect_reduced, expect_sound};
 use super::optimizer::{Optimizer, UpdateRule, saved_steps};
 use super::param_tensors::{expect_kind, load_by_param};
 use super::schedule::Schedule;
@@ -153,9 +153,10 @@ impl AdamW {
     /// ```
     ///
     /// # Errors
-    /// Refuses a `scale` that is not of shape `[]` and the moments' dtype, a group whose pattern matches no parameter, a
-    /// rate or decay that is negative or not finite, and betas outside [0, 1). Parameters, moments, the number of steps and `grads` are unchanged then. If a rank fails, the
-    /// parameter that was being updated and all later ones are unchanged.
+    /// Refuses a `scale` that is not of shape `[]` and the moments' dtype, unreduced gradients
+    /// ([`DeviceMesh::no_sync`](crate::dtensor::DeviceMesh::no_sync)), a group whose pattern matches no parameter, a rate
+    /// or decay that is negative or not finite, and betas outside [0, 1). Parameters, moments, the number of steps and
+    /// `grads` are unchanged then. If a rank fails, the parameter that was being updated and all later ones are unchanged.
     pub fn step(
         &mut self,
         params: &mut Params,
@@ -164,6 +165,7 @@ impl AdamW {
         lr: f64,
     ) -> Result<()> {
         let steps = self.steps + 1;
+        expect_reduced("adamw", params, grads)?;
         let settings = self.groups.settings("adamw", params)?;
         for own in settings {
             let (first, second) = own.betas.unwrap_or(self.betas);
@@ -198,7 +200,7 @@ impl AdamW {
                 Some(mut outs) => Some((outs.remove(0), outs.remove(0))),
                 // This update was not made: its operands are what they were.
                 None => {
-                    grads.put(params.value(param), operands.remove(0))?;
+                    grads.put_back(params.value(param), operands.remove(0));
                     Some((operands.remove(0), operands.remove(0)))
                 }
             };

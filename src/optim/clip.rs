@@ -85,7 +85,7 @@ pub fn global_norm<'a>(grads: impl IntoIterator<Item = &'a DTensor>) -> Result<D
     };
     let squares = grads.iter().map(square).collect::<Result<Vec<DTensor>>>()?;
     let sums = match first.mesh().reduction() {
-        Reduction::Exact => DTensor::reduce_partials(&squares)?,
+        Reduction::Exact | Reduction::Grouped(_) => DTensor::reduce_partials(&squares)?,
         Reduction::Fast => DTensor::reduce_partials(&sums_by_layout(&squares)?)?,
     };
     let mut sums = sums.iter().map(|sum| sum.reshape(Shape::from([])));

@@ -1,5 +1,6 @@
 //! Settings of groups of parameters, by path pattern.
 
+use crate::dtensor::Gradients;
 use crate::error::{Error, Result};
 use crate::nn::{ParamId, Params};
 
@@ -38,6 +39,26 @@ pub(super) fn expect_sound(verb: &str, rate: f64, weight_decay: f64, betas: &[f6
         return Ok(());
     };
     Err(Error::invalid(verb, rule, given.to_string(), ""))
+}
+
+/// Refuses, in the name of `verb`, gradients that are not in their parameters' layouts.
+pub(super) fn expect_reduced(verb: &str, params: &Params, grads: &Gradients) -> Result<()> {
+    for id in params.ids() {
+        let value = params.value(id);
+        if grads.has_parts(value) {
+            let given = format!("parts of the gradient of {} at {}", value.spec(), params.path(id));
+            let remedy = "run the last backward_into outside no_sync";
+            return Err(Error::invalid(verb, "a gradient is reduced", given, remedy));
+        }
+        if let Some(grad) = grads.get(value)
+            && grad.tensor_meta() != value.tensor_meta()
+        {
+            let given = format!("{} for {} at {}", grad.spec(), value.spec(), params.path(id));
+            let remedy = "run the last backward_into outside no_sync";
+            return Err(Error::invalid(verb, "a gradient has its parameter's layout", given, remedy));
+        }
+    }
+    Ok(())
 }
 
 impl ParamGroups {

@@ -1,6 +1,6 @@
 //! Stochastic gradient descent.
 
-use super::groups::{GroupSettings, ParamGroups, expect_sound};
+use super::groups::{GroupSettings, ParamGroups, expect_reduced, expect_sound};
 use super::optimizer::{Optimizer, UpdateRule};
 use super::param_tensors::{expect_kind, load_by_param};
 use super::schedule::Schedule;
@@ -122,9 +122,10 @@ impl Sgd {
     /// ```
     ///
     /// # Errors
-    /// Refuses a `scale` that is not of shape `[]` and the buffers' dtype, a group whose pattern matches no parameter, a
-    /// rate or decay that is negative or not finite, and a momentum outside [0, 1). Parameters, buffers and `grads` are unchanged then. If a rank fails, the parameter that was being
-    /// updated and all later ones are unchanged.
+    /// Refuses a `scale` that is not of shape `[]` and the buffers' dtype, unreduced gradients
+    /// ([`DeviceMesh::no_sync`](crate::dtensor::DeviceMesh::no_sync)), a group whose pattern matches no parameter, a rate
+    /// or decay that is negative or not finite, and a momentum outside [0, 1). Parameters, buffers and `grads` are
+    /// unchanged then. If a rank fails, the parameter that was being updated and all later ones are unchanged.
     pub fn step(
         &mut self,
         params: &mut Params,
@@ -132,6 +133,7 @@ impl Sgd {
         scale: &DTensor,
         lr: f64,
     ) -> Result<()> {
+        expect_reduced("sgd", params, grads)?;
         let settings = self.groups.settings("sgd", params)?;
         for own in settings {
             let decay = own.weight_decay.unwrap_or(self.weight_decay);
@@ -164,7 +166,7 @@ impl Sgd {
                 Some(mut outs) => Some(outs.remove(0)),
                 // This update was not made: its operands are what they were.
                 None => {
-                    grads.put(params.value(param), operands.remove(0))?;
+                    grads.put_back(params.value(param), operands.remove(0));
                     Some(operands.remove(0))
                 }
             };

@@ -35,7 +35,8 @@
 //! # }
 //! ```
 //!
-//! Missing: more than one ragged axis, and an axis that splits a ragged prefix from inside.
+//! Axes nest in any order, ragged ones too: each cuts the part that the axes outside leave. Missing: an axis that splits
+//! dims which a ragged shard flattens, from inside; such a part would be no run of indices.
 //!
 //! The [glossary](crate::glossary) defines the words used here.
 
@@ -51,12 +52,18 @@ mod runs;
 mod shard_bounds;
 pub mod short;
 mod spec;
+mod sum_groups;
+mod tree_node;
+mod tree_parts;
 
 pub use axis::{Placement, chunk};
 pub use layout::Layout;
 pub use mesh::Mesh;
-pub use reduction_tree::{ReductionTree, TreeNode};
+pub use reduction_tree::ReductionTree;
 pub use region::{IndexBox, Overlap, Region};
+pub(crate) use shard_bounds::ShardBounds;
 pub use spec::Spec;
+pub use sum_groups::SumGroups;
+pub use tree_node::TreeNode;
 
 pub use crate::tensor::{LEAF, Leaf};

@@ -12,8 +12,9 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::shard_bounds::ShardBounds;
-use super::{IndexBox, Layout, Mesh, Region};
-use crate::tensor::{Dims, FoldOrder, FoldStep, Leaf, Shape, SplitRule};
+use super::tree_node::{TreeNode, depth_in, left_of};
+use super::{IndexBox, Layout, Mesh, Region, SumGroups};
+use crate::tensor::{DType, Dims, FoldOrder, FoldStep, Leaf, Shape};
 
 /// The reduction tree of a partial sum: which indices are summed, and which part of the tree each rank has finished.
 ///
@@ -36,82 +37,9 @@ pub struct ReductionTree {
     pub layout: Layout,
     /// The axes along which the partial sums have been added up already, ascending.
     pub done: SmallVec<[usize; 2]>,
-}
-
-/// A node of the reduction tree: a single index of each outer dim, a range of one dim, and all of the inner dims.
-///
-/// The range of the outermost dim is halved ([`SplitRule`]) down to single indices, then that of the next dim; that of
-/// the innermost dim is halved down to leaves, which are added up as [`Leaf`] says. The tree below a node depends
-/// only on the node's lengths. A node that is evaluated alone therefore has the bits that it has inside the whole
-/// tree.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct TreeNode {
-    /// The first index along each dim.
-    pub start: Dims,
-    /// The number of indices along each dim.
-    pub len: Dims,
-}
-
-impl TreeNode {
-    /// Returns the root of the tree over dims of these extents.
-    ///
-    /// ```
-    /// use isoshard::placement::TreeNode;
-    /// assert_eq!(TreeNode::root(&[3, 8]).numel(), 24);
-    /// ```
-    pub fn root(extents: &[usize]) -> TreeNode {
-        TreeNode { start: Dims::from_elem(0, extents.len()), len: extents.into() }
-    }
-
-    /// Returns the number of summed indices below this node.
-    ///
-    /// ```
-    /// use isoshard::placement::TreeNode;
-    /// assert_eq!(TreeNode::root(&[2, 5]).numel(), 10);
-    /// ```
-    pub fn numel(&self) -> usize {
-        self.len.iter().product()
-    }
-
-    /// Returns the two children of this node, or `None` for a leaf or an empty range.
-    ///
-    /// ```
-    /// use isoshard::placement::{Leaf, TreeNode};
-    /// let (left, right) = TreeNode::root(&[5, 1]).halves(Leaf::Pairs).expect("five rows");
-    /// assert_eq!((left.numel(), right.start[0], right.numel()), (3, 3, 2));
-    /// ```
-    pub fn halves(&self, leaf: Leaf) -> Option<(TreeNode, TreeNode)> {
-        if self.numel() < 2 {
-            return None;
-        }
-        let d = self
-            .len
-            .iter()
-            .position(|&n| n > 1)
-            .expect("a node of two or more indices has a dim of two or more");
-        let n = self.len[d];
-        let left = left_of(n, (d + 1 == self.len.len()).then_some(leaf))?;
-        let (mut a, mut b) = (self.clone(), self.clone());
-        a.len[d] = left;
-        (b.start[d], b.len[d]) = (self.start[d] + left, n - left);
-        Some((a, b))
-    }
-
-    /// Returns the node with this range of dim `d`.
-    fn with(&self, d: usize, range: Range<usize>) -> TreeNode {
-        let mut node = self.clone();
-        (node.start[d], node.len[d]) = (range.start, range.len());
-        node
-    }
-
-    /// Returns the number of indices in common with a box.
-    fn overlap(&self, block: &IndexBox) -> usize {
-        let common = |d: usize| {
-            let end = (self.start[d] + self.len[d]).min(block.start[d] + block.len[d]);
-            end.saturating_sub(self.start[d].max(block.start[d]))
-        };
-        (0..self.start.len()).map(common).product()
-    }
+    /// The parts whose sums are rounded before they are joined, if there are any. Boundaries of shards may not split
+    /// them.
+    pub groups: Option<SumGroups>,
 }
 
 impl ReductionTree {
@@ -123,7 +51,41 @@ impl ReductionTree {
     /// assert!(tree.done.is_empty());
     /// ```
     pub fn new(extents: Shape, leaf: Leaf, layout: Layout) -> ReductionTree {
-        ReductionTree { extents, leaf, layout, done: SmallVec::new() }
+        ReductionTree { extents, leaf, layout, done: SmallVec::new(), groups: None }
+    }
+
+    /// Returns the same tree, whose parts are rounded.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, Leaf, Mesh, ReductionTree, SumGroups, short::*};
+    /// let tree = ReductionTree::new([16].into(), Leaf::Pairs, Layout::new([shard(0)]));
+    /// let grouped = tree.clone().with_groups(SumGroups::new(2)?);
+    /// let mesh = Mesh::parse("dp=4", 0)?;
+    /// assert_eq!(tree.most_nodes(&mesh), Some(1));
+    /// assert_eq!(grouped.most_nodes(&mesh), None); // four ranks would split two parts
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn with_groups(self, groups: SumGroups) -> ReductionTree {
+        ReductionTree { groups: Some(groups), ..self }
+    }
+
+    /// Returns the dtype in which ranks store and send nodes of a sum of `dtype`: that of its groups, otherwise f32
+    /// for f16 and bf16, so that the sum is rounded once.
+    ///
+    /// ```
+    /// use isoshard::{placement::{Layout, Leaf, ReductionTree, SumGroups, short::*}, tensor::DType};
+    /// let tree = ReductionTree::new([16].into(), Leaf::Pairs, Layout::new([shard(0)]));
+    /// assert_eq!(tree.stored_dtype(DType::BF16), DType::F32);
+    /// let grouped = tree.with_groups(SumGroups::new(2)?.with_wire(DType::BF16)?);
+    /// assert_eq!(grouped.stored_dtype(DType::F32), DType::BF16);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn stored_dtype(&self, dtype: DType) -> DType {
+        match (&self.groups, dtype) {
+            (Some(groups), _) if groups.rounds(dtype) && !groups.is_kept() => groups.wire(),
+            (_, DType::F16 | DType::BF16) => DType::F32,
+            _ => dtype,
+        }
     }
 
     /// Returns the axes whose partial sums have not been added up yet, ascending.
@@ -165,6 +127,15 @@ impl ReductionTree {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn finished_nodes(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
+        let nodes = self.largest_nodes(mesh, coords)?;
+        Some(match self.groups.is_some_and(|groups| groups.is_kept()) {
+            true => nodes.iter().flat_map(|node| self.parts_of(node)).collect(),
+            false => nodes,
+        })
+    }
+
+    /// Returns the largest nodes that the rank at `coords` has finished, or `None` as above.
+    fn largest_nodes(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
         if self.is_flattened() {
             return self.finished_nodes_of_boxes(mesh, coords);
         }
@@ -191,7 +162,8 @@ impl ReductionTree {
         Some(nodes.iter().flat_map(|node| ranges.iter().map(|r| node.with(cut, r.clone()))).collect())
     }
 
-    /// Returns the largest number of nodes that a rank stores, or `None` if a rank's box does not consist of nodes.
+    /// Returns the largest number of nodes that a rank stores, or `None` if a rank's box does not consist of nodes, or
+    /// of parts if there are groups.
     ///
     /// The count goes dim by dim, since each axis splits one dim: its cost does not grow with the product of axes
     /// that split different dims.
@@ -207,8 +179,11 @@ impl ReductionTree {
         let open: Vec<usize> = self.open_axes().collect();
         if self.is_flattened() {
             let mut positions = self.positions(mesh, &open).into_iter();
-            return positions
-                .try_fold(0, |most, c| Some(self.finished_nodes_of_boxes(mesh, &c)?.len().max(most)));
+            return positions.try_fold(0, |most, c| {
+                let nodes = self.finished_nodes_of_boxes(mesh, &c)?;
+                let splits = nodes.iter().any(|node| self.depth_of(node) > self.deepest());
+                (!splits).then(|| nodes.len().max(most))
+            });
         }
         if self.extents.contains(&0) {
             return Some(0);
@@ -225,10 +200,19 @@ impl ReductionTree {
         else {
             return Some(1);
         };
+        // A node has a single index of each dim before `cut`; the deepest of a dim is as deep as all halvings go.
+        let outer: usize =
+            self.extents[..cut].iter().map(|n| n.next_power_of_two().trailing_zeros() as usize).sum();
+        let (extent, leaf) = (0..self.extents[cut], self.leaf_of(cut));
         let (mut most, mut ranges) = (0, Vec::new());
         for held in &held {
             ranges.clear();
-            if !append_largest_ranges(0..self.extents[cut], held, self.leaf_of(cut), &mut ranges) {
+            if !append_largest_ranges(extent.clone(), held, leaf, &mut ranges) {
+                return None;
+            }
+            if self.groups.is_some()
+                && ranges.iter().any(|r| outer + depth_in(extent.clone(), r, leaf) > self.deepest())
+            {
                 return None;
             }
             most = most.max(ranges.len());
@@ -265,7 +249,12 @@ impl ReductionTree {
     }
 
     /// Appends the steps that compute `node` from the nodes that members hold.
-    fn emit(&self, node: TreeNode, held: &FxHashMap<TreeNode, FoldStep>, steps: &mut Vec<FoldStep>) {
+    pub(super) fn emit(
+        &self,
+        node: TreeNode,
+        held: &FxHashMap<TreeNode, FoldStep>,
+        steps: &mut Vec<FoldStep>,
+    ) {
         if let Some(&push) = held.get(&node) {
             return steps.push(push);
         }
@@ -277,7 +266,7 @@ impl ReductionTree {
 
     /// Returns true if an axis splits several dims as one, so that a rank's region may not be a box.
     fn is_flattened(&self) -> bool {
-        self.layout.ragged_axis().is_some_and(|a| self.layout.axis(a).split_dims().len() > 1)
+        self.layout.placements().iter().any(|p| p.split_dims().len() > 1)
     }
 
     /// Returns the form of the leaves of dim `d`; only the innermost dim has leaves.
@@ -388,12 +377,6 @@ fn append_largest_ranges(
         && append_largest_ranges(mid..at.end, held, leaf, out)
 }
 
-/// Returns the number of `n` indices (at least 2) that go to the left child, or `None` for a leaf that cannot be
-/// split.
-fn left_of(n: usize, leaf: Option<Leaf>) -> Option<usize> {
-    leaf.map_or(Some(SplitRule::Halves.left_of(n)), |leaf| leaf.left_of(SplitRule::Halves, n))
-}
-
 /// Appends the largest nodes at or below `node` that lie inside the boxes; returns false if they split a leaf.
 fn append_largest_nodes(node: TreeNode, boxes: &[&IndexBox], leaf: Leaf, out: &mut Vec<TreeNode>) -> bool {
     let near: Vec<&IndexBox> = boxes.iter().copied().filter(|b| node.overlap(b) > 0).collect();
@@ -475,8 +458,13 @@ mod tests {
             let mesh = Mesh::parse(text, 0).unwrap();
             for extents in [[6, 8, 1], [3, 5, 7], [1, 1, 40], [12, 1, 96], [9, 2, 64], [0, 4, 4], [3, 0, 1]] {
                 for (layout, leaf) in layouts.iter().flat_map(|l| [(l, Leaf::Pairs), (l, Leaf::Chain)]) {
-                    for done in [&[][..], &[0], &[1], &[2], &[0, 2], &[1, 2]] {
+                    let groups = [None, SumGroups::new(4).ok(), SumGroups::new(16).ok()];
+                    for (done, groups) in [&[][..], &[0], &[1], &[2], &[0, 2], &[1, 2]]
+                        .into_iter()
+                        .flat_map(|done| groups.map(|groups| (done, groups)))
+                    {
                         let mut tree = ReductionTree::new(extents.into(), leaf, layout.clone());
+                        tree.groups = groups;
                         if Spec::new(&mesh, DType::U8, tree.extents.clone(), tree.layout.clone()).is_err() {
                             continue;
                         }
@@ -488,6 +476,8 @@ mod tests {
                             let want = tree.finished_nodes_of_boxes(&mesh, &coords);
                             let got = tree.finished_nodes(&mesh, &coords);
                             assert_eq!(got, want, "{text} {layout} {extents:?} {leaf:?} {done:?} rank {r}");
+                            let whole = |n: &TreeNode| tree.depth_of(n) <= tree.deepest();
+                            let want = want.filter(|nodes| nodes.iter().all(whole));
                             most = most.zip(want).map(|(most, nodes)| nodes.len().max(most));
                         }
                         assert_eq!(

@@ -116,8 +116,8 @@ impl Spec {
         self.tree.as_ref().map_or(1, |t| t.finished_nodes(&self.mesh, coords).map_or(1, |nodes| nodes.len()))
     }
 
-    /// Returns the dtype of the stored elements. Partial sums with a [tree](Spec::tree) of f16 or bf16 are stored in
-    /// f32, so that the sum is rounded once.
+    /// Returns the dtype of the stored elements: [`ReductionTree::stored_dtype`] of a partial sum with a
+    /// [tree](Spec::tree).
     ///
     /// ```
     /// use isoshard::{placement::{Mesh, Spec}, tensor::DType};
@@ -126,10 +126,7 @@ impl Spec {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn stored_dtype(&self) -> DType {
-        match self.dtype {
-            DType::F16 | DType::BF16 if self.tree.is_some() => DType::F32,
-            dtype => dtype,
-        }
+        self.tree.as_ref().map_or(self.dtype, |tree| tree.stored_dtype(self.dtype))
     }
 
     /// Checks that mesh, dtype, shape and layout fit together; `verb` names the operation in an error's text.
@@ -150,9 +147,10 @@ impl Spec {
     /// - Each `Shard` names a dim of the tensor.
     /// - `Partial` is not of booleans, and all `Partial` axes have one operation (a maximum of sums is not a sum of
     ///   maxima).
-    /// - At most one axis is a `RaggedShard`. Its prefix is at most the tensor's dims, it has one count per rank of
-    ///   its axis, some count is above 0, no axis splits a dim of the prefix inside it, and each part of the prefix
-    ///   that the axes outside leave is divisible into the blocks.
+    /// - The prefix of each `RaggedShard` is at most the tensor's dims, it has one count per rank of its axis, some
+    ///   count is above 0, and each part of the prefix that the axes outside leave is divisible into the blocks. An
+    ///   axis inside a `RaggedShard` over several dims splits none of them, unless it is a `RaggedShard` over the same
+    ///   dims: it cuts the run of flattened indices again.
     pub fn validate(&self, verb: &str) -> Result<()> {
         if self.layout.ndim() != self.mesh.ndim() {
             return Err(Error::sharding(
@@ -180,7 +178,10 @@ impl Spec {
                 Placement::RaggedShard { dims, units } => self.check_ragged(verb, a, *dims, units)?,
             }
         }
-        Ok(())
+        match self.layout.ragged_axis() {
+            Some(_) => self.check_nesting(verb),
+            None => Ok(()),
+        }
     }
 
     /// Returns the shape of this rank's shard.
@@ -245,9 +246,6 @@ impl Spec {
 
     fn check_ragged(&self, verb: &str, a: usize, dims: usize, units: &[usize]) -> Result<()> {
         let (axis, ranks) = (self.mesh.axis_name(a), self.mesh.axis_len(a));
-        if self.layout.placements().iter().filter(|p| p.ragged_units().is_some()).count() > 1 {
-            return self.refuse(verb, "two axes are ragged", "make one of them a plain shard");
-        }
         if dims == 0 || dims > self.shape.len() {
             let remedy = match self.shape.len() {
                 0 => "replicate a single element".into(),
@@ -265,41 +263,85 @@ impl Spec {
         if total == 0 {
             return self.refuse(verb, "no rank owns a ragged block", "give some rank a count above 0");
         }
-        let inside = self.layout.order().iter().skip_while(|&&b| b != a).skip(1);
-        if let Some(&b) = inside.into_iter().find(|&&b| self.layout.axis(b).meets(self.layout.axis(a))) {
-            let (rule, inner) = ("an axis splits a ragged prefix from inside", self.mesh.axis_name(b));
-            return self.refuse(verb, rule, format!("order {inner} outside {axis}"));
-        }
-        match self.prefix_numels(dims).into_iter().find(|n| n % total != 0) {
-            Some(n) => {
-                let rule = format!("a prefix of {n} does not divide into {total} equal ragged blocks");
-                self.refuse(verb, rule, "give counts whose sum divides it")
-            }
-            None => Ok(()),
-        }
+        Ok(())
     }
 
-    /// Returns the sizes, except 0, that the parts of the first `dims` dims can have after all `Shard` axes. Under
-    /// the ceil rule a length leaves at most two lengths, so there are few sizes for any number of ranks.
-    fn prefix_numels(&self, dims: usize) -> SmallVec<[usize; 4]> {
-        let mut numels: SmallVec<[usize; 4]> = SmallVec::from_slice(&[1]);
-        for dim in 0..dims {
-            let mut lens: SmallVec<[usize; 4]> = SmallVec::from_slice(&[self.shape[dim]]);
-            for a in self.layout.splitters(dim).filter(|&a| self.layout.axis(a).shard_dim().is_some()) {
-                lens = distinct(lens.iter().flat_map(|&n| {
-                    let each = n.div_ceil(self.mesh.axis_len(a));
-                    [each, n.checked_rem(each).unwrap_or(0)]
-                }));
+    /// Refuses ragged axes, in order from the outermost, whose prefix does not divide into their blocks in each part
+    /// that the axes outside leave, and axes that split dims which an axis outside flattens.
+    fn check_nesting(&self, verb: &str) -> Result<()> {
+        let order = self.layout.order();
+        // The lengths that the parts of each dim can have, and those of the flattened dims with their axis.
+        let mut lens: SmallVec<[PartLens; 4]> =
+            self.shape.iter().map(|&n| PartLens::from_slice(&[n])).collect();
+        let mut flat: Option<(usize, usize, PartLens)> = None;
+        for (i, &a) in order.iter().enumerate() {
+            let placement = self.layout.axis(a);
+            let inside = flat.as_ref().filter(|(_, dims, _)| placement.split_dims().start < *dims);
+            match placement {
+                Placement::Replicate | Placement::Partial(_) => {}
+                Placement::Shard(dim) => {
+                    if let Some((outer, ..)) = inside {
+                        return self.refuse_inside(verb, a, *outer);
+                    }
+                    let ranks = self.mesh.axis_len(a);
+                    lens[*dim] = distinct(lens[*dim].iter().flat_map(|&n| {
+                        let each = n.div_ceil(ranks);
+                        [each, n.checked_rem(each).unwrap_or(0)]
+                    }));
+                }
+                Placement::RaggedShard { dims, units } => {
+                    let parts = match inside {
+                        Some((_, outer_dims, parts)) if outer_dims == dims => parts.clone(),
+                        Some((outer, ..)) => return self.refuse_inside(verb, a, *outer),
+                        None => products(&lens[..*dims]),
+                    };
+                    let total = units.iter().sum::<usize>();
+                    if let Some(n) = parts.iter().find(|n| !n.is_multiple_of(total)) {
+                        let rule =
+                            format!("a prefix of {n} does not divide into {total} equal ragged blocks");
+                        return self.refuse(verb, rule, "give counts whose sum divides it");
+                    }
+                    if !order[i + 1..].iter().any(|&b| self.layout.axis(b).meets(placement)) {
+                        continue;
+                    }
+                    if parts.len() * units.len() > LENS_LEN {
+                        let rule = "ragged axes that split each other leave too many different lengths";
+                        return self.refuse(verb, rule, "give equal counts, or nest fewer axes");
+                    }
+                    let kept = distinct(parts.iter().flat_map(|n| units.iter().map(move |u| n / total * u)));
+                    match dims {
+                        1 => lens[0] = kept,
+                        _ => flat = Some((a, *dims, kept)),
+                    }
+                }
             }
-            numels = distinct(numels.iter().flat_map(|n| lens.iter().map(move |len| n * len)));
         }
-        numels
+        Ok(())
+    }
+
+    fn refuse_inside(&self, verb: &str, inner: usize, outer: usize) -> Result<()> {
+        let (inner, outer) = (self.mesh.axis_name(inner), self.mesh.axis_name(outer));
+        let rule = "an axis splits dims that a ragged shard flattens, from inside";
+        self.refuse(verb, rule, format!("order {inner} outside {outer}"))
     }
 }
 
+/// The largest number of lengths that ragged axes may leave to the axes inside them.
+const LENS_LEN: usize = 1 << 16;
+
+/// The distinct lengths of parts. Under the ceil rule a length leaves at most two, so plain shards leave few for any
+/// number of ranks; a ragged axis leaves one for each different count.
+type PartLens = SmallVec<[usize; 4]>;
+
+/// Returns the distinct products of one length per dim, other than 0.
+fn products(lens: &[PartLens]) -> PartLens {
+    let one = PartLens::from_slice(&[1]);
+    lens.iter().fold(one, |all, lens| distinct(all.iter().flat_map(|n| lens.iter().map(move |len| n * len))))
+}
+
 /// Returns the distinct values other than 0, largest first.
-fn distinct(values: impl Iterator<Item = usize>) -> SmallVec<[usize; 4]> {
-    let mut values: SmallVec<[usize; 4]> = values.filter(|&n| n > 0).collect();
+fn distinct(values: impl Iterator<Item = usize>) -> PartLens {
+    let mut values: PartLens = values.filter(|&n| n > 0).collect();
     values.sort_unstable_by(|a, b| b.cmp(a));
     values.dedup();
     values
@@ -411,14 +453,18 @@ mod tests {
         refused(DType::F32, &[4], Layout::new([ragged(2, &[1, 1, 1])]), dp, text);
         let text = "layout: the ragged prefix is not there; got f32[]@(dp:RS(0..0; 1,1,1)); replicate a single element";
         refused(DType::F32, &[], Layout::new([ragged(0, &[1, 1, 1])]), dp, text);
-        let text = "layout: two axes are ragged; got f32[4]@(dp:RS(0..1; 1,1), tp:RS(0..1; 1,1)); make one of them a \
-                    plain shard";
-        refused(DType::F32, &[4], Layout::new([ragged(1, &[1, 1]), ragged(1, &[1, 1])]), dp_tp, text);
-        let text = "layout: an axis splits a ragged prefix from inside; got f32[4]@(dp:RS(0..1; 1,1), tp:S0); order tp \
-                    outside dp";
-        let inside = Layout::new([ragged(1, &[1, 1]), shard(0)]);
-        refused(DType::F32, &[4], inside.clone(), dp_tp, text);
-        assert!(Spec::new(dp_tp, DType::F32, [4], inside.with_order(&[1, 0]).unwrap()).is_ok());
+        let text = "layout: a prefix of 3 does not divide into 2 equal ragged blocks; got f32[4]@(dp:RS(0..1; 1,3), \
+                    tp:RS(0..1; 1,1)); give counts whose sum divides it";
+        let odd = Layout::new([ragged(1, &[1, 3]), ragged(1, &[1, 1])]);
+        refused(DType::F32, &[4], odd, dp_tp, text);
+        let text = "layout: an axis splits dims that a ragged shard flattens, from inside; got f32[2, \
+                    2]@(dp:RS(0..2; 1,1), tp:S1); order tp outside dp";
+        let inside = Layout::new([ragged(2, &[1, 1]), shard(1)]);
+        refused(DType::F32, &[2, 2], inside.clone(), dp_tp, text);
+        assert!(Spec::new(dp_tp, DType::F32, [2, 2], inside.with_order(&[1, 0]).unwrap()).is_ok());
+        let text = "layout: an axis splits dims that a ragged shard flattens, from inside; got f32[2, \
+                    2]@(dp:RS(0..2; 1,1), tp:RS(0..1; 1,1)); order tp outside dp";
+        refused(DType::F32, &[2, 2], Layout::new([ragged(2, &[1, 1]), ragged(1, &[1, 1])]), dp_tp, text);
         // dp splits into 3 and 2 rows, and both must be divisible.
         let text = "layout: a prefix of 2 does not divide into 3 equal ragged blocks; got f32[5]@(dp:S0, \
                     tp:RS(0..1; 1,2)); give counts whose sum divides it";
@@ -426,5 +472,33 @@ mod tests {
         let text = "layout: the number of ragged blocks overflows; got f32[4]@(dp:RS(0..1; 18446744073709551615,1,0)); \
                     use smaller counts";
         refused(DType::F32, &[4], Layout::new([ragged(1, &[usize::MAX, 1, 0])]), dp, text);
+    }
+
+    /// Each axis cuts again, by its own rule, the part that the axes outside leave.
+    #[test]
+    fn ragged_axes_nest_in_any_order() {
+        let starts = |text: &str| -> Vec<(usize, usize)> {
+            let ranks =
+                (0..4).map(|rank| Spec::parse(text, &Mesh::parse("dp=2,tp=2", rank).unwrap()).unwrap());
+            let first = |s: Spec| {
+                let mut first = None;
+                s.region().runs(&s.shape, |at, _, _| first = first.or(Some(at as usize)));
+                (first.unwrap_or(usize::MAX), s.region().numel())
+            };
+            ranks.map(first).collect()
+        };
+        // dp: 3 and 9 rows; tp: a third and two thirds of each.
+        let of_two = "f32[12]@(dp:RS(0..1; 1,3), tp:RS(0..1; 1,2))";
+        assert_eq!(starts(of_two), [(0, 1), (1, 2), (3, 3), (6, 6)]);
+        let other_order = "f32[12]@(dp:RS(0..1; 1,3)^1, tp:RS(0..1; 1,2)^0)";
+        assert_eq!(starts(other_order), [(0, 1), (4, 2), (1, 3), (6, 6)]);
+        assert_eq!(starts("f32[12]@(dp:RS(0..1; 1,3), tp:S0)"), [(0, 2), (2, 1), (3, 5), (8, 4)]);
+        // Runs of flattened indices are cut again: 6 of 24 and 18 of 24 elements, of 4 x 6.
+        let flat = "f32[4, 6]@(dp:RS(0..2; 1,3), tp:RS(0..2; 2,1))";
+        assert_eq!(starts(flat), [(0, 4), (4, 2), (6, 12), (18, 6)]);
+        assert_eq!(
+            starts("f32[4, 6]@(dp:RS(0..1; 1,3), tp:RS(0..2; 1,2))"),
+            [(0, 2), (2, 4), (6, 6), (12, 12)]
+        );
     }
 }

@@ -179,6 +179,11 @@ impl Generator {
         ChaCha12Rng::from_seed(key)
     }
 
+    /// Returns this generator as it is after `draws` draws, compared between the same ranks.
+    pub(crate) fn at_draw(&self, draws: u64) -> Generator {
+        Generator { draws, ..self.clone() }
+    }
+
     /// Returns true if the comparison of this number found the generator equal on all ranks.
     pub(crate) fn is_compared(&self, comparison: u64) -> bool {
         self.compared.contains(&comparison)

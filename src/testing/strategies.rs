@@ -97,10 +97,15 @@ fn placements(ranks: usize, dtype: DType, shape: &Shape, partials: bool) -> Boxe
     proptest::strategy::Union::new_weighted(kinds).boxed()
 }
 
-/// Uneven ragged placements, some with empty ranks, in units of the two smallest block sizes.
+/// Uneven ragged placements, some with empty ranks, in units of the two smallest block sizes, or all on one rank.
 fn ragged(ranks: usize, shape: &Shape, dims: usize) -> Vec<BoxedStrategy<Placement>> {
     let numel: usize = shape[..dims].iter().product();
-    let counts = (1..=numel.max(1)).rev().filter(|t| numel.is_multiple_of(*t)).take(2);
+    let mut counts: Vec<usize> =
+        (1..=numel.max(1)).rev().filter(|t| numel.is_multiple_of(*t)).take(2).collect();
+    // Ragged axes nest if the blocks of the inner one divide each part that the outer one leaves.
+    if numel > 3 {
+        counts.push(1);
+    }
     let of = |total: usize| {
         let cut = prop_oneof![2 => Just(0), 4 => 0..=total, 1 => Just(total)];
         let units = vec(cut, ranks - 1).prop_map(move |mut cuts| {
@@ -114,5 +119,5 @@ fn ragged(ranks: usize, shape: &Shape, dims: usize) -> Vec<BoxedStrategy<Placeme
             .prop_map(move |units| Placement::RaggedShard { dims, units: units.into() })
             .boxed()
     };
-    counts.map(of).collect()
+    counts.into_iter().map(of).collect()
 }

@@ -6,6 +6,9 @@ mod checkpoint;
 mod comm;
 mod dry;
 mod placement;
+mod recompute;
+mod scale;
+mod shapes;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

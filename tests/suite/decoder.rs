@@ -11,7 +11,7 @@ use isoshard::nn::{
 };
 use isoshard::ops::{Llama3Scaling, YarnScaling};
 use isoshard::optim::{AdamW, global_norm};
-use isoshard::placement::Layout;
+use isoshard::placement::{Layout, Mesh};
 use isoshard::rng::{Generator, Init, bits32};
 use isoshard::tensor::{DType, Tensor};
 use isoshard::testing::{Equivalence, Trial};
@@ -335,33 +335,42 @@ fn packed_documents_do_not_see_each_other() {
     }
 }
 
-/// Adapters of maps of all kinds learn, and nothing else does; merged into the weights they give the same scores.
-#[test]
-fn adapters_learn_and_merge() {
-    let run = |mesh: &Trial| {
-        let plan = Plan::transformer(mesh.mesh(), Parallel { heads: 2, sequence: false })?;
+/// Adapters learn, and nothing else does; merged into the weights they give the same scores. `patterns` come with the
+/// number of maps that they match.
+fn adapters(
+    config: DecoderConfig,
+    plan: fn(&Mesh) -> Result<Plan>,
+    patterns: &'static [(&'static str, usize)],
+) -> Equivalence {
+    Equivalence::new(move |mesh: &Trial| {
+        let plan = plan(mesh.mesh())?;
         let layout = plan.batch_layout(mesh.mesh());
         let mut params = Params::new(mesh, plan.clone(), 5)?;
-        let biased = SelfAttentionConfig { qkv_bias: true, ..attention() };
-        let mut model = Decoder::new(&mut params, two(RMS, biased, swiglu()))?;
+        let mut model = Decoder::new(&mut params, config.clone())?;
         let tokens = Tensor::from_vec((0..2 * TIME as i64).map(|i| i * i % 29).collect(), [2, TIME])?;
         let tokens = DTensor::distribute(mesh, &tokens, layout)?;
         let scores = |model: &Decoder, params: &Params| model.forward(&Forward::eval(params), &tokens);
         let before = scores(&model, &params)?.full_tensor()?.to_f64_vec();
-        let lora = LoraConfig { rank: 3, alpha: 6.0, dropout: 0.0 };
-        for pattern in ["h.*.attn.q", "h.*.attn.v", "h.*.attn.out", "h.*.mlp.up", "h.*.mlp.down"] {
-            assert_eq!(model.add_lora(&mut params, pattern, lora)?, 2);
+        let lora = LoraConfig { rank: 3, alpha: 6.0, dropout: 0.1 };
+        for &(pattern, found) in patterns {
+            assert_eq!(model.add_lora(&mut params, pattern, lora)?, found, "{pattern}");
         }
-        assert_eq!(model.add_lora(&mut params, "head", lora)?, 1);
         let bits = |x: &[f64]| x.iter().map(|x| (x + 0.0).to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&scores(&model, &params)?.full_tensor()?.to_f64_vec()), bits(&before));
         let own = |path: &str| path.ends_with(".lora_a") || path.ends_with(".lora_b");
         let adapters = params.ids().filter(|&id| own(params.path(id))).count();
-        assert_eq!(adapters, 22);
+        assert_eq!(adapters, 2 * patterns.iter().map(|(_, found)| found).sum::<usize>());
         let mut optimizer = AdamW::new((0.9, 0.99), 0.1);
         let mut losses = Vec::new();
-        for _ in 0..4 {
-            let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+        let mut dropout = Generator::new(5).child("dropout");
+        for step in 0..4 {
+            // The last step drops elements of the adapters' operands.
+            let cx = match step {
+                3 => Forward::train(&params, &mut dropout),
+                _ => Forward::train_without_dropout(&params),
+            };
+            let loss = model.loss(&cx, &tokens, &tokens)?;
+            drop(cx);
             losses.push(loss.full_tensor()?.item()?);
             let mut grads = loss.backward()?;
             let learn = params.ids().filter(|&id| grads.get(params.value(id)).is_some());
@@ -372,15 +381,95 @@ fn adapters_learn_and_merge() {
             mesh.record("loss", &loss)?;
             mesh.next_step();
         }
-        assert!(losses[3] < losses[0], "{losses:?}");
+        assert!(losses[2] < losses[0], "{losses:?}");
         let (merged, of_merged) = model.merge_lora(&params, plan)?;
-        assert!(of_merged.find("h.0.attn.q.lora_a").is_none());
+        assert!(of_merged.ids().all(|id| !own(of_merged.path(id))));
         near("merged", &scores(&merged, &of_merged)?, &scores(&model, &params)?)?;
-        let e = model.add_lora(&mut params, "h.*.attn.qkv", lora).unwrap_err().to_string();
-        assert!(e.starts_with("lora: a pattern matches no linear map; got \"h.*.attn.qkv\""), "{e}");
         mesh.record_params(&of_merged)
+    })
+}
+
+fn transformer(mesh: &Mesh) -> Result<Plan> {
+    Plan::transformer(mesh, Parallel { heads: 2, sequence: false })
+}
+
+#[test]
+fn adapters_learn_and_merge() {
+    let biased = SelfAttentionConfig { qkv_bias: true, ..attention() };
+    let patterns = &[
+        ("h.*.attn.q", 2),
+        ("h.*.attn.v", 2),
+        ("h.*.attn.out", 2),
+        ("h.*.mlp.up", 2),
+        ("h.*.mlp.down", 2),
+        ("head", 1),
+    ];
+    adapters(two(RMS, biased, swiglu()), transformer, patterns).meshes(MESHES).assert();
+}
+
+/// Each expert has an adapter, in stacked parameters that a plan may shard by experts.
+#[test]
+fn adapters_of_experts_learn_and_merge() {
+    let both = two(RMS, attention(), experts(ExpertWeights::SoftmaxOfAll, true));
+    let patterns = &[
+        ("h.*.moe.experts.*", 6),
+        ("h.*.moe.shared.*", 6),
+        ("h.1.moe.router", 1),
+        ("h.*.moe.shared_gate", 2),
+    ];
+    adapters(both, transformer, patterns).meshes(MESHES).assert();
+    let FeedForwardConfig::Moe(moe) = experts(ExpertWeights::SoftmaxOfChosen, false) else { unreachable!() };
+    let sharded = |mesh: &Mesh| {
+        Ok(match mesh.axis("ep") {
+            Ok(_) => Plan::default().experts("h.*.moe", "ep"),
+            Err(_) => Plan::default(),
+        })
     };
-    Equivalence::new(run).meshes(MESHES).assert();
+    for capacity_factor in [None, Some(1.25)] {
+        let plain = FeedForwardConfig::Moe(MoeConfig { capacity_factor, gated: false, ..moe });
+        let patterns = &[("h.*.moe.experts.up", 2), ("h.0.moe.experts.down", 1)];
+        adapters(two(RMS, attention(), plain), sharded, patterns).meshes(["ep=2", "ep=3"]).assert();
+    }
+}
+
+/// A refusal leaves the model, the parameters and their generator as they were.
+#[test]
+fn refused_adapters_change_nothing() {
+    let lora = LoraConfig { rank: 3, alpha: 6.0, dropout: 0.0 };
+    let run = move |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+        let declare = |plan| {
+            let mut params = Params::new(&mesh, plan, 5)?;
+            let model = Decoder::new(&mut params, two(RMS, attention(), swiglu()))?;
+            Ok::<_, Error>((params, model))
+        };
+        let (mut params, mut model) = declare(Plan::default().shard("h.1.attn.k.lora_b", "tp", 5))?;
+        let before = format!("{params:?}");
+        let e = model.add_lora(&mut params, "h.*.attn.*", lora).unwrap_err().to_string();
+        assert!(
+            e.starts_with("layout: shards a dim that is not there") && e.contains("h.1.attn.k.lora_b"),
+            "{e}"
+        );
+        assert_eq!(format!("{params:?}"), before);
+        assert!(params.ids().all(|id| !params.is_frozen(id)), "nothing is frozen");
+        let (mut fresh, mut of_fresh) = declare(Plan::default())?;
+        for (params, model) in [(&mut params, &mut model), (&mut fresh, &mut of_fresh)] {
+            assert_eq!(model.add_lora(params, "h.0.attn.q", lora)?, 1);
+        }
+        assert_eq!(params.digest()?, fresh.digest()?);
+        let before = format!("{fresh:?}");
+        for (pattern, want) in [
+            ("h.*.attn.*", "lora: a map has an adapter; got h.0.attn.q; match other maps, or merge"),
+            ("h.*.attn.qkv", "lora: a pattern matches no linear map; got \"h.*.attn.qkv\""),
+        ] {
+            let e = of_fresh.add_lora(&mut fresh, pattern, lora).unwrap_err().to_string();
+            assert!(e.starts_with(want), "{e}");
+            assert_eq!(format!("{fresh:?}"), before);
+        }
+        assert_eq!(of_fresh.add_lora(&mut fresh, "h.1.attn.*", lora)?, 4);
+        Ok(())
+    };
+    spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
 }
 
 #[test]

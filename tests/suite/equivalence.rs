@@ -110,7 +110,7 @@ fn gradients(sample: &Sample, mesh: &DeviceMesh, given: &Given, known: &Known) -
 /// Returns the gradient from which a backward pass starts.
 fn gradient_of(mode: Reduction, out: &DTensor, salt: u64) -> Tensor {
     match mode {
-        Reduction::Exact => ordinary(out.dtype(), out.shape(), salt + 77),
+        Reduction::Exact | Reduction::Grouped(_) => ordinary(out.dtype(), out.shape(), salt + 77),
         Reduction::Fast => small_ints(out.dtype(), out.shape(), salt),
     }
 }
@@ -172,7 +172,7 @@ impl Given {
 
     fn spread(&self, mesh: &DeviceMesh, whole: &Tensor, spec: &Spec) -> Result<DTensor> {
         match self.mode {
-            Reduction::Exact => spread_by(owned, mesh, whole, spec, self.salt),
+            Reduction::Exact | Reduction::Grouped(_) => spread_by(owned, mesh, whole, spec, self.salt),
             Reduction::Fast => spread(mesh, whole, spec, self.salt),
         }
     }
@@ -225,7 +225,7 @@ struct Known {
 impl Known {
     fn of(mode: Reduction, sample: &Sample, salt: u64, gradients: bool) -> Result<Known> {
         let ins = match mode {
-            Reduction::Exact => {
+            Reduction::Exact | Reduction::Grouped(_) => {
                 let dtype = [DType::F32, DType::F32, DType::F64, DType::BF16, DType::F16][salt as usize % 5];
                 let ins = ordinary_values(sample, dtype, salt + 1);
                 // Not if an operand's dtype depends on another's: a statistic of halves is f32.

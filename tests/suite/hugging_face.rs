@@ -162,6 +162,20 @@ fn compare(name: &str) {
     }
 }
 
+/// Compares the logits of a folder's model with stored ones on each mesh.
+fn compare_logits(dir: &Path, expected: &Path) {
+    for (mesh, ranks) in MESHES {
+        let (own, expected) = (dir.to_path_buf(), expected.to_path_buf());
+        let run = move |rank| {
+            let of = read(&DeviceMesh::parse(&rank, mesh)?, &own)?;
+            let expected = Stored::read(&expected);
+            expect_near("logits", &logits(&of, expected.i64s("tokens"))?, &expected.f32s("logits"));
+            Ok(())
+        };
+        spmd(ranks, run).unwrap_or_else(|e| panic!("{} on {mesh}: {e}", dir.display()));
+    }
+}
+
 /// Reads and writes a folder on each mesh, and compares all tensors and the config.
 fn export(name: &str) {
     let contents = |dir: &Path| {
@@ -227,16 +241,7 @@ fn other_forms_of_the_files_are_the_same_model() {
         [("llama3_shards", "llama3"), ("qwen3_moe_fused", "qwen3_moe"), ("qwen2_bf16", "qwen2_bf16")]
     {
         let (dir, expected) = (fixture(form), fixture(like).join("expected.safetensors"));
-        for (mesh, ranks) in MESHES {
-            let (dir, expected) = (dir.clone(), expected.clone());
-            let run = move |rank| {
-                let of = read(&DeviceMesh::parse(&rank, mesh)?, &dir)?;
-                let expected = Stored::read(&expected);
-                expect_near("logits", &logits(&of, expected.i64s("tokens"))?, &expected.f32s("logits"));
-                Ok(())
-            };
-            spmd(ranks, run).unwrap_or_else(|e| panic!("{form} on {mesh}: {e}"));
-        }
+        compare_logits(&dir, &expected);
         export(form);
     }
 }
@@ -250,16 +255,7 @@ fn other_configs_of_the_same_weights() {
         for (from, file) in [(form, "config.json"), (base, "model.safetensors")] {
             fs::copy(fixture(from).join(file), dir.join(file)).expect("it can be copied");
         }
-        for (mesh, ranks) in MESHES {
-            let (dir, expected) = (dir.clone(), fixture(form).join("expected.safetensors"));
-            let run = move |rank| {
-                let of = read(&DeviceMesh::parse(&rank, mesh)?, &dir)?;
-                let expected = Stored::read(&expected);
-                expect_near("logits", &logits(&of, expected.i64s("tokens"))?, &expected.f32s("logits"));
-                Ok(())
-            };
-            spmd(ranks, run).unwrap_or_else(|e| panic!("{form} on {mesh}: {e}"));
-        }
+        compare_logits(&dir, &fixture(form).join("expected.safetensors"));
         fs::remove_dir_all(&dir).expect("it was made here");
     }
 }

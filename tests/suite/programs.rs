@@ -144,7 +144,9 @@ impl Given {
     fn laid(&self, mesh: &DeviceMesh, spec: &Spec, salt: u64) -> Result<DTensor> {
         let dtype = [DType::F32, DType::F32, DType::BF16, DType::F64, DType::F16][self.salt as usize % 5];
         match self.mode {
-            Reduction::Exact => spread_by(owned, mesh, &ordinary(dtype, &spec.shape, salt), spec, self.salt),
+            Reduction::Exact | Reduction::Grouped(_) => {
+                spread_by(owned, mesh, &ordinary(dtype, &spec.shape, salt), spec, self.salt)
+            }
             Reduction::Fast => spread(mesh, &small_ints(DType::F32, &spec.shape, salt), spec, self.salt),
         }
     }

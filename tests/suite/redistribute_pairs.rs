@@ -120,3 +120,39 @@ fn ragged() {
     });
     found.unwrap_or_else(|e| panic!("{e}"));
 }
+
+/// Ragged axes inside each other and around a shard, in both orders.
+#[test]
+fn nested_ragged() {
+    let mesh = Mesh::parse("a=2,b=2", 0).expect("a mesh");
+    let found = on_mesh(&mesh, |mesh| {
+        let mut found = Vec::new();
+        let nested = [
+            "(RS(0..1; 1,2), RS(0..1; 1,1))",
+            "(RS(0..1; 1,1)^1, RS(0..1; 1,2)^0)",
+            "(RS(0..1; 2,1), S0)",
+            "(RS(0..2; 1,2), RS(0..2; 3,4))",
+            "(RS(0..1; 1,2), RS(0..2; 5,2))",
+            "(RS(0..1; 0,1), S1)",
+        ];
+        let layout = |l: &str| l.parse::<Layout>().expect("a layout");
+        let shape = Shape::from([6, 7]);
+        let whole = ordinary(DType::F32, &shape, 3);
+        for from in nested.iter().chain(&["(R, R)", "(S0, S1)", "(S0, S0)", "(RS(0..1; 1,2), R)"]) {
+            let x = DTensor::distribute(mesh, &whole, layout(from))?;
+            for to in nested.iter().chain(&["(R, R)", "(S1, S0)", "(R, RS(0..2; 3,4))"]) {
+                let y = x.redistribute(layout(to))?;
+                let spec = Spec::new(mesh.mesh(), DType::F32, &shape, layout(to))?;
+                let part = part_of(&whole, &spec, mesh.mesh().coords(), 0);
+                found.extend(bits_differ(y.local(), &part).map(|how| format!("{from} to {to}: {how}")));
+            }
+        }
+        for from in ["(P(sum), S1)", "(S0, P(sum))", "(P(sum), P(sum))"] {
+            for to in nested {
+                found.extend(check(mesh, &shape, &layout(from), &layout(to))?);
+            }
+        }
+        Ok(found)
+    });
+    found.unwrap_or_else(|e| panic!("{e}"));
+}

@@ -10,7 +10,7 @@ use isoshard::comm::{Call, CallResults, Channel, Engine, Rank, Reduce, Request, 
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
 use isoshard::nn::{Forward, Gpt, GptConfig, Llama, LlamaConfig, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, clip_scale, global_norm};
-use isoshard::placement::Mesh;
+use isoshard::placement::{Mesh, SumGroups};
 use isoshard::rng::{Generator, bits32};
 use isoshard::tensor::{DType, Device, Tensor};
 use isoshard::{Error, Failure, Result};
@@ -139,6 +139,21 @@ fn models_that_compute_in_bf16_train_alike_by_bits() {
             assert!(approx::relative_eq!(rounded.losses[0], single.losses[0], max_relative = 1e-2));
             assert_ne!(rounded.losses, single.losses);
         }
+    }
+}
+
+/// Widths and batches that the groups' parts do not divide evenly: a mesh that would split a part moves operands.
+#[test]
+fn sums_in_groups_train_alike_by_bits() {
+    for (model, compute, wire) in [
+        (SINGLE.model, DType::BF16, DType::BF16),
+        (LLAMA, DType::F32, DType::F16),
+        (LLAMA, DType::BF16, DType::BF16),
+    ] {
+        let groups = SumGroups::new(4).unwrap().with_gradient_parts(2).unwrap().with_wire(wire).unwrap();
+        let run = Run { model, compute, reduction: Reduction::Grouped(groups), ..SINGLE };
+        assert_ne!(outcome(run).losses, outcome(Run { reduction: Reduction::Exact, ..run }).losses);
+        every_mesh(run);
     }
 }
 

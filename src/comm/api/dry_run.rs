@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::rank::Rank;
 use super::tally::{Tally, Total, Traffic, write_table};
+use crate::comm::machine::Machine;
 use crate::comm::network::Network;
 use crate::comm::transport::{DryEngine, Engine};
 use crate::error::{Error, Result};
@@ -38,6 +39,7 @@ use crate::tensor::{Device, meta};
 pub struct DryRun {
     engine: Arc<dyn Engine>,
     network: Network,
+    machine: Machine,
     tally: Tally,
 }
 
@@ -99,7 +101,23 @@ impl DryRun {
         }
         meta::reset_memory_peak();
         let (engine, tally) = Tally::wrap(Arc::new(DryEngine { rank, world_len }), network.clone());
-        Ok(DryRun { engine, network, tally })
+        Ok(DryRun { engine, network, machine: Machine::default(), tally })
+    }
+
+    /// Sets the model of the rank's processor, which determines the choices of plans.
+    ///
+    /// ```
+    /// use isoshard::comm::{DryRun, Machine};
+    /// let gpu = Machine { half_flops_per_s: 1e15, bytes_per_s: 3e12, ..Machine::default() };
+    /// assert_eq!(*DryRun::new(8, 0)?.with_machine(gpu.clone())?.rank()?.machine(), gpu);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses rates that are not positive numbers.
+    pub fn with_machine(mut self, machine: Machine) -> Result<DryRun> {
+        self.machine = machine.checked()?;
+        Ok(self)
     }
 
     /// Returns the rank, to be passed to a program.
@@ -113,7 +131,8 @@ impl DryRun {
     /// # Errors
     /// Never fails today.
     pub fn rank(&self) -> Result<Rank> {
-        Ok(Rank::new(self.engine.clone())?.on(Device::Meta).with_network(self.network.clone()))
+        let rank = Rank::new(self.engine.clone())?.on(Device::Meta).with_network(self.network.clone());
+        Ok(rank.with_common_machine(self.machine.clone()))
     }
 
     /// Returns the counts so far.

@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
+use tracing::Span;
 
-use crate::comm::calls::{Call, label};
+use crate::comm::calls::{Call, collective_span, label};
 use crate::comm::diagnostics::{GroupId, RecordedCall, Recorder};
 #[cfg(test)]
 use crate::comm::transport::Engine;
-use crate::comm::transport::{Channel, Reduce, Request};
+use crate::comm::transport::{CallResults, Channel, Reduce, Request};
 #[cfg(test)]
 use crate::error::CallId;
 use crate::error::{Error, Result};
@@ -141,8 +142,10 @@ impl Group {
     ) -> Result<(Box<dyn Request>, RecordedCall)> {
         let GroupInner { index, channel, recorder, recorded, .. } = &*self.inner;
         let ticket = recorder.start(*recorded, *index, &call);
-        match start(&**channel, call) {
-            Ok(request) => Ok((request, ticket)),
+        let span = collective_span(&call, self, *index, self.len());
+        match span.in_scope(|| start(&**channel, call)) {
+            Ok(request) if span.is_none() => Ok((request, ticket)),
+            Ok(request) => Ok((Box::new(SpannedRequest { request, span }), ticket)),
             Err(error) => Err(ticket.fail(error)),
         }
     }
@@ -211,6 +214,23 @@ impl Group {
             given,
             format!("the group is {self}, this is member {}", self.index()),
         ))
+    }
+}
+
+/// A call in flight with a span, which is entered while the rank waits.
+struct SpannedRequest {
+    request: Box<dyn Request>,
+    span: Span,
+}
+
+impl Request for SpannedRequest {
+    fn wait(self: Box<Self>) -> Result<CallResults> {
+        let SpannedRequest { request, span } = *self;
+        span.in_scope(|| request.wait())
+    }
+
+    fn is_ready(&self) -> bool {
+        self.request.is_ready()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::rank::Rank;
 use crate::comm::coordinator::{Client, Message};
@@ -15,12 +15,17 @@ use crate::comm::transport::threads::{ThreadEngine, ThreadWorld};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
+/// The time that ranks over NCCL may take beyond the deadline to agree on the first fault and to end their connections.
+const SETTLING: Duration = Duration::from_secs(3);
+
 /// The ranks of a world that are threads of this process.
 pub(super) struct LocalWorld {
     devices: Vec<Device>,
     engines: LocalEngines,
     deadline: Duration,
     recorders: Arc<WorldRecorders>,
+    /// The time at which the last program ended or failed.
+    last_end: Mutex<Instant>,
 }
 
 enum LocalEngines {
@@ -60,7 +65,7 @@ impl LocalWorld {
                 LocalEngines::Nccl { library: library.clone(), ranks: Mutex::new(ranks) }
             }
         };
-        Ok(LocalWorld { devices, engines, deadline, recorders })
+        Ok(LocalWorld { devices, engines, deadline, recorders, last_end: Mutex::new(Instant::now()) })
     }
 
     /// Makes the handle of a rank, on the rank's thread.
@@ -85,6 +90,7 @@ impl LocalWorld {
 
     /// Handles the end of a rank's program.
     pub fn end(&self, rank: usize) -> Result<()> {
+        *lock(&self.last_end) = Instant::now();
         match &self.engines {
             LocalEngines::Threads(world) => world.end(rank),
             LocalEngines::Nccl { ranks, .. } => {
@@ -99,6 +105,7 @@ impl LocalWorld {
 
     /// Handles the failure of a rank's program; an echo is a failure that only follows from another rank's.
     pub fn fail(&self, rank: usize, cause: String, is_echo: bool) {
+        *lock(&self.last_end) = Instant::now();
         self.recorders.recorder(rank).write(&cause, is_echo);
         match &self.engines {
             LocalEngines::Threads(world) => world.fail(rank, cause),
@@ -130,9 +137,10 @@ impl LocalWorld {
     }
 
     /// Returns the time for which the end of the remaining ranks is waited for after a failure, after a wait of
-    /// `waited`.
+    /// `waited`. A program that has ended also counts, since its thread takes some time to report that.
     pub fn time_left(&self, waited: Duration) -> Duration {
-        match &self.engines {
+        let since_end = lock(&self.last_end).elapsed();
+        let running = match &self.engines {
             LocalEngines::Threads(world) => world.time_left(waited),
             LocalEngines::Nccl { ranks, .. } => {
                 let time = |stage: &RankStage| match stage {
@@ -141,6 +149,15 @@ impl LocalWorld {
                 };
                 lock(ranks).iter().find_map(time).unwrap_or_else(|| self.deadline.saturating_sub(waited))
             }
+        };
+        running.max(self.deadline.saturating_sub(since_end))
+    }
+
+    /// Returns the time that ranks may take to settle, once no time is left.
+    pub fn settling(&self) -> Duration {
+        match &self.engines {
+            LocalEngines::Threads(_) => Duration::ZERO,
+            LocalEngines::Nccl { .. } => SETTLING,
         }
     }
 

@@ -18,4 +18,4 @@ pub use pending::Pending;
 pub use process::Process;
 pub use rank::Rank;
 pub use spmd::{Spmd, spmd};
-pub use tally::{Tally, Total, Traffic};
+pub use tally::{ModuleTraffic, Tally, Total, Traffic};

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use super::group::Group;
 use crate::comm::calls::NAME_BYTES;
 use crate::comm::diagnostics::Recorder;
+use crate::comm::machine::Machine;
 use crate::comm::network::Network;
 use crate::comm::transport::Engine;
 use crate::error::{Error, Result};
-use crate::tensor::Device;
+use crate::tensor::{Device, Shape, Tensor};
 
 /// One rank of an SPMD program: its number, its device, and the groups that it can make.
 #[derive(Clone, Debug)]
@@ -18,6 +19,7 @@ pub struct Rank {
     device: Device,
     recorder: Arc<Recorder>,
     network: Network,
+    machine: Machine,
 }
 
 impl Rank {
@@ -49,7 +51,8 @@ impl Rank {
         });
         let channel = engine.open(&everyone, "world")?;
         let world = Group::over(channel, &recorder, engine.rank(), (&everyone, "world"));
-        Ok(Rank { engine, world, device: Device::Cpu, recorder, network: Network::default() })
+        let (network, machine) = (Network::default(), Machine::default());
+        Ok(Rank { engine, world, device: Device::Cpu, recorder, network, machine })
     }
 
     /// Returns the rank with its tensors on `device`: meshes made from it allocate there.
@@ -102,6 +105,71 @@ impl Rank {
     /// ```
     pub fn network(&self) -> &Network {
         &self.network
+    }
+
+    /// Returns the rank with a model of its processor, by which plans are chosen. All ranks of the world call this; the
+    /// lowest of their rates counts on each of them, so that ranks which measured differently plan alike.
+    /// One all-gather of 40 bytes per rank.
+    ///
+    /// ```
+    /// use isoshard::comm::{Machine, spmd};
+    /// let rates = spmd(2, |rank| {
+    ///     let measured = Machine { bytes_per_s: [3e10, 2e10][rank.rank()], ..Machine::default() };
+    ///     Ok(rank.with_machine(measured)?.machine().bytes_per_s)
+    /// })?;
+    /// assert_eq!(rates, [2e10, 2e10]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses rates that are not finite numbers above 0, on all ranks, and names the rank that gave them. Returns an
+    /// error if the exchange fails.
+    pub fn with_machine(mut self, machine: Machine) -> Result<Rank> {
+        let own = machine.checked();
+        self.machine = match self.device {
+            // A dry run has no peers.
+            Device::Meta => own?,
+            Device::Cpu | Device::Cuda(_) => {
+                // A refusal on one rank is a refusal on all: rates of zero stand for it.
+                let words = own.as_ref().map_or([0.0; 5], Machine::to_words);
+                let words = Tensor::from_vec(words.to_vec(), [5])?.to_device(self.device)?;
+                let shapes = vec![Shape::from([5]); self.world_len()];
+                let all = self.world.all_gather(&words, &shapes)?;
+                let mut slowest = own?;
+                for (rank, words) in all.into_iter().enumerate() {
+                    let other = Machine::of_words(&words.to_vec::<f64>()?).map_err(|_| {
+                        let given = format!("others of rank {rank}");
+                        Error::invalid("machine", "a rate is a finite number above 0", given, "")
+                    })?;
+                    slowest = slowest.slower(&other);
+                }
+                slowest
+            }
+        };
+        Ok(self)
+    }
+
+    /// Returns the rank that `engine` connects, with this rank's device and models.
+    pub(crate) fn over(&self, engine: Arc<dyn Engine>) -> Result<Rank> {
+        let rank = Rank::new(engine)?.on(self.device).with_network(self.network.clone());
+        Ok(rank.with_common_machine(self.machine.clone()))
+    }
+
+    /// Returns the rank with a model that is the same on all ranks.
+    pub(super) fn with_common_machine(mut self, machine: Machine) -> Rank {
+        self.machine = machine;
+        self
+    }
+
+    /// Returns the model of the processor by which plans are chosen.
+    ///
+    /// ```
+    /// use isoshard::comm::{Machine, spmd};
+    /// assert_eq!(spmd(2, |rank| Ok(*rank.machine() == Machine::default()))?, [true, true]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn machine(&self) -> &Machine {
+        &self.machine
     }
 
     /// Returns this rank's number in the world.

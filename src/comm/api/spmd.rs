@@ -17,6 +17,7 @@ use super::local_world::LocalWorld;
 use super::rank::Rank;
 use crate::comm::diagnostics::FlightSettings;
 use crate::comm::diagnostics::flight::SlowRank;
+use crate::comm::machine::Machine;
 use crate::comm::network::Network;
 use crate::comm::transport::nccl::Library;
 use crate::comm::transport::threads::Running;
@@ -78,6 +79,7 @@ pub struct Spmd {
     on_slow: Arc<dyn Fn(&SlowRank) + Send + Sync>,
     patience: Option<Duration>,
     network: Network,
+    machine: Machine,
 }
 
 impl fmt::Debug for Spmd {
@@ -105,8 +107,9 @@ impl Spmd {
         let (deadline, name) = (Duration::from_secs(60), "rank".into());
         let device = Arc::new(|_| Device::Cpu);
         let on_slow = Arc::new(|slow: &SlowRank| eprintln!("isoshard: {slow}"));
-        let (flights, network) = (FlightSettings::default(), Network::default());
-        Spmd { world, deadline, name, device, library: None, network, flights, on_slow, patience: None }
+        let (flights, network, machine) = (FlightSettings::default(), Network::default(), Machine::default());
+        let (library, patience) = (None, None);
+        Spmd { world, deadline, name, device, library, network, machine, flights, on_slow, patience }
     }
 
     /// Sets the device of each rank by its number: `|_| Device::Cuda(0)` lets all ranks share a GPU. Meshes made from
@@ -241,11 +244,28 @@ impl Spmd {
         self
     }
 
+    /// Sets the model of each rank's processor. It determines which plans are chosen, never a result.
+    ///
+    /// ```
+    /// use isoshard::comm::{Machine, Spmd};
+    /// let fast = Machine { f32_flops_per_s: 1e14, ..Machine::default() };
+    /// let machines = Spmd::new(2).machine(fast.clone())?.run(|rank| Ok(rank.machine().clone()))?;
+    /// assert_eq!(machines[1], fast);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses rates that are not positive numbers.
+    pub fn machine(mut self, machine: Machine) -> Result<Spmd> {
+        self.machine = machine.checked()?;
+        Ok(self)
+    }
+
     /// Runs `f` on every rank and returns the results in rank order.
     ///
     /// If a rank fails, collectives on all other ranks fail too, and the first failure is returned. A rank that does
-    /// not end within the deadline after that is abandoned: its thread continues until its next collective or the end
-    /// of the process, which is why `f` may not borrow.
+    /// not end within the deadline after that (over NCCL three seconds more) is abandoned: its thread continues until its
+    /// next collective or the end of the process, which is why `f` may not borrow.
     ///
     /// ```
     /// use isoshard::{Error, comm::Spmd};
@@ -327,12 +347,12 @@ impl Spmd {
         let mut threads = Vec::new();
         for rank in 0..self.world {
             let (f, failures, results) = (f.clone(), failures.clone(), results.clone());
-            let (shared, network) = (world.clone(), self.network.clone());
+            let (shared, network, machine) = (world.clone(), self.network.clone(), self.machine.clone());
             let thread = thread::Builder::new().name(format!("{} {rank}", self.name)).stack_size(STACK_BYTES);
             let spawned = thread.spawn(move || {
                 let running = Running::enter();
-                let result =
-                    run_rank(&|r: Rank| f(r.with_network(network.clone())), rank, &shared, &failures);
+                let modelled = |r: Rank| r.with_network(network.clone()).with_common_machine(machine.clone());
+                let result = run_rank(&|r: Rank| f(modelled(r)), rank, &shared, &failures);
                 // Captured values are dropped before the caller learns of the end.
                 drop((f, shared, running));
                 // The caller may have abandoned this rank.
@@ -388,13 +408,18 @@ impl Spmd {
     ) -> Option<T> {
         let patience = self.patience.unwrap_or(self.deadline / 4);
         let glance = (patience / 4).clamp(Duration::from_millis(1), Duration::from_millis(50));
+        let mut late_since = None;
         loop {
             match arrivals.recv_timeout(glance) {
                 Ok(arrival) => return Some(arrival),
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {
                     world.slow(patience).iter().for_each(|slow| (self.on_slow)(slow));
-                    let is_late = world.time_left(last.elapsed()).is_zero();
+                    if !world.time_left(last.elapsed()).is_zero() {
+                        late_since = None;
+                        continue;
+                    }
+                    let is_late = late_since.get_or_insert_with(Instant::now).elapsed() >= world.settling();
                     let failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
                     if is_late && failures.iter().any(|(rank, _)| !world.is_left(*rank)) {
                         return None;

@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::rank::Rank;
-use crate::comm::calls::{BusyWork, Call, Route, label};
+use crate::comm::calls::{BusyWork, Call, CallOrigin, ModulePath, Phase, Route, label};
 use crate::comm::network::{Cost, Network, latencies};
 use crate::comm::transport::{Channel, Engine, Reduce, Request};
 use crate::error::{Error, Result};
@@ -33,7 +34,15 @@ pub struct Tally(Arc<Shared>);
 
 struct Shared {
     network: Network,
-    rows: Mutex<Vec<Traffic>>,
+    counts: Mutex<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    rows: Vec<Traffic>,
+    /// The parts of the rows, by origin: the number of the row, and the origin.
+    parts: Vec<(usize, CallOrigin, Total)>,
+    part_of: FxHashMap<(usize, CallOrigin), usize>,
 }
 
 /// The calls of one collective on one group.
@@ -47,6 +56,20 @@ pub struct Traffic {
     pub call: &'static str,
     /// Their number, bytes and modelled time.
     pub total: Total,
+}
+
+/// The calls of one collective on one group that an operator made in a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleTraffic {
+    /// The module: the innermost that the rank had entered ([`ModulePath::enter`]).
+    pub path: ModulePath,
+    /// The part of the training step.
+    pub phase: Phase,
+    /// The operator for which the collective was called, e.g. `matmul`; `redistribute` if the program moved a tensor,
+    /// `backward` if a gradient was reduced, and empty if the program called the collective.
+    pub operator: &'static str,
+    /// The group and the collective, and the number, bytes and modelled time of these calls.
+    pub traffic: Traffic,
 }
 
 /// Calls, bytes and modelled time.
@@ -82,7 +105,7 @@ impl Tally {
     /// Returns an error if the engine cannot open the world's group.
     pub fn of(rank: &Rank) -> Result<(Rank, Tally)> {
         let (engine, tally) = Tally::wrap(rank.engine().clone(), rank.network().clone());
-        Ok((Rank::new(engine)?.on(rank.device()).with_network(rank.network().clone()), tally))
+        Ok((rank.over(engine)?, tally))
     }
 
     /// Wraps an engine in one that counts, and returns it with the count; `network` gives the modelled times.
@@ -98,7 +121,7 @@ impl Tally {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn wrap(engine: Arc<dyn Engine>, network: Network) -> (Arc<dyn Engine>, Tally) {
-        let tally = Tally(Arc::new(Shared { network, rows: Mutex::default() }));
+        let tally = Tally(Arc::new(Shared { network, counts: Mutex::default() }));
         (Arc::new(CountingEngine { engine, tally: tally.clone() }), tally)
     }
 
@@ -116,7 +139,37 @@ impl Tally {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn rows(&self) -> Vec<Traffic> {
-        self.lock().iter().filter(|row| row.total.calls > 0).cloned().collect()
+        self.lock().rows.clone()
+    }
+
+    /// Returns the counts by module, phase, operator, group and collective, in the order of first calls.
+    ///
+    /// ```
+    /// use isoshard::{comm::{Phase, Tally, spmd}, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// use isoshard::nn::{Forward, Linear, Module, Params, Plan};
+    /// use isoshard::{placement::Placement, rng::Init};
+    /// let rows = spmd(2, |rank| {
+    ///     let (rank, tally) = Tally::of(&rank)?;
+    ///     let mesh = DeviceMesh::parse(&rank, "tp=2")?;
+    ///     let plan = Plan::default().shard("h.0.down.weight", "tp", 1).site("h.0.down", "tp", Placement::Replicate);
+    ///     let mut params = Params::new(&mesh, plan, 7)?;
+    ///     let down = Linear::new(params.root().child("h").child(0).child("down"), 64, 2, false, Init::Ones)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [3, 64], "(S1)".parse()?)?;
+    ///     down.forward(&Forward::eval(&params), &x)?;
+    ///     Ok(tally.by_module())
+    /// })?;
+    /// let sum = rows[0].last().expect("a call"); // the reduction of the product's partial sums
+    /// assert_eq!((sum.path.as_str(), sum.phase, sum.operator), ("h.0.down", Phase::Forward, "redistribute"));
+    /// assert_eq!((sum.traffic.call, sum.traffic.total.received_bytes), ("all_reduce", 24));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn by_module(&self) -> Vec<ModuleTraffic> {
+        let counts = self.lock();
+        let of_part = |&(row, CallOrigin { operator, path, phase }, total): &(usize, CallOrigin, Total)| {
+            let traffic = Traffic { total, ..counts.rows[row].clone() };
+            ModuleTraffic { path, phase, operator, traffic }
+        };
+        counts.parts.iter().map(of_part).collect()
     }
 
     /// Returns the sum over all calls.
@@ -128,11 +181,11 @@ impl Tally {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn total(&self) -> Total {
-        self.lock().iter().map(|row| row.total).sum()
+        self.lock().rows.iter().map(|row| row.total).sum()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Traffic>> {
-        self.0.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.0.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -276,15 +329,8 @@ impl CountingChannel {
     fn count(&self, call: &Call<'_>) {
         let size = call.dtype.size_bytes() as u64;
         let bytes = |numel: usize| numel as u64 * size;
-        let sent = |i: usize| call.outgoing.get(i).map_or(0, |x| bytes(x.numel()));
-        let others = self.group_len as u64 - 1;
-        let mut total = Total { calls: 1, ..Total::default() };
-        total.sent_bytes = match call.route {
-            Route::Gather | Route::Broadcast { .. } => others * sent(0),
-            Route::AllToAll => (0..self.group_len).filter(|&i| i != self.index).map(sent).sum(),
-            Route::Send { .. } => sent(0),
-            Route::Recv { .. } | Route::Barrier => 0,
-        };
+        let sent_bytes = call.sent_bytes(self.index, self.group_len);
+        let mut total = Total { calls: 1, sent_bytes, ..Total::default() };
         let network = &self.tally.0.network;
         let slowest = match call.route {
             Route::Send { to: peer } | Route::Recv { from: peer } => self.level_of(peer),
@@ -318,12 +364,20 @@ impl CountingChannel {
     }
 
     fn add(&self, call: &'static str, total: Total) {
-        let mut rows = self.tally.lock();
-        let row = rows.iter_mut().find(|row| row.call == call && row.group == self.group);
-        match row {
-            Some(row) => row.total = row.total + total,
-            None => rows.push(Traffic { group: self.group.clone(), group_len: self.group_len, call, total }),
-        }
+        let Counts { rows, parts, part_of } = &mut *self.tally.lock();
+        let row = rows.iter().position(|row| row.call == call && row.group == self.group);
+        let row = row.unwrap_or_else(|| {
+            let (group, group_len) = (self.group.clone(), self.group_len);
+            rows.push(Traffic { group, group_len, call, total: Total::default() });
+            rows.len() - 1
+        });
+        rows[row].total = rows[row].total + total;
+        let origin = CallOrigin::current();
+        let part = *part_of.entry((row, origin)).or_insert_with(|| {
+            parts.push((row, origin, Total::default()));
+            parts.len() - 1
+        });
+        parts[part].2 = parts[part].2 + total;
     }
 
     fn level_of(&self, member: usize) -> usize {

@@ -61,6 +61,32 @@ impl<'a> Call<'a> {
         self.outgoing.first().map(Tensor::device)
     }
 
+    /// Returns the bytes that member `me` of `members` sends to others. A broadcast counts once per receiver.
+    pub(in crate::comm) fn sent_bytes(&self, me: usize, members: usize) -> u64 {
+        let sent = |i: usize| self.outgoing.get(i).map_or(0, |x| self.bytes(x.numel()));
+        match self.route {
+            Route::Gather | Route::Broadcast { .. } => (members as u64 - 1) * sent(0),
+            Route::AllToAll => (0..members).filter(|&i| i != me).map(sent).sum(),
+            Route::Send { .. } => sent(0),
+            Route::Recv { .. } | Route::Barrier => 0,
+        }
+    }
+
+    /// Returns the bytes that member `me` receives from others.
+    pub(in crate::comm) fn received_bytes(&self, me: usize) -> u64 {
+        let come = |i: usize| self.bytes(self.incoming[i].numel());
+        match self.route {
+            Route::Gather | Route::AllToAll => (0..self.incoming.len()).filter(|&i| i != me).map(come).sum(),
+            Route::Broadcast { root } if root != me => come(0),
+            Route::Recv { .. } => come(0),
+            Route::Broadcast { .. } | Route::Send { .. } | Route::Barrier => 0,
+        }
+    }
+
+    fn bytes(&self, numel: usize) -> u64 {
+        numel as u64 * self.dtype.size_bytes() as u64
+    }
+
     /// Returns what is compared between members and shown in errors, borrowed.
     pub(in crate::comm) fn signature(&self) -> SignatureView<'a> {
         let Call { name, route, op, dtype, outgoing, incoming } = *self;

@@ -122,7 +122,7 @@ impl CoordinatorState {
                 None
             }
             Message::Arrived { group, sequence, seq, signature } => {
-                self.calls.arrive(from, (group, sequence, seq), signature)?
+                self.calls.arrive(from, (group, sequence, seq), signature, Instant::now())?
             }
             Message::Late { group, sequence, seq, call, compared, waited } => {
                 let (key, now) = ((group, sequence, seq), Instant::now());

@@ -52,6 +52,12 @@ impl AnnouncedWork {
         BusyTime { until: self.busy_until(now), longest: self.longest }
     }
 
+    /// Counts a wait of the rank for busy ranks as work of its own, because it had no time for other work meanwhile.
+    pub fn count_wait(&mut self, BusyTime { until, longest }: BusyTime) {
+        self.ended = self.ended.max(until);
+        self.longest = self.longest.max(longest);
+    }
+
     /// Returns the rank's work as errors report it.
     pub fn report(&self, rank: usize, now: Instant) -> Option<BusyRank> {
         let (BusyWork { what, spent, limit }, at) = self.current.as_ref()?;
@@ -61,7 +67,7 @@ impl AnnouncedWork {
 }
 
 /// The part of a rank's announced work that decides how long other ranks wait for it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(in crate::comm) struct BusyTime {
     /// The last moment at which the rank was busy within its limit.
     until: Option<Instant>,
@@ -69,10 +75,17 @@ pub(in crate::comm) struct BusyTime {
     longest: Duration,
 }
 
+impl BusyTime {
+    /// Returns the time of two ranks together.
+    pub fn and(self, other: BusyTime) -> BusyTime {
+        BusyTime { until: self.until.max(other.until), longest: self.longest.max(other.longest) }
+    }
+}
+
 /// Returns the time for which a wait goes on, if it has lasted for `waited` and depends on the ranks whose work is
 /// given: until the deadline has passed since its begin, and since the last moment at which one of these ranks was
 /// busy. So that repeated announcements do not extend it for ever, the wait takes at most twice the deadline and the
-/// longest limit that these ranks have announced.
+/// longest limit that these ranks have announced. A rank that was not busy since the begin of the wait does not count.
 pub(in crate::comm) fn time_left(
     works: impl Iterator<Item = BusyTime>,
     deadline: Duration,
@@ -82,10 +95,12 @@ pub(in crate::comm) fn time_left(
     let mut left = deadline.saturating_sub(waited);
     let mut longest = Duration::ZERO;
     for BusyTime { until, longest: limit } in works {
-        if let Some(until) = until {
-            left = left.max(deadline.saturating_sub(now.saturating_duration_since(until)));
+        let Some(until) = until else { continue };
+        let since = now.saturating_duration_since(until);
+        if since <= waited {
+            left = left.max(deadline.saturating_sub(since));
+            longest = longest.max(limit);
         }
-        longest = longest.max(limit);
     }
     left.min(deadline.saturating_mul(2).saturating_add(longest).saturating_sub(waited))
 }
@@ -149,6 +164,19 @@ mod tests {
         assert_eq!(left(&all, began, 1 << 30), 60);
         let long = BusyWork { what: "x".repeat(NAME_BYTES + 1), spent: seconds(0), limit: seconds(1) };
         assert!(all[0].set(Some(long), began).is_err());
+    }
+
+    #[test]
+    fn a_limit_of_work_that_ended_before_the_wait_does_not_lengthen_it() {
+        let start = Instant::now();
+        let mut all = [AnnouncedWork::default(), AnnouncedWork::default()];
+        all[0].set(work(0, 3600), start).unwrap();
+        all[0].set(None, start + seconds(10)).unwrap();
+        let began = start + seconds(20);
+        for at in 0..200 {
+            all[1].set(work(0, 30), began + seconds(at)).unwrap();
+        }
+        assert_eq!([90, 140, 149, 150].map(|at| left(&all, began, at)), [60, 10, 1, 0]);
     }
 
     #[test]

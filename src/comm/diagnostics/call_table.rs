@@ -9,10 +9,10 @@ mod busy;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use super::announced_work::AnnouncedWork;
-use super::table_group::{Arrivals, CallKey, Name, TableGroup};
+use super::announced_work::{AnnouncedWork, BusyTime};
+use super::table_group::{CallKey, Name, OpenCall, TableGroup, shown};
 use super::wait_graph::cycle;
-use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, SignatureView, group_number, label};
+use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, group_number, label};
 use crate::error::{CallId, CommFault, LastCall, Wait};
 use crate::tensor::Shape;
 
@@ -25,8 +25,6 @@ const ENTRY_BYTES: usize = 1024;
 /// Number of waits per rank that the search for a cycle follows. A cycle through a later wait is reported as a late
 /// rank.
 const SEARCHED: usize = 16;
-/// The longest text of a call in a fault, in bytes; longer texts are cut off.
-const SHOWN_BYTES: usize = 4096;
 
 /// A description of a report that no correct rank sends.
 pub(in crate::comm) type ProtocolViolation = String;
@@ -37,7 +35,7 @@ pub(in crate::comm) struct CallTable {
     deadline: Duration,
     groups: HashMap<u64, TableGroup>,
     /// The calls that some participants have not reached yet.
-    open: BTreeMap<CallKey, Arrivals>,
+    open: BTreeMap<CallKey, OpenCall>,
     /// Per rank, the last call that all its participants have reached.
     last: Vec<Option<(CallKey, Name, Name)>>,
     /// Per rank, the open calls in which it waits.
@@ -124,6 +122,7 @@ impl CallTable {
         from: usize,
         key: CallKey,
         signature: CallSignature,
+        now: Instant,
     ) -> Result<Option<CommFault>, ProtocolViolation> {
         let members = self.members(from, key)?;
         let longest = signature.name.len().max(signature.operator.len());
@@ -143,7 +142,7 @@ impl CallTable {
                 signature.name, members.label
             ));
         }
-        let here = self.open.get(&key).map_or(&[][..], Vec::as_slice);
+        let here = self.open.get(&key).map_or(&[][..], |call| &call.arrivals);
         let Err(place) = here.binary_search_by_key(&position, |(at, _)| *at) else {
             return Err(format!("it comes to {} twice", members.id(key, &signature)));
         };
@@ -168,7 +167,7 @@ impl CallTable {
             }));
         }
         if here.len() + 1 == len {
-            self.complete(key, (place, position), signature);
+            self.complete(key, (place, position), signature, self.work[from].busy_time(now));
             return Ok(None);
         }
         let waits = members.waits(key.1, position);
@@ -176,7 +175,9 @@ impl CallTable {
         if waits {
             self.open_of[from].insert(key);
         }
-        self.open.entry(key).or_default().insert(place, (position, signature));
+        let call = self.open.entry(key).or_default();
+        call.arrivals.insert(place, (position, signature));
+        call.busy = call.busy.and(self.work[from].busy_time(now));
         Ok(if self.ended_len > 0 { self.ended_member_fault(key) } else { None })
     }
 
@@ -186,9 +187,13 @@ impl CallTable {
             return None;
         }
         self.ended_len += 1;
-        let awaits = |(key, arrivals): (&CallKey, &Arrivals)| {
+        let awaits = |(key, call): (&CallKey, &OpenCall)| {
             let position = self.groups.get(&key.0)?.position(key.1, from, false)?;
-            arrivals.iter().all(|(at, _)| *at != position).then(|| self.ended_member_fault(*key)).flatten()
+            call.arrivals
+                .iter()
+                .all(|(at, _)| *at != position)
+                .then(|| self.ended_member_fault(*key))
+                .flatten()
         };
         self.open.iter().find_map(awaits)
     }
@@ -216,14 +221,23 @@ impl CallTable {
         Ok(members)
     }
 
-    /// Removes a call that all participants have reached, the last one with `signature`.
-    fn complete(&mut self, key: CallKey, (place, position): (usize, usize), signature: CallSignature) {
-        let mut arrivals = self.open.remove(&key).unwrap_or_default();
+    /// Removes a call that all participants have reached, the last one with `signature`, which was busy until `busy`.
+    fn complete(
+        &mut self,
+        key: CallKey,
+        (place, position): (usize, usize),
+        signature: CallSignature,
+        busy: BusyTime,
+    ) {
+        let OpenCall { mut arrivals, busy: before } = self.open.remove(&key).unwrap_or_default();
+        let busy = before.and(busy);
         let Some(members) = self.groups.get_mut(&key.0) else { return };
         for (at, signature) in &arrivals {
             let rank = members.rank(key.1, *at);
             self.held[rank] -= cost(signature);
-            self.open_of[rank].remove(&key);
+            if self.open_of[rank].remove(&key) {
+                self.work[rank].count_wait(busy);
+            }
         }
         arrivals.insert(place, (position, signature));
         for (at, signature) in &arrivals {
@@ -257,7 +271,7 @@ impl CallTable {
     /// Returns the first unfinished calls in which a rank waits, each with the ranks that have not reached it.
     fn waits(&self, rank: usize) -> impl Iterator<Item = (CallId, Vec<usize>)> {
         self.open_of[rank].iter().take(SEARCHED).filter_map(move |key| {
-            let (arrivals, members) = (self.open.get(key)?, self.groups.get(&key.0)?);
+            let (arrivals, members) = (&self.open.get(key)?.arrivals, self.groups.get(&key.0)?);
             let position = members.position(key.1, rank, true)?;
             let (_, signature) = arrivals.iter().find(|(at, _)| *at == position)?;
             Some((members.id(*key, signature), members.absent(key.1, arrivals)))
@@ -266,7 +280,7 @@ impl CallTable {
 
     /// Returns the fault of a call if one of the ranks that it waits for has ended.
     fn ended_member_fault(&self, key: CallKey) -> Option<CommFault> {
-        let (arrivals, members) = (self.open.get(&key)?, self.groups.get(&key.0)?);
+        let (arrivals, members) = (&self.open.get(&key)?.arrivals, self.groups.get(&key.0)?);
         // A message without a receiver is no fault.
         let (waiting, signature) = arrivals.iter().find(|(at, _)| members.waits(key.1, *at))?;
         let missing: Vec<usize> =
@@ -308,7 +322,7 @@ impl CallTable {
         }
         let deadline_s = self.deadline.as_secs_f64();
         let position = members.position(key.1, from, true);
-        if let Some(arrivals) = self.open.get(&key)
+        if let Some(OpenCall { arrivals, .. }) = self.open.get(&key)
             && let Some((_, signature)) = arrivals.iter().find(|(at, _)| Some(*at) == position)
         {
             let missing = members.absent(key.1, arrivals);
@@ -356,16 +370,6 @@ fn cost(signature: &CallSignature) -> usize {
     ENTRY_BYTES + signature.name.len() + signature.operator.len() + shapes
 }
 
-/// Returns a call's text in faults.
-fn shown(signature: &SignatureView<'_>) -> String {
-    let mut text = signature.to_string();
-    if text.len() > SHOWN_BYTES {
-        text.truncate((0..=SHOWN_BYTES).rfind(|&end| text.is_char_boundary(end)).unwrap_or(0));
-        text.push_str(" ...");
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -410,7 +414,10 @@ mod tests {
         seq: u64,
         signature: CallSignature,
     ) -> Option<String> {
-        table.arrive(rank, collective(table, seq), signature).unwrap().map(|fault| fault.to_string())
+        table
+            .arrive(rank, collective(table, seq), signature, Instant::now())
+            .unwrap()
+            .map(|fault| fault.to_string())
     }
 
     fn late(table: &CallTable, rank: usize, seq: u64) -> String {
@@ -464,7 +471,8 @@ mod tests {
         let world = dp(&table);
         let arrive_at = |table: &mut CallTable, rank, group, operator: &'static str| {
             let key = (group, Sequence::Collective, u64::from(group == world));
-            table.arrive(rank, key, CallSignature { operator: operator.into(), ..gather(3) }).unwrap()
+            let signature = CallSignature { operator: operator.into(), ..gather(3) };
+            table.arrive(rank, key, signature, Instant::now()).unwrap()
         };
         [0, 1].into_iter().for_each(|rank| table.open(rank, "ep", &[0, 1]).unwrap());
         (0..3).for_each(|rank| {
@@ -503,7 +511,10 @@ mod tests {
         let group = dp(&table);
         let mut message = |rank: usize, (from, to): (usize, usize), route, n| {
             let key = (group, Sequence::Message { from, to }, 0);
-            table.arrive(rank, key, signature("m", route, n)).unwrap().map(|fault| fault.to_string())
+            table
+                .arrive(rank, key, signature("m", route, n), Instant::now())
+                .unwrap()
+                .map(|fault| fault.to_string())
         };
         assert_eq!(message(0, (0, 1), Route::Send { to: 1 }, 2), None);
         assert_eq!(message(2, (2, 1), Route::Send { to: 1 }, 5), None);
@@ -512,7 +523,7 @@ mod tests {
         assert!(differs.contains("rank 1 brought m f32[2], rank 2"), "{differs}");
         let mut table = open(2);
         let key = (dp(&table), Sequence::Message { from: 0, to: 1 }, 0);
-        table.arrive(0, key, signature("send", Route::Send { to: 1 }, 2)).unwrap();
+        table.arrive(0, key, signature("send", Route::Send { to: 1 }, 2), Instant::now()).unwrap();
         assert_eq!(table.ended(1), None, "a message without a receiver is no fault");
         assert!(!table.all_have_ended());
         table.ended(0);
@@ -549,15 +560,15 @@ mod tests {
                 "its all_to_all on dp{0, 1} has 0 parts for 1",
             ),
         ] {
-            assert_eq!(table.arrive(1, key, signature).unwrap_err(), want);
+            assert_eq!(table.arrive(1, key, signature, Instant::now()).unwrap_err(), want);
         }
         assert!(table.late(1, message(5, 5), &"send".into(), true, Instant::now()).is_err());
         let long = CallSignature { operator: "n".repeat(257).into(), ..gather(1) };
-        let said = table.arrive(1, (group, Sequence::Collective, 0), long).unwrap_err();
+        let said = table.arrive(1, (group, Sequence::Collective, 0), long, Instant::now()).unwrap_err();
         assert_eq!(said, "the name of a call has 257 bytes, but at most 256 are allowed");
         arrive(&mut table, 1, 0, gather(1));
         assert_eq!(
-            table.arrive(1, collective(&table, 0), gather(1)).unwrap_err(),
+            table.arrive(1, collective(&table, 0), gather(1), Instant::now()).unwrap_err(),
             "it comes to all_gather #0 on group dp{0, 1} twice"
         );
     }
@@ -567,7 +578,7 @@ mod tests {
         let mut table = open(20);
         let (group, budget) = (dp(&table), BUDGET_BYTES + 20 * BUDGET_BYTES_PER_RANK);
         let key = |seq| (group, Sequence::Collective, seq);
-        let filled = (0..1 << 20).find_map(|seq| table.arrive(1, key(seq), gather(1)).err());
+        let filled = (0..1 << 20).find_map(|seq| table.arrive(1, key(seq), gather(1), Instant::now()).err());
         assert!(filled.unwrap().contains(&format!("take more than {budget} bytes")));
         assert!(table.held[1] <= budget && table.open.len() > 60_000);
         assert_eq!(arrive(&mut table, 0, 0, gather(1)), None, "the others have their own");

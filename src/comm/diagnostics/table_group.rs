@@ -3,8 +3,12 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
-use crate::comm::calls::{CallSignature, Sequence};
+use super::announced_work::BusyTime;
+use crate::comm::calls::{CallSignature, Sequence, SignatureView};
 use crate::error::CallId;
+
+/// The longest text of a call in a fault, in bytes; longer texts are cut off.
+const SHOWN_BYTES: usize = 4096;
 
 pub(super) type Name = Cow<'static, str>;
 
@@ -14,6 +18,14 @@ pub(super) type CallKey = (u64, Sequence, u64);
 /// The calls of the members that have arrived, each with the member's position among the call's participants, in
 /// ascending order.
 pub(super) type Arrivals = Vec<(usize, CallSignature)>;
+
+/// A call that some participants have not reached yet.
+#[derive(Debug, Default)]
+pub(super) struct OpenCall {
+    pub arrivals: Arrivals,
+    /// The busy time of the members that have arrived, up to their arrivals.
+    pub busy: BusyTime,
+}
 
 /// A group, its members, and their progress.
 #[derive(Debug)]
@@ -83,4 +95,14 @@ impl TableGroup {
     pub fn named(&self, seq: u64, call: &Name, operator: &Name) -> CallId {
         CallId { call: call.clone(), seq, group: self.label.clone(), operator: operator.clone() }
     }
+}
+
+/// Returns a call's text in faults.
+pub(super) fn shown(signature: &SignatureView<'_>) -> String {
+    let mut text = signature.to_string();
+    if text.len() > SHOWN_BYTES {
+        text.truncate((0..=SHOWN_BYTES).rfind(|&end| text.is_char_boundary(end)).unwrap_or(0));
+        text.push_str(" ...");
+    }
+    text
 }

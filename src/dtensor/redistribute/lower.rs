@@ -221,7 +221,7 @@ fn collapse(from: &Spec) -> Reduce {
 }
 
 /// Returns `[n, shape...]`, or `shape` if `n` is 1.
-fn stacked(n: usize, shape: &Shape) -> Shape {
+pub(super) fn stacked(n: usize, shape: &Shape) -> Shape {
     if n == 1 { shape.clone() } else { std::iter::once(n).chain(shape.iter().copied()).collect() }
 }
 

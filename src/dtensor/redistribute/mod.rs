@@ -17,14 +17,20 @@ mod lower;
 mod redistribution;
 mod run;
 mod search;
+mod span;
 mod states;
+mod together;
 
 #[cfg(test)]
 mod exhaustive;
 #[cfg(test)]
 mod tests;
 
+pub(super) use super::exchange_piece::communicating_axes;
 pub(super) use cost::peers;
 pub use redistribution::Redistribution;
 pub(crate) use run::Move;
 pub(super) use run::{InFlight, find};
+pub(super) use search::cheapest_time;
+pub(super) use states::{sample_coords, sampled_along};
+pub(super) use together::run_together;

@@ -157,6 +157,11 @@ impl Redistribution {
         Ok(Redistribution { steps: plan.steps, cost: cost.time })
     }
 
+    /// Returns the metadata before the first step and after the last, or `None` if there is none.
+    pub(in crate::dtensor) fn ends(&self) -> Option<(&Spec, &Spec)> {
+        Some((&self.steps.first()?.from, &self.steps.last()?.to))
+    }
+
     /// Returns the number of bytes that this rank receives from other ranks; an all-reduce counts as a ring's.
     ///
     /// ```

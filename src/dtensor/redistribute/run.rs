@@ -6,13 +6,16 @@ use std::rc::{Rc, Weak};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use tracing::Span;
 
 use super::super::device_mesh::DeviceMesh;
 use super::super::exchange_piece::{ExchangePiece, packed};
+use super::super::interned::ENTRIES_LEN;
 use super::super::tensor_meta::TensorMeta;
 use super::lower::{ExchangeStage, FoldStage, StackedShape, Stage, lower};
 use super::redistribution::{ExchangeKind, Redistribution};
-use crate::comm::{Group, Pending, Reduce};
+use super::span::move_span;
+use crate::comm::{CallOrigin, Group, Pending, Reduce};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -24,13 +27,20 @@ pub(crate) struct Move {
     calls: usize,
 }
 
-/// A redistribution in flight.
+/// A redistribution in flight. Its later calls have the origin of its start, wherever it is waited for.
 #[expect(clippy::large_enum_variant, reason = "almost all are the large one, which need not be boxed")]
 pub(in crate::dtensor) enum InFlight {
     /// No call is left except the one that was started, if any.
-    Last(MoveProgress),
+    Last(StartedMove),
     /// Later calls start when this redistribution is waited for, or one that was started after it.
-    More(Rc<RefCell<MoveProgress>>),
+    More(Rc<RefCell<StartedMove>>),
+}
+
+/// A redistribution that was started, and its origin.
+pub(in crate::dtensor) struct StartedMove {
+    progress: MoveProgress,
+    origin: CallOrigin,
+    span: Span,
 }
 
 /// The progress of a redistribution.
@@ -50,7 +60,7 @@ struct MoveCache {
 /// The redistributions of a rank with calls that have not started, in the order in which they were started. Their
 /// calls start in that order, in whatever order they are waited for.
 #[derive(Default)]
-struct UnfinishedMoves(RefCell<Vec<Weak<RefCell<MoveProgress>>>>);
+struct UnfinishedMoves(RefCell<Vec<Weak<RefCell<StartedMove>>>>);
 
 /// A collective call in flight.
 pub(in crate::dtensor) enum PendingCall {
@@ -68,7 +78,11 @@ pub(in crate::dtensor) fn find(mesh: &DeviceMesh, src: &TensorMeta, dst: &Tensor
         return Ok(m.clone());
     }
     let m = Rc::new(Move::new(mesh, Redistribution::over(mesh.rank().network(), src.spec(), dst.spec())?)?);
-    moves.planned.borrow_mut().insert(key, m.clone());
+    let mut planned = moves.planned.borrow_mut();
+    if planned.len() >= ENTRIES_LEN {
+        planned.clear();
+    }
+    planned.insert(key, m.clone());
     Ok(m)
 }
 
@@ -83,7 +97,13 @@ impl Move {
     }
 
     pub(in crate::dtensor) fn run(self: &Rc<Self>, mesh: &DeviceMesh, local: Tensor) -> Result<Tensor> {
+        let _span = move_span(&self.plan).entered();
         self.start_at(0, mesh, local)?.finish(mesh)
+    }
+
+    /// Returns the plan that this move runs.
+    pub(in crate::dtensor) fn plan(&self) -> &Redistribution {
+        &self.plan
     }
 
     /// Returns the reduction and its group, if the move is a single all-reduce.
@@ -96,40 +116,47 @@ impl Move {
 
     /// Runs the stages up to the first that communicates, and starts that.
     pub(in crate::dtensor) fn start(self: &Rc<Self>, mesh: &DeviceMesh, local: Tensor) -> Result<InFlight> {
-        let progress = self.start_at(0, mesh, local)?;
+        let span = move_span(&self.plan);
+        let progress = span.in_scope(|| self.start_at(0, mesh, local))?;
+        let started = StartedMove { progress, origin: CallOrigin::current(), span };
         if self.calls < 2 {
-            return Ok(InFlight::Last(progress));
+            return Ok(InFlight::Last(started));
         }
-        let progress = Rc::new(RefCell::new(progress));
-        mesh.0.moves.of::<MoveCache>().unfinished.0.borrow_mut().push(Rc::downgrade(&progress));
-        Ok(InFlight::More(progress))
+        let started = Rc::new(RefCell::new(started));
+        mesh.0.moves.of::<MoveCache>().unfinished.0.borrow_mut().push(Rc::downgrade(&started));
+        Ok(InFlight::More(started))
     }
 
     /// Runs the stages from `first` on, up to one that communicates, and starts that.
     fn start_at(self: &Rc<Self>, first: usize, mesh: &DeviceMesh, mut local: Tensor) -> Result<MoveProgress> {
-        for (k, stage) in self.stages.iter().enumerate().skip(first) {
-            let call = match stage {
-                Stage::AllReduce { group, reduce } => {
-                    PendingCall::Whole(group.all_reduce_with_async(&local, reduce.clone()))
-                }
-                Stage::Fold(fold) => fold.start(&local)?,
-                Stage::Exchange(x) if x.kind == ExchangeKind::Slice => {
-                    local = x.slice(&local)?;
-                    continue;
-                }
-                Stage::Exchange(x) => x.start(&local)?,
-                stage => {
-                    local = stage.run_alone(local)?;
-                    continue;
-                }
-            };
-            let waiting = MoveProgress::Waiting { plan: self.clone(), stage: k, call, local };
-            if self.plan.steps[k].communicates() {
-                return Ok(waiting);
+        for k in first..self.stages.len() {
+            let progress = self.start_stage(k, local)?;
+            if matches!(progress, MoveProgress::Waiting { .. }) && self.plan.steps[k].communicates() {
+                return Ok(progress);
             }
-            local = waiting.wait_call(mesh)?;
+            local = progress.wait_call(mesh)?;
         }
         Ok(MoveProgress::Done(Ok(local)))
+    }
+
+    /// Starts the call of a stage, or runs a stage without a call.
+    pub(super) fn start_stage(self: &Rc<Self>, stage: usize, local: Tensor) -> Result<MoveProgress> {
+        let call = match &self.stages[stage] {
+            Stage::AllReduce { group, reduce } => {
+                PendingCall::Whole(group.all_reduce_with_async(&local, reduce.clone()))
+            }
+            Stage::Fold(fold) => fold.start(&local)?,
+            Stage::Exchange(x) if x.kind == ExchangeKind::Slice => {
+                return Ok(MoveProgress::Done(x.slice(&local)));
+            }
+            Stage::Exchange(x) => x.start(&local)?,
+            alone => return Ok(MoveProgress::Done(alone.run_alone(local))),
+        };
+        Ok(MoveProgress::Waiting { plan: self.clone(), stage, call, local })
+    }
+
+    pub(super) fn stages(&self) -> &[Stage] {
+        &self.stages
     }
 }
 
@@ -150,36 +177,46 @@ impl Stage {
 
 impl InFlight {
     pub(in crate::dtensor) fn finish(self, mesh: &DeviceMesh) -> Result<Tensor> {
-        let progress = match self {
-            InFlight::Last(progress) => return progress.finish(mesh),
-            InFlight::More(progress) => progress,
+        let started = match self {
+            InFlight::Last(started) => return started.finish(mesh),
+            InFlight::More(started) => started,
         };
-        for earlier in mesh.0.moves.of::<MoveCache>().unfinished.before(&progress) {
-            let done = earlier.replace(MoveProgress::placeholder()).finish(mesh);
-            earlier.replace(MoveProgress::Done(done));
+        for earlier in mesh.0.moves.of::<MoveCache>().unfinished.before(&started) {
+            let done = StartedMove::take(&earlier).finish(mesh);
+            earlier.borrow_mut().progress = MoveProgress::Done(done);
         }
-        progress.replace(MoveProgress::placeholder()).finish(mesh)
+        StartedMove::take(&started).finish(mesh)
     }
 }
 
 impl UnfinishedMoves {
     /// Removes from the list this redistribution and those started before it, and returns the earlier ones that are
     /// still waited for.
-    fn before(&self, progress: &Rc<RefCell<MoveProgress>>) -> Vec<Rc<RefCell<MoveProgress>>> {
+    fn before(&self, started: &Rc<RefCell<StartedMove>>) -> Vec<Rc<RefCell<StartedMove>>> {
         let mut all = self.0.borrow_mut();
-        let Some(at) = all.iter().position(|w| std::ptr::eq(w.as_ptr(), Rc::as_ptr(progress))) else {
+        let Some(at) = all.iter().position(|w| std::ptr::eq(w.as_ptr(), Rc::as_ptr(started))) else {
             return Vec::new();
         };
-        all.drain(..=at).filter_map(|w| w.upgrade()).filter(|f| !Rc::ptr_eq(f, progress)).collect()
+        all.drain(..=at).filter_map(|w| w.upgrade()).filter(|f| !Rc::ptr_eq(f, started)).collect()
+    }
+}
+
+impl StartedMove {
+    /// Takes a redistribution out, and leaves a placeholder while it is finished.
+    fn take(started: &RefCell<StartedMove>) -> StartedMove {
+        let mut started = started.borrow_mut();
+        let progress = std::mem::replace(&mut started.progress, MoveProgress::Done(Ok(Tensor::default())));
+        StartedMove { progress, origin: started.origin, span: started.span.clone() }
+    }
+
+    fn finish(self, mesh: &DeviceMesh) -> Result<Tensor> {
+        let _origin = self.origin.enter();
+        let _span = self.span.enter();
+        self.progress.finish(mesh)
     }
 }
 
 impl MoveProgress {
-    /// Returns a placeholder for a redistribution that is being finished.
-    fn placeholder() -> MoveProgress {
-        MoveProgress::Done(Ok(Tensor::default()))
-    }
-
     fn finish(mut self, mesh: &DeviceMesh) -> Result<Tensor> {
         loop {
             let (plan, next) = match self {
@@ -192,7 +229,7 @@ impl MoveProgress {
     }
 
     /// Waits for the call in flight, and returns the tensor that this rank holds after it.
-    fn wait_call(self, mesh: &DeviceMesh) -> Result<Tensor> {
+    pub(super) fn wait_call(self, mesh: &DeviceMesh) -> Result<Tensor> {
         let (plan, stage, call, local) = match self {
             MoveProgress::Done(result) => return result,
             MoveProgress::Waiting { plan, stage, call, local } => (plan, stage, call, local),
@@ -205,6 +242,7 @@ impl MoveProgress {
             (Stage::Exchange(x), PendingCall::Parts(call)) => x.assemble(&call.wait()?, &local)?,
             _ => unreachable!("other stages wait for nothing"),
         };
+        mesh.0.moving_calls.set(mesh.0.moving_calls.get() + 1);
         let moved = &mesh.0.moved_bytes;
         moved.set(moved.get() + plan.plan.steps[stage].received_bytes);
         Ok(out)

@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 use super::super::exchange_piece::communicating_axes;
 use super::cost::{CostModel, PlanCost, StepTraffic};
 use super::states::{candidate_layouts, common_len, held_regions, sample_coords};
+use crate::comm::{self, Network};
 use crate::error::Result;
 use crate::placement::{Layout, Placement, Region, Spec};
 use crate::tensor::{Dims, ReduceOp};
@@ -64,6 +65,15 @@ pub(super) fn cheapest(src: &Spec, target: &Layout, costs: CostModel<'_>) -> Res
         }
     }
     Ok((first.into_iter().chain(hops).collect(), cost))
+}
+
+/// Returns the time of the cheapest path from `src` to `target`, which adds no new `Partial`.
+pub(in crate::dtensor) fn cheapest_time(
+    src: &Spec,
+    target: &Layout,
+    network: &Network,
+) -> Result<comm::Cost> {
+    Ok(cheapest(src, target, CostModel(network))?.1.time)
 }
 
 /// Returns the axes that are `Partial` in `layout` but not in `target`.

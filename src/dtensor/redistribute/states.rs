@@ -43,32 +43,10 @@ pub(super) fn candidate_layouts(src: &Spec, target: &Layout, fixed: &[usize]) ->
 /// first, the last, one in the middle, and the largest of a ragged split. Under the ceil rule the first rank holds
 /// the most elements, and two splits of a dim have the least in common at ranks that are first in one and last in the
 /// other.
-pub(super) fn sample_coords(mesh: &Mesh, ends: [&Layout; 2]) -> Vec<Dims> {
-    let long: Dims = (0..mesh.ndim()).filter(|&a| mesh.axis_len(a) > 1).collect();
-    let picks = |a: usize| -> Dims {
-        let n = mesh.axis_len(a);
-        if mesh.rank_len() <= RANKS_LEN {
-            return (0..n).collect();
-        }
-        let mut some: Dims = [0, n - 1].into_iter().collect();
-        if long.len() <= 4 {
-            some.push(n / 2);
-        }
-        for layout in ends {
-            match layout.axis(a) {
-                Placement::RaggedShard { units, .. } => {
-                    some.extend((0..n).max_by_key(|&i| (units[i], std::cmp::Reverse(i))));
-                }
-                Placement::Replicate | Placement::Shard(_) | Placement::Partial(_) => {}
-            }
-        }
-        some.sort_unstable();
-        some.dedup();
-        some
-    };
+pub(in crate::dtensor) fn sample_coords(mesh: &Mesh, ends: [&Layout; 2]) -> Vec<Dims> {
     let mut all = vec![Dims::from_elem(0, mesh.ndim())];
-    for &a in &long {
-        let picks = picks(a);
+    for a in (0..mesh.ndim()).filter(|&a| mesh.axis_len(a) > 1) {
+        let picks = sampled_along(mesh, a, ends.into_iter());
         let at = |c: &Dims, i: usize| {
             let mut c = c.clone();
             c[a] = i;
@@ -77,6 +55,33 @@ pub(super) fn sample_coords(mesh: &Mesh, ends: [&Layout; 2]) -> Vec<Dims> {
         all = all.iter().flat_map(|c| picks.iter().map(move |&i| at(c, i))).collect();
     }
     all
+}
+
+/// Returns the coordinates along axis `a` of [`sample_coords`].
+pub(in crate::dtensor) fn sampled_along<'a>(
+    mesh: &Mesh,
+    a: usize,
+    layouts: impl Iterator<Item = &'a Layout>,
+) -> Dims {
+    let n = mesh.axis_len(a);
+    if mesh.rank_len() <= RANKS_LEN {
+        return (0..n).collect();
+    }
+    let mut some: Dims = [0, n - 1].into_iter().collect();
+    if (0..mesh.ndim()).filter(|&b| mesh.axis_len(b) > 1).count() <= 4 {
+        some.push(n / 2);
+    }
+    for layout in layouts {
+        match layout.axis(a) {
+            Placement::RaggedShard { units, .. } => {
+                some.extend((0..n).max_by_key(|&i| (units[i], std::cmp::Reverse(i))));
+            }
+            Placement::Replicate | Placement::Shard(_) | Placement::Partial(_) => {}
+        }
+    }
+    some.sort_unstable();
+    some.dedup();
+    some
 }
 
 /// Returns the regions that the sampled ranks hold under `layout`.

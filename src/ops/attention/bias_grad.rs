@@ -45,7 +45,8 @@ impl Op for AttentionBiasGrad {
                 AxisPlacement::S(_)
                 | AxisPlacement::P(_)
                 | AxisPlacement::TreeSum(_)
-                | AxisPlacement::Ragged => extra[0],
+                | AxisPlacement::Ragged
+                | AxisPlacement::RaggedOver(_) => extra[0],
             };
             row(of, extra, out)
         };

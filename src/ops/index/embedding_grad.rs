@@ -78,6 +78,10 @@ impl Op for EmbeddingGrad {
         Ok(())
     }
 
+    fn takes_groups(&self) -> bool {
+        true
+    }
+
     fn adds(&self) -> bool {
         true
     }

@@ -102,6 +102,10 @@ impl Op for GroupedMatmul {
         Ok(())
     }
 
+    fn takes_groups(&self) -> bool {
+        true
+    }
+
     fn adds(&self) -> bool {
         true
     }

@@ -85,6 +85,10 @@ impl Op for GroupedMatmulGrad {
         Ok(())
     }
 
+    fn takes_groups(&self) -> bool {
+        true
+    }
+
     fn adds(&self) -> bool {
         true
     }

@@ -99,6 +99,10 @@ impl<T: Pointwise> Op for T {
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         self.derivative(g)
     }
+
+    fn writes_in_place(&self) -> bool {
+        true
+    }
 }
 
 /// Refuses operands if there are not `arity` of them or their shapes differ.

@@ -67,12 +67,11 @@ impl Op for Expand {
         let x = g.input_meta(0).clone();
         let dims = self.repeated(&x);
         let dy = g.grad(0);
-        let sum = if dims.is_empty() { dy } else { g.apply(Sum { dims, keep: true }, &[dy])? };
-        let dx = if self.shape.len() == x.shape.len() {
-            sum
-        } else {
-            g.apply(Reshape { shape: x.shape }, &[sum])?
-        };
+        let added = self.shape.len() - x.shape.len();
+        // If new dims alone repeat elements, their sum is the gradient as it is.
+        let keep = dims.len() > added;
+        let sum = if dims.is_empty() { dy } else { g.apply(Sum { dims, keep }, &[dy])? };
+        let dx = if keep && added > 0 { g.apply(Reshape { shape: x.shape }, &[sum])? } else { sum };
         g.set(0, dx);
         Ok(())
     }

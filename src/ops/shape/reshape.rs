@@ -4,7 +4,8 @@ use smallvec::smallvec;
 
 use crate::error::{Error, Result};
 use crate::ops::{
-    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, RaggedCut, Row, Sample, Tensors, Vjp, Windows,
+    Work, arity,
 };
 use crate::placement::chunk;
 use crate::tensor::{Shape, Tensor};
@@ -12,7 +13,8 @@ use crate::tensor::{Shape, Tensor};
 /// Gives the same elements, in row-major order, another shape, as a view if strides allow. Applied by
 /// [`DTensor::reshape`](crate::dtensor::DTensor::reshape).
 ///
-/// A dim can stay sharded if the shards before and after hold the same elements.
+/// A dim can stay sharded if the shards before and after hold the same elements. A ragged shard stays: it is a run of
+/// elements in row-major order, before and after.
 ///
 /// ```
 /// use isoshard::{ops::{MeshAxis, Meta, Op, Reshape}, tensor::DType};
@@ -63,6 +65,16 @@ impl Op for Reshape {
             }
         }
         rows.extend(Algebra::Structural.rows(1));
+        // The fewest dims that divide into as many blocks: a block has as many elements before and after.
+        let holds = |cut: RaggedCut, dims: usize| {
+            self.shape[..dims].iter().product::<usize>().is_multiple_of(cut.blocks)
+        };
+        if let Some(cut) = axis.ragged()
+            && x.numel() > 0
+            && let Some(dims) = (1..=self.shape.len()).find(|&dims| holds(cut, dims))
+        {
+            rows.push(Row::new([AxisPlacement::Ragged], [AxisPlacement::RaggedOver(dims)]));
+        }
         rows
     }
 

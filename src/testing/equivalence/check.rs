@@ -130,7 +130,7 @@ impl Equivalence {
     ///
     /// ```
     /// use isoshard::{tensor::DType, testing::Equivalence};
-    /// let check = Equivalence::new(|mesh| mesh.input("x", DType::F32, [3, 4])?.transpose(0, 1));
+    /// let check = Equivalence::new(|mesh| mesh.input("x", DType::F32, [3, 4]));
     /// let received = check.meshes(["dp=2", "dp=1,tp=3"]).assert().received_bytes;
     /// assert_eq!(received, [("dp=2".to_string(), 0), ("dp=1,tp=3".to_string(), 0)]);
     /// ```

@@ -143,7 +143,7 @@ impl Equivalence {
                         struck: fault_time.clone(),
                     });
                     let engine = Arc::new(FaultyEngine { engine: of.engine().clone(), plan });
-                    Rank::new(engine)?.on(of.device()).with_network(of.network().clone())
+                    of.over(engine)?
                 }
                 false => of,
             };
@@ -190,12 +190,17 @@ fn names(failure: &Failure, rank: usize) -> bool {
     match error.downcast_ref::<CommFault>() {
         Some(CommFault::Missing { missing, .. }) => missing.contains(&rank),
         Some(CommFault::Mismatch { rank: one, other, .. }) => [*one, *other].contains(&rank),
-        _ => error
-            .to_string()
-            .split(&format!("rank {rank}"))
-            .skip(1)
-            .any(|rest| !rest.starts_with(|c: char| c.is_ascii_digit())),
+        _ => text_names(&error.to_string(), rank),
     }
+}
+
+/// Returns true if an error's text names the rank: as `rank 1`, or in a list such as `rank(s) [0, 1]`.
+fn text_names(text: &str, rank: usize) -> bool {
+    let alone = format!("rank {rank}");
+    let mut singles = text.split(&alone).skip(1);
+    let mut lists = text.split("rank(s) [").skip(1).filter_map(|rest| rest.split(']').next());
+    singles.any(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+        || lists.any(|list| list.split(", ").any(|one| one.parse() == Ok(rank)))
 }
 
 impl fmt::Display for RankFault {

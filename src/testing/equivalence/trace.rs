@@ -45,7 +45,7 @@ pub(super) fn compare(ranks: &[Trace], single: &Trace, mode: Reduction, bound: f
         }
         let want = &single.entries[at];
         let limit = match mode {
-            Reduction::Exact => None,
+            Reduction::Exact | Reduction::Grouped(_) => None,
             // An index or a count has no rounding.
             Reduction::Fast => want.spec.dtype.is_float().then(|| bound * magnitude(&want.local)),
         };

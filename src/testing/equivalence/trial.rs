@@ -343,7 +343,7 @@ impl Trial {
                 let value = |e: u64| (mix(e ^ salt << 32) % below) as f64;
                 tensor(dtype, &(0..shape.numel() as u64).map(value).collect::<Vec<_>>(), shape)
             }
-            Reduction::Exact => ordinary(dtype, shape, salt),
+            Reduction::Exact | Reduction::Grouped(_) => ordinary(dtype, shape, salt),
             Reduction::Fast => small_ints(dtype, shape, salt),
         }
     }

@@ -1,18 +1,19 @@
 //! Runs an operator's kernel on the shards of all ranks, one after another, without communication.
 
-use crate::ops::{Op, Tensors, Window, Windows};
+use crate::ops::{Op, RaggedBoxes, Tensors, Window, Windows};
 use crate::placement::Spec;
 use crate::tensor::Tensor;
 use crate::testing::quiet::caught;
 
-/// Runs `op` on every rank of the mesh without communication. Errors and panics become texts.
+/// Runs `op` on every rank of the mesh without communication, once per box of flattened dims if `by_boxes`. Errors and
+/// panics become texts.
 pub(super) fn eval_apart(
     op: &dyn Op,
     ins: &[(&Spec, &[Tensor])],
     outs: &[Spec],
+    by_boxes: bool,
 ) -> std::result::Result<Vec<Tensors>, String> {
     let mesh = &outs[0].mesh;
-    let window = |s: &Spec, c: &[usize]| Window { global: s.shape.clone(), region: s.region_at(c) };
     mesh.ranks()
         .map(|rank| {
             let coords = mesh.coords_of(rank).expect("a rank of the mesh");
@@ -24,7 +25,14 @@ pub(super) fn eval_apart(
             // Unshared copies let kernels work in place, as they do in the engine.
             let mut locals: Tensors =
                 ins.iter().map(|(_, parts)| parts[rank].to_owned_copy().expect("it is in memory")).collect();
-            match caught(|| op.eval(&mut locals, &at)) {
+            let call = || {
+                let Some(boxes) = RaggedBoxes::of(&at).filter(|_| by_boxes) else {
+                    return op.eval(&mut locals, &at);
+                };
+                let stored = outs.iter().zip(&at.outs).map(|(s, w)| (s.dtype, w.local().clone()));
+                boxes.run(&locals, stored, |locals, at| op.eval(locals, at))
+            };
+            match caught(call) {
                 Ok(Ok(found)) if found.len() != outs.len() => {
                     Err(format!("rank {rank} returns {} results instead of {}", found.len(), outs.len()))
                 }
@@ -34,4 +42,17 @@ pub(super) fn eval_apart(
             }
         })
         .collect()
+}
+
+/// Returns true if the ragged operands and results of these specs have the same boxes on every rank.
+pub(super) fn have_common_boxes(ins: &[Spec], outs: &[Spec]) -> bool {
+    outs[0].mesh.ranks().all(|rank| {
+        let coords = outs[0].mesh.coords_of(rank).expect("a rank of the mesh");
+        let windows = |specs: &[Spec]| specs.iter().map(|s| window(s, &coords)).collect();
+        RaggedBoxes::of(&Windows { ins: windows(ins), outs: windows(outs), exact: true }).is_some()
+    })
+}
+
+fn window(spec: &Spec, coords: &[usize]) -> Window {
+    Window { global: spec.shape.clone(), region: spec.region_at(coords) }
 }

@@ -12,15 +12,16 @@
 //!   of [`ReductionTree::fold_order`], equals the single rank's result, and so do all other results of these runs.
 
 use crate::ops::{
-    AxisPlacement, InputFill, MeshAxis, Meta, Op, Row, Sample, Tensors, Window, Windows, eval_whole,
+    AxisPlacement, InputFill, MeshAxis, Meta, Op, RaggedCut, Row, Sample, Tensors, Window, Windows,
+    empty_box, eval_whole,
 };
 use crate::placement::{Layout, Mesh, Placement, ReductionTree, Region, Spec, TreeNode};
 use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
 use crate::testing::shards::{elements_of, global_index};
 use crate::testing::values::{bits_differ, first_difference, mix, ordinary, ordinary_values, tensor};
 
-use super::apart::eval_apart;
-use super::axis_rows::{is_ragged, placement, specs};
+use super::apart::{eval_apart, have_common_boxes};
+use super::axis_rows::{RAGGED_DIMS, by_boxes, is_ragged, placement, ragged_cut, specs};
 use super::verdict::Discrepancy;
 
 /// The result of a judgement that finds no difference.
@@ -130,8 +131,13 @@ impl BitsCase<'_> {
     /// Judges the rows together, for every ragged cut that fits.
     pub fn judge(&self) -> Result<RowOutcome, Discrepancy> {
         let mut best = RowOutcome::Illegal;
-        for dims in if is_ragged(self.rows) { 1..4 } else { 0..1 } {
-            match self.judge_one(dims)? {
+        let ragged = is_ragged(self.rows);
+        for dims in if ragged { RAGGED_DIMS } else { 0..1 } {
+            let cut = ragged_cut(self.trial.op(), self.mesh, self.rows, &self.trial.metas, dims);
+            if ragged && cut.is_none() {
+                continue;
+            }
+            match self.judge_one(cut)? {
                 RowOutcome::Illegal => {}
                 other => best = other,
             }
@@ -139,21 +145,20 @@ impl BitsCase<'_> {
         Ok(best)
     }
 
-    fn judge_one(&self, dims: usize) -> Result<RowOutcome, Discrepancy> {
+    fn judge_one(&self, cut: Option<RaggedCut>) -> Result<RowOutcome, Discrepancy> {
         let sums_pass = self.rows.iter().any(|r| r.ins.contains(&AxisPlacement::SUM));
         if is_half(self.trial.dtype) && sums_pass && self.rows.iter().all(|r| r.by_bits) {
             // Partial sums that follow the reduction tree are stored in f32 and rounded when the sum is complete.
-            self.judge_stored(dims, true)?;
+            self.judge_stored(cut, true)?;
         }
-        self.judge_stored(dims, false)
+        self.judge_stored(cut, false)
     }
 
-    fn judge_stored(&self, dims: usize, wide: bool) -> Result<RowOutcome, Discrepancy> {
+    fn judge_stored(&self, cut: Option<RaggedCut>, wide: bool) -> Result<RowOutcome, Discrepancy> {
         let BitsCase { trial, mesh, rows, order } = self;
         let out_metas = trial.op().infer(&trial.metas).expect("the trial's operands fit");
-        let first = (&trial.metas[0].shape, dims);
-        let ins = specs(mesh, (rows, order), &trial.metas, first, |r| &r.ins);
-        let outs = specs(mesh, (rows, order), &out_metas, first, |r| &r.outs);
+        let ins = specs(mesh, (rows, order), &trial.metas, cut, |r| &r.ins);
+        let outs = specs(mesh, (rows, order), &out_metas, cut, |r| &r.outs);
         let (Some(ins), Some(outs)) = (ins, outs) else { return Ok(RowOutcome::Illegal) };
         let operands: Vec<PartialOperand> =
             ins.into_iter().enumerate().map(|(i, s)| PartialOperand::new(trial, i, s, wide)).collect();
@@ -161,13 +166,22 @@ impl BitsCase<'_> {
         let fails = |what: String| Discrepancy::new(&specs, None, what);
         let wholes: Vec<Tensor> = operands.iter().map(|o| o.whole.clone()).collect();
         let want = eval_whole(trial.op(), &wholes).map_err(|e| fails(e.to_string()))?;
-        let tree: Vec<Option<ReductionTree>> = (0..outs.len()).map(|k| self.tree(k, first)).collect();
+        let tree: Vec<Option<ReductionTree>> = (0..outs.len()).map(|k| self.tree(k, cut)).collect();
         if tree.iter().flatten().any(|t| t.most_nodes(mesh).is_none()) {
             return Ok(RowOutcome::CutsALeaf);
         }
         let found = match tree.iter().position(Option::is_some) {
+            // The dispatcher runs a kernel once per node or once per box, but not both.
+            Some(k) if self.has_boxes_beside_sums(k, cut) => return Ok(RowOutcome::Illegal),
             Some(k) => self.under_nodes(&operands, &outs, &tree, k, &want),
-            None => self.apart(&operands, &outs),
+            None => {
+                let by_boxes = by_boxes(trial.op(), mesh, rows, &trial.metas, cut);
+                let passes = rows.iter().any(|r| r.ins.contains(&AxisPlacement::SUM));
+                if by_boxes && (passes || !have_common_boxes(&specs, &outs)) {
+                    return Ok(RowOutcome::Illegal);
+                }
+                self.apart(&operands, &outs, by_boxes)
+            }
         };
         let found = found.map_err(fails)?;
         for (k, (spec, whole)) in outs.iter().zip(&want).enumerate() {
@@ -179,8 +193,15 @@ impl BitsCase<'_> {
         Ok(RowOutcome::Holds)
     }
 
+    /// Returns true if some row that does not make the sum `k` runs the kernel once per box.
+    fn has_boxes_beside_sums(&self, k: usize, cut: Option<RaggedCut>) -> bool {
+        let others: Vec<Row> =
+            self.rows.iter().filter(|r| r.outs[k].tree_leaf().is_none()).cloned().collect();
+        by_boxes(self.trial.op(), self.mesh, &others, &self.trial.metas, cut)
+    }
+
     /// Returns the reduction tree of result `k`, from the rows that cut one dim each.
-    fn tree(&self, k: usize, first: (&Shape, usize)) -> Option<ReductionTree> {
+    fn tree(&self, k: usize, ragged: Option<RaggedCut>) -> Option<ReductionTree> {
         let summed = |r: &Row| matches!(r.outs[k], AxisPlacement::TreeSum(_));
         let leaf = self
             .rows
@@ -194,9 +215,8 @@ impl BitsCase<'_> {
         };
         let place = |(a, r): (usize, &Row)| match summed(r) {
             false => Placement::Replicate,
-            true if r.ins.contains(&AxisPlacement::Ragged) => {
-                placement(AxisPlacement::Ragged, first.0, first.1, self.mesh.axis_len(a))
-                    .expect("the operand lies so")
+            true if r.takes_ragged() => {
+                placement(AxisPlacement::Ragged, ragged, self.mesh.axis_len(a)).expect("the operand lies so")
             }
             true => Placement::Shard(
                 dims.iter().position(|d| d.ins == r.ins).expect("a row that cuts a summed dim"),
@@ -209,18 +229,21 @@ impl BitsCase<'_> {
 
     fn term_rows(&self, k: usize) -> Vec<Row> {
         let mut rows = self.trial.op().rows(&self.trial.metas, MeshAxis::new(1));
-        rows.retain(|r| {
-            matches!(r.outs[k], AxisPlacement::TreeSum(_)) && !r.ins.contains(&AxisPlacement::Ragged)
-        });
+        rows.retain(|r| matches!(r.outs[k], AxisPlacement::TreeSum(_)) && !r.takes_ragged());
         rows
     }
 
     /// Runs the operator on each rank's whole shards. Returns one part per rank and result.
-    fn apart(&self, operands: &[PartialOperand], outs: &[Spec]) -> Result<Vec<Vec<Vec<Tensor>>>, String> {
+    fn apart(
+        &self,
+        operands: &[PartialOperand],
+        outs: &[Spec],
+        by_boxes: bool,
+    ) -> Result<Vec<Vec<Vec<Tensor>>>, String> {
         let parts: Vec<Vec<Tensor>> = operands.iter().map(|o| o.locals()).collect();
         let with: Vec<(&Spec, &[Tensor])> =
             operands.iter().zip(&parts).map(|(o, p)| (&o.spec, p.as_slice())).collect();
-        let found = eval_apart(self.trial.op(), &with, outs)?;
+        let found = eval_apart(self.trial.op(), &with, outs, by_boxes)?;
         Ok(found.into_iter().map(|outs| outs.into_iter().map(|t| vec![t]).collect()).collect())
     }
 
@@ -397,7 +420,7 @@ fn under(
     let region = spec.region_at(coords);
     let (mut start, mut len): (Dims, Dims) = match region.boxes.first() {
         Some(b) => (b.start.clone(), b.len.clone()),
-        None => (Dims::from_elem(0, spec.shape.len()), region.local.iter().copied().collect()),
+        None => (Dims::from_elem(0, spec.shape.len()), empty_box(&spec.shape, &region.local)),
     };
     for (j, row) in dims.iter().enumerate() {
         if let AxisPlacement::S(d) = placement_in(row) {

@@ -6,11 +6,13 @@
 //! contribution, the only tolerance here (`row_bound`). If an element of the result is infinite, contributions to its
 //! sum may add up to NaN (`inf - inf`); that is not counted as a difference.
 
-use super::apart::eval_apart;
-use super::axis_rows::{is_ragged, placement, specs};
+use super::apart::{eval_apart, have_common_boxes};
+use super::axis_rows::{
+    RAGGED_DIMS, by_boxes, flattened, is_ragged, is_spread, placement, ragged_cut, specs,
+};
 use super::verdict::Discrepancy;
 use crate::error;
-use crate::ops::{AxisPlacement, Meta, Row, Sample, eval_whole};
+use crate::ops::{AxisPlacement, Meta, RaggedCut, Row, Sample, eval_whole};
 use crate::placement::{Layout, Mesh, Placement, Spec};
 use crate::tensor::{DType, ReduceOp, Tensor};
 use crate::testing::shards::{difference, parts_of};
@@ -26,9 +28,17 @@ pub(super) fn is_degenerate(sample: &Sample) -> bool {
 }
 
 /// Returns true if `row` gives `truth` by the exemptions that [`Judge::missing`](super::Judge::missing) lists.
-pub(super) fn implies(row: &Row, truth: &Row) -> bool {
+pub(super) fn implies(row: &Row, truth: &Row, cut: Option<RaggedCut>) -> bool {
     let extremum = |s: &AxisPlacement| matches!(s, AxisPlacement::P(ReduceOp::Max | ReduceOp::Min));
-    let plain = |s: &AxisPlacement| if let AxisPlacement::TreeSum(_) = s { AxisPlacement::SUM } else { *s };
+    let plain = |s: &AxisPlacement| match s {
+        AxisPlacement::TreeSum(_) => AxisPlacement::SUM,
+        AxisPlacement::RaggedOver(dims) if cut.is_some_and(|cut| cut.dims == *dims) => AxisPlacement::Ragged,
+        AxisPlacement::R
+        | AxisPlacement::S(_)
+        | AxisPlacement::P(_)
+        | AxisPlacement::Ragged
+        | AxisPlacement::RaggedOver(_) => *s,
+    };
     let ins = row.ins.iter().zip(&truth.ins).all(|(r, t)| r == t || (*t == AxisPlacement::R && extremum(r)));
     let outs = row
         .outs
@@ -79,20 +89,35 @@ pub(super) fn holds_everywhere(
     rows: &[Row],
     order: &[usize],
 ) -> Result<(), Discrepancy> {
-    for dims in if is_ragged(rows) { 1..4 } else { 0..1 } {
+    let (op, ragged) = (sample.op.as_ref(), is_ragged(rows));
+    for dims in if ragged { RAGGED_DIMS } else { 0..1 } {
         for trial in trials {
             let metas = |ts: &[Tensor]| ts.iter().map(Meta::of).collect::<Vec<_>>();
-            let first = (trial.ins[0].shape(), dims);
-            let ins = specs(mesh, (rows, order), &metas(&trial.ins), first, |r| &r.ins);
-            let outs = specs(mesh, (rows, order), &metas(&trial.outs), first, |r| &r.outs);
+            let (ins, outs) = (metas(&trial.ins), metas(&trial.outs));
+            let cut = ragged_cut(op, mesh, rows, &ins, dims);
+            if ragged && cut.is_none() {
+                continue;
+            }
+            let by_boxes = by_boxes(op, mesh, rows, &ins, cut);
+            let ins = specs(mesh, (rows, order), &ins, cut, |r| &r.ins);
+            let outs = specs(mesh, (rows, order), &outs, cut, |r| &r.outs);
             let (Some(ins), Some(outs)) = (ins, outs) else { continue };
-            judge(sample, trial, &ins, &outs)?;
+            // The dispatcher does not combine rows whose ragged operands differ in their boxes.
+            if !by_boxes || have_common_boxes(&ins, &outs) {
+                judge(sample, trial, &ins, &outs, by_boxes)?;
+            }
         }
     }
     Ok(())
 }
 
-fn judge(sample: &Sample, trial: &ValueTrial, ins: &[Spec], outs: &[Spec]) -> Result<(), Discrepancy> {
+fn judge(
+    sample: &Sample,
+    trial: &ValueTrial,
+    ins: &[Spec],
+    outs: &[Spec],
+    by_boxes: bool,
+) -> Result<(), Discrepancy> {
     let parts: Vec<Vec<Tensor>> = ins
         .iter()
         .zip(&trial.ins)
@@ -100,8 +125,8 @@ fn judge(sample: &Sample, trial: &ValueTrial, ins: &[Spec], outs: &[Spec]) -> Re
         .map(|(i, (s, t))| parts_of(t, s, trial.salt + i as u64))
         .collect();
     let operands: Vec<(&Spec, &[Tensor])> = ins.iter().zip(&parts).map(|(s, p)| (s, p.as_slice())).collect();
-    let results =
-        eval_apart(sample.op.as_ref(), &operands, outs).map_err(|what| Discrepancy::new(ins, None, what))?;
+    let results = eval_apart(sample.op.as_ref(), &operands, outs, by_boxes)
+        .map_err(|what| Discrepancy::new(ins, None, what))?;
     for (k, (spec, whole)) in outs.iter().zip(&trial.outs).enumerate() {
         let parts: Vec<Tensor> = results.iter().map(|r| r[k].clone()).collect();
         if let Some(what) = difference(whole, spec, &parts, row_bound(sample, whole, ins)) {
@@ -120,7 +145,7 @@ fn row_bound(sample: &Sample, whole: &Tensor, ins: &[Spec]) -> f64 {
     bound(sample, whole) + (16 * parts) as f64 * epsilon(whole.dtype()) * largest
 }
 
-/// Returns the judged combinations that hold on one axis.
+/// Returns the judged combinations that hold on one axis, each with the cut of its ragged operands.
 ///
 /// `tries` is given a combination and the number of all combinations, and returns true if it is to be judged.
 pub(super) fn truths(
@@ -128,25 +153,31 @@ pub(super) fn truths(
     trials: &[ValueTrial],
     mesh: &Mesh,
     mut tries: impl FnMut(&Row, usize) -> bool,
-) -> Vec<Row> {
-    let mut with = |dims: usize| truths_with(sample, mesh, trials, dims, &mut tries);
-    let (mut truths, two) = (with(0), with(2));
-    if !two.is_empty() {
-        let one = with(1);
-        truths.extend(two.into_iter().filter(|t| one.contains(t)));
+) -> Vec<(Row, Option<RaggedCut>)> {
+    let mut cuts = vec![None];
+    for dims in [1, 2] {
+        for blocks in sample.metas().iter().filter_map(|m| flattened(m, dims)) {
+            // If one rank stores everything, many combinations hold by chance.
+            let cut = RaggedCut { dims, blocks };
+            if is_spread(cut, mesh.axis_len(0)) && !cuts.contains(&Some(cut)) {
+                cuts.push(Some(cut));
+            }
+        }
     }
-    truths
+    let mut with =
+        |cut| truths_with(sample, mesh, trials, cut, &mut tries).into_iter().map(move |row| (row, cut));
+    cuts.into_iter().flat_map(|cut| with(cut).collect::<Vec<_>>()).collect()
 }
 
-/// Returns the combinations whose ragged placements, at least one if `dims` is not 0, cover `dims` dims.
+/// Returns the combinations whose ragged placements, at least one if there is a cut, are cut so.
 fn truths_with(
     sample: &Sample,
     mesh: &Mesh,
     trials: &[ValueTrial],
-    dims: usize,
+    cut: Option<RaggedCut>,
     tries: &mut impl FnMut(&Row, usize) -> bool,
 ) -> Vec<Row> {
-    let tables: Vec<PlacementTable> = trials.iter().map(|t| PlacementTable::new(t, mesh, dims)).collect();
+    let tables: Vec<PlacementTable> = trials.iter().map(|t| PlacementTable::new(t, mesh, cut)).collect();
     let ins =
         combinations(&tables[0].ins.iter().map(|o| o.iter().map(|(s, ..)| *s).collect()).collect::<Vec<_>>());
     let ins: Vec<Vec<AxisPlacement>> = match ins.len() {
@@ -158,9 +189,10 @@ fn truths_with(
     let (all, mut truths) = (ins.len() * outs.len(), Vec::new());
     for ins in &ins {
         for outs in &outs {
-            let ragged = ins.iter().chain(outs).any(|s| *s == AxisPlacement::Ragged);
+            // Results alone are not ragged: the dispatcher has no ragged placement to give them.
+            let ragged = ins.iter().any(|s| s.is_ragged());
             let row = Row::new(ins.iter().copied(), outs.iter().copied());
-            if ragged != (dims > 0) || !tries(&row, all) {
+            if ragged != cut.is_some() || !tries(&row, all) {
                 continue;
             }
             let mut alive: Option<Vec<Row>> = None;
@@ -182,7 +214,7 @@ fn truths_with(
     // The row of replicas only holds for every operator.
     truths.retain(|t| {
         t.ins.iter().any(|s| *s != AxisPlacement::R)
-            || t.outs.iter().any(|s| matches!(s, AxisPlacement::S(_) | AxisPlacement::Ragged))
+            || t.outs.iter().any(|s| matches!(s, AxisPlacement::S(_)) || s.is_ragged())
     });
     truths
 }
@@ -202,16 +234,15 @@ struct PlacementTable {
 }
 
 impl PlacementTable {
-    fn new(trial: &ValueTrial, mesh: &Mesh, dims: usize) -> PlacementTable {
-        let first = trial.ins[0].shape();
+    fn new(trial: &ValueTrial, mesh: &Mesh, cut: Option<RaggedCut>) -> PlacementTable {
         let spec = |t: &Tensor, axis_placement: AxisPlacement| {
-            let p = placement(axis_placement, first, dims, mesh.axis_len(0))?;
+            let p = placement(axis_placement, cut, mesh.axis_len(0))?;
             Spec::new(mesh, t.dtype(), t.shape().clone(), Layout::new([p])).ok()
         };
         let placements = |t: &Tensor| {
             let mut placements = vec![AxisPlacement::R];
             placements.extend((0..t.shape().len()).map(AxisPlacement::S));
-            placements.extend((dims > 0).then_some(AxisPlacement::Ragged));
+            placements.extend(cut.map(|_| AxisPlacement::Ragged));
             placements
         };
         let operand = |(i, t): (usize, &Tensor)| {
@@ -251,7 +282,7 @@ impl PlacementTable {
                 all.iter().find(|(t, _)| s == t).expect("the placements come from the table").1.clone()
             })
             .collect();
-        let Ok(results) = eval_apart(sample.op.as_ref(), &operands, &specs) else { return Vec::new() };
+        let Ok(results) = eval_apart(sample.op.as_ref(), &operands, &specs, false) else { return Vec::new() };
         let mut choices = Vec::new();
         for (k, (spec, whole)) in specs.iter().zip(&trial.outs).enumerate() {
             let parts: Vec<Tensor> = results.iter().map(|r| r[k].clone()).collect();

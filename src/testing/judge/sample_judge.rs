@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::axis_rows::line;
+use super::axis_rows::{all_rows, line};
 use super::exact::{BitsCase, BitsTrial, RowOutcome};
 use super::fast::{holds_everywhere, implies, is_degenerate, truths, try_trials};
 use super::resized::resized;
 use super::verdict::{Discrepancy, Verdict};
-use crate::ops::{AxisPlacement, MeshAxis, Meta, Row, Sample};
+use crate::ops::{AxisPlacement, MeshAxis, Meta, RaggedCut, Row, Sample, rows_on_axis};
 use crate::placement::Mesh;
 use crate::tensor::DType;
 use crate::testing::quiet::caught;
@@ -136,7 +136,7 @@ impl Judge {
         let outs_len = self.sample.op.infer(&self.sample.metas()).map_or(0, |outs| outs.len());
         for ranks in [2, 3, 5] {
             let mesh = line(ranks);
-            for row in self.sample.op.rows(&self.sample.metas(), MeshAxis::new(ranks)) {
+            for row in all_rows(self.sample.op.as_ref(), &self.sample.metas(), MeshAxis::new(ranks)) {
                 verdict.rows += 1;
                 let rows = std::slice::from_ref(&row);
                 if (row.ins.len(), row.outs.len()) != (self.sample.ins.len(), outs_len) {
@@ -209,7 +209,7 @@ impl Judge {
                 // A partial sum that passes is no matter of sizes, and its rounding is that of the operator's terms,
                 // which may be larger than its results.
                 let rounds = |row: &Row| row.ins.contains(&AxisPlacement::SUM) && !row.by_bits;
-                let rows = sample.op.rows(&sample.metas(), MeshAxis::new(ranks));
+                let rows = all_rows(sample.op.as_ref(), &sample.metas(), MeshAxis::new(ranks));
                 for row in rows.into_iter().filter(|row| !rounds(row)) {
                     verdict.resized += 1;
                     let rows = std::slice::from_ref(&row);
@@ -229,10 +229,9 @@ impl Judge {
     ///   same as replicas;
     /// - if a listed row gives it by putting `R` for an operand's `P(max)` or `P(min)`, as a special case of it, or
     ///   `P(max)` or `P(min)` for a result's `R`, which is a case of them;
-    /// - if the operands have more than 4096 combinations of placements, and it uses two different placements besides
-    ///   `R`;
-    /// - if it is ragged and holds for one dim only, because `Ragged` is then equivalent to `S0`, to which the engine
-    ///   moves.
+    /// - if a result is ragged and no operand is;
+    /// - or if the operands have more than 4096 combinations of placements, and it uses two different placements besides
+    ///   `R`.
     ///
     /// For more than three operands it tries a fixed selection of the combinations.
     ///
@@ -253,15 +252,22 @@ impl Judge {
             Err(error) => return verdict.refused(&self.sample, &error),
         };
         for ranks in [2, 3, 5] {
-            let rows = self.sample.op.rows(&self.sample.metas(), MeshAxis::new(ranks));
+            let (op, metas, axis) = (self.sample.op.as_ref(), self.sample.metas(), MeshAxis::new(ranks));
+            let rows = |cut: Option<RaggedCut>| match cut {
+                Some(cut) => rows_on_axis(op, &metas, axis.with_ragged(cut)),
+                None => op.rows(&metas, axis),
+            };
             let tries = |row: &Row, all: usize| {
                 let tries = self.tries(row, ranks, all);
                 verdict.combinations += usize::from(tries);
                 tries
             };
             let found = truths(&self.sample, &trials, &line(ranks), tries);
-            for truth in found.into_iter().filter(|t| !rows.iter().any(|r| implies(r, t))) {
-                verdict.missing.push((truth, format!("{:?} on {ranks}", self.sample)));
+            for (truth, cut) in found {
+                if !rows(cut).iter().any(|r| implies(r, &truth, cut)) {
+                    let dims = cut.map_or(String::new(), |cut| format!(", {} dim(s) ragged", cut.dims));
+                    verdict.missing.push((truth, format!("{:?} on {ranks}{dims}", self.sample)));
+                }
             }
         }
         verdict
@@ -297,7 +303,7 @@ impl Judge {
         for dtype in self.dtypes() {
             let trial = BitsTrial::new(&self.sample, dtype, 1);
             for ranks in [1, 2, 3, 4, 5] {
-                let rows = self.sample.op.rows(&trial.metas, MeshAxis::new(ranks));
+                let rows = all_rows(self.sample.op.as_ref(), &trial.metas, MeshAxis::new(ranks));
                 for row in rows.iter().filter(|r| r.by_bits) {
                     let rows = std::slice::from_ref(row);
                     let case = BitsCase { trial: &trial, mesh: &line(ranks), rows, order: &[0] };
@@ -356,7 +362,7 @@ impl Judge {
             for salt in 3..6 {
                 let trial = BitsTrial::new(&self.sample, dtype, salt);
                 for ranks in [2, 3, 5] {
-                    let rows = self.sample.op.rows(&trial.metas, MeshAxis::new(ranks));
+                    let rows = all_rows(self.sample.op.as_ref(), &trial.metas, MeshAxis::new(ranks));
                     for row in rows.iter().filter(|r| !r.by_bits) {
                         let rows = std::slice::from_ref(row);
                         let case = BitsCase { trial: &trial, mesh: &line(ranks), rows, order: &[0] };
@@ -399,7 +405,7 @@ fn row_pairs(
             Some(AxisPlacement::S(dim)) => MeshAxis::new(lens[a]).with_split(dim, lens[1 - a]),
             _ => MeshAxis::new(lens[a]),
         };
-        let mut rows = sample.op.rows(metas, axis);
+        let mut rows = all_rows(sample.op.as_ref(), metas, axis);
         rows.retain(|row| is_wanted(row));
         rows.push(whole.clone());
         rows

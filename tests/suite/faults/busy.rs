@@ -74,6 +74,31 @@ fn a_chain_of_waits_that_leads_to_a_busy_rank_has_patience() {
     assert_all_continue(&ends);
 }
 
+/// A rank that comes out of a wait for a busy rank shortly before the first deadline of those that wait for it still
+/// gets time of its own.
+#[test]
+fn a_chain_that_ends_before_the_first_deadline_leaves_time() {
+    let (ends, took) = run(3, |rank| {
+        let (a, b) = (rank.group(&[0, 1], "a"), rank.group(&[1, 2], "b"));
+        match rank.rank() {
+            0 => {
+                let busy = rank.busy("saving");
+                sleep(DEADLINE * 4 / 5);
+                drop(busy);
+                a?.barrier()
+            }
+            1 => {
+                a?.barrier()?;
+                sleep(DEADLINE * 2 / 5);
+                b?.barrier()
+            }
+            _ => b?.barrier(),
+        }
+    });
+    assert_all_continue(&ends);
+    assert!(took >= DEADLINE * 6 / 5);
+}
+
 /// The deadline counts anew from the end of the work, and a rank that then stays away is late.
 #[test]
 fn a_rank_that_stays_away_after_its_work_is_late() {

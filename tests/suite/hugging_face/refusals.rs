@@ -261,6 +261,26 @@ fn damaged_files_are_refused() {
     header[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     expect_text(&refused_bytes(&header), &["the file is not whole safetensors"]);
 
+    // Two entries of one size that name the same bytes.
+    let entry = r#""data_offsets":["#;
+    let len = u64::from_le_bytes(whole[..8].try_into().expect("eight bytes")) as usize;
+    let mut text = String::from_utf8(whole[8..8 + len].to_vec()).expect("JSON");
+    let entries: Vec<Value> = {
+        let all: BTreeMap<String, Value> = serde_json::from_str(&text).expect("JSON");
+        all.into_iter().filter(|(name, _)| name != "__metadata__").map(|(_, entry)| entry).collect()
+    };
+    let offsets = |of: &Value| format!("{entry}{},{}]", of["data_offsets"][0], of["data_offsets"][1]);
+    let (a, b) = (0..entries.len())
+        .flat_map(|a| (0..a).map(move |b| (a, b)))
+        .map(|(a, b)| (&entries[a], &entries[b]))
+        .find(|(a, b)| a["shape"] == b["shape"] && offsets(a).len() == offsets(b).len())
+        .expect("two tensors have one shape");
+    text = text.replace(&offsets(a), &offsets(b));
+    let mut overlapping = whole.clone();
+    overlapping[8..8 + len].copy_from_slice(text.as_bytes());
+    assert!(overlapping != whole);
+    expect_text(&refused_bytes(&overlapping), &["the file is not whole safetensors"]);
+
     // A small generator: each mutation changes up to three bytes of a config or of a header.
     let mut state = 1u64;
     let mut random = |below: usize| {

@@ -72,6 +72,10 @@ pub const EXCUSED: &[(&str, &[&str])] = &[
     ),
     ("PyTorch has no such function; `functions` compares with mpmath", &["cbrt"]),
     ("calls an operator or a function that the program names", &["foreach", "from_fn"]),
+    (
+        "products that `matmul` compares; `joint` compares them and their gradients with those of one weight",
+        &["joint_linear", "joint_linear_in"],
+    ),
     ("returns the sizes of groups, not a tensor", &["group_sizes"]),
     ("runs if the sorted dim is sharded; `index_maps` compares with `topk` of the whole", &["topk_blocks"]),
 ];

@@ -3,10 +3,27 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use super::super::announced_work::time_left;
-use super::{CallKey, CallTable, ProtocolViolation};
+use super::super::announced_work::{BusyTime, time_left};
+use super::super::table_group::OpenCall;
+use super::{CallKey, CallTable, ProtocolViolation, SEARCHED};
 use crate::comm::calls::{BusyWork, Sequence};
 use crate::error::BusyRank;
+
+/// The ranks on which a wait depends.
+#[derive(Debug)]
+struct WaitChain {
+    /// The ranks that have not come to a call of the chain.
+    ranks: Vec<usize>,
+    /// The busy time of those that have come to the calls of the chain, up to their arrivals. A chain that has just
+    /// become shorter leaves the remaining ranks this time.
+    busy: BusyTime,
+}
+
+impl WaitChain {
+    fn of(ranks: Vec<usize>) -> WaitChain {
+        WaitChain { ranks, busy: BusyTime::default() }
+    }
+}
 
 impl CallTable {
     /// Replaces the work that a rank has announced.
@@ -36,12 +53,15 @@ impl CallTable {
         now: Instant,
     ) -> Result<Duration, ProtocolViolation> {
         let members = self.members(from, key)?;
-        let awaited = match self.open.get(&key) {
-            _ if !compared => (0..self.work.len()).filter(|&rank| rank != from).collect(),
-            Some(arrivals) => self.awaited(members.absent(key.1, arrivals)),
-            None => vec![],
+        let chain = match self.open.get(&key) {
+            _ if !compared => WaitChain::of((0..self.work.len()).filter(|&rank| rank != from).collect()),
+            Some(OpenCall { arrivals, busy }) => {
+                let chain = self.awaited(members.absent(key.1, arrivals));
+                WaitChain { busy: chain.busy.and(*busy), ..chain }
+            }
+            None => WaitChain::of(vec![]),
         };
-        Ok(self.time_for(&awaited, waited, now))
+        Ok(self.time_for(&chain, waited, now))
     }
 
     /// Returns the time for which a rank waits on that has waited for `waited` until all members open a group.
@@ -62,34 +82,37 @@ impl CallTable {
 
     /// Returns the time for which the end of the remaining ranks is waited for, after a wait of `waited`.
     pub fn time_left_to_end(&self, waited: Duration, now: Instant) -> Duration {
-        let all: Vec<usize> = (0..self.work.len()).collect();
-        self.time_for(&all, waited, now)
+        self.time_for(&WaitChain::of((0..self.work.len()).collect()), waited, now)
     }
 
-    fn time_for(&self, ranks: &[usize], waited: Duration, now: Instant) -> Duration {
-        let running = ranks.iter().filter(|&&rank| !self.ended[rank]);
-        time_left(running.map(|&rank| self.work[rank].busy_time(now)), self.deadline, waited, now)
+    fn time_for(&self, chain: &WaitChain, waited: Duration, now: Instant) -> Duration {
+        let running = chain.ranks.iter().filter(|&&rank| !self.ended[rank]);
+        let works = running.map(|&rank| self.work[rank].busy_time(now)).chain([chain.busy]);
+        time_left(works, self.deadline, waited, now)
     }
 
     /// Returns the given ranks and all that they wait for, directly or through other ranks.
-    fn awaited(&self, ranks: Vec<usize>) -> Vec<usize> {
+    fn awaited(&self, ranks: Vec<usize>) -> WaitChain {
         let mut seen: HashSet<usize> = ranks.iter().copied().collect();
-        let mut all = ranks;
+        let mut chain = WaitChain::of(ranks);
         let mut at = 0;
-        while let Some(&rank) = all.get(at) {
+        while let Some(&rank) = chain.ranks.get(at) {
             at += 1;
-            for next in self.waits(rank).flat_map(|(_, absent)| absent) {
-                if seen.insert(next) {
-                    all.push(next);
-                }
+            for key in self.open_of[rank].iter().take(SEARCHED) {
+                let (Some(call), Some(members)) = (self.open.get(key), self.groups.get(&key.0)) else {
+                    continue;
+                };
+                chain.busy = chain.busy.and(call.busy);
+                let absent = members.absent(key.1, &call.arrivals).into_iter();
+                chain.ranks.extend(absent.filter(|&next| seen.insert(next)));
             }
         }
-        all
+        chain
     }
 
     /// Returns the work of the given ranks and of all that they wait for.
     pub(super) fn busy(&self, ranks: &[usize], now: Instant) -> Vec<BusyRank> {
-        let awaited = self.awaited(ranks.to_vec());
+        let awaited = self.awaited(ranks.to_vec()).ranks;
         awaited.into_iter().filter_map(|rank| self.work[rank].report(rank, now)).collect()
     }
 }
@@ -132,11 +155,11 @@ mod tests {
             table.open(rank, "pair", &[2, 3]).unwrap();
         }
         let call = (pair, Sequence::Collective, 0);
-        table.arrive(2, call, gather(2)).unwrap();
+        table.arrive(2, call, gather(2), now).unwrap();
         assert_eq!(left(&table, 2, call, true), Duration::ZERO);
         assert_eq!(left(&table, 2, call, false), DEADLINE);
         let recv = crate::comm::calls::CallSignature { route: Route::Recv { from: 0 }, ..gather(4) };
-        table.arrive(3, (dp(&table), Sequence::Message { from: 0, to: 3 }, 0), recv).unwrap();
+        table.arrive(3, (dp(&table), Sequence::Message { from: 0, to: 3 }, 0), recv, now).unwrap();
         assert_eq!(left(&table, 2, call, true), DEADLINE);
         let fault = table.late(2, call, &"all_gather".into(), true, now + DEADLINE).unwrap().to_string();
         assert!(fault.contains("; rank 0 is busy with \"saving\" for 0.5 s; last completed"), "{fault}");
@@ -147,6 +170,58 @@ mod tests {
         arrive(&mut table, 0, 0, gather(4));
         assert_eq!(left(&table, 1, key, true), Duration::ZERO);
         assert!(table.time_left(1, (7, Sequence::Collective, 0), true, DEADLINE, now).is_err());
+    }
+
+    /// A rank that has just come out of a wait for a busy rank had no time of its own. So the calls that wait for it
+    /// count their deadline from the end of the work, as they did while the rank waited.
+    #[test]
+    fn a_chain_that_resolves_at_the_deadline_leaves_time() {
+        let mut table = CallTable::new(5, DEADLINE);
+        let now = busy(&mut table);
+        let pairs = [[0, 1], [1, 2], [2, 3]];
+        let calls = pairs.map(|ranks| {
+            ranks.iter().for_each(|&rank| table.open(rank, "pair", &ranks).unwrap());
+            (group_number("pair", &ranks), Sequence::Collective, 0)
+        });
+        let left = |table: &CallTable, rank, at: Duration| {
+            table.time_left(rank, calls[rank - 1], true, at, now + at).unwrap()
+        };
+        // Rank 3 waits for 2, which waits for 1, which waits for 0, which is busy.
+        for rank in [1, 2, 3] {
+            table.arrive(rank, calls[rank - 1], gather(2), now).unwrap();
+        }
+        let (end, soon) = (DEADLINE * 3 / 2, DEADLINE / 100);
+        assert_eq!([1, 2, 3].map(|rank| left(&table, rank, end)), [DEADLINE; 3]);
+        table.announce(0, None, now + end).unwrap();
+        table.arrive(0, calls[0], gather(2), now + end).unwrap();
+        assert_eq!([2, 3].map(|rank| left(&table, rank, end + soon)), [DEADLINE - soon; 2]);
+        // So does rank 1, which comes later without being late.
+        table.arrive(1, calls[1], gather(2), now + end + DEADLINE / 2).unwrap();
+        assert_eq!(left(&table, 3, end + DEADLINE * 3 / 4), DEADLINE / 4);
+        assert_eq!(left(&table, 3, end + DEADLINE), Duration::ZERO);
+    }
+
+    /// The first of two ranks to come was busy. The call waits for the other one, as long as before.
+    #[test]
+    fn a_busy_rank_that_comes_first_leaves_time() {
+        let mut table = open(4);
+        let now = busy(&mut table);
+        let (key, end) = (collective(&table, 0), DEADLINE * 3 / 2);
+        let pair = (group_number("pair", &[1, 3]), Sequence::Collective, 0);
+        for rank in [1, 3] {
+            table.open(rank, "pair", &[1, 3]).unwrap();
+        }
+        table.arrive(3, pair, gather(2), now).unwrap();
+        table.arrive(1, key, gather(4), now).unwrap();
+        table.announce(0, None, now + end).unwrap();
+        table.arrive(0, key, gather(4), now + end).unwrap();
+        let at = end + DEADLINE / 2;
+        let left = |rank, key| table.time_left(rank, key, true, at, now + at).unwrap();
+        assert_eq!([left(1, key), left(3, pair)], [DEADLINE / 2; 2]);
+        // Work that rank 0 begins while the others wait for rank 2 is not waited for.
+        table.announce(0, work(DEADLINE * 2), now + at).unwrap();
+        let at = end + DEADLINE;
+        assert_eq!(table.time_left(1, key, true, at, now + at), Ok(Duration::ZERO));
     }
 
     #[test]

@@ -125,11 +125,11 @@ impl ThreadGroup {
         if slot.is_open() {
             return Ok(());
         }
-        let began = Instant::now();
-        let mut deadline = end_after(self.status.deadline);
+        let (began, interval) = (Instant::now(), self.status.deadline / 4);
         // A member that has just come out of a wait for a busy rank depends on none, but had no time yet. So the chain is
         // read several times per deadline, and each reading gives this call time of its own.
-        let mut patience = deadline;
+        let mut patience = end_after(self.status.deadline);
+        let mut deadline = end_after(interval);
         let mut state = self.lock();
         loop {
             if slot.is_open() {
@@ -143,7 +143,7 @@ impl ThreadGroup {
             if is_late {
                 patience = patience.max(end_after(self.time_left(call, began.elapsed())));
                 is_late = Instant::now() >= patience;
-                deadline = patience.min(end_after(self.status.deadline / 4));
+                deadline = patience.min(end_after(interval));
             }
             let absence = self.missing(call, is_late);
             // The members of a cycle may have been told and have ended before this group is.

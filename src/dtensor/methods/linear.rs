@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 
 /// Returns `x wᵀ` over the last dim of `x`, for any number of leading dims and for weights `[outputs, inputs]` and
 /// `[groups, rows, inputs]`.
-pub(super) fn product_over_last(x: &DTensor, weight: &DTensor) -> Result<DTensor> {
+pub(crate) fn product_over_last(x: &DTensor, weight: &DTensor) -> Result<DTensor> {
     // The letters that the rows of the weight leave: `k` are the inputs, `n` and `g` the rows and groups.
     let (rows, letters) = match weight.shape().len() {
         3 => ("gn", "abcdefhijlmopqrstuvwxyz"),
