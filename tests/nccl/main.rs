@@ -26,7 +26,8 @@ use fake::Fake;
 
 const WORLDS: [usize; 4] = [1, 2, 3, 5];
 const LONG: Duration = Duration::from_secs(60);
-const SHORT: Duration = Duration::from_millis(300);
+/// A busy machine may keep a thread waiting for some tenths of it.
+const SHORT: Duration = Duration::from_secs(1);
 
 /// Runs `n` ranks over a fake library; returns `None`, with a message, if there are no devices.
 fn world(n: usize, deadline: Duration) -> Option<(Spmd, Arc<Fake>)> {
@@ -416,7 +417,7 @@ fn a_rank_that_stays_away_is_named() {
         let g = rank.world();
         g.barrier()?;
         if rank.rank() == 1 {
-            sleep(SHORT * 3);
+            sleep(SHORT * 2);
         }
         let x = zeros(&rank, 4)?;
         let started = g.all_gather(&x, &vec![Shape::from([4]); 3]).and_then(|all| all[1].to_vec::<f32>());
@@ -425,7 +426,7 @@ fn a_rank_that_stays_away_is_named() {
     let texts = spmd.run(run).unwrap();
     let waited = |rank: usize| {
         format!(
-            "all_gather #1 on group world{{0, 1, 2}}: rank(s) [1] did not come within 0.3 s; rank {rank} waited with \
+            "all_gather #1 on group world{{0, 1, 2}}: rank(s) [1] did not come within 1.0 s; rank {rank} waited with \
              all_gather f32[4]; last completed: rank(s) [0, 1, 2] barrier #0"
         )
     };
@@ -505,7 +506,7 @@ fn connecting_keeps_the_deadline() {
     let start = Instant::now();
     let error = spmd.run(|_| Ok(())).unwrap_err().to_string();
     assert!(error.contains("connect #0 on group world{0, 1}: the transport of rank"), "{error}");
-    assert!(error.ends_with("failed: not connected within 0.3 s"), "{error}");
+    assert!(error.ends_with("failed: not connected within 1.0 s"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(20));
     let Some((spmd, _)) = world(2, SHORT) else { return };
     let error =
@@ -522,14 +523,14 @@ fn connecting_keeps_the_deadline() {
 /// Ranks that wait for a busy rank, in a call or for a new group, wait beyond the deadline.
 #[test]
 fn a_busy_rank_is_waited_for() {
-    for compared in [true, false] {
+    let program = |compared: bool| {
         let Some((spmd, fake)) = world(3, SHORT) else { return };
         let spmd = spmd.nccl(Library::of(fake).compared(compared)).on(|rank| devices().unwrap()[rank]);
         let run = spmd.run(|rank| {
             let busy = |rank: &Rank, who: usize| {
                 if rank.rank() == who {
                     let _busy = rank.busy("saving");
-                    sleep(SHORT * 4);
+                    sleep(SHORT * 3 / 2);
                 }
             };
             busy(&rank, 0);
@@ -543,7 +544,11 @@ fn a_busy_rank_is_waited_for() {
             rank.group(&[2, 1, 0], "newer")?.barrier()
         });
         run.unwrap();
-    }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| program(true));
+        scope.spawn(|| program(false));
+    });
 }
 
 /// If another rank has failed, the program waits for the end of a rank that is busy.
@@ -555,7 +560,7 @@ fn a_busy_rank_is_not_abandoned_when_another_fails() {
             return Err(Error::invalid("step", "went wrong", "", ""));
         }
         let busy = rank.busy("saving");
-        sleep(SHORT * 4);
+        sleep(SHORT * 2);
         drop(busy);
         Ok(rank.world().barrier().unwrap_err().to_string())
     });
@@ -570,12 +575,12 @@ fn work_beyond_its_limit_is_named() {
         rank.world().barrier()?;
         if rank.rank() == 1 {
             let _busy = rank.busy_for("saving", SHORT / 2);
-            sleep(SHORT * 5);
+            sleep(SHORT * 3);
         }
         Ok(rank.world().barrier().unwrap_err().to_string())
     });
     for text in texts.unwrap() {
-        assert!(text.contains("rank(s) [1] did not come within 0.3 s"), "{text}");
+        assert!(text.contains("rank(s) [1] did not come within 1.0 s"), "{text}");
         assert!(text.contains("; rank 1 is busy with \"saving\" for "), "{text}");
     }
 }
@@ -587,14 +592,14 @@ fn without_comparison_the_deadline_still_holds() {
     let texts = spmd.run(|rank| {
         rank.world().barrier()?;
         if rank.rank() == 1 {
-            sleep(SHORT * 3);
+            sleep(SHORT * 2);
         }
         Ok(rank.world().barrier().unwrap_err().to_string())
     });
     for text in texts.unwrap() {
         assert_eq!(
             text,
-            "barrier #1 on group world{0, 1}: the transport of rank 0 failed: not finished within 0.3 s; calls are not \
+            "barrier #1 on group world{0, 1}: the transport of rank 0 failed: not finished within 1.0 s; calls are not \
              compared, so the missing ranks are not known"
         );
     }
@@ -722,7 +727,7 @@ fn processes_that_disagree_or_stay_away_are_named() {
     let got = processes(3, SHORT, &fake, |rank| {
         rank.world().barrier()?;
         if rank.rank() == 2 {
-            sleep(SHORT * 4);
+            sleep(SHORT * 2);
         }
         rank.world().barrier()
     });
@@ -730,7 +735,7 @@ fn processes_that_disagree_or_stay_away_are_named() {
         let text = got.unwrap().unwrap_err().to_string();
         assert!(
             text.starts_with(
-                "barrier #1 on group world{0, 1, 2}: rank(s) [2] did not come within 0.3 s; rank"
+                "barrier #1 on group world{0, 1, 2}: rank(s) [2] did not come within 1.0 s; rank"
             ),
             "{text}"
         );

@@ -118,7 +118,7 @@ impl CoordinatorState {
         }
         let fault = match message {
             Message::Open { name, ranks } => {
-                self.calls.open(from, &name, &ranks)?;
+                self.calls.open(from, &name, &ranks, Instant::now())?;
                 None
             }
             Message::Arrived { group, sequence, seq, signature } => {

@@ -77,7 +77,13 @@ impl CallTable {
     ///
     /// # Errors
     /// Refuses a long name, ranks outside the world, duplicate ranks, and a group without `from`.
-    pub fn open(&mut self, from: usize, name: &str, ranks: &[usize]) -> Result<(), ProtocolViolation> {
+    pub fn open(
+        &mut self,
+        from: usize,
+        name: &str,
+        ranks: &[usize],
+        now: Instant,
+    ) -> Result<(), ProtocolViolation> {
         let world_len = self.last.len();
         if name.len() > NAME_BYTES {
             return Err(format!(
@@ -100,14 +106,18 @@ impl CallTable {
             if members.name != name || members.ranks != ranks {
                 return Err(format!("{} and {text} have one number", members.label));
             }
-            members.opened.insert(from);
+            if members.opened.insert(from) {
+                members.busy = members.busy.and(self.work[from].busy_time(now));
+            }
             return Ok(());
         }
         if ranks.iter().collect::<HashSet<_>>().len() != ranks.len() {
             return Err(format!("group {text} names a rank twice"));
         }
         self.charge(from, ENTRY_BYTES + name.len() + text.len() + 8 * size_of_val(ranks))?;
-        self.groups.insert(number, TableGroup::new(name, text, ranks, from));
+        let mut members = TableGroup::new(name, text, ranks, from);
+        members.busy = self.work[from].busy_time(now);
+        self.groups.insert(number, members);
         Ok(())
     }
 
@@ -395,7 +405,7 @@ mod tests {
     pub(super) fn open(world: usize) -> CallTable {
         let mut table = CallTable::new(world, Duration::from_millis(500));
         let ranks: Vec<usize> = (0..world).collect();
-        (0..world).for_each(|rank| table.open(rank, "dp", &ranks).unwrap());
+        (0..world).for_each(|rank| table.open(rank, "dp", &ranks, Instant::now()).unwrap());
         table
     }
 
@@ -474,7 +484,7 @@ mod tests {
             let signature = CallSignature { operator: operator.into(), ..gather(3) };
             table.arrive(rank, key, signature, Instant::now()).unwrap()
         };
-        [0, 1].into_iter().for_each(|rank| table.open(rank, "ep", &[0, 1]).unwrap());
+        [0, 1].into_iter().for_each(|rank| table.open(rank, "ep", &[0, 1], Instant::now()).unwrap());
         (0..3).for_each(|rank| {
             assert_eq!(arrive(&mut table, rank, 0, signature("barrier", Route::Barrier, 0)), None)
         });
@@ -493,7 +503,7 @@ mod tests {
         );
         // A missing rank waits elsewhere, for a rank that does not wait.
         let mut table = open(3);
-        [1, 2].into_iter().for_each(|rank| table.open(rank, "ep", &[1, 2]).unwrap());
+        [1, 2].into_iter().for_each(|rank| table.open(rank, "ep", &[1, 2], Instant::now()).unwrap());
         assert_eq!(
             (arrive_at(&mut table, 0, world, ""), arrive_at(&mut table, 1, group_number("ep", &[1, 2]), "")),
             (None, None)
@@ -540,10 +550,15 @@ mod tests {
             ("g", &[], "it opens g{}, which it is not in"),
             ("g", &[0, 1, 2], "a group has 3 members in a world of 2"),
         ] {
-            let (shown, wanted) = (table.open(1, name, ranks).unwrap_err(), want.to_string());
+            let (shown, wanted) = (table.open(1, name, ranks, Instant::now()).unwrap_err(), want.to_string());
             assert_eq!(shown, wanted);
         }
-        assert!(table.open(1, &"n".repeat(2000), &[1]).unwrap_err().contains("name has 2000 bytes"));
+        assert!(
+            table
+                .open(1, &"n".repeat(2000), &[1], Instant::now())
+                .unwrap_err()
+                .contains("name has 2000 bytes")
+        );
         let group = dp(&table);
         let message = |from, to| (group, Sequence::Message { from, to }, 0);
         for (key, signature, want) in [
@@ -592,6 +607,9 @@ mod tests {
         assert_eq!(arrive(&mut table, 0, 0, gather(1)), None);
         assert!(table.held[1] < held && table.open_of[1].len() == 99);
         let names = (10..1 << 20).map(|group| format!("g{group}"));
-        assert!(names.into_iter().any(|name| table.open(1, &name, &[1]).is_err()), "groups count too");
+        assert!(
+            names.into_iter().any(|name| table.open(1, &name, &[1], Instant::now()).is_err()),
+            "groups count too"
+        );
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct TableGroup {
     index: HashMap<usize, usize>,
     /// The members that have opened the group.
     pub opened: HashSet<usize>,
+    /// The busy time of the members that have opened the group, up to then.
+    pub busy: BusyTime,
     /// The last collective that all members have reached: number, name, operator.
     pub last: Option<(u64, Name, Name)>,
 }
@@ -46,7 +48,7 @@ impl TableGroup {
     pub fn new(name: &str, label: String, ranks: &[usize], from: usize) -> TableGroup {
         let index = ranks.iter().enumerate().map(|(index, &rank)| (rank, index)).collect();
         let (name, ranks, opened) = (name.to_string(), ranks.to_vec(), HashSet::from([from]));
-        TableGroup { name, label, ranks, index, opened, last: None }
+        TableGroup { name, label, ranks, index, opened, busy: BusyTime::default(), last: None }
     }
 
     /// Returns the number of participants of a sequence's calls: all members, or a sender and a receiver.

@@ -59,7 +59,8 @@ impl CallTable {
                 let chain = self.awaited(members.absent(key.1, arrivals));
                 WaitChain { busy: chain.busy.and(*busy), ..chain }
             }
-            None => WaitChain::of(vec![]),
+            // All have come, the last one perhaps just now. What was waited for counts as work of this rank.
+            None => WaitChain { ranks: vec![], busy: self.work[from].busy_time(now) },
         };
         Ok(self.time_for(&chain, waited, now))
     }
@@ -77,7 +78,9 @@ impl CallTable {
     ) -> Result<Duration, ProtocolViolation> {
         let members = self.members(from, (group, Sequence::Collective, 0))?;
         let absent = members.ranks.iter().copied().filter(|rank| !members.opened.contains(rank));
-        Ok(self.time_for(&self.awaited(absent.collect()), waited, now))
+        // A member that was busy until it opened the group has yet to connect.
+        let chain = self.awaited(absent.collect());
+        Ok(self.time_for(&WaitChain { busy: chain.busy.and(members.busy), ..chain }, waited, now))
     }
 
     /// Returns the time for which the end of the remaining ranks is waited for, after a wait of `waited`.
@@ -152,7 +155,7 @@ mod tests {
         // Rank 2 waits for rank 3, which does not wait for rank 0; then it does.
         let pair = group_number("pair", &[2, 3]);
         for rank in [2, 3] {
-            table.open(rank, "pair", &[2, 3]).unwrap();
+            table.open(rank, "pair", &[2, 3], now).unwrap();
         }
         let call = (pair, Sequence::Collective, 0);
         table.arrive(2, call, gather(2), now).unwrap();
@@ -163,12 +166,14 @@ mod tests {
         assert_eq!(left(&table, 2, call, true), DEADLINE);
         let fault = table.late(2, call, &"all_gather".into(), true, now + DEADLINE).unwrap().to_string();
         assert!(fault.contains("; rank 0 is busy with \"saving\" for 0.5 s; last completed"), "{fault}");
-        // A rank that has ended is not busy, and a call that all have reached depends on no rank.
+        // A rank that has ended is not busy.
         table.ended(0);
         assert_eq!(left(&table, 2, call, true), Duration::ZERO);
-        arrive(&mut table, 3, 0, gather(4));
-        arrive(&mut table, 0, 0, gather(4));
-        assert_eq!(left(&table, 1, key, true), Duration::ZERO);
+        // A call that all have reached, the busy rank last, has the rest of the deadline to finish.
+        table.arrive(3, key, gather(4), now).unwrap();
+        table.arrive(0, key, gather(4), now + DEADLINE / 4).unwrap();
+        assert_eq!(left(&table, 1, key, true), DEADLINE / 4);
+        assert_eq!(table.time_left(1, key, true, DEADLINE * 2, now + DEADLINE * 2), Ok(Duration::ZERO));
         assert!(table.time_left(1, (7, Sequence::Collective, 0), true, DEADLINE, now).is_err());
     }
 
@@ -180,7 +185,7 @@ mod tests {
         let now = busy(&mut table);
         let pairs = [[0, 1], [1, 2], [2, 3]];
         let calls = pairs.map(|ranks| {
-            ranks.iter().for_each(|&rank| table.open(rank, "pair", &ranks).unwrap());
+            ranks.iter().for_each(|&rank| table.open(rank, "pair", &ranks, now).unwrap());
             (group_number("pair", &ranks), Sequence::Collective, 0)
         });
         let left = |table: &CallTable, rank, at: Duration| {
@@ -209,7 +214,7 @@ mod tests {
         let (key, end) = (collective(&table, 0), DEADLINE * 3 / 2);
         let pair = (group_number("pair", &[1, 3]), Sequence::Collective, 0);
         for rank in [1, 3] {
-            table.open(rank, "pair", &[1, 3]).unwrap();
+            table.open(rank, "pair", &[1, 3], now).unwrap();
         }
         table.arrive(3, pair, gather(2), now).unwrap();
         table.arrive(1, key, gather(4), now).unwrap();
@@ -229,7 +234,7 @@ mod tests {
         let mut table = CallTable::new(3, DEADLINE);
         let now = busy(&mut table);
         let ranks = [0, 1];
-        table.open(1, "g", &ranks).unwrap();
+        table.open(1, "g", &ranks, now).unwrap();
         let group = group_number("g", &ranks);
         let left = |table: &CallTable, later| {
             table.time_left_to_open(1, group, DEADLINE + later, now + DEADLINE + later).unwrap()
@@ -239,8 +244,10 @@ mod tests {
         table.announce(0, None, now + DEADLINE).unwrap();
         assert_eq!(left(&table, DEADLINE / 2), DEADLINE / 2);
         assert_eq!(table.time_left_to_end(DEADLINE, now + DEADLINE), DEADLINE);
-        table.open(0, "g", &ranks).unwrap();
-        assert_eq!(left(&table, DEADLINE / 2), Duration::ZERO);
+        // Once it has opened the group it has the rest of the deadline to connect.
+        table.open(0, "g", &ranks, now + DEADLINE + DEADLINE / 4).unwrap();
+        assert_eq!(left(&table, DEADLINE / 2), DEADLINE / 2);
+        assert_eq!(left(&table, DEADLINE), Duration::ZERO);
         assert!(table.time_left_to_open(2, group, DEADLINE, now).is_err());
         let long = BusyWork { what: "x".repeat(1000), spent: DEADLINE, limit: DEADLINE };
         assert!(table.announce(1, Some(long), now).is_err());
