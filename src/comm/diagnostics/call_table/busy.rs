@@ -59,7 +59,7 @@ impl CallTable {
                 let chain = self.awaited(members.absent(key.1, arrivals));
                 WaitChain { busy: chain.busy.and(*busy), ..chain }
             }
-            // All have come, the last one perhaps just now. What was waited for counts as work of this rank.
+            // All have come, the last one perhaps just now. Its busy time counts as work of this rank.
             None => WaitChain { ranks: vec![], busy: self.work[from].busy_time(now) },
         };
         Ok(self.time_for(&chain, waited, now))
