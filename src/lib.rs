@@ -70,6 +70,8 @@ pub mod data;
 #[cfg(not(any(loom, shuttle)))]
 pub mod dtensor;
 #[cfg(not(any(loom, shuttle)))]
+pub mod fsdp;
+#[cfg(not(any(loom, shuttle)))]
 pub mod hugging_face;
 #[cfg(not(any(loom, shuttle)))]
 pub mod nn;

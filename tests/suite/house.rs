@@ -22,7 +22,7 @@ use isoshard::tensor::cuda;
 use source::{Source, files, identifier, product_code, root, sources};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("error", &[]),
     ("tensor", &["error"]),
     ("placement", &["error", "tensor"]),
@@ -36,6 +36,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint", "nn"]),
     ("testing", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
     ("hugging_face", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
+    ("fsdp", &["error"]),
     (
         "lib",
         &[
@@ -51,6 +52,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
             "optim",
             "testing",
             "hugging_face",
+            "fsdp",
         ],
     ),
 ];

@@ -73,6 +73,7 @@ mod rotary;
 mod rules;
 mod rules_exact;
 mod second_derivatives;
+mod shard_plans;
 mod spans;
 mod testing;
 mod torch_fixtures;

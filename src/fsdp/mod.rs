@@ -1,0 +1,27 @@
+//! Fully sharded data parallelism: the positions of a unit's parameters in one buffer that ranks share equally.
+//!
+//! A *unit* is the parameters that are gathered together, such as those of a transformer block. Its buffer holds the
+//! same number of elements on every rank, so one all-gather makes all of its parameters, as views, without a copy. The
+//! planner decides where in the buffer each parameter lies, so that no rank holds part of a *block*: a row, a tile
+//! that is quantised together, or a matrix that an optimizer needs whole.
+//!
+//! ```
+//! use isoshard::fsdp::{BlockedTensor, ShardPlanner};
+//! // A layer of a transformer of width 64 on 4 ranks, by rows of 64 and of 256 elements.
+//! let shapes = [[192, 64], [64, 64], [256, 64], [64, 256], [1, 64]];
+//! let tensors = shapes.map(|[rows, columns]| BlockedTensor { len: rows * columns, block: columns });
+//! let plan = ShardPlanner::new(4).plan(&tensors)?;
+//! assert_eq!(plan.shard_len(), ShardPlanner::new(4).lower_bound(&tensors)?);
+//! assert!(plan.padding() * 100 < 3 * plan.buffer_len());
+//! # Ok::<(), isoshard::Error>(())
+//! ```
+//!
+//! Missing: the buffers themselves. [`Plan::fsdp`](crate::nn::Plan::fsdp) shards parameters by rows and gathers each of
+//! them by a call of its own; it does not use plans of this module yet.
+
+mod packing;
+mod planner;
+mod shard_plan;
+
+pub use planner::ShardPlanner;
+pub use shard_plan::{BlockedTensor, ShardPlan};
