@@ -13,7 +13,7 @@ use std::rc::{Rc, Weak};
 use super::call_plan::{CallPlan, PlanKey};
 use super::choose_rows::considered;
 use super::device_mesh::DeviceMesh;
-use super::redistribute::{Move, Redistribution, sample_coords};
+use super::redistribute::{Move, Redistribution, sample_coords, shared_time};
 use super::tensor_meta::TensorMeta;
 use crate::comm::{CallOrigin, Cost, ModulePath, Phase};
 use crate::error::Result;
@@ -82,7 +82,7 @@ struct ExplainedKey {
 
 enum ExplainedCall {
     Operator(PlanKey),
-    Move { operator: &'static str, ends: (u32, u32) },
+    Moves { operator: &'static str, ends: Vec<(u32, u32)> },
 }
 
 /// The explanations that are being written.
@@ -135,29 +135,45 @@ pub(super) fn note(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
 /// Adds a redistribution that the program asks for to the explanations that are being written, if there are any.
 #[inline]
 pub(super) fn note_move(mesh: &DeviceMesh, m: &Move, from: &TensorMeta, to: &TensorMeta) {
+    note_moves(mesh, &[(m, from, to)]);
+}
+
+/// Adds redistributions that share a call, in the form of [`note_move`].
+#[inline]
+pub(super) fn note_moves(mesh: &DeviceMesh, moves: &[(&Move, &TensorMeta, &TensorMeta)]) {
     if mesh.0.observers.get() > 0 {
-        add_move(mesh, m, from, to);
+        add_moves(mesh, moves);
     }
 }
 
 #[cold]
-fn add_move(mesh: &DeviceMesh, m: &Move, from: &TensorMeta, to: &TensorMeta) {
-    let (operator, ends) = (CallOrigin::current().operator, (from.id, to.id));
-    let same = |key: &ExplainedCall| matches!(key, ExplainedCall::Move { operator: o, ends: e } if (*o, *e) == (operator, ends));
+fn add_moves(mesh: &DeviceMesh, moves: &[(&Move, &TensorMeta, &TensorMeta)]) {
+    let operator = CallOrigin::current().operator;
+    let ends: Vec<(u32, u32)> = moves.iter().map(|(_, from, to)| (from.id, to.id)).collect();
+    let same = |key: &ExplainedCall| matches!(key, ExplainedCall::Moves { operator: o, ends: e } if (*o, e) == (operator, &ends));
+    let explained_move = |(operand, (m, _, to)): (usize, &(&Move, &TensorMeta, &TensorMeta))| {
+        let plan = match operand {
+            0 => m.plan().to_string(),
+            _ => format!("in the same call: receives {} bytes", m.plan().received_bytes()),
+        };
+        ExplainedMove { operand, to: to.layout().to_string(), plan }
+    };
+    let specs: Vec<(Spec, Spec)> =
+        moves.iter().map(|(_, from, to)| (from.spec().clone(), to.spec().clone())).collect();
     let explained = || ExplainedPlan {
         path: ModulePath::current(),
         phase: Phase::current(),
         operator: operator.into(),
         calls: 1,
-        operands: vec![from.spec().to_string()],
-        results: vec![to.spec().to_string()],
+        operands: specs.iter().map(|(from, _)| from.to_string()).collect(),
+        results: specs.iter().map(|(_, to)| to.to_string()).collect(),
         rows: String::new(),
-        moves: vec![ExplainedMove { operand: 0, to: to.layout().to_string(), plan: m.plan().to_string() }],
-        received_bytes: received_bytes(mesh, &[(from.spec().clone(), to.spec().clone())]),
-        time: m.plan().cost(),
+        moves: moves.iter().enumerate().map(explained_move).collect(),
+        received_bytes: received_bytes(mesh, &specs),
+        time: shared_time(mesh, moves.iter().map(|(m, ..)| *m)),
         runners_up: Vec::new(),
     };
-    add(mesh, same, || (ExplainedCall::Move { operator, ends }, explained()));
+    add(mesh, same, || (ExplainedCall::Moves { operator, ends: ends.clone() }, explained()));
 }
 
 /// Counts a call of the current module, which is explained at the first.

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use super::explain::note_move;
 use super::redistribute::{self, InFlight, Redistribution};
+use super::start_moves::{TensorMove, start_moves};
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use crate::comm::operator_scope_if_none;
@@ -178,6 +179,24 @@ impl DTensor {
         note_move(&self.mesh, &m, &self.meta, &meta);
         let in_flight = Some(m.start(&self.mesh, self.local.clone())?);
         Ok(PendingRedistribution { source: self.clone(), meta, in_flight })
+    }
+
+    /// Starts to redistribute several tensors of one mesh, and returns them in their order. Tensors that are gathered along
+    /// the same axes share a call.
+    pub(crate) fn redistribute_together(of: Vec<(DTensor, Layout)>) -> Result<Vec<PendingRedistribution>> {
+        let Some(mesh) = of.first().map(|(x, _)| x.mesh.clone()) else { return Ok(Vec::new()) };
+        let _label = operator_scope_if_none("redistribute");
+        let to = |(x, layout): (DTensor, Layout)| Ok((mesh.intern(x.meta.spec().with_layout(layout)?)?, x));
+        let of: Vec<(Rc<TensorMeta>, DTensor)> = of.into_iter().map(to).collect::<Result<_>>()?;
+        let moves = of.iter().map(|(to, x)| TensorMove {
+            local: x.local.clone(),
+            from: x.meta.clone(),
+            to: to.clone(),
+        });
+        let started = start_moves(&mesh, moves.collect())?;
+        let pending =
+            |((meta, source), in_flight)| PendingRedistribution { source, meta, in_flight: Some(in_flight) };
+        Ok(of.into_iter().zip(started).map(pending).collect())
     }
 
     /// Returns the whole tensor on every rank. Each rank receives the elements that it lacks.

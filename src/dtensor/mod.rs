@@ -69,6 +69,7 @@ mod reduction_modes;
 mod regather;
 mod row_product;
 mod scopes;
+mod start_moves;
 mod tape;
 mod tensor;
 mod tensor_meta;

@@ -12,8 +12,8 @@ use rustc_hash::FxHashSet;
 use super::device_mesh::DeviceMesh;
 use super::reached_nodes::split_nodes;
 use super::tensor::{
-    CallDerivative, DTensor, Recomputation, RecomputeInput, RecomputedFunction, Saved, TapeCall, TapeNode,
-    TapeOutput, next_id,
+    CallDerivative, DTensor, GatheredFrom, Recomputation, RecomputeInput, RecomputedFunction, Saved,
+    TapeCall, TapeNode, TapeOutput, next_id,
 };
 use super::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
@@ -131,12 +131,12 @@ impl RecomputeInput {
         RecomputeInput { saved, history: x.history.clone() }
     }
 
-    /// Starts to gather the tensor, if it is not kept.
-    pub(crate) fn prefetch(&self) -> Result<()> {
-        match &self.saved {
-            Saved::Kept(_) => Ok(()),
-            Saved::Regather(origin) => origin.prefetch(),
-        }
+    /// Starts to gather the tensors that are not kept.
+    pub(crate) fn prefetch<'a>(all: impl Iterator<Item = &'a RecomputeInput>) -> Result<()> {
+        GatheredFrom::prefetch(all.filter_map(|input| match &input.saved {
+            Saved::Kept(_) => None,
+            Saved::Regather(origin) => Some(origin.clone()),
+        }))
     }
 
     /// Returns the tensor with its history. A gathered one is kept by the nodes that read it, unless the pass is

@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
-use super::explain::note_move;
-use super::redistribute;
+use super::start_moves::{TensorMove, start_moves};
 use super::tensor::{DTensor, GatheredFrom, HeldGather, Saved};
 use crate::comm::{ModulePath, operator_scope};
 use crate::error::Result;
@@ -92,14 +91,19 @@ impl Saved {
 impl GatheredFrom {
     /// Returns the gathered tensor, and starts the gathers of the earlier ones.
     pub(super) fn value(&self) -> Result<DTensor> {
-        for gather in self.earlier.iter().filter_map(Weak::upgrade) {
-            gather.prefetch()?;
-        }
+        GatheredFrom::prefetch(self.earlier.iter().filter_map(Weak::upgrade))?;
         if let Some(local) = self.held_local() {
             return Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone()));
         }
-        self.prefetch()?;
-        let in_flight = self.in_flight.borrow_mut().take().expect("just prefetched");
+        let in_flight = self.in_flight.borrow_mut().take();
+        let in_flight = match in_flight {
+            Some(in_flight) => in_flight,
+            None => {
+                let _label = operator_scope("redistribute");
+                let _scope = self.path.enter();
+                start_moves(&self.shard.mesh, vec![self.tensor_move()])?.remove(0)
+            }
+        };
         let local = in_flight.finish(&self.shard.mesh)?;
         Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone()))
     }
@@ -116,19 +120,27 @@ impl GatheredFrom {
         }
     }
 
-    /// Starts the gather, unless it is in flight or need not be made.
-    pub(super) fn prefetch(&self) -> Result<()> {
-        let mut in_flight = self.in_flight.borrow_mut();
-        let is_dropped = matches!(*self.held.borrow(), HeldGather::Dropped);
-        if in_flight.is_none() && is_dropped {
-            let _label = operator_scope("redistribute");
-            let _scope = self.path.enter();
-            let mesh = &self.shard.mesh;
-            let m = redistribute::find(mesh, &self.shard.meta, &self.meta)?;
-            note_move(mesh, &m, &self.shard.meta, &self.meta);
-            *in_flight = Some(m.start(mesh, self.shard.local.clone())?);
+    /// Starts gathers, except those that are in flight or need not be made. Gathers along the same axes share a call.
+    pub(super) fn prefetch(all: impl Iterator<Item = Rc<GatheredFrom>>) -> Result<()> {
+        let wanted: Vec<Rc<GatheredFrom>> = all.filter(|gather| gather.is_wanted()).collect();
+        let Some(first) = wanted.first() else { return Ok(()) };
+        let _label = operator_scope("redistribute");
+        let _scope = wanted.iter().fold(first.path, |path, gather| path.common(gather.path)).enter();
+        let moves = wanted.iter().map(|gather| gather.tensor_move()).collect();
+        for (gather, started) in wanted.iter().zip(start_moves(&first.shard.mesh, moves)?) {
+            *gather.in_flight.borrow_mut() = Some(started);
         }
         Ok(())
+    }
+
+    /// Returns true if the tensor has neither been kept nor asked for.
+    fn is_wanted(&self) -> bool {
+        self.in_flight.borrow().is_none() && matches!(*self.held.borrow(), HeldGather::Dropped)
+    }
+
+    fn tensor_move(&self) -> TensorMove {
+        let GatheredFrom { shard, meta, .. } = self;
+        TensorMove { local: shard.local.clone(), from: shard.meta.clone(), to: meta.clone() }
     }
 }
 

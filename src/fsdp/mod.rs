@@ -16,8 +16,8 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-//! Missing: the buffers themselves. [`Plan::fsdp`](crate::nn::Plan::fsdp) shards parameters by rows and gathers each of
-//! them by a call of its own; it does not use plans of this module yet.
+//! Missing: the buffers themselves. [`Plan::fsdp`](crate::nn::Plan::fsdp) shards each parameter by its own rows and copies a
+//! unit's parts side by side before it gathers them; it does not use plans of this module yet.
 
 mod packing;
 mod planner;

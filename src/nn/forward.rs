@@ -16,10 +16,10 @@ use crate::rng::Generator;
 /// [`Forward::train`] keeps a history for the backward pass and draws dropout, [`Forward::train_without_dropout`] keeps
 /// a history only, [`Forward::eval`] does neither.
 ///
-/// Parameters that are stored sharded (FSDP) are gathered unit by unit: the next unit while this one is used. A unit is
-/// freed when the next one begins, and the backward pass gathers it again, also one unit ahead. Parameters that are
-/// computed with in another dtype ([`Params::compute_in`]) are handled alike on every mesh, so each is rounded once and
-/// its gradients are added in one place.
+/// Parameters that are stored sharded (FSDP) are gathered unit by unit, each unit in one call: the next unit while this
+/// one is used. A unit is freed when the next one begins, and the backward pass gathers it again, also one unit ahead.
+/// Parameters that are computed with in another dtype ([`Params::compute_in`]) are handled alike on every mesh, so each is
+/// rounded once and its gradients are added in one place.
 pub struct Forward<'a> {
     params: &'a Params,
     /// Draws dropout; `None` without dropout.
@@ -164,8 +164,8 @@ impl<'a> Forward<'a> {
         cx.shared = OnceCell::from(params.clone());
         cx.second_run = Some(recorded);
         cx.gathers.get_mut().is_second_run = true;
+        RecomputeInput::prefetch(saved.iter().map(|(_, saved)| &**saved))?;
         for (id, saved) in saved {
-            saved.prefetch()?;
             cx.gathers.get_mut()[id.index()] = GatherState::Saved(saved.clone());
         }
         Ok(cx)
@@ -458,22 +458,29 @@ impl<'a> Forward<'a> {
         self.params.units()[unit].members.iter().filter_map(regather).collect()
     }
 
-    /// Starts to gather the parameters of a unit that are neither gathered nor in flight.
+    /// Starts to gather the parameters of a unit that are neither gathered nor in flight, in one call.
     fn start(&self, unit: usize) -> Result<()> {
+        let mut gathers = self.gathers.borrow_mut();
+        let mut shards: Vec<(ParamId, DTensor)> = Vec::new();
         for &id in &self.params.units()[unit].members {
-            let state = &mut self.gathers.borrow_mut()[id.index()];
-            if !matches!(state, GatherState::Idle) || self.params.is_used_as_stored(id) {
+            if !matches!(gathers[id.index()], GatherState::Idle) || self.params.is_used_as_stored(id) {
                 continue;
             }
             let _scope = self.params.module_of(id).enter();
-            let (leaf, used) = (self.params.value(id), self.params.used_layout(id));
+            let leaf = self.params.value(id);
             let shard = leaf.cast(self.params.compute_dtype()).map_err(|e| e.at(self.params.path(id)))?;
-            *state = if shard.layout() == used {
-                GatherState::Ready(shard)
+            if shard.layout() == self.params.used_layout(id) {
+                gathers[id.index()] = GatherState::Ready(shard);
             } else {
-                let pending = shard.redistribute_async(used.clone())?;
-                GatherState::InFlight(Box::new((shard, pending)))
-            };
+                shards.push((id, shard));
+            }
+        }
+        let Some(first) = shards.first() else { return Ok(()) };
+        let path = |id: ParamId| self.params.module_of(id);
+        let _scope = shards.iter().fold(path(first.0), |all, (id, _)| all.common(path(*id))).enter();
+        let moved = shards.iter().map(|(id, x)| (x.clone(), self.params.used_layout(*id).clone())).collect();
+        for ((id, shard), pending) in shards.into_iter().zip(DTensor::redistribute_together(moved)?) {
+            gathers[id.index()] = GatherState::InFlight(Box::new((shard, pending)));
         }
         Ok(())
     }

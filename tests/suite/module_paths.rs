@@ -120,11 +120,17 @@ fn tallies_count_gathers_and_reductions_by_module() {
         let path = ModulePath::new(path);
         sum(rows.iter().filter(|row| (row.path, row.phase, row.operator) == (path, phase, operator)))
     };
-    // Half of qkv's f32 elements: gathered before each pass but for the last block, which the backward pass finds held.
+    // A block is gathered by one call before each pass but for the last block, which the backward pass finds held. Half
+    // of qkv's f32 elements are among them.
     let half = (10 * (4 + 2 + 2) * 4 * 4 / 2) as u64;
     let gathered = |block| [Phase::Forward, Phase::Backward].map(|phase| of(block, phase, "redistribute"));
-    assert_eq!(gathered("h.0.attn.qkv").map(|t| (t.calls, t.received_bytes)), [(1, half); 2]);
-    assert_eq!(gathered("h.1.attn.qkv").map(|t| (t.calls, t.received_bytes)), [(1, half), (0, 0)]);
+    let [forward, backward] = gathered("h.0");
+    assert!(
+        forward.calls == 1 && forward.received_bytes > half && forward == backward,
+        "{forward:?} {backward:?}"
+    );
+    assert_eq!(gathered("h.1"), [forward, Total::default()]);
+    assert_eq!(gathered("h.0.attn.qkv"), [Total::default(); 2]);
     let reduced = of("h.1.attn.qkv", Phase::Backward, "backward");
     assert!(reduced.calls == 1 && reduced.received_bytes >= half, "{reduced:?}");
     // The explanation has them too. The other call compared the ranks' seeds before.

@@ -147,8 +147,8 @@ fn adapters_in_recomputed_blocks_learn_with_the_same_bits() {
     }
 }
 
-/// Without biases, whose values no derivative reads, a unit is gathered once in either backward pass. Reductions are the
-/// same calls.
+/// Without biases, whose values no derivative reads, a unit is gathered once in either backward pass, by one call.
+/// Reductions are the same calls.
 #[test]
 fn units_are_gathered_once_for_the_second_run_and_the_derivative() {
     on("fsdp=2", |rank, _| {
@@ -172,7 +172,10 @@ fn units_are_gathered_once_for_the_second_run_and_the_derivative() {
         plain.sort();
         again.sort();
         assert_eq!(plain, again);
-        assert!(plain.iter().any(|(call, count)| call.starts_with("all_gather") && *count > 20), "{plain:?}");
+        assert!(
+            plain.iter().any(|(call, count)| call.starts_with("all_gather fsdp") && *count == 6),
+            "{plain:?}"
+        );
         Ok(())
     });
 }

@@ -203,7 +203,8 @@ fn a_step_has_a_span_per_operator_move_and_collective() {
         let same = |s: &&SeenSpan| s.fields["path"] == path && s.fields["phase"] == phase;
         TARGETS.map(|target| of(target).filter(same).count() > 0)
     };
-    assert_eq!(with("h.0.attn.qkv", "forward"), [true; 3]);
+    assert_eq!(with("h.0.attn.qkv", "forward"), [true, false, false]);
+    assert_eq!(with("h.0", "forward"), [true; 3], "a unit is gathered by one call");
     assert_eq!(with("h.0.attn.qkv", "backward"), [true; 3]);
     assert_eq!(with("h.1.attn", "recomputation"), [true, true, true]);
     assert_eq!(with("h.0.attn", "recomputation"), [false; 3]);

@@ -152,6 +152,16 @@ impl ModulePath {
         self.enter_in(CURRENT.get().1)
     }
 
+    /// Returns the path of the innermost module that holds both.
+    pub(crate) fn common(self, other: ModulePath) -> ModulePath {
+        if self == other {
+            return self;
+        }
+        let parts = self.0.split('.').zip(other.0.split('.'));
+        let len = parts.take_while(|(a, b)| a == b).map(|(part, _)| part.len() + 1).sum::<usize>();
+        ModulePath::new(&self.0[..len.saturating_sub(1)])
+    }
+
     /// Enters the module in a phase of the step.
     pub(crate) fn enter_in(self, phase: Phase) -> ModuleScope {
         ModuleScope { outer: CURRENT.replace((self, phase)), thread: PhantomData }

@@ -34,6 +34,31 @@ pub(in crate::dtensor) enum InFlight {
     Last(StartedMove),
     /// Later calls start when this redistribution is waited for, or one that was started after it.
     More(Rc<RefCell<StartedMove>>),
+    /// One of the tensors of a call.
+    Shared { gather: Rc<SharedGather>, index: usize },
+}
+
+/// A gather of several tensors. Each member sends its parts of all of them, one after the other.
+pub(in crate::dtensor) struct SharedGather {
+    pub(super) gathers: Vec<GatheredTensor>,
+    pub(super) call: RefCell<SharedCallState>,
+    pub(super) origin: CallOrigin,
+    pub(super) span: Span,
+}
+
+/// One of the tensors.
+pub(super) struct GatheredTensor {
+    pub plan: Rc<Move>,
+    /// This rank's part.
+    pub local: Tensor,
+    /// Per member, the position of its part in the elements that it sends.
+    pub starts: Vec<usize>,
+}
+
+pub(super) enum SharedCallState {
+    Waiting(Pending<Vec<Tensor>>),
+    /// The elements that each member sent.
+    Arrived(Result<Rc<[Tensor]>>),
 }
 
 /// A redistribution that was started, and its origin.
@@ -180,6 +205,7 @@ impl InFlight {
         let started = match self {
             InFlight::Last(started) => return started.finish(mesh),
             InFlight::More(started) => started,
+            InFlight::Shared { gather, index } => return gather.finish(mesh, index),
         };
         for earlier in mesh.0.moves.of::<MoveCache>().unfinished.before(&started) {
             let done = StartedMove::take(&earlier).finish(mesh);
@@ -304,7 +330,11 @@ impl ExchangeStage {
 }
 
 /// Writes pieces, without empty ones, into one tensor.
-fn assemble(out: &StackedShape, mut pieces: Vec<(&ExchangePiece, Tensor)>, like: &Tensor) -> Result<Tensor> {
+pub(super) fn assemble(
+    out: &StackedShape,
+    mut pieces: Vec<(&ExchangePiece, Tensor)>,
+    like: &Tensor,
+) -> Result<Tensor> {
     if pieces.len() == 1 {
         // One piece is the whole tensor.
         return pieces.swap_remove(0).1.reshape(out.shape());

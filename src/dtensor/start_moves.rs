@@ -1,0 +1,32 @@
+//! Several moves that are started at once, and share calls.
+
+use std::rc::Rc;
+
+use super::device_mesh::DeviceMesh;
+use super::explain::note_moves;
+use super::redistribute::{self, InFlight, Move, sharing, start_sharing};
+use super::tensor_meta::TensorMeta;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// A tensor of this rank, and the metadata before and after its move.
+pub(super) struct TensorMove {
+    pub local: Tensor,
+    pub from: Rc<TensorMeta>,
+    pub to: Rc<TensorMeta>,
+}
+
+/// Starts moves that the program asks for, and returns them in their order. Tensors of one dtype that are gathered along
+/// the same axes share a call.
+pub(super) fn start_moves(mesh: &DeviceMesh, of: Vec<TensorMove>) -> Result<Vec<InFlight>> {
+    let planned = |x: &TensorMove| Ok((redistribute::find(mesh, &x.from, &x.to)?, x.local.clone()));
+    let moves: Vec<(Rc<Move>, Tensor)> = of.iter().map(planned).collect::<Result<_>>()?;
+    let mut started: Vec<Option<InFlight>> = moves.iter().map(|_| None).collect();
+    for group in sharing(&moves) {
+        let noted: Vec<_> = group.iter().map(|&i| (&*moves[i].0, &*of[i].from, &*of[i].to)).collect();
+        note_moves(mesh, &noted);
+        let in_flight = start_sharing(mesh, group.iter().map(|&i| moves[i].clone()).collect())?;
+        group.into_iter().zip(in_flight).for_each(|(i, in_flight)| started[i] = Some(in_flight));
+    }
+    Ok(started.into_iter().flatten().collect())
+}
