@@ -5,8 +5,8 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
-use super::move_cost::{MoveCost, RankSamples, largest_rank, of_move, smallest_rank};
-use super::redistribute::{cheapest_time, peers};
+use super::move_cost::{MoveCost, largest_rank, of_move, smallest_rank};
+use super::redistribute::{RankSamples, cheapest_time, peers};
 use super::row_product::{ChosenLayouts, RowProduct};
 use super::tensor_meta::TensorMeta;
 use super::work_share::part_of_elements;
@@ -73,7 +73,7 @@ impl<'a> CallModel<'a> {
         metas: &'a [Meta],
         outs: &'a [Meta],
     ) -> CallModel<'a> {
-        let ranks = RankSamples::new(mesh, ins.iter().map(|f| f.layout()));
+        let ranks = RankSamples::new(mesh.mesh(), ins.iter().map(|f| f.layout()));
         let work = op.work(metas, outs);
         let (moves, planned) = (Vec::new(), Vec::new());
         let mut model =
@@ -100,7 +100,7 @@ impl<'a> CallModel<'a> {
         let others_kept = from.set(a, to.clone());
         let alone = Layout::replicated(from.ndim()).set(a, to);
         let layout = [others_kept, alone].into_iter().find(|layout| self.fits(&self.metas[i], layout));
-        layout.map_or(Cost::INFINITE, |layout| self.of_move(i, layout).time)
+        layout.map_or(Cost::INFINITE, |layout| self.of_move(i, &layout).time)
     }
 
     /// Returns the cost of a product of rows without that of reducing its results, or `None` if it is above `limit`.
@@ -125,7 +125,7 @@ impl<'a> CallModel<'a> {
             if above(&cost) {
                 return None;
             }
-            let moved = self.of_planned(i, to.clone());
+            let moved = self.of_planned(i, to);
             cost.time = cost.time + moved.time;
             cost.bytes += moved.bytes;
         }
@@ -188,34 +188,34 @@ impl<'a> CallModel<'a> {
         self.mesh.rank().machine().time(dtype, of(self.work.flops), of(self.work.bytes))
     }
 
-    fn of_move(&mut self, i: usize, to: Layout) -> MoveCost {
-        if *self.ins[i].layout() == to {
+    fn of_move(&mut self, i: usize, to: &Layout) -> MoveCost {
+        if self.ins[i].layout() == to {
             return MoveCost::default();
         }
-        if let Some((.., cost)) = self.moves.iter().find(|(j, layout, _)| *j == i && *layout == to) {
+        if let Some((.., cost)) = self.moves.iter().find(|(j, layout, _)| *j == i && layout == to) {
             return *cost;
         }
-        let cost = of_move(self.mesh, self.ins[i], &to, &self.ranks);
-        self.moves.push((i, to, cost));
+        let cost = of_move(self.mesh, self.ins[i], to, &self.ranks);
+        self.moves.push((i, to.clone(), cost));
         cost
     }
 
     /// Returns the cost of operand `i`'s move by the plan that will run. Without a reduction and with links of one speed,
     /// one exchange is the cheapest; otherwise the planner may find a cheaper path.
-    fn of_planned(&mut self, i: usize, to: Layout) -> MoveCost {
-        let direct = self.of_move(i, to.clone());
+    fn of_planned(&mut self, i: usize, to: &Layout) -> MoveCost {
+        let direct = self.of_move(i, to);
         let network = self.mesh.rank().network();
         let from = self.ins[i].layout();
         let folds = (0..to.ndim()).any(|a| from.axis(a).is_partial() && from.axis(a) != to.axis(a));
         if !folds && network.levels().len() == 1 || direct.bytes == 0 || direct.time == Cost::INFINITE {
             return direct;
         }
-        if let Some((.., cost)) = self.planned.iter().find(|(j, layout, _)| *j == i && *layout == to) {
+        if let Some((.., cost)) = self.planned.iter().find(|(j, layout, _)| *j == i && layout == to) {
             return *cost;
         }
-        let planned = cheapest_time(self.ins[i].spec(), &to, network).unwrap_or(direct.time);
+        let planned = cheapest_time(self.ins[i].spec(), to, network).unwrap_or(direct.time);
         let cost = MoveCost { time: (Cost::LEAST + planned).min(direct.time), bytes: direct.bytes };
-        self.planned.push((i, to, cost));
+        self.planned.push((i, to.clone(), cost));
         cost
     }
 }

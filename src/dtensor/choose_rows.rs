@@ -23,11 +23,11 @@ use smallvec::SmallVec;
 
 use super::call_cost::{CallCost, CallModel};
 use super::device_mesh::DeviceMesh;
-use super::row_product::{RowProduct, axis_with_splits, instantiate, more_nodes};
+use super::row_product::{KnownRows, RowProduct, axis_with_splits, instantiate, more_nodes};
 use super::tensor_meta::TensorMeta;
 use crate::comm::Cost;
 use crate::error::{Error, Result};
-use crate::ops::{Meta, Op, Row, rows_on_axis};
+use crate::ops::{Meta, Op, Row};
 use crate::placement::{Layout, Placement};
 use crate::tensor::Dims;
 
@@ -109,6 +109,7 @@ struct RowSearch<'a> {
     model: CallModel<'a>,
     op: &'a dyn Op,
     axes: Vec<AxisChoices>,
+    known: KnownRows,
     best: Option<(ProductKey, ChosenLayouts)>,
     refusal: Option<Error>,
     /// All products that fit, if they are asked for.
@@ -124,8 +125,9 @@ impl<'a> RowSearch<'a> {
         outs: &'a [Meta],
     ) -> RowSearch<'a> {
         let mut model = CallModel::new(mesh, op, ins, metas, outs);
-        let axes = (0..mesh.mesh().ndim()).map(|a| choices(&mut model, op, a)).collect();
-        RowSearch { model, op, axes, best: None, refusal: None, visited: None }
+        let known = KnownRows::default();
+        let axes = (0..mesh.mesh().ndim()).map(|a| choices(&mut model, &known, op, a)).collect();
+        RowSearch { model, op, axes, known, best: None, refusal: None, visited: None }
     }
 
     /// Visits products of rows if the axes split dims in this order.
@@ -177,7 +179,7 @@ impl<'a> RowSearch<'a> {
         if self.visited.is_none() && worse(&cost, &self.best) {
             return;
         }
-        match product.lay_out(self.model.ins, self.model.outs) {
+        match product.lay_out_with(&self.known, self.model.ins, self.model.outs) {
             Ok(Ok(chosen)) => {
                 let cost = self.model.with_reductions(cost, &chosen);
                 if let Some(visited) = &mut self.visited {
@@ -201,7 +203,7 @@ impl<'a> RowSearch<'a> {
 }
 
 /// Returns the rows of `op` on axis `a` that a call may use, the cheapest first, and replication.
-fn choices(model: &mut CallModel<'_>, op: &dyn Op, a: usize) -> AxisChoices {
+fn choices(model: &mut CallModel<'_>, known: &KnownRows, op: &dyn Op, a: usize) -> AxisChoices {
     let CallModel { mesh, ins, metas, outs, .. } = *model;
     let replicated = Row::replicated(ins.len(), outs.len());
     if ins.iter().all(|f| f.layout().axis(a).is_replicate()) {
@@ -212,7 +214,7 @@ fn choices(model: &mut CallModel<'_>, op: &dyn Op, a: usize) -> AxisChoices {
     }
     let ragged = ins.iter().map(|f| f.layout().axis(a)).find(|p| p.ragged_units().is_some()).cloned();
     let axis = axis_with_splits(mesh, a, ins[0].layout().placements(), ragged.as_ref());
-    let mut rows = rows_on_axis(op, metas, axis);
+    let mut rows = known.on(op, metas, axis);
     rows.push(replicated);
     let exact = mesh.reduction().is_exact();
     let fits = |row: &Row| {

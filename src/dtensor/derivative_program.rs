@@ -1,5 +1,6 @@
 //! Derivative programs as the tape keeps them.
 
+use std::cell::OnceCell;
 use std::ops::Deref;
 
 use crate::ops::{VjpProgram, VjpValue};
@@ -10,6 +11,8 @@ pub(super) struct DerivativeProgram {
     /// Per step, a bit per operand, set if no later step reads the value and it is no gradient of the program. Operands
     /// from the 64th on have no bit.
     pub last_reads: Vec<u64>,
+    /// True if the only step moves elements and does nothing else, once it has been asked for.
+    pub only_moves: OnceCell<bool>,
 }
 
 impl DerivativeProgram {
@@ -24,7 +27,7 @@ impl DerivativeProgram {
                 }
             }
         }
-        DerivativeProgram { program, last_reads }
+        DerivativeProgram { program, last_reads, only_moves: OnceCell::new() }
     }
 
     /// Returns true if value `v` is the gradient of one of the `operands`, a bit set, and nothing else.

@@ -21,21 +21,19 @@ pub(super) struct ExchangePiece {
 
 /// Returns the axes along which ranks communicate to get from `cur` to `mid`: those of `cur` whose split, together
 /// with every split outside it, is not also the outermost of `mid`.
-pub(super) fn communicating_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Vec<usize> {
-    let mut axes: Vec<usize> = (0..ndim)
-        .flat_map(|d| {
-            let (old, new) = (cuts(cur, d), cuts(mid, d));
-            let same = old.iter().zip(&new).take_while(|(o, n)| o == n).count();
-            old[same..].iter().map(|(a, _)| *a).collect::<Vec<_>>()
-        })
-        .collect();
+pub(super) fn communicating_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Dims {
+    let mut axes = Dims::new();
+    for d in 0..ndim {
+        let mut new = mid.splitters(d);
+        axes.extend(cur.splitters(d).skip_while(|&a| new.next() == Some(a) && cur.axis(a) == mid.axis(a)));
+    }
     // A ragged split over several dims depends on every split of each of them.
-    for a in 0..cur.placements().len() {
+    for a in 0..cur.ndim() {
         let dims = match cur.axis(a) {
             Placement::RaggedShard { dims, .. } => 0..*dims,
             Placement::Replicate | Placement::Shard(_) | Placement::Partial(_) => 0..0,
         };
-        if dims.into_iter().any(|d| cuts(cur, d).iter().any(|(b, _)| axes.contains(b))) {
+        if dims.into_iter().any(|d| cur.splitters(d).any(|b| axes.contains(&b))) {
             axes.push(a);
         }
     }
@@ -150,9 +148,4 @@ fn copied(_bytes: usize) {
 pub(super) fn members(mesh: &DeviceMesh, axes: &[usize]) -> Vec<Dims> {
     let m = mesh.mesh();
     m.slice(axes).ranks().map(|r| m.coords_of(r).expect("a sub-mesh's ranks are in the mesh")).collect()
-}
-
-/// Returns the axes that split dim `d`, outermost first, with their placements.
-pub(super) fn cuts(layout: &Layout, d: usize) -> Vec<(usize, &Placement)> {
-    layout.splitters(d).map(|a| (a, layout.axis(a))).collect()
 }

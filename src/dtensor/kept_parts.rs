@@ -17,7 +17,7 @@ use super::tensor_meta::TensorMeta;
 use super::waiting_gradients::reduce_together;
 use crate::comm::{ModulePath, Phase};
 use crate::error::{Error, Result};
-use crate::ops::{Add, Cast, MeshAxis, Meta, Op, Windows, run};
+use crate::ops::{Add, Cast, MeshAxis, Meta, Op, Row, Windows, run};
 use crate::placement::{Layout, Placement, ReductionTree, Spec, SumGroups};
 use crate::tensor::{DType, Tensor};
 
@@ -196,10 +196,13 @@ fn next_to_leaf(node: &TapeNode) -> Option<(&dyn Op, &TapeOutput)> {
         return None;
     };
     let ([step], [out]) = (&program.steps[..], &node.outs[..]) else { return None };
+    // The operator is asked once per program, which belongs to one plan.
     let moves = || {
-        let rows = step.op.rows(&[out.meta()], MeshAxis::new(1));
-        rows.iter()
-            .any(|row| row.by_bits && row.ins.iter().chain(&row.outs).all(|placement| placement.is_sum()))
+        *program.only_moves.get_or_init(|| {
+            let rows = step.op.rows(&[out.meta()], MeshAxis::new(1));
+            let passes_sums = |row: &Row| row.ins.iter().chain(&row.outs).all(|s| s.is_sum());
+            rows.iter().any(|row| row.by_bits && passes_sums(row))
+        })
     };
     let reads_it_alone = matches!(step.ins[..], [only] if only.0 as usize + 1 == program.reads.len());
     (reads_it_alone && (step.op.as_any().is::<Cast>() || moves())).then_some((&*step.op, input))

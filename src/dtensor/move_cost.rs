@@ -7,10 +7,8 @@
 //! a cheaper path over fast and slow links. A slice communicates nothing: it costs almost nothing, but more than not
 //! moving.
 
-use smallvec::SmallVec;
-
 use super::device_mesh::DeviceMesh;
-use super::redistribute::{communicating_axes, peers, sampled_along};
+use super::redistribute::{RankDifferences, RankSamples, communicating_axes, peers};
 use super::tensor_meta::TensorMeta;
 use crate::comm::{Cost, Peers};
 use crate::placement::{Layout, Mesh, Placement, ShardBounds};
@@ -26,9 +24,6 @@ pub(super) struct MoveCost {
 /// The largest mesh on which the elements that a rank sends are counted receiver by receiver if splits are nested.
 const COUNTED: usize = 64;
 
-/// The coordinates along each axis at which windows are compared.
-pub(super) struct RankSamples(SmallVec<[Dims; 4]>);
-
 impl DeviceMesh {
     /// Returns the distance of the ranks along axis `a` from each other.
     pub(super) fn axis_peers(&self, a: usize) -> &Peers {
@@ -36,32 +31,6 @@ impl DeviceMesh {
             let all = 0..self.mesh().ndim();
             all.map(|a| peers(self.rank().network(), self.mesh(), &[a])).collect()
         })[a]
-    }
-}
-
-impl RankSamples {
-    /// Samples the ranks for moves between layouts whose ragged shards are those of `layouts`.
-    pub fn new<'a>(mesh: &DeviceMesh, layouts: impl Iterator<Item = &'a Layout> + Clone) -> RankSamples {
-        RankSamples((0..mesh.mesh().ndim()).map(|a| sampled_along(mesh.mesh(), a, layouts.clone())).collect())
-    }
-
-    /// Calls `f` at the sampled coordinates along the axes in `varied`; along the others at those of `coords`.
-    fn visit(&self, mut coords: Dims, varied: impl Fn(usize) -> bool, mut f: impl FnMut(&[usize])) {
-        let along = &self.0;
-        let varied: Dims = (0..coords.len()).filter(|&a| varied(a) && along[a].len() > 1).collect();
-        let mut at = Dims::from_elem(0, varied.len());
-        varied.iter().for_each(|&a| coords[a] = along[a][0]);
-        loop {
-            f(&coords);
-            let Some(k) = (0..varied.len()).rev().find(|&k| at[k] + 1 < along[varied[k]].len()) else {
-                return;
-            };
-            at[k] += 1;
-            at[k + 1..].fill(0);
-            for (i, &a) in varied.iter().enumerate().skip(k) {
-                coords[a] = along[a][at[i]];
-            }
-        }
     }
 }
 
@@ -149,10 +118,13 @@ impl OperandTraffic<'_> {
             let sent = || match &group {
                 _ if axes.is_empty() => both,
                 _ if nested && self.mesh.mesh().rank_len() <= COUNTED => {
-                    let mut sum = 0;
-                    let to_rank = |at: &[usize]| sum += self.bounds(to, at).common_numel(have);
-                    self.ranks.visit(coords.into(), |a| axes.contains(&a), to_rank);
-                    sum
+                    let mesh = self.mesh.mesh();
+                    have.common_numel_along(mesh, to, self.f.shape(), coords, &axes).unwrap_or_else(|| {
+                        let mut sum = 0;
+                        let to_rank = |at: &[usize]| sum += self.bounds(to, at).common_numel(have);
+                        self.ranks.visit(coords.into(), |a| axes.contains(&a), to_rank);
+                        sum
+                    })
                 }
                 Some(group) => self.bounds(group, coords).common_numel(have) * copies,
                 None => have.numel() * copies,
@@ -167,7 +139,7 @@ impl OperandTraffic<'_> {
     fn fold(&self, from: &Layout, to: &Layout, axes: &[usize]) -> MoveCost {
         let members: usize = axes.iter().map(|&a| self.mesh.mesh().axis_len(a)).product();
         let mut all = communicating_axes(from, to, self.f.shape().len());
-        all.extend(axes);
+        all.extend_from_slice(axes);
         all.sort_unstable();
         all.dedup();
         let mut most = 0;
@@ -192,8 +164,10 @@ impl OperandTraffic<'_> {
         let touches = |a: usize, b: usize| {
             [from, to].into_iter().any(|x| [from, to].into_iter().any(|y| x.axis(a).meets(y.axis(b))))
         };
-        let varied =
+        let differ = RankDifferences::new(self.mesh.mesh(), self.f.shape(), from, to).axes;
+        let moves =
             |a: usize| !same_order || changes(a) || (0..from.ndim()).any(|b| changes(b) && touches(a, b));
+        let varied = |a: usize| differ.contains(&a) && moves(a);
         self.ranks.visit(largest_rank([from].into_iter()), varied, |coords| {
             let (have, want) = (self.bounds(from, coords), self.bounds(to, coords));
             f(coords, [&have, &want], have.common_numel(&want));
@@ -238,7 +212,7 @@ mod tests {
             let cost = |from: &str, to: &str| -> Result<[f64; 2]> {
                 let layout: Layout = to.parse()?;
                 let f = mesh.meta(DType::F32, &[1000, 1000].into(), &from.parse()?)?;
-                let ranks = RankSamples::new(&mesh, [f.layout()].into_iter());
+                let ranks = RankSamples::new(mesh.mesh(), [f.layout()].into_iter());
                 let to = mesh.meta(DType::F32, f.shape(), &layout)?;
                 let planned = Redistribution::over(mesh.rank().network(), f.spec(), to.spec())?.cost();
                 Ok([of_move(&mesh, &f, &layout, &ranks).time, planned].map(|c| (c.seconds() * 1e9).round()))
@@ -259,7 +233,7 @@ mod tests {
             assert_eq!(costs, moves.map(|(_, _, both)| both));
             // An all-reduce of 4 MB brings twice one half, in one call.
             let f = mesh.meta(DType::F32, &[1000, 1000].into(), &"(P(sum), R)".parse()?)?;
-            let ranks = RankSamples::new(&mesh, [f.layout()].into_iter());
+            let ranks = RankSamples::new(mesh.mesh(), [f.layout()].into_iter());
             let to = |layout: &str| Ok::<_, Error>(of_move(&mesh, &f, &layout.parse()?, &ranks).time);
             assert_eq!((to("(R, R)")?.seconds() * 1e9).round(), 4_010_000.0);
             assert_eq!(to("(P(sum), P(sum))")?, Cost::INFINITE);

@@ -3,6 +3,7 @@
 //! Not every product of rows is a sharding. Two axes may cut a dim so that a row no longer holds, a boundary may split a
 //! leaf of the reduction tree, and a call may make partial sums or pass them on, but not both.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -36,19 +37,56 @@ pub(super) struct RowProduct<'a> {
     pub rows: SmallVec<[(&'a Row, Option<&'a Placement>); 4]>,
 }
 
+/// The rows of one call's operator on mesh axes for which they have been asked.
+#[derive(Default)]
+pub(super) struct KnownRows(RefCell<Vec<(MeshAxis, Vec<Row>)>>);
+
+impl KnownRows {
+    /// Returns the rows on a mesh axis.
+    pub fn on(&self, op: &dyn Op, metas: &[Meta], axis: MeshAxis) -> Vec<Row> {
+        self.with(op, metas, axis, |rows| rows.to_vec())
+    }
+
+    /// Returns true if `row` is one of the rows on a mesh axis.
+    fn has(&self, op: &dyn Op, metas: &[Meta], axis: MeshAxis, row: &Row) -> bool {
+        self.with(op, metas, axis, |rows| rows.contains(row))
+    }
+
+    fn with<T>(&self, op: &dyn Op, metas: &[Meta], axis: MeshAxis, f: impl FnOnce(&[Row]) -> T) -> T {
+        let mut known = self.0.borrow_mut();
+        let at = known.iter().position(|(other, _)| *other == axis).unwrap_or_else(|| {
+            known.push((axis, rows_on_axis(op, metas, axis)));
+            known.len() - 1
+        });
+        f(&known[at].1)
+    }
+}
+
 impl RowProduct<'_> {
-    /// Returns the metadata that follows from the rows, or the axis whose row cannot be combined with the others.
+    /// Returns the metadata as [`RowProduct::lay_out_with`] does, without known rows.
+    #[cfg(test)]
     pub fn lay_out(
         &self,
         ins: &[&Rc<TensorMeta>],
         outs: &[Meta],
     ) -> Result<std::result::Result<ChosenLayouts, usize>> {
+        self.lay_out_with(&KnownRows::default(), ins, outs)
+    }
+
+    /// Returns the metadata that follows from the rows, or the axis whose row cannot be combined with the others. `known` has
+    /// the operator's rows that other products of the same call have asked for.
+    pub fn lay_out_with(
+        &self,
+        known: &KnownRows,
+        ins: &[&Rc<TensorMeta>],
+        outs: &[Meta],
+    ) -> Result<std::result::Result<ChosenLayouts, usize>> {
         // A row was chosen for the splits that the operands had; the moves may have added splits along other axes.
-        let first: Vec<Placement> = self.placed(|r| r.ins[0]).collect();
+        let first: SmallVec<[Placement; 4]> = self.placed(|r| r.ins[0]).collect();
         let combines = |&a: &usize| {
             let (row, ragged) = self.rows[a];
             let axis = || axis_with_splits(self.mesh, a, &first, ragged);
-            row.is_replicated() || rows_on_axis(self.op, self.metas, axis()).contains(row)
+            row.is_replicated() || known.has(self.op, self.metas, axis(), row)
         };
         if let Some(a) = (0..self.rows.len()).rev().find(|a| !combines(a)) {
             return Ok(Err(a));

@@ -139,19 +139,12 @@ impl ReductionTree {
         if self.is_flattened() {
             return self.finished_nodes_of_boxes(mesh, coords);
         }
-        let dims = 0..self.extents.len();
-        let held: SmallVec<[Ranges; 4]> = dims.map(|d| self.held_ranges(mesh, coords, d)).collect();
+        let held = self.held(mesh, coords);
         if held.iter().any(|h| h.is_empty()) {
             return Some(Vec::new());
         }
-        // A node has one index of each dim before the last sharded dim, and all of the dims after it.
-        let Some(cut) = (0..held.len()).rev().find(|&d| !is_whole(&held[d], self.extents[d])) else {
-            return Some(vec![TreeNode::root(&self.extents)]);
-        };
-        let mut ranges = Vec::new();
-        if !append_largest_ranges(0..self.extents[cut], &held[cut], self.leaf_of(cut), &mut ranges) {
-            return None;
-        }
+        let Some(cut) = self.innermost_cut(&held) else { return Some(vec![TreeNode::root(&self.extents)]) };
+        let ranges = self.largest_ranges(cut, &held[cut])?;
         let mut nodes = vec![TreeNode::root(&self.extents)];
         for (d, held) in held[..cut].iter().enumerate() {
             let at = |node: &TreeNode, i: usize| node.with(d, i..i + 1);
@@ -160,6 +153,37 @@ impl ReductionTree {
             nodes = nodes.iter().flat_map(each).collect();
         }
         Some(nodes.iter().flat_map(|node| ranges.iter().map(|r| node.with(cut, r.clone()))).collect())
+    }
+
+    /// Returns the number of nodes that the rank at `coords` stores, or `None` as [`ReductionTree::finished_nodes`].
+    pub(crate) fn nodes_len(&self, mesh: &Mesh, coords: &[usize]) -> Option<usize> {
+        if self.is_flattened() || self.groups.is_some_and(|groups| groups.is_kept()) {
+            return self.finished_nodes(mesh, coords).map(|nodes| nodes.len());
+        }
+        let held = self.held(mesh, coords);
+        if held.iter().any(|h| h.is_empty()) {
+            return Some(0);
+        }
+        let Some(cut) = self.innermost_cut(&held) else { return Some(1) };
+        let outer = held[..cut].iter().map(|held| held.iter().map(Range::len).sum::<usize>());
+        Some(outer.product::<usize>() * self.largest_ranges(cut, &held[cut])?.len())
+    }
+
+    /// Returns the indices of each dim that the rank at `coords` has added up. No dims are flattened.
+    fn held(&self, mesh: &Mesh, coords: &[usize]) -> SmallVec<[Ranges; 4]> {
+        (0..self.extents.len()).map(|d| self.held_ranges(mesh, coords, d)).collect()
+    }
+
+    /// Returns the last dim that is not held as a whole. A node has one index of each dim before it, and all of the dims
+    /// after it.
+    fn innermost_cut(&self, held: &[Ranges]) -> Option<usize> {
+        (0..held.len()).rev().find(|&d| !is_whole(&held[d], self.extents[d]))
+    }
+
+    /// Returns the ranges of dim `cut` that the nodes have, or `None` if one would split a leaf.
+    fn largest_ranges(&self, cut: usize, held: &Ranges) -> Option<Vec<Range<usize>>> {
+        let mut ranges = Vec::new();
+        append_largest_ranges(0..self.extents[cut], held, self.leaf_of(cut), &mut ranges).then_some(ranges)
     }
 
     /// Returns the largest number of nodes that a rank stores, or `None` if a rank's box does not consist of nodes, or
@@ -287,11 +311,9 @@ impl ReductionTree {
         let mut ranges = Ranges::new();
         for place in self.positions(mesh, &done) {
             done.iter().for_each(|&a| at[a] = place[a]);
-            let region = self.region_at(mesh, &at);
-            let (start, len) = (region.start(d), region.extent(d));
-            let (start, len) = start.zip(len).expect("no dims are flattened");
-            if len > 0 {
-                ranges.push(start..start + len);
+            let held = ShardBounds::at(mesh, &self.layout, &self.extents, &at);
+            if !held.range(d).is_empty() {
+                ranges.push(held.range(d));
             }
         }
         ranges.sort_unstable_by_key(|r| r.start);

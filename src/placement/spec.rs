@@ -113,7 +113,7 @@ impl Spec {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn nodes_len_at(&self, coords: &[usize]) -> usize {
-        self.tree.as_ref().map_or(1, |t| t.finished_nodes(&self.mesh, coords).map_or(1, |nodes| nodes.len()))
+        self.tree.as_ref().map_or(1, |tree| tree.nodes_len(&self.mesh, coords).unwrap_or(1))
     }
 
     /// Returns the dtype of the stored elements: [`ReductionTree::stored_dtype`] of a partial sum with a

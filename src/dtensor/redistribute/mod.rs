@@ -14,6 +14,7 @@
 
 mod cost;
 mod lower;
+mod rank_samples;
 mod redistribution;
 mod run;
 mod search;
@@ -29,10 +30,11 @@ mod tests;
 
 pub(super) use super::exchange_piece::communicating_axes;
 pub(super) use cost::peers;
+pub(super) use rank_samples::{RankDifferences, RankSamples};
 pub use redistribution::Redistribution;
 pub(crate) use run::Move;
 pub(super) use run::{InFlight, find};
 pub(super) use search::cheapest_time;
 pub(super) use shared_gather::{shared_time, sharing, start_sharing};
-pub(super) use states::{sample_coords, sampled_along};
+pub(super) use states::sample_coords;
 pub(super) use together::run_together;

@@ -286,7 +286,7 @@ impl PlanBuilder {
 
     fn exchange(&mut self, layout: Layout) -> Result<()> {
         let to = self.cur.with_layout(layout)?;
-        let axes = Dims::from_vec(communicating_axes(&self.cur.layout, &to.layout, to.shape.len()));
+        let axes = communicating_axes(&self.cur.layout, &to.layout, to.shape.len());
         let lacking = to.region().numel() - self.own_len(&to);
         let nodes = self.cur.nodes_len_at(self.cur.mesh.coords());
         let action = StepAction::Exchange(exchange_kind(&self.cur, &to, &axes));

@@ -13,14 +13,17 @@
 //! folded first; maxima, minima and integers do not depend on the order. All other sums are one nested tree over the
 //! ranks with the first axis outermost, so the last axes are folded first.
 
+use std::cell::OnceCell;
+
 use smallvec::SmallVec;
 
 use super::super::exchange_piece::communicating_axes;
 use super::cost::{CostModel, PlanCost, StepTraffic};
-use super::states::{candidate_layouts, common_len, held_regions, sample_coords};
+use super::rank_samples::{RankDifferences, RankSamples};
+use super::states::candidate_layouts;
 use crate::comm::{self, Network};
 use crate::error::Result;
-use crate::placement::{Layout, Placement, Region, Spec};
+use crate::placement::{Layout, Placement, ShardBounds, Spec};
 use crate::tensor::{Dims, ReduceOp};
 
 /// The largest number of layouts considered per level if links differ, since each may lead to each; beyond it, only
@@ -113,8 +116,9 @@ struct Search<'a> {
     axes: Dims,
     plain: u32,
     any_order: bool,
-    samples: Vec<Dims>,
-    wanted: Vec<Region>,
+    samples: RankSamples,
+    /// The state after the last exchange.
+    goal: State,
     levels: Vec<Option<SearchLevel>>,
     /// The cheapest complete path so far, by its last state.
     best: Option<(PlanCost, usize)>,
@@ -131,10 +135,11 @@ struct SearchLevel {
 /// A layout in a level, with the cheapest path to it so far.
 struct State {
     layout: Layout,
-    held: Vec<Region>,
+    /// The shards of the sampled ranks, once they have been asked for.
+    shards: OnceCell<Vec<ShardBounds>>,
     best: Option<(PlanCost, ReachedBy)>,
-    /// The cost of the remaining exchange to the target, if nothing is left to fold.
-    rest: PlanCost,
+    /// The cost of the remaining exchange to the target, if nothing is left to fold and it has been asked for.
+    rest: Option<PlanCost>,
 }
 
 /// The hop by which a state is reached; an exchange if `set` is empty. The first state is reached from itself.
@@ -146,16 +151,32 @@ struct ReachedBy {
     all_reduce: bool,
 }
 
+impl State {
+    fn new(layout: Layout) -> State {
+        State { layout, shards: OnceCell::new(), best: None, rest: None }
+    }
+}
+
 impl<'a> Search<'a> {
     fn new(src: &'a Spec, target: &'a Layout, costs: CostModel<'a>, plain: Dims, tree: Dims) -> Search<'a> {
         let sums = plain.iter().any(|&a| src.layout.axis(a).partial_op() == Some(ReduceOp::Sum));
-        let samples = sample_coords(&src.mesh, [&src.layout, target]);
+        let samples = RankSamples::new(&src.mesh, [&src.layout, target].into_iter());
         let plain_bits = (1 << plain.len()) - 1;
         let axes: Dims = plain.into_iter().chain(tree).collect();
         let levels = (0..1 << axes.len()).map(|_| None).collect();
         let any_order = !(sums && src.dtype.is_float());
-        let wanted = held_regions(src, target, &samples);
-        Search { src, target, costs, axes, plain: plain_bits, any_order, samples, wanted, levels, best: None }
+        Search {
+            src,
+            target,
+            costs,
+            axes,
+            plain: plain_bits,
+            any_order,
+            samples,
+            goal: State::new(target.clone()),
+            levels,
+            best: None,
+        }
     }
 
     /// Visits the levels from all axes to none, and returns the cheapest path.
@@ -196,7 +217,7 @@ impl<'a> Search<'a> {
             }
             for f in (0..done.len()).filter(|&f| !done[f]).collect::<Vec<_>>() {
                 let goal = &level.states[f];
-                let cost = so_far + self.exchange(level, &level.states[i], (&goal.layout, &goal.held));
+                let cost = so_far + self.exchange(level, &level.states[i], goal);
                 self.relax(
                     level,
                     f,
@@ -244,9 +265,7 @@ impl<'a> Search<'a> {
                 self.relax(&mut next, f, cost, from(true), to == 0);
             }
             let goal = &next.states[f];
-            let lacks =
-                |(have, want): (&Region, &Region)| members * want.numel() as u64 - common_len(have, want);
-            let most = state.held.iter().zip(&goal.held).map(lacks).max().unwrap_or(0);
+            let most = self.most_lacking(state, goal, members);
             let communicating = fold_axes(&state.layout, &goal.layout, self.src.shape.len(), &axes);
             let cost =
                 so_far + self.cost(&communicating, most.saturating_mul(level.parts * level.size_bytes));
@@ -267,39 +286,92 @@ impl<'a> Search<'a> {
     ) -> PlanCost {
         let members = axes.iter().map(|&a| self.src.mesh.axis_len(a) as u64).product::<u64>();
         // A ring's bytes: all partial values of one share of the elements, then the sums of the other shares.
-        let whole = to.held.iter().map(|r| r.numel() as u64).max().unwrap_or(0);
+        let whole = self.most_held(to);
         let share = whole.div_ceil(members);
         let elements = (members - 1) * share * level.parts + (whole - share) * parts;
         let cost = self.cost(axes, elements.saturating_mul(level.size_bytes));
         if to.layout == replicated(&from.layout, axes) {
             return cost;
         }
-        cost + self.exchange(level, from, (&to.layout, &to.held))
+        cost + self.exchange(level, from, to)
     }
 
     /// Returns the cost of an exchange that changes splits only.
-    fn exchange(
-        &self,
-        level: &SearchLevel,
-        from: &State,
-        (layout, wanted): (&Layout, &[Region]),
-    ) -> PlanCost {
-        let lacks = |(have, want): (&Region, &Region)| want.numel() as u64 - common_len(have, want);
-        let most = from.held.iter().zip(wanted).map(lacks).max().unwrap_or(0);
-        let communicating = communicating_axes(&from.layout, layout, self.src.shape.len());
+    fn exchange(&self, level: &SearchLevel, from: &State, to: &State) -> PlanCost {
+        let most = self.most_lacking(from, to, 1);
+        let communicating = communicating_axes(&from.layout, &to.layout, self.src.shape.len());
         self.cost(&communicating, most.saturating_mul(level.parts * level.size_bytes))
+    }
+
+    /// Returns the number of values that the sampled rank that lacks most lacks, if each element takes those of `members`
+    /// ranks.
+    fn most_lacking(&self, from: &State, to: &State, members: u64) -> u64 {
+        let ranks = RankDifferences::new(&self.src.mesh, &self.src.shape, &from.layout, &to.layout);
+        let lacks = |have: &ShardBounds, want: &ShardBounds| {
+            members * want.numel() as u64 - have.common_numel(want) as u64
+        };
+        if ranks.apart {
+            return members * self.first(&to.layout).numel() as u64;
+        }
+        if ranks.axes.is_empty() {
+            return lacks(&self.first(&from.layout), &self.first(&to.layout));
+        }
+        let each = self.shards(from).iter().zip(self.shards(to));
+        each.map(|(have, want)| lacks(have, want)).max().unwrap_or(0)
+    }
+
+    /// Returns the number of elements of the sampled rank that holds most.
+    fn most_held(&self, state: &State) -> u64 {
+        let ranks = RankDifferences::new(&self.src.mesh, &self.src.shape, &state.layout, &state.layout);
+        let most = match ranks.axes.is_empty() {
+            true => self.first(&state.layout).numel(),
+            false => self.shards(state).iter().map(ShardBounds::numel).max().unwrap_or(0),
+        };
+        most as u64
+    }
+
+    /// Returns the shards of the sampled ranks.
+    fn shards<'s>(&self, state: &'s State) -> &'s [ShardBounds] {
+        state.shards.get_or_init(|| {
+            let mut all = Vec::new();
+            self.visit(|_| true, |coords| all.push(self.bounds(&state.layout, coords)));
+            all
+        })
+    }
+
+    /// Calls `f` with the coordinates of the sampled ranks along the axes in `varied`, and of the first along others.
+    fn visit(&self, varied: impl Fn(usize) -> bool, f: impl FnMut(&[usize])) {
+        self.samples.visit(Dims::from_elem(0, self.src.mesh.ndim()), varied, f);
+    }
+
+    /// Returns the shard of the first rank.
+    fn first(&self, layout: &Layout) -> ShardBounds {
+        self.bounds(layout, &Dims::from_elem(0, self.src.mesh.ndim()))
+    }
+
+    fn bounds(&self, layout: &Layout, coords: &[usize]) -> ShardBounds {
+        ShardBounds::at(&self.src.mesh, layout, &self.src.shape, coords)
     }
 
     /// Records a path to state `f` if it is the cheapest so far.
     fn relax(&mut self, level: &mut SearchLevel, f: usize, cost: PlanCost, from: ReachedBy, last: bool) {
-        let state = &mut level.states[f];
-        if state.best.is_none_or(|(best, _)| cost < best) {
-            state.best = Some((cost, from));
-            let whole = cost + state.rest;
-            if last && self.best.is_none_or(|(best, _)| whole < best) {
+        let state = &level.states[f];
+        if state.best.is_some_and(|(best, _)| cost >= best) {
+            return;
+        }
+        // A state from which no path is the cheapest needs no cost of the rest.
+        if last && self.best.is_none_or(|(best, _)| cost < best) {
+            let rest = state.rest.unwrap_or_else(|| match state.layout == *self.target {
+                true => PlanCost::default(),
+                false => self.exchange(level, state, &self.goal),
+            });
+            let whole = cost + rest;
+            level.states[f].rest = Some(rest);
+            if self.best.is_none_or(|(best, _)| whole < best) {
                 self.best = Some((whole, f));
             }
         }
+        level.states[f].best = Some((cost, from));
     }
 
     /// Returns the hops of the cheapest path, and its cost.
@@ -340,7 +412,9 @@ impl<'a> Search<'a> {
     fn level(&self, left: u32) -> Result<SearchLevel> {
         let all = (1u32 << self.axes.len()) - 1;
         let spec = self.src.with_layout(replicated(&self.src.layout, &self.axes_of(all & !left)))?;
-        let parts = self.samples.iter().map(|c| spec.nodes_len_at(c)).max().unwrap_or(1).max(1) as u64;
+        let open = spec.open_axes();
+        let mut parts = 1;
+        self.visit(|a| open.contains(&a), |coords| parts = parts.max(spec.nodes_len_at(coords) as u64));
         let size_bytes = spec.stored_dtype().size_bytes() as u64;
         let mut level = SearchLevel { parts, size_bytes, states: Vec::new() };
         let mut all_layouts = if left == all && !self.costs.has_levels() {
@@ -363,17 +437,8 @@ impl<'a> Search<'a> {
         // A plain all-reduce is always a path.
         let alone = std::iter::once(spec.layout.clone()).filter(|l| !all_layouts.contains(l));
         let all_layouts: Vec<Layout> = all_layouts.iter().cloned().chain(alone).collect();
-        level.states = all_layouts.into_iter().map(|l| self.state(&level, l, left == 0)).collect();
+        level.states = all_layouts.into_iter().map(State::new).collect();
         Ok(level)
-    }
-
-    fn state(&self, level: &SearchLevel, layout: Layout, last: bool) -> State {
-        let held = held_regions(self.src, &layout, &self.samples);
-        let mut state = State { layout, held, best: None, rest: PlanCost::default() };
-        if last && state.layout != *self.target {
-            state.rest = self.exchange(level, &state, (self.target, &self.wanted));
-        }
-        state
     }
 
     fn cost(&self, axes: &[usize], received_bytes: u64) -> PlanCost {

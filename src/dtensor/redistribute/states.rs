@@ -1,9 +1,8 @@
 //! The layouts through which a redistribution may pass, and the sample of ranks at which bytes are counted.
 
-use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use crate::placement::{Layout, Mesh, Placement, Region, Spec};
+use crate::placement::{Layout, Mesh, Placement, Spec};
 use crate::tensor::Dims;
 
 /// The largest number of intermediate layouts considered; if there are more, only those near both ends.
@@ -58,11 +57,7 @@ pub(in crate::dtensor) fn sample_coords(mesh: &Mesh, ends: [&Layout; 2]) -> Vec<
 }
 
 /// Returns the coordinates along axis `a` of [`sample_coords`].
-pub(in crate::dtensor) fn sampled_along<'a>(
-    mesh: &Mesh,
-    a: usize,
-    layouts: impl Iterator<Item = &'a Layout>,
-) -> Dims {
+pub(super) fn sampled_along<'a>(mesh: &Mesh, a: usize, layouts: impl Iterator<Item = &'a Layout>) -> Dims {
     let n = mesh.axis_len(a);
     if mesh.rank_len() <= RANKS_LEN {
         return (0..n).collect();
@@ -82,22 +77,6 @@ pub(in crate::dtensor) fn sampled_along<'a>(
     some.sort_unstable();
     some.dedup();
     some
-}
-
-/// Returns the regions that the sampled ranks hold under `layout`.
-pub(super) fn held_regions(src: &Spec, layout: &Layout, samples: &[Dims]) -> Vec<Region> {
-    let spec = Spec { layout: layout.clone(), tree: None, ..src.clone() };
-    samples.iter().map(|c| spec.region_at(c)).collect()
-}
-
-/// Returns the number of elements that both regions hold.
-pub(super) fn common_len(a: &Region, b: &Region) -> u64 {
-    let both = |d: usize, x: &crate::placement::IndexBox, y: &crate::placement::IndexBox| {
-        let end = (x.start[d] + x.len[d]).min(y.start[d] + y.len[d]);
-        end.saturating_sub(x.start[d].max(y.start[d])) as u64
-    };
-    let boxes = a.boxes.iter().flat_map(|x| b.boxes.iter().map(move |y| (x, y)));
-    boxes.map(|(x, y)| (0..x.start.len()).map(|d| both(d, x, y)).product::<u64>()).sum()
 }
 
 /// Returns the placements of axis `a` to consider.
@@ -130,13 +109,23 @@ fn legal(src: &Spec, options: &[Options], orders: &[Dims]) -> Vec<Layout> {
         };
         products = products.iter().flat_map(|p| axis.iter().map(move |o| with(p, o))).collect();
     }
-    let (mut seen, mut found) = (FxHashSet::default(), Vec::new());
+    let mut found: Vec<Layout> = Vec::with_capacity(products.len());
     for placements in products {
+        let first = found.len();
+        let natural = Layout::new(placements.iter().cloned());
+        let meet = |a: usize| (0..a).any(|b| placements[a].meets(&placements[b]));
+        let fits = |layout: &Layout| {
+            // The placements other than ragged ones are those of layouts that fit, or shard dims that exist.
+            layout.ragged_axis().is_none()
+                || Spec::new(&src.mesh, src.dtype, &src.shape, layout.clone()).is_ok()
+        };
+        if !orders.is_empty() && !(0..placements.len()).any(meet) {
+            found.extend(Some(natural).filter(fits));
+            continue;
+        }
         for order in orders {
-            let layout = Layout::new(placements.iter().cloned()).with_order(order).expect("a permutation");
-            if seen.insert(layout.clone())
-                && Spec::new(&src.mesh, src.dtype, &src.shape, layout.clone()).is_ok()
-            {
+            let layout = natural.clone().with_order(order).expect("a permutation");
+            if !found[first..].contains(&layout) && fits(&layout) {
                 found.push(layout);
             }
         }

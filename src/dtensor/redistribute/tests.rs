@@ -17,7 +17,7 @@ fn layout(text: &str) -> Layout {
 
 #[test]
 fn only_axes_whose_split_is_undone_communicate() {
-    let axes = |from: &str, to: &str| communicating_axes(&layout(from), &layout(to), 2);
+    let axes = |from: &str, to: &str| communicating_axes(&layout(from), &layout(to), 2).to_vec();
     assert_eq!(axes("(S0, R)", "(S0, S1)"), [0; 0], "slicing communicates nothing");
     assert_eq!(axes("(S0, S1)", "(S0, R)"), [1]);
     assert_eq!(axes("(S0, S0)", "(S0, R)"), [1], "the inner cut alone");
