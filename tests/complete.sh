@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The checks that take too long for `cargo test` and `.ci/run`: the judge over every combination of placements, all programs on the
+# The checks that take too long for `cargo test` and `.ci/run`: the judge over every combination of placements, the oracle of plans, all programs on the
 # emulated device, ten million fuzzed conversations and checkpoints, and whole default runs of train_gpt. For a new operator, a new row, a new message, or new defaults; takes minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,6 +9,9 @@ tests/api/list.py --check
 
 # For operators of more than three operands `cargo test` judges a sample.
 ISOSHARD_TEST_COMPLETE=1 cargo test --test suite rules:: "$@"
+
+# The plans of all operators' samples against all other plans; `cargo test` takes a part of the samples.
+ISOSHARD_ORACLE_STEP=1 cargo test --lib exhaustive_rows
 
 # On the emulated device `cargo test` and `.ci/run` try a third of the layouts and programs.
 ISOSHARD_TEST_COMPLETE=1 ISOSHARD_TEST_DEVICE=shim cargo test --test suite -- \

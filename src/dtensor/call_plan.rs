@@ -184,7 +184,7 @@ impl CallPlan {
             exact: mesh.reduction().is_exact(),
         };
         let nodes = match by_boxes {
-            true => Some(NodeCalls::Boxes(RaggedBoxes::of(&windows).expect("the rows cut all alike"))),
+            true => Some(NodeCalls::Boxes(RaggedBoxes::of(&windows))),
             false => {
                 let grouped = GroupedCalls::find(mesh, op, &metas, &targets, &outs);
                 let of_nodes = || NodeCalls::find(op, &metas, &targets, &outs, &made, windows.exact);

@@ -3,9 +3,10 @@
 //!
 //! A row describes one mesh axis. The rows of all axes are chosen together, because they interact: the product is taken
 //! whose call takes the slowest rank the least time ([`CallCost`]), moves and kernel together. Products are visited
-//! from those whose axes cost least one by one, and the search ends when no other product can cost less, or after
-//! [`PRODUCTS_LEN`] of them. Tests compare it with all products of all rows. In exact mode only rows that keep the bits
-//! are candidates, and partial sums get a reduction tree.
+//! from those whose axes cost least one by one, and the search ends when no other product can cost less. After
+//! [`PRODUCTS_LEN`] of them, only products that differ from the best one along one axis are visited, until none is
+//! better. Tests compare it with all products of all rows. In exact mode only rows that keep the bits are candidates,
+//! and partial sums get a reduction tree.
 //!
 //! Along an axis on which every operand is replicated the results are replicated: the program said so, and a shard
 //! would have to be gathered by whatever comes next.
@@ -33,7 +34,7 @@ use crate::tensor::Dims;
 
 pub(super) use super::row_product::ChosenLayouts;
 
-/// The number of products of rows that are compared if a call has more.
+/// The number of products of rows after which only neighbours of the best one are compared.
 const PRODUCTS_LEN: usize = 256;
 
 /// Chooses the layouts of a call.
@@ -144,11 +145,13 @@ impl<'a> RowSearch<'a> {
         while let Some(Reverse((_, at, from))) = next.pop() {
             self.compare(nth_order, order, &at);
             visited += 1;
-            let done = self.best.as_ref().is_some_and(|((cost, ..), _)| {
-                visited >= PRODUCTS_LEN || self.visited.is_none() && cost.is_least(self.model.least_time())
-            });
-            if done {
-                return;
+            if let Some(((cost, ..), _)) = &self.best {
+                if self.visited.is_none() && cost.is_least(self.model.least_time()) {
+                    return;
+                }
+                if visited >= PRODUCTS_LEN {
+                    return self.improve(nth_order, order);
+                }
             }
             for a in from..at.len() {
                 if at[a] + 1 < self.axes[a].rows.len() {
@@ -156,6 +159,26 @@ impl<'a> RowSearch<'a> {
                     after[a] += 1;
                     next.push(Reverse((sum(&self.axes, &after), after, a)));
                 }
+            }
+        }
+    }
+
+    /// Visits the products that differ from the best one along one axis, as long as one of them is better.
+    fn improve(&mut self, nth_order: usize, order: &[usize]) {
+        while let Some((key, _)) = &self.best {
+            let key = key.clone();
+            let place = |(axis, nth): (&AxisChoices, &usize)| axis.rows.iter().position(|r| r.nth == *nth);
+            let at: Option<SmallVec<[usize; 4]>> = self.axes.iter().zip(&key.2).map(place).collect();
+            let at = at.expect("the best product's rows are among the choices");
+            for a in 0..at.len() {
+                for i in (0..self.axes[a].rows.len()).filter(|&i| i != at[a]) {
+                    let mut other = at.clone();
+                    other[a] = i;
+                    self.compare(nth_order, order, &other);
+                }
+            }
+            if self.best.as_ref().is_some_and(|(best, _)| *best == key) {
+                return;
             }
         }
     }

@@ -12,7 +12,9 @@ use smallvec::SmallVec;
 use super::device_mesh::DeviceMesh;
 use super::tensor_meta::TensorMeta;
 use crate::error::Result;
-use crate::ops::{AxisPlacement, MeshAxis, Meta, Op, RaggedCut, Row, rows_on_axis, runs_by_boxes};
+use crate::ops::{
+    AxisPlacement, MeshAxis, Meta, Op, RaggedCut, Row, are_cut_alike, rows_on_axis, runs_by_boxes,
+};
 use crate::placement::{Layout, Placement, ReductionTree, Spec, SumGroups};
 use crate::tensor::{Dims, ReduceOp, Shape};
 
@@ -119,7 +121,7 @@ impl RowProduct<'_> {
             && (passes.is_some()
                 || summed.iter().any(Option::is_some)
                 || rounded_parts(self.mesh, self.op, self.metas).is_some()
-                || !self.is_cut_alike(a))
+                || !self.are_cut_alike(&ins, outs)?)
         {
             // The kernel runs once per box, once per node or once per part.
             return Ok(Err(a));
@@ -157,22 +159,12 @@ impl RowProduct<'_> {
         (0..self.rows.len()).rev().find(by_boxes)
     }
 
-    /// Returns true if every operand and result that is ragged on axis `a` is split alike along its flattened dims by
-    /// every other axis, and there is no other result.
-    fn is_cut_alike(&self, a: usize) -> bool {
-        let (row, Some(ragged)) = self.rows[a] else { return false };
-        let split = |placement: AxisPlacement, of_axis: Option<&Placement>| {
-            let placement = instantiate(placement, of_axis);
-            if placement.meets(ragged) { placement } else { Placement::Replicate }
-        };
-        let ins = (0..row.ins.len()).filter(|&i| row.ins[i].is_ragged());
-        row.outs.iter().all(|s| s.is_ragged())
-            && self.rows.iter().all(|(other, of_axis)| {
-                let ins = ins.clone().map(|i| split(other.ins[i], *of_axis));
-                let mut all = ins.chain(other.outs.iter().map(|s| split(*s, *of_axis)));
-                let first = all.next();
-                all.all(|placement| Some(placement) == first)
-            })
+    /// Returns true if the kernel may run once per box of these operands and the results.
+    fn are_cut_alike(&self, ins: &[Rc<TensorMeta>], outs: &[Meta]) -> Result<bool> {
+        let layouts: SmallVec<[Layout; 3]> =
+            (0..outs.len()).map(|k| self.layout(|r| r.outs[k])).collect::<Result<_>>()?;
+        let ins = ins.iter().map(|f| (f.shape(), f.layout()));
+        Ok(are_cut_alike(ins, outs.iter().map(|m| &m.shape).zip(&layouts)))
     }
 
     /// Returns the placements of one operand or result, one per axis.

@@ -83,13 +83,18 @@ impl Decoder {
     /// ```
     ///
     /// # Errors
-    /// Refuses sizes that do not fit one another, and a plan that cannot shard them.
+    /// Refuses sizes that do not fit one another, and a plan that cannot shard them. A refusal leaves the parameters as
+    /// they were.
     pub fn new(params: &mut Params, config: DecoderConfig) -> Result<Decoder> {
         Decoder::named(params, config, "decoder")
     }
 
     /// Does the same as [`Decoder::new`], with refusals in the name of `verb`.
     pub(super) fn named(params: &mut Params, config: DecoderConfig, verb: &'static str) -> Result<Decoder> {
+        params.all_or_none(|params| Decoder::declare(params, config, verb))
+    }
+
+    fn declare(params: &mut Params, config: DecoderConfig, verb: &'static str) -> Result<Decoder> {
         let DecoderConfig { vocabulary, context, width, norm, init_std: std, .. } = config;
         let init = Init::Normal { mean: 0.0, std };
         let residual = Init::Normal { mean: 0.0, std: std / (2.0 * config.layers.len() as f64).sqrt() };

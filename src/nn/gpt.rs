@@ -57,7 +57,8 @@ impl Gpt {
     /// ```
     ///
     /// # Errors
-    /// Refuses sizes that do not fit one another, and a plan that cannot shard them.
+    /// Refuses sizes that do not fit one another, and a plan that cannot shard them. A refusal leaves the parameters as
+    /// they were.
     pub fn new(params: &mut Params, config: GptConfig) -> Result<Gpt> {
         let GptConfig { vocabulary, block, layers, heads, width, dropout, bias } = config;
         if heads == 0 || width % heads != 0 {

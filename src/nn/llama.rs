@@ -66,7 +66,8 @@ impl Llama {
     /// ```
     ///
     /// # Errors
-    /// Refuses sizes that do not fit one another, and a plan that cannot shard them.
+    /// Refuses sizes that do not fit one another, and a plan that cannot shard them. A refusal leaves the parameters as
+    /// they were.
     pub fn new(params: &mut Params, config: LlamaConfig) -> Result<Llama> {
         let LlamaConfig { vocabulary, block, layers, heads, kv_heads, head_width, .. } = config;
         let LlamaConfig { width, hidden, base, dropout, .. } = config;

@@ -47,11 +47,12 @@ impl Decoder {
     pub fn add_lora(&mut self, params: &mut Params, pattern: &str, config: LoraConfig) -> Result<usize> {
         config.check()?;
         let chosen = self.chosen_maps(pattern)?;
-        let (declared, before) = (params.declared(), self.clone());
+        let before = self.clone();
         let mut maps = self.linear_maps();
-        let adapted = chosen.iter().try_for_each(|&(module, map)| maps[module].adapt(params, map, config));
-        if let Err(e) = adapted {
-            params.forget_since(declared);
+        let adapt = |params: &mut Params| {
+            chosen.iter().try_for_each(|&(module, map)| maps[module].adapt(params, map, config))
+        };
+        if let Err(e) = params.all_or_none(adapt) {
             *self = before;
             return Err(e);
         }

@@ -192,7 +192,7 @@ pub(crate) use pointwise::{
     rounding_table, smooth_activations_table, special_table, trigonometric_table,
 };
 pub(crate) use pointwise::{distribute_example, example_check, signatures, tensor_example};
-pub(crate) use ragged_boxes::{RaggedBoxes, empty_box};
+pub(crate) use ragged_boxes::{RaggedBoxes, are_cut_alike, empty_box};
 pub(crate) use ragged_rows::{rows_on_axis, runs_by_boxes};
 pub use random::bernoulli::Bernoulli;
 pub use random::exponential::Exponential;

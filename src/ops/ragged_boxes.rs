@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::{Tensors, Window, Windows};
 use crate::error::Result;
-use crate::placement::Region;
+use crate::placement::{Layout, Placement, Region};
 use crate::tensor::{DType, Device, Dims, Shape, Tensor};
 
 /// The calls of a kernel for one call of an operator whose operands are ragged over several dims.
@@ -28,11 +28,44 @@ struct BoxCall {
     rows: Range<usize>,
 }
 
+/// Returns true if a kernel may run once per box: every result has flattened dims, and all operands and results that
+/// have some have the same ones, cut by the same placements of the same axes, so their boxes are equal on every rank.
+pub(crate) fn are_cut_alike<'a>(
+    ins: impl Iterator<Item = (&'a Shape, &'a Layout)>,
+    outs: impl Iterator<Item = (&'a Shape, &'a Layout)>,
+) -> bool {
+    let outs: SmallVec<[_; 3]> = outs.map(|(shape, layout)| FlatCut::of(shape, layout)).collect();
+    let Some(Some(first)) = outs.first() else { return false };
+    outs.iter().all(|cut| cut.as_ref() == Some(first))
+        && ins.filter_map(|(shape, layout)| FlatCut::of(shape, layout)).all(|cut| cut == *first)
+}
+
+/// The flattened dims of a tensor and how they are cut.
+#[derive(PartialEq)]
+struct FlatCut<'a> {
+    extents: &'a [usize],
+    /// The axes that cut them, with their placements, the outermost first.
+    axes: SmallVec<[(usize, &'a Placement); 4]>,
+}
+
+impl FlatCut<'_> {
+    /// Returns the cut of the flattened dims, or `None` if no axis flattens several.
+    fn of<'a>(shape: &'a Shape, layout: &'a Layout) -> Option<FlatCut<'a>> {
+        let ragged = layout.placements().iter().filter(|p| p.ragged_units().is_some());
+        let flat = ragged.max_by_key(|p| p.split_dims().end).filter(|p| p.split_dims().end > 1)?;
+        let cutting = layout.order().iter().map(|&a| (a, layout.axis(a)));
+        Some(FlatCut {
+            extents: &shape[flat.split_dims()],
+            axes: cutting.filter(|(_, placement)| placement.meets(flat)).collect(),
+        })
+    }
+}
+
 impl RaggedBoxes {
-    /// Returns the calls for these windows, or `None` if operands and results are not cut alike.
-    pub fn of(at: &Windows) -> Option<RaggedBoxes> {
+    /// Returns the calls for the windows of operands and results that [are cut alike](are_cut_alike).
+    pub fn of(at: &Windows) -> RaggedBoxes {
         let flat: SmallVec<[&Window; 6]> = at.ins.iter().chain(&at.outs).filter(|w| is_flat(w)).collect();
-        let first = *flat.iter().find(|w| !w.region.is_empty()).or(flat.first())?;
+        let first = flat.iter().find(|w| !w.region.is_empty()).or(flat.first()).expect("a result is flat");
         let dims = flattened(first);
         let prefixes = |w: &Window| w.region.boxes.iter().map(|b| prefix(&b.start, &b.len, dims)).collect();
         let boxes: Vec<(Dims, Dims)> = prefixes(first);
@@ -41,9 +74,7 @@ impl RaggedBoxes {
             let held = w.region.is_empty() || prefixes(w) == boxes;
             flattened(w) == dims && w.local()[0] == first.local()[0] && held
         };
-        if !flat.iter().all(alike) || !at.outs.iter().all(is_flat) {
-            return None;
-        }
+        assert!(flat.iter().all(alike) && at.outs.iter().all(is_flat), "operands are cut alike");
         let mut done = 0;
         let call = |(start, len): &(Dims, Dims)| {
             let window = |w: &Window| if is_flat(w) { within(w, start, len) } else { w.clone() };
@@ -52,10 +83,7 @@ impl RaggedBoxes {
             let (ins, outs) = (at.ins.iter().map(window).collect(), at.outs.iter().map(window).collect());
             BoxCall { at: Windows { ins, outs, exact: at.exact }, rows }
         };
-        Some(RaggedBoxes {
-            boxes: boxes.iter().map(call).collect(),
-            cut: at.ins.iter().map(is_flat).collect(),
-        })
+        RaggedBoxes { boxes: boxes.iter().map(call).collect(), cut: at.ins.iter().map(is_flat).collect() }
     }
 
     /// Runs `kernel` on each box. Returns results of these dtypes and local shapes.
@@ -144,7 +172,7 @@ mod tests {
         let op = Softmax { dim: 2 };
         for (rank, calls) in [(0, 0), (1, 2), (2, 2)] {
             let at = windows(&[text], text, &mesh(rank));
-            let boxes = RaggedBoxes::of(&at).unwrap();
+            let boxes = RaggedBoxes::of(&at);
             assert_eq!(boxes.boxes.len(), calls, "rank {rank}");
             let x = Tensor::from_vec((0..at.ins[0].region.numel()).map(|i| (i * i) as f32).collect(), {
                 at.ins[0].local().clone()
@@ -166,10 +194,43 @@ mod tests {
 
     #[test]
     fn tensors_that_are_cut_otherwise_have_no_common_boxes() {
-        let mesh = Mesh::parse("a=2", 0).unwrap();
-        let (x, y) = ("f32[3, 4]@(a:RS(0..2; 7,5))", "f32[4, 3]@(a:RS(0..2; 7,5))");
-        assert!(RaggedBoxes::of(&windows(&[x, x], x, &mesh)).is_some());
-        assert!(RaggedBoxes::of(&windows(&[x, y], x, &mesh)).is_none());
-        assert!(RaggedBoxes::of(&windows(&[x], "f32[3]@(a:R)", &mesh)).is_none());
+        let mesh = Mesh::parse("a=2,b=2", 0).unwrap();
+        let alike = |ins: &[&str], out: &str| {
+            let spec = |text: &str| Spec::parse(text, &mesh).unwrap();
+            let (ins, out) = (ins.iter().map(|text| spec(text)).collect::<Vec<_>>(), spec(out));
+            let alike = are_cut_alike(
+                ins.iter().map(|x| (&x.shape, &x.layout)),
+                std::iter::once((&out.shape, &out.layout)),
+            );
+            // A cut that is alike gives equal boxes on every rank.
+            for rank in mesh.ranks().filter(|_| alike) {
+                let coords = mesh.coords_of(rank).unwrap();
+                let window = |x: &Spec| Window { global: x.shape.clone(), region: x.region_at(&coords) };
+                let ins = ins.iter().map(window).collect();
+                let outs = [window(&out)].into_iter().collect();
+                RaggedBoxes::of(&Windows { ins, outs, exact: true });
+            }
+            alike
+        };
+        let x = "f32[3, 4, 5]@(a:RS(0..2; 7,5), b:R)";
+        assert!(alike(&[x, x], x));
+        assert!(alike(&["f32[3]@(a:R, b:R)", "f32[3, 4]@(a:RS(0..2; 7,5), b:R)"], x));
+        assert!(alike(&[x], "f32[3, 4, 5]@(a:RS(0..2; 7,5), b:S2)"));
+        assert!(alike(&[x], "f32[3, 4, 5]@(a:RS(0..2; 7,5), b:P(sum))"));
+        assert!(!alike(&[x, "f32[4, 3, 5]@(a:RS(0..2; 7,5), b:R)"], x));
+        assert!(!alike(&[x, "f32[3, 4, 5]@(a:RS(0..3; 7,5), b:R)"], x));
+        assert!(!alike(&[x], "f32[3]@(a:R, b:R)"));
+        // Another axis cuts one of them, outside or inside, ragged or not, or in another order.
+        let nested = "f32[4, 3, 5]@(a:RS(0..2; 1,2), b:RS(0..2; 1,1))";
+        assert!(alike(&[nested, nested], nested));
+        for other in [
+            "f32[4, 3, 5]@(a:RS(0..2; 1,2), b:R)",
+            "f32[4, 3, 5]@(a:RS(0..2; 1,2)^1, b:S0^0)",
+            "f32[4, 3, 5]@(a:RS(0..2; 1,2)^1, b:RS(0..2; 1,1)^0)",
+            "f32[4, 3, 5]@(a:RS(0..2; 2,1), b:RS(0..2; 1,1))",
+        ] {
+            assert!(!alike(&[other], nested) && !alike(&[other, nested], nested), "{other}");
+            assert!(alike(&[other], other), "{other}");
+        }
     }
 }

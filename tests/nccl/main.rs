@@ -7,6 +7,7 @@ mod shim;
 
 mod driver;
 mod fake;
+mod machines;
 
 use std::net::TcpListener;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use isoshard::ops::{
     arity, no_cuda_kernel,
 };
 use isoshard::tensor::{DType, Tensor};
-use isoshard::testing::{Equivalence, judge, values};
+use isoshard::testing::{Equivalence, Judge, judge, values};
 use isoshard::{Error, Result};
 
 use crate::common::samples::catalog;
@@ -103,4 +103,76 @@ fn losses_in_f64_are_steps() {
     });
     let text = check.check().expect_err("the second loss differs").to_string();
     assert!(text.contains("step 1, loss: element [] is 2.5e-1"), "{text}");
+}
+
+/// Adds 1 to the first row of a matrix and 2 to its last. If `wrong`, a part of two is taken for either the upper or the
+/// lower one: parts that two ragged axes cut also lie between them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct MarkEnds {
+    wrong: bool,
+}
+
+impl Op for MarkEnds {
+    fn name(&self) -> &'static str {
+        "mark_ends"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x] = arity(self.name(), ins)?;
+        Ok([x.clone()].into_iter().collect())
+    }
+
+    fn rows(&self, _: &[Meta], axis: MeshAxis) -> Vec<Row> {
+        let listed = axis.ranks == 2 && axis.ragged().is_some_and(|cut| cut.dims == 1);
+        listed.then(|| Row::same(AxisPlacement::Ragged, 1)).into_iter().collect()
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let (shape, x) = (at.outs[0].local(), Meta::of(&ins[0]));
+        let (rows, columns, mut y) = (shape[0], shape[1], ins[0].to_f64_vec());
+        if rows > 0 {
+            let first = at.outs[0].start(0);
+            let is_upper = first == 0;
+            let is_lower = if self.wrong {
+                !is_upper || rows == at.outs[0].global[0]
+            } else {
+                first + rows == at.outs[0].global[0]
+            };
+            if is_upper {
+                y[..columns].iter_mut().for_each(|y| *y += 1.0);
+            }
+            if is_lower {
+                y[(rows - 1) * columns..].iter_mut().for_each(|y| *y += 2.0);
+            }
+        }
+        Ok([values::tensor(x.dtype, &y, shape)].into_iter().collect())
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        no_cuda_kernel(self, ins)
+    }
+
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(1, ins, outs)
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("this test has no use for it")
+    }
+}
+
+/// Each row holds by itself. Only parts of parts, several on either axis, show that they do not hold together.
+#[test]
+fn rows_that_fail_for_ragged_shards_within_ragged_shards_are_found() {
+    let sample = |wrong: bool| Sample::new(MarkEnds { wrong }, [Input::ints([9, 3])]);
+    judge(&sample(false)).assert();
+    let judge = Judge::new(&sample(true));
+    judge.one_axis().assert();
+    judge.one_axis_by_bits().assert();
+    for verdict in [judge.two_axes(), judge.two_axes_by_bits()] {
+        let text = verdict.to_string();
+        let place = "[9, 3]@(a:RS(0..1; 3,6), b:RS(0..1; 1,2))";
+        assert!(text.contains("the rows [RS -> RS, RS -> RS] are wrong together"), "{text}");
+        assert!(text.contains(place), "{text}");
+    }
 }

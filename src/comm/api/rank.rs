@@ -135,15 +135,16 @@ impl Rank {
                 let words = Tensor::from_vec(words.to_vec(), [5])?.to_device(self.device)?;
                 let shapes = vec![Shape::from([5]); self.world_len()];
                 let all = self.world.all_gather(&words, &shapes)?;
-                let mut slowest = own?;
-                for (rank, words) in all.into_iter().enumerate() {
-                    let other = Machine::of_words(&words.to_vec::<f64>()?).map_err(|_| {
+                own?;
+                let read = |(rank, words): (usize, Tensor)| {
+                    Machine::of_words(&words.to_vec::<f64>()?).map_err(|_| {
                         let given = format!("others of rank {rank}");
                         Error::invalid("machine", "a rate is a finite number above 0", given, "")
-                    })?;
-                    slowest = slowest.slower(&other);
-                }
-                slowest
+                    })
+                };
+                // The own rates as well are those that the others read: a limit may be rounded on the way.
+                let all: Vec<Machine> = all.into_iter().enumerate().map(read).collect::<Result<_>>()?;
+                all.into_iter().reduce(|a, b| a.slower(&b)).expect("a world has a rank")
             }
         };
         Ok(self)

@@ -2,15 +2,9 @@
 
 use super::{ParamUnit, Params};
 use crate::comm::ModulePath;
+use crate::error::Result;
 use crate::nn::param_id::ParamId;
 use crate::nn::pieces::ParamPiece;
-use crate::rng::Generator;
-
-/// The parameters that are declared at some time.
-pub(in crate::nn) struct DeclaredParams {
-    len: usize,
-    generator: Generator,
-}
 
 impl Params {
     pub(in crate::nn) fn has_site(&self, path: &str) -> bool {
@@ -55,18 +49,25 @@ impl Params {
         &self.at(id).pieces
     }
 
-    /// Returns the state of the declarations, for [`Params::forget_since`].
-    pub(in crate::nn) fn declared(&self) -> DeclaredParams {
-        DeclaredParams { len: self.list.len(), generator: self.generator.clone() }
-    }
-
-    /// Forgets the parameters that were declared since. They must have declared no sites.
-    pub(in crate::nn) fn forget_since(&mut self, DeclaredParams { len, generator }: DeclaredParams) {
-        self.generator = generator;
-        self.list.truncate(len);
-        self.units.iter_mut().for_each(|unit| unit.members.retain(|id| id.index < len));
-        // New units are the last ones, so the numbers of the others stay.
-        self.units.retain(|unit| !unit.members.is_empty());
+    /// Runs `declare`. If it fails, its declarations are taken back: the parameters, sites and blocks, and the draws of
+    /// their values.
+    pub(in crate::nn) fn all_or_none<T>(
+        &mut self,
+        declare: impl FnOnce(&mut Params) -> Result<T>,
+    ) -> Result<T> {
+        let (len, generator) = (self.list.len(), self.generator.clone());
+        let (sites, blocks) = (self.sites.clone(), self.blocks.clone());
+        let declared = declare(self);
+        if declared.is_err() {
+            self.generator = generator;
+            (self.sites, self.blocks) = (sites, blocks);
+            self.list.truncate(len);
+            self.units.iter_mut().for_each(|unit| unit.members.retain(|id| id.index < len));
+            // New units are the last ones, so the numbers of the others stay.
+            self.units.retain(|unit| !unit.members.is_empty());
+            self.checked.set(None);
+        }
+        declared
     }
 
     /// Adds a parameter to its unit: the part of its path up to the first number, such as `h.0`. Parameters without a
@@ -82,5 +83,84 @@ impl Params {
         });
         self.units[at].members.push(id);
         at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::DeviceMesh;
+    use crate::nn::{Activation, SelfAttentionConfig};
+    use crate::nn::{Decoder, DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig, NormConfig, Plan};
+    use crate::rng::Init;
+
+    /// Returns the digest of the parameters, and the names of all that is declared.
+    fn state(params: &Params) -> Result<(u64, Vec<String>)> {
+        let indices = |unit: &ParamUnit| unit.members.iter().map(|id| id.index).collect::<Vec<_>>();
+        let units = params.units().iter().map(|unit| format!("unit {}: {:?}", unit.name, indices(unit)));
+        let paths = params.ids().map(|id| format!("param {}", params.path(id)));
+        let sites = params.sites().map(|path| format!("site {path}"));
+        let blocks = params.blocks().map(|path| format!("block {path}"));
+        Ok((params.digest()?, paths.chain(sites).chain(blocks).chain(units).collect()))
+    }
+
+    #[test]
+    fn what_a_failed_declaration_declares_is_taken_back() {
+        let run = |rank| {
+            let mesh = DeviceMesh::parse(&rank, "tp=2")?;
+            let new = || Params::new(&mesh, Plan::default(), 7);
+            let normal = Init::Normal { mean: 0.0, std: 1.0 };
+            let (mut params, mut fresh) = (new()?, new()?);
+            for params in [&mut params, &mut fresh] {
+                params.root().child("h").child(0).param("w", [3], normal)?;
+                params.root().child("h").child(0).block_here();
+                params.root().site("x");
+            }
+            let before = state(&params)?;
+            let e = params.all_or_none(|params| {
+                let mut root = params.root();
+                root.child("h").child(0).param("v", [3], normal)?;
+                root.child("h").child(1).param("w", [3], normal)?;
+                root.child("h").child(1).block_here();
+                root.child("h").child(1).site_here();
+                root.child("h").child(0).param("w", [3], normal)
+            });
+            assert!(e.unwrap_err().to_string().contains("two parameters share a path"));
+            assert_eq!(state(&params)?, before);
+            for params in [&mut params, &mut fresh] {
+                params.all_or_none(|params| params.root().child("h").child(1).param("u", [3], normal))?;
+            }
+            assert_eq!(state(&params)?, state(&fresh)?);
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    /// A model whose second layer is refused leaves nothing behind: the next model has the values of a first one.
+    #[test]
+    fn a_refused_model_leaves_nothing_behind() {
+        let run = |rank| {
+            let mesh = DeviceMesh::parse(&rank, "tp=2")?;
+            let mlp =
+                MlpConfig { hidden: 6, gated: true, activation: Activation::Silu, bias: false, dropout: 0.0 };
+            let layer = |heads| DecoderLayer {
+                attention: SelfAttentionConfig::new(heads, 2, 4),
+                feed_forward: FeedForwardConfig::Mlp(mlp),
+            };
+            let norm = NormConfig::Rms { eps: 1e-6, unit_offset: false };
+            let config = |heads| DecoderConfig::new(11, 6, 8, norm, vec![layer(2), layer(heads)]);
+            let mut params = Params::new(&mesh, Plan::default(), 7)?;
+            // Three heads do not share two heads of keys.
+            Decoder::new(&mut params, config(3)).expect_err("the second layer does not fit");
+            assert_eq!((params.len(), params.units().len()), (0, 0));
+            assert_eq!((params.sites().count(), params.blocks().count()), (0, 0));
+            Decoder::new(&mut params, config(2))?;
+            let mut fresh = Params::new(&mesh, Plan::default(), 7)?;
+            Decoder::new(&mut fresh, config(2))?;
+            assert_eq!(state(&params)?, state(&fresh)?);
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
     }
 }

@@ -1,6 +1,6 @@
 //! Runs an operator's kernel on the shards of all ranks, one after another, without communication.
 
-use crate::ops::{Op, RaggedBoxes, Tensors, Window, Windows};
+use crate::ops::{Op, RaggedBoxes, Tensors, Window, Windows, are_cut_alike};
 use crate::placement::Spec;
 use crate::tensor::Tensor;
 use crate::testing::quiet::caught;
@@ -26,9 +26,10 @@ pub(super) fn eval_apart(
             let mut locals: Tensors =
                 ins.iter().map(|(_, parts)| parts[rank].to_owned_copy().expect("it is in memory")).collect();
             let call = || {
-                let Some(boxes) = RaggedBoxes::of(&at).filter(|_| by_boxes) else {
+                if !by_boxes {
                     return op.eval(&mut locals, &at);
-                };
+                }
+                let boxes = RaggedBoxes::of(&at);
                 let stored = outs.iter().zip(&at.outs).map(|(s, w)| (s.dtype, w.local().clone()));
                 boxes.run(&locals, stored, |locals, at| op.eval(locals, at))
             };
@@ -44,13 +45,10 @@ pub(super) fn eval_apart(
         .collect()
 }
 
-/// Returns true if the ragged operands and results of these specs have the same boxes on every rank.
+/// Returns true if the dispatcher would run a kernel once per box of these operands and results.
 pub(super) fn have_common_boxes(ins: &[Spec], outs: &[Spec]) -> bool {
-    outs[0].mesh.ranks().all(|rank| {
-        let coords = outs[0].mesh.coords_of(rank).expect("a rank of the mesh");
-        let windows = |specs: &[Spec]| specs.iter().map(|s| window(s, &coords)).collect();
-        RaggedBoxes::of(&Windows { ins: windows(ins), outs: windows(outs), exact: true }).is_some()
-    })
+    let [ins, outs] = [ins, outs].map(|specs| specs.iter().map(|s| (&s.shape, &s.layout)));
+    are_cut_alike(ins, outs)
 }
 
 fn window(spec: &Spec, coords: &[usize]) -> Window {

@@ -12,8 +12,8 @@
 //!   of [`ReductionTree::fold_order`], equals the single rank's result, and so do all other results of these runs.
 
 use crate::ops::{
-    AxisPlacement, InputFill, MeshAxis, Meta, Op, RaggedCut, Row, Sample, Tensors, Window, Windows,
-    empty_box, eval_whole,
+    AxisPlacement, InputFill, MeshAxis, Meta, Op, Row, Sample, Tensors, Window, Windows, empty_box,
+    eval_whole,
 };
 use crate::placement::{Layout, Mesh, Placement, ReductionTree, Region, Spec, TreeNode};
 use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
@@ -21,7 +21,7 @@ use crate::testing::shards::{elements_of, global_index};
 use crate::testing::values::{bits_differ, first_difference, mix, ordinary, ordinary_values, tensor};
 
 use super::apart::{eval_apart, have_common_boxes};
-use super::axis_rows::{RAGGED_DIMS, by_boxes, is_ragged, placement, ragged_cut, specs};
+use super::axis_rows::{AxisCuts, by_boxes, placement, ragged_cuts, specs};
 use super::verdict::Discrepancy;
 
 /// The result of a judgement that finds no difference.
@@ -131,13 +131,9 @@ impl BitsCase<'_> {
     /// Judges the rows together, for every ragged cut that fits.
     pub fn judge(&self) -> Result<RowOutcome, Discrepancy> {
         let mut best = RowOutcome::Illegal;
-        let ragged = is_ragged(self.rows);
-        for dims in if ragged { RAGGED_DIMS } else { 0..1 } {
-            let cut = ragged_cut(self.trial.op(), self.mesh, self.rows, &self.trial.metas, dims);
-            if ragged && cut.is_none() {
-                continue;
-            }
-            match self.judge_one(cut)? {
+        let rows = (self.rows, self.order);
+        for cuts in ragged_cuts(self.trial.op(), self.mesh, rows, &self.trial.metas) {
+            match self.judge_one(&cuts)? {
                 RowOutcome::Illegal => {}
                 other => best = other,
             }
@@ -145,20 +141,20 @@ impl BitsCase<'_> {
         Ok(best)
     }
 
-    fn judge_one(&self, cut: Option<RaggedCut>) -> Result<RowOutcome, Discrepancy> {
+    fn judge_one(&self, cuts: &AxisCuts) -> Result<RowOutcome, Discrepancy> {
         let sums_pass = self.rows.iter().any(|r| r.ins.contains(&AxisPlacement::SUM));
         if is_half(self.trial.dtype) && sums_pass && self.rows.iter().all(|r| r.by_bits) {
             // Partial sums that follow the reduction tree are stored in f32 and rounded when the sum is complete.
-            self.judge_stored(cut, true)?;
+            self.judge_stored(cuts, true)?;
         }
-        self.judge_stored(cut, false)
+        self.judge_stored(cuts, false)
     }
 
-    fn judge_stored(&self, cut: Option<RaggedCut>, wide: bool) -> Result<RowOutcome, Discrepancy> {
+    fn judge_stored(&self, cuts: &AxisCuts, wide: bool) -> Result<RowOutcome, Discrepancy> {
         let BitsCase { trial, mesh, rows, order } = self;
         let out_metas = trial.op().infer(&trial.metas).expect("the trial's operands fit");
-        let ins = specs(mesh, (rows, order), &trial.metas, cut, |r| &r.ins);
-        let outs = specs(mesh, (rows, order), &out_metas, cut, |r| &r.outs);
+        let ins = specs(mesh, (rows, order), &trial.metas, cuts, |r| &r.ins);
+        let outs = specs(mesh, (rows, order), &out_metas, cuts, |r| &r.outs);
         let (Some(ins), Some(outs)) = (ins, outs) else { return Ok(RowOutcome::Illegal) };
         let operands: Vec<PartialOperand> =
             ins.into_iter().enumerate().map(|(i, s)| PartialOperand::new(trial, i, s, wide)).collect();
@@ -166,16 +162,16 @@ impl BitsCase<'_> {
         let fails = |what: String| Discrepancy::new(&specs, None, what);
         let wholes: Vec<Tensor> = operands.iter().map(|o| o.whole.clone()).collect();
         let want = eval_whole(trial.op(), &wholes).map_err(|e| fails(e.to_string()))?;
-        let tree: Vec<Option<ReductionTree>> = (0..outs.len()).map(|k| self.tree(k, cut)).collect();
+        let tree: Vec<Option<ReductionTree>> = (0..outs.len()).map(|k| self.tree(k, cuts)).collect();
         if tree.iter().flatten().any(|t| t.most_nodes(mesh).is_none()) {
             return Ok(RowOutcome::CutsALeaf);
         }
         let found = match tree.iter().position(Option::is_some) {
             // The dispatcher runs a kernel once per node or once per box, but not both.
-            Some(k) if self.has_boxes_beside_sums(k, cut) => return Ok(RowOutcome::Illegal),
+            Some(k) if self.has_boxes_beside_sums(k, cuts) => return Ok(RowOutcome::Illegal),
             Some(k) => self.under_nodes(&operands, &outs, &tree, k, &want),
             None => {
-                let by_boxes = by_boxes(trial.op(), mesh, rows, &trial.metas, cut);
+                let by_boxes = by_boxes(trial.op(), mesh, rows, &trial.metas, cuts);
                 let passes = rows.iter().any(|r| r.ins.contains(&AxisPlacement::SUM));
                 if by_boxes && (passes || !have_common_boxes(&specs, &outs)) {
                     return Ok(RowOutcome::Illegal);
@@ -194,14 +190,15 @@ impl BitsCase<'_> {
     }
 
     /// Returns true if some row that does not make the sum `k` runs the kernel once per box.
-    fn has_boxes_beside_sums(&self, k: usize, cut: Option<RaggedCut>) -> bool {
-        let others: Vec<Row> =
-            self.rows.iter().filter(|r| r.outs[k].tree_leaf().is_none()).cloned().collect();
-        by_boxes(self.trial.op(), self.mesh, &others, &self.trial.metas, cut)
+    fn has_boxes_beside_sums(&self, k: usize, cuts: &AxisCuts) -> bool {
+        let others = self.rows.iter().zip(cuts);
+        let others: AxisCuts =
+            others.map(|(r, cut)| cut.filter(|_| r.outs[k].tree_leaf().is_none())).collect();
+        by_boxes(self.trial.op(), self.mesh, self.rows, &self.trial.metas, &others)
     }
 
     /// Returns the reduction tree of result `k`, from the rows that cut one dim each.
-    fn tree(&self, k: usize, ragged: Option<RaggedCut>) -> Option<ReductionTree> {
+    fn tree(&self, k: usize, cuts: &AxisCuts) -> Option<ReductionTree> {
         let summed = |r: &Row| matches!(r.outs[k], AxisPlacement::TreeSum(_));
         let leaf = self
             .rows
@@ -216,7 +213,7 @@ impl BitsCase<'_> {
         let place = |(a, r): (usize, &Row)| match summed(r) {
             false => Placement::Replicate,
             true if r.takes_ragged() => {
-                placement(AxisPlacement::Ragged, ragged, self.mesh.axis_len(a)).expect("the operand lies so")
+                placement(AxisPlacement::Ragged, cuts[a], self.mesh.axis_len(a)).expect("the operand lies so")
             }
             true => Placement::Shard(
                 dims.iter().position(|d| d.ins == r.ins).expect("a row that cuts a summed dim"),

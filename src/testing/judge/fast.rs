@@ -7,9 +7,7 @@
 //! sum may add up to NaN (`inf - inf`); that is not counted as a difference.
 
 use super::apart::{eval_apart, have_common_boxes};
-use super::axis_rows::{
-    RAGGED_DIMS, by_boxes, flattened, is_ragged, is_spread, placement, ragged_cut, specs,
-};
+use super::axis_rows::{by_boxes, flattened, is_spread, placement, ragged_cuts, specs};
 use super::verdict::Discrepancy;
 use crate::error;
 use crate::ops::{AxisPlacement, Meta, RaggedCut, Row, Sample, eval_whole};
@@ -89,18 +87,14 @@ pub(super) fn holds_everywhere(
     rows: &[Row],
     order: &[usize],
 ) -> Result<(), Discrepancy> {
-    let (op, ragged) = (sample.op.as_ref(), is_ragged(rows));
-    for dims in if ragged { RAGGED_DIMS } else { 0..1 } {
-        for trial in trials {
-            let metas = |ts: &[Tensor]| ts.iter().map(Meta::of).collect::<Vec<_>>();
-            let (ins, outs) = (metas(&trial.ins), metas(&trial.outs));
-            let cut = ragged_cut(op, mesh, rows, &ins, dims);
-            if ragged && cut.is_none() {
-                continue;
-            }
-            let by_boxes = by_boxes(op, mesh, rows, &ins, cut);
-            let ins = specs(mesh, (rows, order), &ins, cut, |r| &r.ins);
-            let outs = specs(mesh, (rows, order), &outs, cut, |r| &r.outs);
+    let op = sample.op.as_ref();
+    for trial in trials {
+        let metas = |ts: &[Tensor]| ts.iter().map(Meta::of).collect::<Vec<_>>();
+        let (in_metas, out_metas) = (metas(&trial.ins), metas(&trial.outs));
+        for cuts in ragged_cuts(op, mesh, (rows, order), &in_metas) {
+            let by_boxes = by_boxes(op, mesh, rows, &in_metas, &cuts);
+            let ins = specs(mesh, (rows, order), &in_metas, &cuts, |r| &r.ins);
+            let outs = specs(mesh, (rows, order), &out_metas, &cuts, |r| &r.outs);
             let (Some(ins), Some(outs)) = (ins, outs) else { continue };
             // The dispatcher does not combine rows whose ragged operands differ in their boxes.
             if !by_boxes || have_common_boxes(&ins, &outs) {

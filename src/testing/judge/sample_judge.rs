@@ -389,8 +389,11 @@ impl Judge {
     }
 }
 
-/// Returns the products of rows for a mesh of two axes, among them the row of replicas: of `n` draws those whose rows
-/// go together.
+/// The number of draws of two rows that both take ragged operands.
+const RAGGED_PAIRS: usize = 3;
+
+/// Returns the products of rows for a mesh of two axes, among them the row of replicas: of `n` draws, and of some of
+/// ragged rows only, those whose rows go together.
 fn row_pairs(
     sample: &Sample,
     metas: &[Meta],
@@ -401,9 +404,11 @@ fn row_pairs(
     let outs = sample.op.infer(metas).expect("a sample's operands fit its operator");
     let whole = Row::new(metas.iter().map(|_| AxisPlacement::R), outs.iter().map(|_| AxisPlacement::R));
     let rows = |a: usize, other: Option<AxisPlacement>| {
+        let axis = MeshAxis::new(lens[a]);
         let axis = match other {
-            Some(AxisPlacement::S(dim)) => MeshAxis::new(lens[a]).with_split(dim, lens[1 - a]),
-            _ => MeshAxis::new(lens[a]),
+            Some(AxisPlacement::S(dim)) => axis.with_split(dim, lens[1 - a]),
+            Some(AxisPlacement::Ragged | AxisPlacement::RaggedOver(_)) => axis.with_ragged_split(0),
+            Some(AxisPlacement::R | AxisPlacement::P(_) | AxisPlacement::TreeSum(_)) | None => axis,
         };
         let mut rows = all_rows(sample.op.as_ref(), metas, axis);
         rows.retain(|row| is_wanted(row));
@@ -414,12 +419,16 @@ fn row_pairs(
         .bytes()
         .fold(n as u64, |seed, byte| mix(seed ^ u64::from(byte)));
     let mut stream = SplitMix(seed);
-    let mut pair = || {
-        let a = stream.pick(&rows(0, None)).clone();
-        let b = stream.pick(&rows(1, a.ins.first().copied())).clone();
+    let mut pair = |both_ragged: bool| {
+        let drawn = |mut rows: Vec<Row>, stream: &mut SplitMix| {
+            rows.retain(|row| !both_ragged || row.takes_ragged());
+            (!rows.is_empty()).then(|| stream.pick(&rows).clone())
+        };
+        let a = drawn(rows(0, None), &mut stream)?;
+        let b = drawn(rows(1, a.ins.first().copied()), &mut stream)?;
         rows(0, b.ins.first().copied()).contains(&a).then_some([a, b])
     };
-    (0..n).filter_map(|_| pair()).collect()
+    (0..n).map(|_| false).chain([true; RAGGED_PAIRS]).filter_map(|both| pair(both)).collect()
 }
 
 fn grid(lens: [usize; 2]) -> Mesh {
