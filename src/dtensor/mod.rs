@@ -27,6 +27,7 @@
 //! The [glossary](crate::glossary) defines the words used here.
 
 mod backward;
+mod backward_pass;
 mod bridge;
 mod call_cost;
 mod call_plan;
