@@ -107,7 +107,7 @@ pub(super) fn one_of_scalar(verb: &str, x: &DTensor) -> Result<DTensor> {
 
 /// Returns the history of `x`. Refuses a `grad` of another shape, dtype or mesh, and an `x` without history.
 pub(super) fn expect_history<'a>(verb: &str, x: &'a DTensor, grad: &DTensor) -> Result<&'a TapeOutput> {
-    if grad.meta() != x.meta() || !grad.mesh.same(&x.mesh) {
+    if grad.dtype() != x.dtype() || grad.shape() != x.shape() || !grad.mesh.same(&x.mesh) {
         let given = format!("{} for {}", grad.spec(), x.spec());
         return Err(Error::invalid(verb, "the gradient does not fit", given, ""));
     }

@@ -2,14 +2,17 @@
 
 use std::ops::Deref;
 
+use super::device_mesh::MeshCache;
 use crate::ops::{VjpProgram, VjpValue};
 
-/// A derivative program that knows when its values are read for the last time.
+/// A derivative program that knows when its values are read for the last time, and remembers how it ran last.
 pub(super) struct DerivativeProgram {
     program: VjpProgram,
     /// Per step, a bit per operand, set if no later step reads the value and it is no gradient of the program. Operands
     /// from the 64th on have no bit.
     pub last_reads: Vec<u64>,
+    /// The plans of the steps' last calls, which the file that runs programs keeps here.
+    pub plans: MeshCache,
 }
 
 impl DerivativeProgram {
@@ -24,7 +27,12 @@ impl DerivativeProgram {
                 }
             }
         }
-        DerivativeProgram { program, last_reads }
+        DerivativeProgram { program, last_reads, plans: MeshCache::default() }
+    }
+
+    /// Returns true if value `v` is the gradient of an operand, unchanged.
+    pub fn is_gradient(&self, v: usize) -> bool {
+        self.program.grads.iter().flatten().any(|grad| grad.index() == v)
     }
 
     /// Returns true if value `v` is the gradient of one of the `operands`, a bit set, and nothing else.
