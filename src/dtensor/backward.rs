@@ -4,7 +4,7 @@ use super::backward_pass::BackwardPass;
 use super::gradients::Gradients;
 use super::tensor::{DTensor, TapeOutput};
 use crate::error::{Error, Result};
-use crate::placement::Layout;
+use crate::tensor::Tensor;
 
 impl DTensor {
     /// Computes the gradients of this scalar with respect to every leaf tensor ([`DTensor::requires_grad`]) from
@@ -93,7 +93,12 @@ impl DTensor {
 
     fn add_gradients(&self, grad: DTensor, gradients: &mut Gradients) -> Result<()> {
         let output = expect_history("backward", self, &grad)?;
-        BackwardPass::add_gradients_of_leaves(&self.mesh, output, grad.detach(), gradients)
+        BackwardPass::add_gradients_of_leaves(
+            &self.mesh,
+            output,
+            DTensor { history: None, ..grad },
+            gradients,
+        )
     }
 }
 
@@ -102,7 +107,9 @@ pub(super) fn one_of_scalar(verb: &str, x: &DTensor) -> Result<DTensor> {
     if x.shape().numel() != 1 {
         return Err(Error::invalid(verb, "wants one element", x.spec().to_string(), "sum it first"));
     }
-    DTensor::full(&x.mesh, x.dtype(), x.shape(), 1.0, Layout::replicated(x.mesh.mesh().ndim()))
+    let meta = x.mesh.replicated(&x.meta)?;
+    let local = Tensor::full_on(x.mesh.device(), x.dtype(), meta.local_shape(), 1.0)?;
+    Ok(DTensor::wrap(&x.mesh, local, meta))
 }
 
 /// Returns the history of `x`. Refuses a `grad` of another shape, dtype or mesh, and an `x` without history.

@@ -51,6 +51,7 @@ pub(super) struct WantedGradients {
 
 impl BackwardPass {
     /// Starts a pass from `root`, whose gradient has not been added yet.
+    #[inline]
     fn new(mesh: &DeviceMesh, root: &TapeNode) -> BackwardPass {
         let id = next_id();
         count_gradients([root], 0, id);
@@ -343,15 +344,16 @@ impl BackwardPass {
     fn store_leaf_gradient(&mut self, leaf: &TapeNode, grad: &mut Option<DTensor>) -> Result<()> {
         let Some(mut grad) = grad.take().filter(|_| self.wanted.is_none()) else { return Ok(()) };
         let _label = operator_scope("backward");
-        let layout = leaf.outs[0].layout();
+        let at_leaf = &leaf.outs[0];
         let mut earlier = self.gradients.remove(leaf);
         if let Some(part) = earlier.take_if(|earlier| earlier.layout().has_partial()) {
             grad = add(part, grad)?;
         }
         let stays = self.mesh.keeps_parts() && grad.layout().has_partial();
-        if !stays && grad.layout() != layout {
-            grad = grad.redistribute(layout.clone())?;
+        if !stays && grad.layout() != at_leaf.layout() {
+            grad = grad.redistribute_to(at_leaf)?;
         }
+        debug_assert!(stays || grad.meta == *at_leaf, "a gradient has its leaf's dtype and shape");
         if let Some(earlier) = earlier {
             grad = add(earlier, grad)?;
         }

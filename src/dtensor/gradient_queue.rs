@@ -33,7 +33,8 @@ impl GradientQueue {
             Err(at) => {
                 let index = self.nodes.len();
                 self.order.insert(at, (node.id, index));
-                let grads = node.outs.iter().map(|_| None).collect();
+                let mut grads = ResultGradients::new();
+                grads.resize_with(node.outs.len(), || None);
                 self.nodes.push(QueuedNode { node: node.clone(), grads });
                 index
             }
@@ -43,24 +44,26 @@ impl GradientQueue {
 
     /// Removes the youngest node.
     pub fn pop_youngest(&mut self) -> Option<QueuedNode> {
-        let last = self.order.len().checked_sub(1)?;
-        Some(self.take(last))
+        let (_, index) = self.order.pop()?;
+        Some(self.take(index))
     }
 
     /// Removes a node, if it is queued.
     pub fn remove(&mut self, node: &TapeNode) -> Option<QueuedNode> {
         let at = self.find(node.id).ok()?;
-        Some(self.take(at))
+        let (_, index) = self.order.remove(at);
+        Some(self.take(index))
     }
 
-    fn take(&mut self, at: usize) -> QueuedNode {
-        let (_, index) = self.order.remove(at);
-        let taken = self.nodes.swap_remove(index);
-        if let Some(moved) = self.nodes.get(index) {
-            let at = self.find(moved.node.id).expect("it is queued");
-            self.order[at].1 = index;
+    /// Removes the node with this index, which has left the order.
+    fn take(&mut self, index: usize) -> QueuedNode {
+        let last = self.nodes.pop().expect("the order has indices of nodes");
+        if index == self.nodes.len() {
+            return last;
         }
-        taken
+        let at = self.find(last.node.id).expect("it is queued");
+        self.order[at].1 = index;
+        std::mem::replace(&mut self.nodes[index], last)
     }
 
     /// Returns the position of a node in the order, or the one at which it would be.
