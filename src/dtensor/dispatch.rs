@@ -281,16 +281,19 @@ fn move_operands(plan: &CallPlan, op: &dyn Op, ins: &[&DTensor]) -> Result<Vec<O
     if plan.moves.iter().all(Option::is_none) {
         return Ok(Vec::new());
     }
-    let moved = |(x, m): (&&DTensor, &Option<(Rc<Move>, Rc<TensorMeta>)>)| match m {
-        None => Ok(None),
-        // A derivative reduces partial operands once for several steps.
-        Some((_, to)) if x.meta == *to => Ok(None),
-        Some((m, to)) => {
-            let _label = operator_scope(op.name());
-            Ok(Some(DTensor::wrap(&x.mesh, m.run(&x.mesh, x.local.clone())?, to.clone())))
-        }
-    };
-    ins.iter().zip(&plan.moves).map(moved).collect()
+    let mut moved = Vec::with_capacity(ins.len());
+    for (x, m) in ins.iter().zip(&plan.moves) {
+        moved.push(match m {
+            None => None,
+            // A derivative reduces partial operands once for several steps.
+            Some((_, to)) if x.meta == *to => None,
+            Some((m, to)) => {
+                let _label = operator_scope(op.name());
+                Some(DTensor::wrap(&x.mesh, m.run(&x.mesh, x.local.clone())?, to.clone()))
+            }
+        });
+    }
+    Ok(moved)
 }
 
 /// Returns the operands' local tensors after their redistribution.
