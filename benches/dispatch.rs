@@ -3,8 +3,11 @@
 //!
 //! Every rank has 8 x 8 f32 elements, sharded by rows, so nothing is sent. There are three modes: forward without a
 //! tape, forward with a tape, and forward, `sum_all` and backward to the first operand. Each number is the minimum of
-//! many rounds.
+//! many rounds. `cargo bench --bench dispatch -- relu` measures only cases whose name starts so. The last column is the
+//! number of allocations above the local operator.
 
+use std::alloc::{GlobalAlloc, Layout as BlockLayout, System};
+use std::cell::Cell;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,6 +25,40 @@ use isoshard::tensor::{DType, Tensor};
 const SIDE: usize = 8;
 const ROUNDS: usize = 60;
 const CALLS: u32 = 500;
+
+/// Counts the allocations of each thread.
+struct CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+thread_local!(static ALLOCATIONS: Cell<u64> = const { Cell::new(0) });
+
+// SAFETY: the system's allocator does all work.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: BlockLayout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller keeps the same promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: BlockLayout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: BlockLayout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(block, layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: BlockLayout, len: usize) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as above.
+        unsafe { System.realloc(block, layout, len) }
+    }
+}
 
 type Distributed = fn(&DTensor, &DTensor) -> Result<DTensor>;
 
@@ -71,32 +108,44 @@ const CASES: [Case; 8] = [
 
 fn main() -> Result<()> {
     let json = std::env::args().any(|a| a == "--json");
+    let only = std::env::args().skip(1).find(|a| !a.starts_with('-')).unwrap_or_default();
     if !json {
-        println!("{:<34}{:>10}{:>10}{:>10}   (ns)", "case", "local", "DTensor", "above");
+        println!("{:<34}{:>10}{:>10}{:>10}   (ns){:>14}", "case", "local", "DTensor", "above", "allocations");
     }
     for (ranks, mesh) in [(1, "1"), (2, "dp=2")] {
-        let lines = spmd(ranks, move |rank| measure(&DeviceMesh::parse(&rank, mesh)?))?;
+        let only = only.clone();
+        let lines = spmd(ranks, move |rank| measure(&DeviceMesh::parse(&rank, mesh)?, &only))?;
         for (case, local, distributed) in lines.iter().flatten().take(lines[0].len()) {
-            let (case, above) = (format!("{case}/{ranks}"), distributed - local);
+            let (case, above) = (format!("{case}/{ranks}"), distributed.ns - local.ns);
             if json {
                 println!(r#"{{"bench":"dispatch","case":"{case}","value":{above:.1},"unit":"ns"}}"#);
             } else {
-                println!("{case:<34}{local:>10.0}{distributed:>10.0}{above:>10.0}");
+                let allocations = distributed.allocations - local.allocations;
+                let (local, distributed) = (local.ns, distributed.ns);
+                println!("{case:<34}{local:>10.0}{distributed:>10.0}{above:>10.0}{allocations:>19.1}");
             }
         }
     }
     Ok(())
 }
 
-/// The case, the nanoseconds on local tensors, and the nanoseconds on distributed tensors.
-fn measure(mesh: &DeviceMesh) -> Result<Vec<(String, f64, f64)>> {
+/// The cost of one call.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    /// The average nanoseconds in the fastest round.
+    ns: f64,
+    allocations: f64,
+}
+
+/// The cases whose names start with `only`, with their costs on local tensors and on distributed tensors.
+fn measure(mesh: &DeviceMesh, only: &str) -> Result<Vec<(String, Cost, Cost)>> {
     let rows = SIDE * mesh.mesh().rank_len();
     let layout = Layout::new(mesh.mesh().coords().iter().map(|_| Placement::Shard(0)));
     let x = DTensor::full(mesh, DType::F32, [rows, SIDE], 0.5, layout.clone())?;
     let leaf = x.requires_grad()?;
     let w = DTensor::full(mesh, DType::F32, [SIDE, SIDE], 0.25, Layout::replicated(layout.ndim()))?;
     let mut lines = Vec::new();
-    for case in CASES {
+    for case in CASES.into_iter().filter(|case| case.name.starts_with(only)) {
         // A product's second operand is a weight; all other operands have the first one's layout.
         let y = if case.name == "matmul" { &w } else { &x };
         let apply = |x: &DTensor| (case.method)(x, y);
@@ -117,21 +166,23 @@ fn measure(mesh: &DeviceMesh) -> Result<Vec<(String, f64, f64)>> {
         ));
     }
     let stay = time(|| x.redistribute(layout.clone()).map(drop))?;
-    lines.push(("redistribute to where it lies".into(), 0.0, stay));
+    lines.push(("redistribute to where it lies".into(), Cost::default(), stay));
     Ok(lines)
 }
 
-/// Returns the average nanoseconds per call in the fastest round.
-fn time(mut call: impl FnMut() -> Result<()>) -> Result<f64> {
-    let mut least = f64::INFINITY;
+/// Returns the cost of a call.
+fn time(mut call: impl FnMut() -> Result<()>) -> Result<Cost> {
+    let mut cost = Cost { ns: f64::INFINITY, allocations: f64::INFINITY };
     for _ in 0..ROUNDS {
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), ALLOCATIONS.get());
         for _ in 0..CALLS {
             call()?;
         }
-        least = least.min(start.elapsed().as_nanos() as f64 / f64::from(CALLS));
+        cost.ns = cost.ns.min(start.elapsed().as_nanos() as f64 / f64::from(CALLS));
+        let allocations = ALLOCATIONS.get() - before;
+        cost.allocations = cost.allocations.min(allocations as f64 / f64::from(CALLS));
     }
-    Ok(least)
+    Ok(cost)
 }
 
 /// An operator, its sum and both derivatives on local tensors. Everything except the kernels is done beforehand.

@@ -126,6 +126,24 @@ impl CallPlan {
         Ok(plan)
     }
 
+    /// Returns the plan that `known` names if it is for a call of the same operator on operands with this metadata, in the
+    /// present mode. Otherwise finds the plan, and lets `known` name it.
+    pub fn find_known(
+        known: &mut Weak<CallPlan>,
+        mesh: &DeviceMesh,
+        op: &dyn Op,
+        ins: &[&Rc<TensorMeta>],
+    ) -> Result<Rc<CallPlan>> {
+        let fits = |plan: &Rc<CallPlan>| plan.reduction == mesh.reduction() && plan.is_for(ins);
+        if let Some(plan) = known.upgrade().filter(fits) {
+            refuse_in_strict(mesh, op, ins, &plan.moves)?;
+            return Ok(plan);
+        }
+        let plan = CallPlan::find(mesh, op, ins)?;
+        *known = Rc::downgrade(&plan);
+        Ok(plan)
+    }
+
     /// Returns the key under which the plan is cached.
     pub fn key(&self) -> PlanKey {
         PlanKey { op: self.op.clone(), ins: self.ins.clone(), reduction: self.reduction }

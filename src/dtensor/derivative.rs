@@ -10,10 +10,10 @@ use super::device_mesh::DeviceMesh;
 use super::dispatch::execute;
 use super::explain::note_move;
 use super::kept_parts::joined;
-use super::list::DTensors;
 use super::operator_span::operator_span;
 use super::redistribute;
 use super::reduction::Reduction;
+use super::step_plans::find_step_plan;
 use super::tensor::{DTensor, Saved, TapeNode, TapeOutput};
 use super::tensor_meta::TensorMeta;
 use crate::comm::operator_scope;
@@ -23,12 +23,11 @@ use crate::placement::{Layout, Placement, SumGroups};
 use crate::tensor::Tensor;
 
 /// The values that a node has kept for its derivative.
-#[expect(clippy::large_enum_variant, reason = "it lives on the stack during one derivative")]
 pub(super) enum SavedValues<'a> {
     /// The node keeps them.
-    Shared(&'a [Option<Saved>]),
+    Shared(&'a [Saved]),
     /// The node is dropped, so the derivative may write to them.
-    Owned(SmallVec<[Option<Saved>; 4]>),
+    Owned(std::vec::IntoIter<Saved>),
 }
 
 /// One run of a derivative program.
@@ -48,48 +47,82 @@ pub(super) struct DerivativeRun<'a> {
     pub leaves: Option<(u64, SumGroups)>,
 }
 
-type Values = SmallVec<[Option<DTensor>; 16]>;
+/// The values of a program: operands, results, gradients of the results, and the results of steps.
+#[derive(Default)]
+pub(super) struct DerivativeValues(SmallVec<[Option<DTensor>; 16]>);
+
+impl DerivativeValues {
+    /// Removes and returns the gradient of operand `i`, if the program computes it.
+    pub fn take_gradient(&mut self, program: &DerivativeProgram, i: usize) -> Option<DTensor> {
+        let grad = program.grads[i]?;
+        let place = &mut self.0[grad.index()];
+        if program.grads[i + 1..].contains(&Some(grad)) { place.clone() } else { place.take() }
+    }
+
+    fn get(&self, v: usize) -> &DTensor {
+        self.0[v].as_ref().expect("programs read what they declared or computed")
+    }
+
+    fn take(&mut self, v: usize) -> DTensor {
+        self.0[v].take().expect("programs read what they declared or computed")
+    }
+
+    fn metas(&self, step: &VjpStep) -> SmallVec<[&Rc<TensorMeta>; 4]> {
+        let mut metas = SmallVec::new();
+        step.ins.iter().for_each(|r| metas.push(&self.get(r.index()).meta));
+        metas
+    }
+}
 
 impl SavedValues<'_> {
-    fn take(&mut self, v: usize) -> Result<Option<DTensor>> {
+    /// Returns the next value, with the origin that it has in a recorded run, or `None` if it is not wanted.
+    fn next(&mut self, wanted: bool, recording: bool) -> Result<Option<DTensor>> {
+        let read = |saved: &Saved| {
+            let origin = if recording { saved.origin_of_recorded() } else { None };
+            Ok(Some(DTensor { origin, ..saved.value()? }))
+        };
         match self {
-            SavedValues::Shared(all) => all[v].as_ref().map(Saved::value).transpose(),
-            SavedValues::Owned(all) => match all[v].take() {
-                Some(Saved::Kept(x)) => Ok(Some(x)),
-                other => other.as_ref().map(Saved::value).transpose(),
+            SavedValues::Shared(all) => {
+                let (saved, others) = all.split_first().expect("the node keeps what its program reads");
+                *all = others;
+                if wanted { read(saved) } else { Ok(None) }
+            }
+            SavedValues::Owned(all) => match all.next().expect("the node keeps what its program reads") {
+                _ if !wanted => Ok(None),
+                Saved::Kept(x) => Ok(Some(x)),
+                saved @ Saved::Regather(_) => read(&saved),
             },
         }
     }
 }
 
 impl DerivativeRun<'_> {
-    /// Returns the operands' gradients, given those of the results; a missing one is zero. Runs only the steps for the
-    /// needed operands. A value is freed after its last use, so that its step may write to it.
+    /// Computes the operands' gradients in `values`, which is empty, given those of the results; a missing one is zero.
+    /// Runs only the steps for the needed operands. A value is freed after its last use, so that its step may write to it.
     pub fn run(
-        self,
+        mut self,
         mut saved: SavedValues<'_>,
-        grads: SmallVec<[Option<DTensor>; 1]>,
-    ) -> Result<SmallVec<[Option<DTensor>; 4]>> {
+        grads: &mut [Option<DTensor>],
+        values: &mut DerivativeValues,
+    ) -> Result<()> {
         let DerivativeRun { mesh, node, program, needed, .. } = self;
         // All values are live if all gradients are wanted.
         let live = needed.map(|needed| program.live_values(needed));
         let is_live = |v: usize| live.as_ref().is_none_or(|live| live[v]);
         let recording = mesh.grad_enabled();
         let saved_len = program.reads.len() - grads.len();
-        let mut values: Values = SmallVec::from_elem(None, program.values_len);
-        for (v, place) in values.iter_mut().enumerate().take(saved_len) {
-            if program.reads[v] && is_live(v) {
-                *place = saved.take(v)?;
-                if let Some(x) = place.as_mut().filter(|_| recording) {
-                    self.restore_history(v, saved_len, &saved, x);
-                }
+        values.0.resize_with(program.values_len, || None);
+        for v in (0..saved_len).filter(|&v| program.reads[v]) {
+            values.0[v] = saved.next(is_live(v), recording)?;
+            if let Some(x) = values.0[v].as_mut().filter(|_| recording) {
+                x.history = self.history_of_saved(v, saved_len);
             }
         }
-        for (k, grad) in grads.into_iter().enumerate() {
-            let v = saved_len + k;
+        for (k, grad) in grads.iter_mut().enumerate() {
+            let (v, grad) = (saved_len + k, grad.take());
             if program.reads[v] && is_live(v) {
-                values[v] = Some(match grad {
-                    Some(g) => g,
+                values.0[v] = Some(match grad {
+                    Some(grad) => grad,
                     None => zeros(mesh, &node.outs[k])?,
                 });
             }
@@ -97,53 +130,70 @@ impl DerivativeRun<'_> {
         for (k, out) in node.outs.iter().enumerate().filter(|(_, out)| out.layout().has_partial()) {
             let v = saved_len + k;
             let reads = |step: &&VjpStep| step.outs().any(is_live) && reads_value(step, v);
-            if program.steps.iter().filter(reads).count() > 1 && !is_gradient(program, v) {
-                self.gather_as_summed(out, &mut values[v])?;
+            if program.steps.iter().filter(reads).count() > 1 && !program.is_gradient(v) {
+                self.gather_as_summed(out, &mut values.0[v])?;
             }
         }
-        let mut first_plan = self.first_plan;
-        for (step, &last_reads) in program.steps.iter().zip(&program.last_reads) {
+        for (k, step) in program.steps.iter().enumerate() {
             if live.as_ref().is_some_and(|live| !step.outs().any(|out| live[out])) {
                 continue;
             }
             let leaves =
                 self.leaves.filter(|(of, _)| step.outs().any(|out| program.is_gradient_of(out, *of)));
             // The known plan is for other groups.
-            let known = first_plan.take().filter(|_| leaves.is_none());
-            let apply = |values: &mut Values| -> Result<DTensors> {
-                let plan = match known {
-                    Some(plan) => plan,
-                    None => CallPlan::find(mesh, step.op.as_ref(), &metas(step, values))?,
-                };
-                let _span = operator_span(step.op.as_ref(), &plan);
-                let read_again = |i: usize| i < 64 && last_reads >> i & 1 == 0;
-                let kept = |i: usize| read_again(i) && !is_gradient(program, step.ins[i].0 as usize);
-                let plan = move_for_later(mesh, step, plan, values, kept)?;
-                if recording {
-                    let ins: SmallVec<[&DTensor; 4]> =
-                        step.ins.iter().map(|r| value(values, r.0 as usize)).collect();
-                    return DTensor::apply_by(&plan, step.op.as_ref(), &ins);
+            let known = self.first_plan.take().filter(|_| leaves.is_none());
+            match leaves {
+                None => self.apply(k, known, recording, values)?,
+                Some((_, groups)) => mesh.with_only_reduction(Reduction::Grouped(groups), || {
+                    self.apply(k, known, recording, values)
+                })?,
+            }
+            for out in step.outs() {
+                let keeps_parts = || leaves.is_some_and(|(of, _)| program.is_gradient_of(out, of));
+                if values.get(out).meta.has_kept_parts() && !keeps_parts() {
+                    let parts = values.get(out);
+                    values.0[out] = Some(joined(mesh, parts, parts.dtype())?);
                 }
-                run_step(mesh, step, last_reads, &plan, values)
-            };
-            let outs = match leaves {
-                None => apply(&mut values)?,
-                Some((_, groups)) => {
-                    mesh.with_only_reduction(Reduction::Grouped(groups), || apply(&mut values))?
-                }
-            };
-            for (out, x) in step.outs().zip(outs) {
-                let joins =
-                    x.meta.has_kept_parts() && !leaves.is_some_and(|(of, _)| program.is_gradient_of(out, of));
-                values[out] = Some(if joins { joined(mesh, &x, x.dtype())? } else { x });
             }
         }
-        let grads = program.grads.iter().enumerate().map(|(i, grad)| {
-            let v = (*grad)?;
-            let again = program.grads[i + 1..].contains(grad);
-            if again { values[v.0 as usize].clone() } else { values[v.0 as usize].take() }
-        });
-        Ok(grads.collect())
+        for (v, place) in values.0.iter_mut().enumerate() {
+            if place.is_some() && !program.is_gradient(v) {
+                *place = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a step.
+    fn apply(
+        &self,
+        k: usize,
+        known: Option<Rc<CallPlan>>,
+        recording: bool,
+        values: &mut DerivativeValues,
+    ) -> Result<()> {
+        let DerivativeRun { mesh, program, .. } = *self;
+        let (step, last_reads) = (&program.steps[k], program.last_reads[k]);
+        let plan = match known {
+            Some(plan) => plan,
+            None => find_step_plan(mesh, program, k, &values.metas(step))?,
+        };
+        let _span = operator_span(&*step.op, &plan);
+        let read_again = |i: usize| i < 64 && last_reads >> i & 1 == 0;
+        let kept = |i: usize| read_again(i) && !program.is_gradient(step.ins[i].index());
+        let plan = move_for_later(mesh, step, plan, values, kept)?;
+        if recording {
+            let ins: SmallVec<[&DTensor; 4]> = step.ins.iter().map(|r| values.get(r.index())).collect();
+            let outs = DTensor::apply_by(&plan, &*step.op, &ins)?;
+            drop(ins);
+            step.outs().zip(outs).for_each(|(out, x)| values.0[out] = Some(x));
+            return Ok(());
+        }
+        let outs = run_step(mesh, step, last_reads, &plan, values)?;
+        for ((out, local), meta) in step.outs().zip(outs).zip(&plan.outs) {
+            values.0[out] = Some(DTensor::wrap(mesh, local, meta.clone()));
+        }
+        Ok(())
     }
 
     /// Gathers the gradient of a result along the axes along which the call left the result unreduced: the transpose of
@@ -169,17 +219,14 @@ impl DerivativeRun<'_> {
         Ok(())
     }
 
-    /// Gives a saved value its history back, for a run that is recorded.
-    fn restore_history(&self, v: usize, saved_len: usize, saved: &SavedValues<'_>, x: &mut DTensor) {
-        x.history = match v.checked_sub(self.inputs.len()) {
+    /// Returns the history of a saved value, which a recorded run gives back to it.
+    fn history_of_saved(&self, v: usize, saved_len: usize) -> Option<TapeOutput> {
+        match v.checked_sub(self.inputs.len()) {
             None => self.inputs[v].clone(),
             Some(out) if self.program.reads[saved_len + out] => {
                 Some(TapeOutput { node: self.node.clone(), out })
             }
             Some(_) => None,
-        };
-        if let SavedValues::Shared(all) = saved {
-            x.origin = all[v].as_ref().and_then(Saved::origin_of_recorded);
         }
     }
 }
@@ -191,12 +238,12 @@ fn move_for_later(
     mesh: &DeviceMesh,
     step: &VjpStep,
     mut plan: Rc<CallPlan>,
-    values: &mut Values,
+    values: &mut DerivativeValues,
     kept: impl Fn(usize) -> bool,
 ) -> Result<Rc<CallPlan>> {
     for (i, r) in step.ins.iter().enumerate() {
-        let v = r.0 as usize;
-        let x = value(values, v);
+        let v = r.index();
+        let x = values.get(v);
         let Some((m, to)) = plan.moves[i].as_ref().filter(|(_, to)| x.meta != *to) else { continue };
         if !(x.layout().has_partial() || is_gather(x.layout(), to.layout()) && kept(i)) {
             continue;
@@ -204,22 +251,17 @@ fn move_for_later(
         let label = operator_scope(step.op.name());
         let moved = DTensor::wrap(mesh, m.run(mesh, x.local.clone())?, to.clone());
         drop(label);
-        values[v] = Some(DTensor { history: x.history.clone(), ..moved });
+        values.0[v] = Some(DTensor { history: x.history.clone(), ..moved });
         // The plan may treat the other uses of a value that is an operand twice in another way.
         if step.ins.iter().filter(|other| *other == r).count() > 1 {
-            plan = plan.after(mesh, step.op.as_ref(), &metas(step, values))?;
+            plan = plan.after(mesh, step.op.as_ref(), &values.metas(step))?;
         }
     }
     Ok(plan)
 }
 
-/// Returns true if a value is the gradient of an operand, unchanged.
-fn is_gradient(program: &DerivativeProgram, v: usize) -> bool {
-    program.grads.iter().flatten().any(|r| r.0 as usize == v)
-}
-
 fn reads_value(step: &VjpStep, v: usize) -> bool {
-    step.ins.iter().any(|r| r.0 as usize == v)
+    step.ins.iter().any(|r| r.index() == v)
 }
 
 /// Returns true if a move only adds elements to those that a rank has.
@@ -233,19 +275,23 @@ fn run_step(
     step: &VjpStep,
     last_reads: u64,
     plan: &CallPlan,
-    values: &mut Values,
-) -> Result<DTensors> {
+    values: &mut DerivativeValues,
+) -> Result<Tensors> {
     let mut locals = Tensors::new();
     for (i, r) in step.ins.iter().enumerate() {
-        let x = values[r.0 as usize].as_mut().expect("programs read what they declared or computed");
+        let x = values.get(r.index());
+        let by = match &plan.moves[i] {
+            Some((_, to)) if x.meta != *to => Some(redistribute::find(mesh, &x.meta, to)?),
+            _ => None,
+        };
         let is_last = i < 64 && last_reads >> i & 1 == 1;
-        let local = if is_last { std::mem::take(&mut x.local) } else { x.local.clone() };
-        locals.push(match &plan.moves[i] {
-            Some((_, to)) if x.meta != *to => {
+        let local = if is_last { values.take(r.index()).local } else { x.local.clone() };
+        locals.push(match by {
+            Some(by) => {
                 let _label = operator_scope(step.op.name());
-                redistribute::find(mesh, &x.meta, to)?.run(mesh, local)?
+                by.run(mesh, local)?
             }
-            _ => local,
+            None => local,
         });
     }
     // Without elements, a result would take over any operand that fits.
@@ -257,12 +303,4 @@ fn run_step(
 /// Returns zeros with this metadata, for a result without a gradient.
 pub(super) fn zeros(mesh: &DeviceMesh, meta: &TensorMeta) -> Result<DTensor> {
     DTensor::zeros(mesh, meta.dtype(), meta.shape(), meta.layout().reduced())
-}
-
-fn metas<'a>(step: &VjpStep, values: &'a Values) -> SmallVec<[&'a Rc<TensorMeta>; 4]> {
-    step.ins.iter().map(|r| &value(values, r.0 as usize).meta).collect()
-}
-
-fn value(values: &Values, v: usize) -> &DTensor {
-    values[v].as_ref().expect("programs read what they declared or computed")
 }

@@ -3,9 +3,10 @@
 use std::cell::OnceCell;
 use std::ops::Deref;
 
+use super::device_mesh::MeshCache;
 use crate::ops::{VjpProgram, VjpValue};
 
-/// A derivative program that knows when its values are read for the last time.
+/// A derivative program that knows when its values are read for the last time, and remembers how it ran last.
 pub(super) struct DerivativeProgram {
     program: VjpProgram,
     /// Per step, a bit per operand, set if no later step reads the value and it is no gradient of the program. Operands
@@ -13,6 +14,8 @@ pub(super) struct DerivativeProgram {
     pub last_reads: Vec<u64>,
     /// True if the only step moves elements and does nothing else, once it has been asked for.
     pub only_moves: OnceCell<bool>,
+    /// The plans of the steps' last calls, which the file that runs programs keeps here.
+    pub plans: MeshCache,
 }
 
 impl DerivativeProgram {
@@ -27,7 +30,12 @@ impl DerivativeProgram {
                 }
             }
         }
-        DerivativeProgram { program, last_reads, only_moves: OnceCell::new() }
+        DerivativeProgram { program, last_reads, only_moves: OnceCell::new(), plans: MeshCache::default() }
+    }
+
+    /// Returns true if value `v` is the gradient of an operand, unchanged.
+    pub fn is_gradient(&self, v: usize) -> bool {
+        self.program.grads.iter().flatten().any(|grad| grad.index() == v)
     }
 
     /// Returns true if value `v` is the gradient of one of the `operands`, a bit set, and nothing else.

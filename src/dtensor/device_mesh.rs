@@ -60,7 +60,7 @@ pub(super) struct MeshState {
     pub observers: Cell<usize>,
 }
 
-/// A cache of one type that another file keeps with a mesh; the mesh does not depend on the type.
+/// A cache of one type that another file keeps with a mesh or with a derivative; these do not depend on the type.
 #[derive(Default)]
 pub(super) struct MeshCache(OnceCell<Box<dyn Any>>);
 

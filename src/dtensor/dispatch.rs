@@ -49,23 +49,11 @@ impl DTensor {
 
     /// Applies an operator by the plan for these operands.
     pub(super) fn apply_by(plan: &CallPlan, op: &dyn Op, ins: &[&DTensor]) -> Result<DTensors> {
-        let mut moved: SmallVec<[Option<DTensor>; 3]> = SmallVec::new();
-        for (x, m) in ins.iter().zip(&plan.moves) {
-            moved.push(match m {
-                None => None,
-                // A derivative reduces partial operands once for several steps.
-                Some((_, to)) if x.meta == *to => None,
-                Some((m, to)) => {
-                    let _label = operator_scope(op.name());
-                    Some(DTensor::wrap(&x.mesh, m.run(&x.mesh, x.local.clone())?, to.clone()))
-                }
-            });
-        }
-        let mut locals: Tensors =
-            ins.iter().zip(&moved).map(|(x, m)| m.as_ref().unwrap_or(x).local.clone()).collect();
-        let outs = execute(op, plan, &ins[0].mesh, &mut locals)?;
-        drop(locals);
-        tape::record(op, plan, ins, &moved, outs)
+        let moved = move_operands(plan, op, ins)?;
+        let locals = execute(op, plan, &ins[0].mesh, &mut local_operands(ins, &moved))?;
+        let mut outs = wrap_results(&ins[0].mesh, plan, locals);
+        tape::record(op, plan, ins, &moved, &mut outs)?;
+        Ok(outs)
     }
 
     /// Applies an operator that has one result.
@@ -85,17 +73,23 @@ impl DTensor {
     /// # Errors
     /// Refuses what [`DTensor::apply`] refuses, and an operator that does not have exactly one result.
     pub fn apply_one(op: &dyn Op, ins: &[&DTensor]) -> Result<DTensor> {
-        let mut outs = Self::apply(op, ins)?;
-        if outs.len() != 1 {
-            let given = format!("{} of {op:?}", outs.len());
+        let plan = plan_for(op, ins)?;
+        let [meta] = &plan.outs[..] else {
+            let given = format!("{} of {op:?}", plan.outs.len());
             return Err(Error::invalid(
                 op.name(),
                 "does not have exactly one result",
                 given,
                 "use DTensor::apply",
             ));
-        }
-        Ok(outs.remove(0))
+        };
+        let _span = operator_span(op, &plan);
+        let moved = move_operands(&plan, op, ins)?;
+        let mut locals = execute(op, &plan, &ins[0].mesh, &mut local_operands(ins, &moved))?;
+        let local = locals.pop().expect("the results are those of the plan");
+        let mut out = DTensor::wrap(&ins[0].mesh, local, meta.clone());
+        tape::record(op, &plan, ins, &moved, std::slice::from_mut(&mut out))?;
+        Ok(out)
     }
 
     /// Applies an operator to operands that it takes over, so that its kernel may reuse their buffers. Records no
@@ -127,6 +121,7 @@ impl DTensor {
         let _span = operator_span(op, &plan);
         let mut prepared = PreparedCall::new(op, ins, plan)?;
         let outs = execute(op, &prepared.plan, &prepared.mesh, &mut prepared.locals);
+        let outs = outs.map(|locals| prepared.wrap(locals));
         prepared.end(ins, outs.is_ok());
         outs
     }
@@ -258,8 +253,7 @@ impl PreparedCall {
     }
 
     fn wrap(&self, locals: Tensors) -> DTensors {
-        let outs = locals.into_iter().zip(&self.plan.outs);
-        outs.map(|(t, f)| DTensor::wrap(&self.mesh, t, f.clone())).collect()
+        wrap_results(&self.mesh, &self.plan, locals)
     }
 }
 
@@ -280,6 +274,45 @@ fn compute<O: Batched>(calls: &[(&O, &mut DTensors)], prepared: &mut [PreparedCa
         return Err(Error::invalid(name, "cuda_batch gives each call's results, in order", given, ""));
     }
     Ok(locals)
+}
+
+/// Redistributes operands as the plan says. The list is empty if all stay.
+fn move_operands(plan: &CallPlan, op: &dyn Op, ins: &[&DTensor]) -> Result<Vec<Option<DTensor>>> {
+    if plan.moves.iter().all(Option::is_none) {
+        return Ok(Vec::new());
+    }
+    let mut moved = Vec::with_capacity(ins.len());
+    for (x, m) in ins.iter().zip(&plan.moves) {
+        moved.push(match m {
+            None => None,
+            // A derivative reduces partial operands once for several steps.
+            Some((_, to)) if x.meta == *to => None,
+            Some((m, to)) => {
+                let _label = operator_scope(op.name());
+                Some(DTensor::wrap(&x.mesh, m.run(&x.mesh, x.local.clone())?, to.clone()))
+            }
+        });
+    }
+    Ok(moved)
+}
+
+/// Returns the operands' local tensors after their redistribution.
+fn local_operands(ins: &[&DTensor], moved: &[Option<DTensor>]) -> Tensors {
+    let mut locals = Tensors::new();
+    for (i, x) in ins.iter().enumerate() {
+        let moved = moved.get(i).and_then(Option::as_ref);
+        locals.push(moved.unwrap_or(x).local.clone());
+    }
+    locals
+}
+
+/// Returns the results of a call, given their local tensors.
+fn wrap_results(mesh: &DeviceMesh, plan: &CallPlan, locals: Tensors) -> DTensors {
+    let mut outs = DTensors::new();
+    for (local, meta) in locals.into_iter().zip(&plan.outs) {
+        outs.push(DTensor::wrap(mesh, local, meta.clone()));
+    }
+    outs
 }
 
 fn plan_of(op: &dyn Op, ins: &DTensors) -> Result<Rc<CallPlan>> {
@@ -316,13 +349,13 @@ fn observe(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
     }
 }
 
-/// Computes the results of a call from its operands, which have been moved as the plan says.
+/// Computes the local results of a call from its operands, which have been moved as the plan says.
 pub(super) fn execute(
     op: &dyn Op,
     plan: &CallPlan,
     mesh: &DeviceMesh,
     locals: &mut Tensors,
-) -> Result<DTensors> {
+) -> Result<Tensors> {
     #[cfg(test)]
     CALLS.with(|c| c.set(c.get() + 1));
     observe(mesh, op, plan);
@@ -335,7 +368,7 @@ pub(super) fn execute(
         Some(nodes) => nodes.run(op, locals, &plan.windows, &plan.outs)?,
     };
     check_results(op, plan, &outs)?;
-    Ok(outs.into_iter().zip(&plan.outs).map(|(t, f)| DTensor::wrap(mesh, t, f.clone())).collect())
+    Ok(outs)
 }
 
 /// Refuses results that are not the shards which the operator's record states: its kernel is wrong.

@@ -85,7 +85,8 @@ impl ExchangePiece {
     /// Returns the piece of `local`: a view if it is one box, otherwise packed.
     pub fn cut(&self, local: &Tensor) -> Result<Tensor> {
         if let Some((start, len)) = &self.view {
-            return (0..len.len()).try_fold(local.clone(), |t, d| t.narrow(d, start[d], len[d]));
+            let mut cut_dims = (0..len.len()).filter(|&d| len[d] != local.shape()[d]);
+            return cut_dims.try_fold(local.clone(), |t, d| t.narrow(d, start[d], len[d]));
         }
         let local = packed(local)?;
         if self.whole {

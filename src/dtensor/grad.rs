@@ -4,7 +4,8 @@
 //! the forward pass. Nodes keep operands and results without their history, since a result would otherwise keep its
 //! own node alive; a recorded pass restores the history of each from the node's operands and number.
 
-use super::backward::{BackwardPass, expect_history, one_of_scalar};
+use super::backward::{expect_history, one_of_scalar};
+use super::backward_pass::BackwardPass;
 use super::tensor::{DTensor, TapeOutput};
 use crate::comm::operator_scope;
 use crate::error::{Error, Result};

@@ -166,6 +166,9 @@ impl Gradients {
 
     /// Reduces the unreduced gradients of all leaves, in the same order on every rank.
     pub(super) fn reduce(&mut self, mesh: &DeviceMesh) -> Result<()> {
+        if self.parts.is_empty() && self.unreduced.is_empty() {
+            return Ok(());
+        }
         let _label = operator_scope("backward");
         for (id, parts) in std::mem::take(&mut self.parts) {
             let Some(grad) = parts.finish(mesh)? else { continue };

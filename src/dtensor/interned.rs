@@ -75,6 +75,19 @@ impl DeviceMesh {
         self.intern(Spec { mesh, dtype, shape, layout, tree: None })
     }
 
+    /// Returns the metadata of the same tensor replicated on all ranks. It is remembered: each backward pass begins with it.
+    pub(super) fn replicated(&self, of: &Rc<TensorMeta>) -> Result<Rc<TensorMeta>> {
+        if of.layout().is_replicated() {
+            return Ok(of.clone());
+        }
+        if let Some(known) = of.replicated.borrow().upgrade() {
+            return Ok(known);
+        }
+        let meta = self.meta(of.dtype(), of.shape(), &Layout::replicated(of.layout().ndim()))?;
+        *of.replicated.borrow_mut() = Rc::downgrade(&meta);
+        Ok(meta)
+    }
+
     /// Returns the interned metadata for a spec, which may have a reduction tree.
     pub(super) fn intern(&self, spec: Spec) -> Result<Rc<TensorMeta>> {
         self.0.meta.of::<InternedMeta>().intern(spec)

@@ -37,7 +37,25 @@ impl DTensor {
     /// # Errors
     /// Refuses a layout that does not fit; returns an error if communication fails.
     pub fn redistribute(&self, layout: Layout) -> Result<DTensor> {
-        self.redistribute_async(layout)?.wait()
+        if layout == *self.layout() {
+            return Ok(self.clone());
+        }
+        self.redistribute_to(&self.mesh.intern(self.meta.spec().with_layout(layout)?)?)
+    }
+
+    /// Runs [`DTensor::redistribute`] to the layout of `to`, the metadata of this tensor in another layout.
+    pub(super) fn redistribute_to(&self, to: &Rc<TensorMeta>) -> Result<DTensor> {
+        let DTensor { local, meta, mesh, .. } = self;
+        let m = redistribute::find(mesh, meta, to)?;
+        let _label = operator_scope_if_none("redistribute");
+        note_move(mesh, &m, meta, to);
+        let local = match m.communicates() {
+            // It waits for redistributions that were started before it.
+            true => m.start(mesh, local.clone())?.finish(mesh)?,
+            false => m.run(mesh, local.clone())?,
+        };
+        // The derivative of the identity is the identity.
+        Ok(DTensor { history: self.history.clone(), ..DTensor::wrap(mesh, local, to.clone()) })
     }
 
     /// Returns this tensor with every `Partial` axis reduced to `Replicate`: by an all-reduce, or the tensor itself

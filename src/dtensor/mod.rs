@@ -27,6 +27,7 @@
 //! The [glossary](crate::glossary) defines the words used here.
 
 mod backward;
+mod backward_pass;
 mod bridge;
 mod call_cost;
 mod call_plan;
@@ -44,6 +45,7 @@ mod explain;
 mod from_local;
 mod grad;
 mod gradient_needs;
+mod gradient_queue;
 mod gradient_sum;
 mod gradients;
 mod grouped_calls;
@@ -70,6 +72,7 @@ mod regather;
 mod row_product;
 mod scopes;
 mod start_moves;
+mod step_plans;
 mod tape;
 mod tensor;
 mod tensor_meta;

@@ -6,8 +6,9 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use smallvec::SmallVec;
+
 use super::call_plan::{CallPlan, Needs};
-use super::list::DTensors;
 use super::tensor::{CallDerivative, DTensor, Saved, TapeCall, TapeNode, TapeOutput};
 use crate::error::Result;
 use crate::ops::Op;
@@ -18,10 +19,11 @@ impl Drop for TapeNode {
     fn drop(&mut self) {
         thread_local!(static JOINING: RefCell<Option<Vec<TapeCall>>> = const { RefCell::new(None) });
         let Some(call) = self.call.take() else { return };
-        let mut calls = vec![call];
+        let mut calls: SmallVec<[TapeCall; 2]> = SmallVec::new();
+        calls.push(call);
         let joins = JOINING.try_with(|joining| match &mut *joining.borrow_mut() {
             Some(others) => {
-                others.append(&mut calls);
+                others.extend(calls.drain(..));
                 true
             }
             none => {
@@ -41,7 +43,7 @@ impl Drop for TapeNode {
             }
             drop(derivative);
             let join = |joining: &RefCell<Option<Vec<_>>>| {
-                joining.borrow_mut().iter_mut().for_each(|o| calls.append(o))
+                joining.borrow_mut().iter_mut().for_each(|others| calls.extend(others.drain(..)))
             };
             let _ = JOINING.try_with(join);
         }
@@ -49,50 +51,63 @@ impl Drop for TapeNode {
     }
 }
 
-/// Records what the derivative of this call needs, if a gradient is wanted.
+/// Records what the derivative of this call needs, if a gradient is wanted. `moved` has the operands that were
+/// redistributed, and is empty if all stayed.
+#[inline]
 pub(super) fn record(
     op: &dyn Op,
     plan: &CallPlan,
     ins: &[&DTensor],
     moved: &[Option<DTensor>],
-    mut outs: DTensors,
-) -> Result<DTensors> {
+    outs: &mut [DTensor],
+) -> Result<()> {
     if !ins[0].mesh.grad_enabled()
         || !ins.iter().any(|x| x.has_history())
         || !outs.iter().any(|o| o.dtype().is_float())
     {
-        return Ok(outs);
+        return Ok(());
     }
+    record_call(op, plan, ins, moved, outs)
+}
+
+fn record_call(
+    op: &dyn Op,
+    plan: &CallPlan,
+    ins: &[&DTensor],
+    moved: &[Option<DTensor>],
+    outs: &mut [DTensor],
+) -> Result<()> {
     let program = plan.program(op, Needs::of(ins.iter().map(|x| x.has_history())))?;
     // A result whose gradient the derivative does not read, such as a statistic, is a constant.
-    let (result_reads, grad_reads) = program.reads[ins.len()..].split_at(outs.len());
+    let (operand_reads, others) = program.reads.split_at(ins.len());
+    let (result_reads, grad_reads) = others.split_at(outs.len());
     if !grad_reads.contains(&true) {
-        return Ok(outs);
+        return Ok(());
     }
-    let keep = |i: usize| {
+    let len = operand_reads.iter().chain(result_reads).filter(|reads| **reads).count();
+    let mut saved = Vec::with_capacity(len);
+    for (i, x) in ins.iter().enumerate().filter(|(i, _)| operand_reads[*i]) {
         // A reduced partial value is kept reduced. Any other redistributed operand is kept as given, and moves again.
-        let x = match &moved[i] {
-            Some(m) if ins[i].layout().has_partial() => m,
-            _ => ins[i],
+        let x = match moved.get(i) {
+            Some(Some(m)) if x.layout().has_partial() => m,
+            _ => x,
         };
-        match &x.origin {
+        saved.push(match &x.origin {
             Some(origin) => Saved::Regather(origin.clone()),
-            None => Saved::Kept(DTensor { history: None, ..x.clone() }),
-        }
-    };
-    let saved = program.reads[..ins.len()].iter().enumerate().map(|(i, &r)| r.then(|| keep(i)));
-    let saved_outs = outs.iter().zip(result_reads).map(|(o, &r)| r.then(|| Saved::Kept(o.clone())));
+            None => Saved::Kept(x.detach()),
+        });
+    }
+    for (o, _) in outs.iter().zip(result_reads).filter(|(_, reads)| **reads) {
+        saved.push(Saved::Kept(o.detach()));
+    }
+    let inputs = ins.iter().zip(&program.grads).map(|(x, grad)| grad.and_then(|_| x.history.clone()));
     let call = TapeCall {
-        inputs: ins.iter().zip(&program.grads).map(|(x, g)| g.and_then(|_| x.history.clone())).collect(),
-        derivative: CallDerivative::Program {
-            saved: saved.chain(saved_outs).collect(),
-            program: program.clone(),
-        },
+        inputs: inputs.collect(),
+        derivative: CallDerivative::Program { program: program.clone(), saved },
     };
-    let meta = outs.iter().map(|o| o.meta.clone()).collect();
-    let node = TapeNode::new(meta, Some(call));
+    let node = TapeNode::new(outs.iter().map(|o| o.meta.clone()).collect(), Some(call));
     for (out, o) in outs.iter_mut().enumerate().filter(|(out, _)| grad_reads[*out]) {
         o.history = Some(TapeOutput { node: node.clone(), out });
     }
-    Ok(outs)
+    Ok(())
 }

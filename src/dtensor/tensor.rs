@@ -85,13 +85,9 @@ pub(super) struct TapeCall {
 }
 
 /// The derivative of a call.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all calls have a program; a box would be an allocation per call"
-)]
 pub(super) enum CallDerivative {
-    /// An operator's, with the values that the program reads, numbered as in the program.
-    Program { program: Rc<DerivativeProgram>, saved: SmallVec<[Option<Saved>; 4]> },
+    /// An operator's, with those operands and results that the program reads, in the order of their numbers.
+    Program { program: Rc<DerivativeProgram>, saved: Vec<Saved> },
     /// A user's function's ([`DTensor::custom_vjp`]).
     Custom(Box<CustomDerivative>),
     /// The derivative of a function whose operators are recorded in the backward pass ([`DTensor::recompute`]).
@@ -437,7 +433,9 @@ impl DTensor {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn detach(&self) -> DTensor {
-        DTensor { history: None, ..self.clone() }
+        let DTensor { local, meta, mesh, history: _, origin } = self;
+        let (local, meta, mesh) = (local.clone(), meta.clone(), mesh.clone());
+        DTensor { local, meta, mesh, history: None, origin: origin.clone() }
     }
 
     /// Returns this value as a leaf tensor: [`DTensor::backward`] computes its gradient, in this layout.

@@ -1,7 +1,8 @@
 //! Tensor metadata, interned per rank: equal metadata has one number, by which plans are found.
 
+use std::cell::RefCell;
 use std::hash::{Hash, Hasher};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use crate::ops::{Meta, Window};
 use crate::placement::{Layout, Spec};
@@ -27,6 +28,8 @@ pub struct TensorMeta {
     spec: Spec,
     window: Window,
     stored: Shape,
+    /// The metadata of the same tensor replicated, once it has been asked for.
+    pub(super) replicated: RefCell<Weak<TensorMeta>>,
 }
 
 impl TensorMeta {
@@ -36,7 +39,7 @@ impl TensorMeta {
             1 => window.local().clone(),
             n => std::iter::once(n).chain(window.local().iter().copied()).collect(),
         };
-        Rc::new(TensorMeta { id, spec, window, stored })
+        Rc::new(TensorMeta { id, spec, window, stored, replicated: RefCell::default() })
     }
 
     /// Returns true for a sum whose parts ranks store one by one.

@@ -5,7 +5,6 @@
 //! a call.
 
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
 use super::explain::note_move;
@@ -24,7 +23,7 @@ const MOST_WAITING: usize = 4;
 /// The contributions to gradients that have arrived and are not reduced yet, by node of the leaf tensor or of its cast.
 #[derive(Default)]
 pub(super) struct WaitingGradients {
-    by_node: FxHashMap<u64, SmallVec<[DTensor; MOST_WAITING]>>,
+    by_node: FxHashMap<u64, Vec<DTensor>>,
 }
 
 impl WaitingGradients {

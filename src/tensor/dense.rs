@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::cuda::DeviceBlock;
 use super::dtype::for_dtype;
+use super::shape::copy_of;
 use super::storage::{Buffer, Storage};
 use super::{DType, Device, Dims, Element, Scalar, Shape};
 use crate::error::{Error, Result};
@@ -20,7 +21,6 @@ use crate::error::{Error, Result};
 /// assert_eq!(column.to_vec::<f32>()?, [2.0, 5.0]);
 /// # Ok::<(), isoshard::Error>(())
 /// ```
-#[derive(Clone)]
 pub struct Tensor {
     pub(super) storage: Storage,
     pub(super) dtype: DType,
@@ -28,6 +28,15 @@ pub struct Tensor {
     pub(super) strides: Dims,
     /// The position of the first element in the buffer, in elements.
     pub(super) offset: usize,
+}
+
+impl Clone for Tensor {
+    #[inline]
+    fn clone(&self) -> Tensor {
+        let Tensor { storage, dtype, shape, strides, offset } = self;
+        let (storage, shape, strides) = (storage.clone(), shape.clone(), copy_of(strides));
+        Tensor { storage, dtype: *dtype, shape, strides, offset: *offset }
+    }
 }
 
 impl Tensor {

@@ -1,9 +1,10 @@
-//! Memory use of collectives, bridges, layout queries and dry runs. This program's allocator counts per thread, so
-//! that tests may run at the same time.
+//! Memory use of dispatch, collectives, bridges, layout queries and dry runs. This program's allocator counts per
+//! thread, so that tests may run at the same time.
 
 mod bridge;
 mod checkpoint;
 mod comm;
+mod dispatch;
 mod dry;
 mod placement;
 mod recompute;

@@ -299,7 +299,9 @@ impl FoldStage {
 
 impl ExchangeStage {
     fn slice(&self, local: &Tensor) -> Result<Tensor> {
-        self.take[0].cut_nodes(local, self.out.nodes)?.reshape(self.out.shape())
+        let cut = self.take[0].cut_nodes(local, self.out.nodes)?;
+        let shape = self.out.shape();
+        if *cut.shape() == shape { Ok(cut) } else { cut.reshape(shape) }
     }
 
     fn start(&self, local: &Tensor) -> Result<PendingCall> {
