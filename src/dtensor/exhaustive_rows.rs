@@ -311,8 +311,8 @@ fn no_product_of_rows_takes_less_time() {
     compared.check(4_000);
 }
 
-/// The same over networks that are fast inside a node of some ranks and slow between nodes, on which a move may go
-/// through another layout.
+/// Compares on networks that are fast inside a node of some ranks and slow between nodes: there a move may go through
+/// another layout.
 #[test]
 fn no_product_of_rows_takes_less_time_between_nodes() {
     let mut compared = Compared::new(18);
@@ -333,7 +333,7 @@ fn no_product_of_rows_takes_less_time_between_nodes() {
     compared.check(500);
 }
 
-/// The same on meshes of 12 and 16 ranks, with operands whose extents are mostly larger than the meshes.
+/// Compares on meshes of 12 and 16 ranks, with operands whose extents are mostly larger than the meshes.
 #[test]
 fn no_product_of_rows_takes_less_time_on_larger_meshes() {
     let mut compared = Compared::new(19);
@@ -353,7 +353,7 @@ fn no_product_of_rows_takes_less_time_on_larger_meshes() {
     compared.check(500);
 }
 
-/// The same with a limit on the memory of moved operands and results: no product of rows takes fewer bytes above the
+/// Compares with a limit on the memory of moved operands and results: no product of rows takes fewer bytes above the
 /// limit, and none that takes as few takes less time.
 #[test]
 fn no_product_of_rows_takes_less_memory_above_a_limit() {
@@ -371,7 +371,7 @@ fn no_product_of_rows_takes_less_memory_above_a_limit() {
     compared.check(500);
 }
 
-/// A call of more products than are visited: the choice is the best of its neighbours, one of which was not visited.
+/// In a call of more products than are visited, one of the best product's neighbours was not visited.
 #[test]
 fn neighbours_of_the_best_product_are_visited() {
     let mesh = dry("a=2,b=2,c=4", Network::uniform(0.0, 1e9).unwrap(), Machine::default());

@@ -428,7 +428,7 @@ fn row_pairs(
         let b = drawn(rows(1, a.ins.first().copied()), &mut stream)?;
         rows(0, b.ins.first().copied()).contains(&a).then_some([a, b])
     };
-    (0..n).map(|_| false).chain([true; RAGGED_PAIRS]).filter_map(|both| pair(both)).collect()
+    (0..n).map(|_| false).chain([true; RAGGED_PAIRS]).filter_map(pair).collect()
 }
 
 fn grid(lens: [usize; 2]) -> Mesh {
