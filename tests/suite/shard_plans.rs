@@ -94,43 +94,44 @@ proptest! {
     }
 }
 
-/// Prints how far plans are from the optimum (read it with `--nocapture`).
+/// A linear congruential generator by Knuth, whose high bits choose cases.
+struct Chooser(u64);
+
+impl Chooser {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+/// Compares plans of `lens` tensors of up to `len` elements, in blocks of up to `block`, with the optimum. Prints how
+/// near they are (read it with `--nocapture`), and returns the number of those that are optimal.
+fn optimal_plans(cases: usize, lens: Range<usize>, len: usize, block: usize) -> usize {
+    let mut choose = Chooser(7);
+    let (mut optimal, mut most) = (0, (1, 1));
+    for _ in 0..cases {
+        let n = lens.start + choose.below(lens.len());
+        let of: Vec<(usize, usize)> =
+            (0..n).map(|_| (1 + choose.below(len), 1 + choose.below(block))).collect();
+        let (of, ranks, align) = (tensors(&of), 1 + choose.below(4), 1 + choose.below(2));
+        let planner = ShardPlanner::new(ranks).align(align);
+        let (least, plan) = (optimum(&of, ranks, align), planner.plan(&of).unwrap());
+        assert!(planner.lower_bound(&of).unwrap() <= least, "{of:?}, {ranks} ranks, multiples of {align}");
+        let found = plan.shard_len();
+        assert!(least <= found && found <= 2 * least, "{least}: {plan:?}");
+        optimal += usize::from(found == least);
+        if found * most.1 > most.0 * least {
+            most = (found, least);
+        }
+    }
+    println!("{optimal} of {cases} plans are optimal; the longest shard is {} for {}", most.0, most.1);
+    optimal
+}
+
 #[test]
 fn small_plans_are_near_the_optimum() {
-    // A linear congruential generator by Knuth: its high bits choose the cases.
-    let mut state = 7u64;
-    let mut below = |n: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % n
-    };
-    let mut compare =
-        |cases: usize, tensors_of: &mut dyn FnMut(&mut dyn FnMut(usize) -> usize) -> Vec<(usize, usize)>| {
-            let (mut optimal, mut most) = (0, (1, 1));
-            for _ in 0..cases {
-                let (of, ranks, align) = (tensors(&tensors_of(&mut below)), 1 + below(4), 1 + below(2));
-                let planner = ShardPlanner::new(ranks).align(align);
-                let (least, plan) = (optimum(&of, ranks, align), planner.plan(&of).unwrap());
-                assert!(
-                    planner.lower_bound(&of).unwrap() <= least,
-                    "{of:?}, {ranks} ranks, multiples of {align}"
-                );
-                let found = plan.shard_len();
-                assert!(least <= found && found <= 2 * least, "{least}: {plan:?}");
-                optimal += usize::from(found == least);
-                if found * most.1 > most.0 * least {
-                    most = (found, least);
-                }
-            }
-            println!(
-                "{optimal} of {cases} plans are optimal; the longest shard is {} for {}",
-                most.0, most.1
-            );
-            optimal
-        };
-    let few = compare(1500, &mut |below| (0..1 + below(4)).map(|_| (1 + below(9), 1 + below(5))).collect());
-    assert_eq!(few, 1500, "up to five tensors all orders are tried");
-    let more = compare(40, &mut |below| (0..6 + below(2)).map(|_| (1 + below(5), 1 + below(4))).collect());
-    assert!(more > 36, "{more}");
+    assert_eq!(optimal_plans(1500, 1..5, 9, 5), 1500, "up to five tensors all orders are tried");
+    assert!(optimal_plans(40, 6..8, 5, 4) > 36);
 }
 
 #[test]
@@ -176,6 +177,13 @@ fn refusals() {
     let two = tensors(&[(4, 1), (4, 1)]);
     let error = ShardPlan::new(&two, &[0, 3], 2, 4).unwrap_err().to_string();
     assert!(error.contains("two tensors overlap; got tensor 0 at 0..4, tensor 1 at 3..7"), "{error}");
+}
+
+/// A boundary lies in the gap before a tensor that begins in the shard after it: no filler may cross it.
+#[test]
+fn a_gap_with_a_boundary_is_filled_on_both_sides() {
+    let of = [(39, 8), (51, 19), (40, 5), (7, 7), (56, 9), (10, 1), (7, 2), (51, 1)];
+    check(&ShardPlanner::new(8).align(1).plan(&tensors(&of)).unwrap(), &tensors(&of), 1);
 }
 
 #[test]

@@ -419,7 +419,7 @@ fn row_pairs(
         .bytes()
         .fold(n as u64, |seed, byte| mix(seed ^ u64::from(byte)));
     let mut stream = SplitMix(seed);
-    let mut pair = |both_ragged: bool| {
+    let pair = |both_ragged: bool| {
         let drawn = |mut rows: Vec<Row>, stream: &mut SplitMix| {
             rows.retain(|row| !both_ragged || row.takes_ragged());
             (!rows.is_empty()).then(|| stream.pick(&rows).clone())
