@@ -126,8 +126,8 @@ impl CallPlan {
         Ok(plan)
     }
 
-    /// Returns the plan that `known` names if it is for a call of the same operator on operands with this metadata, in the
-    /// present mode. Otherwise finds the plan, and lets `known` name it.
+    /// Returns the plan that `known` names if it is for operands with this metadata, in the present mode. Otherwise finds the
+    /// plan, and lets `known` name it. The caller keeps one `known` per operator.
     pub fn find_known(
         known: &mut Weak<CallPlan>,
         mesh: &DeviceMesh,
@@ -136,6 +136,7 @@ impl CallPlan {
     ) -> Result<Rc<CallPlan>> {
         let fits = |plan: &Rc<CallPlan>| plan.reduction == mesh.reduction() && plan.is_for(ins);
         if let Some(plan) = known.upgrade().filter(fits) {
+            debug_assert!(plan.op.key_eq(op), "one operator's plan for another");
             refuse_in_strict(mesh, op, ins, &plan.moves)?;
             return Ok(plan);
         }

@@ -171,7 +171,8 @@ impl<'a> RowSearch<'a> {
             let at: Option<SmallVec<[usize; 4]>> = self.axes.iter().zip(&key.2).map(place).collect();
             let at = at.expect("the best product's rows are among the choices");
             for a in 0..at.len() {
-                for i in (0..self.axes[a].rows.len()).filter(|&i| i != at[a]) {
+                // Its own rows may be new in this order of axes.
+                for i in 0..self.axes[a].rows.len() {
                     let mut other = at.clone();
                     other[a] = i;
                     self.compare(nth_order, order, &other);

@@ -12,8 +12,8 @@ pub(super) struct DerivativeProgram {
     /// Per step, a bit per operand, set if no later step reads the value and it is no gradient of the program. Operands
     /// from the 64th on have no bit.
     pub last_reads: Vec<u64>,
-    /// True if the only step moves elements and does nothing else, once it has been asked for.
-    pub only_moves: OnceCell<bool>,
+    /// True if the only step passes partial sums on by bits, once it has been asked for.
+    pub passes_sums: OnceCell<bool>,
     /// The plans of the steps' last calls, which the file that runs programs keeps here.
     pub plans: MeshCache,
 }
@@ -30,7 +30,7 @@ impl DerivativeProgram {
                 }
             }
         }
-        DerivativeProgram { program, last_reads, only_moves: OnceCell::new(), plans: MeshCache::default() }
+        DerivativeProgram { program, last_reads, passes_sums: OnceCell::new(), plans: MeshCache::default() }
     }
 
     /// Returns true if value `v` is the gradient of an operand, unchanged.

@@ -187,8 +187,8 @@ pub(super) fn moved_to_leaf(output: &TapeOutput, mut parts: DTensor) -> Result<D
     Ok(parts)
 }
 
-/// Returns the only step of a node's derivative and the operand to which it leads, if it is a cast or only moves
-/// elements.
+/// Returns the only step of a node's derivative and the operand to which it leads, if it is a cast or passes partial sums
+/// on by bits, as moves of elements do.
 fn next_to_leaf(node: &TapeNode) -> Option<(&dyn Op, &TapeOutput)> {
     let call = node.call.as_ref()?;
     let ([Some(input)], CallDerivative::Program { program, .. }) = (&call.inputs[..], &call.derivative)
@@ -198,7 +198,7 @@ fn next_to_leaf(node: &TapeNode) -> Option<(&dyn Op, &TapeOutput)> {
     let ([step], [out]) = (&program.steps[..], &node.outs[..]) else { return None };
     // The operator is asked once per program, which belongs to one plan.
     let moves = || {
-        *program.only_moves.get_or_init(|| {
+        *program.passes_sums.get_or_init(|| {
             let rows = step.op.rows(&[out.meta()], MeshAxis::new(1));
             let passes_sums = |row: &Row| row.ins.iter().chain(&row.outs).all(|s| s.is_sum());
             rows.iter().any(|row| row.by_bits && passes_sums(row))

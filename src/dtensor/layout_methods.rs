@@ -50,7 +50,7 @@ impl DTensor {
         let _label = operator_scope_if_none("redistribute");
         note_move(mesh, &m, meta, to);
         let local = match m.communicates() {
-            // It waits for redistributions that were started before it.
+            // If it has several calls, it first finishes those that were started before it.
             true => m.start(mesh, local.clone())?.finish(mesh)?,
             false => m.run(mesh, local.clone())?,
         };

@@ -39,7 +39,7 @@ pub(super) fn earliest_start(tensor: BlockedTensor, from: usize, shard_len: usiz
     }
     // It lies in two shards, on both sides of the boundary after that.
     let before = shard_len - shard_len % block;
-    (len - before <= shard_len).then_some(boundary + shard_len - before)
+    if len - before <= shard_len { boundary.checked_add(shard_len - before) } else { None }
 }
 
 impl PackingProblem<'_> {
@@ -101,7 +101,7 @@ impl PackingProblem<'_> {
             }
             low = next + 1;
         }
-        low
+        self.next_len(low).unwrap_or(low)
     }
 
     /// Returns the least shard length from `from` on that is a multiple of the alignment, and of the blocks of tensors

@@ -183,9 +183,10 @@ fn in_order(problem: &PackingProblem<'_>) -> Option<Packing> {
             let shard_len = count.checked_mul(multiple)?;
             Some(Packing { shard_len, starts: problem.place(shard_len, &order, false)? })
         };
-        // One shard holds all.
-        let (mut low, mut high) =
-            (problem.total.div_ceil(problem.ranks).div_ceil(multiple), problem.total.div_ceil(multiple));
+        // One shard holds all, if the others may be as long.
+        let least = problem.total.div_ceil(problem.ranks).div_ceil(multiple);
+        let longest = usize::MAX / problem.ranks / multiple;
+        let (mut low, mut high) = (least, problem.total.div_ceil(multiple).min(longest));
         let Some(mut found) = pack(high) else { continue };
         while low < high {
             let middle = low + (high - low) / 2;
@@ -209,7 +210,8 @@ fn search(problem: &PackingProblem<'_>) -> Option<Packing> {
         let starts = orders.iter().find_map(|order| problem.place(shard_len, order, true))?;
         Some(Packing { shard_len, starts })
     };
-    let (mut next, mut step, mut refused) = (problem.lower_bound(), 1, 0);
+    let (mut next, mut step) = (problem.lower_bound(), 1);
+    let mut refused = next.saturating_sub(1);
     for tried in 0.. {
         if next >= best.shard_len {
             break;

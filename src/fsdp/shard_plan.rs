@@ -93,7 +93,6 @@ impl ShardPlan {
                 }
             };
             if len > 0 && shard_len > 0 {
-                // The first boundary inside decides about all others, except for their distance.
                 let first = (start + 1).next_multiple_of(shard_len);
                 let mut inside = (first..range.end).step_by(shard_len);
                 if let Some(at) = inside.find(|at| (at - start) % block != 0) {

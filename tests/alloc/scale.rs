@@ -325,9 +325,9 @@ are gathered once. So pure FSDP receives less than the formula.
 ## The table
 
 Gigabytes (1e9) that a rank receives. *Least*, *mean* and *most* are over the ranks that are first or last along each axis. *Calls* are
-collective calls. Parameters are not packed: each is a collective of its own. A layer on `fsdp=8,tp=8` makes 28 calls: 8 for activations,
-12 gathers and 6 reduce-scatters of its 6 parameters, and 2 gathers of its norms' gradients. With 8 sequences, exact mode and groups make
-2 more a layer for 70B.
+collective calls. A layer's parameters are gathered by one call; their gradients are reduced one by one. A layer on `fsdp=8,tp=8` makes 18
+calls: 8 for activations, 2 gathers and 6 reduce-scatters of its 6 parameters, and 2 gathers of its norms' gradients. With 8 sequences,
+exact mode and groups make 2 more a layer for 70B.
 
 *Groups* are sums in parts that the program declares ([exactness](exactness.md#groups)): as many parts as `tp` has ranks, and for gradients of
 parameters as many as `dp` and `fsdp` together, rounded to bf16. Every mesh whose axes divide these numbers has the same bits.

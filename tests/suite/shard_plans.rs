@@ -186,6 +186,14 @@ fn a_gap_with_a_boundary_is_filled_on_both_sides() {
     check(&ShardPlanner::new(8).align(1).plan(&tensors(&of)).unwrap(), &tensors(&of), 1);
 }
 
+/// The lower bound gives up after many refused lengths; the search goes on from a multiple of the alignment.
+#[test]
+fn a_bound_that_gives_up_is_aligned() {
+    let (of, planner) = (tensors(&[(14_096, 5007)]), ShardPlanner::new(3));
+    assert_eq!(planner.lower_bound(&of).unwrap() % 8, 0);
+    assert_eq!(planner.plan(&of).unwrap().shard_len(), 9096);
+}
+
 #[test]
 fn empty_tensors_take_no_room() {
     let planner = ShardPlanner::new(3);
@@ -267,8 +275,8 @@ fn page() -> String {
                 assert!(mine <= planner.plan_in_order(&of).unwrap().shard_len());
                 cells += 1;
                 bound_met += usize::from(mine == bound);
-                let [mine, bound] = [mine, bound].map(|len| ratio((len * ranks) as u128, total));
-                if mine == bound { mine } else { format!("{mine} ({bound})") }
+                let texts = [mine, bound].map(|len| ratio((len * ranks) as u128, total));
+                if mine == bound { texts[0].clone() } else { format!("{} ({})", texts[0], texts[1]) }
             };
             let _ = writeln!(text, "| {} | {} |", policy.name(), RANKS.map(cell).join(" | "));
         }

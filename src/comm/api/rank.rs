@@ -127,8 +127,8 @@ impl Rank {
     pub fn with_machine(mut self, machine: Machine) -> Result<Rank> {
         let own = machine.checked();
         self.machine = match self.device {
-            // A dry run has no peers.
-            Device::Meta => own?,
+            // A dry run has no peers, and rounds as an exchange does.
+            Device::Meta => Machine::of_words(&own?.to_words())?,
             Device::Cpu | Device::Cuda(_) => {
                 // A refusal on one rank is a refusal on all: rates of zero stand for it.
                 let words = own.as_ref().map_or([0.0; 5], Machine::to_words);

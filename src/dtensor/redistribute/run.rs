@@ -1,5 +1,5 @@
 //! Running a plan: packing, calls, folding and unpacking. Each byte is copied at most once before and once after its
-//! call, and not at all if its storage already fits.
+//! call, and not at all if its storage already fits, except for shards that are gathered together.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -57,8 +57,8 @@ pub(super) struct GatheredTensor {
 
 pub(super) enum SharedCallState {
     Waiting(Pending<Vec<Tensor>>),
-    /// The elements that each member sent.
-    Arrived(Result<Rc<[Tensor]>>),
+    /// The tensors that have not been asked for yet.
+    Made(Vec<Option<Result<Tensor>>>),
 }
 
 /// A redistribution that was started, and its origin.

@@ -10,7 +10,7 @@ use super::redistribution::{ExchangeKind, Redistribution};
 use super::run::{GatheredTensor, InFlight, Move, SharedCallState, SharedGather, assemble};
 use super::span::shared_span;
 use crate::comm::{CallOrigin, Cost, Pending};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::{Shape, Tensor};
 
 /// Sorts moves into groups that can share a call, by their indices. Moves that are one gather each, of one dtype and along
@@ -55,7 +55,8 @@ pub(in crate::dtensor) fn shared_time<'a>(mesh: &DeviceMesh, moves: impl Iterato
 /// Returns the only stage of a move that gathers a tensor on every rank of a group.
 fn gather_of(m: &Move) -> Option<&ExchangeStage> {
     match m.stages() {
-        [Stage::Exchange(x)] if x.out.nodes == 1 => match x.kind {
+        // A sum that waits for its reduction may have several nodes, and another number on another rank.
+        [Stage::Exchange(x)] if m.plan().steps[0].from.open_axes().is_empty() => match x.kind {
             ExchangeKind::AllGather | ExchangeKind::Broadcast { .. } => Some(x),
             ExchangeKind::AllToAll | ExchangeKind::Slice => None,
         },
@@ -63,10 +64,11 @@ fn gather_of(m: &Move) -> Option<&ExchangeStage> {
     }
 }
 
-/// Returns true if two moves can share a call. All ranks answer alike: only shared metadata is compared.
+/// Returns true if two moves can share a call.
 fn is_alike((one, a): &(Rc<Move>, Tensor), (other, b): &(Rc<Move>, Tensor)) -> bool {
     let axes = |m: &Move| m.plan().steps.first().map(|step| step.axes.clone());
-    gather_of(other).is_some()
+    gather_of(one).is_some()
+        && gather_of(other).is_some()
         && axes(one) == axes(other)
         && (a.dtype(), a.device()) == (b.dtype(), b.device())
 }
@@ -106,29 +108,22 @@ impl SharedGather {
         Ok(SharedGather { gathers, call, origin: CallOrigin::current(), span })
     }
 
-    /// Waits for the call, and returns one of the gathered tensors.
+    /// Waits for the call, and returns one of the gathered tensors. The first wait makes all of them, so that the elements
+    /// that arrived are freed.
     pub(super) fn finish(&self, mesh: &DeviceMesh, index: usize) -> Result<Tensor> {
-        let all = self.arrived(mesh)?;
-        let GatheredTensor { plan, local, starts } = &self.gathers[index];
-        let x = gather_of(plan).expect("only gathers share a call");
-        let part = |member: usize| {
-            all[member].narrow(0, starts[member], sent_len(x, member))?.reshape(x.shapes[member].clone())
+        let mut made = match self.call.replace(SharedCallState::Made(Vec::new())) {
+            SharedCallState::Made(made) => made,
+            SharedCallState::Waiting(call) => {
+                let all = self.wait(mesh, call);
+                let make = |tensor: &GatheredTensor| {
+                    Some(all.as_ref().map_err(Error::clone).and_then(|all| tensor.of(all)))
+                };
+                self.gathers.iter().map(make).collect()
+            }
         };
-        if let ExchangeKind::Broadcast { root } = x.kind {
-            return part(root)?.reshape(x.out.shape());
-        }
-        let some = x.take.iter().enumerate().filter(|(_, piece)| piece.numel() > 0);
-        let pieces = some.map(|(member, piece)| Ok((piece, piece.cut(&part(member)?)?)));
-        assemble(&x.out, pieces.collect::<Result<_>>()?, local)
-    }
-
-    fn arrived(&self, mesh: &DeviceMesh) -> Result<Rc<[Tensor]>> {
-        let all = match self.call.replace(SharedCallState::Arrived(Ok(Rc::new([])))) {
-            SharedCallState::Arrived(all) => all,
-            SharedCallState::Waiting(call) => self.wait(mesh, call).map(Rc::from),
-        };
-        self.call.replace(SharedCallState::Arrived(all.clone()));
-        all
+        let own = made[index].take().expect("each tensor is asked for once");
+        self.call.replace(SharedCallState::Made(made));
+        own
     }
 
     fn wait(&self, mesh: &DeviceMesh, call: Pending<Vec<Tensor>>) -> Result<Vec<Tensor>> {
@@ -139,5 +134,75 @@ impl SharedGather {
         mesh.0.moving_calls.set(mesh.0.moving_calls.get() + 1);
         mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + bytes);
         Ok(all)
+    }
+}
+
+impl GatheredTensor {
+    /// Returns the tensor, of the elements that each member sent.
+    fn of(&self, all: &[Tensor]) -> Result<Tensor> {
+        let x = gather_of(&self.plan).expect("only gathers share a call");
+        let part = |member: usize| {
+            let len = sent_len(x, member);
+            all[member].narrow(0, self.starts[member], len)?.reshape(x.shapes[member].clone())
+        };
+        if let ExchangeKind::Broadcast { root } = x.kind {
+            return part(root)?.reshape(x.out.shape());
+        }
+        let some = x.take.iter().enumerate().filter(|(_, piece)| piece.numel() > 0);
+        let pieces = some.map(|(member, piece)| Ok((piece, piece.cut(&part(member)?)?)));
+        assemble(&x.out, pieces.collect::<Result<_>>()?, &self.local)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::comm::{Tally, spmd};
+    use crate::dtensor::{DTensor, DeviceMesh};
+    use crate::placement::Layout;
+    use crate::tensor::{DType, Shape, Tensor};
+
+    /// An exchange comes first, then gathers of two dtypes, a tensor that one rank holds, and an empty one.
+    #[test]
+    fn gathers_share_a_call_and_other_moves_do_not() {
+        let run = |rank| {
+            let (rank, tally) = Tally::of(&rank)?;
+            let mesh = DeviceMesh::parse(&rank, "x=3")?;
+            let whole = |shape: &[usize], k: usize| {
+                let values = (0..shape.iter().product()).map(|i: usize| (i * 7 + k) as f32).collect();
+                Tensor::from_vec(values, Shape::from(shape))
+            };
+            let cases: [(&[usize], DType, &str, &str); 7] = [
+                (&[6, 4], DType::F32, "(RS(0..1; 2,1,3))", "(S1)"),
+                (&[6, 4], DType::F32, "(RS(0..1; 2,1,3))", "(R)"),
+                (&[5, 2], DType::BF16, "(S0)", "(R)"),
+                (&[1, 9], DType::F32, "(S0)", "(R)"),
+                (&[0, 9], DType::F32, "(S0)", "(R)"),
+                (&[2, 3, 2], DType::F32, "(RS(0..2; 0,5,1))", "(R)"),
+                (&[4], DType::BF16, "(RS(0..1; 4,0,0))", "(R)"),
+            ];
+            let layout = |text: &str| text.parse::<Layout>();
+            let mut moved = Vec::new();
+            for (k, (shape, dtype, from, to)) in cases.iter().enumerate() {
+                let x = DTensor::distribute(&mesh, &whole(shape, k)?.cast(*dtype)?, layout(from)?)?;
+                moved.push((x, layout(to)?));
+            }
+            let before = tally.total();
+            let pending = DTensor::redistribute_together(moved.clone())?;
+            let calls = tally.total().calls - before.calls;
+            // They are waited for in another order on each rank.
+            let mut pending: Vec<_> = pending.into_iter().enumerate().collect();
+            pending.rotate_left(rank.rank() * 2);
+            for (k, pending) in pending {
+                let (got, want) = (pending.wait()?, moved[k].0.redistribute(moved[k].1.clone())?);
+                assert_eq!(got.spec(), want.spec());
+                assert_eq!(got.local().to_f64_vec(), want.local().to_f64_vec(), "{k}");
+            }
+            Ok(calls)
+        };
+        assert_eq!(
+            spmd(3, run).unwrap_or_else(|e| panic!("{e}")),
+            [3; 3],
+            "an exchange, and a gather per dtype"
+        );
     }
 }

@@ -135,6 +135,7 @@ impl BitsCase<'_> {
         for cuts in ragged_cuts(self.trial.op(), self.mesh, rows, &self.trial.metas) {
             match self.judge_one(&cuts)? {
                 RowOutcome::Illegal => {}
+                _ if matches!(best, RowOutcome::Holds) => {}
                 other => best = other,
             }
         }

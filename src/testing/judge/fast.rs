@@ -78,16 +78,17 @@ pub(super) fn try_trials(sample: &Sample, n: usize) -> error::Result<Vec<ValueTr
     (1..=n as u64).map(one).collect()
 }
 
-/// Judges one row per axis together, for every ragged placement that fits. Combinations that no tensor can have, such
-/// as a partial of bools, count as holding.
+/// Judges one row per axis together, for every ragged placement that fits. Returns true if a kernel ran: combinations
+/// that no tensor can have, such as a partial of bools, hold without being judged.
 pub(super) fn holds_everywhere(
     sample: &Sample,
     trials: &[ValueTrial],
     mesh: &Mesh,
     rows: &[Row],
     order: &[usize],
-) -> Result<(), Discrepancy> {
+) -> Result<bool, Discrepancy> {
     let op = sample.op.as_ref();
+    let mut ran = false;
     for trial in trials {
         let metas = |ts: &[Tensor]| ts.iter().map(Meta::of).collect::<Vec<_>>();
         let (in_metas, out_metas) = (metas(&trial.ins), metas(&trial.outs));
@@ -99,10 +100,11 @@ pub(super) fn holds_everywhere(
             // The dispatcher does not combine rows whose ragged operands differ in their boxes.
             if !by_boxes || have_common_boxes(&ins, &outs) {
                 judge(sample, trial, &ins, &outs, by_boxes)?;
+                ran = true;
             }
         }
     }
-    Ok(())
+    Ok(ran)
 }
 
 fn judge(

@@ -172,9 +172,16 @@ impl Judge {
             let mesh = grid(lens);
             for pair in row_pairs(&self.sample, &self.sample.metas(), lens, 12, |_| true) {
                 for order in [[0, 1], [1, 0]] {
-                    verdict.pairs += 1;
-                    if let Err(what) = holds_everywhere(&self.sample, &trials, &mesh, &pair, &order) {
-                        verdict.wrong(format!("{:?} on {mesh} in order {order:?}", self.sample), &pair, what);
+                    match holds_everywhere(&self.sample, &trials, &mesh, &pair, &order) {
+                        Ok(ran) => verdict.pairs += usize::from(ran),
+                        Err(what) => {
+                            verdict.pairs += 1;
+                            verdict.wrong(
+                                format!("{:?} on {mesh} in order {order:?}", self.sample),
+                                &pair,
+                                what,
+                            );
+                        }
                     }
                 }
             }
