@@ -158,6 +158,7 @@ impl GatheredTensor {
 mod tests {
     use crate::comm::{Tally, spmd};
     use crate::dtensor::{DTensor, DeviceMesh};
+    use crate::error::Result;
     use crate::placement::Layout;
     use crate::tensor::{DType, Shape, Tensor};
 
@@ -186,14 +187,16 @@ mod tests {
                 let x = DTensor::distribute(&mesh, &whole(shape, k)?.cast(*dtype)?, layout(from)?)?;
                 moved.push((x, layout(to)?));
             }
+            let alone = |(x, to): &(DTensor, Layout)| x.redistribute(to.clone());
+            let wanted = moved.iter().map(alone).collect::<Result<Vec<DTensor>>>()?;
             let before = tally.total();
-            let pending = DTensor::redistribute_together(moved.clone())?;
+            let pending = DTensor::redistribute_together(moved)?;
             let calls = tally.total().calls - before.calls;
             // They are waited for in another order on each rank.
             let mut pending: Vec<_> = pending.into_iter().enumerate().collect();
             pending.rotate_left(rank.rank() * 2);
             for (k, pending) in pending {
-                let (got, want) = (pending.wait()?, moved[k].0.redistribute(moved[k].1.clone())?);
+                let (got, want) = (pending.wait()?, &wanted[k]);
                 assert_eq!(got.spec(), want.spec());
                 assert_eq!(got.local().to_f64_vec(), want.local().to_f64_vec(), "{k}");
             }
