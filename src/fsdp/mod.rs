@@ -11,8 +11,8 @@
 //! let shapes = [[192, 64], [64, 64], [256, 64], [64, 256], [1, 64]];
 //! let tensors = shapes.map(|[rows, columns]| BlockedTensor { len: rows * columns, block: columns });
 //! let plan = ShardPlanner::new(4).plan(&tensors)?;
-//! assert_eq!(plan.shard_len(), ShardPlanner::new(4).lower_bound(&tensors)?);
-//! assert!(plan.padding() * 100 < 3 * plan.buffer_len());
+//! assert!(plan.shard_len() < ShardPlanner::new(4).lower_bound(&tensors)? + 64);
+//! assert!(plan.padding() * 100 < plan.buffer_len()); // below 1%
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!

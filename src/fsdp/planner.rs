@@ -96,9 +96,10 @@ impl ShardPlanner {
     ///
     /// ```
     /// use isoshard::fsdp::{BlockedTensor, ShardPlanner};
-    /// let tensors = [(64, 64), (40, 1), (64, 64)].map(|(len, block)| BlockedTensor { len, block });
+    /// // Matrices that stay whole: 64 and 16 on one rank, 40 and 40 on the other.
+    /// let tensors = [40, 64, 40, 16].map(|len| BlockedTensor { len, block: len });
     /// let planner = ShardPlanner::new(2);
-    /// assert_eq!([planner.plan_in_order(&tensors)?, planner.plan(&tensors)?].map(|plan| plan.shard_len()), [104, 88]);
+    /// assert_eq!([planner.plan_in_order(&tensors)?, planner.plan(&tensors)?].map(|plan| plan.shard_len()), [104, 80]);
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     ///
