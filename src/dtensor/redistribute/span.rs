@@ -8,13 +8,26 @@ use crate::comm::{CallOrigin, spans_enabled};
 /// Returns the span of a redistribution, or none without a subscriber.
 #[inline]
 pub(super) fn move_span(plan: &Redistribution) -> Span {
-    if spans_enabled() { new_span(plan) } else { Span::none() }
+    if spans_enabled() { new_span(plan, 0, plan.received_bytes()) } else { Span::none() }
+}
+
+/// Returns the span of redistributions that share a call, or none without a subscriber. Its fields are those of the first;
+/// `to` tells how many others there are, and the bytes are those of all.
+#[inline]
+pub(super) fn shared_span<'a>(plans: impl ExactSizeIterator<Item = &'a Redistribution> + Clone) -> Span {
+    match plans.clone().next() {
+        Some(first) if spans_enabled() => {
+            new_span(first, plans.len() - 1, plans.map(Redistribution::received_bytes).sum())
+        }
+        _ => Span::none(),
+    }
 }
 
 #[cold]
-fn new_span(plan: &Redistribution) -> Span {
+fn new_span(plan: &Redistribution, others: usize, received_bytes: u64) -> Span {
     let Some((from, to)) = plan.ends() else { return Span::none() };
     let CallOrigin { operator, path, phase } = CallOrigin::current();
+    let others = if others == 0 { String::new() } else { format!(", with {others} other tensors") };
     debug_span!(
         target: "isoshard::move",
         "move",
@@ -22,34 +35,8 @@ fn new_span(plan: &Redistribution) -> Span {
         path = path.as_str(),
         phase = %phase,
         from = %from,
-        to = %to,
+        to = %format_args!("{to}{others}"),
         calls = plan.calls(),
-        received_bytes = plan.received_bytes(),
-    )
-}
-
-/// Returns the span of redistributions that share a call, or none without a subscriber. Its field `to` tells how many
-/// tensors there are.
-#[inline]
-pub(super) fn shared_span<'a>(plans: impl ExactSizeIterator<Item = &'a Redistribution>) -> Span {
-    if spans_enabled() { new_shared_span(plans) } else { Span::none() }
-}
-
-#[cold]
-fn new_shared_span<'a>(mut plans: impl ExactSizeIterator<Item = &'a Redistribution>) -> Span {
-    let len = plans.len();
-    let Some(first) = plans.next() else { return Span::none() };
-    let Some((from, to)) = first.ends() else { return Span::none() };
-    let CallOrigin { operator, path, phase } = CallOrigin::current();
-    debug_span!(
-        target: "isoshard::move",
-        "move",
-        operator,
-        path = path.as_str(),
-        phase = %phase,
-        from = %from,
-        to = format!("{to}, with {} other tensors", len - 1),
-        calls = 1,
-        received_bytes = first.received_bytes() + plans.map(Redistribution::received_bytes).sum::<u64>(),
+        received_bytes,
     )
 }
