@@ -22,6 +22,7 @@ use super::step_plans::find_step_plan;
 use super::tensor::{
     CallDerivative, CustomDerivative, DTensor, Recomputation, TapeCall, TapeNode, TapeOutput, next_id,
 };
+use super::unit_gradients::{StartedUnit, UnitGradients};
 use super::waiting_gradients::WaitingGradients;
 use crate::comm::{Phase, operator_scope};
 use crate::error::Result;
@@ -36,6 +37,7 @@ pub(super) struct BackwardPass {
     mesh: DeviceMesh,
     queue: GradientQueue,
     waiting: WaitingGradients,
+    units: UnitGradients,
     gradients: Gradients,
     /// The tensors whose gradients are wanted, if not those of all leaves.
     wanted: Option<WantedGradients>,
@@ -60,6 +62,7 @@ impl BackwardPass {
             mesh: mesh.clone(),
             queue: GradientQueue::default(),
             waiting: WaitingGradients::default(),
+            units: UnitGradients::default(),
             gradients: Gradients::default(),
             wanted: None,
         }
@@ -102,6 +105,7 @@ impl BackwardPass {
             mesh: mesh.clone(),
             queue: GradientQueue::default(),
             waiting: WaitingGradients::default(),
+            units: UnitGradients::default(),
             gradients: Gradients::default(),
             wanted: Some(WantedGradients { reaching, grads }),
         };
@@ -114,7 +118,10 @@ impl BackwardPass {
         while let Some(queued) = self.queue.pop_youngest() {
             self.visit(queued)?;
         }
-        Ok(())
+        let started = self.units.start(&self.mesh)?;
+        self.store_unit(started)?;
+        let last = self.units.take_started();
+        self.store_unit(last)
     }
 
     /// Adds a gradient to those of a result, and queues its node.
@@ -125,7 +132,7 @@ impl BackwardPass {
         if self.mesh.reduction().is_exact() && self.waiting.takes(node, &grad) {
             if self.waiting.push(node, grad) {
                 let _scope = node.path.enter_in(Phase::Backward);
-                self.waiting.add_to(&self.mesh, node, sum)?;
+                self.waiting.add_to(&self.mesh, node, sum, false)?;
             }
             return Ok(());
         }
@@ -140,9 +147,12 @@ impl BackwardPass {
     fn visit(&mut self, queued: QueuedNode) -> Result<()> {
         let QueuedNode { mut node, mut grads } = queued;
         let _scope = node.path.enter_in(Phase::Backward);
-        self.waiting.add_to(&self.mesh, &node, &mut grads[0])?;
+        self.waiting.add_to(&self.mesh, &node, &mut grads[0], self.wanted.is_none())?;
         if let Some(wanted) = &mut self.wanted {
             wanted.keep(&node, &grads);
+        }
+        if self.wanted.is_none() && self.waits_for_unit(&node, &mut grads[0])? {
+            return Ok(());
         }
         let Some(call) = &node.call else { return self.store_leaf_gradient(&node, &mut grads[0]) };
         let needed = self.wanted.as_ref().map(|wanted| wanted.needed(call));
@@ -317,7 +327,11 @@ impl BackwardPass {
         else {
             return Ok(None);
         };
-        let leaf = &output.node.outs[output.out];
+        let leaf = if output.node.call.is_none() {
+            output.node.gradient_meta()
+        } else {
+            &output.node.outs[output.out]
+        };
         let saved_len = program.reads.len() - grads.len();
         let reads_it_alone = matches!(step.ins[..], [only] if only.0 as usize == saved_len);
         let fits = output.node.call.is_none() && leaf.shape() == grad.shape() && grad.layout().has_partial();
@@ -340,11 +354,57 @@ impl BackwardPass {
         Ok(Some(stays))
     }
 
+    /// Takes a complete gradient that is to be reduced with those of its leaf's unit. When another unit's gradients begin
+    /// to arrive, the reductions of this one start; they are waited for when those of the next one have started. Returns
+    /// false, and takes nothing, if the gradient does not wait.
+    fn waits_for_unit(&mut self, node: &Rc<TapeNode>, grad: &mut Option<DTensor>) -> Result<bool> {
+        let Some(leaf) = self.unit_leaf(node) else { return Ok(false) };
+        let unit = leaf.destination.as_ref().map(|destination| destination.unit);
+        let (Some(unit), Some(partial)) = (unit, grad.take_if(|grad| grad.layout().has_partial())) else {
+            return Ok(false);
+        };
+        if self.stays_unreduced(&leaf) {
+            *grad = Some(partial);
+            return Ok(false);
+        }
+        if self.units.is_another(unit) {
+            let before = self.units.start(&self.mesh)?;
+            self.store_unit(before)?;
+        }
+        self.units.push(unit, leaf, partial);
+        Ok(true)
+    }
+
+    /// Returns the leaf of a unit whose gradient a node completes: its own node, or that of its only cast.
+    fn unit_leaf(&self, node: &Rc<TapeNode>) -> Option<Rc<TapeNode>> {
+        let Some(call) = &node.call else { return node.destination.is_some().then(|| node.clone()) };
+        let ([Some(leaf)], CallDerivative::Program { program, .. }) = (&call.inputs[..], &call.derivative)
+        else {
+            return None;
+        };
+        let casts = matches!(&program.steps[..], [step] if step.op.as_any().is::<Cast>());
+        let is_last = leaf.node.pending_grads.get() == (self.id, 1) && !self.queue.holds(&leaf.node);
+        (casts && is_last && leaf.node.destination.is_some() && leaf.node.call.is_none())
+            .then(|| leaf.node.clone())
+    }
+
+    /// Waits for the gradients of a unit, and stores them.
+    fn store_unit(&mut self, unit: Option<StartedUnit>) -> Result<()> {
+        let Some(unit) = unit else { return Ok(()) };
+        for (leaf, grad) in unit.finish(&self.mesh)? {
+            let _scope = leaf.path.enter_in(Phase::Backward);
+            let dtype = leaf.outs[0].dtype();
+            let grad = if grad.dtype() == dtype { grad } else { grad.cast(dtype)? };
+            self.store_leaf_gradient(&leaf, &mut Some(grad))?;
+        }
+        Ok(())
+    }
+
     /// Redistributes a leaf's complete gradient to the leaf's layout, adds it to that of earlier passes and stores it.
     fn store_leaf_gradient(&mut self, leaf: &TapeNode, grad: &mut Option<DTensor>) -> Result<()> {
         let Some(mut grad) = grad.take().filter(|_| self.wanted.is_none()) else { return Ok(()) };
         let _label = operator_scope("backward");
-        let at_leaf = &leaf.outs[0];
+        let at_leaf = leaf.gradient_meta();
         let mut earlier = self.gradients.remove(leaf);
         if let Some(part) = earlier.take_if(|earlier| earlier.layout().has_partial()) {
             grad = add(part, grad)?;

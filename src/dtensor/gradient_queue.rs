@@ -42,6 +42,11 @@ impl GradientQueue {
         &mut self.nodes[index].grads[*out]
     }
 
+    /// Returns true if a node waits for its visit.
+    pub fn holds(&self, node: &TapeNode) -> bool {
+        self.find(node.id).is_ok()
+    }
+
     /// Removes the youngest node.
     pub fn pop_youngest(&mut self) -> Option<QueuedNode> {
         let (_, index) = self.order.pop()?;

@@ -107,12 +107,12 @@ impl Gradients {
             let (rule, remedy) = ("the tensor has no history", "pass a leaf that requires a gradient");
             return Err(Error::invalid("put", rule, leaf.spec().to_string(), remedy));
         };
-        if grad.tensor_meta() != leaf.tensor_meta() {
+        if grad.tensor_meta() != output.node.gradient_meta() {
             let rule = "a gradient has its leaf's dtype, shape, layout and mesh";
             return Err(Error::invalid(
                 "put",
                 rule,
-                format!("{} for {}", grad.spec(), leaf.spec()),
+                format!("{} for {}", grad.spec(), output.node.gradient_meta().spec()),
                 "redistribute it first",
             ));
         }
@@ -142,7 +142,7 @@ impl Gradients {
 
     /// Stores the gradient of a leaf, in the leaf's layout or unreduced.
     pub(super) fn store(&mut self, leaf: &TapeNode, grad: DTensor) {
-        let layout = leaf.outs[0].layout();
+        let layout = leaf.gradient_meta().layout();
         if grad.layout().has_partial() && grad.layout() != layout {
             self.unreduced.insert(leaf.id, (layout.clone(), leaf.path));
         }

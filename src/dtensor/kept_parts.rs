@@ -33,7 +33,7 @@ pub(super) struct KeptParts {
 
 impl KeptParts {
     pub fn new(leaf: &TapeNode) -> KeptParts {
-        KeptParts { sums: SmallVec::new(), added: 0, leaf: leaf.outs[0].clone(), path: leaf.path }
+        KeptParts { sums: SmallVec::new(), added: 0, leaf: leaf.gradient_meta().clone(), path: leaf.path }
     }
 
     /// Counts the uses of the leaf from the first again.

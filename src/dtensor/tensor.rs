@@ -75,7 +75,19 @@ pub(super) struct TapeNode {
     pub call: Option<TapeCall>,
     /// The number of a backward pass, and the number of gradients that this pass has still to add.
     pub pending_grads: Cell<(u64, usize)>,
+    /// A leaf's wishes for its gradient, if it has some.
+    pub destination: Option<Box<GradientDestination>>,
 }
+
+/// The layout of a leaf's gradient, and the unit with which it is reduced.
+pub(super) struct GradientDestination {
+    pub meta: Rc<TensorMeta>,
+    pub unit: GradientUnit,
+}
+
+/// The number of a unit: leaves whose gradients share calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GradientUnit(u64);
 
 /// One call, with what its derivative needs.
 pub(super) struct TapeCall {
@@ -170,12 +182,25 @@ impl TapeNode {
     #[inline]
     pub fn new(outs: SmallVec<[Rc<TensorMeta>; 1]>, call: Option<TapeCall>) -> Rc<TapeNode> {
         let (id, path) = (next_id(), ModulePath::current());
-        Rc::new(TapeNode { id, path, outs, call, pending_grads: Cell::default() })
+        Rc::new(TapeNode { id, path, outs, call, pending_grads: Cell::default(), destination: None })
     }
 
-    fn leaf(x: &DTensor) -> Rc<TapeNode> {
+    fn leaf(x: &DTensor, destination: Option<Box<GradientDestination>>) -> Rc<TapeNode> {
         let outs = [x.meta.clone()].into_iter().collect();
-        Self::new(outs, None)
+        let (id, path) = (next_id(), ModulePath::current());
+        Rc::new(TapeNode { id, path, outs, call: None, pending_grads: Cell::default(), destination })
+    }
+
+    /// Returns the metadata of a leaf's gradient: the leaf's own, unless the leaf says otherwise.
+    pub fn gradient_meta(&self) -> &Rc<TensorMeta> {
+        self.destination.as_ref().map_or(&self.outs[0], |destination| &destination.meta)
+    }
+}
+
+impl GradientUnit {
+    /// Returns a new unit.
+    pub fn next() -> GradientUnit {
+        GradientUnit(next_id())
     }
 }
 
@@ -457,7 +482,19 @@ impl DTensor {
     pub fn requires_grad(&self) -> Result<DTensor> {
         self.dtype().expect_float("requires_grad")?;
         refuse_partial("requires_grad", &self.meta)?;
-        Ok(DTensor { history: Some(TapeOutput { node: TapeNode::leaf(self), out: 0 }), ..self.clone() })
+        Ok(DTensor { history: Some(TapeOutput { node: TapeNode::leaf(self, None), out: 0 }), ..self.clone() })
+    }
+
+    /// Returns [`DTensor::requires_grad`] of a leaf whose gradient arrives in `layout`, and is reduced together with those of
+    /// the other leaves of `unit`.
+    pub(crate) fn requires_grad_in(&self, layout: Layout, unit: GradientUnit) -> Result<DTensor> {
+        self.dtype().expect_float("requires_grad")?;
+        refuse_partial("requires_grad", &self.meta)?;
+        let meta = self.mesh.intern(self.meta.spec().with_layout(layout)?)?;
+        refuse_partial("requires_grad", &meta)?;
+        let destination = Some(Box::new(GradientDestination { meta, unit }));
+        let output = TapeOutput { node: TapeNode::leaf(self, destination), out: 0 };
+        Ok(DTensor { history: Some(output), ..self.clone() })
     }
 
     /// Returns true if a backward pass reaches this value.

@@ -40,11 +40,19 @@ impl WaitingGradients {
         waiting.len() == MOST_WAITING
     }
 
-    /// Reduces the contributions that wait at a node, and adds them to `sum` in the order of their arrival.
-    pub fn add_to(&mut self, mesh: &DeviceMesh, node: &TapeNode, sum: &mut Option<DTensor>) -> Result<()> {
+    /// Reduces the contributions that wait at a node, and adds them to `sum` in the order of their arrival. The only
+    /// contribution to a leaf of a unit is left as it is, if the pass stores it: it is reduced with the unit's.
+    pub fn add_to(
+        &mut self,
+        mesh: &DeviceMesh,
+        node: &TapeNode,
+        sum: &mut Option<DTensor>,
+        stores: bool,
+    ) -> Result<()> {
         let Some(mut waiting) = self.by_node.remove(&node.id) else { return Ok(()) };
         // The only contribution to a cast is left to the cast's derivative.
-        if node.call.is_none() || sum.is_some() || waiting.len() > 1 {
+        let is_left = node.call.is_some() || (stores && node.destination.is_some());
+        if !is_left || sum.is_some() || waiting.len() > 1 {
             reduce_together(mesh, &mut waiting, leaf_layout(node).expect("only at these nodes they wait"))?;
         }
         for grad in waiting {
@@ -56,12 +64,12 @@ impl WaitingGradients {
 
 /// Returns the layout of a leaf tensor, given its node or that of its cast to another dtype.
 fn leaf_layout(node: &TapeNode) -> Option<&Layout> {
-    let Some(call) = &node.call else { return Some(node.outs[0].layout()) };
+    let Some(call) = &node.call else { return Some(node.gradient_meta().layout()) };
     let ([Some(leaf)], CallDerivative::Program { program, .. }) = (&call.inputs[..], &call.derivative) else {
         return None;
     };
     let casts = matches!(&program.steps[..], [step] if step.op.as_any().is::<Cast>());
-    (casts && leaf.node.call.is_none()).then(|| leaf.node.outs[leaf.out].layout())
+    (casts && leaf.node.call.is_none()).then(|| leaf.node.gradient_meta().layout())
 }
 
 /// Redistributes the partial sums among `grads` to `layout`; those that are reduced over the same ranks share calls.

@@ -19,9 +19,15 @@
 //! Missing: the buffers themselves. [`Plan::fsdp`](crate::nn::Plan::fsdp) shards each parameter by its own rows and copies a
 //! unit's parts side by side before it gathers them; it does not use plans of this module yet.
 
+mod block_policy;
+mod fully_shard;
 mod packing;
 mod planner;
 mod shard_plan;
+mod sharding;
 
+pub use block_policy::{Block, BlockPolicy};
+pub use fully_shard::{ShardedBytes, ShardedUnit, ShardedUnits, fully_shard};
 pub use planner::ShardPlanner;
 pub use shard_plan::{BlockedTensor, ShardPlan};
+pub use sharding::Sharding;

@@ -244,9 +244,17 @@ impl<'a> Forward<'a> {
         let ready = match state {
             GatherState::InFlight(gather) => {
                 let (shard, pending) = *gather;
-                let ready = shard.regathered(pending.wait()?, &self.previous_of(unit));
-                ready.hold_gathered();
-                ready
+                let gathered = pending.wait()?;
+                if self.params.holds_as_used(id) {
+                    self.params.hold(id, &gathered);
+                    gathered
+                } else if self.params.units()[unit].stays_gathered {
+                    gathered
+                } else {
+                    let ready = shard.regathered(gathered, &self.previous_of(unit));
+                    ready.hold_gathered();
+                    ready
+                }
             }
             GatherState::Ready(ready) => ready,
             GatherState::Idle | GatherState::Saved(_) => unreachable!("the unit was just started"),
@@ -461,14 +469,12 @@ impl<'a> Forward<'a> {
     /// Starts to gather the parameters of a unit that are neither gathered nor in flight, in one call.
     fn start(&self, unit: usize) -> Result<()> {
         let mut gathers = self.gathers.borrow_mut();
+        let wanted = |id: &ParamId| {
+            matches!(gathers[id.index()], GatherState::Idle) && !self.params.is_used_as_stored(*id)
+        };
+        let wanted: Vec<ParamId> = self.params.units()[unit].members.iter().copied().filter(wanted).collect();
         let mut shards: Vec<(ParamId, DTensor)> = Vec::new();
-        for &id in &self.params.units()[unit].members {
-            if !matches!(gathers[id.index()], GatherState::Idle) || self.params.is_used_as_stored(id) {
-                continue;
-            }
-            let _scope = self.params.module_of(id).enter();
-            let leaf = self.params.value(id);
-            let shard = leaf.cast(self.params.compute_dtype()).map_err(|e| e.at(self.params.path(id)))?;
+        for (id, shard) in wanted.iter().copied().zip(self.params.held_values(&wanted)?) {
             if shard.layout() == self.params.used_layout(id) {
                 gathers[id.index()] = GatherState::Ready(shard);
             } else {

@@ -67,7 +67,7 @@ impl Params {
         let ids = self.matching_for("unfreeze", pattern)?;
         for &id in ids.iter().filter(|&&id| self.is_frozen(id)).collect::<Vec<_>>() {
             let _scope = self.module_of(id).enter();
-            *self.value_mut(id) = self.value(id).requires_grad()?;
+            *self.value_mut(id) = self.as_leaf(id, self.value(id))?;
         }
         Ok(ids.len())
     }

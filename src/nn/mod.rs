@@ -96,6 +96,7 @@ pub use norms::{BatchNorm, GroupNorm};
 pub use param_id::ParamId;
 pub(crate) use param_state::{load_like, refuse_names};
 pub use params::Params;
+pub(crate) use params::{ParamPlacement, PlacedUnit};
 pub use pieces::{FusedMaps, ParamPiece, PieceRun};
 pub use plan::{Parallel, Plan};
 pub use recompute::recompute;

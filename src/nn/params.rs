@@ -1,8 +1,11 @@
 //! Parameters, addressed by path and sharded from the start.
 
 mod declared;
+mod placed;
 
-use std::cell::Cell;
+pub(crate) use placed::{ParamPlacement, PlacedUnit};
+
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -11,7 +14,7 @@ use super::pattern;
 use super::pieces::ParamPiece;
 use super::plan::Plan;
 use crate::comm::ModulePath;
-use crate::dtensor::{DTensor, DeviceMesh, Transfer};
+use crate::dtensor::{DTensor, DeviceMesh, GradientUnit, Transfer};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh};
 use crate::rng::{Generator, Init};
@@ -48,6 +51,8 @@ pub struct Params {
     blocks: BTreeMap<String, ModulePath>,
     /// `true` if new parameters are zeros, which are replaced by loaded values.
     blank: bool,
+    /// `true` if the layouts are not the plan's.
+    is_placed: bool,
     /// The numbers of parameters, sites and blocks when the plan's patterns were last checked.
     checked: Cell<Option<[usize; 3]>>,
 }
@@ -60,15 +65,23 @@ struct Param {
     value: DTensor,
     /// The layout that the model computes in.
     used: Layout,
+    /// The layout in which its gradient arrives.
+    gradient: Layout,
+    /// The layout in which its rounded value is held from one update to the next, if that is not the value's own.
+    held: Option<Layout>,
+    held_value: RefCell<Option<DTensor>>,
     unit: usize,
     pieces: Vec<ParamPiece>,
 }
 
-/// A unit: parameters that are gathered together, one unit ahead of their use.
+/// A unit: parameters that are gathered together, one unit ahead of their use, and whose gradients are reduced together.
 #[derive(Clone)]
 pub(super) struct ParamUnit {
     name: String,
     pub members: Vec<ParamId>,
+    gradients: GradientUnit,
+    /// True if gathered parameters stay gathered from the forward pass to the backward pass.
+    pub stays_gathered: bool,
 }
 
 impl Params {
@@ -101,6 +114,7 @@ impl Params {
             sites: BTreeSet::new(),
             blocks: BTreeMap::new(),
             blank: false,
+            is_placed: false,
             checked: Cell::new(None),
         })
     }
@@ -114,7 +128,7 @@ impl Params {
     /// Returns a copy for functions that run again in the backward pass. The values and the model's number are shared, so
     /// ids of this model are ids of the copy.
     pub(super) fn snapshot(&self) -> Params {
-        let Params { number, dtype, compute, blank, .. } = *self;
+        let Params { number, dtype, compute, blank, is_placed, .. } = *self;
         Params {
             number,
             mesh: self.mesh.clone(),
@@ -127,6 +141,7 @@ impl Params {
             sites: self.sites.clone(),
             blocks: self.blocks.clone(),
             blank,
+            is_placed,
             checked: self.checked.clone(),
         }
     }
@@ -378,7 +393,9 @@ impl Params {
     }
 
     pub(super) fn value_mut(&mut self, id: ParamId) -> &mut DTensor {
-        &mut self.list[id.index].value
+        let param = &mut self.list[id.index];
+        *param.held_value.get_mut() = None;
+        &mut param.value
     }
 
     /// Refuses, in the name of `verb`, another model's parameter.
@@ -432,9 +449,11 @@ impl Params {
     /// ```
     ///
     /// # Errors
-    /// Refuses plans that name axes their mesh lacks, cannot shard a parameter, or have a pattern that matches nothing.
+    /// Refuses plans that name axes their mesh lacks, cannot shard a parameter, or have a pattern that matches nothing, and
+    /// parameters that [`fully_shard`](crate::fsdp::fully_shard) has placed.
     pub fn transfers(&self, from: (&Mesh, &Plan), to: (&Mesh, &Plan)) -> Result<Vec<Transfer>> {
         [from, to].iter().try_for_each(|(_, plan)| self.expect_matches(plan))?;
+        self.expect_unplaced("transfers")?;
         let stored = |p: &Param, (mesh, plan): (&Mesh, &Plan)| {
             let used = plan.used_layout(mesh, &p.path, p.value.shape())?;
             plan.stored_layout(mesh, self.dtype, p.value.shape(), &used).map_err(|e| e.at(&p.path))
@@ -525,7 +544,8 @@ impl Params {
             ));
         }
         let _scope = self.module_of(id).enter();
-        self.list[id.index].value = if old.has_history() { value.requires_grad()? } else { value.detach() };
+        let value = if old.has_history() { self.as_leaf(id, &value)? } else { value.detach() };
+        *self.value_mut(id) = value;
         Ok(())
     }
 
@@ -561,10 +581,22 @@ impl Params {
             false => DTensor::init(&self.mesh, self.dtype, shape, stored, init, &mut self.generator),
         });
         let _scope = module.enter();
-        let value = value.map_err(|e| e.at(&path))?.requires_grad()?;
+        let value = value.map_err(|e| e.at(&path))?;
         let id = ParamId { index: self.list.len(), model: self.number };
         let unit = self.unit_for(&path, id);
-        self.list.push(Param { path, module, value, used, unit, pieces });
+        let (gradient, held_value) = (value.layout().clone(), RefCell::default());
+        let leaf = value.requires_grad_in(gradient.clone(), self.units[unit].gradients)?;
+        self.list.push(Param {
+            path,
+            module,
+            value: leaf,
+            used,
+            gradient,
+            held: None,
+            held_value,
+            unit,
+            pieces,
+        });
         Ok(id)
     }
 }

@@ -291,6 +291,12 @@ impl Plan {
             .site("head.input", "tp", Placement::Replicate)
     }
 
+    /// Shards the batch over further axes.
+    pub(super) fn shard_batch(&mut self, axes: &[String]) {
+        let new: Vec<String> = axes.iter().filter(|axis| !self.batch.contains(axis)).cloned().collect();
+        self.batch.extend(new);
+    }
+
     /// Returns the layout of a model's input: dim 0 sharded over the batch axes, in the mesh's order.
     ///
     /// ```

@@ -94,6 +94,15 @@ impl Params {
             Err(Error::invalid("update", rule, format!("{given} for {}", update.spec()), ""))
         };
         for update in updates.iter_mut() {
+            let layout = self.value(update.param).layout();
+            // A gradient may be sharded less than the parameter, and then a slice of it is this rank's.
+            let elsewhere =
+                |x: &&mut DTensor| x.shape() == self.value(update.param).shape() && x.layout() != layout;
+            for operand in update.operands.iter_mut().filter(elsewhere) {
+                *operand = operand.redistribute(layout.clone())?;
+            }
+        }
+        for update in updates.iter_mut() {
             update.operands.insert(0, self.value_mut(update.param).take_value());
         }
         let mut calls: Vec<_> = updates.iter_mut().map(|u| (&u.op, &mut u.operands)).collect();

@@ -36,7 +36,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint", "nn"]),
     ("testing", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
     ("hugging_face", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
-    ("fsdp", &["error"]),
+    ("fsdp", &["error", "tensor", "placement", "comm", "dtensor", "nn"]),
     (
         "lib",
         &[

@@ -37,4 +37,4 @@ pub(super) use run::{InFlight, find};
 pub(super) use search::cheapest_time;
 pub(super) use shared_gather::{shared_time, sharing, start_sharing};
 pub(super) use states::sample_coords;
-pub(super) use together::run_together;
+pub(super) use together::{ReductionInFlight, reductions_sharing, run_together, start_reductions};

@@ -3,18 +3,22 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use tracing::Span;
+
 use super::super::device_mesh::DeviceMesh;
+use super::super::exchange_piece::ExchangePiece;
 use super::lower::{FoldStage, Stage, stacked};
 use super::redistribution::{RedistributionStep, StepAction};
-use super::run::Move;
-use crate::comm::{Group, Reduce};
+use super::run::{InFlight, Move};
+use super::span::shared_span;
+use crate::comm::{CallOrigin, Group, Pending, Reduce};
 use crate::error::Result;
 use crate::tensor::{FoldOrder, FoldStep, Shape, Tensor};
 
 /// Runs several moves, and returns the tensors in their order, with the bits of [`Move::run`].
 ///
-/// Moves that make the same steps share the calls of their reductions: the partial values of all tensors are stacked in
-/// one buffer. A tensor is freed when it has been copied there, unless it is held elsewhere.
+/// Moves of tensors of one shape that make the same steps share the calls of their reductions: the partial values of all
+/// tensors are stacked in one buffer. A tensor is freed when it has been copied there, unless it is held elsewhere.
 pub(in crate::dtensor) fn run_together(
     mesh: &DeviceMesh,
     moves: &[Rc<Move>],
@@ -22,31 +26,160 @@ pub(in crate::dtensor) fn run_together(
 ) -> Result<Vec<Tensor>> {
     let mut waiting: Vec<Option<Tensor>> = locals.into_iter().map(Some).collect();
     let mut moved = vec![Tensor::default(); moves.len()];
-    for first in 0..moves.len() {
-        let joins = |&i: &usize| waiting[i].is_some() && (i == first || is_alike(&moves[first], &moves[i]));
-        let members: Vec<usize> = (first..moves.len()).filter(joins).collect();
+    for members in groups(moves, Arrangement::Stacked) {
         let locals: Vec<Tensor> = members.iter().filter_map(|&i| waiting[i].take()).collect();
-        let alike: Vec<&Rc<Move>> = members.iter().map(|&i| &moves[i]).collect();
-        for (i, local) in members.into_iter().zip(run_alike(mesh, &alike, locals)?) {
+        let alike: Vec<Rc<Move>> = members.iter().map(|&i| moves[i].clone()).collect();
+        let reduction = start(mesh, alike, locals, Arrangement::Stacked)?;
+        for (i, local) in members.into_iter().zip(reduction.finish(mesh)?) {
             moved[i] = local;
         }
     }
     Ok(moved)
 }
 
-/// Returns true if two moves can share their calls. All ranks answer alike: only shared metadata is compared.
-fn is_alike(one: &Move, other: &Move) -> bool {
-    let (one, other) = (&one.plan().steps, &other.plan().steps);
-    one.len() == other.len() && one.iter().zip(other).all(|(a, b)| is_same_step(a, b))
+/// Sorts moves into groups that [`start_reductions`] can start, by their indices. All ranks answer alike: only shared
+/// metadata is compared.
+pub(in crate::dtensor) fn reductions_sharing(moves: &[&Rc<Move>]) -> Vec<Vec<usize>> {
+    let moves: Vec<Rc<Move>> = moves.iter().map(|&m| m.clone()).collect();
+    groups(&moves, Arrangement::SideBySide)
 }
 
-fn is_same_step(a: &RedistributionStep, b: &RedistributionStep) -> bool {
-    let same_move = a.action == b.action
+/// Starts the moves of a group, whose reductions share calls: those of tensors of any shapes whose sums have equal trees.
+pub(in crate::dtensor) fn start_reductions(
+    mesh: &DeviceMesh,
+    moves: Vec<Rc<Move>>,
+    locals: Vec<Tensor>,
+) -> Result<ReductionInFlight> {
+    start(mesh, moves, locals, Arrangement::SideBySide)
+}
+
+/// The arrangement of several tensors in the buffer of a shared call.
+#[derive(Clone, Copy, PartialEq)]
+enum Arrangement {
+    /// The nodes of one tensor, then those of the next. All tensors have one shape; their trees may differ.
+    Stacked,
+    /// Each node is a row with that node of all tensors. All trees are equal; the shapes may differ.
+    SideBySide,
+}
+
+/// Reductions that have started.
+#[expect(clippy::large_enum_variant, reason = "one lives per unit")]
+pub(in crate::dtensor) enum ReductionInFlight {
+    Alone(InFlight),
+    Shared(SharedReduction),
+}
+
+/// Moves that run step by step, and share the call of each reduction.
+pub(in crate::dtensor) struct SharedReduction {
+    moves: Vec<Rc<Move>>,
+    arrangement: Arrangement,
+    progress: SharedProgress,
+    origin: CallOrigin,
+    span: Span,
+}
+
+enum SharedProgress {
+    Done(Vec<Tensor>),
+    Waiting { stage: usize, call: Pending<Tensor> },
+}
+
+impl ReductionInFlight {
+    /// Waits for the reductions, and returns the tensors in their order.
+    pub fn finish(self, mesh: &DeviceMesh) -> Result<Vec<Tensor>> {
+        match self {
+            ReductionInFlight::Alone(only) => Ok(vec![only.finish(mesh)?]),
+            ReductionInFlight::Shared(shared) => shared.finish(mesh),
+        }
+    }
+}
+
+fn start(
+    mesh: &DeviceMesh,
+    moves: Vec<Rc<Move>>,
+    mut locals: Vec<Tensor>,
+    arrangement: Arrangement,
+) -> Result<ReductionInFlight> {
+    if let ([only], [_]) = (&moves[..], &locals[..]) {
+        return Ok(ReductionInFlight::Alone(only.start(mesh, locals.remove(0))?));
+    }
+    let span = shared_span(moves.iter().map(|m| m.plan()));
+    let progress = span.in_scope(|| start_at(0, mesh, &moves, arrangement, locals))?;
+    let origin = CallOrigin::current();
+    Ok(ReductionInFlight::Shared(SharedReduction { moves, arrangement, progress, origin, span }))
+}
+
+/// Runs the stages from `first` on, up to the first whose call all moves share, and starts that.
+fn start_at(
+    first: usize,
+    mesh: &DeviceMesh,
+    moves: &[Rc<Move>],
+    arrangement: Arrangement,
+    mut locals: Vec<Tensor>,
+) -> Result<SharedProgress> {
+    let stages_len = moves.first().map_or(0, |m| m.stages().len());
+    for stage in first..stages_len {
+        if let Some(calls) = shared_calls(moves, stage) {
+            return Ok(SharedProgress::Waiting { stage, call: start_shared(&calls, arrangement, locals)? });
+        }
+        let one = |(m, local): (&Rc<Move>, Tensor)| m.start_stage(stage, local)?.wait_call(mesh);
+        locals = moves.iter().zip(locals).map(one).collect::<Result<_>>()?;
+    }
+    Ok(SharedProgress::Done(locals))
+}
+
+fn shared_calls(moves: &[Rc<Move>], stage: usize) -> Option<Vec<SharedCall<'_>>> {
+    moves.iter().map(|m| SharedCall::of(&m.stages()[stage])).collect()
+}
+
+impl SharedReduction {
+    fn finish(self, mesh: &DeviceMesh) -> Result<Vec<Tensor>> {
+        let SharedReduction { moves, arrangement, mut progress, origin, span } = self;
+        let _origin = origin.enter();
+        let _span = span.enter();
+        loop {
+            let (stage, call) = match progress {
+                SharedProgress::Done(locals) => return Ok(locals),
+                SharedProgress::Waiting { stage, call } => (stage, call),
+            };
+            let all = call.wait()?;
+            let bytes = moves.iter().map(|m| m.plan().steps[stage].received_bytes).sum::<u64>();
+            mesh.0.moving_calls.set(mesh.0.moving_calls.get() + 1);
+            mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + bytes);
+            let calls = shared_calls(&moves, stage).expect("it was shared");
+            progress = start_at(stage + 1, mesh, &moves, arrangement, results(&calls, arrangement, &all)?)?;
+        }
+    }
+}
+
+/// Sorts moves into groups of those that can share their calls, each like its first member.
+fn groups(moves: &[Rc<Move>], arrangement: Arrangement) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (i, one) in moves.iter().enumerate() {
+        match groups.iter_mut().find(|group| is_alike(&moves[group[0]], one, arrangement)) {
+            Some(group) => group.push(i),
+            None => groups.push(vec![i]),
+        }
+    }
+    groups
+}
+
+/// Returns true if two moves can share their calls. All ranks answer alike: only shared metadata is compared.
+fn is_alike(one: &Move, other: &Move, arrangement: Arrangement) -> bool {
+    let (one, other) = (&one.plan().steps, &other.plan().steps);
+    one.len() == other.len() && one.iter().zip(other).all(|(a, b)| is_same_step(a, b, arrangement))
+}
+
+fn is_same_step(a: &RedistributionStep, b: &RedistributionStep, arrangement: Arrangement) -> bool {
+    let same_form = match arrangement {
+        Arrangement::Stacked => {
+            a.from.shape == b.from.shape && a.from.layout == b.from.layout && a.to.layout == b.to.layout
+        }
+        Arrangement::SideBySide => a.from.tree == b.from.tree && a.to.tree == b.to.tree,
+    };
+    let same_move = same_form
+        && a.action == b.action
         && a.axes == b.axes
-        && a.from.shape == b.from.shape
-        && a.from.stored_dtype() == b.from.stored_dtype()
-        && a.from.layout == b.from.layout
-        && a.to.layout == b.to.layout;
+        && a.from.stored_dtype() == b.from.stored_dtype();
     // A fold along other axes than those of a tree keeps the nodes apart, as many as the rank has.
     let one_value = |step: &RedistributionStep, axes: &[usize]| {
         step.from.tree.as_ref().is_none_or(|tree| tree.open_axes().any(|a| axes.contains(&a)))
@@ -60,31 +193,6 @@ fn is_same_step(a: &RedistributionStep, b: &RedistributionStep) -> bool {
                 true
             }
         }
-}
-
-/// Runs moves that are alike, step by step.
-fn run_alike(mesh: &DeviceMesh, moves: &[&Rc<Move>], mut locals: Vec<Tensor>) -> Result<Vec<Tensor>> {
-    if let ([only], [_]) = (moves, &locals[..]) {
-        return Ok(vec![only.run(mesh, locals.remove(0))?]);
-    }
-    let steps_len = moves.first().map_or(0, |m| m.stages().len());
-    for k in 0..steps_len {
-        let calls: Option<Vec<SharedCall<'_>>> =
-            moves.iter().map(|m| SharedCall::of(&m.stages()[k])).collect();
-        locals = match calls {
-            Some(calls) => {
-                let bytes = moves.iter().map(|m| m.plan().steps[k].received_bytes).sum::<u64>();
-                mesh.0.moving_calls.set(mesh.0.moving_calls.get() + 1);
-                mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + bytes);
-                run_shared(&calls, locals)?
-            }
-            None => {
-                let one = |(m, local): (&&Rc<Move>, Tensor)| m.start_stage(k, local)?.wait_call(mesh);
-                moves.iter().zip(locals).map(one).collect::<Result<_>>()?
-            }
-        };
-    }
-    Ok(locals)
 }
 
 /// One tensor's share of a call that reduces several.
@@ -109,26 +217,36 @@ impl SharedCall<'_> {
         }
     }
 
-    /// Returns the number of partial values that this rank brings.
-    fn nodes(&self) -> usize {
-        self.reduce.order.nodes()[self.group.index()]
-    }
-
     /// Returns the shape of this tensor's results.
     fn out_shape(&self) -> Shape {
         self.fold.map_or_else(|| self.reduce.out_shape(), |fold| fold.out.shape())
     }
 }
 
-/// Reduces tensors in one call.
-fn run_shared(calls: &[SharedCall<'_>], locals: Vec<Tensor>) -> Result<Vec<Tensor>> {
+/// Starts the call that reduces several tensors.
+fn start_shared(
+    calls: &[SharedCall<'_>],
+    arrangement: Arrangement,
+    locals: Vec<Tensor>,
+) -> Result<Pending<Tensor>> {
     let SharedCall { group, reduce, fold } = calls[0];
     let (device, dtype) = (locals[0].device(), locals[0].dtype());
-    let nodes: usize = calls.iter().map(SharedCall::nodes).sum();
-    let shapes: Vec<Shape> = match fold {
-        Some(fold) => fold.give.iter().map(|piece| piece.shape()).collect(),
-        None => vec![reduce.shape.clone()],
+    // The shapes of a tensor's pieces, one per member that receives one.
+    let pieces = |call: &SharedCall<'_>| match call.fold {
+        Some(fold) => fold.give.iter().map(ExchangePiece::shape).collect(),
+        None => vec![call.reduce.shape.clone()],
     };
+    let (order, shapes): (Arc<FoldOrder>, Vec<Shape>) = match arrangement {
+        Arrangement::Stacked => (Arc::new(joined_order(calls)), pieces(&calls[0])),
+        Arrangement::SideBySide => {
+            let mut lens = vec![0; pieces(&calls[0]).len()];
+            for call in calls {
+                lens.iter_mut().zip(pieces(call)).for_each(|(len, piece)| *len += piece.numel());
+            }
+            (reduce.order.clone(), lens.into_iter().map(|len| [len].into()).collect())
+        }
+    };
+    let nodes = order.nodes()[group.index()];
     let room = |shape: &Shape| Tensor::uninit_on(device, dtype, [nodes * shape.numel()]);
     let mut parts = shapes.iter().map(room).collect::<Result<Vec<Tensor>>>()?;
     let mut ends = vec![0; parts.len()];
@@ -138,25 +256,42 @@ fn run_shared(calls: &[SharedCall<'_>], locals: Vec<Tensor>) -> Result<Vec<Tenso
                 Some(fold) => fold.give[i].cut_nodes(&local, fold.nodes)?,
                 None => local.clone(),
             };
-            piece.copy_block(part, piece.shape(), (0, piece.strides()), (*end, &piece.shape().strides()))?;
-            *end += piece.numel();
+            let (mut strides, mut len) = (piece.shape().strides(), piece.numel());
+            if arrangement == Arrangement::SideBySide && nodes > 1 {
+                // The first dim of a stacked tensor counts its nodes.
+                (strides[0], len) = (shapes[i].numel(), len / nodes);
+            }
+            piece.copy_block(part, piece.shape(), (0, piece.strides()), (*end, &strides))?;
+            *end += len;
         }
     }
     let shaped = parts.into_iter().zip(&shapes).map(|(part, shape)| part.reshape(stacked(nodes, shape)));
     let parts = shaped.collect::<Result<Vec<Tensor>>>()?;
-    let order = Arc::new(joined_order(calls));
-    let shared = Reduce { op: reduce.op, order, shape: reduce.shape.clone() };
-    let call = match fold {
+    let shape = match arrangement {
+        Arrangement::Stacked => reduce.shape.clone(),
+        Arrangement::SideBySide => [calls.iter().map(|call| call.reduce.shape.numel()).sum::<usize>()].into(),
+    };
+    let shared = Reduce { op: reduce.op, order, shape };
+    Ok(match fold {
         Some(_) => group.reduce_scatter_with(parts, shared),
         None => group.all_reduce_with_async(&parts[0], shared),
+    })
+}
+
+/// Returns the tensors that a shared call yields.
+fn results(calls: &[SharedCall<'_>], arrangement: Arrangement, all: &Tensor) -> Result<Vec<Tensor>> {
+    // Rows of the results of all tensors, if they lie side by side.
+    let rows = match arrangement {
+        Arrangement::Stacked => 1,
+        Arrangement::SideBySide => calls[0].reduce.order.outs_len(),
     };
-    let all = call.wait()?;
-    let all = all.reshape([all.numel()])?;
+    let all = all.reshape([rows, all.numel() / rows.max(1)])?;
     let mut at = 0;
     let result = |call: &SharedCall<'_>| {
         let shape = call.out_shape();
-        at += shape.numel();
-        all.narrow(0, at - shape.numel(), shape.numel())?.reshape(shape)
+        let len = shape.numel() / rows.max(1);
+        at += len;
+        all.narrow(1, at - len, len)?.contiguous()?.reshape(shape)
     };
     calls.iter().map(result).collect()
 }

@@ -2,6 +2,7 @@
 
 use super::{ParamUnit, Params};
 use crate::comm::ModulePath;
+use crate::dtensor::GradientUnit;
 use crate::error::Result;
 use crate::nn::param_id::ParamId;
 use crate::nn::pieces::ParamPiece;
@@ -78,7 +79,8 @@ impl Params {
         let name =
             number.map(|n| path.split('.').take(n + 1).collect::<Vec<_>>().join(".")).unwrap_or_default();
         let at = self.units.iter().position(|u| u.name == name).unwrap_or_else(|| {
-            self.units.push(ParamUnit { name, members: Vec::new() });
+            let gradients = GradientUnit::next();
+            self.units.push(ParamUnit { name, members: Vec::new(), gradients, stays_gathered: false });
             self.units.len() - 1
         });
         self.units[at].members.push(id);

@@ -1,0 +1,372 @@
+//! Parameters of a model, placed for fully sharded data parallelism.
+
+use std::fmt;
+
+use super::block_policy::BlockPolicy;
+use super::packing::lcm;
+use super::planner::ShardPlanner;
+use super::shard_plan::{BlockedTensor, ShardPlan};
+use super::sharding::{Sharding, ShardingAxes};
+use crate::comm::path_matches;
+use crate::error::{Error, Result};
+use crate::nn::{ParamId, ParamPlacement, Params, PlacedUnit};
+use crate::placement::{Layout, Mesh, Placement, Spec};
+use crate::tensor::{DType, Shape};
+
+/// Places a model's parameters: each unit in a buffer that ranks share equally, each parameter in whole blocks.
+///
+/// `units` are patterns of module paths, such as `h.*`: the parameters below each module that matches are a unit, which
+/// is gathered in one call and its gradients reduced in one; the parameters outside all units are the root's, which stay
+/// gathered throughout a pass. Without patterns, units are the model's own: its numbered parts. Tensor, sequence and
+/// expert parallelism are the [`Plan`](crate::nn::Plan)'s, on other axes; a part that they leave to a rank is sharded here.
+///
+/// Moves each parameter once, from the plan's layout to its new one. Declare parameters under
+/// [`Plan::fsdp`](crate::nn::Plan::fsdp) if no rank has room for all of them. Training then goes on as before, with
+/// equal bits on every mesh.
+///
+/// ```
+/// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Forward, Gpt, GptConfig, Params, Plan}};
+/// use isoshard::{fsdp::{BlockPolicy, Sharding, fully_shard}, optim::{AdamW, WarmupCosine}, tensor::DType};
+/// let losses = |mesh: &'static str, ranks, sharding: fn() -> Sharding| spmd(ranks, move |rank| {
+///     let mesh = DeviceMesh::parse(&rank, mesh)?;
+///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+///     let config =
+///         GptConfig { vocabulary: 11, block: 6, layers: 2, heads: 2, width: 8, dropout: 0.0, bias: true };
+///     let model = Gpt::new(&mut params, config)?;
+///     fully_shard(&mut params, &["h.*"], &sharding(), &BlockPolicy::default())?;
+///     let schedule = WarmupCosine { peak: 0.01, floor: 0.0, warmup: 1, steps: 3 };
+///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(schedule).clip(1.0);
+///     let batch = params.plan().batch_layout(mesh.mesh());
+///     let tokens = DTensor::zeros(&mesh, DType::I64, [4, 6], batch)?;
+///     let mut losses = Vec::new();
+///     for _ in 0..3 {
+///         let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+///         optimizer.step(&mut params, &mut loss.backward()?)?;
+///         losses.push(loss.full_tensor()?.item()?);
+///     }
+///     Ok(losses)
+/// });
+/// let single = &losses("dp=1", 1, || Sharding::ddp("dp"))?[0];
+/// assert_eq!(losses("dp=2", 2, || Sharding::zero2("dp"))?[1], *single);
+/// assert_eq!(losses("dp=2,fsdp=2", 4, || Sharding::hsdp("dp", "fsdp"))?[3], *single);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Errors
+/// Refuses an axis that the mesh lacks, axes that do not nest ([`Sharding`]), a pattern that matches nothing, a module
+/// inside another unit, and blocks that do not fit a parameter; nothing has moved then. Returns an error if a rank fails.
+pub fn fully_shard(
+    params: &mut Params,
+    units: &[&str],
+    sharding: &Sharding,
+    blocks: &BlockPolicy,
+) -> Result<ShardedUnits> {
+    let mesh = params.mesh().mesh().clone();
+    let axes = sharding.axes(&mesh)?;
+    for pattern in blocks.patterns() {
+        params.matching_for("fully_shard", pattern)?;
+    }
+    let (mut placed, mut sharded) = (Vec::new(), Vec::new());
+    for (name, ids) in units_of(params, units)? {
+        let (unit, placements) = plan_unit(params, &mesh, &axes, name, &ids, blocks)?;
+        let members = ids.into_iter().zip(placements).collect();
+        placed.push(PlacedUnit { name: unit.name.clone(), members, stays_gathered: false });
+        sharded.push(unit);
+    }
+    params.place(placed, sharding.batch())?;
+    Ok(ShardedUnits { units: sharded })
+}
+
+/// The units of a model that [`fully_shard`] has placed, in the order of their first parameters.
+#[derive(Clone, Debug)]
+pub struct ShardedUnits {
+    units: Vec<ShardedUnit>,
+}
+
+/// A unit: parameters that share a buffer.
+#[derive(Clone, Debug)]
+pub struct ShardedUnit {
+    /// The path of the unit's module; empty for the root.
+    pub name: String,
+    /// The paths of the parameters in the buffer, as the plan numbers its tensors.
+    pub paths: Vec<String>,
+    /// Their positions in the buffer; `None` if nothing is sharded.
+    pub plan: Option<ShardPlan>,
+}
+
+impl ShardedUnits {
+    /// Returns the units.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// use isoshard::fsdp::{BlockPolicy, Sharding, fully_shard};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     for i in 0..3 {
+    ///         params.root().child("h").child(i).param("w", [5, 4], Init::Ones)?;
+    ///     }
+    ///     let sharded = fully_shard(&mut params, &["h.*"], &Sharding::zero3("fsdp"), &BlockPolicy::default())?;
+    ///     let plan = sharded.units()[1].plan.as_ref().expect("it is sharded");
+    ///     assert_eq!((plan.shard_len(), plan.padding()), (16, 12)); // three rows and two, and padding to 16 bytes
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn units(&self) -> &[ShardedUnit] {
+        &self.units
+    }
+}
+
+/// Prints a line per unit: its parameters, its elements, the shard of a rank, and the padding.
+impl fmt::Display for ShardedUnits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for ShardedUnit { name, paths, plan } in &self.units {
+            let name = if name.is_empty() { "root" } else { name };
+            let Some(plan) = plan else {
+                writeln!(f, "{name}: nothing is sharded")?;
+                continue;
+            };
+            let used = plan.buffer_len() - plan.padding();
+            let share = 100.0 * plan.padding() as f64 / used.max(1) as f64;
+            let (params, ranks, shard) = (paths.len(), plan.ranks(), plan.shard_len());
+            writeln!(
+                f,
+                "{name}: {params} parameters, {used} elements on {ranks} ranks, {shard} each, padding {share:.1}%"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the units with their parameters, in the order of their first parameters.
+fn units_of(params: &Params, patterns: &[&str]) -> Result<Vec<(String, Vec<ParamId>)>> {
+    if patterns.is_empty() {
+        return Ok(params.declared_units());
+    }
+    let mut matched = vec![false; patterns.len()];
+    let mut units: Vec<(String, Vec<ParamId>)> = Vec::new();
+    for id in params.ids() {
+        let path = params.path(id);
+        let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
+        let modules: Vec<&str> = ends.map(|end| &path[..end]).collect();
+        let mut name: Option<(&str, &str)> = None;
+        for (pattern, matched) in patterns.iter().zip(&mut matched) {
+            let Some(module) = modules.iter().find(|module| path_matches(pattern, module)) else { continue };
+            *matched = true;
+            match name {
+                Some((other, first)) if other != *module => {
+                    let given =
+                        format!("{other:?} of {first:?} and {module:?} of {pattern:?}, both with {path}");
+                    return Err(Error::invalid("fully_shard", "a parameter is in two units", given, ""));
+                }
+                _ => name = Some((module, pattern)),
+            }
+        }
+        let name = name.map_or("", |(module, _)| module);
+        match units.iter_mut().find(|(other, _)| other == name) {
+            Some((_, ids)) => ids.push(id),
+            None => units.push((name.to_string(), vec![id])),
+        }
+    }
+    match matched.iter().position(|matched| !matched) {
+        None => Ok(units),
+        Some(k) => params.matching_for("fully_shard", patterns[k]).map(|_| units),
+    }
+}
+
+/// Plans a unit's buffer over the innermost axis that shards its parameters.
+fn plan_unit(
+    params: &Params,
+    mesh: &Mesh,
+    axes: &ShardingAxes,
+    name: String,
+    ids: &[ParamId],
+    blocks: &BlockPolicy,
+) -> Result<(ShardedUnit, Vec<ParamPlacement>)> {
+    let planned = axes.parameters.first().or(axes.gradients.first()).or(axes.states.first()).copied();
+    let used: Vec<Layout> = ids.iter().map(|&id| params.used_layout_of(id).clone()).collect();
+    for (&id, used) in ids.iter().zip(&used) {
+        let cut = axes.states.iter().find(|&&a| *used.axis(a) != Placement::Replicate);
+        if let Some(&a) = cut {
+            let given = format!("axis {} of {} at {}", mesh.axis_name(a), used, params.path(id));
+            let rule = "the plan uses an axis of the sharding";
+            return Err(Error::invalid("fully_shard", rule, given, "shard over another axis"));
+        }
+    }
+    let Some(planned) = planned else {
+        let at = |used: &Layout| ParamPlacement {
+            stored: used.clone(),
+            gradient: used.clone(),
+            held: used.clone(),
+        };
+        return Ok((ShardedUnit { name, paths: Vec::new(), plan: None }, used.iter().map(at).collect()));
+    };
+    let others: Vec<usize> = axes.states.iter().copied().filter(|&a| a != planned).collect();
+    // The parts that the plan's axes leave to a rank, if they are equal on all ranks.
+    let mut tensors: Vec<Option<(BlockedTensor, Shape)>> = Vec::with_capacity(ids.len());
+    for (&id, used) in ids.iter().zip(&used) {
+        let (path, value) = (params.path(id), params.value(id));
+        let spec = Spec::new(mesh, value.dtype(), value.shape(), used.clone())?;
+        let Some(local) = equal_part(&spec) else {
+            tensors.push(None);
+            continue;
+        };
+        let mut block = blocks.of(path).numel(path, &local)?;
+        if !others.is_empty() {
+            // Axes inside cut whole rows of the first dim.
+            block = lcm(block, local[1..].iter().product::<usize>().max(1)).unwrap_or(usize::MAX);
+        }
+        tensors.push(Some((BlockedTensor { len: local.numel(), block: block.min(local.numel()) }, local)));
+    }
+    let inside: Vec<BlockedTensor> = tensors.iter().flatten().map(|(tensor, _)| *tensor).collect();
+    let plan = ShardPlanner::new(mesh.axis_len(planned)).plan(&inside)?;
+    let mut at = 0;
+    let mut placements = Vec::with_capacity(ids.len());
+    for ((&id, used), tensor) in ids.iter().zip(&used).zip(&tensors) {
+        let value = params.value(id);
+        let main = match tensor {
+            Some((tensor, local)) => {
+                at += 1;
+                let lens = (0..mesh.axis_len(planned)).map(|rank| plan.part(at - 1, rank).len());
+                Some(ragged(local, tensor.block, lens.collect()))
+            }
+            None if value.shape().is_empty() || value.shape().numel() == 0 => None,
+            None => Some(Placement::Shard(0)),
+        };
+        let of = |wanted: &[usize]| -> Result<Layout> {
+            let Some(main) = main.as_ref().filter(|_| !wanted.is_empty()) else { return Ok(used.clone()) };
+            let mut layout = used.clone();
+            let mut order: Vec<usize> = (0..mesh.ndim()).filter(|a| !axes.states.contains(a)).collect();
+            if wanted.contains(&planned) {
+                layout = layout.set(planned, main.clone());
+            }
+            order.push(planned);
+            for &a in &others {
+                if wanted.contains(&a) {
+                    layout = layout.set(a, Placement::Shard(0));
+                }
+                order.push(a);
+            }
+            let layout = layout.with_order(&order)?;
+            Spec::new(mesh, value.dtype(), value.shape(), layout.clone())
+                .map_err(|e| e.at(params.path(id)))?;
+            Ok(layout)
+        };
+        placements.push(ParamPlacement {
+            stored: of(&axes.states)?,
+            gradient: of(&axes.gradients)?,
+            held: of(&axes.parameters)?,
+        });
+    }
+    let paths = ids.iter().zip(&tensors).filter(|(_, tensor)| tensor.is_some());
+    let paths = paths.map(|(&id, _)| params.path(id).to_string()).collect();
+    Ok((ShardedUnit { name, paths, plan: Some(plan) }, placements))
+}
+
+/// Returns the shape of a rank's part, if all ranks have equal parts that have elements and a dim.
+fn equal_part(spec: &Spec) -> Option<Shape> {
+    let mesh = &spec.mesh;
+    let first = spec.local_shape_at(&vec![0; mesh.ndim()]);
+    let last: Vec<usize> = (0..mesh.ndim()).map(|a| mesh.axis_len(a) - 1).collect();
+    let parts_are_equal = spec.local_shape_at(&last) == first;
+    (parts_are_equal && !first.is_empty() && first.numel() > 0).then_some(first)
+}
+
+/// Returns the placement that gives each rank the next elements of a tensor, in whole blocks.
+fn ragged(local: &Shape, block: usize, lens: Vec<usize>) -> Placement {
+    let inner = |dims: usize| local[dims..].iter().product::<usize>();
+    // The fewest flattened dims between whose indices all boundaries lie.
+    let dims = (1..=local.len()).find(|&dims| block.is_multiple_of(inner(dims))).unwrap_or(local.len());
+    Placement::RaggedShard { dims, units: lens.into_iter().map(|len| len / inner(dims)).collect() }
+}
+
+/// The bytes that one rank holds, by purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardedBytes {
+    /// The stored parameters, in full precision.
+    pub parameters: usize,
+    /// The gradients after a backward pass.
+    pub gradients: usize,
+    /// Parameters that are held from one update to the next, in the dtype that modules compute in.
+    pub held: usize,
+    /// The gathered units at most: the root, and the two largest others.
+    pub gathered: usize,
+    /// The gradients of the two largest units before they are reduced.
+    pub unreduced: usize,
+}
+
+impl ShardedBytes {
+    /// Returns the bytes of this rank's parameters, known before the first step. An optimizer's states take the parameters'
+    /// bytes each (AdamW two); activations come on top.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// use isoshard::fsdp::{BlockPolicy, ShardedBytes, Sharding, fully_shard};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     params.root().child("h").child(0).param("w", [8, 4], Init::Ones)?;
+    ///     fully_shard(&mut params, &["h.*"], &Sharding::zero2("dp"), &BlockPolicy::default())?;
+    ///     let bytes = ShardedBytes::of(&params)?;
+    ///     assert_eq!((bytes.parameters, bytes.gradients, bytes.held), (64, 64, 128));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit its parameter.
+    pub fn of(params: &Params) -> Result<ShardedBytes> {
+        let mesh = params.mesh().mesh();
+        let mut all = ShardedBytes { parameters: 0, gradients: 0, held: 0, gathered: 0, unreduced: 0 };
+        let bytes = |dtype: DType, shape: &Shape, layout: &Layout| -> Result<usize> {
+            let local = Spec::new(mesh, dtype, shape, layout.clone())?.local_shape();
+            Ok(local.numel() * dtype.size_bytes())
+        };
+        let (mut gathered, mut unreduced) = (Vec::new(), Vec::new());
+        for (name, ids) in params.declared_units() {
+            let (mut whole, mut gradients) = (0, 0);
+            for id in ids {
+                let value = params.value(id);
+                let placement = params.placement_of(id);
+                let own = |layout: &Layout| bytes(value.dtype(), value.shape(), layout);
+                all.parameters += own(&placement.stored)?;
+                if !params.is_frozen(id) {
+                    all.gradients += own(&placement.gradient)?;
+                    gradients += own(params.used_layout_of(id))?;
+                }
+                let compute = |layout: &Layout| bytes(params.compute_dtype(), value.shape(), layout);
+                if placement.held != placement.stored {
+                    all.held += compute(&placement.held)?;
+                }
+                if placement.held != *params.used_layout_of(id) {
+                    whole += compute(params.used_layout_of(id))?;
+                }
+            }
+            unreduced.push(gradients);
+            if name.is_empty() { all.gathered += whole } else { gathered.push(whole) }
+        }
+        for (list, sum) in [(&mut gathered, &mut all.gathered), (&mut unreduced, &mut all.unreduced)] {
+            list.sort_unstable_by(|a, b| b.cmp(a));
+            *sum += list.iter().take(2).sum::<usize>();
+        }
+        Ok(all)
+    }
+}
+
+/// Prints a line per purpose.
+impl fmt::Display for ShardedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ShardedBytes { parameters, gradients, held, gathered, unreduced } = *self;
+        let rows = [
+            ("parameters", parameters),
+            ("each state of the optimizer", parameters),
+            ("gradients", gradients),
+            ("held parameters", held),
+            ("gathered units", gathered),
+            ("unreduced gradients", unreduced),
+        ];
+        rows.iter().try_for_each(|(what, bytes)| writeln!(f, "{bytes:>16} bytes: {what}"))
+    }
+}

@@ -1,0 +1,134 @@
+//! Parameters that fully sharded data parallelism has placed: the layouts of values, gradients and held values.
+
+use super::{ParamUnit, Params};
+use crate::dtensor::{DTensor, GradientUnit};
+use crate::error::{Error, Result};
+use crate::nn::param_id::ParamId;
+use crate::placement::Layout;
+
+/// A unit of parameters, and their layouts.
+pub(crate) struct PlacedUnit {
+    pub name: String,
+    pub members: Vec<(ParamId, ParamPlacement)>,
+    /// True if gathered parameters stay gathered from the forward pass to the backward pass.
+    pub stays_gathered: bool,
+}
+
+/// The layouts of one parameter.
+pub(crate) struct ParamPlacement {
+    /// The layout of the value that the optimizer updates, and of the optimizer's state.
+    pub stored: Layout,
+    /// The layout in which the gradient arrives.
+    pub gradient: Layout,
+    /// The layout of the rounded value from one update to the next.
+    pub held: Layout,
+}
+
+impl Params {
+    /// Moves all parameters to other layouts, and declares other units. All ranks call this together.
+    pub(crate) fn place(&mut self, units: Vec<PlacedUnit>, batch: &[String]) -> Result<()> {
+        let before = self.units.len();
+        for PlacedUnit { name, members, stays_gathered } in units {
+            let moved =
+                members.iter().map(|(id, at)| (self.value(*id).detach(), at.stored.clone())).collect();
+            let moved = DTensor::redistribute_together(moved)?;
+            let gradients = GradientUnit::next();
+            let unit = self.units.len();
+            let ids = members.iter().map(|(id, _)| *id).collect();
+            self.units.push(ParamUnit { name, members: ids, gradients, stays_gathered });
+            for ((id, at), value) in members.into_iter().zip(moved) {
+                let _scope = self.module_of(id).enter();
+                let value = value.wait()?;
+                let frozen = self.is_frozen(id);
+                let param = &mut self.list[id.index];
+                param.held = (at.held != at.stored).then_some(at.held);
+                (param.gradient, param.unit) = (at.gradient, unit);
+                *self.value_mut(id) = if frozen { value } else { self.as_leaf(id, &value)? };
+            }
+        }
+        self.units.drain(..before);
+        self.list.iter_mut().for_each(|param| param.unit -= before);
+        self.plan.shard_batch(batch);
+        self.is_placed = true;
+        Ok(())
+    }
+
+    /// Returns the units with their parameters.
+    pub(crate) fn declared_units(&self) -> Vec<(String, Vec<ParamId>)> {
+        self.units.iter().map(|unit| (unit.name.clone(), unit.members.clone())).collect()
+    }
+
+    /// Returns the layouts of a parameter.
+    pub(crate) fn placement_of(&self, id: ParamId) -> ParamPlacement {
+        let param = &self.list[id.index];
+        let stored = param.value.layout().clone();
+        let held = param.held.clone().unwrap_or_else(|| stored.clone());
+        ParamPlacement { stored, gradient: param.gradient.clone(), held }
+    }
+
+    /// Returns the layout in which modules compute with a parameter.
+    pub(crate) fn used_layout_of(&self, id: ParamId) -> &Layout {
+        &self.list[id.index].used
+    }
+
+    /// Refuses parameters whose layouts are not the plan's.
+    pub(super) fn expect_unplaced(&self, verb: &str) -> Result<()> {
+        if !self.is_placed {
+            return Ok(());
+        }
+        let rule = "fully_shard has placed the parameters, so their layouts are not those of a plan";
+        Err(Error::unsupported(verb, rule, format!("{} parameter(s)", self.len()), "move them before that"))
+    }
+
+    /// Returns a value as the leaf of a parameter: its gradient arrives in the parameter's layout for gradients, with those
+    /// of its unit.
+    pub(in crate::nn) fn as_leaf(&self, id: ParamId, value: &DTensor) -> Result<DTensor> {
+        let param = &self.list[id.index];
+        value.requires_grad_in(param.gradient.clone(), self.units[param.unit].gradients)
+    }
+
+    /// Returns true if a parameter is held in the layout that modules compute in.
+    pub(in crate::nn) fn holds_as_used(&self, id: ParamId) -> bool {
+        let param = &self.list[id.index];
+        param.held.as_ref() == Some(&param.used)
+    }
+
+    /// Holds the gathered value of a parameter until its next update.
+    pub(in crate::nn) fn hold(&self, id: ParamId, gathered: &DTensor) {
+        *self.list[id.index].held_value.borrow_mut() = Some(gathered.clone());
+    }
+
+    /// Returns the values from which parameters are gathered, in the dtype that modules compute in. Values that are held in
+    /// another layout than they are stored in, and not in that in which they are used, are gathered here after an update.
+    pub(in crate::nn) fn held_values(&self, ids: &[ParamId]) -> Result<Vec<DTensor>> {
+        let mut values = Vec::with_capacity(ids.len());
+        let mut missing = Vec::new();
+        for &id in ids {
+            let param = &self.list[id.index];
+            if let Some(held) = self.held_value(id) {
+                values.push(held);
+                continue;
+            }
+            let _scope = param.module.enter();
+            let value = param.value.cast(self.compute).map_err(|e| e.at(&param.path))?;
+            if let Some(layout) = param.held.as_ref().filter(|_| !self.holds_as_used(id)) {
+                missing.push((values.len(), id, layout.clone()));
+            }
+            values.push(value);
+        }
+        let moved = missing.iter().map(|(at, _, layout)| (values[*at].clone(), layout.clone())).collect();
+        for ((at, id, _), gathered) in missing.into_iter().zip(DTensor::redistribute_together(moved)?) {
+            values[at] = gathered.wait()?;
+            self.hold(id, &values[at]);
+        }
+        Ok(values)
+    }
+
+    /// Returns the held value of a parameter, unless it lacks the history that this pass records.
+    fn held_value(&self, id: ParamId) -> Option<DTensor> {
+        let param = &self.list[id.index];
+        let held = param.held_value.borrow();
+        let records = self.mesh.grad_enabled() && param.value.has_history();
+        held.as_ref().filter(|held| held.has_history() || !records).cloned()
+    }
+}
