@@ -163,10 +163,31 @@ fn groups(moves: &[Rc<Move>], arrangement: Arrangement) -> Vec<Vec<usize>> {
     groups
 }
 
-/// Returns true if two moves can share their calls. All ranks answer alike: only shared metadata is compared.
+/// Returns true if two moves can share their calls. All ranks of a call answer alike: only metadata is compared that they
+/// share.
 fn is_alike(one: &Move, other: &Move, arrangement: Arrangement) -> bool {
-    let (one, other) = (&one.plan().steps, &other.plan().steps);
-    one.len() == other.len() && one.iter().zip(other).all(|(a, b)| is_same_step(a, b, arrangement))
+    let (steps, others) = (&one.plan().steps, &other.plan().steps);
+    let same_steps =
+        steps.len() == others.len() && steps.iter().zip(others).all(|(a, b)| is_same_step(a, b, arrangement));
+    let same_trees = || steps.iter().zip(others).all(|(a, b)| a.from.tree == b.from.tree);
+    same_steps
+        && match arrangement {
+            Arrangement::Stacked => true,
+            // Trees of other forms, such as those of weights and biases, often have equal nodes on every rank. Members of a
+            // second call may be members of another first one, and would compare other nodes.
+            Arrangement::SideBySide => {
+                same_trees() || (one.plan().calls() == 1 && has_same_orders(one, other))
+            }
+        }
+}
+
+/// Returns true if the reductions of two moves fold equal nodes in equal orders on the ranks of this rank's group.
+fn has_same_orders(one: &Move, other: &Move) -> bool {
+    one.stages().iter().zip(other.stages()).all(|(a, b)| match (SharedCall::of(a), SharedCall::of(b)) {
+        (Some(a), Some(b)) => a.reduce.order == b.reduce.order,
+        (None, None) => matches!(a, Stage::Round(_) | Stage::Exchange(_)),
+        _ => false,
+    })
 }
 
 fn is_same_step(a: &RedistributionStep, b: &RedistributionStep, arrangement: Arrangement) -> bool {
@@ -174,7 +195,7 @@ fn is_same_step(a: &RedistributionStep, b: &RedistributionStep, arrangement: Arr
         Arrangement::Stacked => {
             a.from.shape == b.from.shape && a.from.layout == b.from.layout && a.to.layout == b.to.layout
         }
-        Arrangement::SideBySide => a.from.tree == b.from.tree && a.to.tree == b.to.tree,
+        Arrangement::SideBySide => true,
     };
     let same_move = same_form
         && a.action == b.action

@@ -1,6 +1,6 @@
 //! Parameters that fully sharded data parallelism has placed: the layouts of values, gradients and held values.
 
-use super::{ParamUnit, Params};
+use super::{Param, ParamUnit, Params};
 use crate::dtensor::{DTensor, GradientUnit};
 use crate::error::{Error, Result};
 use crate::nn::param_id::ParamId;
@@ -64,6 +64,12 @@ impl Params {
         let stored = param.value.layout().clone();
         let held = param.held.clone().unwrap_or_else(|| stored.clone());
         ParamPlacement { stored, gradient: param.gradient.clone(), held }
+    }
+
+    /// Returns true if a parameter's gradient arrives in the dtype, shape and layout of `grad`.
+    pub(crate) fn expects_gradient(&self, id: ParamId, grad: &DTensor) -> bool {
+        let Param { value, gradient, .. } = &self.list[id.index];
+        (grad.dtype(), grad.shape(), grad.layout()) == (value.dtype(), value.shape(), gradient)
     }
 
     /// Returns the layout in which modules compute with a parameter.

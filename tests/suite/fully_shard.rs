@@ -1,0 +1,315 @@
+//! `fully_shard`: every sharding of parameters, gradients and states trains with the bits of a single rank, holds the bytes
+//! of its formula, and receives those of its collectives; wrong input is refused and moves nothing.
+
+use isoshard::comm::{Rank, spmd};
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
+use isoshard::fsdp::{Block, BlockPolicy, ShardedBytes, Sharding, fully_shard};
+use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
+use isoshard::optim::{AdamW, WarmupCosine};
+use isoshard::placement::Mesh;
+use isoshard::rng::{Generator, Init};
+use isoshard::tensor::{DType, Tensor};
+use isoshard::{Error, Result};
+
+const CONFIG: GptConfig =
+    GptConfig { vocabulary: 13, block: 6, layers: 3, heads: 2, width: 8, dropout: 0.1, bias: true };
+
+/// A training run: its mesh, sharding and blocks.
+#[derive(Clone)]
+struct Run {
+    mesh: &'static str,
+    sharding: Option<Sharding>,
+    units: &'static [&'static str],
+    blocks: BlockPolicy,
+    compute: DType,
+    recompute: bool,
+}
+
+impl Run {
+    fn new(mesh: &'static str, sharding: Sharding) -> Run {
+        let (units, blocks): (&[&str], _) = (&["h.*"], BlockPolicy::default());
+        Run { mesh, sharding: Some(sharding), units, blocks, compute: DType::F32, recompute: false }
+    }
+
+    /// Returns the losses, the norms and the digest of the parameters after three steps.
+    fn train(&self, rank: &Rank) -> Result<Vec<f64>> {
+        let mesh = DeviceMesh::parse(rank, self.mesh)?;
+        let mut plan = match mesh.mesh().axis("tp") {
+            Ok(_) => Plan::transformer(&Mesh::parse("tp=2", 0)?, Parallel { heads: 2, sequence: true })?,
+            Err(_) => Plan::default(),
+        };
+        if self.recompute {
+            plan = plan.recompute("h.*");
+        }
+        let mut params = Params::new(&mesh, plan, 7)?;
+        params.compute_in(self.compute)?;
+        let model = Gpt::new(&mut params, CONFIG)?;
+        if let Some(sharding) = &self.sharding {
+            fully_shard(&mut params, self.units, sharding, &self.blocks)?;
+        }
+        let schedule = WarmupCosine { peak: 0.02, floor: 0.0, warmup: 1, steps: 3 };
+        let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(schedule).clip(0.5);
+        let layout = params.plan().batch_layout(mesh.mesh());
+        let text = |from: i64| Tensor::from_vec((from..from + 36).map(|i| i * i % 13).collect(), [6, 6]);
+        let (tokens, targets) = (text(0)?, text(1)?);
+        let tokens = DTensor::distribute(&mesh, &tokens, layout.clone())?;
+        let targets = DTensor::distribute(&mesh, &targets, layout)?;
+        let mut dropout = Generator::new(3).child("dropout");
+        let mut seen = Vec::new();
+        for step in 0..3 {
+            let mut gradients = Gradients::default();
+            // The second step adds two passes, and an evaluation comes between them.
+            for _ in 0..1 + step % 2 {
+                let loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
+                loss.backward_into(&mut gradients)?;
+                let eval = model.loss(&Forward::eval(&params), &tokens, &targets)?;
+                seen.extend([loss.full_tensor()?.item()?, eval.full_tensor()?.item()?]);
+            }
+            let report = optimizer.step(&mut params, &mut gradients)?;
+            seen.push(report.norm.expect("there is a limit").full_tensor()?.item()?);
+        }
+        seen.push(params.digest()? as f64);
+        Ok(seen)
+    }
+
+    fn on_its_mesh(&self) -> Vec<f64> {
+        let ranks = Mesh::parse(self.mesh, 0).unwrap().rank_len();
+        let run = self.clone();
+        let all = spmd(ranks, move |rank| run.train(&rank)).unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        assert!(all.iter().all(|other| *other == all[0]), "{self:?}: ranks differ");
+        all.into_iter().next().expect("a rank")
+    }
+
+    fn single(&self) -> Vec<f64> {
+        Run { mesh: "1", sharding: None, ..self.clone() }.on_its_mesh()
+    }
+}
+
+impl std::fmt::Debug for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let sharding = self.sharding.as_ref().map(|s| s.to_string());
+        write!(f, "{} {sharding:?} {:?} {:?} {}", self.mesh, self.units, self.blocks, self.compute)
+    }
+}
+
+#[test]
+fn every_sharding_has_the_bits_of_a_single_rank() {
+    let single = Run::new("1", Sharding::over(&[])).single();
+    let runs = [
+        ("dp=2", Sharding::ddp("dp")),
+        ("dp=2", Sharding::zero1("dp")),
+        ("dp=3", Sharding::zero1("dp")),
+        ("dp=2", Sharding::zero2("dp")),
+        ("dp=3", Sharding::zero2("dp")),
+        ("dp=2", Sharding::zero3("dp")),
+        ("dp=3", Sharding::zero3("dp")),
+        ("dp=5", Sharding::zero3("dp")),
+        ("dp=2,fsdp=2", Sharding::hsdp("dp", "fsdp")),
+        ("dp=2,fsdp=2", Sharding::hfsdp("dp", "fsdp")),
+        ("dp=2,fsdp=3", Sharding::hfsdp("dp", "fsdp")),
+        // Gradients reduced to shards over both axes, states over one.
+        ("dp=2,fsdp=2", Sharding::hsdp("dp", "fsdp").states(&["fsdp", "dp"])),
+        ("dp=2,fsdp=2", Sharding::over(&["dp", "fsdp"]).states(&["fsdp", "dp"])),
+        ("fsdp=2,tp=2", Sharding::zero3("fsdp")),
+        ("fsdp=3,tp=2", Sharding::zero2("fsdp")),
+    ];
+    for (mesh, sharding) in runs {
+        let run = Run::new(mesh, sharding);
+        assert_eq!(run.on_its_mesh(), single, "{run:?}");
+    }
+}
+
+#[test]
+fn every_block_and_every_unit_has_the_bits_of_a_single_rank() {
+    let single = Run::new("1", Sharding::over(&[])).single();
+    let tile = Block::Tile { rows: 4, columns: 8 };
+    let policies = [
+        BlockPolicy::new(Block::Element),
+        BlockPolicy::new(Block::Matrix),
+        BlockPolicy::new(Block::Rows(16)),
+        BlockPolicy::new(Block::Element).set("h.*.attn.**", Block::Rows(3)).set("h.*.mlp.*.weight", tile),
+    ];
+    let units: [&[&str]; 4] = [&[], &["h.*.attn", "h.*.mlp", "wte"], &["h.0", "h.2"], &["**"]];
+    for (blocks, units) in policies.into_iter().zip(units) {
+        for mesh in ["fsdp=2", "fsdp=3,tp=2"] {
+            let run = Run { blocks: blocks.clone(), units, ..Run::new(mesh, Sharding::zero3("fsdp")) };
+            assert_eq!(run.on_its_mesh(), single, "{run:?}");
+        }
+    }
+}
+
+#[test]
+fn rounded_parameters_and_recomputed_blocks_have_the_bits_of_a_single_rank() {
+    for (compute, recompute) in [(DType::BF16, false), (DType::BF16, true), (DType::F32, true)] {
+        let with = |run: Run| Run { compute, recompute, ..run };
+        let single = with(Run::new("1", Sharding::over(&[]))).single();
+        for (mesh, sharding) in [
+            ("dp=2", Sharding::zero1("dp")),
+            ("dp=2", Sharding::zero2("dp")),
+            ("dp=3", Sharding::zero3("dp")),
+            ("dp=2,fsdp=2", Sharding::hfsdp("dp", "fsdp")),
+        ] {
+            let run = with(Run::new(mesh, sharding));
+            assert_eq!(run.on_its_mesh(), single, "{run:?}, recomputed: {recompute}");
+        }
+    }
+}
+
+/// Twelve matrices of 64 x 32 in three units, on 2 x 2 ranks: the bytes per rank of each formula, and the bytes that a step
+/// receives.
+#[test]
+fn each_sharding_holds_and_moves_the_bytes_of_its_formula() {
+    // Bytes of all parameters in f32.
+    const ALL: usize = 12 * 64 * 32 * 4;
+    let cases = [
+        // Parameters, gradients, held; received in forward and backward, in units of ALL / 4.
+        (Sharding::over(&["dp", "fsdp"]), ALL, ALL, 0),
+        (Sharding::over(&["dp", "fsdp"]).states(&["fsdp", "dp"]), ALL / 4, ALL, ALL),
+        (
+            Sharding::over(&["dp", "fsdp"]).states(&["fsdp", "dp"]).gradients(&["fsdp", "dp"]),
+            ALL / 4,
+            ALL / 4,
+            ALL,
+        ),
+        (Sharding::hsdp("dp", "fsdp"), ALL / 2, ALL / 2, 0),
+        (Sharding::hfsdp("dp", "fsdp"), ALL / 4, ALL / 4, ALL / 2),
+    ];
+    for (sharding, stored, gradients, held) in cases {
+        let text = sharding.to_string();
+        let run = move |rank: Rank| {
+            let mesh = DeviceMesh::parse(&rank, "dp=2,fsdp=2")?;
+            let mut params = Params::new(&mesh, Plan::default(), 7)?;
+            let mut ids = Vec::new();
+            for k in 0..12 {
+                let (name, init) = (format!("w{}", k % 4), Init::Normal { mean: 0.0, std: 0.1 });
+                ids.push(params.root().child("h").child(k / 4).param(&name, [64, 32], init)?);
+            }
+            fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
+            let bytes = ShardedBytes::of(&params)?;
+            let locals: usize = params.values().map(|value| value.local().len_bytes()).sum();
+            assert_eq!((bytes.parameters, bytes.gradients, bytes.held), (stored, gradients, held));
+            assert_eq!(locals, stored);
+            let x = DTensor::full(&mesh, DType::F32, [8, 64], 0.5, params.plan().batch_layout(mesh.mesh()))?;
+            let pass = |params: &Params| -> Result<(Gradients, u64, u64)> {
+                let before = mesh.received_bytes();
+                let cx = Forward::train_without_dropout(params);
+                let mut sum = x.matmul(&cx.param(ids[0])?)?;
+                for &id in &ids[1..] {
+                    sum = sum.add(&x.matmul(&cx.param(id)?)?)?;
+                }
+                let loss = sum.sum_all()?;
+                drop((cx, sum));
+                let forward = mesh.received_bytes();
+                let gradients = loss.backward()?;
+                Ok((gradients, forward - before, mesh.received_bytes() - forward))
+            };
+            let (found, forward, _) = pass(&params)?;
+            let of: usize =
+                params.values().map(|value| found.get(value).expect("used").local().len_bytes()).sum();
+            assert_eq!(of, gradients);
+            // Each rank lacks this share of each gathered byte; a held value is gathered once per update.
+            let lacks = |held: usize| if held == 0 { 0 } else { held - stored };
+            let gathered = if bytes.gathered > 0 { ALL / 2 } else { 0 };
+            assert_eq!(forward as usize, lacks(held) + gathered);
+            let again = pass(&params)?.1 as usize;
+            assert_eq!(again, gathered, "held values stay");
+            Ok(())
+        };
+        spmd(4, run).unwrap_or_else(|e| panic!("{text}: {e}"));
+    }
+}
+
+#[test]
+fn a_unit_is_one_gather_a_pass_and_one_reduction() {
+    let run = |rank: Rank| {
+        let (rank, tally) = isoshard::comm::Tally::of(&rank)?;
+        let mesh = DeviceMesh::parse(&rank, "fsdp=2")?;
+        let mut params = Params::new(&mesh, Plan::default(), 7)?;
+        let model = Gpt::new(&mut params, GptConfig { dropout: 0.0, ..CONFIG })?;
+        fully_shard(&mut params, &["h.*"], &Sharding::zero3("fsdp"), &BlockPolicy::default())?;
+        let batch = params.plan().batch_layout(mesh.mesh());
+        let tokens = DTensor::zeros(&mesh, DType::I64, [4, 6], batch)?;
+        let before = tally.total().calls;
+        let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+        let forward = tally.total().calls - before;
+        drop(loss.backward()?);
+        Ok((forward, tally.total().calls - before - forward))
+    };
+    let found = spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    // Three blocks and the root, and the loss; in the backward pass two blocks again (the last is still there), three
+    // blocks' gradients, and the root's: the last norm and the head, then the positions, and the tied table's two.
+    assert_eq!(found, [(5, 8); 2]);
+}
+
+fn refusal(mesh: &'static str, shard: impl Fn(&mut Params) -> Result<()> + Send + Sync + 'static) -> String {
+    let ranks = Mesh::parse(mesh, 0).unwrap().rank_len();
+    let run = move |rank: Rank| {
+        let mesh = DeviceMesh::parse(&rank, mesh)?;
+        let mut params = Params::new(&mesh, Plan::default(), 7)?;
+        for i in 0..2 {
+            let mut root = params.root();
+            let mut h = root.child("h");
+            let mut part = h.child(i);
+            part.child("attn").param("w", [6, 4], Init::Ones)?;
+            part.param("empty", [0, 4], Init::Ones)?;
+            part.param("one", [], Init::Ones)?;
+        }
+        let before = format!("{params:?}");
+        let e = shard(&mut params).expect_err("it is refused");
+        assert_eq!(format!("{params:?}"), before, "nothing has moved");
+        let works = fully_shard(&mut params, &["h.*"], &Sharding::zero3("dp"), &BlockPolicy::default());
+        works.map(|_| e.to_string())
+    };
+    spmd(ranks, run).unwrap_or_else(|e: Error| panic!("{e}")).remove(0)
+}
+
+#[test]
+fn wrong_input_is_refused_by_name_and_moves_nothing() {
+    fn shard(units: &[&str], sharding: Sharding, blocks: BlockPolicy, params: &mut Params) -> Result<()> {
+        fully_shard(params, units, &sharding, &blocks).map(drop)
+    }
+    let rows = BlockPolicy::default;
+    let refused = |units: &'static [&'static str], sharding: Sharding, blocks: BlockPolicy| {
+        refusal("dp=2,fsdp=2", move |params| shard(units, sharding.clone(), blocks.clone(), params))
+    };
+    let zero3 = || Sharding::zero3("dp");
+    assert!(refused(&["h.*"], Sharding::zero3("pp"), rows()).contains("no such axis; got \"pp\""));
+    assert!(refused(&["g.*"], zero3(), rows()).contains("\"g.*\""));
+    assert!(refused(&["h.*", "h.0.attn"], zero3(), rows()).contains("a parameter is in two units"));
+    let pattern = rows().set("h.*.mlp.w", Block::Matrix);
+    assert!(refused(&["h.*"], zero3(), pattern).contains("a pattern matches no parameter"));
+    let tile = rows().set("h.*.attn.w", Block::Tile { rows: 2, columns: 3 });
+    assert!(refused(&["h.*"], zero3(), tile).contains("rows hold a whole number of tiles"));
+    assert!(refused(&["h.*"], zero3(), BlockPolicy::new(Block::Rows(0))).contains("at least one element"));
+    let wider = Sharding::over(&["dp", "fsdp"]).parameters(&["dp"]);
+    assert!(refused(&["h.*"], wider, rows()).contains("an axis that shards parameters shards gradients"));
+    let twice = Sharding::over(&["dp"]).states(&["dp", "dp"]);
+    assert!(refused(&["h.*"], twice, rows()).contains("axis dp is named twice"));
+    let outside = Sharding::over(&["dp"]).states(&["fsdp"]);
+    assert!(refused(&["h.*"], outside, rows()).contains("an axis that shards states shards the batch"));
+}
+
+/// Blocks longer than a parameter, empty parameters and single elements.
+#[test]
+fn blocks_that_are_too_long_leave_parameters_whole() {
+    let run = |rank: Rank| {
+        let mesh = DeviceMesh::parse(&rank, "dp=3")?;
+        let mut params = Params::new(&mesh, Plan::default(), 7)?;
+        let mut root = params.root();
+        let ids = [root.param("w", [6, 4], Init::Ones)?, root.param("empty", [0, 4], Init::Ones)?];
+        let one = root.param("one", [], Init::Ones)?;
+        fully_shard(&mut params, &[], &Sharding::zero3("dp"), &BlockPolicy::new(Block::Rows(100)))?;
+        let parts: Vec<usize> = ids.iter().map(|&id| params.value(id).local().numel()).collect();
+        assert_eq!(params.value(one).full_tensor()?.item()?, 1.0);
+        let cx = Forward::train_without_dropout(&params);
+        let loss = cx.param(ids[0])?.sum_all()?.add(&cx.param(ids[1])?.sum_all()?)?.add(&cx.param(one)?)?;
+        drop(cx);
+        let gradients = loss.backward()?;
+        assert!(ids.iter().chain([&one]).all(|&id| gradients.get(params.value(id)).is_some()));
+        Ok(parts)
+    };
+    let parts = spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
+    let mut of_w: Vec<usize> = parts.iter().map(|parts| parts[0]).collect();
+    of_w.sort_unstable();
+    assert_eq!(of_w, [0, 0, 24], "one rank has the only block");
+}
