@@ -363,10 +363,18 @@ impl BackwardPass {
         let (Some(unit), Some(partial)) = (unit, grad.take_if(|grad| grad.layout().has_partial())) else {
             return Ok(false);
         };
-        if self.stays_unreduced(&leaf) {
+        let (at_leaf, has_part) = (Rc::ptr_eq(&leaf, node), self.gradients.has_part_of(&leaf));
+        if self.mesh.keeps_parts() || has_part && !at_leaf {
             *grad = Some(partial);
             return Ok(false);
         }
+        let partial = match self.gradients.remove(&leaf) {
+            Some(part) if has_part => add(part, partial)?,
+            earlier => {
+                earlier.into_iter().for_each(|earlier| self.gradients.store(&leaf, earlier));
+                partial
+            }
+        };
         if self.units.is_another(unit) {
             let before = self.units.start(&self.mesh)?;
             self.store_unit(before)?;

@@ -9,9 +9,9 @@ use super::device_mesh::DeviceMesh;
 use super::gradient_sum::{add, add_to};
 use super::kept_parts::KeptParts;
 use super::tensor::{DTensor, TapeNode};
-use crate::comm::{ModulePath, Phase, operator_scope};
+use super::unit_gradients::{WantedGradient, reduce_by_unit};
+use crate::comm::{Phase, operator_scope};
 use crate::error::{Error, Result};
-use crate::placement::Layout;
 
 /// The gradients of a backward pass, by leaf tensor.
 ///
@@ -32,7 +32,7 @@ pub struct Gradients {
     by_leaf: FxHashMap<u64, DTensor>,
     /// The layouts and modules of the leaf tensors whose gradients are unreduced, in the order of the leaves' numbers.
     /// Every rank makes its leaves in the same order.
-    unreduced: BTreeMap<u64, (Layout, ModulePath)>,
+    unreduced: BTreeMap<u64, WantedGradient>,
     /// The parts of gradients that are summed in groups and not joined yet, in the order of the leaves' numbers.
     parts: BTreeMap<u64, KeptParts>,
 }
@@ -144,7 +144,7 @@ impl Gradients {
     pub(super) fn store(&mut self, leaf: &TapeNode, grad: DTensor) {
         let layout = leaf.gradient_meta().layout();
         if grad.layout().has_partial() && grad.layout() != layout {
-            self.unreduced.insert(leaf.id, (layout.clone(), leaf.path));
+            self.unreduced.insert(leaf.id, WantedGradient::of(leaf));
         }
         self.by_leaf.insert(leaf.id, grad);
     }
@@ -170,15 +170,21 @@ impl Gradients {
             return Ok(());
         }
         let _label = operator_scope("backward");
+        let (mut ids, mut joined) = (Vec::new(), Vec::new());
         for (id, parts) in std::mem::take(&mut self.parts) {
-            let Some(grad) = parts.finish(mesh)? else { continue };
-            let sum = add_to(self.by_leaf.remove(&id), grad)?;
-            self.by_leaf.insert(id, sum);
+            for grad in parts.joined(mesh)? {
+                ids.push((id, true));
+                joined.push(grad);
+            }
         }
-        for (id, (layout, path)) in std::mem::take(&mut self.unreduced) {
+        for (id, unreduced) in std::mem::take(&mut self.unreduced) {
             let Some(grad) = self.by_leaf.remove(&id) else { continue };
-            let _scope = path.enter_in(Phase::Backward);
-            self.by_leaf.insert(id, grad.redistribute(layout)?);
+            ids.push((id, false));
+            joined.push((grad, unreduced));
+        }
+        for ((id, is_part), grad) in ids.into_iter().zip(reduce_by_unit(mesh, joined)?) {
+            let sum = if is_part { add_to(self.by_leaf.remove(&id), grad)? } else { grad };
+            self.by_leaf.insert(id, sum);
         }
         Ok(())
     }
@@ -234,10 +240,10 @@ impl Gradients {
             };
             // The sum of an unreduced gradient and a reduced one is reduced.
             if !sum.layout().has_partial()
-                && let Some((layout, path)) = self.unreduced.remove(&id)
+                && let Some(WantedGradient { meta, path, .. }) = self.unreduced.remove(&id)
             {
                 let _scope = path.enter_in(Phase::Backward);
-                sum = sum.redistribute(layout)?;
+                sum = sum.redistribute(meta.layout().clone())?;
             }
             self.by_leaf.insert(id, sum);
         }

@@ -13,9 +13,8 @@ use super::device_mesh::DeviceMesh;
 use super::gradient_sum::add_to;
 use super::grouped_calls::join;
 use super::tensor::{CallDerivative, DTensor, TapeNode, TapeOutput};
-use super::tensor_meta::TensorMeta;
-use super::waiting_gradients::reduce_together;
-use crate::comm::{ModulePath, Phase};
+use super::unit_gradients::{WantedGradient, reduce_by_unit};
+use crate::comm::Phase;
 use crate::error::{Error, Result};
 use crate::ops::{Add, Cast, MeshAxis, Meta, Op, Row, Windows, run};
 use crate::placement::{Layout, Placement, ReductionTree, Spec, SumGroups};
@@ -27,13 +26,12 @@ pub(super) struct KeptParts {
     sums: SmallVec<[DTensor; 1]>,
     /// The number of uses that the current pass has added.
     added: usize,
-    leaf: Rc<TensorMeta>,
-    path: ModulePath,
+    leaf: WantedGradient,
 }
 
 impl KeptParts {
     pub fn new(leaf: &TapeNode) -> KeptParts {
-        KeptParts { sums: SmallVec::new(), added: 0, leaf: leaf.gradient_meta().clone(), path: leaf.path }
+        KeptParts { sums: SmallVec::new(), added: 0, leaf: WantedGradient::of(leaf) }
     }
 
     /// Counts the uses of the leaf from the first again.
@@ -82,22 +80,24 @@ impl KeptParts {
         other.sums.into_iter().try_for_each(|sum| self.add(sum))
     }
 
-    /// Joins the parts to nodes, reduces these to the leaf's layout, and adds the gradients of all uses.
-    pub fn finish(self, mesh: &DeviceMesh) -> Result<Option<DTensor>> {
-        let _scope = self.path.enter_in(Phase::Backward);
-        let (dtype, layout) = (self.leaf.dtype(), self.leaf.layout());
+    /// Joins the parts to nodes: a partial sum for each use, and the form in which the leaf wants it.
+    pub fn joined(self, mesh: &DeviceMesh) -> Result<Vec<(DTensor, WantedGradient)>> {
+        let _scope = self.leaf.path.enter_in(Phase::Backward);
+        let dtype = self.leaf.meta.dtype();
         // The dtype decides what is rounded: f64 is not, so parts do not change to f64 or from it before they are added up.
         let while_summed = |sum: &DTensor| match (sum.dtype(), dtype) {
             (DType::F64, _) => DType::F64,
             (_, DType::F64) => DType::F32,
             _ => dtype,
         };
-        let joined = self.sums.iter().map(|sum| joined(mesh, sum, while_summed(sum)));
-        let mut grads = joined.collect::<Result<Vec<DTensor>>>()?;
-        reduce_together(mesh, &mut grads, layout)?;
-        grads.into_iter().try_fold(None, |sum, grad| {
-            Ok(Some(add_to(sum, grad.redistribute(layout.clone())?.cast(dtype)?)?))
-        })
+        let of = |sum: &DTensor| Ok((joined(mesh, sum, while_summed(sum))?, self.leaf.clone()));
+        self.sums.iter().map(of).collect()
+    }
+
+    /// Joins the parts to nodes, reduces these to the layout that the leaf wants, and adds the gradients of all uses.
+    pub fn finish(self, mesh: &DeviceMesh) -> Result<Option<DTensor>> {
+        let grads = reduce_by_unit(mesh, self.joined(mesh)?)?;
+        grads.into_iter().try_fold(None, |sum, grad| Ok(Some(add_to(sum, grad)?)))
     }
 }
 

@@ -1,8 +1,9 @@
 //! Gradients of the leaves of a unit, which are reduced together.
 //!
-//! A unit is what FSDP gathers in one call, such as the parameters of a transformer's block. Its complete gradients wait
-//! for each other, unreduced, until those of another unit begin to arrive. Then their reductions start, in one call if the
-//! gradients' trees are equal, and the next unit's derivatives run meanwhile.
+//! A unit is the parameters that FSDP gathers in one call, such as those of a transformer's block. Its complete gradients
+//! wait for each other, unreduced, until those of another unit begin to arrive. Then their reductions start, in one call if
+//! the gradients have equal nodes, and the next unit's derivatives run meanwhile. So a rank holds at most the unreduced
+//! gradients of two units.
 
 use std::rc::Rc;
 
@@ -11,7 +12,7 @@ use super::explain::note_moves;
 use super::redistribute::{self, Move, ReductionInFlight, reductions_sharing, start_reductions};
 use super::tensor::{DTensor, GradientUnit, TapeNode};
 use super::tensor_meta::TensorMeta;
-use crate::comm::{Phase, operator_scope};
+use crate::comm::{ModulePath, Phase, operator_scope};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -25,13 +26,35 @@ pub(super) struct UnitGradients {
 
 /// A unit whose gradients are being reduced.
 pub(super) struct StartedUnit {
-    groups: Vec<StartedGroup>,
+    leaves: Vec<Rc<TapeNode>>,
+    reductions: StartedReductions,
 }
 
-/// The gradients that share a call.
+/// The form in which a leaf wants its gradient.
+#[derive(Clone)]
+pub(super) struct WantedGradient {
+    pub meta: Rc<TensorMeta>,
+    pub path: ModulePath,
+    unit: Option<GradientUnit>,
+}
+
+/// Gradients that are being reduced, in groups that share calls.
+struct StartedReductions {
+    groups: Vec<StartedGroup>,
+    len: usize,
+}
+
 struct StartedGroup {
-    members: Vec<(Rc<TapeNode>, Rc<TensorMeta>)>,
+    /// The gradients' numbers, and their metadata after the reduction.
+    members: Vec<(usize, Rc<TensorMeta>)>,
     reduction: ReductionInFlight,
+}
+
+impl WantedGradient {
+    pub fn of(leaf: &TapeNode) -> WantedGradient {
+        let unit = leaf.destination.as_ref().map(|destination| destination.unit);
+        WantedGradient { meta: leaf.gradient_meta().clone(), path: leaf.path, unit }
+    }
 }
 
 impl UnitGradients {
@@ -52,34 +75,10 @@ impl UnitGradients {
         if self.arrived.is_empty() {
             return Ok(None);
         }
-        let _label = operator_scope("backward");
-        let mut moves = Vec::with_capacity(self.arrived.len());
-        for (leaf, grad) in &self.arrived {
-            let layout = leaf.gradient_meta().layout().clone();
-            let to = mesh.intern(grad.meta.spec().with_layout(layout)?)?;
-            moves.push((redistribute::find(mesh, &grad.meta, &to)?, to));
-        }
-        let mut arrived: Vec<Option<(Rc<TapeNode>, DTensor)>> = self.arrived.drain(..).map(Some).collect();
-        let plans: Vec<&Rc<Move>> = moves.iter().map(|(plan, _)| plan).collect();
-        let mut groups = Vec::new();
-        for group in reductions_sharing(&plans) {
-            let (mut members, mut locals): (Vec<_>, Vec<Tensor>) = Default::default();
-            let mut froms = Vec::new();
-            for &i in &group {
-                let (leaf, grad) = arrived[i].take().expect("each gradient is in one group");
-                members.push((leaf, moves[i].1.clone()));
-                froms.push(grad.meta);
-                locals.push(grad.local);
-            }
-            let path = members.iter().skip(1).fold(members[0].0.path, |all, (leaf, _)| all.common(leaf.path));
-            let _scope = path.enter_in(Phase::Backward);
-            let noted: Vec<(&Move, &TensorMeta, &TensorMeta)> =
-                group.iter().zip(&froms).map(|(&i, from)| (&*moves[i].0, &**from, &*moves[i].1)).collect();
-            note_moves(mesh, &noted);
-            let plans: Vec<Rc<Move>> = group.iter().map(|&i| moves[i].0.clone()).collect();
-            groups.push(StartedGroup { members, reduction: start_reductions(mesh, plans, locals)? });
-        }
-        Ok(self.started.replace(StartedUnit { groups }))
+        let (leaves, grads): (Vec<_>, Vec<_>) = self.arrived.drain(..).unzip();
+        let wanted: Vec<WantedGradient> = leaves.iter().map(|leaf| WantedGradient::of(leaf)).collect();
+        let reductions = StartedReductions::new(mesh, grads, &wanted)?;
+        Ok(self.started.replace(StartedUnit { leaves, reductions }))
     }
 
     /// Removes the unit that was started last.
@@ -91,12 +90,82 @@ impl UnitGradients {
 impl StartedUnit {
     /// Waits for the reductions. Returns the gradients in the layouts that their leaves want.
     pub fn finish(self, mesh: &DeviceMesh) -> Result<Vec<(Rc<TapeNode>, DTensor)>> {
-        let mut all = Vec::new();
-        for StartedGroup { members, reduction } in self.groups {
-            let reduced = reduction.finish(mesh)?;
-            let wrap = |((leaf, meta), local)| (leaf, DTensor::wrap(mesh, local, meta));
-            all.extend(members.into_iter().zip(reduced).map(wrap));
+        Ok(self.leaves.into_iter().zip(self.reductions.finish(mesh)?).collect())
+    }
+}
+
+/// Returns gradients as their leaves want them. The partial sums among them are reduced unit by unit.
+pub(super) fn reduce_by_unit(
+    mesh: &DeviceMesh,
+    grads: Vec<(DTensor, WantedGradient)>,
+) -> Result<Vec<DTensor>> {
+    let (mut grads, wanted): (Vec<DTensor>, Vec<WantedGradient>) = grads.into_iter().unzip();
+    let mut units: Vec<(Option<GradientUnit>, Vec<usize>)> = Vec::new();
+    for (i, _) in grads.iter().enumerate().filter(|(_, grad)| grad.layout().has_partial()) {
+        let unit = wanted[i].unit;
+        match units.iter_mut().find(|(other, _)| unit.is_some() && *other == unit) {
+            Some((_, members)) => members.push(i),
+            None => units.push((unit, vec![i])),
         }
-        Ok(all)
+    }
+    for (_, members) in units {
+        let empty = |i: &usize| DTensor { local: std::mem::take(&mut grads[*i].local), ..grads[*i].clone() };
+        let partial: Vec<DTensor> = members.iter().map(empty).collect();
+        let own: Vec<&WantedGradient> = members.iter().map(|&i| &wanted[i]).collect();
+        let reduced = StartedReductions::of(mesh, partial, &own)?.finish(mesh)?;
+        members.into_iter().zip(reduced).for_each(|(i, grad)| grads[i] = grad);
+    }
+    let finished = grads.into_iter().zip(&wanted).map(|(grad, WantedGradient { meta, path, .. })| {
+        let _scope = path.enter_in(Phase::Backward);
+        let grad =
+            if grad.layout() == meta.layout() { grad } else { grad.redistribute(meta.layout().clone())? };
+        if grad.dtype() == meta.dtype() { Ok(grad) } else { grad.cast(meta.dtype()) }
+    });
+    finished.collect()
+}
+
+impl StartedReductions {
+    fn new(mesh: &DeviceMesh, grads: Vec<DTensor>, wanted: &[WantedGradient]) -> Result<StartedReductions> {
+        Self::of(mesh, grads, &wanted.iter().collect::<Vec<_>>())
+    }
+
+    /// Starts the reductions of partial sums to the layouts that are wanted. Dtypes stay.
+    fn of(mesh: &DeviceMesh, grads: Vec<DTensor>, wanted: &[&WantedGradient]) -> Result<StartedReductions> {
+        let _label = operator_scope("backward");
+        let planned = |(grad, wanted): (&DTensor, &&WantedGradient)| {
+            let to = mesh.intern(grad.meta.spec().with_layout(wanted.meta.layout().clone())?)?;
+            Ok((redistribute::find(mesh, &grad.meta, &to)?, to))
+        };
+        let moves: Vec<(Rc<Move>, Rc<TensorMeta>)> =
+            grads.iter().zip(wanted).map(planned).collect::<Result<_>>()?;
+        let plans: Vec<&Rc<Move>> = moves.iter().map(|(plan, _)| plan).collect();
+        let len = grads.len();
+        let mut grads: Vec<Option<DTensor>> = grads.into_iter().map(Some).collect();
+        let mut groups = Vec::new();
+        for group in reductions_sharing(&plans) {
+            let common = group.iter().map(|&i| wanted[i].path).reduce(ModulePath::common);
+            let _scope = common.map(|path| path.enter_in(Phase::Backward));
+            let own: Vec<DTensor> = group.iter().filter_map(|&i| grads[i].take()).collect();
+            let noted: Vec<(&Move, &TensorMeta, &TensorMeta)> =
+                group.iter().zip(&own).map(|(&i, grad)| (&*moves[i].0, &*grad.meta, &*moves[i].1)).collect();
+            note_moves(mesh, &noted);
+            let locals: Vec<Tensor> = own.into_iter().map(|grad| grad.local).collect();
+            let plans = group.iter().map(|&i| moves[i].0.clone()).collect();
+            let reduction = start_reductions(mesh, plans, locals)?;
+            let members = group.into_iter().map(|i| (i, moves[i].1.clone())).collect();
+            groups.push(StartedGroup { members, reduction });
+        }
+        Ok(StartedReductions { groups, len })
+    }
+
+    /// Waits for the reductions, and returns the gradients in their order.
+    fn finish(self, mesh: &DeviceMesh) -> Result<Vec<DTensor>> {
+        let mut all: Vec<Option<DTensor>> = (0..self.len).map(|_| None).collect();
+        for StartedGroup { members, reduction } in self.groups {
+            for ((i, meta), local) in members.into_iter().zip(reduction.finish(mesh)?) {
+                all[i] = Some(DTensor::wrap(mesh, local, meta));
+            }
+        }
+        Ok(all.into_iter().flatten().collect())
     }
 }

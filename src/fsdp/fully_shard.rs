@@ -185,7 +185,7 @@ fn plan_unit(
     blocks: &BlockPolicy,
 ) -> Result<(ShardedUnit, Vec<ParamPlacement>)> {
     let planned = axes.parameters.first().or(axes.gradients.first()).or(axes.states.first()).copied();
-    let used: Vec<Layout> = ids.iter().map(|&id| params.used_layout_of(id).clone()).collect();
+    let used: Vec<Layout> = ids.iter().map(|&id| params.used_layout(id).clone()).collect();
     for (&id, used) in ids.iter().zip(&used) {
         let cut = axes.states.iter().find(|&&a| *used.axis(a) != Placement::Replicate);
         if let Some(&a) = cut {
@@ -334,14 +334,14 @@ impl ShardedBytes {
                 all.parameters += own(&placement.stored)?;
                 if !params.is_frozen(id) {
                     all.gradients += own(&placement.gradient)?;
-                    gradients += own(params.used_layout_of(id))?;
+                    gradients += own(params.used_layout(id))?;
                 }
                 let compute = |layout: &Layout| bytes(params.compute_dtype(), value.shape(), layout);
                 if placement.held != placement.stored {
                     all.held += compute(&placement.held)?;
                 }
-                if placement.held != *params.used_layout_of(id) {
-                    whole += compute(params.used_layout_of(id))?;
+                if placement.held != *params.used_layout(id) {
+                    whole += compute(params.used_layout(id))?;
                 }
             }
             unreduced.push(gradients);

@@ -14,9 +14,9 @@ use super::pattern;
 use super::pieces::ParamPiece;
 use super::plan::Plan;
 use crate::comm::ModulePath;
-use crate::dtensor::{DTensor, DeviceMesh, GradientUnit, Transfer};
+use crate::dtensor::{DTensor, DeviceMesh, GradientUnit};
 use crate::error::{Error, Result};
-use crate::placement::{Layout, Mesh};
+use crate::placement::Layout;
 use crate::rng::{Generator, Init};
 use crate::tensor::{DType, Shape};
 
@@ -429,40 +429,6 @@ impl Params {
         self.list.iter().map(|p| &p.value)
     }
 
-    /// Returns how each parameter moves from one mesh and plan to another, for a [`Bridge`](crate::dtensor::Bridge).
-    /// The result does not depend on the mesh of these parameters. Communicates nothing.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, placement::Mesh, rng::Init};
-    /// spmd(3, |rank| {
-    ///     let train = Mesh::over(&[("fsdp", 2)], 0..2)?;
-    ///     let serve = Mesh::over(&[("tp", 1)], [2])?;
-    ///     let plans = [Plan::default().fsdp("fsdp"), Plan::default()];
-    ///     let (own, plan) = if rank.rank() < 2 { (&train, &plans[0]) } else { (&serve, &plans[1]) };
-    ///     let mut params = Params::new(&DeviceMesh::on(&rank, own)?, plan.clone(), 7)?;
-    ///     Linear::new(params.root().child("map"), 3, 2, true, Init::Ones)?;
-    ///     let transfers = params.transfers((&train, &plans[0]), (&serve, &plans[1]))?;
-    ///     assert_eq!(transfers.len(), params.len());
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses plans that name axes their mesh lacks, cannot shard a parameter, or have a pattern that matches nothing, and
-    /// parameters that [`fully_shard`](crate::fsdp::fully_shard) has placed.
-    pub fn transfers(&self, from: (&Mesh, &Plan), to: (&Mesh, &Plan)) -> Result<Vec<Transfer>> {
-        [from, to].iter().try_for_each(|(_, plan)| self.expect_matches(plan))?;
-        self.expect_unplaced("transfers")?;
-        let stored = |p: &Param, (mesh, plan): (&Mesh, &Plan)| {
-            let used = plan.used_layout(mesh, &p.path, p.value.shape())?;
-            plan.stored_layout(mesh, self.dtype, p.value.shape(), &used).map_err(|e| e.at(&p.path))
-        };
-        let transfer =
-            |p: &Param| Ok(Transfer::new(self.dtype, p.value.shape(), stored(p, from)?, stored(p, to)?));
-        self.list.iter().map(transfer).collect()
-    }
-
     /// Returns the parameter at a path, or `None`.
     ///
     /// ```
@@ -547,16 +513,6 @@ impl Params {
         let value = if old.has_history() { self.as_leaf(id, &value)? } else { value.detach() };
         *self.value_mut(id) = value;
         Ok(())
-    }
-
-    pub(super) fn used_layout(&self, id: ParamId) -> &Layout {
-        &self.at(id).used
-    }
-
-    /// Returns `true` if modules compute with the stored value itself, neither gathered nor rounded.
-    pub(super) fn is_used_as_stored(&self, id: ParamId) -> bool {
-        let Param { value, used, .. } = self.at(id);
-        value.layout() == used && value.dtype() == self.compute
     }
 
     /// Declares a parameter, of one piece if none are given.

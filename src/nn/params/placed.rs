@@ -1,10 +1,11 @@
 //! Parameters that fully sharded data parallelism has placed: the layouts of values, gradients and held values.
 
 use super::{Param, ParamUnit, Params};
-use crate::dtensor::{DTensor, GradientUnit};
+use crate::dtensor::{DTensor, GradientUnit, Transfer};
 use crate::error::{Error, Result};
 use crate::nn::param_id::ParamId;
-use crate::placement::Layout;
+use crate::nn::plan::Plan;
+use crate::placement::{Layout, Mesh};
 
 /// A unit of parameters, and their layouts.
 pub(crate) struct PlacedUnit {
@@ -66,6 +67,12 @@ impl Params {
         ParamPlacement { stored, gradient: param.gradient.clone(), held }
     }
 
+    /// Returns `true` if modules compute with the stored value itself, neither gathered nor rounded.
+    pub(in crate::nn) fn is_used_as_stored(&self, id: ParamId) -> bool {
+        let Param { value, used, .. } = self.at(id);
+        value.layout() == used && value.dtype() == self.compute
+    }
+
     /// Returns true if a parameter's gradient arrives in the dtype, shape and layout of `grad`.
     pub(crate) fn expects_gradient(&self, id: ParamId, grad: &DTensor) -> bool {
         let Param { value, gradient, .. } = &self.list[id.index];
@@ -73,8 +80,42 @@ impl Params {
     }
 
     /// Returns the layout in which modules compute with a parameter.
-    pub(crate) fn used_layout_of(&self, id: ParamId) -> &Layout {
+    pub(crate) fn used_layout(&self, id: ParamId) -> &Layout {
         &self.list[id.index].used
+    }
+
+    /// Returns how each parameter moves from one mesh and plan to another, for a [`Bridge`](crate::dtensor::Bridge).
+    /// The result does not depend on the mesh of these parameters. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, placement::Mesh, rng::Init};
+    /// spmd(3, |rank| {
+    ///     let train = Mesh::over(&[("fsdp", 2)], 0..2)?;
+    ///     let serve = Mesh::over(&[("tp", 1)], [2])?;
+    ///     let plans = [Plan::default().fsdp("fsdp"), Plan::default()];
+    ///     let (own, plan) = if rank.rank() < 2 { (&train, &plans[0]) } else { (&serve, &plans[1]) };
+    ///     let mut params = Params::new(&DeviceMesh::on(&rank, own)?, plan.clone(), 7)?;
+    ///     Linear::new(params.root().child("map"), 3, 2, true, Init::Ones)?;
+    ///     let transfers = params.transfers((&train, &plans[0]), (&serve, &plans[1]))?;
+    ///     assert_eq!(transfers.len(), params.len());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses plans that name axes their mesh lacks, cannot shard a parameter, or have a pattern that matches nothing, and
+    /// parameters that [`fully_shard`](crate::fsdp::fully_shard) has placed.
+    pub fn transfers(&self, from: (&Mesh, &Plan), to: (&Mesh, &Plan)) -> Result<Vec<Transfer>> {
+        [from, to].iter().try_for_each(|(_, plan)| self.expect_matches(plan))?;
+        self.expect_unplaced("transfers")?;
+        let stored = |p: &Param, (mesh, plan): (&Mesh, &Plan)| {
+            let used = plan.used_layout(mesh, &p.path, p.value.shape())?;
+            plan.stored_layout(mesh, self.dtype, p.value.shape(), &used).map_err(|e| e.at(&p.path))
+        };
+        let transfer =
+            |p: &Param| Ok(Transfer::new(self.dtype, p.value.shape(), stored(p, from)?, stored(p, to)?));
+        self.list.iter().map(transfer).collect()
     }
 
     /// Refuses parameters whose layouts are not the plan's.
