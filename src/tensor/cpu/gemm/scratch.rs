@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::super::real::Num;
 
 /// The largest scratch memory that a thread keeps after a call.
-const KEEP_BYTES: usize = 8 << 20;
+const KEEP_BYTES: usize = 10 << 20;
 
 /// A cache line; its alignment suits the widest vectors.
 #[derive(Clone, Copy)]
