@@ -13,16 +13,22 @@ use crate::tensor::LEAF;
 
 /// With fewer rows than this, packing would cost more than it saves.
 pub(super) const MIN_ROWS_TO_PACK: usize = 32;
+/// Contiguous columns that are shorter than this, and those of wide tiles, are packed for many rows only.
+const MIN_LEN_TO_PACK: usize = 128;
+/// With fewer rows than this, such columns are read in place.
+const MIN_ROWS_TO_PACK_SHORT: usize = 320;
 /// With fewer columns than this, rows are read in place.
 const MIN_COLS_TO_PACK: usize = 100;
 /// With fewer columns than this, rows that are contiguous along the contraction are read in place as well.
 const MIN_COLS_TO_PACK_LINES: usize = 256;
+/// The most rows in place of a block, if finished blocks of the contraction are kept.
+const MAX_ROWS_IN_PLACE: usize = 768;
 /// Packed columns are kept if at least so many fit.
 const MIN_KEPT_COLS: usize = 256;
 /// The most bytes of the third cache that count: they bound the memory that a thread keeps.
 const MAX_THIRD: usize = 16 << 20;
 
-/// How a product is cut into blocks, and what is packed.
+/// The sizes of a product's blocks, and the operands that are packed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocking {
     /// The number of rows of a block, a multiple of a tile's.
@@ -39,32 +45,40 @@ pub(super) struct Blocking {
 
 /// Returns the largest number of indices in a contraction block of the product `a @ b` of these shapes.
 ///
-/// A panel of columns takes half of the first cache, so that rows, results and the stack have room. A wide tile gets
-/// longer blocks than that: it reads its panel from the second cache, but 8 rows of 48 columns need only 16 bytes of it
-/// per cycle, and the cost of joins is in proportion to the number of blocks. Rows in place are read best in long lines.
-/// A few rows pass a panel once or a few times, so that it need not stay in any cache.
+/// A panel of columns takes half of the first cache if rows are packed, so that they, results and the stack have room.
+/// Rows in place are read best in long lines: a line takes an eighth of the first cache, and panels stay in the second.
 pub(super) fn block_len<T>(
     kernels: &TileKernels<T>,
     rows: usize,
     cols: usize,
-    a_strides: (usize, usize),
+    row_strides: (usize, usize),
 ) -> usize {
     let first = Caches::current().first;
     let panel_bytes = kernels.tiles[0].len() * kernels.lanes * size_of::<T>();
-    let len = (first / 2 / panel_bytes).max(first / 128).max(LEAF);
-    if rows < MIN_ROWS_TO_PACK {
-        (first / 8 / size_of::<T>()).max(len)
-    } else if packing_rows_pays(rows, cols, a_strides) {
-        len
+    let len = if packing_rows_pays(kernels, rows, cols, row_strides) {
+        first / 2 / panel_bytes
     } else {
-        2 * len
-    }
+        first / 8 / size_of::<T>()
+    };
+    len.max(LEAF)
+}
+
+/// Returns true for tiles of three vectors of columns, which AVX-512 has registers for. They pass the rows a third as
+/// often as tiles of two narrower vectors: rows in place give them 0.93 of the arithmetic's peak or more
+/// (`benches/results/2026-11-21-exact.md`), so that packing would cost what it saves.
+fn is_wide<T>(kernels: &TileKernels<T>) -> bool {
+    kernels.tiles[0].len() > 2
 }
 
 /// Returns true if rows are faster when they are packed.
-fn packing_rows_pays(rows: usize, cols: usize, (_, step): (usize, usize)) -> bool {
+fn packing_rows_pays<T>(
+    kernels: &TileKernels<T>,
+    rows: usize,
+    cols: usize,
+    (_, step): (usize, usize),
+) -> bool {
     let least = if step == 1 { MIN_COLS_TO_PACK_LINES } else { MIN_COLS_TO_PACK };
-    rows >= MIN_ROWS_TO_PACK && cols >= least
+    !is_wide(kernels) && rows >= MIN_ROWS_TO_PACK && cols >= least
 }
 
 impl Blocking {
@@ -77,23 +91,25 @@ impl Blocking {
     ) -> Blocking {
         let ((m, k), n) = (a.shape(), b.shape().1);
         let (panel_rows, most) = (kernels.tiles.len(), kernels.tiles[0].len());
+        let packs_rows = !E::NATIVE || packing_rows_pays(kernels, m, n, a.strides());
+        let least =
+            if k < MIN_LEN_TO_PACK || is_wide(kernels) { MIN_ROWS_TO_PACK_SHORT } else { MIN_ROWS_TO_PACK };
+        let packs_cols = !E::NATIVE || m >= least || b.strides().1 != 1;
+        let in_parts = tree.blocks.len() > 1;
+        let mut vectors = n.div_ceil(kernels.lanes).next_multiple_of(most);
+        if !packs_rows && !in_parts {
+            let rows = m.next_multiple_of(panel_rows);
+            return Blocking { rows, vectors, packs_rows, packs_cols, keeps_cols: false };
+        }
         let Caches { second, third, .. } = Caches::current();
         let third = third.min(MAX_THIRD);
-        let longest = tree.longest.max(1);
         // Rows whose packed panels take half of the second cache.
-        let fit = second / 2 / (longest * size_of::<T>());
-        let packs_rows = !E::NATIVE || packing_rows_pays(m, n, a.strides());
-        let in_parts = tree.blocks.len() > 1;
-        let rows = if packs_rows || in_parts {
-            let largest = (fit / panel_rows * panel_rows).max(panel_rows);
-            m.div_ceil(m.div_ceil(largest)).next_multiple_of(panel_rows)
-        } else {
-            m.next_multiple_of(panel_rows)
-        };
-        let packs_cols = !E::NATIVE || m >= MIN_ROWS_TO_PACK || b.strides().1 != 1;
+        let fit = second / 2 / (tree.longest * size_of::<T>()).max(1);
+        let largest = if packs_rows { fit } else { MAX_ROWS_IN_PLACE };
+        let largest = (largest / panel_rows * panel_rows).max(panel_rows);
+        let rows = m.div_ceil(m.div_ceil(largest)).next_multiple_of(panel_rows);
         let panels =
             |bytes: usize, of: usize| bytes / (of * kernels.lanes * size_of::<T>()).max(1) / most * most;
-        let mut vectors = n.div_ceil(kernels.lanes).next_multiple_of(most);
         if in_parts {
             // An eighth of the third cache holds the finished blocks.
             vectors = vectors.min(panels(third / 8, tree.levels * rows).max(most));
@@ -211,7 +227,7 @@ mod tests {
     fn bits_do_not_depend_on_the_caches() {
         check(|x| x as f32, |x| x.to_bits().into());
         check(|x| x, |x| x.to_bits());
-        check(|x| bf16::from_f64(x), |x| x.to_bits().into());
+        check(bf16::from_f64, |x| x.to_bits().into());
     }
 
     #[test]

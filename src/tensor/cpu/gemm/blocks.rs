@@ -10,7 +10,7 @@
 use super::super::real::{Real, Widen};
 use super::super::simd::Isa;
 use super::ahead::Ahead;
-use super::blocking::Blocking;
+use super::blocking::{Blocking, MIN_ROWS_TO_PACK};
 use super::contraction::{Contraction, ContractionBlock};
 use super::epilogue::{DirectStore, Epilogue};
 use super::matrix::MatRef;
@@ -203,14 +203,20 @@ impl<E: Widen<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
     /// Returns the memory that the panel from `vector` on will be read from, if it is worth prefetching.
     fn ahead(&self, block: &ContractionBlock, b: MatRef<'_, E>, vector: usize, end: usize) -> Ahead {
         let lanes = self.kernels.lanes;
-        let (col, width) = (vector * lanes, self.panel_vectors(b, vector, end) * lanes);
-        let packed = block.len * width;
-        if !self.blocking.packs_cols || packed * size_of::<T>() < MIN_BYTES_AHEAD {
+        let most = block.len * self.kernels.tiles[0].len() * lanes * size_of::<T>();
+        if !self.blocking.packs_cols || self.rows.1 < MIN_ROWS_TO_PACK || most < MIN_BYTES_AHEAD {
             return Ahead::NOTHING;
         }
+        let (col, width) = (vector * lanes, self.panel_vectors(b, vector, end) * lanes);
         let calls = self.rows.1.div_ceil(self.kernels.tiles.len());
         if self.blocking.keeps_cols && self.rows.0 > 0 {
-            return Ahead::new(self.cols[self.kept_at(block, col)..].as_ptr(), 1, 0, packed, calls);
+            return Ahead::new(
+                self.cols[self.kept_at(block, col)..].as_ptr(),
+                1,
+                0,
+                block.len * width,
+                calls,
+            );
         }
         let b = b.cols(col, width.min(b.shape().1 - col));
         let ((k, n), data) = (b.shape(), b.data().as_ptr());
@@ -235,6 +241,8 @@ impl<E: Widen<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
         let panel_rows = self.kernels.tiles.len();
         let (width, n) = (panel.vectors * self.kernels.lanes, self.operands.b.shape().1);
         let (target, via_epilogue) = self.target(panel);
+        let blocks = self.blocking.packs_rows || self.levels > 0;
+        let kernels = if blocks { self.kernels.block_tiles } else { self.kernels.tiles };
         let before = (panel.col - self.vectors.0 * self.kernels.lanes) * self.blocking.rows;
         let mut parts = self.parts[self.levels * before..].as_mut_ptr();
         let mut tile = Tile {
@@ -254,9 +262,9 @@ impl<E: Widen<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
         };
         for first in (0..self.rows.1).step_by(panel_rows) {
             let count = panel_rows.min(self.rows.1 - first);
-            let kernel = match self.kernels.tiles[count - 1].get(panel.vectors - 1) {
+            let kernel = match kernels[count - 1].get(panel.vectors - 1) {
                 Some(&kernel) => kernel,
-                None => self.kernels.wide_row.1,
+                None => self.kernels.wide_row.1[usize::from(blocks)],
             };
             ahead.advance();
             tile.parts = parts.wrapping_add(at.level * count * width);

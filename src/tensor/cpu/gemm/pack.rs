@@ -2,6 +2,7 @@
 //! that form are read in place.
 
 use super::super::real::Widen;
+use super::ahead::LINE_BYTES;
 use super::matrix::MatRef;
 use super::tile::INTERLEAVED;
 use super::transpose::TransposeFn;
@@ -53,7 +54,7 @@ pub(super) fn pack_rows<E: Widen>(
             let lines = panel.min(m - first);
             let dst = &mut dst[first / panel * panels.panel_step..][..panels.panel_step];
             for i in first + panel..(first + 2 * panel).min(m) {
-                for j in (0..k).step_by(64 / size_of::<E>()) {
+                for j in (0..k).step_by(LINE_BYTES / size_of::<E>()) {
                     prefetch(&raw const a.data()[i * row_step + j]);
                 }
             }
@@ -111,7 +112,7 @@ fn pack_columns<T: Copy, const P: usize>(a: MatRef<'_, T>, dst: &mut [T]) {
     for j in 0..k {
         if j + AHEAD < k {
             let row = &raw const a.data()[(j + AHEAD) * step];
-            (0..m).step_by(64 / size_of::<T>()).for_each(|i| prefetch(row.wrapping_add(i)));
+            (0..m).step_by(LINE_BYTES / size_of::<T>()).for_each(|i| prefetch(row.wrapping_add(i)));
         }
         let row = &a.data()[j * step..][..m];
         for (p, i) in (0..whole).step_by(P).enumerate() {

@@ -6,6 +6,7 @@
 use std::array::from_fn;
 
 use super::super::simd::Isa;
+use super::ahead::LINE_BYTES;
 use super::contraction::ContractionLeaf;
 use super::transpose::{TransposeFn, transpose_plain};
 #[cfg(target_arch = "x86_64")]
@@ -51,8 +52,10 @@ pub struct TileKernels<T: 'static> {
     pub(super) lanes: usize,
     /// The kernel for `rows` rows and `vectors` vectors is `tiles[rows - 1][vectors - 1]`.
     pub(super) tiles: &'static [&'static [TileFn<T>]],
-    /// The number of vectors in a single wide row, and its kernel.
-    pub(super) wide_row: (usize, TileFn<T>),
+    /// The kernels that also take tiles of one block of several, and are made for packed rows.
+    pub(super) block_tiles: &'static [&'static [TileFn<T>]],
+    /// The number of vectors in a single wide row, and its kernels of both kinds.
+    pub(super) wide_row: (usize, [TileFn<T>; 2]),
     /// The function that packs columns that are contiguous along the contraction.
     pub(super) transpose: TransposeFn<T>,
     /// The function that packs a panel of rows that are contiguous along the contraction. It may write up to
@@ -73,13 +76,16 @@ macro_rules! kernels {
     ($name:ident, $t:ty, $v:ty, $call:ident, $wide:expr, $transpose:expr, $interleave:expr, [$($rows:literal)*], $vectors:tt) => {
         pub(super) static $name: TileKernels<$t> = TileKernels {
             lanes: <$v as Vector>::LANES,
-            tiles: &[$(&kernels!(@row $call, $v, $rows, $vectors)),*],
-            wide_row: ($wide, $call::<$v, 1, $wide>),
+            tiles: &[$(&kernels!(@row $call, $v, false, $rows, $vectors)),*],
+            block_tiles: &[$(&kernels!(@row $call, $v, true, $rows, $vectors)),*],
+            wide_row: ($wide, [$call::<$v, false, 1, $wide>, $call::<$v, true, 1, $wide>]),
             transpose: $transpose,
             interleave: $interleave,
         };
     };
-    (@row $call:ident, $v:ty, $rows:literal, [$($vectors:literal)*]) => { [$($call::<$v, $rows, $vectors> as TileFn<_>),*] };
+    (@row $call:ident, $v:ty, $blocks:literal, $rows:literal, [$($vectors:literal)*]) => {
+        [$($call::<$v, $blocks, $rows, $vectors> as TileFn<_>),*]
+    };
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -120,48 +126,49 @@ tiled! {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
-unsafe fn avx512<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+unsafe fn avx512<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, BLOCKS, ROWS, VECTORS>(t) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+unsafe fn avx2<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, BLOCKS, ROWS, VECTORS>(t) }
 }
 
-unsafe fn plain<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+unsafe fn plain<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, BLOCKS, ROWS, VECTORS>(t) }
 }
 
 /// The distance along the contraction at which rows are prefetched.
 const PREFETCH_DISTANCE: usize = 12;
 
-/// Sets `c = alpha * sum + beta * c`, with the sum of `a * b` in the order of the tree.
+/// Sets `c = alpha * sum + beta * c`, with the sum of `a * b` in the order of the tree; or with `BLOCKS`, joins the sum
+/// with finished blocks, and may keep it among them.
 ///
 /// # Safety
 /// The CPU has `V`'s instruction set. `a` covers `ROWS` rows and `b` `VECTORS` vectors, both over the leaves' lengths.
 /// `c` covers the tile, and no other code writes it. The stack has room for the tiles of all unfinished nodes.
 #[inline(always)]
-unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
     // SAFETY: the caller's promise, for everything below.
     unsafe {
         let (mut a, mut b, mut stack) = (t.a, t.b, t.stack);
         let leaves = &*t.leaves;
         let mut at = 0;
         let mut acc;
-        let packed = t.a_steps == (1, ROWS);
-        if t.joins > 0 || t.keep {
+        let packed = BLOCKS && t.a_steps == (1, ROWS);
+        if BLOCKS && (t.joins > 0 || t.keep) {
             let first = t.parts.wrapping_sub(t.joins as usize * ROWS * VECTORS * V::LANES);
-            let line = 64 / size_of::<V::T>();
+            let line = LINE_BYTES / size_of::<V::T>();
             for i in 0..((t.joins as usize).max(1) * ROWS * VECTORS * V::LANES).div_ceil(line) {
                 prefetch(first.wrapping_add(i * line));
             }
         }
-        if leaves.len() > 2 && !t.keep {
+        if leaves.len() > 2 && !(BLOCKS && t.keep) {
             for i in 0..ROWS {
                 for j in 0..VECTORS {
                     prefetch_to_write(t.c.wrapping_add(i * t.c_step + j * V::LANES));
@@ -207,18 +214,20 @@ unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T
             }
             stack = stack.add(ROWS * VECTORS * V::LANES);
         }
-        let mut parts = t.parts;
-        for _ in 0..t.joins {
-            parts = parts.sub(ROWS * VECTORS * V::LANES);
-            for (i, acc) in acc.as_flattened_mut().iter_mut().enumerate() {
-                *acc = V::load(parts.add(i * V::LANES)).add(*acc);
+        if BLOCKS {
+            let mut parts = t.parts;
+            for _ in 0..t.joins {
+                parts = parts.sub(ROWS * VECTORS * V::LANES);
+                for (i, acc) in acc.as_flattened_mut().iter_mut().enumerate() {
+                    *acc = V::load(parts.add(i * V::LANES)).add(*acc);
+                }
             }
-        }
-        if t.keep {
-            for (i, acc) in acc.as_flattened().iter().enumerate() {
-                acc.store(parts.add(i * V::LANES));
+            if t.keep {
+                for (i, acc) in acc.as_flattened().iter().enumerate() {
+                    acc.store(parts.add(i * V::LANES));
+                }
+                return;
             }
-            return;
         }
         finish(t, acc);
     }
