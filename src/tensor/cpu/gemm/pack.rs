@@ -105,22 +105,27 @@ pub(super) fn pack_rows<E: Widen>(
 
 /// Packs rows whose elements at one index of the contraction are contiguous, into panels of `P` rows.
 fn pack_columns<T: Copy, const P: usize>(a: MatRef<'_, T>, dst: &mut [T]) {
-    let ((m, k), (_, step)) = (a.shape(), a.strides());
     const AHEAD: usize = 2;
+    let ((m, k), (_, step)) = (a.shape(), a.strides());
     let panel_step = packed_panel_len(k, P);
-    let whole = m.saturating_sub(INTERLEAVED - P) / P * P;
+    assert!(dst.len() >= packed_rows_len(m, k, P) && P <= INTERLEAVED);
+    // Panels whose rows can be read with those after them, which the next copies overwrite.
+    let whole = m.saturating_sub(INTERLEAVED - P) / P;
     for j in 0..k {
         if j + AHEAD < k {
             let row = &raw const a.data()[(j + AHEAD) * step];
             (0..m).step_by(LINE_BYTES / size_of::<T>()).for_each(|i| prefetch(row.wrapping_add(i)));
         }
         let row = &a.data()[j * step..][..m];
-        for (p, i) in (0..whole).step_by(P).enumerate() {
-            let columns: &[T; INTERLEAVED] = row[i..].first_chunk().expect("checked");
-            *dst[p * panel_step + j * P..].first_chunk_mut().expect("checked") = *columns;
+        let (mut from, mut to) = (row.as_ptr(), dst[j * P..].as_mut_ptr());
+        for _ in 0..whole {
+            // SAFETY: panel `p` has elements up to `(p + 1) * P + INTERLEAVED - P` of the row, which are inside it if `p`
+            // is less than `whole`; a panel has room for `INTERLEAVED` elements from each index on.
+            unsafe { to.cast::<[T; INTERLEAVED]>().write(from.cast::<[T; INTERLEAVED]>().read()) };
+            (from, to) = (from.wrapping_add(P), to.wrapping_add(panel_step));
         }
-        for (p, row) in row[whole..].chunks(P).enumerate() {
-            dst[(whole / P + p) * panel_step + j * P..][..row.len()].copy_from_slice(row);
+        for (p, rest) in row[whole * P..].chunks(P).enumerate() {
+            dst[(whole + p) * panel_step + j * P..][..rest.len()].copy_from_slice(rest);
         }
     }
 }
