@@ -15,6 +15,7 @@
 //! run in parallel; only a matrix product uses more, if [`with_threads`] allows it.
 
 mod bit_num;
+mod caches;
 mod cast;
 mod copy;
 mod gemm;
@@ -32,6 +33,7 @@ mod tree;
 mod wide;
 
 pub use bit_num::BitNum;
+pub use caches::{Caches, with_caches};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
 pub use gemm::{

@@ -72,6 +72,8 @@ pub(super) struct Contraction {
     pub(super) depth: usize,
     /// The largest number of finished blocks on the stack.
     pub(super) levels: usize,
+    /// The largest number of indices in a block.
+    pub(super) longest: usize,
 }
 
 impl Contraction {
@@ -119,8 +121,9 @@ impl Contraction {
         tree
     }
 
-    /// Sets the heights of the stacks.
+    /// Sets the heights of the stacks and the length of the longest block.
     fn measure(&mut self) {
+        self.longest = self.blocks.iter().map(|b| b.len).max().unwrap_or(0);
         self.depth =
             self.blocks.iter().map(|b| max_stack_len(&self.leaves[b.leaves.clone()])).max().unwrap_or(0);
         let joins = self.blocks.iter().map(|b| ContractionLeaf { len: 0, merges: b.merges });

@@ -10,7 +10,7 @@ pub trait UnaryF: Copy {
 }
 
 /// The largest number of elements in a tile.
-pub(super) const MAX_TILE_LEN: usize = 512;
+const MAX_TILE_LEN: usize = 512;
 
 /// Stores finished sums. Concurrent calls from several threads store different elements.
 ///

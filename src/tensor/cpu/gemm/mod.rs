@@ -9,9 +9,11 @@
 //!
 //! A [tile] holds a leaf's accumulators in registers and finished nodes on a small stack. [`blocks`] has the loops
 //! around the tile, which read operands in place if that is fast and else [pack] them; f16 and bf16 are converted to
-//! f32 while they are packed. An [`epilogue`] stores finished sums: directly, or after a factor, a bias, a function or
+//! f32 while they are packed. [`blocking`] fits the loops to the caches. An [`epilogue`] stores finished sums: directly, or after a factor, a bias, a function or
 //! a rounding.
 
+mod ahead;
+mod blocking;
 mod blocks;
 mod contraction;
 mod epilogue;

@@ -2,8 +2,14 @@
 //! that form are read in place.
 
 use super::super::real::Widen;
+use super::ahead::LINE_BYTES;
 use super::matrix::MatRef;
+use super::tile::INTERLEAVED;
 use super::transpose::TransposeFn;
+use super::vector::prefetch;
+
+/// The number of indices that are widened at a time.
+const CHUNK: usize = 64;
 
 /// Returns the matrix in the type of the computation, or `None` if its elements must be widened.
 pub(super) fn native<E: Widen>(x: MatRef<'_, E>) -> Option<MatRef<'_, E::Wide>> {
@@ -22,19 +28,63 @@ pub(super) struct RowPanels<T> {
 
 /// Returns the number of elements that [`pack_rows`] writes.
 pub(super) fn packed_rows_len(rows: usize, k: usize, panel: usize) -> usize {
-    rows.next_multiple_of(panel) * k
+    rows.div_ceil(panel) * packed_panel_len(k, panel)
 }
 
-/// Widens rows into panels of `panel` rows. Rows that are contiguous along the contraction stay so; else the elements
-/// of a panel's rows at one index of the contraction become contiguous.
-pub(super) fn pack_rows<E: Widen>(a: MatRef<'_, E>, panel: usize, dst: &mut [E::Wide]) -> RowPanels<E::Wide> {
+/// Returns the distance between packed panels: not a multiple of a large power of two, which would let panels share few
+/// sets of a cache.
+fn packed_panel_len(k: usize, panel: usize) -> usize {
+    (panel * k).next_multiple_of(16) + 16
+}
+
+/// Packs rows into panels of `panel` rows: the elements of a panel's rows at one index of the contraction become
+/// contiguous, and the panel as a whole.
+pub(super) fn pack_rows<E: Widen>(
+    a: MatRef<'_, E>,
+    panel: usize,
+    interleave: TransposeFn<E::Wide>,
+    dst: &mut [E::Wide],
+) -> RowPanels<E::Wide> {
     let ((m, k), (row_step, step)) = (a.shape(), a.strides());
-    assert!(dst.len() >= packed_rows_len(m, k, panel));
+    assert!(dst.len() >= packed_rows_len(m, k, panel) && panel <= INTERLEAVED);
+    let panels = RowPanels { data: dst.as_ptr(), panel_step: packed_panel_len(k, panel), steps: (1, panel) };
     if step == 1 {
-        for (i, line) in dst.chunks_exact_mut(k).take(m).enumerate() {
-            E::widen_into(a.row(i), line);
+        let mut wide = vec![E::Wide::default(); if E::NATIVE { 0 } else { panel * CHUNK }];
+        for first in (0..m).step_by(panel) {
+            let lines = panel.min(m - first);
+            let dst = &mut dst[first / panel * panels.panel_step..][..panels.panel_step];
+            for i in first + panel..(first + 2 * panel).min(m) {
+                for j in (0..k).step_by(LINE_BYTES / size_of::<E>()) {
+                    prefetch(&raw const a.data()[i * row_step + j]);
+                }
+            }
+            if let Some(a) = native(a.rows(first, lines)) {
+                // SAFETY: the source is inside its slice, as every `MatRef` is; `k` columns are inside `dst`.
+                unsafe { interleave(a.data().as_ptr(), row_step, lines, k, dst.as_mut_ptr(), panel) };
+                continue;
+            }
+            for start in (0..k).step_by(CHUNK) {
+                let len = CHUNK.min(k - start);
+                for (i, line) in wide.chunks_exact_mut(CHUNK).take(lines).enumerate() {
+                    E::widen_into(&a.data()[(first + i) * row_step + start..][..len], &mut line[..len]);
+                }
+                let dst = &mut dst[start * panel..][..len * panel + INTERLEAVED];
+                // SAFETY: `lines` lines of `CHUNK` are inside `wide`, and `len` columns inside `dst`.
+                unsafe { interleave(wide.as_ptr(), CHUNK, lines, len, dst.as_mut_ptr(), panel) };
+            }
         }
-        return RowPanels { data: dst.as_ptr(), panel_step: panel * k, steps: (k, 1) };
+        return panels;
+    }
+    if let Some(a) = native(a)
+        && row_step == 1
+    {
+        match panel {
+            4 => pack_columns::<_, 4>(a, dst),
+            6 => pack_columns::<_, 6>(a, dst),
+            8 => pack_columns::<_, 8>(a, dst),
+            _ => unreachable!("a tile has 4, 6 or 8 rows"),
+        }
+        return panels;
     }
     let mut gathered = vec![E::default(); m];
     let mut wide = vec![E::Wide::default(); m];
@@ -47,10 +97,37 @@ pub(super) fn pack_rows<E: Widen>(a: MatRef<'_, E>, panel: usize, dst: &mut [E::
             E::widen_into(&gathered, &mut wide);
         }
         for (p, rows) in wide.chunks(panel).enumerate() {
-            dst[(p * k + j) * panel..][..rows.len()].copy_from_slice(rows);
+            dst[p * panels.panel_step + j * panel..][..rows.len()].copy_from_slice(rows);
         }
     }
-    RowPanels { data: dst.as_ptr(), panel_step: panel * k, steps: (1, panel) }
+    panels
+}
+
+/// Packs rows whose elements at one index of the contraction are contiguous, into panels of `P` rows.
+fn pack_columns<T: Copy, const P: usize>(a: MatRef<'_, T>, dst: &mut [T]) {
+    const AHEAD: usize = 2;
+    let ((m, k), (_, step)) = (a.shape(), a.strides());
+    let panel_step = packed_panel_len(k, P);
+    assert!(dst.len() >= packed_rows_len(m, k, P) && P <= INTERLEAVED);
+    // Panels whose rows can be read with those after them, which the next copies overwrite.
+    let whole = m.saturating_sub(INTERLEAVED - P) / P;
+    for j in 0..k {
+        if j + AHEAD < k {
+            let row = &raw const a.data()[(j + AHEAD) * step];
+            (0..m).step_by(LINE_BYTES / size_of::<T>()).for_each(|i| prefetch(row.wrapping_add(i)));
+        }
+        let row = &a.data()[j * step..][..m];
+        let (mut from, mut to) = (row.as_ptr(), dst[j * P..].as_mut_ptr());
+        for _ in 0..whole {
+            // SAFETY: panel `p` has elements up to `(p + 1) * P + INTERLEAVED - P` of the row, which are inside it if `p`
+            // is less than `whole`; a panel has room for `INTERLEAVED` elements from each index on.
+            unsafe { to.cast::<[T; INTERLEAVED]>().write(from.cast::<[T; INTERLEAVED]>().read()) };
+            (from, to) = (from.wrapping_add(P), to.wrapping_add(panel_step));
+        }
+        for (p, rest) in row[whole * P..].chunks(P).enumerate() {
+            dst[(whole + p) * panel_step + j * P..][..rest.len()].copy_from_slice(rest);
+        }
+    }
 }
 
 /// Packs columns: the elements at one index of the contraction become contiguous, `step` apart from those at the next
@@ -68,6 +145,11 @@ pub(super) fn pack_cols<E: Widen>(
         dst.chunks_exact_mut(step).for_each(|row| row[n..].fill(E::Wide::default()));
     }
     match (b.strides(), native(b)) {
+        ((apart, 1), Some(b)) if n == step => {
+            // SAFETY: `k` rows of `n`, `apart`, are inside the source, as every `MatRef` is, and `k` rows of `step` are
+            // inside `dst`.
+            unsafe { copy_rows(b.data().as_ptr(), apart, n, k, dst.as_mut_ptr()) };
+        }
         ((_, 1), _) => {
             for (i, row) in dst.chunks_exact_mut(step).enumerate() {
                 E::widen_into(b.row(i), &mut row[..n]);
@@ -89,6 +171,35 @@ pub(super) fn pack_cols<E: Widen>(
     }
 }
 
+/// Copies `k` rows of `n` elements, `apart` in the source, next to each other.
+///
+/// # Safety
+/// The source and the destination cover the rows, and do not overlap.
+unsafe fn copy_rows<T: Copy>(mut src: *const T, apart: usize, n: usize, k: usize, mut dst: *mut T) {
+    // Copies of a length that the compiler knows are a few moves.
+    macro_rules! of {
+        ($($bytes:literal)*) => {
+            match n * size_of::<T>() {
+                $($bytes => {
+                    for _ in 0..k {
+                        // SAFETY: the caller's promise.
+                        unsafe { dst.cast::<[u8; $bytes]>().write_unaligned(src.cast::<[u8; $bytes]>().read_unaligned()) };
+                        (src, dst) = (src.wrapping_add(apart), dst.wrapping_add(n));
+                    }
+                })*
+                _ => {
+                    for _ in 0..k {
+                        // SAFETY: as above.
+                        unsafe { dst.copy_from_nonoverlapping(src, n) };
+                        (src, dst) = (src.wrapping_add(apart), dst.wrapping_add(n));
+                    }
+                }
+            }
+        };
+    }
+    of!(32 64 128 192);
+}
+
 /// Packs columns that are contiguous along the contraction, a chunk of indices at a time, with widening.
 fn transpose_widened<E: Widen>(
     b: MatRef<'_, E>,
@@ -96,7 +207,6 @@ fn transpose_widened<E: Widen>(
     transpose: TransposeFn<E::Wide>,
     dst: &mut [E::Wide],
 ) {
-    const CHUNK: usize = 64;
     let ((k, n), (_, col_step)) = (b.shape(), b.strides());
     let mut wide = vec![E::Wide::default(); n * CHUNK];
     for start in (0..k).step_by(CHUNK) {

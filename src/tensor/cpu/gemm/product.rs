@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 
 use super::super::real::{Num, Real, Widen};
 use super::super::simd::Isa;
-use super::blocks::{GemmOperands, block_len};
+use super::blocking::block_len;
+use super::blocks::GemmOperands;
 use super::contraction::{Contraction, LeafRuns};
 use super::epilogue::{Epilogue, LinearEpilogue};
 use super::matrix::{MatMut, MatRef};
@@ -75,7 +76,8 @@ pub struct LeafContraction<T> {
 impl<T: Gemm> LeafContraction<T> {
     /// Returns the sums over the leaves that are present.
     pub fn new(over: LeafRuns<'_>) -> Self {
-        let tree = Contraction::over_runs(over, block_len::<T>());
+        // Few rows at a time are multiplied along such sums.
+        let tree = Contraction::over_runs(over, block_len(T::kernels(Isa::current()), 1, 1, (1, 1)));
         LeafContraction { tree, len: over.indices().len(), element: PhantomData }
     }
 }
@@ -132,7 +134,11 @@ pub(super) unsafe fn multiply<E, S>(
     S: Epilogue<E::Wide>,
 {
     assert_eq!(contraction_len(extents), Some(a.shape().1), "extents of the contraction");
-    let tree = Contraction::cached(extents, block_len::<E::Wide>());
+    let (m, n) = (a.shape().0, b.shape().1);
+    let (rows, cols, row_strides) =
+        if prefers_transposed::<E>((m, n), strides) { (n, m, b.t().strides()) } else { (m, n, a.strides()) };
+    let block = block_len(E::Wide::kernels(Isa::current()), rows, cols, row_strides);
+    let tree = Contraction::cached(extents, block);
     // SAFETY: the caller's promise.
     unsafe { multiply_along(a, b, &tree, strides, epilogue) };
 }

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::super::real::Num;
 
 /// The largest scratch memory that a thread keeps after a call.
-const KEEP_BYTES: usize = 8 << 20;
+const KEEP_BYTES: usize = 10 << 20;
 
 /// A cache line; its alignment suits the widest vectors.
 #[derive(Clone, Copy)]
@@ -13,7 +13,7 @@ const KEEP_BYTES: usize = 8 << 20;
 struct CacheLine([u8; 64]);
 
 thread_local! {
-    static SCRATCH: Cell<Vec<CacheLine>> = const { Cell::new(Vec::new()) };
+    static SCRATCH: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
 }
 
 /// Calls `f` with arrays of these lengths, aligned to cache lines, with arbitrary contents.
@@ -22,10 +22,14 @@ pub(super) fn with_scratch<T: Num, const N: usize>(lens: [usize; N], f: impl FnO
     let lines = lens.map(|len| len.div_ceil(per_line));
     let mut scratch = SCRATCH.take();
     let wanted: usize = lines.iter().sum();
-    if scratch.len() < wanted {
-        scratch = vec![CacheLine([0; 64]); wanted];
+    // A line more, since the memory may begin inside one. The system gives zeros when they are first touched.
+    let words = (wanted + 1) * (size_of::<CacheLine>() / size_of::<u64>());
+    if scratch.len() < words {
+        scratch = vec![0; words];
     }
-    let mut rest = &mut scratch[..];
+    // SAFETY: every bit pattern is a line.
+    let (_, mut rest, _) = unsafe { scratch.align_to_mut::<CacheLine>() };
+    assert!(rest.len() >= wanted, "the memory covers the lines");
     let arrays = std::array::from_fn(|i| {
         let (array, after) = std::mem::take(&mut rest).split_at_mut(lines[i]);
         rest = after;

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use super::super::caches::{Caches, with_caches};
 use super::super::real::{Real, Widen};
 use super::super::simd::{Isa, with_isa};
 use super::blocks::{GemmOperands, run};
@@ -55,7 +56,7 @@ pub(super) unsafe fn run_on_threads<E: Widen<Wide = T>, T: Real + Tiled>(
         // SAFETY: the caller's promise.
         return unsafe { run(operands, epilogue) };
     }
-    let isa = Isa::current();
+    let (isa, caches) = (Isa::current(), Caches::current());
     let kernels = T::kernels(isa);
     let (len, unit) =
         if m >= n { (m, kernels.tiles.len()) } else { (n, kernels.tiles[0].len() * kernels.lanes) };
@@ -72,7 +73,7 @@ pub(super) unsafe fn run_on_threads<E: Widen<Wide = T>, T: Real + Tiled>(
     };
     std::thread::scope(|scope| {
         for start in (share..len).step_by(share) {
-            scope.spawn(move || with_isa(isa, || part(start)));
+            scope.spawn(move || with_isa(isa, || with_caches(caches, || part(start))));
         }
         part(0);
     });

@@ -6,10 +6,11 @@
 use std::array::from_fn;
 
 use super::super::simd::Isa;
+use super::ahead::LINE_BYTES;
 use super::contraction::ContractionLeaf;
 use super::transpose::{TransposeFn, transpose_plain};
 #[cfg(target_arch = "x86_64")]
-use super::transpose::{transpose_f32, transpose_f64};
+use super::transpose::{interleave_f32, interleave_f64, transpose_f32, transpose_f64};
 use super::vector::{ArrayVector, Vector, prefetch, prefetch_to_write};
 
 /// The operands and the destination of a tile. Distances are in elements.
@@ -26,6 +27,12 @@ pub(super) struct Tile<T> {
     pub(super) leaves: *const [ContractionLeaf],
     /// The buffer for finished nodes.
     pub(super) stack: *mut T,
+    /// The end of the tile's finished blocks, which are not joined yet.
+    pub(super) parts: *mut T,
+    /// The number of joins with finished blocks.
+    pub(super) joins: u32,
+    /// True if the node is kept among the finished blocks: it is not the whole sum.
+    pub(super) keep: bool,
     /// The first element of the result, whose columns are contiguous.
     pub(super) c: *mut T,
     /// The distance from row to row of the result.
@@ -45,11 +52,19 @@ pub struct TileKernels<T: 'static> {
     pub(super) lanes: usize,
     /// The kernel for `rows` rows and `vectors` vectors is `tiles[rows - 1][vectors - 1]`.
     pub(super) tiles: &'static [&'static [TileFn<T>]],
-    /// The number of vectors in a single wide row, and its kernel.
-    pub(super) wide_row: (usize, TileFn<T>),
+    /// The kernels that also take tiles of one block of several, and are made for packed rows.
+    pub(super) block_tiles: &'static [&'static [TileFn<T>]],
+    /// The number of vectors in a single wide row, and its kernels of both kinds.
+    pub(super) wide_row: (usize, [TileFn<T>; 2]),
     /// The function that packs columns that are contiguous along the contraction.
     pub(super) transpose: TransposeFn<T>,
+    /// The function that packs a panel of rows that are contiguous along the contraction. It may write up to
+    /// [`INTERLEAVED`] elements of each column, and columns are at most so far apart.
+    pub(super) interleave: TransposeFn<T>,
 }
+
+/// The most elements that [`TileKernels::interleave`] writes for one index of the contraction.
+pub(super) const INTERLEAVED: usize = 8;
 
 /// An element type with tile kernels.
 pub trait Tiled: Sized + 'static {
@@ -58,15 +73,19 @@ pub trait Tiled: Sized + 'static {
 }
 
 macro_rules! kernels {
-    ($name:ident, $t:ty, $v:ty, $call:ident, $wide:expr, $transpose:expr, [$($rows:literal)*], $vectors:tt) => {
+    ($name:ident, $t:ty, $v:ty, $call:ident, $wide:expr, $transpose:expr, $interleave:expr, [$($rows:literal)*], $vectors:tt) => {
         pub(super) static $name: TileKernels<$t> = TileKernels {
             lanes: <$v as Vector>::LANES,
-            tiles: &[$(&kernels!(@row $call, $v, $rows, $vectors)),*],
-            wide_row: ($wide, $call::<$v, 1, $wide>),
+            tiles: &[$(&kernels!(@row $call, $v, false, $rows, $vectors)),*],
+            block_tiles: &[$(&kernels!(@row $call, $v, true, $rows, $vectors)),*],
+            wide_row: ($wide, [$call::<$v, false, 1, $wide>, $call::<$v, true, 1, $wide>]),
             transpose: $transpose,
+            interleave: $interleave,
         };
     };
-    (@row $call:ident, $v:ty, $rows:literal, [$($vectors:literal)*]) => { [$($call::<$v, $rows, $vectors> as TileFn<_>),*] };
+    (@row $call:ident, $v:ty, $blocks:literal, $rows:literal, [$($vectors:literal)*]) => {
+        [$($call::<$v, $blocks, $rows, $vectors> as TileFn<_>),*]
+    };
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -75,14 +94,14 @@ mod x86 {
 
     use super::*;
 
-    kernels!(AVX512_F32, f32, __m512, avx512, 16, transpose_f32, [1 2 3 4 5 6 7 8], [1 2 3]);
-    kernels!(AVX512_F64, f64, __m512d, avx512, 16, transpose_f64, [1 2 3 4 5 6 7 8], [1 2 3]);
-    kernels!(AVX2_F32, f32, __m256, avx2, 8, transpose_f32, [1 2 3 4 5 6], [1 2]);
-    kernels!(AVX2_F64, f64, __m256d, avx2, 8, transpose_f64, [1 2 3 4 5 6], [1 2]);
+    kernels!(AVX512_F32, f32, __m512, avx512, 16, transpose_f32, interleave_f32, [1 2 3 4 5 6 7 8], [1 2 3]);
+    kernels!(AVX512_F64, f64, __m512d, avx512, 16, transpose_f64, interleave_f64, [1 2 3 4 5 6 7 8], [1 2 3]);
+    kernels!(AVX2_F32, f32, __m256, avx2, 8, transpose_f32, interleave_f32, [1 2 3 4 5 6], [1 2]);
+    kernels!(AVX2_F64, f64, __m256d, avx2, 8, transpose_f64, interleave_f64, [1 2 3 4 5 6], [1 2]);
 }
 
-kernels!(PLAIN_F32, f32, ArrayVector<f32, 4>, plain, 4, transpose_plain::<f32>, [1 2 3 4], [1 2]);
-kernels!(PLAIN_F64, f64, ArrayVector<f64, 2>, plain, 4, transpose_plain::<f64>, [1 2 3 4], [1 2]);
+kernels!(PLAIN_F32, f32, ArrayVector<f32, 4>, plain, 4, transpose_plain::<f32>, transpose_plain::<f32>, [1 2 3 4], [1 2]);
+kernels!(PLAIN_F64, f64, ArrayVector<f64, 2>, plain, 4, transpose_plain::<f64>, transpose_plain::<f64>, [1 2 3 4], [1 2]);
 
 macro_rules! tiled {
     ($($t:ty, $avx512:ident, $avx2:ident, $plain:ident;)*) => {$(
@@ -107,40 +126,49 @@ tiled! {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
-unsafe fn avx512<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+unsafe fn avx512<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, BLOCKS, ROWS, VECTORS>(t) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+unsafe fn avx2<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, BLOCKS, ROWS, VECTORS>(t) }
 }
 
-unsafe fn plain<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+unsafe fn plain<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, BLOCKS, ROWS, VECTORS>(t) }
 }
 
 /// The distance along the contraction at which rows are prefetched.
 const PREFETCH_DISTANCE: usize = 12;
 
-/// Sets `c = alpha * sum + beta * c`, with the sum of `a * b` in the order of the tree.
+/// Sets `c = alpha * sum + beta * c`, with the sum of `a * b` in the order of the tree; or with `BLOCKS`, joins the sum
+/// with finished blocks, and may keep it among them.
 ///
 /// # Safety
 /// The CPU has `V`'s instruction set. `a` covers `ROWS` rows and `b` `VECTORS` vectors, both over the leaves' lengths.
 /// `c` covers the tile, and no other code writes it. The stack has room for the tiles of all unfinished nodes.
 #[inline(always)]
-unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
     // SAFETY: the caller's promise, for everything below.
     unsafe {
         let (mut a, mut b, mut stack) = (t.a, t.b, t.stack);
         let leaves = &*t.leaves;
         let mut at = 0;
         let mut acc;
-        if leaves.len() > 2 {
+        let packed = BLOCKS && t.a_steps == (1, ROWS);
+        if BLOCKS && (t.joins > 0 || t.keep) {
+            let first = t.parts.wrapping_sub(t.joins as usize * ROWS * VECTORS * V::LANES);
+            let line = LINE_BYTES / size_of::<V::T>();
+            for i in 0..((t.joins as usize).max(1) * ROWS * VECTORS * V::LANES).div_ceil(line) {
+                prefetch(first.wrapping_add(i * line));
+            }
+        }
+        if leaves.len() > 2 && !(BLOCKS && t.keep) {
             for i in 0..ROWS {
                 for j in 0..VECTORS {
                     prefetch_to_write(t.c.wrapping_add(i * t.c_step + j * V::LANES));
@@ -151,15 +179,23 @@ unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T
             let leaf = leaves[at];
             // Adding a product to -0.0 gives that product, also if it is a signed zero.
             acc = [[V::sum_identity(); VECTORS]; ROWS];
-            for _ in 0..leaf.len {
-                prefetch(a.wrapping_add(PREFETCH_DISTANCE * t.a_steps.1));
-                let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
-                for (i, acc) in acc.iter_mut().enumerate() {
-                    let x = V::splat(*a.add(i * t.a_steps.0));
-                    for (acc, &column) in acc.iter_mut().zip(&columns) {
-                        *acc = x.fma(column, *acc);
+            let mut left = leaf.len;
+            if packed {
+                while left >= 4 {
+                    // A line has at least two steps of packed rows.
+                    prefetch(a.wrapping_add(PREFETCH_DISTANCE * ROWS));
+                    prefetch(a.wrapping_add((PREFETCH_DISTANCE + 2) * ROWS));
+                    for step in 0..4 {
+                        multiply(a.add(step * ROWS), 1, b, &mut acc);
+                        b = b.wrapping_add(t.b_step);
                     }
+                    a = a.wrapping_add(4 * ROWS);
+                    left -= 4;
                 }
+            }
+            for _ in 0..left {
+                prefetch(a.wrapping_add(PREFETCH_DISTANCE * t.a_steps.1));
+                multiply(a, t.a_steps.0, b, &mut acc);
                 a = a.wrapping_add(t.a_steps.1);
                 b = b.wrapping_add(t.b_step);
             }
@@ -178,7 +214,45 @@ unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T
             }
             stack = stack.add(ROWS * VECTORS * V::LANES);
         }
+        if BLOCKS {
+            let mut parts = t.parts;
+            for _ in 0..t.joins {
+                parts = parts.sub(ROWS * VECTORS * V::LANES);
+                for (i, acc) in acc.as_flattened_mut().iter_mut().enumerate() {
+                    *acc = V::load(parts.add(i * V::LANES)).add(*acc);
+                }
+            }
+            if t.keep {
+                for (i, acc) in acc.as_flattened().iter().enumerate() {
+                    acc.store(parts.add(i * V::LANES));
+                }
+                return;
+            }
+        }
         finish(t, acc);
+    }
+}
+
+/// Adds the products of `ROWS` elements, `row_step` apart, and the vectors at `b`.
+///
+/// # Safety
+/// The CPU has `V`'s instruction set; `a` covers the rows and `b` the vectors.
+#[inline(always)]
+unsafe fn multiply<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    a: *const V::T,
+    row_step: usize,
+    b: *const V::T,
+    acc: &mut [[V; VECTORS]; ROWS],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
+        for (i, acc) in acc.iter_mut().enumerate() {
+            let x = V::splat(*a.add(i * row_step));
+            for (acc, &column) in acc.iter_mut().zip(&columns) {
+                *acc = x.fma(column, *acc);
+            }
+        }
     }
 }
 

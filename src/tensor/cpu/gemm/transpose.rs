@@ -26,7 +26,7 @@ pub(super) unsafe fn transpose_plain<T: Copy>(
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{transpose_f32, transpose_f64};
+pub(super) use x86::{interleave_f32, interleave_f64, transpose_f32, transpose_f64};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -70,6 +70,90 @@ mod x86 {
     transpose! {
         transpose_f32: f32, 8, block_f32;
         transpose_f64: f64, 4, block_f64;
+    }
+
+    /// Defines the functions that copy a few lines into columns that are close together.
+    macro_rules! interleave {
+        ($($name:ident: $t:ty, $n:literal, $columns:ident, $store:ident;)*) => {$(
+            #[doc = concat!("A [`super::TransposeFn`] for up to 8 lines, at least one, that writes 8 elements of each column: beyond the lines, the columns after it and at last the memory behind it hold arbitrary elements.")]
+            ///
+            /// # Safety
+            /// The conditions of [`transpose_plain`] hold, with room for 8 elements in every column, and columns are at
+            /// most 8 apart; the CPU has AVX2.
+            #[target_feature(enable = "avx2")]
+            pub(in super::super) unsafe fn $name(
+                src: *const $t,
+                src_step: usize,
+                lines: usize,
+                len: usize,
+                dst: *mut $t,
+                dst_step: usize,
+            ) {
+                let full = len / $n * $n;
+                // SAFETY: the lines are inside the source, the last one in place of those after it; the columns are
+                // written in ascending order, so that each overwrites what the one before wrote into it.
+                unsafe {
+                    let line: [*const $t; 8] = std::array::from_fn(|i| src.add(i.min(lines - 1) * src_step));
+                    for k in (0..full).step_by($n) {
+                        let parts = $columns(line.map(|line| line.add(k)));
+                        for i in 0..$n {
+                            for (part, columns) in parts.iter().enumerate() {
+                                $store(dst.add((k + i) * dst_step + part * $n), columns[i]);
+                            }
+                        }
+                    }
+                    for k in full..len {
+                        for (i, line) in line.iter().enumerate().take(lines) {
+                            *dst.add(k * dst_step + i) = *line.add(k);
+                        }
+                    }
+                }
+            }
+        )*};
+    }
+
+    interleave! {
+        interleave_f32: f32, 8, columns_f32, _mm256_storeu_ps;
+        interleave_f64: f64, 4, columns_f64, _mm256_storeu_pd;
+    }
+
+    /// Returns the columns of eight lines of eight elements.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn columns_f32(line: [*const f32; 8]) -> [[__m256; 8]; 1] {
+        let mut out = [_mm256_setzero_ps(); 8];
+        for at in [0, 4] {
+            // A vector of half of line i and half of line i + 4.
+            // SAFETY: the caller's promise.
+            let half = |i: usize| unsafe { _mm_loadu_ps(line[i].add(at)) };
+            let pair = |i: usize| _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(half(i)), half(i + 4));
+            let (r0, r1, r2, r3) = (pair(0), pair(1), pair(2), pair(3));
+            let (lo01, hi01) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
+            let (lo23, hi23) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
+            out[at] = _mm256_shuffle_ps::<0x44>(lo01, lo23);
+            out[at + 1] = _mm256_shuffle_ps::<0xee>(lo01, lo23);
+            out[at + 2] = _mm256_shuffle_ps::<0x44>(hi01, hi23);
+            out[at + 3] = _mm256_shuffle_ps::<0xee>(hi01, hi23);
+        }
+        [out]
+    }
+
+    /// Returns the columns of eight lines of four elements, in two halves.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn columns_f64(line: [*const f64; 8]) -> [[__m256d; 4]; 2] {
+        [0, 4].map(|first| {
+            let mut out = [_mm256_setzero_pd(); 4];
+            for at in [0, 2] {
+                // SAFETY: the caller's promise.
+                let half = |i: usize| unsafe { _mm_loadu_pd(line[first + i].add(at)) };
+                let pair = |i: usize| _mm256_insertf128_pd::<1>(_mm256_castpd128_pd256(half(i)), half(i + 2));
+                let (r0, r1) = (pair(0), pair(1));
+                out[at] = _mm256_unpacklo_pd(r0, r1);
+                out[at + 1] = _mm256_unpackhi_pd(r0, r1);
+            }
+            out
+        })
     }
 
     #[target_feature(enable = "avx2")]
@@ -118,7 +202,7 @@ mod x86 {
 #[cfg(test)]
 mod tests {
     use super::super::super::simd::Isa;
-    use super::super::tile::Tiled;
+    use super::super::tile::{INTERLEAVED, Tiled};
 
     fn check<T: Tiled + Copy + PartialEq + std::fmt::Debug>(of: fn(usize) -> T) {
         for &isa in Isa::available() {
@@ -146,6 +230,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    fn check_close<T: Tiled + Copy + PartialEq + std::fmt::Debug>(of: fn(usize) -> T) {
+        for &isa in Isa::available() {
+            let kernels = T::kernels(isa);
+            let panel = kernels.tiles.len();
+            for (lines, len) in (1..=panel).flat_map(|lines| [1, 7, 8, 19, 32].map(|len| (lines, len))) {
+                let src: Vec<T> = (0..lines * 40).map(of).collect();
+                let mut dst = vec![of(9999); len * panel + INTERLEAVED];
+                // SAFETY: both buffers cover the lines; the CPU has `isa`.
+                unsafe { (kernels.interleave)(src.as_ptr(), 40, lines, len, dst.as_mut_ptr(), panel) };
+                for (k, j) in (0..len).flat_map(|k| (0..lines).map(move |j| (k, j))) {
+                    assert_eq!(dst[k * panel + j], src[j * 40 + k], "{isa:?} {lines} {len} {k} {j}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn lines_become_columns_that_are_close_together() {
+        check_close(|i| i as f32);
+        check_close(|i| i as f64);
     }
 
     #[test]

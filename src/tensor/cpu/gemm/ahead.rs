@@ -1,0 +1,57 @@
+//! Prefetching of the next panel of columns while tiles of the current one are computed.
+
+use super::vector::prefetch;
+
+/// The bytes of a cache line.
+pub(super) const LINE_BYTES: usize = 64;
+
+/// Memory that will be read soon: rows of some cache lines each.
+pub(super) struct Ahead {
+    data: *const u8,
+    /// The number of rows, and the bytes from one to the next.
+    rows: (usize, usize),
+    /// The bytes of a row.
+    bytes: usize,
+    /// The next row, and the byte of it.
+    next: (usize, usize),
+    /// The number of lines at a time.
+    share: usize,
+}
+
+impl Ahead {
+    /// Nothing to read.
+    pub(super) const NOTHING: Ahead =
+        Ahead { data: std::ptr::null(), rows: (0, 0), bytes: 1, next: (0, 0), share: 0 };
+
+    /// Returns the memory of `rows` rows of `len` elements, `step` elements apart, to be prefetched in `calls` calls.
+    pub(super) fn new<T>(data: *const T, rows: usize, step: usize, len: usize, calls: usize) -> Ahead {
+        let bytes = (len * size_of::<T>()).max(1);
+        let share = (rows * bytes.div_ceil(LINE_BYTES)).div_ceil(calls.max(1));
+        Ahead {
+            data: data.cast(),
+            rows: (rows, step.wrapping_mul(size_of::<T>())),
+            bytes,
+            next: (0, 0),
+            share,
+        }
+    }
+
+    /// Prefetches the next lines, until there are no more.
+    #[inline]
+    pub(super) fn advance(&mut self) {
+        let (mut row, mut at) = self.next;
+        for _ in 0..self.share {
+            if row == self.rows.0 {
+                break;
+            }
+            // The last byte of 64: if rows do not begin with a line, the panel before has read their first one.
+            let byte = (at + LINE_BYTES).min(self.bytes) - 1;
+            prefetch(self.data.wrapping_add(row.wrapping_mul(self.rows.1)).wrapping_add(byte));
+            at += LINE_BYTES;
+            if at >= self.bytes {
+                (row, at) = (row + 1, 0);
+            }
+        }
+        self.next = (row, at);
+    }
+}

@@ -1,0 +1,254 @@
+//! The sizes of a product's blocks, by the caches that the machine has.
+//!
+//! A panel of columns over one block of the contraction stays in the first cache while all rows of a block pass it.
+//! These are packed into half of the second cache, and stay there while all panels pass. With more row blocks than
+//! two, packed columns are kept for all of them, in the third cache. No size changes a bit of the product.
+
+use super::super::caches::Caches;
+use super::super::real::Widen;
+use super::contraction::Contraction;
+use super::matrix::MatRef;
+use super::tile::TileKernels;
+use crate::tensor::LEAF;
+
+/// With fewer rows than this, packing would cost more than it saves.
+pub(super) const MIN_ROWS_TO_PACK: usize = 32;
+/// Contiguous columns that are shorter than this, and those of wide tiles, are packed for many rows only.
+const MIN_LEN_TO_PACK: usize = 128;
+/// With fewer rows than this, such columns are read in place.
+const MIN_ROWS_TO_PACK_SHORT: usize = 320;
+/// With fewer columns than this, rows are read in place.
+const MIN_COLS_TO_PACK: usize = 100;
+/// With fewer columns than this, rows that are contiguous along the contraction are read in place as well.
+const MIN_COLS_TO_PACK_LINES: usize = 256;
+/// The most rows in place of a block, if finished blocks of the contraction are kept.
+const MAX_ROWS_IN_PLACE: usize = 768;
+/// Packed columns are kept if at least so many fit.
+const MIN_KEPT_COLS: usize = 256;
+/// The most bytes of the third cache that count: they bound the memory that a thread keeps.
+const MAX_THIRD: usize = 16 << 20;
+
+/// The sizes of a product's blocks, and the operands that are packed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocking {
+    /// The number of rows of a block, a multiple of a tile's.
+    pub(super) rows: usize,
+    /// The number of vectors of columns that are computed before the next ones begin.
+    pub(super) vectors: usize,
+    /// True if rows are packed.
+    pub(super) packs_rows: bool,
+    /// True if columns that could be read in place are packed.
+    pub(super) packs_cols: bool,
+    /// True if packed columns are kept for all row blocks.
+    pub(super) keeps_cols: bool,
+}
+
+/// Returns the largest number of indices in a contraction block of the product `a @ b` of these shapes.
+///
+/// A panel of columns takes half of the first cache if rows are packed, so that they, results and the stack have room.
+/// Rows in place are read best in long lines: a line takes an eighth of the first cache, and panels stay in the second.
+pub(super) fn block_len<T>(
+    kernels: &TileKernels<T>,
+    rows: usize,
+    cols: usize,
+    row_strides: (usize, usize),
+) -> usize {
+    let first = Caches::current().first;
+    let panel_bytes = kernels.tiles[0].len() * kernels.lanes * size_of::<T>();
+    let len = if packing_rows_pays(kernels, rows, cols, row_strides) {
+        first / 2 / panel_bytes
+    } else {
+        first / 8 / size_of::<T>()
+    };
+    len.max(LEAF)
+}
+
+/// Returns true for tiles of three vectors of columns, which AVX-512 has registers for. They pass the rows a third as
+/// often as tiles of two narrower vectors: rows in place give them 0.93 of the arithmetic's peak or more
+/// (`benches/results/2026-11-21-exact.md`), so that packing would cost what it saves.
+fn is_wide<T>(kernels: &TileKernels<T>) -> bool {
+    kernels.tiles[0].len() > 2
+}
+
+/// Returns true if rows are faster when they are packed.
+fn packing_rows_pays<T>(
+    kernels: &TileKernels<T>,
+    rows: usize,
+    cols: usize,
+    (_, step): (usize, usize),
+) -> bool {
+    let least = if step == 1 { MIN_COLS_TO_PACK_LINES } else { MIN_COLS_TO_PACK };
+    !is_wide(kernels) && rows >= MIN_ROWS_TO_PACK && cols >= least
+}
+
+impl Blocking {
+    /// Returns the blocks of the product `a @ b` along `tree`.
+    pub(super) fn new<E: Widen<Wide = T>, T>(
+        a: MatRef<'_, E>,
+        b: MatRef<'_, E>,
+        tree: &Contraction,
+        kernels: &TileKernels<T>,
+    ) -> Blocking {
+        let ((m, k), n) = (a.shape(), b.shape().1);
+        let (panel_rows, most) = (kernels.tiles.len(), kernels.tiles[0].len());
+        let packs_rows = !E::NATIVE || packing_rows_pays(kernels, m, n, a.strides());
+        let least =
+            if k < MIN_LEN_TO_PACK || is_wide(kernels) { MIN_ROWS_TO_PACK_SHORT } else { MIN_ROWS_TO_PACK };
+        let packs_cols = !E::NATIVE || m >= least || b.strides().1 != 1;
+        let in_parts = tree.blocks.len() > 1;
+        let mut vectors = n.div_ceil(kernels.lanes).next_multiple_of(most);
+        if !packs_rows && !in_parts {
+            let rows = m.next_multiple_of(panel_rows);
+            return Blocking { rows, vectors, packs_rows, packs_cols, keeps_cols: false };
+        }
+        let Caches { second, third, .. } = Caches::current();
+        let third = third.min(MAX_THIRD);
+        // Rows whose packed panels take half of the second cache.
+        let fit = second / 2 / (tree.longest * size_of::<T>()).max(1);
+        let largest = if packs_rows { fit } else { MAX_ROWS_IN_PLACE };
+        let largest = (largest / panel_rows * panel_rows).max(panel_rows);
+        let rows = m.div_ceil(m.div_ceil(largest)).next_multiple_of(panel_rows);
+        let panels =
+            |bytes: usize, of: usize| bytes / (of * kernels.lanes * size_of::<T>()).max(1) / most * most;
+        if in_parts {
+            // An eighth of the third cache holds the finished blocks.
+            vectors = vectors.min(panels(third / 8, tree.levels * rows).max(most));
+        }
+        let room = panels(third / 8 * 3, k);
+        let keeps_cols = packs_cols && m > 2 * rows && room * kernels.lanes >= MIN_KEPT_COLS.min(n);
+        if keeps_cols {
+            vectors = vectors.min(room);
+        }
+        Blocking { rows, vectors, packs_rows, packs_cols, keeps_cols }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::super::super::caches::with_caches;
+    use super::super::super::real::Real;
+    use super::super::super::simd::{Isa, with_isa};
+    use super::super::epilogue::{FusedEpilogue, LinearEpilogue};
+    use super::super::product::{Gemm, multiply};
+    use super::super::tensors::Unchanged;
+    use super::super::tile::Tiled;
+    use super::*;
+    use crate::tensor::SplitRule;
+
+    /// This machine's caches, usual ones of three kinds, one without a third level, and some of sizes that no CPU has, so
+    /// that small products have many blocks of each kind.
+    fn descriptions() -> [Caches; 10] {
+        let of = |first: usize, second: usize, third: usize| Caches { first, second, third };
+        [
+            Caches::current(),
+            Caches::USUAL,
+            of(48 << 10, 2 << 20, 4 << 20),
+            of(128 << 10, 4 << 20, 4 << 20),
+            of(64, 64, 64),
+            of(4096, 8192, 16 << 10),
+            of(4096, 40_000, 8 << 20),
+            of(8192, 20_000, 300_000),
+            of(9000, 77_777, 1 << 20),
+            of(usize::MAX >> 8, usize::MAX >> 4, usize::MAX),
+        ]
+    }
+
+    /// Returns the sum of products of the indices `start..start + len` in the tree's order, by its definition.
+    fn by_definition<T: Real>(pair: &impl Fn(usize) -> (T, T), start: usize, len: usize) -> T {
+        if len <= LEAF {
+            let (x, y) = pair(start);
+            return (start + 1..start + len).fold(x * y, |sum, k| pair(k).0.mul_add(pair(k).1, sum));
+        }
+        let left = SplitRule::Halves.left_of(len);
+        by_definition(pair, start, left) + by_definition(pair, start + left, len - left)
+    }
+
+    /// Multiplies with each description and each instruction set; `bits` shows an element of the result exactly.
+    fn check<E: Widen<Wide: Gemm>>(of: impl Fn(f64) -> E, bits: impl Fn(&E) -> u64) {
+        let noise = |i: usize| ((i * 7919 + 13) % 1009) as f64 * 0.01 - 5.0;
+        for (m, k, n) in [(33, 300, 260), (150, 67, 260), (7, 400, 40), (1, 1100, 70), (130, 130, 1)] {
+            let a: Vec<E> = (0..m * k).map(|i| of(noise(i))).collect();
+            let b: Vec<E> = (0..k * n).map(|i| of(noise(i + 77))).collect();
+            let wide = |x: &E| E::load(std::slice::from_ref(x), &mut [E::Wide::default()])[0];
+            for (a_strides, b_strides) in
+                [((k, 1), (n, 1)), ((1, m), (n, 1)), ((k, 1), (1, k)), ((1, m), (1, k))]
+            {
+                let at = |i: usize, j: usize, (rs, cs): (usize, usize)| i * rs + j * cs;
+                let want: Vec<E> = (0..m * n)
+                    .map(|i| {
+                        let pair =
+                            |j: usize| (wide(&a[at(i / n, j, a_strides)]), wide(&b[at(j, i % n, b_strides)]));
+                        let mut rounded = [E::default()];
+                        E::narrow_into(&[by_definition(&pair, 0, k)], &mut rounded);
+                        rounded[0]
+                    })
+                    .collect();
+                let (a, b) = (
+                    MatRef::new(&a, (m, k), a_strides).unwrap(),
+                    MatRef::new(&b, (k, n), b_strides).unwrap(),
+                );
+                // The narrower instruction sets take turns: other tests compare them with each other.
+                let isas = Isa::available();
+                for (i, caches) in descriptions().into_iter().enumerate() {
+                    let isa = isas[if i % 5 == 4 { m % isas.len() } else { isas.len() - 1 }];
+                    let mut c = vec![E::default(); m * n];
+                    let data = c.as_mut_ptr();
+                    let product = || {
+                        // SAFETY: `c` has the product's shape; a type that is its own wide type has its pointers.
+                        unsafe {
+                            if E::NATIVE {
+                                multiply(a, b, &[k], (n, 1), |strides, _| LinearEpilogue {
+                                    c: data.cast::<E::Wide>(),
+                                    strides,
+                                    alpha: E::Wide::of(1.0),
+                                    beta: None,
+                                });
+                            } else {
+                                multiply(a, b, &[k], (n, 1), |strides, _| FusedEpilogue::<E, Unchanged> {
+                                    c: data,
+                                    strides,
+                                    bias: None,
+                                    f: None,
+                                });
+                            }
+                        }
+                    };
+                    with_caches(caches, || with_isa(isa, product));
+                    let wrong = c.iter().zip(&want).position(|(got, want)| bits(got) != bits(want));
+                    assert_eq!(wrong, None, "{m}x{k}x{n} {a_strides:?} {b_strides:?} {caches:?} {isa:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_the_caches() {
+        check(|x| x as f32, |x| x.to_bits().into());
+        check(|x| x, |x| x.to_bits());
+        check(bf16::from_f64, |x| x.to_bits().into());
+    }
+
+    #[test]
+    fn blocks_follow_the_caches() {
+        let data = vec![0.0f32; 1000 * 1024];
+        let a = MatRef::new(&data, (1000, 1024), (1024, 1)).unwrap();
+        let b = MatRef::new(&data, (1024, 1000), (1000, 1)).unwrap();
+        let kernels = f32::kernels(Isa::Baseline);
+        let of = |caches| {
+            with_caches(caches, || {
+                let len = block_len(kernels, 1000, 1000, a.strides());
+                let tree = Contraction::new(&[1024], len);
+                let blocking = Blocking::new(a, b, &tree, kernels);
+                (tree.longest, blocking.rows, blocking.vectors * kernels.lanes, blocking.keeps_cols)
+            })
+        };
+        let zen3 = Caches { first: 32 << 10, second: 512 << 10, third: 16 << 20 };
+        // Four rows by eight columns: 512 indices of a panel in 16 KB, and 128 rows of 512 in 256 KB.
+        assert_eq!(of(zen3), (512, 128, 1000, true));
+        assert_eq!(of(Caches { first: 16 << 10, ..zen3 }), (256, 252, 1000, true));
+        assert_eq!(of(Caches { third: 512 << 10, ..zen3 }), (512, 128, 128, false));
+        assert_eq!(of(Caches { first: 64, second: 64, third: 64 }), (32, 4, 8, false));
+    }
+}
