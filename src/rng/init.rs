@@ -112,7 +112,7 @@ impl Fans {
     /// ```
     ///
     /// # Errors
-    /// Refuses fewer than two dims.
+    /// Refuses fewer than two dims, and shapes of more than 2^63 - 1 elements.
     pub fn of(global_shape: &[usize]) -> Result<Fans> {
         let [outputs, inputs, field @ ..] = global_shape else {
             return Err(Error::invalid(
@@ -122,6 +122,7 @@ impl Fans {
                 "name a distribution with its own width",
             ));
         };
+        Shape::from(global_shape).checked_numel("init")?;
         let field: usize = field.iter().product();
         Ok(Fans { fan_in: inputs * field, fan_out: outputs * field })
     }
