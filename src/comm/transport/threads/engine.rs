@@ -115,6 +115,9 @@ impl Channel for ThreadChannel {
 impl ThreadChannel {
     fn publish(&self, call: Call<'_>, reduce: Option<Reduce>) -> Result<Box<dyn Request>> {
         let member = &self.member;
+        if let Some(reduce) = &reduce {
+            reduce.check(&call, member.position, member.group.ranks.len())?;
+        }
         let position = match call.route {
             Route::Send { .. } => 0,
             Route::Recv { .. } => 1,
