@@ -280,13 +280,13 @@ impl InitValues {
     /// ```
     ///
     /// # Errors
-    /// Refuses a range that leaves the tensor.
+    /// Refuses a range that leaves the tensor, and an orthogonal matrix for which there is no room.
     pub fn fill<T: RandomFloat>(&self, start: u64, out: &mut [T]) -> Result<()> {
         self.expect_inside(start, out.len())?;
         match &self.rule {
             InitRule::Constant(value) => out.fill(T::narrow(Element::from_f64(*value))),
             InitRule::Independent(draw, from) => floats(*from, *draw, start.ranges(), out),
-            InitRule::Matrix(matrix) => matrix.fill(start, out),
+            InitRule::Matrix(matrix) => return matrix.fill(start, out),
         }
         Ok(())
     }
@@ -351,7 +351,7 @@ impl InitValues {
         }
         match &self.rule {
             InitRule::Matrix(_) => {
-                let mut host = Tensor::uninit(dtype, local.shape());
+                let mut host = Tensor::try_uninit(dtype, local.shape())?;
                 self.fill_tensor(region, &mut host)?;
                 *local = host.to_device(device)?;
                 Ok(())

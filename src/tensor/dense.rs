@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::cuda::DeviceBlock;
 use super::dtype::for_dtype;
+use super::no_room::unwind;
 use super::shape::copy_of;
-use super::storage::{Buffer, Storage};
+use super::storage::{self, Buffer, Storage};
 use super::{DType, Device, Dims, Element, Scalar, Shape};
 use crate::error::{Error, Result};
 
@@ -86,7 +87,9 @@ impl Tensor {
                 format!("give {} elements", shape.numel()),
             ));
         }
-        Ok(Tensor::build(shape, |out: &mut [T]| out.copy_from_slice(data)))
+        let mut out = Tensor::try_uninit(T::DTYPE, shape)?;
+        out.make_mut::<T>()?.copy_from_slice(data);
+        Ok(out)
     }
 
     /// Returns a new row-major tensor whose elements `fill` writes.
@@ -103,7 +106,8 @@ impl Tensor {
     /// ```
     ///
     /// # Panics
-    /// Panics if the elements take more than 2^63 - 1 bytes.
+    /// Panics if the elements take more than 2^63 - 1 bytes, or if there is no room for them. In a rank's program and in
+    /// an operator's kernel the latter is an [`Error::OutOfMemory`] instead. [`Tensor::zeros_on`] returns an error everywhere.
     pub fn build<T: Element>(shape: impl Into<Shape>, fill: impl FnOnce(&mut [T])) -> Tensor {
         let mut out = Tensor::uninit(T::DTYPE, shape);
         fill(out.make_mut::<T>().expect("the dtype is T's"));
@@ -116,13 +120,21 @@ impl Tensor {
     /// # Panics
     /// Panics as [`Tensor::build`] does.
     pub(crate) fn uninit(dtype: DType, shape: impl Into<Shape>) -> Tensor {
+        Tensor::try_uninit(dtype, shape).unwrap_or_else(|e| unwind(e))
+    }
+
+    /// Returns [`Tensor::uninit`], or an error if there is no room.
+    pub(crate) fn try_uninit(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
-        let bytes = shape.checked_bytes("tensor", dtype).unwrap_or_else(|e| panic!("{e}"));
-        let mut out = Tensor::from_buffer(Buffer::uninit(bytes), dtype, shape);
+        let bytes = shape.checked_bytes("tensor", dtype)?;
+        let Some(buffer) = Buffer::uninit(bytes) else {
+            return Err(storage::no_room(format!("{dtype}{shape}"), bytes));
+        };
+        let mut out = Tensor::from_buffer(buffer, dtype, shape);
         if dtype == DType::Bool {
             out.bytes_mut().fill(0);
         }
-        out
+        Ok(out)
     }
 
     /// Returns a tensor whose elements are all zero (false for `bool`).

@@ -1,11 +1,13 @@
 //! Sizes that overflow, and memory that does not suffice: errors in the operator's name, alike on every rank.
 
-use isoshard::Result;
-use isoshard::comm::spmd;
+use std::time::{Duration, Instant};
+
+use isoshard::comm::{Spmd, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Redistribution};
 use isoshard::placement::{Mesh, Spec};
 use isoshard::rng::{Fans, Generator, Init};
-use isoshard::tensor::{DType, Shape, Tensor};
+use isoshard::tensor::{DType, ReduceOp, Shape, Tensor, storage};
+use isoshard::{Error, Failure, Result};
 
 /// The most bytes that an address space can hold.
 const MOST: usize = isize::MAX as usize;
@@ -62,6 +64,10 @@ fn an_expansion_has_at_most_as_many_bytes_as_addresses() {
     }
     let wide = one.expand([(1 << 60) - 1]).unwrap();
     assert_eq!(wide.len_bytes(), MOST - 7);
+    // A wider dtype is refused by the cast.
+    let bytes = Tensor::scalar(1u8).reshape([1]).unwrap().expand([MOST]).unwrap();
+    let said = bytes.cast(DType::F32).unwrap_err().to_string();
+    assert!(said.contains("the number of bytes overflows; got f32["), "{said}");
 }
 
 #[test]
@@ -90,4 +96,125 @@ fn the_largest_tensors_have_plans() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Allocations beyond any address space, which ended the process.
+#[test]
+fn what_no_machine_can_hold_is_an_error_on_every_rank() {
+    type Program = fn(&DeviceMesh) -> Result<()>;
+    let programs: [(Program, &str); 8] = [
+        (
+            |mesh| DTensor::zeros(mesh, DType::F32, [1 << 50], "(S0)".parse()?).map(drop),
+            "f32[562949953421312]",
+        ),
+        (|mesh| DTensor::zeros(mesh, DType::U8, [MOST], "(R)".parse()?).map(drop), "u8[9223372036854775807]"),
+        (
+            |mesh| {
+                let [x, y] =
+                    [[1 << 22, 1], [1, 1 << 25]].map(|n| DTensor::ones(mesh, DType::F32, n, "(R)".parse()?));
+                x?.matmul(&y?).map(drop)
+            },
+            "f32[1, 4194304, 33554432] for matmul",
+        ),
+        (
+            |mesh| DTensor::randperm(mesh, 1 << 50, "(R)".parse()?, &mut Generator::new(0)).map(drop),
+            "i64[1125899906842624]",
+        ),
+        (
+            |mesh| {
+                let weights = DTensor::ones(mesh, DType::F32, [4], "(R)".parse()?)?;
+                weights.multinomial(1 << 46, true, &mut Generator::new(0)).map(drop)
+            },
+            "numbers for multinomial",
+        ),
+        (
+            |_| {
+                let shape = [1 << 24, 1 << 24];
+                let mut part = [0f32; 2];
+                Init::Orthogonal { gain: 1.0 }.fill(Generator::new(0).next_draw(), &shape, 0, &mut part)
+            },
+            "a list of 281474976710656 numbers for init",
+        ),
+        (
+            |_| {
+                let x = Tensor::scalar(1f32).reshape([1])?.expand([1 << 50])?;
+                x.contiguous().map(drop)
+            },
+            "f32[1125899906842624]",
+        ),
+        (
+            // A tensor's own constructor has no `Result`.
+            |_| {
+                drop(Tensor::zeros(DType::F64, [1usize << 49]));
+                Ok(())
+            },
+            "f64[562949953421312]",
+        ),
+    ];
+    for (program, wanted) in programs {
+        let began = Instant::now();
+        let ends =
+            Spmd::new(2).run_each(move |rank| program(&DeviceMesh::new(&rank, &[("dp", 2)])?)).unwrap();
+        for end in ends {
+            let Err(Failure::Error(error)) = end else { panic!("{wanted}: {end:?}") };
+            let said = error.to_string();
+            assert!(error.is_echo() || said.starts_with("memory: cpu has no room; got "), "{said}");
+            assert!(said.contains(wanted), "{said}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "{wanted}");
+    }
+    let many = Mesh::over(&[("dp", 1 << 50)], 0..1 << 50).unwrap_err().to_string();
+    assert!(many.starts_with("mesh: too many ranks are listed; got (dp=1125899906842624) over "), "{many}");
+    let endless = Mesh::over(&[("dp", 2)], (0..).map(|i| i % 7)).unwrap_err().to_string();
+    assert!(endless.starts_with("mesh: too many ranks are listed"), "{endless}");
+}
+
+#[test]
+fn a_limit_ends_the_rank_that_meets_it_and_the_others_hear_of_it() {
+    let began = Instant::now();
+    let ends = Spmd::new(3).memory_limit(1 << 20).run_each(|rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
+        if rank.rank() == 1 {
+            let held = DTensor::ones(&mesh, DType::F32, [3 << 16], "(S0)".parse()?)?;
+            // The error may pass through the program.
+            let error = held.local().cast(DType::F64).and_then(|x| x.cast(DType::I64)).unwrap_err();
+            assert!(matches!(error, Error::OutOfMemory(_)), "{error}");
+            Tensor::zeros(DType::F32, [1 << 18]);
+        }
+        rank.world().barrier()
+    });
+    let ends = ends.unwrap();
+    let Err(Failure::Error(Error::OutOfMemory(fault))) = &ends[1] else { panic!("{:?}", ends[1]) };
+    assert_eq!((&*fault.wanted, fault.wanted_bytes, fault.limit_bytes), ("f32[262144]", 1 << 20, 1 << 20));
+    assert_eq!(fault.live_bytes, 1 << 18);
+    for end in [&ends[0], &ends[2]] {
+        let Err(Failure::Error(error)) = end else { panic!("{end:?}") };
+        assert!(
+            error.is_echo() && error.to_string().contains("rank 1 failed: memory: cpu has no room"),
+            "{error}"
+        );
+    }
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+/// The member that comes last has no room for the sum that all share.
+#[test]
+fn a_fold_without_room_fails_the_call_on_every_member() {
+    for numel in [1 << 10, 1 << 16, 1 << 18] {
+        let ends = Spmd::new(3).run_each(move |rank| {
+            let x = Tensor::full(DType::F32, [numel], 1.0);
+            if rank.rank() == 2 {
+                std::thread::sleep(Duration::from_millis(100));
+                storage::set_memory_limit(storage::pool_stats().live_bytes);
+            }
+            let told = rank.world().all_reduce(&x, ReduceOp::Sum).map(drop).unwrap_err();
+            // The rank does not end: the call alone tells the others.
+            std::thread::sleep(Duration::from_millis(300));
+            Ok((told.is_echo(), told.to_string()))
+        });
+        let ends: Vec<(bool, String)> = ends.unwrap().into_iter().map(|end| end.unwrap()).collect();
+        let said = format!("memory: cpu has no room; got f32[{numel}] of {} bytes, ", 4 * numel);
+        assert!(!ends[2].0 && ends[2].1.starts_with(&said), "{ends:?}");
+        assert!(ends[..2].iter().all(|(echo, text)| *echo && text.contains(&said)), "{ends:?}");
+    }
 }

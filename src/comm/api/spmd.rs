@@ -22,7 +22,7 @@ use crate::comm::network::Network;
 use crate::comm::transport::nccl::Library;
 use crate::comm::transport::threads::Running;
 use crate::error::{Error, Failure, Result};
-use crate::tensor::Device;
+use crate::tensor::{Device, catch_no_room, storage};
 
 /// The stack size of a rank's thread.
 const STACK_BYTES: usize = 8 << 20;
@@ -83,6 +83,7 @@ pub struct Spmd {
     patience: Option<Duration>,
     network: Network,
     machine: Machine,
+    memory_limit: usize,
 }
 
 impl fmt::Debug for Spmd {
@@ -111,8 +112,20 @@ impl Spmd {
         let device = Arc::new(|_| Device::Cpu);
         let on_slow = Arc::new(|slow: &SlowRank| eprintln!("isoshard: {slow}"));
         let (flights, network, machine) = (FlightSettings::default(), Network::default(), Machine::default());
-        let (library, patience) = (None, None);
-        Spmd { world, deadline, name, device, library, network, machine, flights, on_slow, patience }
+        let (library, patience, memory_limit) = (None, None, usize::MAX);
+        Spmd {
+            world,
+            deadline,
+            name,
+            device,
+            library,
+            network,
+            machine,
+            flights,
+            on_slow,
+            patience,
+            memory_limit,
+        }
     }
 
     /// Sets the device of each rank by its number: `|_| Device::Cuda(0)` lets all ranks share a GPU. Meshes made from
@@ -265,6 +278,25 @@ impl Spmd {
         Ok(self)
     }
 
+    /// Limits the bytes of each rank's tensors in the CPU's memory, those that it keeps for reuse included. A rank that
+    /// would exceed the limit fails with [`Error::OutOfMemory`], before the system ends the process. The default is no
+    /// limit. [`storage::set_memory_limit`] says what counts, and sets the limit of a thread, such as a process's only rank.
+    ///
+    /// ```
+    /// use isoshard::{Error, comm::Spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// let error = Spmd::new(2).memory_limit(64 << 20).run(|rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::ones(&mesh, DType::F32, [8192, 1], "(S0)".parse()?)?;
+    ///     x.matmul(&x.transpose(0, 1)?).map(drop) // 128 MiB per rank
+    /// });
+    /// let text = error.unwrap_err().to_string();
+    /// assert!(text.contains("memory: cpu has no room; got f32[4096, 8192] for matmul of 134217728 bytes"), "{text}");
+    /// ```
+    pub fn memory_limit(mut self, bytes: usize) -> Spmd {
+        self.memory_limit = bytes;
+        self
+    }
+
     /// Runs `f` on every rank and returns the results in rank order.
     ///
     /// If a rank fails, collectives on all other ranks fail too, and the first failure is returned. A rank that does
@@ -356,6 +388,7 @@ impl Spmd {
         let failures = Arc::new(Mutex::new(Vec::new()));
         let (results, arrivals) = channel();
         let f = Arc::new(f);
+        let memory_limit = self.memory_limit;
         let mut threads = Vec::new();
         let mut refused = None;
         for rank in 0..self.world {
@@ -364,6 +397,7 @@ impl Spmd {
             let thread = thread::Builder::new().name(format!("{} {rank}", self.name)).stack_size(STACK_BYTES);
             let spawned = thread.spawn(move || {
                 let running = Running::enter();
+                storage::set_memory_limit(memory_limit);
                 let modelled = |r: Rank| r.with_network(network.clone()).with_common_machine(machine.clone());
                 let result = run_rank(&|r: Rank| f(modelled(r)), rank, &shared, &failures);
                 // Captured values are dropped before the caller learns of the end.
@@ -502,7 +536,7 @@ fn run_rank<T>(
     failures: &Failures,
 ) -> Option<T> {
     let life = || f(world.rank(rank)?).and_then(|result| world.end(rank).map(|()| result));
-    let failure = match catch_unwind(AssertUnwindSafe(life)) {
+    let failure = match catch_unwind(AssertUnwindSafe(|| catch_no_room("", life))) {
         Ok(Ok(result)) => return Some(result),
         Ok(Err(error)) => Failure::Error(error),
         Err(payload) => Failure::Panic(take_message(payload)),

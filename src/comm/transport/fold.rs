@@ -142,7 +142,7 @@ pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Result<Tensor> {
         let rule = "the parts are not those of the reduction's order and shape";
         return Err(Error::invalid("fold", rule, format!("{} for {}", given.join(", "), reduce.shape), ""));
     }
-    fold_into(reduce, &|member| &parts[member], Tensor::uninit)
+    fold_into(reduce, &|member| &parts[member], |dtype, shape| Tensor::try_uninit(dtype, shape))
 }
 
 /// Folds as [`fold`] does; `of` returns the tensor of a member. `room` allocates the result, a contiguous CPU tensor
@@ -150,7 +150,7 @@ pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Result<Tensor> {
 pub(crate) fn fold_into<'a>(
     reduce: &Reduce,
     of: &dyn Fn(usize) -> &'a Tensor,
-    room: impl FnOnce(DType, Shape) -> Tensor,
+    room: impl FnOnce(DType, Shape) -> Result<Tensor>,
 ) -> Result<Tensor> {
     let (dtype, device) = (of(0).dtype(), of(0).device());
     let shape = reduce.out_shape();
@@ -169,7 +169,7 @@ pub(crate) fn fold_into<'a>(
         let parts: Vec<Tensor> = members.map(|member| of(member).clone()).collect();
         return cuda::fold(reduce.op, &reduce.order, &reduce.shape, &parts);
     }
-    let mut out = room(dtype, shape);
+    let mut out = room(dtype, shape)?;
     let row = reduce.shape.numel() * dtype.size_bytes();
     let rows = out.bytes_mut().chunks_exact_mut(row).collect();
     fold_range(reduce, of, 0..reduce.shape.numel(), rows);

@@ -169,7 +169,7 @@ impl InFlightCall {
         group.wait(call, |cycle| member.world.fail_others_in(cycle, group))?;
         let contents = &*call.slot.contents();
         match (&contents.outcome, reduce) {
-            (SlotOutcome::Whole(result), _) => Ok(smallvec![result.clone()?]),
+            (SlotOutcome::Whole(result), _) => Ok(smallvec![result.clone()]),
             (SlotOutcome::Shared(folds), _) => {
                 if folds.work(position, |member, part| contents.part(member, part)) {
                     group.wake();
