@@ -12,7 +12,7 @@ use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, clip_scale, global_norm};
 use isoshard::rng::Generator;
-use isoshard::tensor::{DType, Tensor};
+use isoshard::tensor::Tensor;
 use isoshard::{Error, Failure, Result};
 
 /// The alignment of a tensor's block. Nothing else that is allocated as zeros has it.

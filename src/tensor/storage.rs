@@ -314,7 +314,7 @@ impl BlockPool {
                 kept
             }
             None => {
-                let fresh = self.from_system(class)?;
+                let fresh = self.fresh_block(class)?;
                 self.stats.system_len += 1;
                 fresh
             }
@@ -324,7 +324,7 @@ impl BlockPool {
     }
 
     /// Returns a block from the system, if need be after giving back all kept blocks.
-    fn from_system(&mut self, class: usize) -> Option<NonNull<u8>> {
+    fn fresh_block(&mut self, class: usize) -> Option<NonNull<u8>> {
         let bytes = class_bytes(class);
         let fits = |stats: &PoolStats| {
             bytes <= stats.limit_bytes.saturating_sub(stats.live_bytes).saturating_sub(stats.free_bytes)

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use isoshard::comm::{Spmd, spmd};
+use isoshard::comm::{DryRun, Spmd, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Redistribution};
 use isoshard::placement::{Mesh, Spec};
 use isoshard::rng::{Fans, Generator, Init};
@@ -163,6 +163,11 @@ fn what_no_machine_can_hold_is_an_error_on_every_rank() {
         }
         assert!(began.elapsed() < Duration::from_secs(30), "{wanted}");
     }
+    let many = DryRun::new(1 << 40, 0).unwrap_err().to_string();
+    assert_eq!(
+        many,
+        "dry_run: the groups of a dry run list their ranks; got 1099511627776 ranks; count at most 16777216"
+    );
     let many = Mesh::over(&[("dp", 1 << 50)], 0..1 << 50).unwrap_err().to_string();
     assert!(many.starts_with("mesh: too many ranks are listed; got (dp=1125899906842624) over "), "{many}");
     let endless = Mesh::over(&[("dp", 2)], (0..).map(|i| i % 7)).unwrap_err().to_string();

@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::caught::message;
 use super::rank::Rank;
-use super::spmd::message;
 use crate::comm::coordinator::Rendezvous;
 use crate::comm::diagnostics::Recorder;
 use crate::comm::launch::Launch;

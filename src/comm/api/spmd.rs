@@ -4,7 +4,6 @@
 //! `E` unknown in every closure that ends in `Ok(())`, and each would need a type annotation. Errors of other types pass
 //! by `?` or [`Error::other`], which keep them.
 
-use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -13,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::caught::{drop_caught, take_message};
 use super::local_world::LocalWorld;
 use super::rank::Rank;
 use crate::comm::diagnostics::FlightSettings;
@@ -555,28 +555,6 @@ fn record_failure(failure: Failure, rank: usize, world: &LocalWorld, failures: &
 
 fn is_echo(failure: &Failure) -> bool {
     matches!(failure, Failure::Error(error) if error.is_echo())
-}
-
-/// Drops a value. Returns the message of a panic in its `Drop`, whose own payload is leaked if it panics as well.
-fn drop_caught<T>(value: T) -> Option<String> {
-    let payload = catch_unwind(AssertUnwindSafe(|| drop(value))).err()?;
-    let text = message(&*payload);
-    if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        std::mem::forget(second);
-    }
-    Some(text)
-}
-
-/// Returns the message of a panic and drops its payload, whose `Drop` may panic.
-fn take_message(payload: Box<dyn Any + Send>) -> String {
-    let text = message(&*payload);
-    drop_caught(payload);
-    text
-}
-
-pub(super) fn message(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(|s| s.to_string());
-    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
 }
 
 #[cfg(test)]

@@ -142,7 +142,7 @@ pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Result<Tensor> {
         let rule = "the parts are not those of the reduction's order and shape";
         return Err(Error::invalid("fold", rule, format!("{} for {}", given.join(", "), reduce.shape), ""));
     }
-    fold_into(reduce, &|member| &parts[member], |dtype, shape| Tensor::try_uninit(dtype, shape))
+    fold_into(reduce, &|member| &parts[member], Tensor::try_uninit)
 }
 
 /// Folds as [`fold`] does; `of` returns the tensor of a member. `room` allocates the result, a contiguous CPU tensor
