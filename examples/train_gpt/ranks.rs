@@ -1,7 +1,7 @@
 //! Runs the ranks: threads of this process, or processes that a launcher starts.
 //!
-//! Each process ends by itself. An error is printed once, by the rank that failed. A refusal before the ranks meet is
-//! printed by each process that has it, because it does not know of the others'.
+//! Each process ends by itself. An error is printed once, by the rank that failed. A refusal before training begins
+//! is printed by each process that has it, because it does not know of the others'.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -111,9 +111,7 @@ fn process(job: &Job, launch: Launch, over: impl FnOnce(Launch) -> Process) -> O
         Err(payload) => Failure::Panic(message(&*payload)),
     };
     if !job.has_begun() && is_refusal(&cause) {
-        // If the ranks did not meet, each process has its own reason.
-        let alone = matches!(&cause, Failure::Error(Error::Invalid(refusal)) if refusal.verb == "rendezvous");
-        return Outcome { code: USAGE, says: (rank == 0 || alone).then(|| cause.to_string()) };
+        return Outcome { code: USAGE, says: Some(format!("rank {rank}: {cause}")) };
     }
     let says = is_told_by(rank, &cause).then(|| format!("rank {rank}: {cause}"));
     Outcome { code: 1, says }
