@@ -315,15 +315,14 @@ impl Error {
     }
 
     /// Names the kernel that lacks memory in the error's text, unless one is named.
-    pub(crate) fn for_kernel(mut self, verb: &str) -> Error {
-        if let Error::OutOfMemory(fault) = &mut self
+    pub(crate) fn name_kernel(&mut self, verb: &str) {
+        if let Error::OutOfMemory(fault) = self
             && !verb.is_empty()
             && !fault.wanted.contains(" for ")
         {
             fault.wanted.push_str(" for ");
             fault.wanted.push_str(verb);
         }
-        self
     }
 
     /// Returns `true` if the error only reports that another rank failed, also as the source of an [`Error::Other`].

@@ -120,21 +120,30 @@ impl Tensor {
     /// # Panics
     /// Panics as [`Tensor::build`] does.
     pub(crate) fn uninit(dtype: DType, shape: impl Into<Shape>) -> Tensor {
-        Tensor::try_uninit(dtype, shape).unwrap_or_else(|e| unwind(e))
+        let shape = shape.into();
+        match Tensor::buffer(dtype, &shape) {
+            Ok(buffer) => Tensor::over(buffer, dtype, shape),
+            Err(error) => unwind(error),
+        }
     }
 
     /// Returns [`Tensor::uninit`], or an error if there is no room.
     pub(crate) fn try_uninit(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
+        Ok(Tensor::over(Tensor::buffer(dtype, &shape)?, dtype, shape))
+    }
+
+    fn buffer(dtype: DType, shape: &Shape) -> Result<Buffer> {
         let bytes = shape.checked_bytes("tensor", dtype)?;
-        let Some(buffer) = Buffer::uninit(bytes) else {
-            return Err(storage::no_room(format!("{dtype}{shape}"), bytes));
-        };
+        Buffer::uninit(bytes).ok_or_else(|| storage::no_room(format!("{dtype}{shape}"), bytes))
+    }
+
+    fn over(buffer: Buffer, dtype: DType, shape: Shape) -> Tensor {
         let mut out = Tensor::from_buffer(buffer, dtype, shape);
         if dtype == DType::Bool {
             out.bytes_mut().fill(0);
         }
-        Ok(out)
+        out
     }
 
     /// Returns a tensor whose elements are all zero (false for `bool`).

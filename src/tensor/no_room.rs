@@ -5,6 +5,7 @@
 //! Unwinding drops what the kernel had allocated. Outside of it, and on threads that a program starts itself, the
 //! allocation panics with the error's text.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -23,15 +24,25 @@ struct UnwindingError(Error);
 #[inline]
 pub(crate) fn catch_no_room<T>(verb: &str, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let outer = IS_CAUGHT.replace(true);
-    let result = catch_unwind(AssertUnwindSafe(f));
+    // The result is written in place, because a list of tensors takes as long to move as a small kernel.
+    let mut result = Err(Error::Device { verb: String::new(), device: String::new(), reason: String::new() });
+    let ended = catch_unwind(AssertUnwindSafe(|| result = f()));
     IS_CAUGHT.set(outer);
-    match result {
-        Ok(Ok(done)) => Ok(done),
-        Ok(Err(error)) => Err(error.for_kernel(verb)),
-        Err(payload) => match payload.downcast::<UnwindingError>() {
-            Ok(unwinding) => Err(unwinding.0.for_kernel(verb)),
-            Err(other) => resume_unwind(other),
-        },
+    if let Err(payload) = ended {
+        result = Err(caught(payload));
+    }
+    if let Err(error) = &mut result {
+        error.name_kernel(verb);
+    }
+    result
+}
+
+/// Returns the error that has unwound the stack; continues another panic.
+#[cold]
+fn caught(payload: Box<dyn Any + Send>) -> Error {
+    match payload.downcast::<UnwindingError>() {
+        Ok(unwinding) => unwinding.0,
+        Err(other) => resume_unwind(other),
     }
 }
 
@@ -54,7 +65,9 @@ pub(crate) fn zeroed<T: Copy + Default>(verb: &str, len: usize) -> Result<Vec<T>
     let bytes = len.saturating_mul(size_of::<T>());
     if list.try_reserve_exact(len).is_err() {
         let wanted = format!("a list of {len} numbers");
-        return Err(super::storage::no_room(wanted, bytes).for_kernel(verb));
+        let mut error = super::storage::no_room(wanted, bytes);
+        error.name_kernel(verb);
+        return Err(error);
     }
     list.resize(len, T::default());
     Ok(list)
