@@ -106,8 +106,9 @@ impl Tensor {
     /// ```
     ///
     /// # Panics
-    /// Panics if the elements take more than 2^63 - 1 bytes, or if there is no room for them. In a rank's program and in
-    /// an operator's kernel the latter is an [`Error::OutOfMemory`] instead. [`Tensor::zeros_on`] returns an error everywhere.
+    /// Panics if the elements take more than 2^63 - 1 bytes, or if there is no room for them. In programs that
+    /// [`comm`](crate::comm) runs, and in an operator's kernel, both are errors instead ([`Error::OutOfMemory`]).
+    /// [`Tensor::zeros_on`] returns an error everywhere.
     pub fn build<T: Element>(shape: impl Into<Shape>, fill: impl FnOnce(&mut [T])) -> Tensor {
         let mut out = Tensor::uninit(T::DTYPE, shape);
         fill(out.make_mut::<T>().expect("the dtype is T's"));

@@ -1,8 +1,8 @@
 //! Memory that does not suffice, as an error of the kernel in which it happens.
 //!
 //! Kernels allocate results in the middle of loops and closures, without a `Result`. If there is no room, the stack is
-//! unwound up to [`catch_no_room`], which stands around every kernel and every rank's program and returns the error.
-//! Unwinding drops what the kernel had allocated. Outside of it, and on threads that a program starts itself, the
+//! unwound up to [`catch_no_room`], which stands around every kernel and every program that `comm` runs, and returns the
+//! error. Unwinding drops the kernel's tensors. Outside of it, and on threads that a program starts itself, the
 //! allocation panics with the error's text.
 
 use std::any::Any;

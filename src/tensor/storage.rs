@@ -226,7 +226,7 @@ pub fn pool_stats() -> PoolStats {
 }
 
 /// Sets the most bytes that the blocks of the calling thread's tensors may take, those kept for reuse included;
-/// `usize::MAX` is no limit. [`Spmd::memory_limit`](crate::comm::Spmd::memory_limit) sets it on every rank's thread.
+/// `usize::MAX` is no limit.
 ///
 /// At the limit the thread first gives back the blocks that it keeps; then an allocation is an
 /// [`Error::OutOfMemory`](crate::Error::OutOfMemory). Lists that [`Tensor::from_vec`](super::Tensor::from_vec) takes over,
