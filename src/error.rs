@@ -159,11 +159,12 @@ pub struct MemoryFault {
     pub wanted: String,
     /// Its size in bytes.
     pub wanted_bytes: usize,
-    /// Bytes of live tensors on the device, of all ranks.
+    /// Bytes of live tensors on the device, of all ranks; in the CPU's memory those of this rank's thread.
     pub live_bytes: usize,
     /// Bytes that the ranks keep for reuse.
     pub kept_bytes: usize,
-    /// The limit that was reached: the one that was set, or the device's size.
+    /// The limit that was reached: the one that was set, or the device's size. `usize::MAX` for the CPU's memory
+    /// without a limit, which the system refused.
     pub limit_bytes: usize,
 }
 
@@ -173,8 +174,13 @@ impl fmt::Display for MemoryFault {
         write!(
             f,
             "memory: {device} has no room; got {wanted} of {wanted_bytes} bytes, {live_bytes} bytes of live tensors, \
-             {kept_bytes} bytes kept for reuse, {limit_bytes} bytes in all; keep fewer tensors, or shard them further"
-        )
+             {kept_bytes} bytes kept for reuse, "
+        )?;
+        match *limit_bytes {
+            usize::MAX => write!(f, "no limit but the system's")?,
+            limit_bytes => write!(f, "{limit_bytes} bytes in all")?,
+        }
+        write!(f, "; keep fewer tensors, or shard them further")
     }
 }
 
@@ -306,6 +312,17 @@ impl Error {
             _ => {}
         }
         self
+    }
+
+    /// Names the kernel that lacks memory in the error's text, unless one is named.
+    pub(crate) fn name_kernel(&mut self, verb: &str) {
+        if let Error::OutOfMemory(fault) = self
+            && !verb.is_empty()
+            && !fault.wanted.contains(" for ")
+        {
+            fault.wanted.push_str(" for ");
+            fault.wanted.push_str(verb);
+        }
     }
 
     /// Returns `true` if the error only reports that another rank failed, also as the source of an [`Error::Other`].

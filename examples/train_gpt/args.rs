@@ -57,28 +57,28 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "nano", value_name = "NAME")]
     pub config: Config,
     /// The number of transformer blocks.
-    #[arg(long, value_parser = positive, value_name = "N")]
+    #[arg(long, value_parser = up_to::<10_000>, value_name = "N")]
     pub layers: Option<usize>,
     /// The number of attention heads; it divides the width unless --head-width is given.
-    #[arg(long, value_parser = positive, value_name = "N")]
+    #[arg(long, value_parser = up_to::<1_000_000>, value_name = "N")]
     pub heads: Option<usize>,
     /// The width of the residual stream.
-    #[arg(long, value_parser = positive, value_name = "N")]
+    #[arg(long, value_parser = up_to::<1_000_000>, value_name = "N")]
     pub width: Option<usize>,
     /// The number of key and value heads of a Llama; it divides the heads.
-    #[arg(long, value_parser = positive, value_name = "N")]
+    #[arg(long, value_parser = up_to::<1_000_000>, value_name = "N")]
     pub kv_heads: Option<usize>,
     /// The width of each head of a Llama, an even number [default: width / heads].
-    #[arg(long, value_parser = positive, value_name = "N")]
+    #[arg(long, value_parser = up_to::<1_000_000>, value_name = "N")]
     pub head_width: Option<usize>,
     /// The hidden width of a Llama's MLPs [default: 8/3 of the width, rounded up to a multiple of 32].
-    #[arg(long, value_parser = positive, value_name = "N")]
+    #[arg(long, value_parser = up_to::<1_000_000>, value_name = "N")]
     pub hidden: Option<usize>,
     /// The number of characters, or of tokens, that the model sees at once.
-    #[arg(long, value_parser = positive, value_name = "N")]
+    #[arg(long, value_parser = up_to::<1_000_000>, value_name = "N")]
     pub block: Option<usize>,
     /// The number of sequences per micro-batch, over all ranks together.
-    #[arg(long, value_parser = positive, value_name = "N")]
+    #[arg(long, value_parser = up_to::<100_000>, value_name = "N")]
     pub batch: Option<usize>,
 
     /// The mesh's axes (dp, fsdp, tp) and their ranks, such as fsdp=4 or dp=2,tp=2; 1 for a single rank.
@@ -133,11 +133,11 @@ pub struct Args {
     /// The number of micro-batches per step; their gradients are averaged.
     ///
     /// With --reduction fast and with --groups, ranks send gradients once per step; otherwise once per micro-batch.
-    #[arg(long, value_parser = positive, default_value_t = 1, value_name = "K")]
+    #[arg(long, value_parser = up_to::<100_000>, default_value_t = 1, value_name = "K")]
     pub accumulate: usize,
 
     /// The number of training steps.
-    #[arg(long, value_parser = positive, default_value_t = 2000, value_name = "N")]
+    #[arg(long, value_parser = up_to::<1_000_000_000>, default_value_t = 2000, value_name = "N")]
     pub steps: usize,
     /// The learning rate after the warm-up; it then falls along a cosine.
     #[arg(long, value_parser = rate, default_value_t = 1e-3, value_name = "RATE")]
@@ -168,7 +168,7 @@ pub struct Args {
     #[arg(long, value_parser = positive, default_value_t = 200, value_name = "N")]
     pub eval_every: usize,
     /// The number of batches per validation, the same ones every time.
-    #[arg(long, value_parser = positive, default_value_t = 20, value_name = "N")]
+    #[arg(long, value_parser = up_to::<100_000>, default_value_t = 20, value_name = "N")]
     pub eval_batches: usize,
 
     /// Save checkpoints to a folder of this name: parameters, the optimizer's state and the state of dropout.
@@ -379,7 +379,7 @@ impl Args {
 
 fn tokenizer(text: &str) -> Result<TokenizerChoice, String> {
     if text.bytes().all(|b| b.is_ascii_digit()) {
-        return positive(text).map(TokenizerChoice::Train);
+        return up_to::<1_000_000>(text).map(TokenizerChoice::Train);
     }
     Ok(TokenizerChoice::Load(text.into()))
 }
@@ -389,6 +389,13 @@ fn positive(text: &str) -> Result<usize, String> {
         Ok(n) if n > 0 => Ok(n),
         _ => Err("expected a whole number of at least 1".into()),
     }
+}
+
+/// Returns a count that a run can end with, and whose products with others do not overflow.
+fn up_to<const MOST: usize>(text: &str) -> Result<usize, String> {
+    positive(text).ok().filter(|&n| n <= MOST).ok_or_else(|| {
+        format!("expected a whole number from 1 to {MOST}; a larger one would not end or not fit into memory")
+    })
 }
 
 fn rate(text: &str) -> Result<f64, String> {

@@ -1,6 +1,8 @@
 //! The text, its characters or a tokenizer's tokens as a vocabulary, and batches that depend on seed and step alone.
 
-use std::fs;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 #[cfg(feature = "tokenizers")]
@@ -14,6 +16,9 @@ use crate::args::TokenizerChoice;
 /// The pages of this project's documentation as they were in November 2026, plain ASCII. The file never changes, so the default
 /// run always prints the same losses.
 const HANDBOOK: &str = include_str!("handbook.txt");
+
+/// The longest text in bytes. It is held in memory whole, with eight bytes per token.
+const LONGEST_TEXT: u64 = 256 << 20;
 
 /// A text as tokens.
 #[derive(Debug)]
@@ -55,11 +60,15 @@ impl Corpus {
     /// Reads a file, all files of a directory, or without a path the handbook.
     ///
     /// # Errors
-    /// Refuses a file that cannot be read or is not UTF-8, a text with a part of `block` tokens or fewer, and a
+    /// Refuses a file that cannot be read, is not UTF-8 or is not a regular file, a text of more than 256 MiB or with a part of `block` tokens or fewer, and a
     /// tokenizer that cannot be read or trained, or that this program was built without.
     pub fn read(path: Option<&Path>, tokenizer: Option<&TokenizerChoice>, block: usize) -> Result<Corpus> {
         let text = match path {
-            Some(path) => read_all(path)?,
+            Some(path) => {
+                let mut text = String::new();
+                read_all(path, &mut text)?;
+                text
+            }
             None => HANDBOOK.into(),
         };
         let corpus = match tokenizer {
@@ -86,9 +95,7 @@ impl Corpus {
     }
 
     fn new(text: &str) -> Corpus {
-        let mut vocabulary: Vec<char> = text.chars().collect();
-        vocabulary.sort_unstable();
-        vocabulary.dedup();
+        let vocabulary: Vec<char> = text.chars().collect::<BTreeSet<char>>().into_iter().collect();
         let place = |c| vocabulary.binary_search(&c).expect("every character is in the vocabulary") as i64;
         let tokens: Vec<i64> = text.chars().map(place).collect();
         Corpus::of_tokens(Vocabulary::Characters(vocabulary), tokens)
@@ -208,14 +215,29 @@ impl Batches<'_> {
     }
 }
 
-/// Reads a file, or the files of a directory in the order of their names.
-fn read_all(path: &Path) -> Result<String> {
+/// Appends a file, or the files of a directory in the order of their names.
+fn read_all(path: &Path, text: &mut String) -> Result<()> {
     let failed = |reason: std::io::Error| Error::io("data", path, reason);
-    if !path.is_dir() {
-        return fs::read_to_string(path).map_err(failed);
+    let refuse = |rule: &str, remedy| Err(Error::invalid("data", rule, path.display().to_string(), remedy));
+    let found = fs::metadata(path).map_err(failed)?;
+    if found.is_dir() {
+        let entries = fs::read_dir(path).map_err(failed)?.map(|entry| Ok(entry?.path()));
+        let mut paths: Vec<PathBuf> = entries.collect::<std::io::Result<_>>().map_err(failed)?;
+        paths.sort();
+        return paths.iter().try_for_each(|path| read_all(path, text));
     }
-    let entries = fs::read_dir(path).map_err(failed)?.map(|entry| Ok(entry?.path()));
-    let mut paths: Vec<PathBuf> = entries.collect::<std::io::Result<_>>().map_err(failed)?;
-    paths.sort();
-    paths.iter().map(|p| read_all(p)).collect()
+    if !found.is_file() {
+        return refuse("it is neither a regular file nor a directory", "write the text to a file first");
+    }
+    let room = LONGEST_TEXT.saturating_sub(text.len() as u64);
+    let too_long = || {
+        let rule = format!("the text has more than {LONGEST_TEXT} bytes, which are held in memory whole");
+        refuse(&rule, "train on a part of it")
+    };
+    if found.len() > room {
+        return too_long();
+    }
+    let read = File::open(path).map_err(failed)?.take(room + 1).read_to_string(text).map_err(failed)?;
+    // The file may have grown meanwhile.
+    if read as u64 > room { too_long() } else { Ok(()) }
 }

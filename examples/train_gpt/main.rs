@@ -28,6 +28,7 @@
 //! | `sample` | text that the model writes |
 //! | `report`, `table`, `plot` | the table, JSON lines, the loss curve |
 //! | `ranks` | starting ranks as threads or processes, and how they end |
+//! | `room` | the memory of the machine, and the least that a run takes |
 //! | `dry` | a step that is counted and not computed |
 
 mod args;
@@ -38,6 +39,7 @@ mod plot;
 mod ranks;
 mod report;
 mod resume;
+mod room;
 mod sample;
 mod table;
 mod train;

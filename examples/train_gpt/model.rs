@@ -95,6 +95,25 @@ impl Sizes {
         }
     }
 
+    /// Returns the least number of parameters, the layers and the width of a model whose sizes were chosen.
+    pub fn least(&self) -> Option<(u128, u128, u128)> {
+        let n = |x: usize| x as u128;
+        match self {
+            Sizes::Gpt(c) => {
+                let (layers, width) = (n(c.layers), n(c.width));
+                let tables = (n(c.vocabulary) + n(c.block)) * width;
+                Some((tables + 12 * layers * width * width, layers, width))
+            }
+            Sizes::Llama(c) => {
+                let (layers, width) = (n(c.layers), n(c.width));
+                let attention = 2 * (n(c.heads) + n(c.kv_heads)) * n(c.head_width) * width;
+                let block = attention + 3 * n(c.hidden) * width;
+                Some((2 * n(c.vocabulary) * width + layers * block, layers, width))
+            }
+            Sizes::Pretrained(_) => None,
+        }
+    }
+
     /// Returns the number of heads that tensor parallelism distributes whole.
     pub fn whole_heads(&self) -> usize {
         match self {

@@ -1,18 +1,19 @@
 //! Runs the ranks: threads of this process, or processes that a launcher starts.
 //!
-//! Each process ends by itself, and an error is printed once: by the rank that failed, or by rank 0 if all ranks refuse
-//! alike.
+//! Each process ends by itself. An error is printed once, by the rank that failed. A refusal before training begins
+//! is printed by each process that has it, because it does not know of the others'.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use isoshard::comm::nccl::Library;
-use isoshard::comm::{Launch, Process, Rank, Spmd, spmd};
+use isoshard::comm::{Launch, Process, Rank, Spmd};
 use isoshard::{CommFault, Error, Failure, Result};
 
 use crate::args::EngineName;
 use crate::dry;
+use crate::room;
 use crate::train::{Job, train};
 
 /// The exit code if the caller has to change something, such as an option.
@@ -26,10 +27,13 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns the end by an error that the caller can mend.
+    /// Returns the end by an error that the caller can mend. A process that a launcher started adds its rank.
     pub fn refused(error: Error) -> Outcome {
-        let first = Launch::from_env().ok().flatten().is_none_or(|launch| launch.rank() == 0);
-        Outcome { code: USAGE, says: first.then(|| error.to_string()) }
+        let says = match Launch::from_env() {
+            Ok(Some(launch)) => format!("rank {}: {error}", launch.rank()),
+            _ => error.to_string(),
+        };
+        Outcome { code: USAGE, says: Some(says) }
     }
 }
 
@@ -51,7 +55,10 @@ pub fn run(job: &Arc<Job>) -> Outcome {
     match (engine, launch) {
         (EngineName::Threads, _) => {
             let (shared, device) = (job.clone(), job.args().device);
-            threads(job, spmd(job.ranks, move |rank| train(&rank.on(device), &shared)))
+            // A rank without room says so, before the system ends the process.
+            let limit = room::machine_bytes().map_or(usize::MAX, |bytes| bytes / job.ranks);
+            let ranks = Spmd::new(job.ranks).memory_limit(limit);
+            threads(job, ranks.run(move |rank| train(&rank.on(device), &shared)))
         }
         (EngineName::Nccl, None) => {
             let shared = job.clone();
@@ -104,9 +111,7 @@ fn process(job: &Job, launch: Launch, over: impl FnOnce(Launch) -> Process) -> O
         Err(payload) => Failure::Panic(message(&*payload)),
     };
     if !job.has_begun() && is_refusal(&cause) {
-        // If the ranks did not meet, each process has its own reason.
-        let alone = matches!(&cause, Failure::Error(Error::Invalid(refusal)) if refusal.verb == "rendezvous");
-        return Outcome { code: USAGE, says: (rank == 0 || alone).then(|| cause.to_string()) };
+        return Outcome { code: USAGE, says: Some(format!("rank {rank}: {cause}")) };
     }
     let says = is_told_by(rank, &cause).then(|| format!("rank {rank}: {cause}"));
     Outcome { code: 1, says }

@@ -18,6 +18,7 @@ use crate::data::{Batches, Corpus, Part};
 use crate::model::{Model, Sizes};
 use crate::report::{End, Report, Start, Step};
 use crate::resume::{Saves, TrainerState};
+use crate::room;
 use crate::sample::sample;
 
 const BETAS: (f64, f64) = (0.9, 0.99);
@@ -49,11 +50,14 @@ impl Job {
     /// Reads the data and sets the sizes.
     ///
     /// # Errors
-    /// Refuses data that cannot be read or is too short, sizes that the model does not have, a plot that cannot be
+    /// Refuses data that cannot be read or is too short, sizes that the model or the machine does not have, a plot that cannot be
     /// written, and a folder with checkpoints of an earlier run.
     pub fn new(args: Args) -> Result<Job> {
         let ranks = Mesh::parse(&args.mesh, 0)?.rank_len();
-        let block = args.sizes(0)?.0.block();
+        let (sizes, batch) = args.sizes(0)?;
+        // Before a long text is read; then again with its vocabulary.
+        room::check(&args, ranks, &sizes, batch)?;
+        let block = sizes.block();
         let corpus = Corpus::read(args.data.as_deref(), args.tokenizer().as_ref(), block)?;
         let (sizes, batch) = args.sizes(corpus.vocabulary_len())?;
         if corpus.vocabulary_len() > sizes.vocabulary() {
@@ -61,6 +65,7 @@ impl Job {
             let rule = "the text has more different tokens than the model";
             return Err(Error::invalid("from", rule, given, "give the model's tokenizer"));
         }
+        room::check(&args, ranks, &sizes, batch)?;
         // Rank 0 alone writes the plot, and a dry run has none.
         let writes = Launch::from_env()?.is_none_or(|launch| launch.rank() == 0);
         if let Some(path) = args.plot.as_ref().filter(|_| writes && args.engine != EngineName::Dry) {

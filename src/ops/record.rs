@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::{MeshAxis, Meta, Metas, Row, Work};
 use crate::error::{Error, Result};
 use crate::placement::Region;
-use crate::tensor::{DType, Device, Shape, Tensor};
+use crate::tensor::{DType, Device, Shape, Tensor, catch_no_room};
 
 /// A short list of local tensors, one per operand or result.
 pub type Tensors = SmallVec<[Tensor; 3]>;
@@ -569,7 +569,7 @@ pub(crate) fn run(op: &dyn Op, ins: &mut [Tensor], at: &Windows) -> Result<Tenso
         return Err(Error::invalid(op.name(), rule, given, "move them to one with to_device"));
     }
     match device {
-        Device::Cpu => op.eval(ins, at),
+        Device::Cpu => catch_no_room(op.name(), || op.eval(ins, at)),
         Device::Cuda(_) => op.cuda(ins, at),
         Device::Meta if op.is_view() => op.eval(ins, at),
         Device::Meta => {

@@ -11,6 +11,9 @@ use super::grid::{Axes, Axis, RankList, coords_of, positions, row_major, strides
 use crate::error::{Error, Result};
 use crate::tensor::Dims;
 
+/// The most ranks that a mesh lists one by one.
+const MOST_LISTED: usize = 1 << 24;
+
 /// An n-D grid of ranks with named axes, as one of its ranks sees it.
 ///
 /// Displayed and parsed as `(dp=2, tp=2)`. A mesh holds all ranks of the world ([`Mesh::new`]) or a chosen list of
@@ -89,10 +92,17 @@ impl Mesh {
     /// ```
     ///
     /// # Errors
-    /// Refuses the axes that [`Mesh::new`] refuses, a number of ranks other than the product of the axis lengths, and
-    /// a rank that is listed twice.
+    /// Refuses the axes that [`Mesh::new`] refuses, a number of ranks other than the product of the axis lengths, more
+    /// than 2^24 ranks, and a rank that is listed twice.
     pub fn over(axes: &[(&str, usize)], ranks: impl IntoIterator<Item = usize>) -> Result<Mesh> {
-        let ranks: Vec<usize> = ranks.into_iter().collect();
+        let ranks = ranks.into_iter();
+        let least = ranks.size_hint().0;
+        let ranks: Vec<usize> = ranks.take(if least > MOST_LISTED { 0 } else { MOST_LISTED + 1 }).collect();
+        if least.max(ranks.len()) > MOST_LISTED {
+            let given = format!("{} over {} or more", AxesText(axes), least.max(ranks.len()));
+            let remedy = format!("list at most {MOST_LISTED}, or use Mesh::new");
+            return Err(Error::invalid("mesh", "too many ranks are listed", given, remedy));
+        }
         let given = || format!("{} over {}", AxesText(axes), RanksText(&ranks));
         let rank_len = check_axes(axes, given)?;
         if ranks.len() != rank_len {

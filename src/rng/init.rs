@@ -112,7 +112,7 @@ impl Fans {
     /// ```
     ///
     /// # Errors
-    /// Refuses fewer than two dims.
+    /// Refuses fewer than two dims, and shapes of more than 2^63 - 1 elements.
     pub fn of(global_shape: &[usize]) -> Result<Fans> {
         let [outputs, inputs, field @ ..] = global_shape else {
             return Err(Error::invalid(
@@ -122,6 +122,7 @@ impl Fans {
                 "name a distribution with its own width",
             ));
         };
+        Shape::from(global_shape).checked_numel("init")?;
         let field: usize = field.iter().product();
         Ok(Fans { fan_in: inputs * field, fan_out: outputs * field })
     }
@@ -279,13 +280,13 @@ impl InitValues {
     /// ```
     ///
     /// # Errors
-    /// Refuses a range that leaves the tensor.
+    /// Refuses a range that leaves the tensor, and an orthogonal matrix for which there is no room.
     pub fn fill<T: RandomFloat>(&self, start: u64, out: &mut [T]) -> Result<()> {
         self.expect_inside(start, out.len())?;
         match &self.rule {
             InitRule::Constant(value) => out.fill(T::narrow(Element::from_f64(*value))),
             InitRule::Independent(draw, from) => floats(*from, *draw, start.ranges(), out),
-            InitRule::Matrix(matrix) => matrix.fill(start, out),
+            InitRule::Matrix(matrix) => return matrix.fill(start, out),
         }
         Ok(())
     }
@@ -350,7 +351,7 @@ impl InitValues {
         }
         match &self.rule {
             InitRule::Matrix(_) => {
-                let mut host = Tensor::uninit(dtype, local.shape());
+                let mut host = Tensor::try_uninit(dtype, local.shape())?;
                 self.fill_tensor(region, &mut host)?;
                 *local = host.to_device(device)?;
                 Ok(())

@@ -8,8 +8,9 @@ use std::cell::OnceCell;
 
 use super::Draw;
 use super::fill::{RandomFloat, normal};
-use crate::tensor::Element;
+use crate::error::Result;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
+use crate::tensor::{Element, zeroed};
 
 const LANES: usize = 16;
 /// The number of reflections that are applied to a vector while it is in the cache. It changes no bit.
@@ -34,11 +35,20 @@ impl Orthogonal {
     }
 
     /// Writes elements `start..start + out.len()`, which are inside the matrix.
-    pub fn fill<T: RandomFloat>(&self, start: u64, out: &mut [T]) {
+    ///
+    /// # Errors
+    /// Returns an error if there is no room for the whole matrix.
+    pub fn fill<T: RandomFloat>(&self, start: u64, out: &mut [T]) -> Result<()> {
         if out.is_empty() {
-            return;
+            return Ok(());
         }
-        let vectors = self.vectors.get_or_init(|| self.vectors());
+        let vectors = match self.vectors.get() {
+            Some(vectors) => vectors,
+            None => {
+                let vectors = self.vectors()?;
+                self.vectors.get_or_init(|| vectors)
+            }
+        };
         let round = |x: f64| T::narrow(Element::from_f64(x));
         let start = start as usize;
         if self.rows < self.columns {
@@ -50,11 +60,12 @@ impl Orthogonal {
                 *out = round(vectors[column * self.rows + row]);
             }
         }
+        Ok(())
     }
 
     /// Computes the orthonormal vectors times the gain, one after another: rows of a wide matrix, columns of any other.
-    fn vectors(&self) -> Vec<f64> {
-        let mut vectors = vec![0.0; self.rows * self.columns];
+    fn vectors(&self) -> Result<Vec<f64>> {
+        let mut vectors: Vec<f64> = zeroed("init", self.rows * self.columns)?;
         let (len, count) = (self.rows.max(self.columns), self.rows.min(self.columns));
         if self.rows < self.columns {
             normal(self.draw, 0, &mut vectors);
@@ -66,7 +77,7 @@ impl Orthogonal {
             }
         }
         dispatch(Decompose { vectors: &mut vectors, len, count, gain: self.gain });
-        vectors
+        Ok(vectors)
     }
 }
 

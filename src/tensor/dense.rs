@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::cuda::DeviceBlock;
 use super::dtype::for_dtype;
+use super::no_room::unwind;
 use super::shape::copy_of;
-use super::storage::{Buffer, Storage};
+use super::storage::{self, Buffer, Storage};
 use super::{DType, Device, Dims, Element, Scalar, Shape};
 use crate::error::{Error, Result};
 
@@ -86,7 +87,9 @@ impl Tensor {
                 format!("give {} elements", shape.numel()),
             ));
         }
-        Ok(Tensor::build(shape, |out: &mut [T]| out.copy_from_slice(data)))
+        let mut out = Tensor::try_uninit(T::DTYPE, shape)?;
+        out.make_mut::<T>()?.copy_from_slice(data);
+        Ok(out)
     }
 
     /// Returns a new row-major tensor whose elements `fill` writes.
@@ -103,7 +106,9 @@ impl Tensor {
     /// ```
     ///
     /// # Panics
-    /// Panics if the elements take more than 2^63 - 1 bytes.
+    /// Panics if the elements take more than 2^63 - 1 bytes, or if there is no room for them. In programs that
+    /// [`comm`](crate::comm) runs, and in an operator's kernel, both are errors instead ([`Error::OutOfMemory`]).
+    /// [`Tensor::zeros_on`] returns an error everywhere.
     pub fn build<T: Element>(shape: impl Into<Shape>, fill: impl FnOnce(&mut [T])) -> Tensor {
         let mut out = Tensor::uninit(T::DTYPE, shape);
         fill(out.make_mut::<T>().expect("the dtype is T's"));
@@ -117,8 +122,25 @@ impl Tensor {
     /// Panics as [`Tensor::build`] does.
     pub(crate) fn uninit(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();
-        let bytes = shape.checked_bytes("tensor", dtype).unwrap_or_else(|e| panic!("{e}"));
-        let mut out = Tensor::from_buffer(Buffer::uninit(bytes), dtype, shape);
+        match Tensor::buffer(dtype, &shape) {
+            Ok(buffer) => Tensor::over(buffer, dtype, shape),
+            Err(error) => unwind(error),
+        }
+    }
+
+    /// Returns [`Tensor::uninit`], or an error if there is no room.
+    pub(crate) fn try_uninit(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        Ok(Tensor::over(Tensor::buffer(dtype, &shape)?, dtype, shape))
+    }
+
+    fn buffer(dtype: DType, shape: &Shape) -> Result<Buffer> {
+        let bytes = shape.checked_bytes("tensor", dtype)?;
+        Buffer::uninit(bytes).ok_or_else(|| storage::no_room(format!("{dtype}{shape}"), bytes))
+    }
+
+    fn over(buffer: Buffer, dtype: DType, shape: Shape) -> Tensor {
+        let mut out = Tensor::from_buffer(buffer, dtype, shape);
         if dtype == DType::Bool {
             out.bytes_mut().fill(0);
         }

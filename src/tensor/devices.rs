@@ -3,6 +3,7 @@
 
 use super::cuda::{self, Gpu};
 use super::meta::CountedBytes;
+use super::no_room::catch_no_room;
 use super::storage::Buffer;
 use super::{DType, Device, Scalar, Shape, Tensor};
 use crate::error::{Error, Result};
@@ -14,7 +15,7 @@ impl Tensor {
     /// Returns an error if there is no such device or if its memory does not suffice.
     pub(crate) fn uninit_on(device: Device, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         match device {
-            Device::Cpu => Ok(Tensor::uninit(dtype, shape)),
+            Device::Cpu => Tensor::try_uninit(dtype, shape),
             Device::Cuda(index) => Gpu::get(index)?.uninit(dtype, shape),
             Device::Meta => Tensor::without_elements(dtype, shape),
         }
@@ -34,7 +35,11 @@ impl Tensor {
     /// Returns an error if there is no such device or if its memory does not suffice.
     pub fn zeros_on(device: Device, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         match device {
-            Device::Cpu => Ok(Tensor::zeros(dtype, shape)),
+            Device::Cpu => {
+                let mut out = Tensor::try_uninit(dtype, shape)?;
+                out.bytes_mut().fill(0);
+                Ok(out)
+            }
             Device::Cuda(index) => Gpu::get(index)?.zeros(dtype, shape),
             Device::Meta => Tensor::without_elements(dtype, shape),
         }
@@ -58,7 +63,7 @@ impl Tensor {
         value: impl Into<Scalar>,
     ) -> Result<Tensor> {
         match device {
-            Device::Cpu => Ok(Tensor::full(dtype, shape, value)),
+            Device::Cpu => catch_no_room("", || Ok(Tensor::full(dtype, shape, value))),
             Device::Cuda(index) => {
                 let mut out = Gpu::get(index)?.uninit(dtype, shape)?;
                 cuda::fill(&mut out, value.into())?;
@@ -113,7 +118,7 @@ impl Tensor {
     pub fn cast(&self, dtype: DType) -> Result<Tensor> {
         match self.device() {
             _ if self.dtype == dtype => Ok(self.clone()),
-            Device::Cpu => super::cpu::cast(self, dtype),
+            Device::Cpu => catch_no_room("cast", || super::cpu::cast(self, dtype)),
             Device::Cuda(_) => cuda::cast(self, dtype),
             Device::Meta => Tensor::without_elements(dtype, self.shape.clone()),
         }
@@ -133,7 +138,7 @@ impl Tensor {
     /// Returns an error if the device's memory does not suffice.
     pub fn to_owned_copy(&self) -> Result<Tensor> {
         match self.device() {
-            Device::Cpu => Ok(self.packed_copy()),
+            Device::Cpu => catch_no_room("", || Ok(self.packed_copy())),
             Device::Meta => Tensor::without_elements(self.dtype, self.shape.clone()),
             Device::Cuda(_) => {
                 let mut out = Gpu::of(self)?.uninit(self.dtype, self.shape.clone())?;

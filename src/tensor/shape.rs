@@ -47,14 +47,16 @@ impl Clone for Shape {
 }
 
 impl Shape {
-    /// Returns the number of elements, the product of the extents: 1 for `[]`.
+    /// Returns the number of elements, the product of the extents: 1 for `[]`, and `usize::MAX` for a product that
+    /// overflows. No tensor has such a shape: [`Shape::checked_numel`] refuses it.
     ///
     /// ```
     /// use isoshard::tensor::Shape;
     /// assert_eq!((Shape::from([3, 5]).numel(), Shape::from([3, 0]).numel(), Shape::from([]).numel()), (15, 0, 1));
+    /// assert_eq!(Shape::from([1 << 40, 1 << 40]).numel(), usize::MAX);
     /// ```
     pub fn numel(&self) -> usize {
-        self.0.iter().product()
+        self.0.iter().fold(1, |numel: usize, &n| numel.saturating_mul(n))
     }
 
     /// Returns the number of elements of a shape that may be too large.
@@ -92,7 +94,7 @@ impl Shape {
         })
     }
 
-    /// Returns the strides of a row-major tensor of this shape, in elements.
+    /// Returns the strides of a row-major tensor of this shape, in elements; `usize::MAX` for one that overflows.
     ///
     /// ```
     /// use isoshard::tensor::Shape;
@@ -101,7 +103,7 @@ impl Shape {
     pub fn strides(&self) -> Dims {
         let mut strides = Dims::from_elem(1, self.len());
         for d in (1..self.len()).rev() {
-            strides[d - 1] = strides[d] * self.0[d].max(1);
+            strides[d - 1] = strides[d].saturating_mul(self.0[d].max(1));
         }
         strides
     }

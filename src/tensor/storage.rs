@@ -15,10 +15,12 @@
 //! ([`cuda`](super::cuda)). The pool zeroes a block when it comes from the system, and hands it out again with the
 //! bytes that its last owner wrote. So all bytes of a buffer are always initialised.
 //!
+//! The memory of a thread's tensors is counted: [`pool_stats`] has the bytes, and [`set_memory_limit`] limits them.
+//!
 //! A block returns to the pool of the thread that took it from the system, on whatever thread its buffer is dropped.
 //! Otherwise threads that read each other's tensors would drain some pools and fill others.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ptr::NonNull;
@@ -27,6 +29,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::Device;
 use super::cuda::DeviceBlock;
 use super::meta::CountedBytes;
+use crate::error::{Error, MemoryFault};
 
 /// The alignment of blocks in bytes: that of the widest vector and of a cache line.
 const ALIGN: usize = 64;
@@ -71,20 +74,20 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Returns a buffer of at least `len_bytes` from the pool, with arbitrary but initialised contents.
-    pub(crate) fn uninit(len_bytes: usize) -> Buffer {
+    /// Returns a buffer of at least `len_bytes` from the pool, with arbitrary but initialised contents, or `None` if the
+    /// thread's limit or the system leaves no room for it: [`no_room`] is the error.
+    pub(crate) fn uninit(len_bytes: usize) -> Option<Buffer> {
         let class = class_of(len_bytes);
         let from_pool = POOL.try_with(|p| {
             let mut pool = p.borrow_mut();
-            (pool.take(class), pool.returns.clone())
+            Some((pool.take(class)?, pool.returns.clone()))
         });
-        let (block, origin) = from_pool.map_or((None, None), |(block, returns)| (block, Some(returns)));
-        let ptr = block.unwrap_or_else(|| {
-            // SAFETY: the layout has a non-zero size.
-            let ptr = unsafe { alloc_zeroed(layout_of(class)) };
-            NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout_of(class)))
-        });
-        Buffer { ptr, len_bytes, owner: BufferOwner::Pool { class, origin } }
+        let (ptr, origin) = match from_pool {
+            Ok(taken) => taken.map(|(block, returns)| (block, Some(returns)))?,
+            // The thread is ending.
+            Err(_) => (system_block(class)?, None),
+        };
+        Some(Buffer { ptr, len_bytes, owner: BufferOwner::Pool { class, origin } })
     }
 
     /// Takes over `data` without copying it.
@@ -167,8 +170,9 @@ unsafe impl Send for PoolBlock {}
 
 impl PoolBlock {
     fn free(self) {
+        let layout = layout_of(self.class).expect("the block was allocated with this layout");
         // SAFETY: the block was allocated with this layout, and this is its only owner.
-        unsafe { dealloc(self.ptr.as_ptr(), layout_of(self.class)) };
+        unsafe { dealloc(self.ptr.as_ptr(), layout) };
     }
 }
 
@@ -193,10 +197,15 @@ impl Drop for ReturnQueue {
 }
 
 /// The state of one thread's pool of blocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolStats {
+    /// Bytes of the blocks that tensors hold. A block that another thread has dropped counts until this thread's pool takes it
+    /// back, which it does before it takes one from the system.
+    pub live_bytes: usize,
     /// Bytes kept for reuse.
     pub free_bytes: usize,
+    /// The most bytes that `live_bytes` and `free_bytes` may be together; `usize::MAX` if no limit was set.
+    pub limit_bytes: usize,
     /// The number of blocks that came from the system so far.
     pub system_len: u64,
     /// The number of blocks that were reused so far.
@@ -214,6 +223,41 @@ pub struct PoolStats {
 /// ```
 pub fn pool_stats() -> PoolStats {
     POOL.with(|p| p.borrow().stats)
+}
+
+/// Sets the most bytes that the blocks of the calling thread's tensors may take, those kept for reuse included;
+/// `usize::MAX` is no limit.
+///
+/// At the limit the thread first gives back the blocks that it keeps; then an allocation is an
+/// [`Error::OutOfMemory`](crate::Error::OutOfMemory). Lists that [`Tensor::from_vec`](super::Tensor::from_vec) takes over,
+/// and the lists that the crate and the standard library need besides tensors, do not count.
+///
+/// ```
+/// use isoshard::tensor::{DType, Device, Tensor, storage};
+/// storage::set_memory_limit(1 << 20);
+/// assert!(Tensor::zeros_on(Device::Cpu, DType::U8, [900_000]).is_ok());
+/// let e = Tensor::zeros_on(Device::Cpu, DType::F32, [1 << 20]).unwrap_err().to_string();
+/// assert!(e.starts_with("memory: cpu has no room; got f32[1048576] of 4194304 bytes, 0 bytes of live tensors, "), "{e}");
+/// storage::set_memory_limit(usize::MAX);
+/// ```
+pub fn set_memory_limit(bytes: usize) {
+    POOL.with(|p| p.borrow_mut().stats.limit_bytes = bytes);
+}
+
+/// Returns the error for a tensor or list of `wanted_bytes` for which the calling thread has no room.
+#[cold]
+pub(super) fn no_room(wanted: String, wanted_bytes: usize) -> Error {
+    let stats = POOL.try_with(|p| p.borrow().stats).unwrap_or_default();
+    let PoolStats { live_bytes, free_bytes: kept_bytes, limit_bytes, .. } = stats;
+    let device = Device::Cpu.to_string();
+    Error::OutOfMemory(Box::new(MemoryFault {
+        device,
+        wanted,
+        wanted_bytes,
+        live_bytes,
+        kept_bytes,
+        limit_bytes,
+    }))
 }
 
 /// Gives all blocks that the calling thread's pool keeps for reuse back to the system.
@@ -244,8 +288,15 @@ thread_local! {
     });
 }
 
+/// An empty pool without a limit.
+impl Default for PoolStats {
+    fn default() -> PoolStats {
+        PoolStats { live_bytes: 0, free_bytes: 0, limit_bytes: usize::MAX, system_len: 0, reused_len: 0 }
+    }
+}
+
 impl BlockPool {
-    /// Returns a kept block of the class, or `None` if there is none.
+    /// Returns a kept block of the class, else one from the system, or `None` if there is no room for it.
     fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
         if self.free[class].is_empty() {
             let returns = self.returns.clone();
@@ -255,20 +306,40 @@ impl BlockPool {
                 }
             });
         }
-        let block = self.free[class].pop();
-        match block {
-            Some(_) => {
+        let bytes = class_bytes(class);
+        let block = match self.free[class].pop() {
+            Some(kept) => {
                 self.stats.reused_len += 1;
-                self.stats.free_bytes -= class_bytes(class);
+                self.stats.free_bytes -= bytes;
+                kept
             }
-            None => self.stats.system_len += 1,
-        }
-        block
+            None => {
+                let fresh = self.fresh_block(class)?;
+                self.stats.system_len += 1;
+                fresh
+            }
+        };
+        self.stats.live_bytes += bytes;
+        Some(block)
+    }
+
+    /// Returns a block from the system, if need be after giving back all kept blocks.
+    fn fresh_block(&mut self, class: usize) -> Option<NonNull<u8>> {
+        let bytes = class_bytes(class);
+        let fits = |stats: &PoolStats| {
+            bytes <= stats.limit_bytes.saturating_sub(stats.live_bytes).saturating_sub(stats.free_bytes)
+        };
+        let block = fits(&self.stats).then(|| system_block(class)).flatten();
+        block.or_else(|| {
+            self.trim();
+            fits(&self.stats).then(|| system_block(class)).flatten()
+        })
     }
 
     /// Keeps a block for reuse, or returns it if the pool is full.
     fn put(&mut self, block: PoolBlock) -> Option<PoolBlock> {
         let bytes = class_bytes(block.class);
+        self.stats.live_bytes -= bytes;
         if self.stats.free_bytes + bytes > POOL_LIMIT_BYTES {
             return Some(block);
         }
@@ -279,7 +350,11 @@ impl BlockPool {
 
     /// Frees all kept blocks.
     fn trim(&mut self) {
-        self.returns.drain(PoolBlock::free);
+        let live_bytes = &mut self.stats.live_bytes;
+        self.returns.drain(|block| {
+            *live_bytes -= class_bytes(block.class);
+            block.free();
+        });
         for (class, blocks) in self.free.iter_mut().enumerate() {
             blocks.drain(..).for_each(|ptr| PoolBlock { ptr, class }.free());
         }
@@ -310,13 +385,47 @@ fn class_bytes(class: usize) -> usize {
     ((MIN_BYTES << octave) / 4 * (4 + step)).next_multiple_of(ALIGN)
 }
 
-fn layout_of(class: usize) -> Layout {
-    Layout::from_size_align(class_bytes(class), ALIGN).expect("a block is smaller than the address space")
+/// Returns the layout of a class's blocks, or `None` if they are larger than any address space.
+fn layout_of(class: usize) -> Option<Layout> {
+    Layout::from_size_align(class_bytes(class), ALIGN).ok()
+}
+
+/// Returns a block of zeros from the system, if it has one.
+fn system_block(class: usize) -> Option<NonNull<u8>> {
+    // SAFETY: the layout has a non-zero size.
+    NonNull::new(unsafe { alloc_zeroed(layout_of(class)?) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn block(len_bytes: usize) -> Buffer {
+        Buffer::uninit(len_bytes).expect("there is room")
+    }
+
+    #[test]
+    fn a_limit_counts_live_and_kept_blocks_and_gives_kept_ones_back_first() {
+        std::thread::spawn(|| {
+            set_memory_limit(10 * 4096);
+            let live = block(4 * 4096);
+            drop(block(5 * 4096));
+            assert_eq!((pool_stats().live_bytes, pool_stats().free_bytes), (4 * 4096, 5 * 4096));
+            let other = block(6 * 4096); // takes the place of the kept block
+            assert_eq!((pool_stats().live_bytes, pool_stats().free_bytes), (10 * 4096, 0));
+            assert!(Buffer::uninit(1).is_none());
+            std::thread::spawn(move || drop(live)).join().expect("no panic");
+            assert!(Buffer::uninit(4 * 4096).is_some(), "the block came back from the other thread");
+            drop(other);
+            trim_pool();
+            assert_eq!((pool_stats().live_bytes, pool_stats().free_bytes), (0, 0));
+            set_memory_limit(usize::MAX);
+            assert!(Buffer::uninit(isize::MAX as usize).is_none() && Buffer::uninit(1 << 50).is_none());
+            assert_eq!(pool_stats().live_bytes, 0, "what failed is not counted");
+        })
+        .join()
+        .expect("no panic");
+    }
 
     #[test]
     fn classes_hold_and_waste_little() {
@@ -330,7 +439,7 @@ mod tests {
     #[test]
     fn blocks_come_home() {
         trim_pool();
-        let lent = Buffer::uninit(100_000);
+        let lent = block(100_000);
         let (first, before) = (lent.as_ptr() as usize, pool_stats());
         std::thread::spawn(move || {
             drop(lent);
@@ -338,9 +447,9 @@ mod tests {
         })
         .join()
         .unwrap();
-        assert_eq!(Buffer::uninit(100_000).as_ptr() as usize, first);
+        assert_eq!(block(100_000).as_ptr() as usize, first);
         assert_eq!(pool_stats().system_len, before.system_len);
-        let orphan = std::thread::spawn(|| Buffer::uninit(64)).join().unwrap();
+        let orphan = std::thread::spawn(|| block(64)).join().unwrap();
         drop(orphan); // its thread has ended, so dropping the buffer frees the block
         trim_pool();
     }
@@ -353,9 +462,9 @@ mod tests {
     #[test]
     fn blocks_are_reused() {
         trim_pool();
-        let first = Buffer::uninit(100_000).as_ptr();
+        let first = block(100_000).as_ptr();
         let before = pool_stats();
-        assert_eq!(Buffer::uninit(99_000).as_ptr(), first);
+        assert_eq!(block(99_000).as_ptr(), first);
         assert_eq!(pool_stats().reused_len, before.reused_len + 1);
         trim_pool();
         assert_eq!(pool_stats().free_bytes, 0);

@@ -95,10 +95,11 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if this tensor's shape does not broadcast to `shape`, or if the number of elements overflows.
+    /// Returns an error if this tensor's shape does not broadcast to `shape`, or if a copy would take more than 2^63 - 1
+    /// bytes.
     pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
-        shape.checked_numel("expand")?;
+        shape.checked_bytes("expand", self.dtype)?;
         let lead = shape.len().checked_sub(self.shape.len());
         let fits = lead
             .is_some_and(|lead| self.shape.iter().enumerate().all(|(d, &n)| n == shape[lead + d] || n == 1));

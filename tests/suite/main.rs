@@ -46,6 +46,7 @@ mod index_maps;
 mod joint;
 mod judge_own;
 mod layers;
+mod limits;
 mod local_map;
 mod losses;
 mod models;

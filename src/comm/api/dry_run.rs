@@ -11,6 +11,9 @@ use crate::comm::transport::{DryEngine, Engine};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, meta};
 
+/// The most ranks of a dry run's world.
+const MOST_RANKS: usize = 1 << 24;
+
 /// Runs one rank of a world of any size without peers and without data, to count its calls, bytes and memory.
 ///
 /// The program runs as this rank would run it. Its tensors are on [`Device::Meta`]: they have shapes and no elements.
@@ -73,7 +76,7 @@ impl DryRun {
     /// ```
     ///
     /// # Errors
-    /// Refuses a rank outside the world.
+    /// Refuses a rank outside the world, and more than 2^24 ranks.
     pub fn new(world_len: usize, rank: usize) -> Result<DryRun> {
         DryRun::with_network(world_len, rank, Network::default())
     }
@@ -91,6 +94,11 @@ impl DryRun {
     /// # Errors
     /// Same as [`DryRun::new`].
     pub fn with_network(world_len: usize, rank: usize, network: Network) -> Result<DryRun> {
+        if world_len > MOST_RANKS {
+            let given = format!("{world_len} ranks");
+            let rule = "the groups of a dry run list their ranks";
+            return Err(Error::invalid("dry_run", rule, given, format!("count at most {MOST_RANKS}")));
+        }
         if rank >= world_len {
             return Err(Error::invalid(
                 "dry_run",

@@ -1,6 +1,7 @@
 //! The public side of communication: ranks, groups and their collectives, and the ways to run a program on ranks.
 
 mod busy;
+mod caught;
 mod collectives;
 mod dry_run;
 mod group;

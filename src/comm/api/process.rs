@@ -4,15 +4,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::caught::message;
 use super::rank::Rank;
-use super::spmd::message;
 use crate::comm::coordinator::Rendezvous;
 use crate::comm::diagnostics::Recorder;
 use crate::comm::launch::Launch;
 use crate::comm::transport::Engine;
 use crate::comm::transport::nccl::{Library, NcclEngine, NcclSetup};
 use crate::error::{Error, Result};
-use crate::tensor::{Device, cuda};
+use crate::tensor::{Device, catch_no_room, cuda};
 
 /// This process as one rank of a world of processes: with a GPU each over [NCCL](crate::comm::nccl), or on the CPU
 /// over MPI.
@@ -256,7 +256,7 @@ fn run_program<E: Engine, T>(
 ) -> Result<T> {
     let recorder = Recorder::alone(engine.rank(), engine.world_len());
     let recorded = recorder.clone();
-    match catch_unwind(AssertUnwindSafe(|| program(recorded))) {
+    match catch_unwind(AssertUnwindSafe(|| catch_no_room("", || program(recorded)))) {
         Ok(Ok(result)) => engine.end().map(|()| result),
         Ok(Err(error)) => {
             recorder.write(&error.to_string(), error.is_echo());

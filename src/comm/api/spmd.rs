@@ -4,7 +4,6 @@
 //! `E` unknown in every closure that ends in `Ok(())`, and each would need a type annotation. Errors of other types pass
 //! by `?` or [`Error::other`], which keep them.
 
-use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -13,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::caught::{drop_caught, take_message};
 use super::local_world::LocalWorld;
 use super::rank::Rank;
 use crate::comm::diagnostics::FlightSettings;
@@ -22,10 +22,13 @@ use crate::comm::network::Network;
 use crate::comm::transport::nccl::Library;
 use crate::comm::transport::threads::Running;
 use crate::error::{Error, Failure, Result};
-use crate::tensor::Device;
+use crate::tensor::{Device, catch_no_room, storage};
 
 /// The stack size of a rank's thread.
 const STACK_BYTES: usize = 8 << 20;
+
+/// The most ranks that are threads of one process.
+const MOST_RANKS: usize = 1 << 16;
 
 /// Runs `f` on `world` ranks, which are threads of this process, and returns their results in rank order: [`Spmd`]
 /// with its defaults.
@@ -80,6 +83,7 @@ pub struct Spmd {
     patience: Option<Duration>,
     network: Network,
     machine: Machine,
+    memory_limit: usize,
 }
 
 impl fmt::Debug for Spmd {
@@ -108,8 +112,20 @@ impl Spmd {
         let device = Arc::new(|_| Device::Cpu);
         let on_slow = Arc::new(|slow: &SlowRank| eprintln!("isoshard: {slow}"));
         let (flights, network, machine) = (FlightSettings::default(), Network::default(), Machine::default());
-        let (library, patience) = (None, None);
-        Spmd { world, deadline, name, device, library, network, machine, flights, on_slow, patience }
+        let (library, patience, memory_limit) = (None, None, usize::MAX);
+        Spmd {
+            world,
+            deadline,
+            name,
+            device,
+            library,
+            network,
+            machine,
+            flights,
+            on_slow,
+            patience,
+            memory_limit,
+        }
     }
 
     /// Sets the device of each rank by its number: `|_| Device::Cuda(0)` lets all ranks share a GPU. Meshes made from
@@ -194,7 +210,8 @@ impl Spmd {
     }
 
     /// Sets the function that is called when a rank has waited for [`Spmd::patience`], once per rank and call. The
-    /// default prints a line to standard error. `f` runs on the thread that called [`Spmd::run`].
+    /// default prints a line to standard error. `f` runs on the thread that called [`Spmd::run`]; if it panics, it is not
+    /// called again, and [`Spmd::run`] returns an error once the ranks have ended.
     ///
     /// ```
     /// use isoshard::comm::Spmd;
@@ -261,6 +278,25 @@ impl Spmd {
         Ok(self)
     }
 
+    /// Limits the bytes of each rank's tensors in the CPU's memory, those that it keeps for reuse included. A rank that
+    /// would exceed the limit fails with [`Error::OutOfMemory`], before the system ends the process. The default is no
+    /// limit. [`storage::set_memory_limit`] says what counts, and sets the limit of a thread, such as a process's only rank.
+    ///
+    /// ```
+    /// use isoshard::{Error, comm::Spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// let error = Spmd::new(2).memory_limit(64 << 20).run(|rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::ones(&mesh, DType::F32, [8192, 1], "(S0)".parse()?)?;
+    ///     x.matmul(&x.transpose(0, 1)?).map(drop) // 128 MiB per rank
+    /// });
+    /// let text = error.unwrap_err().to_string();
+    /// assert!(text.contains("memory: cpu has no room; got f32[") && text.contains(" for matmul of "), "{text}");
+    /// ```
+    pub fn memory_limit(mut self, bytes: usize) -> Spmd {
+        self.memory_limit = bytes;
+        self
+    }
+
     /// Runs `f` on every rank and returns the results in rank order.
     ///
     /// If a rank fails, collectives on all other ranks fail too, and the first failure is returned. A rank that does
@@ -280,14 +316,15 @@ impl Spmd {
     ///
     /// # Errors
     /// Returns [`Error::Rank`] with the first failure (a returned error or a panic), or with [`Failure::Stuck`] if a
-    /// rank failed the world itself and then did not end. Refuses a world of no ranks, and over NCCL two ranks on one
-    /// GPU.
+    /// rank failed the world itself and then did not end. Refuses a world of no ranks or of more than 65,536, a name
+    /// that no thread can have, a panic in a function of [`Spmd::on`] or [`Spmd::on_slow`], and over NCCL two ranks on
+    /// one GPU.
     pub fn run<T, F>(self, f: F) -> Result<Vec<T>>
     where
         T: Send + 'static,
         F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
     {
-        let RankOutcomes { results, mut failures, waited_s } = self.start(f)?;
+        let RankOutcomes { results, mut failures, waited_s, .. } = self.start(f)?;
         let real = failures.iter().position(|(_, cause)| !is_echo(cause));
         if !failures.is_empty() {
             let stuck = results.iter().position(Option::is_none);
@@ -318,7 +355,7 @@ impl Spmd {
         T: Send + 'static,
         F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
     {
-        let RankOutcomes { results, mut failures, waited_s } = self.start(f)?;
+        let RankOutcomes { results, mut failures, waited_s, .. } = self.start(f)?;
         let end = |(rank, result): (usize, Option<Option<T>>)| {
             let own = failures.iter().position(|(failed, _)| *failed == rank);
             match (result.flatten(), own) {
@@ -335,26 +372,45 @@ impl Spmd {
         T: Send + 'static,
         F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
     {
-        if self.world == 0 {
-            return Err(Error::invalid("spmd", "a world has at least one rank", "0 ranks", ""));
-        }
-        let world =
-            LocalWorld::new(self.world, self.deadline, &*self.device, self.library.as_ref(), &self.flights)?;
-        let world = Arc::new(world);
+        self.check()?;
+        let world = || {
+            LocalWorld::new(self.world, self.deadline, &*self.device, self.library.as_ref(), &self.flights)
+        };
+        let world = catch_unwind(AssertUnwindSafe(world)).unwrap_or_else(|payload| {
+            Err(Error::invalid(
+                "spmd",
+                "the function that chooses devices panicked",
+                take_message(payload),
+                "",
+            ))
+        });
+        let world = Arc::new(world?);
         let failures = Arc::new(Mutex::new(Vec::new()));
         let (results, arrivals) = channel();
         let f = Arc::new(f);
+        let memory_limit = self.memory_limit;
         let mut threads = Vec::new();
+        let mut refused = None;
         for rank in 0..self.world {
             let (f, failures, results) = (f.clone(), failures.clone(), results.clone());
             let (shared, network, machine) = (world.clone(), self.network.clone(), self.machine.clone());
             let thread = thread::Builder::new().name(format!("{} {rank}", self.name)).stack_size(STACK_BYTES);
             let spawned = thread.spawn(move || {
                 let running = Running::enter();
+                storage::set_memory_limit(memory_limit);
                 let modelled = |r: Rank| r.with_network(network.clone()).with_common_machine(machine.clone());
                 let result = run_rank(&|r: Rank| f(modelled(r)), rank, &shared, &failures);
                 // Captured values are dropped before the caller learns of the end.
-                drop((f, shared, running));
+                let dropped = drop_caught(f);
+                let result = match dropped {
+                    None => result,
+                    Some(text) => {
+                        let text = format!("while a captured value was dropped: {text}");
+                        record_failure(Failure::Panic(text), rank, &shared, &failures);
+                        None
+                    }
+                };
+                drop((shared, running));
                 // The caller may have abandoned this rank.
                 let _ = results.send((rank, result));
             });
@@ -362,17 +418,39 @@ impl Spmd {
                 Ok(thread) => threads.push(Some(thread)),
                 Err(reason) => {
                     world.fail(rank, format!("its thread did not start: {reason}"), false);
-                    return Err(Error::unsupported(
+                    refused = Some(Error::unsupported(
                         "spmd",
                         "the system refuses a thread for a rank",
                         format!("rank {rank} of {}: {reason}", self.world),
                         "use fewer ranks",
                     ));
+                    break;
                 }
             }
         }
-        drop(results);
-        Ok(self.gather(threads, &arrivals, &failures, &world))
+        // The last rank to end drops what `f` captured, so that a panic there is the rank's.
+        drop((results, f));
+        let outcomes = self.gather(threads, &arrivals, &failures, &world);
+        let reporting = outcomes.report_panic.as_ref().filter(|_| outcomes.failures.is_empty());
+        let reporting = reporting.map(|text| Error::invalid("spmd", "on_slow panicked", text, ""));
+        refused.or(reporting).map_or(Ok(outcomes), Err)
+    }
+
+    /// Refuses a world of no ranks or of too many, and a name that no thread can have.
+    fn check(&self) -> Result<()> {
+        if self.world == 0 {
+            return Err(Error::invalid("spmd", "a world has at least one rank", "0 ranks", ""));
+        }
+        if self.world > MOST_RANKS {
+            let given = format!("{} ranks", self.world);
+            let remedy = format!("use at most {MOST_RANKS}, or DryRun");
+            return Err(Error::invalid("spmd", "a process has fewer threads", given, remedy));
+        }
+        if self.name.contains('\0') {
+            let given = format!("{:?}", self.name);
+            return Err(Error::invalid("spmd", "the name of a thread has no character NUL", given, ""));
+        }
+        Ok(())
     }
 
     fn gather<T>(
@@ -384,7 +462,8 @@ impl Spmd {
     ) -> RankOutcomes<T> {
         let mut results: Vec<Option<Option<T>>> = (0..self.world).map(|_| None).collect();
         let mut last = Instant::now();
-        while let Some((rank, result)) = self.next(arrivals, failures, last, world) {
+        let mut report_panic = None;
+        while let Some((rank, result)) = self.next(arrivals, failures, last, world, &mut report_panic) {
             results[rank] = Some(result);
             last = Instant::now();
             // The thread is about to end, and its panics were caught, so joining cannot fail.
@@ -394,17 +473,19 @@ impl Spmd {
         if !failures.is_empty() {
             world.write_records();
         }
-        RankOutcomes { results, failures, waited_s: last.elapsed().as_secs_f64() }
+        RankOutcomes { results, failures, waited_s: last.elapsed().as_secs_f64(), report_panic }
     }
 
     /// Returns the next rank to end; `None` if all have ended, or if one has failed, the others have not continued
-    /// without it, and none has ended within the deadline. Reports slow ranks meanwhile.
+    /// without it, and none has ended within the deadline. Reports slow ranks meanwhile, until the function that does so
+    /// panics.
     fn next<T>(
         &self,
         arrivals: &Receiver<T>,
         failures: &Failures,
         last: Instant,
         world: &LocalWorld,
+        report_panic: &mut Option<String>,
     ) -> Option<T> {
         let patience = self.patience.unwrap_or(self.deadline / 4);
         let glance = (patience / 4).clamp(Duration::from_millis(1), Duration::from_millis(50));
@@ -414,7 +495,10 @@ impl Spmd {
                 Ok(arrival) => return Some(arrival),
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {
-                    world.slow(patience).iter().for_each(|slow| (self.on_slow)(slow));
+                    let report = || world.slow(patience).iter().for_each(|slow| (self.on_slow)(slow));
+                    if report_panic.is_none() {
+                        *report_panic = catch_unwind(AssertUnwindSafe(report)).err().map(take_message);
+                    }
                     if !world.time_left(last.elapsed()).is_zero() {
                         late_since = None;
                         continue;
@@ -437,6 +521,8 @@ struct RankOutcomes<T> {
     failures: Vec<(usize, Failure)>,
     /// The seconds since the last rank ended.
     waited_s: f64,
+    /// The message of a panic in the function that reports slow ranks.
+    report_panic: Option<String>,
 }
 
 /// The failures in the order in which they happened.
@@ -450,25 +536,25 @@ fn run_rank<T>(
     failures: &Failures,
 ) -> Option<T> {
     let life = || f(world.rank(rank)?).and_then(|result| world.end(rank).map(|()| result));
-    let failure = match catch_unwind(AssertUnwindSafe(life)) {
+    let failure = match catch_unwind(AssertUnwindSafe(|| catch_no_room("", life))) {
         Ok(Ok(result)) => return Some(result),
         Ok(Err(error)) => Failure::Error(error),
-        Err(payload) => Failure::Panic(message(&*payload)),
+        Err(payload) => Failure::Panic(take_message(payload)),
     };
+    record_failure(failure, rank, world, failures);
+    None
+}
+
+/// Records the failure of a rank and tells the other ranks.
+fn record_failure(failure: Failure, rank: usize, world: &LocalWorld, failures: &Failures) {
     // Both happen under one lock, so that the first recorded failure is also the one that other ranks report.
     let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
     world.fail(rank, failure.to_string(), is_echo(&failure));
     failures.push((rank, failure));
-    None
 }
 
 fn is_echo(failure: &Failure) -> bool {
     matches!(failure, Failure::Error(error) if error.is_echo())
-}
-
-pub(super) fn message(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(|s| s.to_string());
-    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
-use crate::error::Result;
+use crate::comm::calls::{Call, Route};
+use crate::error::{Error, Result};
 use crate::tensor::cpu::{Num, as_elements_mut};
 use crate::tensor::{DType, Element, Float, FoldOrder, FoldStep, ReduceOp, Shape, Tensor, cuda};
 
@@ -73,6 +74,43 @@ impl Reduce {
         stacked(self.order.nodes()[member], &self.shape)
     }
 
+    /// Checks that the reduction fits `call`, which member `me` of `members` makes.
+    ///
+    /// # Errors
+    /// Refuses, in the call's name, an order of another number of members, a list of another length, and tensors and
+    /// shapes that are not the reduction's.
+    pub(crate) fn check(&self, call: &Call<'_>, me: usize, members: usize) -> Result<()> {
+        let refuse = |rule, given| Err(Error::invalid(call.name, rule, given, ""));
+        let nodes = self.order.nodes();
+        if nodes.len() != members {
+            let given = format!("an order of {} members in a group of {members}", nodes.len());
+            return refuse("the reduction's order is another group's", given);
+        }
+        let (sent, own) = if call.route == Route::AllToAll { (members, me) } else { (1, 0) };
+        if (call.outgoing.len(), call.incoming.len()) != (sent, members) {
+            let given = format!("{} tensors and {} shapes", call.outgoing.len(), call.incoming.len());
+            return refuse("a reduction sends a tensor and expects a shape per member", given);
+        }
+        if let Some(at) = (0..members).find(|&at| !self.is_part(at, &call.incoming[at])) {
+            let given = format!("{} of member {at}, not {}", call.incoming[at], self.part_shape(at));
+            return refuse("a member's part has another shape than the reduction's", given);
+        }
+        let fits = |x: &Tensor| x.dtype() == call.dtype && x.is_contiguous();
+        if !(call.outgoing[own].shape() == &call.incoming[me] && call.outgoing.iter().all(fits)) {
+            let given = format!("{} for {}{}", call.outgoing[own].notation(), call.dtype, call.incoming[me]);
+            return refuse("the tensors sent are not the reduction's, or not contiguous", given);
+        }
+        Ok(())
+    }
+
+    /// Returns true if `shape` is [`Reduce::part_shape`] of the member.
+    fn is_part(&self, member: usize, shape: &Shape) -> bool {
+        match self.order.nodes()[member] {
+            1 => *shape == self.shape,
+            n => shape.first() == Some(&n) && shape[1..] == self.shape[..],
+        }
+    }
+
     /// Returns the result, from one contiguous tensor per member, all of one dtype.
     pub(crate) fn fold(&self, parts: &[Tensor]) -> Result<Tensor> {
         fold(self, parts)
@@ -91,8 +129,20 @@ fn stacked(n: usize, shape: &Shape) -> Shape {
 
 /// Returns the reduction of `parts`, one contiguous tensor per member, with the shapes that [`Reduce::part_shape`]
 /// gives.
+///
+/// # Errors
+/// Refuses other parts.
 pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Result<Tensor> {
-    fold_into(reduce, &|member| &parts[member], Tensor::uninit)
+    let is_part = |(member, x): (usize, &Tensor)| {
+        x.dtype() == parts[0].dtype() && x.is_contiguous() && reduce.is_part(member, x.shape())
+    };
+    if parts.len() != reduce.order.nodes().len() || parts.is_empty() || !parts.iter().enumerate().all(is_part)
+    {
+        let given: Vec<String> = parts.iter().map(Tensor::notation).collect();
+        let rule = "the parts are not those of the reduction's order and shape";
+        return Err(Error::invalid("fold", rule, format!("{} for {}", given.join(", "), reduce.shape), ""));
+    }
+    fold_into(reduce, &|member| &parts[member], Tensor::try_uninit)
 }
 
 /// Folds as [`fold`] does; `of` returns the tensor of a member. `room` allocates the result, a contiguous CPU tensor
@@ -100,7 +150,7 @@ pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Result<Tensor> {
 pub(crate) fn fold_into<'a>(
     reduce: &Reduce,
     of: &dyn Fn(usize) -> &'a Tensor,
-    room: impl FnOnce(DType, Shape) -> Tensor,
+    room: impl FnOnce(DType, Shape) -> Result<Tensor>,
 ) -> Result<Tensor> {
     let (dtype, device) = (of(0).dtype(), of(0).device());
     let shape = reduce.out_shape();
@@ -119,7 +169,7 @@ pub(crate) fn fold_into<'a>(
         let parts: Vec<Tensor> = members.map(|member| of(member).clone()).collect();
         return cuda::fold(reduce.op, &reduce.order, &reduce.shape, &parts);
     }
-    let mut out = room(dtype, shape);
+    let mut out = room(dtype, shape)?;
     let row = reduce.shape.numel() * dtype.size_bytes();
     let rows = out.bytes_mut().chunks_exact_mut(row).collect();
     fold_range(reduce, of, 0..reduce.shape.numel(), rows);

@@ -267,8 +267,9 @@ impl<'a> Search<'a> {
             let goal = &next.states[f];
             let most = self.most_lacking(state, goal, members);
             let communicating = fold_axes(&state.layout, &goal.layout, self.src.shape.len(), &axes);
-            let cost =
-                so_far + self.cost(&communicating, most.saturating_mul(level.parts * level.size_bytes));
+            let cost = so_far
+                + self
+                    .cost(&communicating, most.saturating_mul(level.parts).saturating_mul(level.size_bytes));
             self.relax(&mut next, f, cost, from(false), to == 0);
         }
         self.levels[to as usize] = Some(next);
@@ -288,7 +289,8 @@ impl<'a> Search<'a> {
         // A ring's bytes: all partial values of one share of the elements, then the sums of the other shares.
         let whole = self.most_held(to);
         let share = whole.div_ceil(members);
-        let elements = (members - 1) * share * level.parts + (whole - share) * parts;
+        let partial = (members - 1).saturating_mul(share).saturating_mul(level.parts);
+        let elements = partial.saturating_add((whole - share).saturating_mul(parts));
         let cost = self.cost(axes, elements.saturating_mul(level.size_bytes));
         if to.layout == replicated(&from.layout, axes) {
             return cost;
@@ -300,7 +302,7 @@ impl<'a> Search<'a> {
     fn exchange(&self, level: &SearchLevel, from: &State, to: &State) -> PlanCost {
         let most = self.most_lacking(from, to, 1);
         let communicating = communicating_axes(&from.layout, &to.layout, self.src.shape.len());
-        self.cost(&communicating, most.saturating_mul(level.parts * level.size_bytes))
+        self.cost(&communicating, most.saturating_mul(level.parts).saturating_mul(level.size_bytes))
     }
 
     /// Returns the number of values that the sampled rank that lacks most lacks, if each element takes those of `members`
@@ -308,10 +310,10 @@ impl<'a> Search<'a> {
     fn most_lacking(&self, from: &State, to: &State, members: u64) -> u64 {
         let ranks = RankDifferences::new(&self.src.mesh, &self.src.shape, &from.layout, &to.layout);
         let lacks = |have: &ShardBounds, want: &ShardBounds| {
-            members * want.numel() as u64 - have.common_numel(want) as u64
+            members.saturating_mul(want.numel() as u64) - have.common_numel(want) as u64
         };
         if ranks.apart {
-            return members * self.first(&to.layout).numel() as u64;
+            return members.saturating_mul(self.first(&to.layout).numel() as u64);
         }
         if ranks.axes.is_empty() {
             return lacks(&self.first(&from.layout), &self.first(&to.layout));

@@ -9,7 +9,7 @@ use crate::ops::{
     AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work, arity,
 };
 use crate::rng::{self, Draw, IndexRanges};
-use crate::tensor::{DType, Element, Tensor, for_dtype};
+use crate::tensor::{DType, Element, Tensor, for_dtype, zeroed};
 
 /// Draws `samples` categories (i64, from 0 to below k) per row of weights: `[.., k] -> [.., samples]`. Applied by
 /// [`DTensor::multinomial`](crate::dtensor::DTensor::multinomial) and
@@ -115,7 +115,7 @@ struct WeightRows<'a, T> {
 impl<T: Element> WeightRows<'_, T> {
     fn with_replacement(&self) -> Result<Tensor> {
         let window = &self.at.outs[0];
-        let mut words = vec![0; window.region.numel()];
+        let mut words = zeroed("multinomial", window.region.numel())?;
         IndexRanges::of(&window.region, &window.global, |at, here| {
             rng::bits64(self.op.draw.0, at, &mut words[here]);
             Ok(())

@@ -7,6 +7,7 @@
 mod busy;
 mod calls;
 mod check;
+mod edges;
 mod ends;
 mod flight;
 mod order;

@@ -115,6 +115,9 @@ impl Channel for ThreadChannel {
 impl ThreadChannel {
     fn publish(&self, call: Call<'_>, reduce: Option<Reduce>) -> Result<Box<dyn Request>> {
         let member = &self.member;
+        if let Some(reduce) = &reduce {
+            reduce.check(&call, member.position, member.group.ranks.len())?;
+        }
         let position = match call.route {
             Route::Send { .. } => 0,
             Route::Recv { .. } => 1,
@@ -166,7 +169,7 @@ impl InFlightCall {
         group.wait(call, |cycle| member.world.fail_others_in(cycle, group))?;
         let contents = &*call.slot.contents();
         match (&contents.outcome, reduce) {
-            (SlotOutcome::Whole(result), _) => Ok(smallvec![result.clone()?]),
+            (SlotOutcome::Whole(result), _) => Ok(smallvec![result.clone()]),
             (SlotOutcome::Shared(folds), _) => {
                 if folds.work(position, |member, part| contents.part(member, part)) {
                     group.wake();

@@ -100,8 +100,14 @@ impl ThreadGroup {
             if let Some(reduce) = reduce {
                 // Other calls of the group can continue during this fold.
                 drop(guard);
-                slot.prepare(reduce);
+                let prepared = slot.prepare(reduce);
                 guard = self.lock();
+                if let Err(error) = prepared {
+                    let (id, rank) = (self.id(&slot, call.name), slot.ranks[position]);
+                    let fault = CommFault::PeerFailed { id, rank, cause: error.to_string() };
+                    self.set_fault(&mut guard, fault, None);
+                    return Err(error);
+                }
             }
             slot.open();
             self.wake_parked(&guard);

@@ -4,7 +4,7 @@
 //! reduce-scatter with uneven parts. Members take chunks of the results in turn, and fold them from all members'
 //! tensors. No chunk belongs to a rank, so nothing waits for a rank that is not in the call.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::sync::atomic::{AtomicUsize, Ordering};
 use crate::comm::transport::Reduce;
@@ -58,10 +58,11 @@ unsafe impl Sync for FirstByte {}
 
 impl SharedFolds {
     /// Shares the fold of a large all-reduce on the CPU. `x` is one of its tensors. Returns `None` if it is small.
-    pub(super) fn large(reduce: &Reduce, x: &Tensor) -> Option<SharedFolds> {
+    pub(super) fn large(reduce: &Reduce, x: &Tensor) -> Result<Option<SharedFolds>> {
         let bytes = reduce.out_shape().numel() * x.dtype().size_bytes();
         let large = bytes >= LARGE_BYTES && x.device() == Device::Cpu;
-        large.then(|| SharedFolds { all: std::iter::once(SharedFold::new(reduce, 0, x.dtype())).collect() })
+        let only = || SharedFold::new(reduce, 0, x.dtype());
+        large.then(only).transpose().map(|only| only.map(|only| SharedFolds { all: smallvec![only] }))
     }
 
     /// Shares the folds of a large reduce-scatter if some member has more to fold than the others. `reduce_of`
@@ -70,16 +71,16 @@ impl SharedFolds {
         members: usize,
         reduce_of: impl Fn(usize) -> &'a Reduce,
         x: &Tensor,
-    ) -> Option<SharedFolds> {
+    ) -> Result<Option<SharedFolds>> {
         let reduces = || (0..members).map(&reduce_of);
         let bytes = |reduce: &Reduce| reduce.out_shape().numel() * x.dtype().size_bytes();
-        let most = reduces().map(bytes).max()?;
+        let most = reduces().map(bytes).max().unwrap_or(0);
         let uneven = most * members > reduces().map(bytes).sum::<usize>() / 4 * 5;
         if most < HELPED_BYTES || !uneven || x.device() != Device::Cpu {
-            return None;
+            return Ok(None);
         }
         let one = |(part, reduce)| SharedFold::new(reduce, part, x.dtype());
-        Some(SharedFolds { all: reduces().enumerate().map(one).collect() })
+        Ok(Some(SharedFolds { all: reduces().enumerate().map(one).collect::<Result<_>>()? }))
     }
 
     /// Folds chunks of this member's result, then of the other members', until none is left. Returns true if this
@@ -111,14 +112,14 @@ impl SharedFolds {
 }
 
 impl SharedFold {
-    fn new(reduce: &Reduce, part: usize, dtype: DType) -> SharedFold {
-        let mut out = Tensor::uninit(dtype, reduce.out_shape());
+    fn new(reduce: &Reduce, part: usize, dtype: DType) -> Result<SharedFold> {
+        let mut out = Tensor::try_uninit(dtype, reduce.out_shape())?;
         let at = FirstByte(out.bytes_mut().as_mut_ptr());
         let chunk_len = CHUNK_BYTES / dtype.size_bytes();
         let empty = reduce.order.outs_len() == 0;
         let chunks = if empty { 0 } else { reduce.shape.numel().div_ceil(chunk_len) };
         let (taken, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        SharedFold { reduce: reduce.clone(), part, out, at, chunk_len, chunks, taken, done }
+        Ok(SharedFold { reduce: reduce.clone(), part, out, at, chunk_len, chunks, taken, done })
     }
 
     /// Folds chunks until none is left. Returns true if this finished the last one.
@@ -167,7 +168,7 @@ impl ReusedResult {
             is_fresh = true;
             let fits =
                 |last: &mut Tensor| last.dtype() == dtype && *last.shape() == shape && last.is_unique();
-            last.take_if(fits).unwrap_or_else(|| Tensor::uninit(dtype, shape))
+            last.take_if(fits).map_or_else(|| Tensor::try_uninit(dtype, shape), Ok)
         })?;
         // A result that needed no fold is a member's own tensor.
         if is_fresh && out.len_bytes() <= REUSED_BYTES {

@@ -45,7 +45,7 @@ pub(super) enum SlotOutcome {
     /// Each member takes the tensors that are for it, or folds them itself.
     Parts,
     /// One result for all members, folded by the last one to arrive.
-    Whole(Result<Tensor>),
+    Whole(Tensor),
     /// Large folds, computed together by the members that wait.
     Shared(SharedFolds),
 }
@@ -106,24 +106,28 @@ impl CallSlot {
 
     /// Computes the result that all members share, or prepares its shared fold, after all have arrived and before the
     /// slot opens. `reduce` is any member's fold.
-    pub(super) fn prepare(&self, reduce: &Reduce) {
+    ///
+    /// # Errors
+    /// Returns an error if this rank has no room for the result.
+    pub(super) fn prepare(&self, reduce: &Reduce) -> Result<()> {
         let contents = &mut *self.contents_mut();
         contents.outcome = match contents.entries[0].route {
             Route::AllToAll => {
                 let of = |at: usize| contents.entries[at].reduce.as_ref().expect("every member folds");
-                let folds = SharedFolds::uneven(contents.entries.len(), of, contents.part(0, 0));
+                let folds = SharedFolds::uneven(contents.entries.len(), of, contents.part(0, 0))?;
                 folds.map_or(SlotOutcome::Parts, SlotOutcome::Shared)
             }
-            _ => match SharedFolds::large(reduce, contents.part(0, 0)) {
+            _ => match SharedFolds::large(reduce, contents.part(0, 0))? {
                 Some(folds) => SlotOutcome::Shared(folds),
                 None => {
                     let mut reused = std::mem::take(&mut contents.reused);
                     let whole = reused.fold(reduce, &|at| contents.part(at, 0));
                     contents.reused = reused;
-                    SlotOutcome::Whole(whole)
+                    SlotOutcome::Whole(whole?)
                 }
             },
         };
+        Ok(())
     }
 
     /// Counts a member that has taken its results. Returns true if it is the last one; then no member uses the slot

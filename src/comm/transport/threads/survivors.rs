@@ -49,6 +49,14 @@ impl Survivors {
                 "end the program of this rank",
             ));
         }
+        if round.joined.contains(&rank) {
+            return Err(Error::invalid(
+                "survivors",
+                "another thread of this rank has joined the round",
+                format!("rank {rank}"),
+                "let one thread of a rank ask",
+            ));
+        }
         let mine = round.generation + 1;
         round.joined.push(rank);
         let since = *round.since.get_or_insert_with(Instant::now);

@@ -1,0 +1,101 @@
+//! Memory that does not suffice, as an error of the kernel in which it happens.
+//!
+//! Kernels allocate results in the middle of loops and closures, without a `Result`. If there is no room, the stack is
+//! unwound up to [`catch_no_room`], which stands around every kernel and every program that `comm` runs, and returns the
+//! error. Unwinding drops the kernel's tensors. Outside of it, and on threads that a program starts itself, the
+//! allocation panics with the error's text.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use crate::error::{Error, Result};
+
+thread_local!(static IS_CAUGHT: Cell<bool> = const { Cell::new(false) });
+
+/// The payload of an unwinding that ends in [`catch_no_room`].
+struct UnwindingError(Error);
+
+/// Runs `f`, and returns the error by which an allocation in it has unwound the stack. `verb` names the kernel in an
+/// error for lack of memory; it may be empty.
+///
+/// # Errors
+/// Returns the errors of `f`.
+#[inline]
+pub(crate) fn catch_no_room<T>(verb: &str, f: impl FnOnce() -> Result<T>) -> Result<T> {
+    let outer = IS_CAUGHT.replace(true);
+    // The result is written in place, because a list of tensors takes as long to move as a small kernel.
+    let mut result = Err(Error::Device { verb: String::new(), device: String::new(), reason: String::new() });
+    let ended = catch_unwind(AssertUnwindSafe(|| result = f()));
+    IS_CAUGHT.set(outer);
+    if let Err(payload) = ended {
+        result = Err(caught(payload));
+    }
+    if let Err(error) = &mut result {
+        error.name_kernel(verb);
+    }
+    result
+}
+
+/// Returns the error that has unwound the stack; continues another panic.
+#[cold]
+fn caught(payload: Box<dyn Any + Send>) -> Error {
+    match payload.downcast::<UnwindingError>() {
+        Ok(unwinding) => unwinding.0,
+        Err(other) => resume_unwind(other),
+    }
+}
+
+/// Ends an allocation that has no `Result` to return `error` in.
+#[cold]
+pub(super) fn unwind(error: Error) -> ! {
+    if IS_CAUGHT.get() {
+        // Not a bug of the program: no message is printed, and no backtrace taken.
+        resume_unwind(Box::new(UnwindingError(error)));
+    }
+    panic!("{error}")
+}
+
+/// Returns a list of `len` zeros, for a kernel's own use.
+///
+/// # Errors
+/// Returns an error if the system has no room.
+pub(crate) fn zeroed<T: Copy + Default>(verb: &str, len: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    let bytes = len.saturating_mul(size_of::<T>());
+    if list.try_reserve_exact(len).is_err() {
+        let wanted = format!("a list of {len} numbers");
+        let mut error = super::storage::no_room(wanted, bytes);
+        error.name_kernel(verb);
+        return Err(error);
+    }
+    list.resize(len, T::default());
+    Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{DType, Tensor};
+
+    #[test]
+    fn a_kernel_without_room_is_an_error_and_other_panics_stay_panics() {
+        let huge = || Ok(Tensor::zeros(DType::F32, [1usize << 50]));
+        let Err(Error::OutOfMemory(fault)) = catch_no_room("fill", huge) else {
+            panic!("there is no such room")
+        };
+        assert_eq!((&*fault.wanted, fault.wanted_bytes), ("f32[1125899906842624] for fill", 1 << 52));
+        // The inner kernel is named.
+        let inner = || catch_no_room("inner", huge);
+        assert!(catch_no_room("outer", inner).unwrap_err().to_string().contains(" for inner of "));
+        let other = catch_unwind(|| catch_no_room::<()>("fill", || resume_unwind(Box::new("a bug"))));
+        assert_eq!(other.unwrap_err().downcast_ref(), Some(&"a bug"));
+        assert!(!IS_CAUGHT.get());
+        assert!(
+            zeroed::<u64>("sample", 1 << 50)
+                .unwrap_err()
+                .to_string()
+                .contains("1125899906842624 numbers for sample")
+        );
+    }
+}
