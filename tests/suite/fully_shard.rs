@@ -236,9 +236,10 @@ fn a_unit_is_one_gather_a_pass_and_one_reduction() {
         Ok((forward, tally.total().calls - before - forward))
     };
     let found = spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
-    // Three blocks and the root, and the loss; in the backward pass two blocks again (the last is still there), three
-    // blocks' gradients, and the root's: the last norm and the head, then the positions, and the tied table's two.
-    assert_eq!(found, [(5, 8); 2]);
+    // Three blocks and the root, and the loss; in the backward pass two blocks again (the last is still there), the gradients
+    // of three blocks and of the last norm, the tied table's two in one call, and the positions' in two: its derivative's
+    // reduction comes first.
+    assert_eq!(found, [(5, 9); 2]);
 }
 
 fn refusal(mesh: &'static str, shard: impl Fn(&mut Params) -> Result<()> + Send + Sync + 'static) -> String {
