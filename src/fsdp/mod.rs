@@ -1,9 +1,8 @@
-//! Fully sharded data parallelism: the positions of a unit's parameters in one buffer that ranks share equally.
+//! Fully sharded data parallelism: units of parameters, their positions in one buffer that ranks share equally.
 //!
 //! A *unit* is the parameters that are gathered together, such as those of a transformer block. Its buffer holds the
-//! same number of elements on every rank, so one all-gather makes all of its parameters, as views, without a copy. The
-//! planner decides where in the buffer each parameter lies, so that no rank holds part of a *block*: a row, a tile
-//! that is quantised together, or a matrix that an optimizer needs whole.
+//! same number of elements on every rank. The planner decides where in the buffer each parameter lies, so that no rank
+//! holds part of a *block*: a row, a tile that is quantised together, or a matrix that an optimizer needs whole.
 //!
 //! ```
 //! use isoshard::fsdp::{BlockedTensor, ShardPlanner};
@@ -16,8 +15,12 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-//! Missing: the buffers themselves. [`Plan::fsdp`](crate::nn::Plan::fsdp) shards each parameter by its own rows and copies a
-//! unit's parts side by side before it gathers them; it does not use plans of this module yet.
+//! [`fully_shard`] places a model's parameters so, and says over which axes parameters, gradients and the optimizer's
+//! states are sharded ([`Sharding`]), and which blocks stay whole ([`BlockPolicy`]).
+//!
+//! Missing: buffers that persist. A rank's parts of a unit are copied side by side before each gather, a gathered unit is
+//! copied into one tensor per parameter, and padding is not sent. Parameters and states are in the device's memory:
+//! nothing is offloaded.
 
 mod block_policy;
 mod fully_shard;
