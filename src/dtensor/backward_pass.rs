@@ -379,7 +379,10 @@ impl BackwardPass {
             let before = self.units.start(&self.mesh)?;
             self.store_unit(before)?;
         }
-        self.units.push(unit, leaf, partial);
+        if self.units.push(unit, leaf, partial) {
+            let before = self.units.start(&self.mesh)?;
+            self.store_unit(before)?;
+        }
         Ok(true)
     }
 

@@ -85,9 +85,13 @@ pub(super) struct GradientDestination {
     pub unit: GradientUnit,
 }
 
-/// The number of a unit: leaves whose gradients share calls.
+/// A unit: leaves whose gradients share calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GradientUnit(u64);
+pub(crate) struct GradientUnit {
+    number: u64,
+    /// The bytes of gradients, counted globally, from which on they wait for no others.
+    pub limit_bytes: usize,
+}
 
 /// One call, with what its derivative needs.
 pub(super) struct TapeCall {
@@ -199,8 +203,8 @@ impl TapeNode {
 
 impl GradientUnit {
     /// Returns a new unit.
-    pub fn next() -> GradientUnit {
-        GradientUnit(next_id())
+    pub fn next(limit_bytes: usize) -> GradientUnit {
+        GradientUnit { number: next_id(), limit_bytes }
     }
 }
 

@@ -21,6 +21,8 @@ use crate::tensor::Tensor;
 pub(super) struct UnitGradients {
     unit: Option<GradientUnit>,
     arrived: Vec<(Rc<TapeNode>, DTensor)>,
+    /// The bytes of those that have arrived, counted globally.
+    arrived_bytes: usize,
     started: Option<StartedUnit>,
 }
 
@@ -63,15 +65,19 @@ impl UnitGradients {
         self.unit.is_some_and(|arriving| arriving != unit)
     }
 
-    /// Adds the gradient of a leaf of the unit that arrives: a partial sum in the leaf's dtype, or in that of its cast.
-    pub fn push(&mut self, unit: GradientUnit, leaf: Rc<TapeNode>, grad: DTensor) {
+    /// Adds the gradient of a leaf of the unit that arrives: a partial sum in the leaf's dtype, or in that of its cast. Returns
+    /// true if it is not to wait for others.
+    pub fn push(&mut self, unit: GradientUnit, leaf: Rc<TapeNode>, grad: DTensor) -> bool {
         self.unit = Some(unit);
+        let bytes = grad.shape().numel().saturating_mul(grad.dtype().size_bytes());
+        self.arrived_bytes = self.arrived_bytes.saturating_add(bytes);
         self.arrived.push((leaf, grad));
+        self.arrived_bytes >= unit.limit_bytes
     }
 
     /// Starts the reductions of the gradients that have arrived, and returns the unit that was started before.
     pub fn start(&mut self, mesh: &DeviceMesh) -> Result<Option<StartedUnit>> {
-        self.unit = None;
+        (self.unit, self.arrived_bytes) = (None, 0);
         if self.arrived.is_empty() {
             return Ok(None);
         }

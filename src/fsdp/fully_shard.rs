@@ -67,10 +67,18 @@ pub fn fully_shard(
         params.matching_for("fully_shard", pattern)?;
     }
     let (mut placed, mut sharded) = (Vec::new(), Vec::new());
-    for (name, ids) in units_of(params, units)? {
+    let units = units_of(params, units)?;
+    for pattern in sharding.patterns() {
+        if !units.iter().any(|(name, _)| path_matches(pattern, name)) {
+            let given = format!("{pattern:?} among {} units", units.len());
+            return Err(Error::invalid("fully_shard", "a pattern matches no unit", given, ""));
+        }
+    }
+    for (name, ids) in units {
+        let stays_gathered = sharding.patterns().iter().any(|pattern| path_matches(pattern, &name));
         let (unit, placements) = plan_unit(params, &mesh, &axes, name, &ids, blocks)?;
         let members = ids.into_iter().zip(placements).collect();
-        placed.push(PlacedUnit { name: unit.name.clone(), members, stays_gathered: false });
+        placed.push(PlacedUnit { name: unit.name.clone(), members, stays_gathered });
         sharded.push(unit);
     }
     params.place(placed, sharding.batch())?;
@@ -290,7 +298,7 @@ pub struct ShardedBytes {
     pub gradients: usize,
     /// Parameters that are held from one update to the next, in the dtype that modules compute in.
     pub held: usize,
-    /// The gathered units at most: the root, and the two largest others.
+    /// The gathered units at most: the root, those that stay gathered, and the two largest others.
     pub gathered: usize,
     /// The gradients of the two largest units before they are reduced.
     pub unreduced: usize,
@@ -345,7 +353,10 @@ impl ShardedBytes {
                 }
             }
             unreduced.push(gradients);
-            if name.is_empty() { all.gathered += whole } else { gathered.push(whole) }
+            match name.is_empty() || params.stays_gathered(&name) {
+                true => all.gathered += whole,
+                false => gathered.push(whole),
+            }
         }
         for (list, sum) in [(&mut gathered, &mut all.gathered), (&mut unreduced, &mut all.unreduced)] {
             list.sort_unstable_by(|a, b| b.cmp(a));

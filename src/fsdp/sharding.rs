@@ -35,6 +35,7 @@ pub struct Sharding {
     parameters: Vec<String>,
     gradients: Vec<String>,
     states: Vec<String>,
+    stays_gathered: Vec<String>,
 }
 
 impl Sharding {
@@ -47,7 +48,8 @@ impl Sharding {
     /// ```
     pub fn over(batch: &[&str]) -> Sharding {
         let batch = owned(batch);
-        Sharding { batch, parameters: Vec::new(), gradients: Vec::new(), states: Vec::new() }
+        let [parameters, gradients, states, stays_gathered] = Default::default();
+        Sharding { batch, parameters, gradients, states, stays_gathered }
     }
 
     /// Shards the held parameters over these axes. Stored parameters are sharded as the optimizer's states are.
@@ -82,6 +84,40 @@ impl Sharding {
     pub fn states(mut self, axes: &[&str]) -> Sharding {
         self.states = owned(axes);
         self
+    }
+
+    /// Leaves units gathered from the forward pass to the backward pass, which then gathers nothing for them: those whose
+    /// module's path matches `pattern`. It takes their memory, and saves a gather of each.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}, rng::Init};
+    /// use isoshard::fsdp::{BlockPolicy, Sharding, fully_shard};
+    /// let received = |pattern: Option<&'static str>| spmd(2, move |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     let ids: Vec<_> = (0..3)
+    ///         .map(|i| params.root().child("h").child(i).param("w", [8, 8], Init::Ones))
+    ///         .collect::<isoshard::Result<_>>()?;
+    ///     let sharding = pattern.into_iter().fold(Sharding::zero3("fsdp"), |all, p| all.stay_gathered(p));
+    ///     fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
+    ///     let cx = Forward::train_without_dropout(&params);
+    ///     let product = cx.param(ids[0])?.matmul(&cx.param(ids[1])?)?.matmul(&cx.param(ids[2])?)?;
+    ///     drop(cx);
+    ///     let before = mesh.received_bytes();
+    ///     product.sum_all()?.backward()?;
+    ///     Ok(mesh.received_bytes() - before)
+    /// });
+    /// assert_eq!(received(None)?[0] - received(Some("h.0"))?[0], 128); // half of 64 f32 elements
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn stay_gathered(mut self, pattern: &str) -> Sharding {
+        self.stays_gathered.push(pattern.into());
+        self
+    }
+
+    /// Returns the patterns of the units that stay gathered.
+    pub(super) fn patterns(&self) -> &[String] {
+        &self.stays_gathered
     }
 
     /// Returns data parallelism: everything replicated.

@@ -104,6 +104,7 @@ fn every_sharding_has_the_bits_of_a_single_rank() {
         ("dp=2", Sharding::zero3("dp")),
         ("dp=3", Sharding::zero3("dp")),
         ("dp=5", Sharding::zero3("dp")),
+        ("dp=2", Sharding::zero3("dp").stay_gathered("h.1")),
         ("dp=2,fsdp=2", Sharding::hsdp("dp", "fsdp")),
         ("dp=2,fsdp=2", Sharding::hfsdp("dp", "fsdp")),
         ("dp=2,fsdp=3", Sharding::hfsdp("dp", "fsdp")),
@@ -282,6 +283,7 @@ fn wrong_input_is_refused_by_name_and_moves_nothing() {
     let tile = rows().set("h.*.attn.w", Block::Tile { rows: 2, columns: 3 });
     assert!(refused(&["h.*"], zero3(), tile).contains("rows hold a whole number of tiles"));
     assert!(refused(&["h.*"], zero3(), BlockPolicy::new(Block::Rows(0))).contains("at least one element"));
+    assert!(refused(&["h.*"], zero3().stay_gathered("h.7"), rows()).contains("a pattern matches no unit"));
     let wider = Sharding::over(&["dp", "fsdp"]).parameters(&["dp"]);
     assert!(refused(&["h.*"], wider, rows()).contains("an axis that shards parameters shards gradients"));
     let twice = Sharding::over(&["dp"]).states(&["dp", "dp"]);

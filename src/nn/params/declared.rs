@@ -7,6 +7,9 @@ use crate::error::Result;
 use crate::nn::param_id::ParamId;
 use crate::nn::pieces::ParamPiece;
 
+/// The bytes of the root's gradients that wait for each other.
+const ROOT_BYTES: usize = 32 << 20;
+
 impl Params {
     pub(in crate::nn) fn has_site(&self, path: &str) -> bool {
         self.sites.contains(path)
@@ -79,13 +82,18 @@ impl Params {
         let name =
             number.map(|n| path.split('.').take(n + 1).collect::<Vec<_>>().join(".")).unwrap_or_default();
         let at = self.units.iter().position(|u| u.name == name).unwrap_or_else(|| {
-            let gradients = GradientUnit::next();
+            let gradients = gradient_unit(&name);
             self.units.push(ParamUnit { name, members: Vec::new(), gradients, stays_gathered: false });
             self.units.len() - 1
         });
         self.units[at].members.push(id);
         at
     }
+}
+
+/// Returns the unit of the gradients of a unit's parameters. The root's may be a whole model's, so few of them wait.
+pub(super) fn gradient_unit(name: &str) -> GradientUnit {
+    GradientUnit::next(if name.is_empty() { ROOT_BYTES } else { usize::MAX })
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Parameters that fully sharded data parallelism has placed: the layouts of values, gradients and held values.
 
+use super::declared::gradient_unit;
 use super::{Param, ParamUnit, Params};
-use crate::dtensor::{DTensor, GradientUnit, Transfer};
+use crate::dtensor::{DTensor, Transfer};
 use crate::error::{Error, Result};
 use crate::nn::param_id::ParamId;
 use crate::nn::plan::Plan;
@@ -33,7 +34,7 @@ impl Params {
             let moved =
                 members.iter().map(|(id, at)| (self.value(*id).detach(), at.stored.clone())).collect();
             let moved = DTensor::redistribute_together(moved)?;
-            let gradients = GradientUnit::next();
+            let gradients = gradient_unit(&name);
             let unit = self.units.len();
             let ids = members.iter().map(|(id, _)| *id).collect();
             self.units.push(ParamUnit { name, members: ids, gradients, stays_gathered });
@@ -57,6 +58,11 @@ impl Params {
     /// Returns the units with their parameters.
     pub(crate) fn declared_units(&self) -> Vec<(String, Vec<ParamId>)> {
         self.units.iter().map(|unit| (unit.name.clone(), unit.members.clone())).collect()
+    }
+
+    /// Returns true if a unit stays gathered from the forward pass to the backward pass.
+    pub(crate) fn stays_gathered(&self, unit: &str) -> bool {
+        self.units.iter().any(|other| other.name == unit && other.stays_gathered)
     }
 
     /// Returns the layouts of a parameter.
