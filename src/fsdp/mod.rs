@@ -16,10 +16,11 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-//! Missing: the buffers themselves. [`Plan::fsdp`](crate::nn::Plan::fsdp) shards each parameter by its own rows and copies a
-//! unit's parts side by side before it gathers them; it does not use plans of this module yet.
+//! [`fully_shard`] places a model's parameters by such plans. Missing: the buffers themselves. A unit's parts are copied side
+//! by side before they are gathered. [`Plan::fsdp`](crate::nn::Plan::fsdp) shards each parameter by its own rows.
 
 mod block_policy;
+mod draw;
 mod fully_shard;
 mod packing;
 mod planner;
