@@ -6,14 +6,14 @@ use crate::tensor::Shape;
 
 /// A block: elements of a parameter that lie on one rank.
 ///
-/// Of a parameter that tensor or expert parallelism cuts first, a block is one of the part that this leaves to a rank.
+/// If tensor or expert parallelism cuts a parameter first, a block is one of the part that this leaves to a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Block {
     /// Each element by itself: the shortest shards.
     Element,
     /// This number of rows, counted over all leading dims. A vector has rows of one element.
     Rows(usize),
-    /// A matrix of the last two dims, such as an expert's. Of a vector, all of it.
+    /// A matrix of the last two dims, such as an expert's. A vector is one block.
     Matrix,
     /// Tiles that are quantised together, for matrices whose rows are multiples of `columns`. All tiles beside each
     /// other stay together, since a part of a row is no run of elements.
