@@ -7,7 +7,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
-use isoshard::fsdp::{BlockedTensor, ShardPlanner};
+use isoshard::fsdp::{BlockedTensor, ShardPlanner, ShardedUnit};
 use isoshard::placement::{Layout, Mesh, Spec};
 use isoshard::tensor::DType;
 use isoshard::testing::strategies::{layouts, meshes, shapes};
@@ -344,4 +344,32 @@ fn an_image_of_a_shard_plan_shows_each_part() {
     assert!(found.is_empty(), "parts that the plan lacks: {found:?}");
     assert!(colours.values().all(|colours| colours.len() == 1), "{colours:?}");
     assert_eq!(colours.values().flatten().collect::<BTreeSet<_>>().len(), 3, "{colours:?}");
+}
+
+/// The pictures of docs/fsdp.md. `ISOSHARD_BLESS=1` writes the image.
+#[test]
+fn the_pictures_of_the_guide_to_fsdp_are_up_to_date() {
+    let parameters = [
+        ("attn.qkv.weight", 96 * 32, 4 * 32),
+        ("attn.out.weight", 32 * 32, 4 * 32),
+        ("moe.router.weight", 8 * 32, 32),
+        ("moe.experts.up", 8 * 32 * 16, 32 * 16),
+        ("moe.experts.down", 8 * 16 * 32, 16 * 32),
+        ("norm.weight", 32, 1),
+    ];
+    let tensors = parameters.map(|(_, len, block)| BlockedTensor { len, block });
+    let unit = ShardedUnit {
+        name: "h.0".into(),
+        paths: parameters.iter().map(|(path, ..)| format!("h.0.{path}")).collect(),
+        plan: Some(ShardPlanner::new(4).plan(&tensors).expect("there is a plan")),
+    };
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let image = unit.draw_svg().expect("it is sharded");
+    if std::env::var_os("ISOSHARD_BLESS").is_some() {
+        fs::write(docs.join("fsdp.svg"), &image).expect("the image can be written");
+    }
+    let held = fs::read_to_string(docs.join("fsdp.svg")).unwrap_or_default();
+    assert!(held == image, "docs/fsdp.svg is not up to date: run this test with ISOSHARD_BLESS=1");
+    let guide = fs::read_to_string(docs.join("fsdp.md")).unwrap_or_default();
+    assert!(guide.contains(&unit.draw()), "docs/fsdp.md lacks this picture:\n{}", unit.draw());
 }
