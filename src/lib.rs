@@ -123,5 +123,6 @@ mod guides {
         Plans "docs/plans.md"
         Clusters "docs/clusters.md"
         Cuda "docs/cuda.md"
+        Fsdp "docs/fsdp.md"
     }
 }

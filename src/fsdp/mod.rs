@@ -23,6 +23,7 @@
 //! nothing is offloaded.
 
 mod block_policy;
+mod draw;
 mod fully_shard;
 mod packing;
 mod planner;

@@ -59,6 +59,7 @@ mod tree_parts;
 pub use axis::{Placement, chunk};
 pub use layout::Layout;
 pub use mesh::Mesh;
+pub(crate) use picture::{colour, write_label};
 pub use reduction_tree::ReductionTree;
 pub use region::{IndexBox, Overlap, Region};
 pub(crate) use shard_bounds::ShardBounds;

@@ -1,11 +1,13 @@
 //! Pictures of layouts: SVG images are well-formed XML, their boxes cover the tensor without overlap, each element has
-//! exactly the ranks whose regions hold it, and the image of the book is up to date.
+//! exactly the ranks whose regions hold it, and the image of the book is up to date. Pictures of shard plans show each
+//! rank's parts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
+use isoshard::fsdp::{BlockedTensor, ShardPlanner, ShardedUnit};
 use isoshard::placement::{Layout, Mesh, Spec};
 use isoshard::tensor::DType;
 use isoshard::testing::strategies::{layouts, meshes, shapes};
@@ -306,4 +308,68 @@ fn the_image_of_the_book_is_up_to_date() {
     }
     let held = fs::read_to_string(&path).unwrap_or_default();
     assert!(held == image, "docs/book/src/layout.svg is not up to date: run this test with ISOSHARD_BLESS=1");
+}
+
+/// Each part lies in the row of its rank, at its position in the shard, to scale.
+#[test]
+fn an_image_of_a_shard_plan_shows_each_part() {
+    const WIDTH: usize = 640;
+    let tensors = [(96, 8), (40, 40), (0, 1), (23, 1)].map(|(len, block)| BlockedTensor { len, block });
+    let plan = ShardPlanner::new(3).plan(&tensors).expect("there is a plan");
+    let image = Element::parse(&plan.draw_svg()).expect("it is well-formed");
+    let rows: Vec<_> = image.named("rect").filter(|r| r.attributes["fill"] == "#dddddd").collect();
+    let rows: Vec<_> = rows.into_iter().map(Element::rectangle).collect();
+    assert_eq!(rows.len(), plan.ranks());
+    let mut found = BTreeMap::new();
+    for group in image.named("g") {
+        let title = group.named("title").next().expect("a part has a title").text.clone();
+        let rect = group.named("rect").next().expect("a part has a box");
+        assert!(found.insert(title, (rect.rectangle(), rect.attributes["fill"].clone())).is_none());
+    }
+    let mut colours: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
+    for (t, rank) in (0..tensors.len()).flat_map(|t| (0..plan.ranks()).map(move |rank| (t, rank))) {
+        let part = plan.part(t, rank);
+        if part.is_empty() {
+            continue;
+        }
+        let (first, last, len) = (part.start, part.end - 1, tensors[t].len);
+        let title = format!("tensor {t}: elements {first}-{last} of {len}, rank {rank}");
+        let (place, colour) = found.remove(&title).unwrap_or_else(|| panic!("{title} in {found:?}"));
+        let at = |position: usize| rows[rank][0].start + position * WIDTH / plan.shard_len();
+        let position = plan.position(t, rank);
+        assert_eq!(place[0], at(position)..at(position + part.len()), "{title}");
+        assert_eq!(place[1], rows[rank][1], "{title}");
+        colours.entry(t).or_default().insert(colour);
+    }
+    assert!(found.is_empty(), "parts that the plan lacks: {found:?}");
+    assert!(colours.values().all(|colours| colours.len() == 1), "{colours:?}");
+    assert_eq!(colours.values().flatten().collect::<BTreeSet<_>>().len(), 3, "{colours:?}");
+}
+
+/// The pictures of docs/fsdp.md. `ISOSHARD_BLESS=1` writes the image.
+#[test]
+fn the_pictures_of_the_guide_to_fsdp_are_up_to_date() {
+    let parameters = [
+        ("attn.qkv.weight", 96 * 32, 4 * 32),
+        ("attn.out.weight", 32 * 32, 4 * 32),
+        ("moe.router.weight", 8 * 32, 32),
+        ("moe.experts.up", 8 * 32 * 16, 32 * 16),
+        ("moe.experts.down", 8 * 16 * 32, 16 * 32),
+        ("norm.weight", 32, 1),
+    ];
+    let tensors = parameters.map(|(_, len, block)| BlockedTensor { len, block });
+    let unit = ShardedUnit {
+        name: "h.0".into(),
+        paths: parameters.iter().map(|(path, ..)| format!("h.0.{path}")).collect(),
+        plan: Some(ShardPlanner::new(4).plan(&tensors).expect("there is a plan")),
+    };
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let image = unit.draw_svg().expect("it is sharded");
+    if std::env::var_os("ISOSHARD_BLESS").is_some() {
+        fs::write(docs.join("fsdp.svg"), &image).expect("the image can be written");
+    }
+    let held = fs::read_to_string(docs.join("fsdp.svg")).unwrap_or_default();
+    assert!(held == image, "docs/fsdp.svg is not up to date: run this test with ISOSHARD_BLESS=1");
+    let guide = fs::read_to_string(docs.join("fsdp.md")).unwrap_or_default();
+    assert!(guide.contains(&unit.draw()), "docs/fsdp.md lacks this picture:\n{}", unit.draw());
 }

@@ -3,3 +3,5 @@
 mod grid;
 mod svg;
 mod text;
+
+pub(crate) use svg::{colour, write_label};

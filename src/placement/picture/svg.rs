@@ -271,14 +271,14 @@ fn drawn_lens(cuts: &[usize]) -> Vec<usize> {
 }
 
 /// Returns a rank's colour. The more often the palette has been used, the lighter.
-fn colour(rank: usize) -> String {
+pub(crate) fn colour(rank: usize) -> String {
     let white = 35 + 7 * (rank / PALETTE.len() % 8) as u32;
     let [red, green, blue] = PALETTE[rank % PALETTE.len()].map(|c| c + (255 - c) * white / 100);
     format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
 /// Writes black text with a white rim at the position of its base line.
-fn write_label(text: &mut String, (x, y): (usize, usize), anchor: &str, label: &str) {
+pub(crate) fn write_label(text: &mut String, (x, y): (usize, usize), anchor: &str, label: &str) {
     let _ = writeln!(
         text,
         "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" stroke=\"#ffffff\" stroke-width=\"3\" \
