@@ -16,7 +16,7 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-//! [`fully_shard`] places a model's parameters by such plans. Missing: the buffers themselves. A unit's parts are copied side
+//! [`fully_shard()`] places a model's parameters by such plans. Missing: the buffers themselves. A unit's parts are copied side
 //! by side before they are gathered. [`Plan::fsdp`](crate::nn::Plan::fsdp) shards each parameter by its own rows.
 
 mod block_policy;
