@@ -63,7 +63,6 @@ enum Arrangement {
 }
 
 /// Reductions that have started.
-#[expect(clippy::large_enum_variant, reason = "one lives per unit")]
 pub(in crate::dtensor) enum ReductionInFlight {
     Alone(InFlight),
     Shared(SharedReduction),
