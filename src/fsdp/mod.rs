@@ -15,17 +15,12 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-<<<<<<< HEAD
-//! [`fully_shard`] places a model's parameters so, and says over which axes parameters, gradients and the optimizer's
+//! [`fully_shard()`] places a model's parameters so, and says over which axes parameters, gradients and the optimizer's
 //! states are sharded ([`Sharding`]), and which blocks stay whole ([`BlockPolicy`]).
 //!
 //! Missing: buffers that persist. A rank's parts of a unit are copied side by side before each gather, a gathered unit is
 //! copied into one tensor per parameter, and padding is not sent. Parameters and states are in the device's memory:
 //! nothing is offloaded.
-=======
-//! [`fully_shard()`] places a model's parameters by such plans. Missing: the buffers themselves. A unit's parts are copied side
-//! by side before they are gathered. [`Plan::fsdp`](crate::nn::Plan::fsdp) shards each parameter by its own rows.
->>>>>>> show
 
 mod block_policy;
 mod draw;
