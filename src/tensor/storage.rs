@@ -229,7 +229,7 @@ pub fn pool_stats() -> PoolStats {
 /// `usize::MAX` is no limit.
 ///
 /// At the limit the thread first gives back the blocks that it keeps; then an allocation is an
-/// [`Error::OutOfMemory`](crate::Error::OutOfMemory). Lists that [`Tensor::from_vec`](super::Tensor::from_vec) takes over,
+/// [`Error::OutOfMemory`]. Lists that [`Tensor::from_vec`](super::Tensor::from_vec) takes over,
 /// and the lists that the crate and the standard library need besides tensors, do not count.
 ///
 /// ```
