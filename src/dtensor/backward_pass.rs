@@ -22,7 +22,7 @@ use super::step_plans::find_step_plan;
 use super::tensor::{
     CallDerivative, CustomDerivative, DTensor, Recomputation, TapeCall, TapeNode, TapeOutput, next_id,
 };
-use super::unit_gradients::{StartedUnit, UnitGradients};
+use super::unit_gradients::UnitGradients;
 use super::waiting_gradients::WaitingGradients;
 use crate::comm::{Phase, operator_scope};
 use crate::error::Result;
@@ -118,10 +118,8 @@ impl BackwardPass {
         while let Some(queued) = self.queue.pop_youngest() {
             self.visit(queued)?;
         }
-        let started = self.units.start(&self.mesh)?;
-        self.store_unit(started)?;
-        let last = self.units.take_started();
-        self.store_unit(last)
+        self.start_unit()?;
+        self.store_started()
     }
 
     /// Adds a gradient to those of a result, and queues its node.
@@ -355,7 +353,7 @@ impl BackwardPass {
     }
 
     /// Takes a complete gradient that is to be reduced with those of its leaf's unit. When another unit's gradients begin
-    /// to arrive, the reductions of this one start; they are waited for when those of the next one have started. Returns
+    /// to arrive, the reductions of this one start; they are waited for when those of the next one are to start. Returns
     /// false, and takes nothing, if the gradient does not wait.
     fn waits_for_unit(&mut self, node: &Rc<TapeNode>, grad: &mut Option<DTensor>) -> Result<bool> {
         let Some(leaf) = self.unit_leaf(node) else { return Ok(false) };
@@ -376,12 +374,10 @@ impl BackwardPass {
             }
         };
         if self.units.is_another(unit) {
-            let before = self.units.start(&self.mesh)?;
-            self.store_unit(before)?;
+            self.start_unit()?;
         }
         if self.units.push(unit, leaf, partial) {
-            let before = self.units.start(&self.mesh)?;
-            self.store_unit(before)?;
+            self.start_unit()?;
         }
         Ok(true)
     }
@@ -399,9 +395,16 @@ impl BackwardPass {
             .then(|| leaf.node.clone())
     }
 
-    /// Waits for the gradients of a unit, and stores them.
-    fn store_unit(&mut self, unit: Option<StartedUnit>) -> Result<()> {
-        let Some(unit) = unit else { return Ok(()) };
+    /// Waits for the unit that is being reduced, so that a rank holds no third one, and starts the reductions of the unit that
+    /// has arrived.
+    fn start_unit(&mut self) -> Result<()> {
+        self.store_started()?;
+        self.units.start(&self.mesh)
+    }
+
+    /// Waits for the gradients of the unit that is being reduced, and stores them.
+    fn store_started(&mut self) -> Result<()> {
+        let Some(unit) = self.units.take_started() else { return Ok(()) };
         for (leaf, grad) in unit.finish(&self.mesh)? {
             let _scope = leaf.path.enter_in(Phase::Backward);
             let dtype = leaf.outs[0].dtype();

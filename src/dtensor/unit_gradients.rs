@@ -75,16 +75,17 @@ impl UnitGradients {
         self.arrived_bytes >= unit.limit_bytes
     }
 
-    /// Starts the reductions of the gradients that have arrived, and returns the unit that was started before.
-    pub fn start(&mut self, mesh: &DeviceMesh) -> Result<Option<StartedUnit>> {
+    /// Starts the reductions of the gradients that have arrived. Those of the unit before are finished.
+    pub fn start(&mut self, mesh: &DeviceMesh) -> Result<()> {
         (self.unit, self.arrived_bytes) = (None, 0);
         if self.arrived.is_empty() {
-            return Ok(None);
+            return Ok(());
         }
         let (leaves, grads): (Vec<_>, Vec<_>) = self.arrived.drain(..).unzip();
         let wanted: Vec<WantedGradient> = leaves.iter().map(|leaf| WantedGradient::of(leaf)).collect();
         let reductions = StartedReductions::new(mesh, grads, &wanted)?;
-        Ok(self.started.replace(StartedUnit { leaves, reductions }))
+        self.started = Some(StartedUnit { leaves, reductions });
+        Ok(())
     }
 
     /// Removes the unit that was started last.

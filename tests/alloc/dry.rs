@@ -140,7 +140,7 @@ fn a_training_steps_counts_are_those_of_a_real_run() {
             assert_eq!((sorted(report.rows.clone()), received), *real, "{job:?}: rank {rank}");
             assert_eq!(real, absent, "{job:?}: rank {rank}: threads without data");
             assert_eq!(report.live_bytes, 0);
-            assert!(report.total().calls > 50 && report.of_call("all_gather").received_bytes > 0);
+            assert!(report.total().calls > 20 && report.of_call("all_gather").received_bytes > 0);
             // Some group spans more than a pair of ranks, so its calls take slow links.
             assert!(report.total().time.seconds() > report.total().calls as f64 * 1e-6);
         }
