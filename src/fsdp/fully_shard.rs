@@ -183,7 +183,7 @@ fn units_of(params: &Params, patterns: &[&str]) -> Result<Vec<(String, Vec<Param
     }
 }
 
-/// Plans a unit's buffer over the innermost axis that shards its parameters.
+/// Plans a unit's buffer over the first axis that shards its parameters, gradients or states.
 fn plan_unit(
     params: &Params,
     mesh: &Mesh,
