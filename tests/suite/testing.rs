@@ -241,7 +241,9 @@ fn a_rank_that_fails_is_named_by_all() {
     assert_eq!(runs.len(), 6);
     let faults: Vec<RankFault> = runs.iter().take(3).map(|run| run.fault).collect();
     assert_eq!(faults, [RankFault::Dies, RankFault::Stalls, RankFault::Differs]);
-    assert!(runs.iter().all(|run| run.calls > 20 && run.ends.len() >= 2));
+    for run in &runs {
+        assert!(run.calls >= 10 && run.ends.len() >= 2, "{run:?}");
+    }
 }
 
 #[test]
