@@ -328,7 +328,8 @@ impl Tensor {
     /// Returns the address of the first element, or `None` if the tensor is not on a CUDA device.
     pub(crate) fn device_address(&self) -> Option<u64> {
         let block = self.storage.device_block()?;
-        Some(block.address() + (self.offset * self.dtype.size_bytes()) as u64)
+        let start = self.storage.start_in_block() + self.offset * self.dtype.size_bytes();
+        Some(block.address() + start as u64)
     }
 }
 

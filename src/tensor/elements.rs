@@ -1,9 +1,8 @@
 //! Access to a tensor's elements: borrowed, copied, or written in place.
 
-use std::sync::Arc;
-
 use super::cuda::DeviceBlock;
 use super::dtype::for_dtype;
+use super::storage::exclusive;
 use super::{DType, Device, Element, Tensor};
 use crate::error::{Error, Result};
 
@@ -86,7 +85,7 @@ impl Tensor {
             *self = self.to_owned_copy()?;
         }
         let (offset, len) = (self.offset, self.numel());
-        let buffer = Arc::get_mut(&mut self.storage).expect("checked or made unique above");
+        let buffer = exclusive(&mut self.storage).expect("checked or made unique above");
         // SAFETY: `&mut Buffer` is exclusive, the buffer holds `offset + len` initialised elements of this dtype, and
         // its alignment suffices.
         Ok(unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<T>().add(offset), len) })
@@ -113,12 +112,12 @@ impl Tensor {
     /// Returns true if [`Tensor::is_unique`] and the tensor covers its whole buffer, so keeping it alive keeps no other
     /// memory.
     pub(crate) fn owns_buffer(&mut self) -> bool {
-        self.is_unique() && self.storage.len_bytes() == self.len_bytes()
+        self.is_unique() && self.storage.len_bytes() == self.len_bytes() && !self.storage.is_part()
     }
 
     /// Returns true if no other tensor shares the buffer.
     pub(super) fn is_unshared(&mut self) -> bool {
-        Arc::get_mut(&mut self.storage).is_some()
+        exclusive(&mut self.storage).is_some()
     }
 
     /// Returns the elements of a contiguous tensor as bytes in the machine's byte order, for files and for comparisons
@@ -152,7 +151,7 @@ impl Tensor {
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         assert_eq!(self.device(), Device::Cpu, "only a device's kernels write its memory");
         let (start, len) = (self.offset * self.dtype.size_bytes(), self.len_bytes());
-        let buffer = Arc::get_mut(&mut self.storage).expect("a new tensor does not share its buffer");
+        let buffer = exclusive(&mut self.storage).expect("a new tensor does not share its buffer");
         // SAFETY: exclusive access to an initialised buffer that holds the range.
         unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().add(start), len) }
     }

@@ -24,6 +24,7 @@
 
 pub mod cpu;
 pub mod cuda;
+mod cut;
 mod dense;
 mod device;
 mod devices;

@@ -23,6 +23,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -63,12 +64,30 @@ enum BufferOwner {
     Meta {
         _counted: CountedBytes,
     },
+    /// One of the parts into which a buffer was cut; no other part shares its bytes.
+    Part {
+        whole: Arc<Buffer>,
+        start: usize,
+        index: usize,
+        parts_len: usize,
+    },
+    /// All bytes of a buffer that was cut. Its parts are shared here, so that none of them is written meanwhile.
+    Joined {
+        whole: Arc<Buffer>,
+        _parts: Vec<Storage>,
+    },
 }
 
-/// A buffer that tensors share. It is writable only while it has one owner.
+/// A buffer that tensors share. It is writable only while it has one owner ([`exclusive`]).
 pub(crate) type Storage = Arc<Buffer>;
 
-// SAFETY: the buffer owns its block; shared access is read-only, and writing needs `&mut Buffer`.
+/// Returns the buffer for writing if nothing else shares its bytes.
+pub(super) fn exclusive(storage: &mut Storage) -> Option<&mut Buffer> {
+    Arc::get_mut(storage).filter(|buffer| !matches!(buffer.owner, BufferOwner::Joined { .. }))
+}
+
+// SAFETY: the buffer owns its block, or bytes of it that no other buffer has. Shared access is read-only, and writing needs
+// `&mut Buffer`, which `exclusive` gives; a buffer whose bytes are also those of its parts is never written.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
@@ -112,6 +131,7 @@ impl Buffer {
         match &self.owner {
             BufferOwner::Device(block) => block.owner().device(),
             BufferOwner::Meta { .. } => Device::Meta,
+            BufferOwner::Part { whole, .. } | BufferOwner::Joined { whole, .. } => whole.device(),
             BufferOwner::Pool { .. } | BufferOwner::Foreign { .. } => Device::Cpu,
         }
     }
@@ -120,8 +140,65 @@ impl Buffer {
     pub(crate) fn device_block(&self) -> Option<&DeviceBlock> {
         match &self.owner {
             BufferOwner::Device(block) => Some(block),
-            _ => None,
+            BufferOwner::Part { whole, .. } | BufferOwner::Joined { whole, .. } => whole.device_block(),
+            BufferOwner::Pool { .. } | BufferOwner::Foreign { .. } | BufferOwner::Meta { .. } => None,
         }
+    }
+
+    /// Returns the position of the first byte in its block.
+    pub(super) fn start_in_block(&self) -> usize {
+        match &self.owner {
+            BufferOwner::Part { whole, start, .. } => whole.start_in_block() + start,
+            _ => 0,
+        }
+    }
+
+    /// Cuts the buffer into parts, each of which is writable on its own. `ranges` of bytes ascend and do not overlap; bytes
+    /// between them are never written again. The memory is freed with the last part.
+    ///
+    /// # Panics
+    /// Panics if a range overlaps the one before it or leaves the buffer.
+    pub(super) fn cut(self, ranges: &[Range<usize>]) -> Vec<Buffer> {
+        let (whole, parts_len) = (Arc::new(self), ranges.len());
+        let mut free = 0;
+        let part = |(index, range): (usize, &Range<usize>)| {
+            let Range { start, end } = *range;
+            assert!(free <= start && start <= end && end <= whole.len_bytes, "parts lie one after the other");
+            free = end;
+            let ptr = match whole.has_address() {
+                // SAFETY: the part starts inside the block, or at its end.
+                true => unsafe { whole.ptr.add(start) },
+                false => whole.ptr,
+            };
+            let owner = BufferOwner::Part { whole: whole.clone(), start, index, parts_len };
+            Buffer { ptr, len_bytes: end - start, owner }
+        };
+        ranges.iter().enumerate().map(part).collect()
+    }
+
+    /// Returns the buffer that was cut into `parts`, for reading, or `None` unless these are all its parts, in their order.
+    pub(super) fn joined(parts: Vec<Storage>) -> Option<Buffer> {
+        let BufferOwner::Part { whole, parts_len, .. } = &parts.first()?.owner else { return None };
+        let is_next = |(at, part): (usize, &Storage)| match &part.owner {
+            BufferOwner::Part { whole: other, index, .. } => *index == at && Arc::ptr_eq(whole, other),
+            _ => false,
+        };
+        if *parts_len != parts.len() || !parts.iter().enumerate().all(is_next) {
+            return None;
+        }
+        let whole = whole.clone();
+        let (ptr, len_bytes) = (whole.ptr, whole.len_bytes);
+        Some(Buffer { ptr, len_bytes, owner: BufferOwner::Joined { whole, _parts: parts } })
+    }
+
+    /// Returns true for a part of a buffer that was cut.
+    pub(super) fn is_part(&self) -> bool {
+        matches!(self.owner, BufferOwner::Part { .. })
+    }
+
+    /// Returns true if the bytes have addresses in the CPU's memory.
+    fn has_address(&self) -> bool {
+        self.device() == Device::Cpu
     }
 
     pub(crate) fn len_bytes(&self) -> usize {

@@ -1,0 +1,136 @@
+//! Tensors that share one block of memory and are written separately: the parts of a buffer.
+//!
+//! Views of a tensor share its buffer, so none can be written in place while another is held. [`Tensor::cut`] makes tensors
+//! of their own instead: each has some of the buffer's bytes alone. While nothing writes them, [`Tensor::joined`] reads all
+//! of them as one tensor, without copying. A unit of parameters is stored so, and collectives receive into such parts.
+
+use super::storage::Buffer;
+use super::{Shape, Tensor};
+use crate::error::Result;
+
+impl Tensor {
+    /// Returns tensors over parts of this tensor's buffer, each of which can be written in place: one of each shape, from
+    /// the element `start` on, for each pair. The parts lie one after the other; elements between them are kept and not
+    /// written. Copies the elements first if another tensor shares the buffer.
+    ///
+    /// # Errors
+    /// Returns an error if such a copy finds no room.
+    pub(crate) fn cut(mut self, parts: &[(usize, Shape)]) -> Result<Vec<Tensor>> {
+        let (size, dtype) = (self.dtype.size_bytes(), self.dtype);
+        if !self.is_unique() || self.offset != 0 {
+            self = self.to_owned_copy()?;
+        }
+        let ranges: Vec<_> =
+            parts.iter().map(|(start, shape)| start * size..(start + shape.numel()) * size).collect();
+        let buffers = match std::sync::Arc::try_unwrap(self.storage) {
+            Ok(buffer) => buffer.cut(&ranges),
+            Err(_) => unreachable!("it was made unique above"),
+        };
+        let shapes = parts.iter().map(|(_, shape)| shape.clone());
+        Ok(buffers
+            .into_iter()
+            .zip(shapes)
+            .map(|(part, shape)| Tensor::from_buffer(part, dtype, shape))
+            .collect())
+    }
+
+    /// Returns the elements of a tensor that was [cut](Tensor::cut) into `parts` as a tensor of one dim, which shares them,
+    /// or `None` if these are not all the parts, whole and in their order.
+    pub(crate) fn joined<'a>(parts: impl IntoIterator<Item = &'a Tensor>) -> Option<Tensor> {
+        let mut dtype = None;
+        let storage = |x: &Tensor| {
+            let is_whole = x.len_bytes() == x.storage.len_bytes() && x.is_contiguous();
+            (is_whole && *dtype.get_or_insert(x.dtype) == x.dtype).then(|| x.storage.clone())
+        };
+        let buffer = Buffer::joined(parts.into_iter().map(storage).collect::<Option<_>>()?)?;
+        let dtype = dtype?;
+        let len = buffer.len_bytes() / dtype.size_bytes();
+        Some(Tensor::from_buffer(buffer, dtype, [len].into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{DType, Device, meta, storage};
+
+    fn address(x: &Tensor) -> usize {
+        x.data::<f32>().expect("f32").as_ptr() as usize
+    }
+
+    #[test]
+    fn parts_are_written_in_place_while_others_are_read() {
+        let whole =
+            Tensor::build([10], |out: &mut [f32]| out.iter_mut().zip(0..).for_each(|(x, i)| *x = i as f32));
+        let at = address(&whole);
+        let mut parts = whole.cut(&[(0, [2, 2].into()), (4, [0].into()), (5, [3].into())]).unwrap();
+        assert_eq!([0, 2].map(|i| address(&parts[i]) - at), [0, 20]);
+        let other = parts[2].clone();
+        assert!(parts[0].is_unique() && !parts[2].is_unique());
+        parts[0].make_mut::<f32>().unwrap().fill(-1.0);
+        assert_eq!((address(&parts[0]), other.to_vec::<f32>().unwrap()), (at, vec![5.0, 6.0, 7.0]));
+        assert_eq!(parts[2].data::<f32>().unwrap().len(), 3, "a part ends where the next one may begin");
+        assert!(!parts[0].shares_storage(&parts[2]) && !parts[0].owns_buffer());
+        drop(other);
+        parts[2].make_mut::<f32>().unwrap()[0] = 9.0;
+        let mut joined = Tensor::joined(&parts).unwrap();
+        assert_eq!(joined.to_vec::<f32>().unwrap(), [-1.0, -1.0, -1.0, -1.0, 4.0, 9.0, 6.0, 7.0, 8.0, 9.0]);
+        // While they are joined, a write copies: neither the parts nor what is read moves.
+        assert!(!parts[0].is_unique() && !joined.is_unique());
+        parts[0].make_mut::<f32>().unwrap().fill(3.0);
+        joined.make_mut::<f32>().unwrap()[1] = 2.0;
+        assert_ne!(address(&parts[0]), at);
+        assert_eq!(joined.to_vec::<f32>().unwrap()[..2], [-1.0, 2.0]);
+    }
+
+    #[test]
+    fn only_all_parts_in_their_order_are_joined() {
+        let cut = || Tensor::zeros(DType::F32, [4]).cut(&[(0, [1].into()), (1, [3].into())]).unwrap();
+        let (parts, others) = (cut(), cut());
+        assert!(Tensor::joined(&parts).is_some());
+        assert!(Tensor::joined(&parts[..1]).is_none() && Tensor::joined(&[] as &[Tensor]).is_none());
+        assert!(Tensor::joined(parts.iter().rev()).is_none(), "another order");
+        assert!(Tensor::joined([&parts[0], &others[1]]).is_none(), "another buffer's");
+        assert!(
+            Tensor::joined([&parts[0], &parts[1].narrow(0, 0, 2).unwrap()]).is_none(),
+            "not all of a part"
+        );
+        assert!(Tensor::joined(&[Tensor::zeros(DType::F32, [4])]).is_none(), "never cut");
+    }
+
+    #[test]
+    fn memory_is_freed_with_the_last_part() {
+        std::thread::spawn(|| {
+            let mut parts =
+                Tensor::zeros(DType::U8, [4096]).cut(&[(0, [1].into()), (64, [2].into())]).unwrap();
+            assert_eq!(storage::pool_stats().live_bytes, 4096);
+            drop(parts.pop());
+            let joined = Tensor::joined(&parts);
+            assert!(joined.is_none() && storage::pool_stats().live_bytes == 4096);
+            drop(parts);
+            assert_eq!(storage::pool_stats().live_bytes, 0);
+            let whole = Tensor::zeros_on(Device::Meta, DType::U8, [100]).unwrap();
+            let parts = whole.cut(&[(0, [40].into()), (40, [60].into())]).unwrap();
+            assert_eq!((meta::memory_stats().live_bytes, parts[1].notation()), (100, "u8[60]".into()));
+            assert!(Tensor::joined(&parts).unwrap().is_meta());
+            drop(parts);
+            assert_eq!(meta::memory_stats().live_bytes, 0);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_shared_tensor_is_copied_before_it_is_cut() {
+        let whole = Tensor::zeros(DType::F32, [4]);
+        let mut parts = whole.clone().cut(&[(0, [4].into())]).unwrap();
+        parts[0].make_mut::<f32>().unwrap().fill(1.0);
+        assert_eq!(whole.to_f64_vec(), [0.0; 4]);
+    }
+
+    #[test]
+    #[should_panic(expected = "parts lie one after the other")]
+    fn parts_do_not_overlap() {
+        let _ = Tensor::zeros(DType::F32, [4]).cut(&[(0, [3].into()), (2, [2].into())]);
+    }
+}
