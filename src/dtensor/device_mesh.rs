@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxHashMap;
 
+use super::copied_bytes::copied_bytes;
 use super::reduction::ReductionModes;
 use super::unoptimised;
 use crate::comm::{Group, Peers, Rank};
@@ -320,6 +321,26 @@ impl DeviceMesh {
     /// ```
     pub fn redistribution_calls(&self) -> u64 {
         self.0.moving_calls.get()
+    }
+
+    /// Returns the number of bytes that this rank has copied so far to pack what its redistributions send, and to unpack
+    /// what they receive. Bytes that a collective itself moves to their place do not count; those of all meshes of this rank
+    /// do.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0)".parse()?)?;
+    ///     let before = mesh.copied_bytes();
+    ///     x.redistribute("(S1)".parse()?)?;
+    ///     assert_eq!(mesh.copied_bytes() - before, 2 * 4 * 2 * 4); // two blocks of two rows and two columns
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn copied_bytes(&self) -> u64 {
+        copied_bytes()
     }
 
     /// Waits until every rank of the mesh has called this.

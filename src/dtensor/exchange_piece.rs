@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use super::copied_bytes::note_copied;
 use super::device_mesh::DeviceMesh;
 use crate::error::Result;
 use crate::placement::{Layout, Overlap, Placement, Region};
@@ -74,6 +75,22 @@ impl ExchangePiece {
         self.overlaps.iter().map(Overlap::numel).sum()
     }
 
+    /// Returns the position in the receiver's part of a piece that is all of the sender's part, and whose elements lie there
+    /// one after the other in the same order; `None` for any other piece.
+    pub fn run_in_receiver(&self) -> Option<usize> {
+        if !self.whole {
+            return None;
+        }
+        let last = |o: &Overlap| {
+            let steps = o.len.iter().zip(&o.b_strides);
+            o.b_offset + steps.map(|(len, stride)| (len - 1) * stride).sum::<usize>()
+        };
+        let start = self.overlaps.iter().map(|o| o.b_offset).min()?;
+        let end = self.overlaps.iter().map(last).max()? + 1;
+        // Both ascend with the global index, so that elements without gaps between them have one order.
+        (end - start == self.numel()).then_some(start)
+    }
+
     /// Returns the shape in which the piece is sent.
     pub fn shape(&self) -> Shape {
         match &self.view {
@@ -93,7 +110,7 @@ impl ExchangePiece {
             return local.reshape(self.shape());
         }
         let mut out = Tensor::uninit_on(local.device(), local.dtype(), self.shape())?;
-        copied(out.len_bytes());
+        note_copied(out.len_bytes());
         let mut at = 0;
         for o in &self.overlaps {
             let strides = Shape::from(o.len.clone()).strides();
@@ -109,14 +126,14 @@ impl ExchangePiece {
             return self.cut(local);
         }
         let cuts: Vec<Tensor> = (0..nodes).map(|i| self.cut(&local.select(0, i)?)).collect::<Result<_>>()?;
-        copied(nodes * self.numel() * local.dtype().size_bytes());
+        note_copied(nodes * self.numel() * local.dtype().size_bytes());
         Tensor::stack(&cuts, &self.shape(), local.dtype(), local.device())
     }
 
     /// Writes a piece that [`ExchangePiece::cut`] made into the receiver's part, which begins at element `start` of
     /// `out`.
     pub fn paste(&self, part: &Tensor, out: &mut Tensor, start: usize) -> Result<()> {
-        copied(part.len_bytes());
+        note_copied(part.len_bytes());
         let mut at = 0;
         for o in &self.overlaps {
             let packed = Shape::from(o.len.clone()).strides();
@@ -130,19 +147,8 @@ impl ExchangePiece {
 
 /// Returns a contiguous tensor of the same elements.
 pub(super) fn packed(x: &Tensor) -> Result<Tensor> {
-    copied(if x.is_contiguous() { 0 } else { x.len_bytes() });
+    note_copied(if x.is_contiguous() { 0 } else { x.len_bytes() });
     x.contiguous()
-}
-
-#[cfg(test)]
-thread_local!(
-    /// The number of bytes that this rank has copied to pack and unpack.
-    pub(super) static COPIED_BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
-);
-
-fn copied(_bytes: usize) {
-    #[cfg(test)]
-    COPIED_BYTES.with(|c| c.set(c.get() + _bytes));
 }
 
 /// Returns the coordinates of the ranks that differ from this one along `axes` only, in group order.

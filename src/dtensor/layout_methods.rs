@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::explain::note_move;
 use super::redistribute::{self, InFlight, Redistribution};
-use super::start_moves::{TensorMove, start_moves};
+use super::start_moves::{TensorMove, start_moves, stored_side_by_side};
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use crate::comm::operator_scope_if_none;
@@ -215,6 +215,25 @@ impl DTensor {
         let pending =
             |((meta, source), in_flight)| PendingRedistribution { source, meta, in_flight: Some(in_flight) };
         Ok(of.into_iter().zip(started).map(pending).collect())
+    }
+
+    /// Returns tensors that are often redistributed together to the given layouts, with the same values and stored so that
+    /// [`DTensor::redistribute_together`] copies nothing before its calls, where that is possible. Tensors whose layout is the
+    /// given one stay as they are. Communicates nothing.
+    pub(crate) fn stored_together(of: Vec<(DTensor, Layout)>) -> Result<Vec<DTensor>> {
+        let Some(mesh) = of.first().map(|(x, _)| x.mesh.clone()) else { return Ok(Vec::new()) };
+        let (mut all, mut moved, mut moves) = (Vec::with_capacity(of.len()), Vec::new(), Vec::new());
+        for (i, (x, layout)) in of.into_iter().enumerate() {
+            if layout != *x.layout() {
+                let to = mesh.intern(x.meta.spec().with_layout(layout)?)?;
+                moves.push(TensorMove { local: x.local.clone(), from: x.meta.clone(), to });
+                moved.push(i);
+            }
+            all.push(x);
+        }
+        let stored = stored_side_by_side(&mesh, moves)?;
+        moved.into_iter().zip(stored).for_each(|(i, local)| all[i].local = local);
+        Ok(all)
     }
 
     /// Returns the whole tensor on every rank. Each rank receives the elements that it lacks.

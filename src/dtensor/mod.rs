@@ -33,6 +33,7 @@ mod call_cost;
 mod call_plan;
 mod check;
 mod choose_rows;
+mod copied_bytes;
 mod custom_vjp;
 mod derivative;
 mod derivative_program;

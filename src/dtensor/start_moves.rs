@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::device_mesh::DeviceMesh;
 use super::explain::note_moves;
-use super::redistribute::{self, InFlight, Move, sharing, start_sharing};
+use super::redistribute::{self, InFlight, Move, sharing, side_by_side, start_sharing};
 use super::tensor_meta::TensorMeta;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -29,4 +29,11 @@ pub(super) fn start_moves(mesh: &DeviceMesh, of: Vec<TensorMove>) -> Result<Vec<
         group.into_iter().zip(in_flight).for_each(|(i, in_flight)| started[i] = Some(in_flight));
     }
     Ok(started.into_iter().flatten().collect())
+}
+
+/// Stores the local tensors of moves so that gathers that share a call send them as they lie in memory, where that is possible.
+/// Each can be written in place. Communicates nothing.
+pub(super) fn stored_side_by_side(mesh: &DeviceMesh, of: Vec<TensorMove>) -> Result<Vec<Tensor>> {
+    let planned = |x: TensorMove| Ok((redistribute::find(mesh, &x.from, &x.to)?, x.local));
+    side_by_side(&of.into_iter().map(planned).collect::<Result<Vec<_>>>()?)
 }

@@ -2,6 +2,8 @@
 
 use std::slice;
 
+use smallvec::SmallVec;
+
 use super::group::Group;
 use super::pending::Pending;
 use crate::comm::calls::{Call, Route};
@@ -72,6 +74,27 @@ impl Group {
             incoming: shapes,
         };
         Pending::running(self.start(call), |all| Ok(all.into_vec()))
+    }
+
+    /// Starts [`Group::all_gather`] of tensors of one shape, which arrive in `into`: one contiguous tensor of that shape per
+    /// member, held by nothing else. Returns these. Members' tensors are copied there by the collective alone.
+    pub(crate) fn all_gather_into(&self, x: &Tensor, into: Vec<Tensor>) -> Pending<Vec<Tensor>> {
+        let verb = "all_gather";
+        if let Err(e) = self.one_each(verb, "tensors", into.len()) {
+            return Pending::ready(Err(e));
+        }
+        let shapes: SmallVec<[Shape; 16]> = into.iter().map(|x| x.shape().clone()).collect();
+        debug_assert!(shapes.iter().all(|shape| shape == x.shape()), "equal shapes");
+        let call = Call {
+            name: verb,
+            route: Route::Gather,
+            op: None,
+            dtype: x.dtype(),
+            outgoing: slice::from_ref(x),
+            incoming: &shapes,
+        };
+        let started = self.recorded(call, |channel, call| channel.gather_into(call, into));
+        Pending::running(started, |all| Ok(all.into_vec()))
     }
 
     /// Sends `parts[i]` to member i and returns the parts that the members sent to this one: the part of member i has

@@ -12,6 +12,7 @@ use crate::comm::calls::{BusyWork, Call, CallOrigin, ModulePath, Phase, Route, l
 use crate::comm::network::{Cost, Network, latencies};
 use crate::comm::transport::{Channel, Engine, Reduce, Request};
 use crate::error::{Error, Result};
+use crate::tensor::Tensor;
 
 /// The number, bytes and modelled time of one rank's collectives. Cloning shares the count.
 ///
@@ -395,6 +396,11 @@ impl Channel for CountingChannel {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
         self.count(&call);
         self.channel.start(call)
+    }
+
+    fn gather_into(&self, call: Call<'_>, into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+        self.count(&call);
+        self.channel.gather_into(call, into)
     }
 
     fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {

@@ -63,6 +63,10 @@ impl Channel for DryChannel {
         });
         Ok(Box::new(DryRequest(all.collect::<Result<_>>()?)))
     }
+
+    fn gather_into(&self, _: Call, into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+        Ok(Box::new(DryRequest(into.into())))
+    }
 }
 
 /// A call's results, which are there at once.

@@ -118,6 +118,17 @@ pub trait Channel: Send + Sync + fmt::Debug {
     /// Returns a fault that the group has already.
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>>;
 
+    /// Starts a gather whose parts arrive in `into`: one tensor per member of the shape in `call.incoming`, all on the
+    /// call's device, contiguous, and held by nothing else. The request yields them, this member's own part among them.
+    ///
+    /// Provided: [`Channel::start`], after which each part is copied.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Channel::start`].
+    fn gather_into(&self, call: Call<'_>, into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+        Ok(Box::new(CopyingGather { inner: self.start(call)?, into }))
+    }
+
     /// Starts an all-reduce: `call` sends one contiguous tensor to all members, and the request yields the reduction
     /// alone.
     ///
@@ -167,6 +178,27 @@ pub trait Request: Send {
 
     /// Returns true if `wait` would not wait for another rank.
     fn is_ready(&self) -> bool;
+}
+
+/// A gather whose parts are copied to where they are wanted once they have arrived.
+struct CopyingGather {
+    inner: Box<dyn Request>,
+    into: Vec<Tensor>,
+}
+
+impl Request for CopyingGather {
+    fn wait(self: Box<Self>) -> Result<CallResults> {
+        let CopyingGather { inner, mut into } = *self;
+        for (part, into) in inner.wait()?.iter().zip(&mut into) {
+            let strides = into.shape().strides();
+            part.copy_block(into, part.shape(), (0, part.strides()), (0, &strides))?;
+        }
+        Ok(into.into())
+    }
+
+    fn is_ready(&self) -> bool {
+        self.inner.is_ready()
+    }
 }
 
 /// An exchange whose parts are folded once they have arrived.

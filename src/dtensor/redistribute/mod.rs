@@ -13,6 +13,7 @@
 //! Missing: making a `Partial` from a shard by padding, without communication. Today the value is replicated first.
 
 mod cost;
+mod even_shards;
 mod lower;
 mod rank_samples;
 mod redistribution;
@@ -35,6 +36,6 @@ pub use redistribution::Redistribution;
 pub(crate) use run::Move;
 pub(super) use run::{InFlight, find};
 pub(super) use search::cheapest_time;
-pub(super) use shared_gather::{shared_time, sharing, start_sharing};
+pub(super) use shared_gather::{shared_time, sharing, side_by_side, start_sharing};
 pub(super) use states::sample_coords;
 pub(super) use together::{ReductionInFlight, reductions_sharing, run_together, start_reductions};

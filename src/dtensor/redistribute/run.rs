@@ -1,5 +1,5 @@
 //! Running a plan: packing, calls, folding and unpacking. Each byte is copied at most once before and once after its
-//! call, and not at all if its storage already fits, except for shards that are gathered together.
+//! call, and not at all if its storage already fits.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -12,6 +12,7 @@ use super::super::device_mesh::DeviceMesh;
 use super::super::exchange_piece::{ExchangePiece, packed};
 use super::super::interned::ENTRIES_LEN;
 use super::super::tensor_meta::TensorMeta;
+use super::even_shards::EvenShards;
 use super::lower::{ExchangeStage, FoldStage, StackedShape, Stage, lower};
 use super::redistribution::{ExchangeKind, Redistribution};
 use super::span::move_span;
@@ -38,9 +39,11 @@ pub(in crate::dtensor) enum InFlight {
     Shared { gather: Rc<SharedGather>, index: usize },
 }
 
-/// A gather of several tensors. Each member sends its parts of all of them, one after the other.
+/// A gather of several tensors. Each member sends its parts of all of them, as one tensor.
 pub(in crate::dtensor) struct SharedGather {
     pub(super) gathers: Vec<GatheredTensor>,
+    /// The positions of the tensors in what arrives, if each of them arrives in one piece.
+    pub(super) even: Option<EvenShards>,
     pub(super) call: RefCell<SharedCallState>,
     pub(super) origin: CallOrigin,
     pub(super) span: Span,
@@ -51,7 +54,7 @@ pub(super) struct GatheredTensor {
     pub plan: Rc<Move>,
     /// This rank's part.
     pub local: Tensor,
-    /// Per member, the position of its part in the elements that it sends.
+    /// Per member, the position of its part in the elements that it sends; empty if the tensor arrives in one piece.
     pub starts: Vec<usize>,
 }
 

@@ -1,10 +1,16 @@
 //! Several tensors that are gathered in one call: the parameters of a unit of FSDP.
+//!
+//! If the tensors have positions in a buffer of equal shards ([`EvenShards`]), all members send shards of one length, which
+//! arrive side by side: the gathered tensors are views of what has arrived. A member whose parts lie in one block as they are
+//! sent ([`side_by_side`]) copies nothing. Otherwise parts are copied side by side before the call, and put together after it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use super::super::copied_bytes::note_copied;
 use super::super::device_mesh::DeviceMesh;
 use super::cost::peers;
+use super::even_shards::{EvenShards, MemberLens};
 use super::lower::{ExchangeStage, Stage};
 use super::redistribution::{ExchangeKind, Redistribution};
 use super::run::{GatheredTensor, InFlight, Move, SharedCallState, SharedGather, assemble};
@@ -26,8 +32,7 @@ pub(in crate::dtensor) fn sharing(moves: &[(Rc<Move>, Tensor)]) -> Vec<Vec<usize
     groups
 }
 
-/// Starts the moves of a group, and returns them in their order. This rank's parts are copied side by side and sent
-/// together.
+/// Starts the moves of a group, and returns them in their order. This rank's parts are sent together.
 pub(in crate::dtensor) fn start_sharing(
     mesh: &DeviceMesh,
     moves: Vec<(Rc<Move>, Tensor)>,
@@ -42,8 +47,12 @@ pub(in crate::dtensor) fn start_sharing(
 
 /// Returns the modelled time of the moves of a group.
 pub(in crate::dtensor) fn shared_time<'a>(mesh: &DeviceMesh, moves: impl Iterator<Item = &'a Move>) -> Cost {
-    let plans: Vec<&Redistribution> = moves.map(Move::plan).collect();
-    let bytes = plans.iter().map(|plan| plan.received_bytes()).sum();
+    let moves: Vec<&Move> = moves.collect();
+    let plans: Vec<&Redistribution> = moves.iter().map(|m| m.plan()).collect();
+    let bytes = match even_shards(&moves) {
+        Some(even) => even.received_bytes(plans[0].steps[0].from.dtype),
+        None => plans.iter().map(|plan| plan.received_bytes()).sum(),
+    };
     match (&plans[..], plans.first().and_then(|plan| plan.steps.first())) {
         ([], _) => Cost::default(),
         ([only], _) => only.cost(),
@@ -73,6 +82,36 @@ fn is_alike((one, a): &(Rc<Move>, Tensor), (other, b): &(Rc<Move>, Tensor)) -> b
         && (a.dtype(), a.device()) == (b.dtype(), b.device())
 }
 
+/// Returns the positions of the tensors of a group in a buffer of equal shards, if they have some and are several. All ranks
+/// answer alike.
+fn even_shards(moves: &[&Move]) -> Option<EvenShards> {
+    if moves.len() < 2 {
+        return None;
+    }
+    let stages: Vec<&ExchangeStage> = moves.iter().map(|m| gather_of(m)).collect::<Option<_>>()?;
+    let members_len = stages[0].group.len();
+    let lens = stages.iter().map(|x| MemberLens::of_gather(x)).collect::<Option<_>>()?;
+    if members_len > 1 { EvenShards::new(members_len, lens) } else { None }
+}
+
+/// Returns tensors of this rank that are to be gathered together, stored in one block as they are then sent, where that is
+/// possible. Each can be written in place. The values are copied.
+///
+/// # Errors
+/// Returns an error if there is no room.
+pub(in crate::dtensor) fn side_by_side(moves: &[(Rc<Move>, Tensor)]) -> Result<Vec<Tensor>> {
+    let mut placed: Vec<Tensor> = moves.iter().map(|(_, local)| local.clone()).collect();
+    for group in sharing(moves) {
+        let own: Vec<&Move> = group.iter().map(|&i| &*moves[i].0).collect();
+        let Some(even) = even_shards(&own) else { continue };
+        let me = gather_of(own[0]).map_or(0, |x| x.group.index());
+        let held: Vec<usize> = even.parts_of(me).map(|(i, _)| group[i]).collect();
+        let parts: Vec<&Tensor> = held.iter().map(|&i| &moves[i].1).collect();
+        held.iter().zip(even.shard(me, &parts)?).for_each(|(&i, part)| placed[i] = part);
+    }
+    Ok(placed)
+}
+
 /// Returns the number of elements that a member sends of a tensor.
 fn sent_len(x: &ExchangeStage, member: usize) -> usize {
     match x.kind {
@@ -85,27 +124,24 @@ impl SharedGather {
     fn start(moves: Vec<(Rc<Move>, Tensor)>) -> Result<SharedGather> {
         let span = shared_span(moves.iter().map(|(m, _)| m.plan()));
         let _span = span.clone().entered();
-        let stages: Vec<&ExchangeStage> = moves.iter().filter_map(|(m, _)| gather_of(m)).collect();
-        let group = stages[0].group.clone();
-        let mut ends = vec![0; group.len()];
-        let mut starts = Vec::with_capacity(stages.len());
-        for x in &stages {
-            starts.push(ends.clone());
-            ends.iter_mut().enumerate().for_each(|(member, end)| *end += sent_len(x, member));
-        }
-        let (me, like) = (group.index(), &moves[0].1);
-        let mut mine = Tensor::uninit_on(like.device(), like.dtype(), [ends[me]])?;
-        for ((x, starts), (_, local)) in stages.iter().zip(&starts).zip(&moves) {
-            if sent_len(x, me) > 0 {
-                let packed = local.shape().strides();
-                local.copy_block(&mut mine, local.shape(), (0, local.strides()), (starts[me], &packed))?;
+        let origin = CallOrigin::current();
+        let own: Vec<&Move> = moves.iter().map(|(m, _)| &**m).collect();
+        let (even, started, starts) = match even_shards(&own) {
+            Some(even) => {
+                let group = gather_of(own[0]).expect("only gathers share a call").group.clone();
+                let mine = shard_of(&even, group.index(), &moves)?;
+                let rooms = even.rooms(mine.device(), mine.dtype())?;
+                (Some(even), group.all_gather_into(&mine, rooms), vec![Vec::new(); moves.len()])
             }
-        }
-        let shapes: Vec<Shape> = ends.into_iter().map(|len| [len].into()).collect();
-        let call = RefCell::new(SharedCallState::Waiting(group.all_gather_async(&mine, &shapes)));
+            None => {
+                let (started, starts) = start_packed(&moves)?;
+                (None, started, starts)
+            }
+        };
+        let call = RefCell::new(SharedCallState::Waiting(started));
         let tensor = |((plan, local), starts)| GatheredTensor { plan, local, starts };
         let gathers = moves.into_iter().zip(starts).map(tensor).collect();
-        Ok(SharedGather { gathers, call, origin: CallOrigin::current(), span })
+        Ok(SharedGather { gathers, even, call, origin, span })
     }
 
     /// Waits for the call, and returns one of the gathered tensors. The first wait makes all of them, so that the elements
@@ -115,10 +151,8 @@ impl SharedGather {
             SharedCallState::Made(made) => made,
             SharedCallState::Waiting(call) => {
                 let all = self.wait(mesh, call);
-                let make = |tensor: &GatheredTensor| {
-                    Some(all.as_ref().map_err(Error::clone).and_then(|all| tensor.of(all)))
-                };
-                self.gathers.iter().map(make).collect()
+                let make = |i| Some(all.as_ref().map_err(Error::clone).and_then(|all| self.tensor(i, all)));
+                (0..self.gathers.len()).map(make).collect()
             }
         };
         let own = made[index].take().expect("each tensor is asked for once");
@@ -129,12 +163,67 @@ impl SharedGather {
     fn wait(&self, mesh: &DeviceMesh, call: Pending<Vec<Tensor>>) -> Result<Vec<Tensor>> {
         let _origin = self.origin.enter();
         let _span = self.span.enter();
-        let all = call.wait()?;
-        let bytes: u64 = self.gathers.iter().map(|tensor| tensor.plan.plan().received_bytes()).sum();
+        let mut all = call.wait()?;
+        let bytes = match &self.even {
+            Some(even) => {
+                let bytes = even.received_bytes(all[0].dtype());
+                all = vec![Tensor::joined(&all).expect("the rooms are those that the call was given")];
+                bytes
+            }
+            None => self.gathers.iter().map(|tensor| tensor.plan.plan().received_bytes()).sum(),
+        };
         mesh.0.moving_calls.set(mesh.0.moving_calls.get() + 1);
         mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + bytes);
         Ok(all)
     }
+
+    /// Returns a gathered tensor, of all that has arrived.
+    fn tensor(&self, i: usize, all: &[Tensor]) -> Result<Tensor> {
+        let tensor = &self.gathers[i];
+        let Some(even) = &self.even else { return tensor.of(all) };
+        let x = gather_of(&tensor.plan).expect("only gathers share a call");
+        all[0].narrow(0, even.starts[i], even.numel_of(i))?.reshape(x.out.shape())
+    }
+}
+
+/// Returns this rank's shard of the tensors that are gathered: the block in which they lie, or a copy.
+fn shard_of(even: &EvenShards, me: usize, moves: &[(Rc<Move>, Tensor)]) -> Result<Tensor> {
+    let parts: Vec<&Tensor> = even.parts_of(me).map(|(i, _)| &moves[i].1).collect();
+    let is_shard = |shard: &Tensor| shard.numel() == even.shard_len;
+    if let Some(shard) = Tensor::joined(parts.iter().copied()).filter(is_shard) {
+        return Ok(shard);
+    }
+    note_copied(parts.iter().map(|part| part.len_bytes()).sum());
+    let like = &moves[0].1;
+    let mut shard = Tensor::uninit_on(like.device(), like.dtype(), [even.shard_len])?;
+    for ((_, start), part) in even.parts_of(me).zip(parts) {
+        part.copy_block(&mut shard, part.shape(), (0, part.strides()), (start, &part.shape().strides()))?;
+    }
+    Ok(shard)
+}
+
+/// Starts the gather of tensors whose parts every member sends one after the other. Returns, per tensor and member, the
+/// position of a part in what the member sends.
+fn start_packed(moves: &[(Rc<Move>, Tensor)]) -> Result<(Pending<Vec<Tensor>>, Vec<Vec<usize>>)> {
+    let stages: Vec<&ExchangeStage> = moves.iter().filter_map(|(m, _)| gather_of(m)).collect();
+    let group = &stages[0].group;
+    let mut ends = vec![0; group.len()];
+    let mut starts = Vec::with_capacity(stages.len());
+    for x in &stages {
+        starts.push(ends.clone());
+        ends.iter_mut().enumerate().for_each(|(member, end)| *end += sent_len(x, member));
+    }
+    let (me, like) = (group.index(), &moves[0].1);
+    let mut mine = Tensor::uninit_on(like.device(), like.dtype(), [ends[me]])?;
+    note_copied(mine.len_bytes());
+    for ((x, starts), (_, local)) in stages.iter().zip(&starts).zip(moves) {
+        if sent_len(x, me) > 0 {
+            let packed = local.shape().strides();
+            local.copy_block(&mut mine, local.shape(), (0, local.strides()), (starts[me], &packed))?;
+        }
+    }
+    let shapes: Vec<Shape> = ends.into_iter().map(|len| [len].into()).collect();
+    Ok((group.all_gather_async(&mine, &shapes), starts))
 }
 
 impl GatheredTensor {

@@ -1,6 +1,6 @@
 //! Tests of plans that run: bits, bytes and copies.
 
-use super::super::exchange_piece::{COPIED_BYTES, communicating_axes};
+use super::super::exchange_piece::communicating_axes;
 use super::cost::{CostModel, bytes_and_calls};
 use super::redistribution::Redistribution;
 use super::run::{Move, find};
@@ -164,7 +164,7 @@ fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, costs: Cos
 
 /// Returns, per rank, the bytes copied for a move of 48 elements on two ranks, and true if the result shares the
 /// operand's buffer.
-fn copies(from: &'static str, to: &'static str) -> Vec<(usize, bool)> {
+fn copies(from: &'static str, to: &'static str) -> Vec<(u64, bool)> {
     let run = move |rank| {
         let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
         let whole = Tensor::from_vec((0..48).map(|i| i as f32).collect(), [6, 8])?;
@@ -173,9 +173,9 @@ fn copies(from: &'static str, to: &'static str) -> Vec<(usize, bool)> {
         // A slice of the whole tensor would be a view of it.
         let local = x.local().contiguous()?;
         let x = DTensor::wrap(&mesh, local.clone(), x.meta.clone());
-        let before = COPIED_BYTES.get();
+        let before = mesh.copied_bytes();
         let y = x.redistribute(layout(to))?;
-        Ok((COPIED_BYTES.get() - before, y.local().shares_storage(&local)))
+        Ok((mesh.copied_bytes() - before, y.local().shares_storage(&local)))
     };
     spmd(2, run).unwrap_or_else(|e| panic!("{e}"))
 }

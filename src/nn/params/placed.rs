@@ -38,9 +38,15 @@ impl Params {
             let unit = self.units.len();
             let ids = members.iter().map(|(id, _)| *id).collect();
             self.units.push(ParamUnit { name, members: ids, gradients, stays_gathered });
-            for ((id, at), value) in members.into_iter().zip(moved) {
+            let used = |(id, at): &(ParamId, ParamPlacement)| match at.held == at.stored {
+                true => self.used_layout(*id).clone(),
+                false => at.held.clone(),
+            };
+            let used: Vec<Layout> = members.iter().map(used).collect();
+            let moved = moved.into_iter().zip(used).map(|(value, used)| Ok((value.wait()?, used)));
+            let stored = DTensor::stored_together(moved.collect::<Result<_>>()?)?;
+            for ((id, at), value) in members.into_iter().zip(stored) {
                 let _scope = self.module_of(id).enter();
-                let value = value.wait()?;
                 let frozen = self.is_frozen(id);
                 let param = &mut self.list[id.index];
                 param.held = (at.held != at.stored).then_some(at.held);

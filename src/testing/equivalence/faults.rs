@@ -334,6 +334,10 @@ impl Channel for FaultyChannel {
         if self.differs() { self.other(&call) } else { self.channel.start(call) }
     }
 
+    fn gather_into(&self, call: Call<'_>, into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+        if self.differs() { self.other(&call) } else { self.channel.gather_into(call, into) }
+    }
+
     fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
         if self.differs() { self.other(&call) } else { self.channel.all_reduce(reduce, call) }
     }

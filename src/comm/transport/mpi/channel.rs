@@ -26,12 +26,18 @@ pub(super) struct MpiChannel {
 impl Channel for MpiChannel {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
         check(&call)?;
-        self.begin(&call).or_else(|e| FailedCall::keep(&self.world.membership, e))
+        self.begin(&call, None).or_else(|e| FailedCall::keep(&self.world.membership, e))
+    }
+
+    fn gather_into(&self, call: Call<'_>, into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+        check(&call)?;
+        self.begin(&call, Some(into)).or_else(|e| FailedCall::keep(&self.world.membership, e))
     }
 }
 
 impl MpiChannel {
-    fn begin(&self, call: &Call<'_>) -> Result<Box<dyn Request>> {
+    /// Starts a call. The parts of a gather arrive in the tensors `into`, if there are some.
+    fn begin(&self, call: &Call<'_>, mut into: Option<Vec<Tensor>>) -> Result<Box<dyn Request>> {
         let MpiChannel { world, group } = self;
         if let Some(message) = SelfMessage::start(&group.state, call) {
             return Ok(Box::new(message));
@@ -40,9 +46,18 @@ impl MpiChannel {
         // Messages are contiguous in memory.
         let outgoing: Result<Vec<Tensor>> = call.outgoing.iter().map(Tensor::contiguous).collect();
         let outgoing = outgoing?;
+        let own = match &mut into {
+            None => own_part(call, &outgoing, group.state.index),
+            Some(into) => {
+                let (me, x) = (group.state.index, &outgoing[0]);
+                let mut own = into.remove(me);
+                x.copy_block(&mut own, &[x.numel()], (0, &[1]), (0, &[1]))?;
+                Some((me, own))
+            }
+        };
         let Some(guard) = world.guard() else { return Err(over(group.state.call_id(&number))) };
         let mut transfers = Transfers::default();
-        let posted = self.post(call, number, &outgoing, &mut transfers, &guard);
+        let posted = self.post(call, number, &outgoing, into, &mut transfers, &guard);
         drop(guard);
         if let Err(e) = posted {
             return Err(group.state.broken(&number, e));
@@ -52,18 +67,19 @@ impl MpiChannel {
             world.abandon(transfers);
             return Ok(Box::new(SentMessage));
         }
-        let own = own_part(call, &outgoing, group.state.index);
         let (channel, transfers) = (self.clone(), RefCell::new(transfers));
         world.in_flight.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(MpiRequest { channel, call: call.to_signature(), number, transfers, own }))
     }
 
-    /// Starts all messages of a call, receives first, so that messages that arrive find their memory.
+    /// Starts all messages of a call, receives first, so that messages that arrive find their memory. The parts of a gather
+    /// arrive in `into`, which has one tensor per other member.
     fn post(
         &self,
         call: &Call<'_>,
         number: CallNumber,
         outgoing: &[Tensor],
+        into: Option<Vec<Tensor>>,
         transfers: &mut Transfers,
         guard: &MpiGuard<'_>,
     ) -> MpiResult<()> {
@@ -76,7 +92,9 @@ impl MpiChannel {
         match call.route {
             Route::Gather => {
                 let from = (0..n).filter(|&i| i != me);
-                from.into_iter().try_for_each(|i| transfers.receive(mpi, guard, room(i), rank(i), tag))?;
+                let rooms: Vec<Tensor> = into.unwrap_or_else(|| from.clone().map(room).collect());
+                from.zip(rooms)
+                    .try_for_each(|(i, room)| transfers.receive(mpi, guard, room, rank(i), tag))?;
                 others().try_for_each(|i| transfers.send(mpi, guard, outgoing[0].clone(), rank(i), tag))
             }
             Route::AllToAll => {

@@ -12,8 +12,8 @@ use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{CallNumber, FailedCall, GroupMember, SelfMessage, Watchdog};
 use crate::comm::transport::{CallResults, Channel, Request};
 use crate::error::{Error, Result};
-use crate::tensor::Device;
 use crate::tensor::cuda::{Gpu, StreamMark};
+use crate::tensor::{Device, Tensor};
 
 /// One member's end of a group.
 #[derive(Debug)]
@@ -27,12 +27,18 @@ pub(super) struct NcclChannel {
 impl Channel for NcclChannel {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
         self.check(&call)?;
-        self.begin(&call).or_else(|e| FailedCall::keep(&self.world.membership, e))
+        self.begin(&call, None).or_else(|e| FailedCall::keep(&self.world.membership, e))
+    }
+
+    fn gather_into(&self, call: Call<'_>, into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+        self.check(&call)?;
+        self.begin(&call, Some(into)).or_else(|e| FailedCall::keep(&self.world.membership, e))
     }
 }
 
 impl NcclChannel {
-    fn begin(&self, call: &Call<'_>) -> Result<Box<dyn Request>> {
+    /// Starts a call. The parts of a gather arrive in the tensors `into`, if there are some.
+    fn begin(&self, call: &Call<'_>, into: Option<Vec<Tensor>>) -> Result<Box<dyn Request>> {
         let NcclChannel { world, group, .. } = self;
         if let Some(message) = SelfMessage::start(&group.state, call) {
             return Ok(Box::new(message));
@@ -40,7 +46,10 @@ impl NcclChannel {
         let number = group.state.enter(call)?;
         let gpu = Gpu::get(world.device)?;
         world.register_stream(&gpu);
-        let plan = TransferPlan::new(call, group, &gpu)?;
+        let plan = match into {
+            Some(into) => TransferPlan::gather_into(call, into, group, &gpu)?,
+            None => TransferPlan::new(call, group, &gpu)?,
+        };
         let began = self.put(&gpu, &plan, &number)?;
         let done = Arc::new(group.side.mark()?);
         let results = plan.into_results();

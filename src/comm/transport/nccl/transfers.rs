@@ -36,7 +36,7 @@ struct TransferPlanner<'a> {
 impl TransferPlan {
     pub fn new(call: &Call<'_>, group: &NcclGroup, gpu: &Gpu) -> Result<TransferPlan> {
         let (me, n) = (group.state.index, group.state.ranks.len());
-        let mut p = TransferPlanner { group, gpu, dtype: call.dtype, transfers: vec![], kept: vec![] };
+        let mut p = TransferPlanner::new(call, group, gpu);
         let others = || (0..n).filter(move |&i| i != me);
         let outgoing = |i: usize| call.outgoing[i].contiguous();
         let shapes = call.incoming;
@@ -74,6 +74,35 @@ impl TransferPlan {
         Ok(TransferPlan { transfers: p.transfers, results, kept: p.kept })
     }
 
+    /// Plans a gather whose parts arrive in `into`. Equal parts that lie one after the other are one transfer.
+    pub fn gather_into(
+        call: &Call<'_>,
+        mut into: Vec<Tensor>,
+        group: &NcclGroup,
+        gpu: &Gpu,
+    ) -> Result<TransferPlan> {
+        let mut p = TransferPlanner::new(call, group, gpu);
+        let (me, own) = (group.state.index, call.outgoing[0].contiguous()?);
+        let bytes = own.len_bytes();
+        let places = into.iter().map(|part| p.use_tensor(part)).collect::<Result<Vec<Address>>>()?;
+        let in_a_row = places.windows(2).all(|pair| pair[1] == pair[0] + bytes as Address)
+            && into.iter().all(|part| part.len_bytes() == bytes);
+        if in_a_row && bytes > 0 && !group.has_no_comm {
+            let from = p.use_tensor(&own)?;
+            p.transfers.push(StreamTransfer::Gather { from, at: places[0], bytes });
+        } else {
+            p.kept.clear(); // a kernel writes only to what nothing else holds
+            own.copy_block(&mut into[me], &[own.numel()], (0, &[1]), (0, &[1]))?;
+            for (i, part) in into.iter().enumerate().filter(|(i, _)| *i != me) {
+                p.send(&own, i)?;
+                let at = p.use_tensor(part)?;
+                let bytes = part.len_bytes();
+                p.transfers.extend((bytes > 0).then_some(StreamTransfer::Recv { at, bytes, from: i }));
+            }
+        }
+        Ok(TransferPlan { transfers: p.transfers, results: into, kept: p.kept })
+    }
+
     /// Returns the results, once the transfers are on the stream.
     pub fn into_results(self) -> Vec<Tensor> {
         drop(self.kept);
@@ -109,7 +138,11 @@ impl TransferPlan {
     }
 }
 
-impl TransferPlanner<'_> {
+impl<'a> TransferPlanner<'a> {
+    fn new(call: &Call<'_>, group: &'a NcclGroup, gpu: &'a Gpu) -> TransferPlanner<'a> {
+        TransferPlanner { group, gpu, dtype: call.dtype, transfers: vec![], kept: vec![] }
+    }
+
     fn use_tensor(&mut self, x: &Tensor) -> Result<Address> {
         self.kept.push(x.clone());
         self.group.side.use_tensor(x)
