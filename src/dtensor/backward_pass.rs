@@ -5,7 +5,7 @@
 
 use std::rc::Rc;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::call_plan::CallPlan;
@@ -20,13 +20,15 @@ use super::kept_parts::{leaf_of, leaf_operands, moved_to_leaf};
 use super::reached_nodes::{count_gradients, extend_reaching, reaching, split_nodes};
 use super::step_plans::find_step_plan;
 use super::tensor::{
-    CallDerivative, CustomDerivative, DTensor, Recomputation, TapeCall, TapeNode, TapeOutput, next_id,
+    CallDerivative, CustomDerivative, DTensor, GradientUnit, Recomputation, TapeCall, TapeNode, TapeOutput,
+    next_id,
 };
 use super::unit_gradients::UnitGradients;
 use super::waiting_gradients::WaitingGradients;
+use super::wanted_gradients::WantedGradients;
 use crate::comm::{Phase, operator_scope};
 use crate::error::Result;
-use crate::ops::{Cast, VjpProgram};
+use crate::ops::{Cast, Reshape, VjpProgram};
 use crate::placement::{Spec, SumGroups};
 
 /// A running backward pass. It visits nodes youngest first, so that the gradients of a node are complete when it is
@@ -41,14 +43,6 @@ pub(super) struct BackwardPass {
     gradients: Gradients,
     /// The tensors whose gradients are wanted, if not those of all leaves.
     wanted: Option<WantedGradients>,
-}
-
-/// The gradients of chosen tensors. A pass that computes them records its steps unless the mesh records nothing.
-pub(super) struct WantedGradients {
-    /// The nodes from which a wanted tensor is reached, and those of the wanted tensors.
-    reaching: FxHashSet<u64>,
-    /// The wanted gradients, by node and number of the result.
-    pub grads: FxHashMap<(u64, usize), Option<DTensor>>,
 }
 
 impl BackwardPass {
@@ -185,7 +179,8 @@ impl BackwardPass {
                     None => SavedValues::Shared(saved),
                 };
                 let mut values = DerivativeValues::default();
-                run.run(saved, &mut grads, &mut values)?;
+                let leaves = completed_leaves(self, call);
+                self.units.offer(&self.mesh, &leaves, || run.run(saved, &mut grads, &mut values))?;
                 self.pass_on(call, needed, &mut |i| values.take_gradient(program, i))
             }
             CallDerivative::Custom(custom) => {
@@ -440,21 +435,32 @@ impl BackwardPass {
     }
 }
 
-impl WantedGradients {
-    /// Stores those complete gradients of a node's results that are wanted.
-    fn keep(&mut self, node: &TapeNode, grads: &[Option<DTensor>]) {
-        for (out, grad) in grads.iter().enumerate() {
-            if let (Some(place), Some(grad)) = (self.grads.get_mut(&(node.id, out)), grad) {
-                *place = Some(grad.clone());
+/// Returns true for the derivative of a reshape.
+fn reshapes(program: &DerivativeProgram) -> bool {
+    matches!(&program.steps[..], [step] if step.op.as_any().is::<Reshape>())
+}
+
+/// Returns the leaves of units whose gradients the derivative of a call completes alone, if these are reduced in this pass.
+fn completed_leaves(pass: &BackwardPass, call: &TapeCall) -> SmallVec<[(GradientUnit, usize); 2]> {
+    let no_units = pass.mesh.0.unit_buffers.is_unused();
+    if no_units || pass.wanted.is_some() || pass.mesh.keeps_parts() {
+        return SmallVec::new();
+    }
+    let is_last = |node: &TapeNode| node.pending_grads.get() == (pass.id, 1) && !pass.queue.holds(node);
+    let leaf = |input: &Option<TapeOutput>| {
+        let mut node = input.as_ref().map(|output| &output.node)?;
+        // The gradient of a reshaped leaf is the same elements.
+        while let Some(call) = node.call.as_ref().filter(|_| is_last(node)) {
+            match (&call.inputs[..], &call.derivative) {
+                ([Some(of)], CallDerivative::Program { program, .. }) if reshapes(program) => node = &of.node,
+                _ => break,
             }
         }
-    }
-
-    /// Returns, per operand of a call, true if its gradient leads to a wanted one.
-    fn needed(&self, call: &TapeCall) -> SmallVec<[bool; 4]> {
-        let leads = |of: &TapeOutput| self.reaching.contains(&of.node.id);
-        call.inputs.iter().map(|input| input.as_ref().is_some_and(leads)).collect()
-    }
+        let leaf = if is_last(node) { pass.unit_leaf(node) } else { None };
+        let leaf = leaf.filter(|leaf| !pass.gradients.has_part_of(leaf))?;
+        leaf.destination.as_ref().map(|to| (to.unit, to.number))
+    };
+    call.inputs.iter().filter_map(leaf).collect()
 }
 
 #[cfg(test)]

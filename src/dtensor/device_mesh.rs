@@ -50,6 +50,7 @@ pub(super) struct MeshState {
     pub moved_bytes: Cell<u64>,
     pub moving_calls: Cell<u64>,
     pub meta: MeshCache,
+    pub unit_buffers: MeshCache,
     pub most_nodes: MeshCache,
     groups: RefCell<FxHashMap<Dims, Group>>,
     /// The distances between ranks, one entry per axis.
@@ -66,6 +67,11 @@ pub(super) struct MeshState {
 pub(super) struct MeshCache(OnceCell<Box<dyn Any>>);
 
 impl MeshCache {
+    /// Returns true if the cache was never asked for.
+    pub fn is_unused(&self) -> bool {
+        self.0.get().is_none()
+    }
+
     /// Returns the cache, created at the first call.
     ///
     /// # Panics
@@ -214,6 +220,7 @@ impl DeviceMesh {
             moved_bytes: Cell::new(0),
             moving_calls: Cell::new(0),
             meta: MeshCache::default(),
+            unit_buffers: MeshCache::default(),
             most_nodes: MeshCache::default(),
             groups: RefCell::default(),
             peers: OnceCell::new(),

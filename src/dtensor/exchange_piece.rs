@@ -78,16 +78,24 @@ impl ExchangePiece {
     /// Returns the position in the receiver's part of a piece that is all of the sender's part, and whose elements lie there
     /// one after the other in the same order; `None` for any other piece.
     pub fn run_in_receiver(&self) -> Option<usize> {
-        if !self.whole {
-            return None;
-        }
-        let last = |o: &Overlap| {
-            let steps = o.len.iter().zip(&o.b_strides);
-            o.b_offset + steps.map(|(len, stride)| (len - 1) * stride).sum::<usize>()
-        };
-        let start = self.overlaps.iter().map(|o| o.b_offset).min()?;
-        let end = self.overlaps.iter().map(last).max()? + 1;
         // Both ascend with the global index, so that elements without gaps between them have one order.
+        if self.whole { self.run(|o| (o.b_offset, &o.b_strides)) } else { None }
+    }
+
+    /// Returns the position in the sender's part of a piece whose elements lie there one after the other, in the order in
+    /// which they are sent; `None` for any other piece.
+    pub fn run_in_sender(&self) -> Option<usize> {
+        self.run(|o| (o.a_offset, &o.a_strides))
+    }
+
+    /// Returns the position of elements that lie one after the other, given the place of each box.
+    fn run(&self, place: impl Fn(&Overlap) -> (usize, &Dims)) -> Option<usize> {
+        let last = |o: &Overlap| {
+            let (offset, strides) = place(o);
+            offset + o.len.iter().zip(strides).map(|(len, stride)| (len - 1) * stride).sum::<usize>()
+        };
+        let start = self.overlaps.iter().map(|o| place(o).0).min()?;
+        let end = self.overlaps.iter().map(last).max()? + 1;
         (end - start == self.numel()).then_some(start)
     }
 

@@ -46,6 +46,7 @@ mod explain;
 mod from_local;
 mod grad;
 mod gradient_needs;
+mod gradient_places;
 mod gradient_queue;
 mod gradient_sum;
 mod gradients;
@@ -80,6 +81,7 @@ mod tensor_meta;
 mod unit_gradients;
 mod unoptimised;
 mod waiting_gradients;
+mod wanted_gradients;
 mod work_share;
 mod work_tally;
 

@@ -83,6 +83,8 @@ pub(super) struct TapeNode {
 pub(super) struct GradientDestination {
     pub meta: Rc<TensorMeta>,
     pub unit: GradientUnit,
+    /// The leaf's number in the unit.
+    pub number: usize,
 }
 
 /// A unit: leaves whose gradients share calls.
@@ -205,6 +207,11 @@ impl GradientUnit {
     /// Returns a new unit.
     pub fn next(limit_bytes: usize) -> GradientUnit {
         GradientUnit { number: next_id(), limit_bytes }
+    }
+
+    /// Returns the unit's number, which no other unit of this rank has.
+    pub(super) fn number(self) -> u64 {
+        self.number
     }
 }
 
@@ -491,12 +498,17 @@ impl DTensor {
 
     /// Returns [`DTensor::requires_grad`] of a leaf whose gradient arrives in `layout`, and is reduced together with those of
     /// the other leaves of `unit`.
-    pub(crate) fn requires_grad_in(&self, layout: Layout, unit: GradientUnit) -> Result<DTensor> {
+    pub(crate) fn requires_grad_in(
+        &self,
+        layout: Layout,
+        unit: GradientUnit,
+        number: usize,
+    ) -> Result<DTensor> {
         self.dtype().expect_float("requires_grad")?;
         refuse_partial("requires_grad", &self.meta)?;
         let meta = self.mesh.intern(self.meta.spec().with_layout(layout)?)?;
         refuse_partial("requires_grad", &meta)?;
-        let destination = Some(Box::new(GradientDestination { meta, unit }));
+        let destination = Some(Box::new(GradientDestination { meta, unit, number }));
         let output = TapeOutput { node: TapeNode::leaf(self, destination), out: 0 };
         Ok(DTensor { history: Some(output), ..self.clone() })
     }

@@ -3,13 +3,14 @@
 //! A unit is the parameters that FSDP gathers in one call, such as those of a transformer's block. Its complete gradients
 //! wait for each other, unreduced, until those of another unit begin to arrive. Then their reductions start, in one call if
 //! the gradients have equal nodes, and the next unit's derivatives run meanwhile. So a rank holds at most the unreduced
-//! gradients of two units.
+//! gradients of two units. From the second pass on they are computed side by side, as they are sent.
 
 use std::rc::Rc;
 
 use super::device_mesh::DeviceMesh;
 use super::explain::note_moves;
-use super::redistribute::{self, Move, ReductionInFlight, reductions_sharing, start_reductions};
+use super::gradient_places::{GradientPlaces, UnitBuffers};
+use super::redistribute::{self, Move, ReductionInFlight, buffer_of, reductions_sharing, start_reductions};
 use super::tensor::{DTensor, GradientUnit, TapeNode};
 use super::tensor_meta::TensorMeta;
 use crate::comm::{ModulePath, Phase, operator_scope};
@@ -24,6 +25,7 @@ pub(super) struct UnitGradients {
     /// The bytes of those that have arrived, counted globally.
     arrived_bytes: usize,
     started: Option<StartedUnit>,
+    places: GradientPlaces,
 }
 
 /// A unit whose gradients are being reduced.
@@ -37,7 +39,8 @@ pub(super) struct StartedUnit {
 pub(super) struct WantedGradient {
     pub meta: Rc<TensorMeta>,
     pub path: ModulePath,
-    unit: Option<GradientUnit>,
+    /// The leaf's unit, and its number there.
+    unit: Option<(GradientUnit, usize)>,
 }
 
 /// Gradients that are being reduced, in groups that share calls.
@@ -54,12 +57,23 @@ struct StartedGroup {
 
 impl WantedGradient {
     pub fn of(leaf: &TapeNode) -> WantedGradient {
-        let unit = leaf.destination.as_ref().map(|destination| destination.unit);
+        let unit = leaf.destination.as_ref().map(|to| (to.unit, to.number));
         WantedGradient { meta: leaf.gradient_meta().clone(), path: leaf.path, unit }
     }
 }
 
 impl UnitGradients {
+    /// Runs a derivative that completes gradients of the given leaves, which it computes where they are sent from
+    /// ([`GradientPlaces`]).
+    pub fn offer<T>(
+        &mut self,
+        mesh: &DeviceMesh,
+        leaves: &[(GradientUnit, usize)],
+        f: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        self.places.offer(mesh, leaves, f)
+    }
+
     /// Returns true if gradients of another unit than `unit` have arrived.
     pub fn is_another(&self, unit: GradientUnit) -> bool {
         self.unit.is_some_and(|arriving| arriving != unit)
@@ -77,13 +91,16 @@ impl UnitGradients {
 
     /// Starts the reductions of the gradients that have arrived. Those of the unit before are finished.
     pub fn start(&mut self, mesh: &DeviceMesh) -> Result<()> {
-        (self.unit, self.arrived_bytes) = (None, 0);
+        self.arrived_bytes = 0;
+        let unit = self.unit.take();
+        unit.into_iter().for_each(|unit| self.places.end(unit));
         if self.arrived.is_empty() {
             return Ok(());
         }
         let (leaves, grads): (Vec<_>, Vec<_>) = self.arrived.drain(..).unzip();
         let wanted: Vec<WantedGradient> = leaves.iter().map(|leaf| WantedGradient::of(leaf)).collect();
-        let reductions = StartedReductions::new(mesh, grads, &wanted)?;
+        let wanted: Vec<&WantedGradient> = wanted.iter().collect();
+        let reductions = StartedReductions::of(mesh, grads, &wanted)?;
         self.started = Some(StartedUnit { leaves, reductions });
         Ok(())
     }
@@ -109,7 +126,7 @@ pub(super) fn reduce_by_unit(
     let (mut grads, wanted): (Vec<DTensor>, Vec<WantedGradient>) = grads.into_iter().unzip();
     let mut units: Vec<(Option<GradientUnit>, Vec<usize>)> = Vec::new();
     for (i, _) in grads.iter().enumerate().filter(|(_, grad)| grad.layout().has_partial()) {
-        let unit = wanted[i].unit;
+        let unit = wanted[i].unit.map(|(unit, _)| unit);
         match units.iter_mut().find(|(other, _)| unit.is_some() && *other == unit) {
             Some((_, members)) => members.push(i),
             None => units.push((unit, vec![i])),
@@ -132,10 +149,6 @@ pub(super) fn reduce_by_unit(
 }
 
 impl StartedReductions {
-    fn new(mesh: &DeviceMesh, grads: Vec<DTensor>, wanted: &[WantedGradient]) -> Result<StartedReductions> {
-        Self::of(mesh, grads, &wanted.iter().collect::<Vec<_>>())
-    }
-
     /// Starts the reductions of partial sums to the layouts that are wanted. Dtypes stay.
     fn of(mesh: &DeviceMesh, grads: Vec<DTensor>, wanted: &[&WantedGradient]) -> Result<StartedReductions> {
         let _label = operator_scope("backward");
@@ -157,7 +170,12 @@ impl StartedReductions {
                 group.iter().zip(&own).map(|(&i, grad)| (&*moves[i].0, &*grad.meta, &*moves[i].1)).collect();
             note_moves(mesh, &noted);
             let locals: Vec<Tensor> = own.into_iter().map(|grad| grad.local).collect();
-            let plans = group.iter().map(|&i| moves[i].0.clone()).collect();
+            let plans: Vec<Rc<Move>> = group.iter().map(|&i| moves[i].0.clone()).collect();
+            let leaves: Option<Vec<_>> = group.iter().map(|&i| wanted[i].unit).collect();
+            if let (Some(leaves), Some(buffer)) = (leaves, buffer_of(&plans)) {
+                let numbers: Vec<usize> = leaves.iter().map(|(_, number)| *number).collect();
+                mesh.0.unit_buffers.of::<UnitBuffers>().keep(leaves[0].0, &buffer, &numbers, &locals);
+            }
             let reduction = start_reductions(mesh, plans, locals)?;
             let members = group.into_iter().map(|i| (i, moves[i].1.clone())).collect();
             groups.push(StartedGroup { members, reduction });

@@ -541,7 +541,7 @@ impl Params {
         let id = ParamId { index: self.list.len(), model: self.number };
         let unit = self.unit_for(&path, id);
         let (gradient, held_value) = (value.layout().clone(), RefCell::default());
-        let leaf = value.requires_grad_in(gradient.clone(), self.units[unit].gradients)?;
+        let leaf = value.requires_grad_in(gradient.clone(), self.units[unit].gradients, self.list.len())?;
         self.list.push(Param {
             path,
             module,

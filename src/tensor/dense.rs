@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::cuda::DeviceBlock;
 use super::dtype::for_dtype;
 use super::no_room::unwind;
+use super::places::take_place;
 use super::shape::copy_of;
 use super::storage::{self, Buffer, Storage};
 use super::{DType, Device, Dims, Element, Scalar, Shape};
@@ -122,6 +123,9 @@ impl Tensor {
     /// Panics as [`Tensor::build`] does.
     pub(crate) fn uninit(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();
+        if let Some(place) = take_place(Device::Cpu, dtype, &shape) {
+            return place;
+        }
         match Tensor::buffer(dtype, &shape) {
             Ok(buffer) => Tensor::over(buffer, dtype, shape),
             Err(error) => unwind(error),
@@ -131,6 +135,9 @@ impl Tensor {
     /// Returns [`Tensor::uninit`], or an error if there is no room.
     pub(crate) fn try_uninit(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
+        if let Some(place) = take_place(Device::Cpu, dtype, &shape) {
+            return Ok(place);
+        }
         Ok(Tensor::over(Tensor::buffer(dtype, &shape)?, dtype, shape))
     }
 

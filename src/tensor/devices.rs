@@ -4,6 +4,7 @@
 use super::cuda::{self, Gpu};
 use super::meta::CountedBytes;
 use super::no_room::catch_no_room;
+use super::places::take_place;
 use super::storage::Buffer;
 use super::{DType, Device, Scalar, Shape, Tensor};
 use crate::error::{Error, Result};
@@ -197,6 +198,9 @@ impl Tensor {
     /// Returns an error if the number of bytes overflows.
     pub(crate) fn without_elements(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
+        if let Some(place) = take_place(Device::Meta, dtype, &shape) {
+            return Ok(place);
+        }
         let bytes = shape.checked_bytes("meta", dtype)?;
         Ok(Tensor::from_buffer(Buffer::without_bytes(CountedBytes::new(bytes), bytes), dtype, shape))
     }

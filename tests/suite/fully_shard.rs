@@ -292,6 +292,41 @@ fn wrong_input_is_refused_by_name_and_moves_nothing() {
     assert!(refused(&["h.*"], outside, rows()).contains("an axis that shards states shards the batch"));
 }
 
+/// Shards are sent from where they are stored, gathered parameters are views of what arrives, and updates are in place.
+#[test]
+fn a_unit_is_gathered_and_updated_in_place() {
+    for (mesh, sharding) in [("fsdp=2", Sharding::zero3("fsdp")), ("fsdp=3", Sharding::zero3("fsdp"))] {
+        let run = move |rank: Rank| {
+            let mesh = DeviceMesh::parse(&rank, mesh)?;
+            let mut params = Params::new(&mesh, Plan::default(), 7)?;
+            let model = Gpt::new(&mut params, CONFIG)?;
+            fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
+            let text = Tensor::from_vec((0..48i64).map(|i| i * i % 13).collect(), [8, 6])?;
+            let tokens = DTensor::distribute(&mesh, &text, params.plan().batch_layout(mesh.mesh()))?;
+            let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01).clip(0.5);
+            let addresses = |params: &Params| -> Vec<usize> {
+                let address = |id| params.value(id).local().data::<f32>().map(|x| x.as_ptr() as usize);
+                params.ids().filter_map(|id| address(id).ok()).collect()
+            };
+            let before = addresses(&params);
+            let mut copied = Vec::new();
+            for _ in 0..3 {
+                let at = mesh.copied_bytes();
+                let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+                let forward = mesh.copied_bytes() - at;
+                let mut gradients = loss.backward()?;
+                drop(loss);
+                copied.push((forward, mesh.copied_bytes() - at));
+                optimizer.step(&mut params, &mut gradients)?;
+            }
+            assert_eq!(addresses(&params), before, "the optimizer writes where the shards are");
+            Ok(copied)
+        };
+        let copied = spmd(Mesh::parse(mesh, 0).unwrap().rank_len(), run).unwrap_or_else(|e| panic!("{e}"));
+        assert!(copied.iter().flatten().all(|step| *step == (0, 0)), "{mesh}: {copied:?}");
+    }
+}
+
 /// Blocks longer than a parameter, empty parameters and single elements.
 #[test]
 fn blocks_that_are_too_long_leave_parameters_whole() {

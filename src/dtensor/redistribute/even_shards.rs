@@ -5,7 +5,8 @@
 //! is, and what arrives is the tensors themselves. [`ShardPlanner`](crate::fsdp::ShardPlanner) makes layouts for which there
 //! are such positions; the rule that every tensor is cut into equal parts has none, except for one tensor.
 
-use super::lower::ExchangeStage;
+use super::super::exchange_piece::ExchangePiece;
+use super::lower::{ExchangeStage, FoldStage};
 use super::redistribution::ExchangeKind;
 use crate::error::Result;
 use crate::tensor::{DType, Device, Shape, Tensor};
@@ -93,6 +94,24 @@ impl MemberLens {
         MemberLens::new(x.shapes.iter().map(Shape::numel))
     }
 
+    /// Returns the lengths of the parts into which a tensor is reduced, or `None` if they do not follow each other in it.
+    pub(super) fn of_reduction(fold: &FoldStage) -> Option<MemberLens> {
+        let mut end = 0;
+        for piece in &fold.give {
+            let len = piece.numel();
+            if len > 0 && piece.run_in_sender() != Some(end) {
+                return None;
+            }
+            end += len;
+        }
+        MemberLens::new(fold.give.iter().map(ExchangePiece::numel))
+    }
+
+    /// Returns the lengths of a tensor that one member holds alone.
+    pub(super) fn whole(len: usize) -> Option<MemberLens> {
+        MemberLens::new([len].into_iter())
+    }
+
     /// Returns the elements that a member holds.
     fn on(&self, member: usize) -> usize {
         match member {
@@ -157,6 +176,16 @@ impl EvenShards {
         held.map(move |&i| (i, self.starts[i].saturating_sub(shard_start)))
     }
 
+    /// Returns the tensors that have elements, in the order in which they lie in the whole buffer.
+    pub fn tensors(&self) -> impl Iterator<Item = usize> {
+        self.order.iter().copied().filter(|&i| self.numel_of(i) > 0)
+    }
+
+    /// Returns the elements of the whole buffer.
+    pub fn buffer_len(&self) -> usize {
+        self.members_len * self.shard_len
+    }
+
     /// Returns the number of elements of a tensor.
     pub fn numel_of(&self, tensor: usize) -> usize {
         self.lens[tensor].numel()
@@ -174,7 +203,7 @@ impl EvenShards {
     pub fn rooms(&self, device: Device, dtype: DType) -> Result<Vec<Tensor>> {
         let shards: Vec<(usize, Shape)> =
             (0..self.members_len).map(|member| (member * self.shard_len, [self.shard_len].into())).collect();
-        Tensor::uninit_on(device, dtype, [self.members_len * self.shard_len])?.cut(&shards)
+        Tensor::uninit_on(device, dtype, [self.buffer_len()])?.cut(&shards)
     }
 
     /// Returns a shard of a member with the given parts in it, each of which can be written in place.

@@ -38,4 +38,6 @@ pub(super) use run::{InFlight, find};
 pub(super) use search::cheapest_time;
 pub(super) use shared_gather::{shared_time, sharing, side_by_side, start_sharing};
 pub(super) use states::sample_coords;
-pub(super) use together::{ReductionInFlight, reductions_sharing, run_together, start_reductions};
+pub(super) use together::{
+    GradientBuffer, ReductionInFlight, buffer_of, reductions_sharing, run_together, start_reductions,
+};

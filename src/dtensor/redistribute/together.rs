@@ -5,15 +5,17 @@ use std::sync::Arc;
 
 use tracing::Span;
 
+use super::super::copied_bytes::note_copied;
 use super::super::device_mesh::DeviceMesh;
 use super::super::exchange_piece::ExchangePiece;
+use super::even_shards::{EvenShards, MemberLens};
 use super::lower::{FoldStage, Stage, stacked};
 use super::redistribution::{RedistributionStep, StepAction};
 use super::run::{InFlight, Move};
 use super::span::shared_span;
 use crate::comm::{CallOrigin, Group, Pending, Reduce};
 use crate::error::Result;
-use crate::tensor::{FoldOrder, FoldStep, Shape, Tensor};
+use crate::tensor::{DType, FoldOrder, FoldStep, Shape, Tensor};
 
 /// Runs several moves, and returns the tensors in their order, with the bits of [`Move::run`].
 ///
@@ -141,11 +143,12 @@ impl SharedReduction {
                 SharedProgress::Waiting { stage, call } => (stage, call),
             };
             let all = call.wait()?;
-            let bytes = moves.iter().map(|m| m.plan().steps[stage].received_bytes).sum::<u64>();
             mesh.0.moving_calls.set(mesh.0.moving_calls.get() + 1);
-            mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + bytes);
             let calls = shared_calls(&moves, stage).expect("it was shared");
-            progress = start_at(stage + 1, mesh, &moves, arrangement, results(&calls, arrangement, &all)?)?;
+            let planned = moves.iter().map(|m| m.plan().steps[stage].received_bytes).sum::<u64>();
+            let bytes = padded_bytes(&calls, arrangement, all.dtype()).unwrap_or(planned);
+            mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + bytes);
+            progress = start_at(stage + 1, mesh, &moves, arrangement, results(&calls, arrangement, all)?)?;
         }
     }
 }
@@ -237,10 +240,97 @@ impl SharedCall<'_> {
         }
     }
 
+    /// Returns the number of values that this rank brings.
+    fn nodes(&self) -> usize {
+        self.reduce.order.nodes()[self.group.index()]
+    }
+
     /// Returns the shape of this tensor's results.
     fn out_shape(&self) -> Shape {
         self.fold.map_or_else(|| self.reduce.out_shape(), |fold| fold.out.shape())
     }
+}
+
+/// A buffer from which a shared reduction sends what lies there.
+pub(in crate::dtensor) struct GradientBuffer {
+    pub len: usize,
+    /// The tensors in the order of their positions: their indices, and the positions.
+    pub places: Vec<(usize, usize)>,
+}
+
+/// Returns the buffer from which [`start_reductions`] would send the tensors of a group without copying them, or `None` if it
+/// copies them.
+pub(in crate::dtensor) fn buffer_of(moves: &[Rc<Move>]) -> Option<GradientBuffer> {
+    let calls = moves.iter().map(|m| SharedCall::of(m.stages().first()?)).collect::<Option<Vec<_>>>()?;
+    let first = calls.first().filter(|first| first.nodes() == 1 && calls.len() > 1)?;
+    debug_assert!(calls.iter().all(|call| call.group.ranks() == first.group.ranks()));
+    let even = even_positions(&calls)?;
+    let places = even.tensors().map(|i| (i, even.starts[i])).collect();
+    Some(GradientBuffer { len: even.buffer_len(), places })
+}
+
+/// The positions of several tensors in the parts that a shared call sends.
+struct Positions {
+    /// The shape of one value of each part, one part per member that receives one.
+    parts: Vec<Shape>,
+    /// Per part, the tensors that have a piece in it, and the position of the first element of each piece.
+    pieces: Vec<Vec<(usize, usize)>>,
+    /// The positions in a buffer of equal shards, if the tensors have some.
+    even: Option<EvenShards>,
+}
+
+impl Positions {
+    /// Returns the positions for a shared call. All its members answer alike.
+    fn new(calls: &[SharedCall<'_>], arrangement: Arrangement) -> Positions {
+        if arrangement == Arrangement::SideBySide
+            && let Some(even) = even_positions(calls)
+        {
+            let parts = vec![[even.shard_len].into(); even.members_len];
+            let pieces = (0..even.members_len).map(|k| even.parts_of(k).collect()).collect();
+            return Positions { parts, pieces, even: Some(even) };
+        }
+        let lens = |call: &SharedCall<'_>| match call.fold {
+            Some(fold) => fold.give.iter().map(ExchangePiece::numel).collect(),
+            None => vec![call.reduce.shape.numel()],
+        };
+        let mut ends = vec![0; lens(&calls[0]).len()];
+        let mut pieces = vec![Vec::with_capacity(calls.len()); ends.len()];
+        for (i, call) in calls.iter().enumerate() {
+            // Stacked tensors follow each other with all their values.
+            let values = if arrangement == Arrangement::Stacked { call.nodes() } else { 1 };
+            for ((end, pieces), len) in ends.iter_mut().zip(&mut pieces).zip(lens(call)) {
+                pieces.push((i, *end));
+                *end += len * values;
+            }
+        }
+        let parts = match arrangement {
+            Arrangement::SideBySide => ends.into_iter().map(|len| [len].into()).collect(),
+            Arrangement::Stacked => match calls[0].fold {
+                Some(fold) => fold.give.iter().map(ExchangePiece::shape).collect(),
+                None => vec![calls[0].reduce.shape.clone()],
+            },
+        };
+        Positions { parts, pieces, even: None }
+    }
+}
+
+/// Returns the positions of the tensors of a call in a buffer of equal shards, if they have some. In an all-reduce the buffer
+/// is one shard.
+fn even_positions(calls: &[SharedCall<'_>]) -> Option<EvenShards> {
+    let lens = |call: &SharedCall<'_>| match call.fold {
+        Some(fold) => MemberLens::of_reduction(fold),
+        None => MemberLens::whole(call.reduce.shape.numel()),
+    };
+    let members_len = calls[0].fold.map_or(1, |_| calls[0].group.len());
+    EvenShards::new(members_len, calls.iter().map(lens).collect::<Option<_>>()?)
+}
+
+/// Returns the bytes that this rank receives in a reduce-scatter of a buffer of equal shards.
+fn padded_bytes(calls: &[SharedCall<'_>], arrangement: Arrangement, dtype: DType) -> Option<u64> {
+    let even = calls[0].fold.and_then(|_| Positions::new(calls, arrangement).even)?;
+    let SharedCall { group, reduce, .. } = calls[0];
+    let others = reduce.order.nodes().iter().enumerate().filter(|(member, _)| *member != group.index());
+    Some((others.map(|(_, nodes)| nodes).sum::<usize>() * even.shard_len * dtype.size_bytes()) as u64)
 }
 
 /// Starts the call that reduces several tensors.
@@ -250,46 +340,28 @@ fn start_shared(
     locals: Vec<Tensor>,
 ) -> Result<Pending<Tensor>> {
     let SharedCall { group, reduce, fold } = calls[0];
-    let (device, dtype) = (locals[0].device(), locals[0].dtype());
-    // The shapes of a tensor's pieces, one per member that receives one.
-    let pieces = |call: &SharedCall<'_>| match call.fold {
-        Some(fold) => fold.give.iter().map(ExchangePiece::shape).collect(),
-        None => vec![call.reduce.shape.clone()],
-    };
-    let (order, shapes): (Arc<FoldOrder>, Vec<Shape>) = match arrangement {
-        Arrangement::Stacked => (Arc::new(joined_order(calls)), pieces(&calls[0])),
-        Arrangement::SideBySide => {
-            let mut lens = vec![0; pieces(&calls[0]).len()];
-            for call in calls {
-                lens.iter_mut().zip(pieces(call)).for_each(|(len, piece)| *len += piece.numel());
-            }
-            (reduce.order.clone(), lens.into_iter().map(|len| [len].into()).collect())
-        }
+    let positions = Positions::new(calls, arrangement);
+    let order: Arc<FoldOrder> = match arrangement {
+        Arrangement::Stacked => Arc::new(joined_order(calls)),
+        Arrangement::SideBySide => reduce.order.clone(),
     };
     let nodes = order.nodes()[group.index()];
-    let room = |shape: &Shape| Tensor::uninit_on(device, dtype, [nodes * shape.numel()]);
-    let mut parts = shapes.iter().map(room).collect::<Result<Vec<Tensor>>>()?;
-    let mut ends = vec![0; parts.len()];
-    for (local, call) in locals.into_iter().zip(calls) {
-        for (i, (part, end)) in parts.iter_mut().zip(&mut ends).enumerate() {
-            let piece = match call.fold {
-                Some(fold) => fold.give[i].cut_nodes(&local, fold.nodes)?,
-                None => local.clone(),
-            };
-            let (mut strides, mut len) = (piece.shape().strides(), piece.numel());
-            if arrangement == Arrangement::SideBySide && nodes > 1 {
-                // The first dim of a stacked tensor counts its nodes.
-                (strides[0], len) = (shapes[i].numel(), len / nodes);
-            }
-            piece.copy_block(part, piece.shape(), (0, piece.strides()), (*end, &strides))?;
-            *end += len;
+    let buffer = positions.even.as_ref().filter(|_| nodes == 1).and_then(|even| {
+        let whole = Tensor::joined(even.tensors().map(|i| &locals[i]))?;
+        (whole.numel() == even.buffer_len()).then_some((even.shard_len, whole))
+    });
+    let parts = match buffer {
+        // The gradients were computed where they are sent from.
+        Some((len, whole)) => {
+            let part = |k: usize| whole.narrow(0, k * len, len)?.reshape(stacked(nodes, &[len].into()));
+            (0..positions.parts.len()).map(part).collect::<Result<Vec<Tensor>>>()?
         }
-    }
-    let shaped = parts.into_iter().zip(&shapes).map(|(part, shape)| part.reshape(stacked(nodes, shape)));
-    let parts = shaped.collect::<Result<Vec<Tensor>>>()?;
-    let shape = match arrangement {
-        Arrangement::Stacked => reduce.shape.clone(),
-        Arrangement::SideBySide => [calls.iter().map(|call| call.reduce.shape.numel()).sum::<usize>()].into(),
+        None => pack(calls, arrangement, &positions, nodes, locals)?,
+    };
+    let shape = match (arrangement, fold) {
+        (Arrangement::Stacked, _) => reduce.shape.clone(),
+        (Arrangement::SideBySide, Some(_)) => positions.parts[group.index()].clone(),
+        (Arrangement::SideBySide, None) => positions.parts[0].clone(),
     };
     let shared = Reduce { op: reduce.op, order, shape };
     Ok(match fold {
@@ -298,22 +370,79 @@ fn start_shared(
     })
 }
 
-/// Returns the tensors that a shared call yields.
-fn results(calls: &[SharedCall<'_>], arrangement: Arrangement, all: &Tensor) -> Result<Vec<Tensor>> {
+/// Copies the pieces of all tensors to their positions in the parts of a call. A tensor is freed when it has been copied.
+fn pack(
+    calls: &[SharedCall<'_>],
+    arrangement: Arrangement,
+    positions: &Positions,
+    nodes: usize,
+    locals: Vec<Tensor>,
+) -> Result<Vec<Tensor>> {
+    let (device, dtype) = (locals[0].device(), locals[0].dtype());
+    let Positions { parts: shapes, pieces, .. } = positions;
+    let room = |shape: &Shape| Tensor::uninit_on(device, dtype, [nodes * shape.numel()]);
+    let mut parts = shapes.iter().map(room).collect::<Result<Vec<Tensor>>>()?;
+    let mut places = vec![Vec::new(); calls.len()];
+    for (k, pieces) in pieces.iter().enumerate() {
+        pieces.iter().for_each(|&(i, start)| places[i].push((k, start)));
+    }
+    for ((local, call), places) in locals.into_iter().zip(calls).zip(places) {
+        for (k, start) in places {
+            let piece = match call.fold {
+                Some(fold) => fold.give[k].cut_nodes(&local, fold.nodes)?,
+                None => local.clone(),
+            };
+            let mut strides = piece.shape().strides();
+            if arrangement == Arrangement::SideBySide && nodes > 1 {
+                // The first dim of a stacked tensor counts its nodes.
+                strides[0] = shapes[k].numel();
+            }
+            note_copied(piece.len_bytes());
+            piece.copy_block(&mut parts[k], piece.shape(), (0, piece.strides()), (start, &strides))?;
+        }
+    }
+    parts.into_iter().zip(shapes).map(|(part, shape)| part.reshape(stacked(nodes, shape))).collect()
+}
+
+/// Returns the tensors that a shared call yields. Each can be written in place if it is one value and the call's result is no
+/// other rank's.
+fn results(calls: &[SharedCall<'_>], arrangement: Arrangement, mut all: Tensor) -> Result<Vec<Tensor>> {
+    let (device, dtype) = (all.device(), all.dtype());
+    // A tensor of which this rank gets nothing has no position.
+    let nothing = |call: &SharedCall<'_>| match call.out_shape() {
+        shape if shape.numel() == 0 => Tensor::uninit_on(device, dtype, shape),
+        _ => Ok(Tensor::default()),
+    };
+    let mut found = calls.iter().map(nothing).collect::<Result<Vec<Tensor>>>()?;
     // Rows of the results of all tensors, if they lie side by side.
-    let rows = match arrangement {
-        Arrangement::Stacked => 1,
-        Arrangement::SideBySide => calls[0].reduce.order.outs_len(),
+    let (rows, own) = match arrangement {
+        Arrangement::Stacked => {
+            let mut end = 0;
+            let place = |(i, call): (usize, &SharedCall<'_>)| {
+                end += call.out_shape().numel();
+                (i, end - call.out_shape().numel())
+            };
+            (1, calls.iter().enumerate().map(place).collect())
+        }
+        Arrangement::SideBySide => {
+            let Positions { mut pieces, .. } = Positions::new(calls, arrangement);
+            let part = calls[0].fold.map_or(0, |fold| fold.group.index());
+            (calls[0].reduce.order.outs_len(), pieces.swap_remove(part))
+        }
     };
+    if rows == 1 && all.is_unique() {
+        let places: Vec<_> = own.iter().map(|&(i, start)| (start, calls[i].out_shape())).collect();
+        own.iter().zip(all.cut(&places)?).for_each(|(&(i, _), part)| found[i] = part);
+        return Ok(found);
+    }
     let all = all.reshape([rows, all.numel() / rows.max(1)])?;
-    let mut at = 0;
-    let result = |call: &SharedCall<'_>| {
-        let shape = call.out_shape();
-        let len = shape.numel() / rows.max(1);
-        at += len;
-        all.narrow(1, at - len, len)?.contiguous()?.reshape(shape)
-    };
-    calls.iter().map(result).collect()
+    for (i, start) in own {
+        let shape = calls[i].out_shape();
+        let result = all.narrow(1, start, shape.numel() / rows.max(1))?;
+        note_copied(if result.is_contiguous() { 0 } else { result.len_bytes() });
+        found[i] = result.contiguous()?.reshape(shape)?;
+    }
+    Ok(found)
 }
 
 /// Returns the order that folds each tensor's values as alone. A member's values are those of the first tensor, then

@@ -143,7 +143,7 @@ impl Params {
     /// of its unit.
     pub(in crate::nn) fn as_leaf(&self, id: ParamId, value: &DTensor) -> Result<DTensor> {
         let param = &self.list[id.index];
-        value.requires_grad_in(param.gradient.clone(), self.units[param.unit].gradients)
+        value.requires_grad_in(param.gradient.clone(), self.units[param.unit].gradients, id.index)
     }
 
     /// Returns true if a parameter is held in the layout that modules compute in.

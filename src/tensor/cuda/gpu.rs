@@ -14,6 +14,7 @@ use super::lock::lock;
 use super::memory::{DeviceMemoryStats, PoolBlock};
 use super::stream::{DeviceBlock, DeviceStream};
 use crate::error::{Error, MemoryFault, Result};
+use crate::tensor::places::take_place;
 use crate::tensor::storage::Buffer;
 use crate::tensor::{DType, Device, Shape, Tensor};
 
@@ -142,6 +143,9 @@ impl Gpu {
     /// Allocates as [`Gpu::uninit`] does, but leaves bools without a valid value until a kernel has written every
     /// element.
     pub(super) fn uninit_bools(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
+        if let Some(place) = take_place(Device::Cuda(self.index()), dtype, &shape) {
+            return Ok(place);
+        }
         let bytes = shape.checked_bytes("tensor", dtype)?;
         let block = self.block(bytes).map_err(|e| match e.out_of_memory {
             true => self.memory_fault(dtype, &shape, bytes),

@@ -1,0 +1,110 @@
+//! The buffers in which the gradients of a unit are computed: one per unit and call, of equal shards, as they are sent.
+//!
+//! The first backward pass of a unit copies its gradients side by side, and keeps their positions here. Later passes offer
+//! these positions to the derivatives ([`with_places`]), so that gradients are sent from where they were computed. If another
+//! set of gradients arrives, or gradients of several nodes each, they are copied.
+//!
+//! A buffer holds one value per parameter. In exact mode a rank may bring several nodes of the reduction tree; then each
+//! part of the buffer that is sent to a rank has one row per node, with that node of all tensors.
+
+use std::cell::RefCell;
+
+use rustc_hash::FxHashMap;
+
+use super::device_mesh::DeviceMesh;
+use super::interned::ENTRIES_LEN;
+use super::redistribute::GradientBuffer;
+use super::tensor::GradientUnit;
+use crate::error::Result;
+use crate::tensor::{DType, Shape, Tensor, with_places};
+
+/// The buffers of all units of a mesh, by the unit's number.
+#[derive(Default)]
+pub(super) struct UnitBuffers(RefCell<FxHashMap<u64, Vec<UnitBuffer>>>);
+
+/// A buffer in which gradients of a unit were sent.
+struct UnitBuffer {
+    len: usize,
+    dtype: DType,
+    /// In the order of their positions: the leaf's number in its unit, the position and the shape of its gradient.
+    places: Vec<(usize, usize, Shape)>,
+}
+
+/// The places of the gradients of this backward pass that have not been computed.
+#[derive(Default)]
+pub(super) struct GradientPlaces {
+    /// By the numbers of the unit and of the leaf.
+    free: FxHashMap<(u64, usize), Tensor>,
+    /// The units whose buffers this pass has made.
+    made: Vec<u64>,
+}
+
+impl UnitBuffers {
+    /// Keeps the positions of gradients that are sent together, for later passes. `leaves` are the numbers of their leaves.
+    pub fn keep(&self, unit: GradientUnit, buffer: &GradientBuffer, leaves: &[usize], locals: &[Tensor]) {
+        let place = |&(i, start): &(usize, usize)| (leaves[i], start, locals[i].shape().clone());
+        let places: Vec<_> = buffer.places.iter().map(place).collect();
+        let (len, dtype) = (buffer.len, locals[0].dtype());
+        let mut all = self.0.borrow_mut();
+        if all.len() >= ENTRIES_LEN {
+            all.clear();
+        }
+        let own = all.entry(unit.number()).or_default();
+        let is_same = |other: &UnitBuffer| (other.len, other.dtype, &other.places) == (len, dtype, &places);
+        if !own.iter().any(is_same) {
+            own.retain(|other| other.places.iter().all(|(leaf, ..)| !leaves.contains(leaf)));
+            own.push(UnitBuffer { len, dtype, places });
+        }
+    }
+}
+
+impl GradientPlaces {
+    /// Runs a derivative that completes gradients of the given leaves, each named by its unit and its number there. It
+    /// computes them in their places, if they have some.
+    ///
+    /// # Errors
+    /// Returns the errors of `f`.
+    pub fn offer<T>(
+        &mut self,
+        mesh: &DeviceMesh,
+        leaves: &[(GradientUnit, usize)],
+        f: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let (mut keys, mut places) = (Vec::new(), Vec::new());
+        for (unit, leaf) in leaves {
+            self.make(mesh, *unit)?;
+            let key = (unit.number(), *leaf);
+            if let Some(place) = self.free.remove(&key) {
+                keys.push(key);
+                places.push(place);
+            }
+        }
+        if places.is_empty() {
+            return f();
+        }
+        let (result, left) = with_places(places, f);
+        self.free.extend(keys.into_iter().zip(left).filter_map(|(key, place)| Some((key, place?))));
+        result
+    }
+
+    /// Makes the buffers of a unit, once in a pass.
+    fn make(&mut self, mesh: &DeviceMesh, unit: GradientUnit) -> Result<()> {
+        if self.made.contains(&unit.number()) {
+            return Ok(());
+        }
+        self.made.push(unit.number());
+        let all = mesh.0.unit_buffers.of::<UnitBuffers>().0.borrow();
+        for UnitBuffer { len, dtype, places } in all.get(&unit.number()).into_iter().flatten() {
+            let parts: Vec<_> = places.iter().map(|(_, start, shape)| (*start, shape.clone())).collect();
+            let parts = Tensor::uninit_on(mesh.device(), *dtype, [*len])?.cut(&parts)?;
+            let keys = places.iter().map(|(leaf, ..)| (unit.number(), *leaf));
+            self.free.extend(keys.zip(parts));
+        }
+        Ok(())
+    }
+
+    /// Frees the places of a unit whose gradients are sent.
+    pub fn end(&mut self, unit: GradientUnit) {
+        self.free.retain(|(other, _), _| *other != unit.number());
+    }
+}
