@@ -126,10 +126,7 @@ impl Tensor {
         if let Some(place) = take_place(Device::Cpu, dtype, &shape) {
             return place;
         }
-        match Tensor::buffer(dtype, &shape) {
-            Ok(buffer) => Tensor::over(buffer, dtype, shape),
-            Err(error) => unwind(error),
-        }
+        Tensor::scratch(dtype, shape)
     }
 
     /// Returns [`Tensor::uninit`], or an error if there is no room.
@@ -139,6 +136,14 @@ impl Tensor {
             return Ok(place);
         }
         Ok(Tensor::over(Tensor::buffer(dtype, &shape)?, dtype, shape))
+    }
+
+    /// Returns [`Tensor::uninit`] for a kernel's own use: it takes no [place](super::places) of a result.
+    pub(super) fn scratch(dtype: DType, shape: Shape) -> Tensor {
+        match Tensor::buffer(dtype, &shape) {
+            Ok(buffer) => Tensor::over(buffer, dtype, shape),
+            Err(error) => unwind(error),
+        }
     }
 
     fn buffer(dtype: DType, shape: &Shape) -> Result<Buffer> {

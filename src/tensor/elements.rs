@@ -178,7 +178,7 @@ impl Tensor {
 
     /// Returns a contiguous copy of a tensor in the CPU's memory.
     pub(crate) fn packed_copy(&self) -> Tensor {
-        let mut out = Tensor::uninit(self.dtype, self.shape.clone());
+        let mut out = Tensor::scratch(self.dtype, self.shape.clone());
         let (size, strides) = (self.dtype.size_bytes(), out.strides.clone());
         super::cpu::copy_strided(
             size,
