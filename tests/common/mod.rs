@@ -13,6 +13,7 @@ pub use isoshard::testing::{shards::*, values::*};
 
 pub mod blas;
 pub mod failures;
+pub mod in_place;
 pub mod program;
 pub mod ranks;
 pub mod samples;

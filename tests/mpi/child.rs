@@ -7,8 +7,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use isoshard::comm::{Group, Launch, Process, Rank};
+use isoshard::dtensor::DeviceMesh;
 use isoshard::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 use isoshard::{Error, Result};
+
+use crate::common::in_place::steps_in_place;
 
 const DEADLINE: Duration = Duration::from_secs(1);
 const CALLS: usize = 6;
@@ -44,6 +47,14 @@ pub fn run_if_asked() {
     std::process::exit(0);
 }
 
+/// Trains in place: nothing is copied outside of the calls after a first step.
+fn in_place(rank: &Rank) -> Result<()> {
+    let copied = steps_in_place(&DeviceMesh::new(rank, &[("fsdp", rank.world().len())])?)?;
+    assert_eq!(copied.map(|step| step.gather), [0; 3], "{copied:?}");
+    assert!(copied[0].reduce > 0 && copied[1..].iter().all(|step| step.reduce == 0), "{copied:?}");
+    Ok(())
+}
+
 fn var(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
@@ -54,6 +65,7 @@ fn run(rank: &Rank, program: &str) -> Result<()> {
         "exchanges" => return exchanges(&g),
         "crossed" => return crossed(rank),
         "chain" => return chain(rank),
+        "in_place" => return in_place(rank),
         _ => {}
     }
     let number = |name: &str| var(name).and_then(|n| n.parse().ok()).unwrap_or(usize::MAX);

@@ -41,6 +41,15 @@ fn what_nobody_disturbs_ends_well() {
     assert_eq!(one_line_each(&run, 3), ["well"; 3]);
 }
 
+/// MPI writes shards where they are read, and reads gradients where they were computed.
+#[test]
+fn units_are_gathered_and_reduced_in_place() {
+    for ranks in [2, 4] {
+        let Some(run) = Job::new(ranks, "in_place").run() else { return };
+        assert_eq!(one_line_each(&run, ranks), vec!["well"; ranks]);
+    }
+}
+
 #[test]
 fn calls_that_differ_are_named_on_all() {
     for (kind, brought) in DIFFERENT {

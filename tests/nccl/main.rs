@@ -1,6 +1,8 @@
 //! The NCCL engine over a fake library and emulated devices: exchanges by bits, sub-groups, late, wrong and failed
 //! calls, and processes that meet by TCP. Streams run by themselves, so a missing wait shows.
 
+#[path = "../common/in_place.rs"]
+mod in_place;
 #[path = "../common/shim.rs"]
 #[allow(dead_code, reason = "the suite uses the rest")]
 mod shim;
@@ -24,6 +26,7 @@ use isoshard::{CommFault, Error, Result};
 
 use driver::devices;
 use fake::Fake;
+use in_place::steps_in_place;
 
 const WORLDS: [usize; 4] = [1, 2, 3, 5];
 const LONG: Duration = Duration::from_secs(60);
@@ -96,6 +99,22 @@ fn equal_gathers_are_the_librarys_own() {
     };
     spmd.run(run).unwrap();
     assert_eq!([fake.count("all_gather"), fake.count("send")], [2, 0]);
+}
+
+/// The library writes shards where they are read, and reads gradients where they were computed.
+#[test]
+fn units_are_gathered_and_reduced_in_place() {
+    for n in [2, 4] {
+        let Some((spmd, fake)) = world(n, LONG) else { return };
+        let run = |rank: Rank| steps_in_place(&DeviceMesh::new(&rank, &[("fsdp", rank.world().len())])?);
+        for copied in spmd.run(run).unwrap() {
+            assert_eq!(copied.map(|step| step.gather), [0; 3], "{copied:?}");
+            assert!(copied[0].reduce > 0 && copied[1..].iter().all(|step| step.reduce == 0), "{copied:?}");
+        }
+        // The root and three units, forward and backward, in three steps; the root stays gathered.
+        assert_eq!(fake.count("all_gather") % n, 0);
+        assert!(fake.count("all_gather") >= 3 * 6 * n, "equal shards are the library's own gather");
+    }
 }
 
 #[test]

@@ -4,12 +4,14 @@
 use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::fsdp::{Block, BlockPolicy, ShardedBytes, Sharding, fully_shard};
-use isoshard::nn::{Forward, Gpt, GptConfig, Llama, LlamaConfig, Parallel, Params, Plan};
+use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, WarmupCosine};
 use isoshard::placement::Mesh;
 use isoshard::rng::{Generator, Init};
 use isoshard::tensor::{DType, Tensor};
 use isoshard::{Error, Result};
+
+use crate::common::in_place::steps_in_place;
 
 const CONFIG: GptConfig =
     GptConfig { vocabulary: 13, block: 6, layers: 3, heads: 2, width: 8, dropout: 0.1, bias: true };
@@ -292,61 +294,18 @@ fn wrong_input_is_refused_by_name_and_moves_nothing() {
     assert!(refused(&["h.*"], outside, rows()).contains("an axis that shards states shards the batch"));
 }
 
-/// Shards are sent from where they are stored, gathered parameters are views of what arrives, gradients are computed where
-/// they are sent from after a first step, and updates are in place.
+/// After a first step nothing is copied outside of collectives, if each rank brings one node of the reduction tree.
 #[test]
 fn a_unit_is_gathered_reduced_and_updated_in_place() {
     for mesh in ["fsdp=2", "fsdp=3", "dp=2,fsdp=2"] {
-        let run = move |rank: Rank| {
-            let mesh = DeviceMesh::parse(&rank, mesh)?;
-            let mut params = Params::new(&mesh, Plan::default(), 7)?;
-            let config = LlamaConfig {
-                vocabulary: 13,
-                block: 8,
-                layers: 3,
-                heads: 2,
-                kv_heads: 2,
-                head_width: 4,
-                width: 8,
-                hidden: 24,
-                base: 1e4,
-                dropout: 0.0,
-            };
-            let model = Llama::new(&mut params, config)?;
-            let sharding = match mesh.mesh().axis("dp") {
-                Ok(_) => Sharding::hsdp("dp", "fsdp"),
-                Err(_) => Sharding::zero3("fsdp"),
-            };
-            fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
-            let text = Tensor::from_vec((0..128i64).map(|i| i * i % 13).collect(), [16, 8])?;
-            let tokens = DTensor::distribute(&mesh, &text, params.plan().batch_layout(mesh.mesh()))?;
-            let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01).clip(0.5);
-            let addresses = |params: &Params| -> Vec<usize> {
-                let address = |id| params.value(id).local().data::<f32>().map(|x| x.as_ptr() as usize);
-                params.ids().filter_map(|id| address(id).ok()).collect()
-            };
-            let before = addresses(&params);
-            let mut copied = Vec::new();
-            for _ in 0..3 {
-                let at = mesh.copied_bytes();
-                let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
-                let forward = mesh.copied_bytes() - at;
-                let mut gradients = loss.backward()?;
-                drop(loss);
-                copied.push((forward, mesh.copied_bytes() - at));
-                optimizer.step(&mut params, &mut gradients)?;
-            }
-            assert_eq!(addresses(&params), before, "the optimizer writes where the shards are");
-            Ok(copied)
-        };
-        let copied = spmd(Mesh::parse(mesh, 0).unwrap().rank_len(), run).unwrap_or_else(|e| panic!("{e}"));
-        for (rank, copied) in copied.iter().enumerate() {
-            let forward: Vec<u64> = copied.iter().map(|(forward, _)| *forward).collect();
-            assert_eq!(forward, [0; 3], "{mesh}: rank {rank} copies nothing to gather");
-            // A third of 16 sequences is several nodes of the reduction tree, except on the last rank.
+        let ranks = Mesh::parse(mesh, 0).unwrap().rank_len();
+        let run = move |rank: Rank| steps_in_place(&DeviceMesh::parse(&rank, mesh)?);
+        for (rank, copied) in spmd(ranks, run).unwrap_or_else(|e| panic!("{e}")).iter().enumerate() {
+            assert_eq!(copied.map(|step| step.gather), [0; 3], "{mesh}: rank {rank}");
+            // A third of 16 sequences is several nodes, except on the last rank.
             if mesh != "fsdp=3" || rank == 2 {
-                let backward: Vec<u64> = copied.iter().map(|(_, step)| *step).collect();
-                assert!(backward[0] > 0 && backward[1..] == [0; 2], "{mesh}: rank {rank}: {backward:?}");
+                let reduce = copied.map(|step| step.reduce);
+                assert!(reduce[0] > 0 && reduce[1..] == [0; 2], "{mesh}: rank {rank}: {reduce:?}");
             }
         }
     }

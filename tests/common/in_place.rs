@@ -1,0 +1,59 @@
+//! Training steps of a small Llama whose units are gathered, reduced and updated in place, over any engine.
+
+use isoshard::Result;
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::fsdp::{BlockPolicy, Sharding, fully_shard};
+use isoshard::nn::{Forward, Llama, LlamaConfig, Params, Plan};
+use isoshard::optim::AdamW;
+use isoshard::tensor::{Device, Tensor};
+
+/// The bytes that a rank has copied outside of collectives in one step.
+#[derive(Clone, Copy, Debug)]
+pub struct CopiedBytes {
+    pub gather: u64,
+    pub reduce: u64,
+}
+
+/// Runs three steps. Shards stay where they are: the optimizer writes them in place.
+pub fn steps_in_place(mesh: &DeviceMesh) -> Result<[CopiedBytes; 3]> {
+    let config = LlamaConfig {
+        vocabulary: 13,
+        block: 8,
+        layers: 3,
+        heads: 2,
+        kv_heads: 2,
+        head_width: 4,
+        width: 8,
+        hidden: 24,
+        base: 1e4,
+        dropout: 0.0,
+    };
+    let mut params = Params::new(mesh, Plan::default(), 7)?;
+    let model = Llama::new(&mut params, config)?;
+    let sharding = match mesh.mesh().axis("dp") {
+        Ok(_) => Sharding::hsdp("dp", "fsdp"),
+        Err(_) => Sharding::zero3("fsdp"),
+    };
+    fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
+    let text = Tensor::from_vec((0..128i64).map(|i| i * i % 13).collect(), [16, 8])?;
+    let tokens = DTensor::distribute(mesh, &text, params.plan().batch_layout(mesh.mesh()))?;
+    let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01).clip(0.5);
+    let addresses = |params: &Params| -> Vec<usize> {
+        let address = |id| params.value(id).local().data::<f32>().map(|x| x.as_ptr() as usize);
+        params.ids().filter_map(|id| address(id).ok()).collect()
+    };
+    let before = addresses(&params);
+    assert!(mesh.device() != Device::Cpu || before.len() == params.len());
+    let mut copied = [CopiedBytes { gather: 0, reduce: 0 }; 3];
+    for step in &mut copied {
+        let start = mesh.copied_bytes();
+        let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+        step.gather = mesh.copied_bytes() - start;
+        let mut gradients = loss.backward()?;
+        drop(loss);
+        step.reduce = mesh.copied_bytes() - start - step.gather;
+        optimizer.step(&mut params, &mut gradients)?;
+    }
+    assert_eq!(addresses(&params), before, "the optimizer writes where the shards are");
+    Ok(copied)
+}
