@@ -4,13 +4,13 @@ use std::rc::Rc;
 
 use super::explain::note_move;
 use super::redistribute::{self, InFlight, Redistribution};
-use super::start_moves::{TensorMove, start_moves, stored_side_by_side};
+use super::start_moves::{TensorMove, places_side_by_side, start_moves, stored_side_by_side};
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use crate::comm::operator_scope_if_none;
 use crate::error::Result;
-use crate::placement::Layout;
-use crate::tensor::Tensor;
+use crate::placement::{Layout, Spec};
+use crate::tensor::{DType, Tensor};
 
 /// Methods that change the layout.
 impl DTensor {
@@ -234,6 +234,24 @@ impl DTensor {
         let stored = stored_side_by_side(&mesh, moves)?;
         moved.into_iter().zip(stored).for_each(|(i, local)| all[i].local = local);
         Ok(all)
+    }
+
+    /// Returns places where tensors are to be cast to `dtype`, so that [`DTensor::redistribute_together`] to the given layouts
+    /// copies nothing before its calls; `None` for those that it copies or does not move.
+    pub(crate) fn cast_places(of: &[(&DTensor, &Layout)], dtype: DType) -> Result<Vec<Option<Tensor>>> {
+        let Some(mesh) = of.first().map(|(x, _)| x.mesh.clone()) else { return Ok(Vec::new()) };
+        let (mut moved, mut moves) = (Vec::new(), Vec::new());
+        for (i, (x, layout)) in of.iter().enumerate().filter(|(_, (x, layout))| x.layout() != *layout) {
+            let from = mesh.intern(Spec { dtype, ..x.spec().clone() })?;
+            let to = mesh.intern(from.spec().with_layout((*layout).clone())?)?;
+            moves.push(TensorMove { local: x.local.clone(), from, to });
+            moved.push(i);
+        }
+        let mut places = vec![None; of.len()];
+        for (k, place) in places_side_by_side(&mesh, moves)? {
+            places[moved[k]] = Some(place);
+        }
+        Ok(places)
     }
 
     /// Returns the whole tensor on every rank. Each rank receives the elements that it lacks.

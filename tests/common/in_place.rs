@@ -5,7 +5,7 @@ use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::fsdp::{BlockPolicy, Sharding, fully_shard};
 use isoshard::nn::{Forward, Llama, LlamaConfig, Params, Plan};
 use isoshard::optim::AdamW;
-use isoshard::tensor::{Device, Tensor};
+use isoshard::tensor::{DType, Device, Tensor};
 
 /// The bytes that a rank has copied outside of collectives in one step.
 #[derive(Clone, Copy, Debug)]
@@ -14,8 +14,8 @@ pub struct CopiedBytes {
     pub reduce: u64,
 }
 
-/// Runs three steps. Shards stay where they are: the optimizer writes them in place.
-pub fn steps_in_place(mesh: &DeviceMesh) -> Result<[CopiedBytes; 3]> {
+/// Runs three steps that compute in `compute`. Shards stay where they are: the optimizer writes them in place.
+pub fn steps_in_place(mesh: &DeviceMesh, compute: DType) -> Result<[CopiedBytes; 3]> {
     let config = LlamaConfig {
         vocabulary: 13,
         block: 8,
@@ -29,6 +29,7 @@ pub fn steps_in_place(mesh: &DeviceMesh) -> Result<[CopiedBytes; 3]> {
         dropout: 0.0,
     };
     let mut params = Params::new(mesh, Plan::default(), 7)?;
+    params.compute_in(compute)?;
     let model = Llama::new(&mut params, config)?;
     let sharding = match mesh.mesh().axis("dp") {
         Ok(_) => Sharding::hsdp("dp", "fsdp"),

@@ -49,7 +49,7 @@ pub fn run_if_asked() {
 
 /// Trains in place: nothing is copied outside of the calls after a first step.
 fn in_place(rank: &Rank) -> Result<()> {
-    let copied = steps_in_place(&DeviceMesh::new(rank, &[("fsdp", rank.world().len())])?)?;
+    let copied = steps_in_place(&DeviceMesh::new(rank, &[("fsdp", rank.world().len())])?, DType::F32)?;
     assert_eq!(copied.map(|step| step.gather), [0; 3], "{copied:?}");
     assert!(copied[0].reduce > 0 && copied[1..].iter().all(|step| step.reduce == 0), "{copied:?}");
     Ok(())

@@ -106,7 +106,9 @@ fn equal_gathers_are_the_librarys_own() {
 fn units_are_gathered_and_reduced_in_place() {
     for n in [2, 4] {
         let Some((spmd, fake)) = world(n, LONG) else { return };
-        let run = |rank: Rank| steps_in_place(&DeviceMesh::new(&rank, &[("fsdp", rank.world().len())])?);
+        let run = |rank: Rank| {
+            steps_in_place(&DeviceMesh::new(&rank, &[("fsdp", rank.world().len())])?, DType::F32)
+        };
         for copied in spmd.run(run).unwrap() {
             assert_eq!(copied.map(|step| step.gather), [0; 3], "{copied:?}");
             assert!(copied[0].reduce > 0 && copied[1..].iter().all(|step| step.reduce == 0), "{copied:?}");

@@ -205,20 +205,6 @@ impl EvenShards {
             (0..self.members_len).map(|member| (member * self.shard_len, [self.shard_len].into())).collect();
         Tensor::uninit_on(device, dtype, [self.buffer_len()])?.cut(&shards)
     }
-
-    /// Returns a shard of a member with the given parts in it, each of which can be written in place.
-    ///
-    /// # Errors
-    /// Returns an error if there is no room.
-    pub fn shard(&self, member: usize, parts: &[&Tensor]) -> Result<Vec<Tensor>> {
-        let Some(like) = parts.first() else { return Ok(Vec::new()) };
-        let places = self.parts_of(member).zip(parts).map(|((_, start), part)| (start, part.shape().clone()));
-        let mut room = Tensor::uninit_on(like.device(), like.dtype(), [self.shard_len])?;
-        for ((_, start), part) in self.parts_of(member).zip(parts) {
-            part.copy_block(&mut room, part.shape(), (0, part.strides()), (start, &part.shape().strides()))?;
-        }
-        room.cut(&places.collect::<Vec<_>>())
-    }
 }
 
 #[cfg(test)]

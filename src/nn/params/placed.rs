@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::nn::param_id::ParamId;
 use crate::nn::plan::Plan;
 use crate::placement::{Layout, Mesh};
+use crate::tensor::{Tensor, with_places};
 
 /// A unit of parameters, and their layouts.
 pub(crate) struct PlacedUnit {
@@ -162,14 +163,19 @@ impl Params {
     pub(in crate::nn) fn held_values(&self, ids: &[ParamId]) -> Result<Vec<DTensor>> {
         let mut values = Vec::with_capacity(ids.len());
         let mut missing = Vec::new();
-        for &id in ids {
+        let mut places = self.cast_places(ids)?;
+        for (i, &id) in ids.iter().enumerate() {
             let param = &self.list[id.index];
             if let Some(held) = self.held_value(id) {
                 values.push(held);
                 continue;
             }
             let _scope = param.module.enter();
-            let value = param.value.cast(self.compute).map_err(|e| e.at(&param.path))?;
+            let cast = || param.value.cast(self.compute).map_err(|e| e.at(&param.path));
+            let value = match places.get_mut(i).and_then(Option::take) {
+                Some(place) => with_places(vec![place], cast).0?,
+                None => cast()?,
+            };
             if let Some(layout) = param.held.as_ref().filter(|_| !self.holds_as_used(id)) {
                 missing.push((values.len(), id, layout.clone()));
             }
@@ -181,6 +187,20 @@ impl Params {
             self.hold(id, &values[at]);
         }
         Ok(values)
+    }
+
+    /// Returns places in which parameters are rounded side by side, as they are gathered; none if they are not rounded.
+    fn cast_places(&self, ids: &[ParamId]) -> Result<Vec<Option<Tensor>>> {
+        let is_cast = |id: &ParamId| self.list[id.index].value.dtype() != self.compute;
+        if !ids.iter().all(is_cast) || ids.iter().any(|&id| self.held_value(id).is_some()) {
+            return Ok(Vec::new());
+        }
+        let gathered = |id: &ParamId| {
+            let param = &self.list[id.index];
+            let held = param.held.as_ref().filter(|_| !self.holds_as_used(*id));
+            (&param.value, held.unwrap_or(&param.used))
+        };
+        DTensor::cast_places(&ids.iter().map(gathered).collect::<Vec<_>>(), self.compute)
     }
 
     /// Returns the held value of a parameter, unless it lacks the history that this pass records.
