@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::tensor::cpu::{
     Kernel, Real, RowTree, SumReducer, as_elements_mut, cast, dispatch, expect_matching, reduce,
 };
-use crate::tensor::{DType, ReduceOp, Shape, Tensor};
+use crate::tensor::{DType, ReduceOp, Shape, Tensor, with_places};
 
 /// Computes `(x - mean) / sqrt(variance + eps) * weight + bias` along the last dim. Returns the result, and per row the
 /// mean and `1 / sqrt(variance + eps)`, with last extent 1. The variance is the mean square deviation.
@@ -287,7 +287,8 @@ fn backward(
     }
     let dtype = x.dtype();
     let acc = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-    let wide = |t: &Tensor| cast(&t.contiguous()?, acc);
+    // The weight has the length of its gradient, whose place it must not take.
+    let wide = |t: &Tensor| with_places(Vec::new(), || cast(&t.contiguous()?, acc)).0;
     let (dy, x, rstd) = (wide(dy)?, wide(x)?, wide(rstd)?);
     let (weight, mean) = (weight.map(wide).transpose()?, mean.map(wide).transpose()?);
     let (dx, dw) = match acc {
