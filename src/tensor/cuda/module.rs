@@ -2,7 +2,8 @@
 //!
 //! A source is compiled at its first use in a process, unless the cache on disk has an image of the same text,
 //! headers, options, compiler and architecture. Threads and processes that want the same kernel at the same time wait
-//! for the first one to compile it.
+//! for the first one to compile it. Images that were compiled elsewhere, in a folder that `ISOSHARD_IMAGES` names, are
+//! used instead of compiling.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -35,7 +36,14 @@ fn load(device: &CudaDevice, source: KernelSource) -> Result<Handle> {
         .ok_or_else(|| Error::unsupported("cuda", format!("there is no kernels/{name}.cu"), "", ""))?;
     let program =
         KernelProgram { name, source: &text, headers: sources::headers(), options: sources::OPTIONS };
-    let file = cache_dir().map(|dir| dir.join(format!("{name}-{:032x}", key(device, &program))));
+    let properties = device.driver.properties();
+    let of_compiler = image_name(&program, &properties.compiler, properties.capability);
+    let file = cache_dir().map(|dir| dir.join(of_compiler));
+    if !file.as_deref().is_some_and(Path::exists)
+        && let Some(module) = packed(device, &program)
+    {
+        return Ok(module);
+    }
     let image = match &file {
         None => compile(device, &program)?,
         Some(file) => {
@@ -51,6 +59,24 @@ fn load(device: &CudaDevice, source: KernelSource) -> Result<Handle> {
         }
     };
     device.driver.load(name, &image).map_err(|e| device.error(format!("kernels/{name}.cu"), &e))
+}
+
+/// Loads the image of a program in the folder that `ISOSHARD_IMAGES` names. Returns `None` if it has none that loads.
+fn packed(device: &CudaDevice, program: &KernelProgram) -> Option<Handle> {
+    let dir = PathBuf::from(std::env::var_os("ISOSHARD_IMAGES").filter(|set| !set.is_empty())?);
+    let file = dir.join(image_name(program, ANY_COMPILER, device.driver.properties().capability));
+    device.driver.load(program.name, &read(&file)?).ok()
+}
+
+/// Writes an image into a folder under the name that [`packed`] looks for.
+#[cfg(feature = "cuda")]
+pub(super) fn pack(
+    dir: &Path,
+    program: &KernelProgram,
+    capability: (u32, u32),
+    image: &[u8],
+) -> std::io::Result<()> {
+    write(&dir.join(image_name(program, ANY_COMPILER, capability)), image)
 }
 
 fn compile(device: &CudaDevice, program: &KernelProgram) -> Result<Vec<u8>> {
@@ -79,25 +105,19 @@ fn cache_dir() -> Option<PathBuf> {
     fs::create_dir_all(&dir).ok().map(|()| dir)
 }
 
-/// Hashes everything that the image depends on, to 128 bits.
-fn key(device: &CudaDevice, program: &KernelProgram) -> u128 {
-    let properties = device.driver.properties();
+/// The compiler in the names of images that machines with other compilers use.
+const ANY_COMPILER: &str = "";
+
+/// Returns the name of an image's file, with a hash of everything that the image depends on, of 128 bits.
+fn image_name(program: &KernelProgram, compiler: &str, capability: (u32, u32)) -> String {
     let half = |salt: u8| {
         let mut hasher = DefaultHasher::new();
         let version = env!("CARGO_PKG_VERSION");
-        (
-            salt,
-            version,
-            &properties.compiler,
-            properties.capability,
-            program.source,
-            program.headers,
-            program.options,
-        )
+        (salt, version, compiler, capability, program.source, program.headers, program.options)
             .hash(&mut hasher);
         hasher.finish()
     };
-    u128::from(half(0)) << 64 | u128::from(half(1))
+    format!("{}-{:016x}{:016x}", program.name, half(0), half(1))
 }
 
 const MAGIC: &[u8; 8] = b"isocuda1";
