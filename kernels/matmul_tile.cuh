@@ -37,14 +37,17 @@ struct Part {
   i64 start;
 };
 
-// Stores a whole vector at once. A plain store of a vector becomes stores of its elements, which the compiler shares with
-// the path for results that are not contiguous.
+// Stores a whole vector at once. A plain store of a vector becomes stores of its elements, which the compiler shares
+// with the path for results that are not contiguous.
 template <class E, u32 N>
 DEVICE void store_whole(E* to, const Vec<E, N>& v) {
 #ifndef ISO_SHIM
   const u32* x = (const u32*)&v;
   if constexpr (sizeof(v) == 16) {
-    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" : : "l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};"
+                 :
+                 : "l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
     return;
   } else if constexpr (sizeof(v) == 8) {
     asm volatile("st.global.v2.b32 [%0], {%1,%2};" : : "l"(to), "r"(x[0]), "r"(x[1]) : "memory");
