@@ -5,7 +5,7 @@
 #   tests/gpu/pack.sh [ARCHITECTURE ...]      then, there:    OUT=/some/folder bash .gpu/run.sh
 #
 # With architectures, e.g. 80 90 100 120, the pack has all kernels compiled for them (images/), so that nothing is compiled
-# there, and any version of NVRTC does. That takes about ten minutes of two cores per architecture.
+# there, and any version of NVRTC does.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
