@@ -111,7 +111,6 @@ fn the_compilers_second_library_is_found_beside_it() {
 /// Compiles every source into the folder `ISOSHARD_PACK` for the architectures `ISOSHARD_ARCHITECTURES`; `pack.sh`
 /// asks for it. `ISOSHARD_SOURCES` names some sources instead of all.
 #[test]
-#[ignore = "compiles all sources"]
 fn images_for_machines_with_a_gpu() {
     let set = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is set"));
     let (dir, chosen) =

@@ -6,13 +6,12 @@
 //! used instead of compiling.
 
 use std::fs::{self, File};
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::device::{CudaDevice, Modules};
 use super::driver::KernelProgram;
 use super::handle::Handle;
+use super::images::{ANY_COMPILER, image_name, read, write};
 use super::lock::lock;
 use super::sources::{self, KernelSource};
 use crate::error::{Error, Result};
@@ -68,17 +67,6 @@ fn packed(device: &CudaDevice, program: &KernelProgram) -> Option<Handle> {
     device.driver.load(program.name, &read(&file)?).ok()
 }
 
-/// Writes an image into a folder under the name that [`packed`] looks for.
-#[cfg(feature = "cuda")]
-pub(super) fn pack(
-    dir: &Path,
-    program: &KernelProgram,
-    capability: (u32, u32),
-    image: &[u8],
-) -> std::io::Result<()> {
-    write(&dir.join(image_name(program, ANY_COMPILER, capability)), image)
-}
-
 fn compile(device: &CudaDevice, program: &KernelProgram) -> Result<Vec<u8>> {
     device.driver.compile(program).map_err(|log| Error::Device {
         verb: format!("kernels/{}.cu", program.name),
@@ -105,48 +93,6 @@ fn cache_dir() -> Option<PathBuf> {
     fs::create_dir_all(&dir).ok().map(|()| dir)
 }
 
-/// The compiler in the names of images that machines with other compilers use.
-const ANY_COMPILER: &str = "";
-
-/// Returns the name of an image's file, with a hash of everything that the image depends on, of 128 bits.
-fn image_name(program: &KernelProgram, compiler: &str, capability: (u32, u32)) -> String {
-    let half = |salt: u8| {
-        let mut hasher = DefaultHasher::new();
-        let version = env!("CARGO_PKG_VERSION");
-        (salt, version, compiler, capability, program.source, program.headers, program.options)
-            .hash(&mut hasher);
-        hasher.finish()
-    };
-    format!("{}-{:016x}{:016x}", program.name, half(0), half(1))
-}
-
-const MAGIC: &[u8; 8] = b"isocuda1";
-
-fn checksum(image: &[u8]) -> [u8; 8] {
-    let mut hasher = DefaultHasher::new();
-    image.hash(&mut hasher);
-    hasher.finish().to_le_bytes()
-}
-
-/// Returns the image in a file, or `None` if the file is missing, truncated or changed.
-fn read(file: &Path) -> Option<Vec<u8>> {
-    let bytes = fs::read(file).ok()?;
-    let image = bytes.strip_prefix(MAGIC)?;
-    let (sum, image) = image.split_at_checked(8)?;
-    (sum == checksum(image)).then(|| image.to_vec())
-}
-
-/// Writes a file completely or not at all.
-fn write(file: &Path, image: &[u8]) -> std::io::Result<()> {
-    let half_made = file.with_extension(format!("{}.part", std::process::id()));
-    let mut out = File::create(&half_made)?;
-    let written = out
-        .write_all(MAGIC)
-        .and_then(|()| out.write_all(&checksum(image)))
-        .and_then(|()| out.write_all(image));
-    written.and_then(|()| fs::rename(&half_made, file)).inspect_err(|_| drop(fs::remove_file(&half_made)))
-}
-
 /// A file lock, held while an image is looked up or made, so that processes do not compile twice. They may if it
 /// fails.
 struct Lock(Option<File>);
@@ -163,32 +109,5 @@ impl Drop for Lock {
         if let Some(file) = &self.0 {
             let _ = file.unlock();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn files_that_are_not_whole_are_not_read() {
-        let dir = std::env::temp_dir().join(format!("isoshard-cache-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        let file = dir.join("kernel");
-        assert_eq!(read(&file), None);
-        write(&file, b"an image").unwrap();
-        assert_eq!(read(&file).unwrap(), b"an image");
-        let whole = fs::read(&file).unwrap();
-        for cut in 0..whole.len() {
-            fs::write(&file, &whole[..cut]).unwrap();
-            assert_eq!(read(&file), None, "{cut} bytes");
-        }
-        for at in 0..whole.len() {
-            let mut changed = whole.clone();
-            changed[at] ^= 1;
-            fs::write(&file, &changed).unwrap();
-            assert_eq!(read(&file), None, "byte {at}");
-        }
-        fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -6,7 +6,7 @@ use std::{fmt, ptr};
 
 use cudarc::nvrtc::{result, sys};
 
-use crate::tensor::cuda::{KernelProgram, module};
+use crate::tensor::cuda::{KernelProgram, images};
 
 /// Returns the compiler's name and version, e.g. `nvrtc 13.0`.
 ///
@@ -106,7 +106,7 @@ pub fn compile(program: &KernelProgram, (major, minor): (u32, u32)) -> Result<Ve
 /// ```
 pub fn compile_into(dir: &Path, program: &KernelProgram, capability: (u32, u32)) -> Result<(), String> {
     let image = compile(program, capability)?;
-    module::pack(dir, program, capability, &image).map_err(|e| format!("{}: {e}", dir.display()))
+    images::pack(dir, program, capability, &image).map_err(|e| format!("{}: {e}", dir.display()))
 }
 
 /// Returns the architectures that NVRTC compiles for, ascending, e.g. 90 for `sm_90`.
