@@ -157,6 +157,16 @@ fn a_bad_launch_is_named() {
 }
 
 #[test]
+fn bools_that_a_kernel_wrote_are_zero_or_one() {
+    let (_alone, Some(Device::Cuda(index))) = (alone(), device()) else { return };
+    let gpu = Gpu::get(index).unwrap();
+    let mut x = gpu.zeros(DType::Bool, [37]).unwrap();
+    let fill = gpu.kernel("fill", "fill", DType::U8).unwrap().write(&mut x).arg(37u64).arg([7u64, 0]);
+    fill.run(1, 256, 0).unwrap();
+    assert_eq!(x.to_device(Device::Cpu).unwrap().as_bytes().unwrap(), [1; 37]);
+}
+
+#[test]
 fn a_kernel_that_fails_is_named() {
     let (_alone, Some(Device::Cuda(index))) = (alone(), device()) else { return };
     const TEST: &str = "a_kernel_that_fails_is_named";
