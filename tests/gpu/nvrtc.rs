@@ -109,18 +109,18 @@ fn the_compilers_second_library_is_found_beside_it() {
 }
 
 /// Compiles every source into the folder `ISOSHARD_PACK` for the architectures `ISOSHARD_ARCHITECTURES`; `pack.sh`
-/// asks for it. `ISOSHARD_SOURCES` names some sources instead of all.
+/// asks for it, and without a folder there is nothing to do. `ISOSHARD_SOURCES` names some sources instead of all.
 #[test]
 fn images_for_machines_with_a_gpu() {
-    let set = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is set"));
-    let (dir, chosen) =
-        (std::path::PathBuf::from(set("ISOSHARD_PACK")), std::env::var("ISOSHARD_SOURCES").ok());
+    let Some(dir) = std::env::var_os("ISOSHARD_PACK").map(std::path::PathBuf::from) else { return };
+    let chosen = std::env::var("ISOSHARD_SOURCES").ok();
     let mut sources = isoshard::ops::cuda_programs();
     let is_chosen = |file: &str| chosen.as_deref().is_none_or(|c| c.split(' ').any(|c| c == file));
     sources.retain(|(file, _)| is_chosen(file));
     let capability =
         |name: &str| name.parse::<u32>().map(|n| (n / 10, n % 10)).expect("an architecture such as 90");
-    let architectures: Vec<(u32, u32)> = set("ISOSHARD_ARCHITECTURES").split(' ').map(capability).collect();
+    let architectures = std::env::var("ISOSHARD_ARCHITECTURES").expect("set with ISOSHARD_PACK");
+    let architectures: Vec<(u32, u32)> = architectures.split(' ').map(capability).collect();
     let tasks: Vec<_> = sources.iter().flat_map(|s| architectures.iter().map(move |&a| (s, a))).collect();
     let next = AtomicUsize::new(0);
     std::thread::scope(|threads| {

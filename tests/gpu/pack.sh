@@ -40,7 +40,7 @@ if [ $# -gt 0 ]; then
   tools=$(tests/gpu/toolchain.sh)
   mkdir "$pack/bin/images"
   LD_LIBRARY_PATH=$tools/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} ISOSHARD_PACK=$PWD/$pack/bin/images ISOSHARD_ARCHITECTURES="$*" \
-    "$pack/bin/gpu" --ignored --exact nvrtc::images_for_machines_with_a_gpu --nocapture
+    "$pack/bin/gpu" --exact nvrtc::images_for_machines_with_a_gpu --nocapture
 fi
 
 cp benches/torch/*.py "$pack/bin/"
