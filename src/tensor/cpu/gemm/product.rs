@@ -268,9 +268,10 @@ mod tests {
     /// Such runs would let a tile read beyond its operands.
     #[test]
     fn runs_that_are_no_leaves_of_the_sum_are_refused() {
-        for (len, runs) in
-            [(10, vec![0..2]), (200, vec![0..4, 1..3]), (200, vec![3..4, 0..1]), (64, vec![1..1])]
-        {
+        let cases: [(usize, &[(usize, usize)]); 4] =
+            [(10, &[(0, 2)]), (200, &[(0, 4), (1, 3)]), (200, &[(3, 4), (0, 1)]), (64, &[(1, 1)])];
+        for (len, runs) in cases {
+            let runs: Vec<_> = runs.iter().map(|&(start, end)| start..end).collect();
             let made =
                 std::panic::catch_unwind(|| LeafContraction::<f32>::new(LeafRuns { len, runs: &runs }));
             let reason = *made.expect_err("refused").downcast::<String>().expect("a message");
