@@ -165,6 +165,8 @@ DEVICE void fast_dkv(const AttentionCall& call, u32 d, u32 dv, FastGiven<S> give
     flash_chain<S>(sum_k, p, qs + at);
     __syncthreads();
   }
+  // Without tiles no group has the copies of k and v yet.
+  copies_end();
   copies_wait<0>();
   u64 step = (u64)call.groups * d, step_v = (u64)call.groups * dv, at = (u64)batch * call.keys + key;
   flash_store<S>(dk + at * step + (u64)group * d, step, rows, d, sum_k, scale);

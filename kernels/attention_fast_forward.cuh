@@ -24,13 +24,11 @@ DEVICE void soften(typename S::Scores& s, Rows<S>& rows, typename S::Result& o, 
       f32 max = rows.max[m][h];
       UNROLL
       for (int n = 0; n < S::NT; n++) {
-        max = s[m][n][2 * h] > max ? s[m][n][2 * h] : max;
-        max = s[m][n][2 * h + 1] > max ? s[m][n][2 * h + 1] : max;
+        max = fmaxf(max, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
       }
       UNROLL
       for (int by = 1; by < 4; by *= 2) {
-        f32 other = __shfl_xor_sync(0xffffffffu, max, by);
-        max = other > max ? other : max;
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, by));
       }
       // A row without keys so far keeps sums of 0.
       f32 shift = max == -inf_f32() ? 0.0f : max * base, mend = exp2_fast(fmaf(rows.max[m][h], base, -shift));

@@ -37,6 +37,26 @@ struct Part {
   i64 start;
 };
 
+// Stores a whole vector at once. A plain store of a vector becomes stores of its elements, which the compiler shares
+// with the path for results that are not contiguous.
+template <class E, u32 N>
+DEVICE void store_whole(E* to, const Vec<E, N>& v) {
+#ifndef ISO_SHIM
+  const u32* x = (const u32*)&v;
+  if constexpr (sizeof(v) == 16) {
+    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};"
+                 :
+                 : "l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+    return;
+  } else if constexpr (sizeof(v) == 8) {
+    asm volatile("st.global.v2.b32 [%0], {%1,%2};" : : "l"(to), "r"(x[0]), "r"(x[1]) : "memory");
+    return;
+  }
+#endif
+  *(Vec<E, N>*)to = v;
+}
+
 // ROWS x COLS elements per block, TM x TN per thread. A warp is LM threads down and 32 / LM across; WM warps are
 // below one another.
 template <class T, u32 ROWS, u32 COLS, u32 DEPTH, u32 TM, u32 TN, u32 LM, u32 WM>
@@ -170,7 +190,7 @@ struct Tile {
           Vec<E, VN> v;
           UNROLL
           for (u32 e = 0; e < VN; ++e) v.x[e] = narrow<E>(acc[i][j + e]);
-          if (across < cols) *(Vec<E, VN>*)to = v;
+          if (across < cols) store_whole(to, v);
           continue;
         }
         UNROLL

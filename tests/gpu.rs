@@ -75,6 +75,18 @@ fn values_come_back_as_they_went() {
 }
 
 #[test]
+fn a_required_device_is_not_emulated() {
+    let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+    command.args(["--exact", "values_come_back_as_they_went"]);
+    // ISO_SHIM hides a device that is there.
+    let out =
+        command.env("ISOSHARD_REQUIRE_DEVICE", "1").env("ISO_SHIM", "1").output().expect("it runs again");
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(!out.status.success(), "{text}");
+    assert!(text.contains("ISOSHARD_REQUIRE_DEVICE=1, and there is no CUDA device: "), "{text}");
+}
+
+#[test]
 fn a_device_that_is_not_there_is_named() {
     let error = Tensor::zeros_on(Device::Cuda(4711), DType::F32, [3]).unwrap_err().to_string();
     assert!(error.starts_with("cuda: there is no such device"), "{error}");
@@ -142,6 +154,16 @@ fn a_bad_launch_is_named() {
     assert_eq!(x.to_vec::<i32>().unwrap(), [7; 37]);
     let error = gpu.kernel("fill", "no_such", DType::I32).map(drop).unwrap_err().to_string();
     assert!(error.contains("no_such_i32 of kernels/fill.cu"), "{error}");
+}
+
+#[test]
+fn bools_that_a_kernel_wrote_are_zero_or_one() {
+    let (_alone, Some(Device::Cuda(index))) = (alone(), device()) else { return };
+    let gpu = Gpu::get(index).unwrap();
+    let mut x = gpu.zeros(DType::Bool, [37]).unwrap();
+    let fill = gpu.kernel("fill", "fill", DType::U8).unwrap().write(&mut x).arg(37u64).arg([7u64, 0]);
+    fill.run(1, 256, 0).unwrap();
+    assert_eq!(x.to_device(Device::Cpu).unwrap().as_bytes().unwrap(), [1; 37]);
 }
 
 #[test]
@@ -343,6 +365,45 @@ fn a_device_says_what_it_is() {
     let (gpu, stats) = (Gpu::get(index).unwrap(), cuda::memory_stats(index).unwrap());
     assert!(cuda::unavailable_reason().is_none() && cuda::devices_len() > index);
     assert!(gpu.multiprocessors() >= 10 && stats.limit_bytes > 1 << 30, "{stats:?}");
+}
+
+/// Uses each of NVIDIA's libraries once, in under a minute, and prints the files that were loaded.
+#[test]
+fn smoke() {
+    let (_alone, Some(device)) = (alone(), device()) else { return };
+    let x = ints(DType::F32, &[300, 7]).to_device(device).unwrap();
+    let twice = cuda::gemm(
+        "smoke",
+        &x.reshape([1, 300, 7]).unwrap(),
+        &ints(DType::F32, &[1, 7, 5]).to_device(device).unwrap(),
+        &[7],
+        true,
+    );
+    let bits = |x: &Tensor| x.to_device(Device::Cpu).unwrap().to_vec::<f32>().unwrap();
+    let exact = bits(&twice.unwrap());
+    let fast = cuda::gemm(
+        "smoke",
+        &x.reshape([1, 300, 7]).unwrap(),
+        &ints(DType::F32, &[1, 7, 5]).to_device(device).unwrap(),
+        &[7],
+        false,
+    );
+    assert_eq!(bits(&fast.unwrap()), exact, "small integers have no rounding");
+    println!("NCCL: {:?}", Library::load().map(|_| "found"));
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let is_theirs =
+        |file: &&str| ["/libcuda.", "/libnvrtc", "/libcublas", "/libnccl"].iter().any(|n| file.contains(n));
+    let mut files: Vec<&str> = maps.lines().filter_map(|l| l.get(l.find('/')?..)).filter(is_theirs).collect();
+    files.dedup();
+    files.iter().for_each(|file| println!("loaded {file}"));
+    if is_real("smoke") {
+        for name in ["/libcuda.", "/libnvrtc."] {
+            assert!(
+                files.iter().any(|f| f.contains(name) && !f.contains("/stubs/") && !f.contains("/compat/")),
+                "{name}: {files:?}"
+            );
+        }
+    }
 }
 
 /// Runs one test of this program in a process of its own.

@@ -4,8 +4,9 @@
 //! [`device`] gives `Device::Cuda(0)`: a real one if there is one, else this. Kernels run in an [`Order`] that shows
 //! missing barriers, and streams ([`Streams`]) as late as events allow, which shows missing waits. Fresh memory is
 //! filled with NaNs and has guards around it. Environment variables set defaults: `ISO_SHIM=1` takes the shim even if
-//! there is a device, `ISO_SHIM_ORDER` is `descending` or `shuffled:7`, `ISO_SHIM_STREAMS` is `late:7`, and
-//! `ISO_SHIM_CHECKS=1` turns checks on.
+//! there is a device, `ISOSHARD_REQUIRE_DEVICE=1` makes it a failure that there is none, `ISO_SHIM_ORDER` is
+//! `descending` or `shuffled:7`, `ISO_SHIM_STREAMS` is `late:7`, `ISO_SHIM_CHECKS=1` turns checks on, and
+//! `ISO_SHIM_RECORD` is a folder for [records](Shim::record_into) of all launches.
 //!
 //! With [`Settings::checks`] kernels report addresses that are not aligned for their type, indices outside of arrays,
 //! shifts by too much and divisions by 0; compiling then takes twice as long.
@@ -24,11 +25,14 @@ mod memory;
 mod program;
 #[path = "shim/queue.rs"]
 mod queue;
+#[path = "shim/record.rs"]
+mod record;
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -88,11 +92,19 @@ impl Default for Settings {
 
 /// Returns the CUDA device of this test process, which the first call installs; `None`, with a message, if there is
 /// no C++ compiler.
+///
+/// # Panics
+/// Panics if `ISOSHARD_REQUIRE_DEVICE=1` and there is no real device: on a machine whose driver does not start, tests
+/// would otherwise pass on the shim.
 pub fn device() -> Option<Device> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
     let real = || std::env::var_os("ISO_SHIM").is_none() && cuda::is_available();
     let found = *DEVICE.get_or_init(|| match real() {
         true => Some(Device::Cuda(0)),
+        false if std::env::var_os("ISOSHARD_REQUIRE_DEVICE").is_some_and(|set| set == "1") => {
+            let reason = cuda::unavailable_reason().unwrap_or_else(|| "ISO_SHIM asks for the shim".into());
+            panic!("ISOSHARD_REQUIRE_DEVICE=1, and there is no CUDA device: {reason}")
+        }
         false => install(0, Settings::default()).map(|shim| {
             SHIM.set(shim).expect("set once");
             Device::Cuda(0)
@@ -155,6 +167,8 @@ pub struct Shim {
     programs: Mutex<Vec<LoadedProgram>>,
     functions: Mutex<Vec<Function>>,
     calls: Mutex<HashMap<&'static str, Calls>>,
+    /// The folder for records of launches.
+    record: Mutex<Option<PathBuf>>,
     /// Misuse by a call that cannot return an error; the next call that waits for a stream returns it.
     blamed: Mutex<Option<String>>,
 }
@@ -190,9 +204,11 @@ impl Shim {
             programs: Mutex::default(),
             functions: Mutex::default(),
             calls: Mutex::default(),
+            record: Mutex::default(),
             blamed: Mutex::default(),
         };
         shim.set_streams(settings.streams);
+        shim.record_into(std::env::var_os("ISO_SHIM_RECORD").map(PathBuf::from));
         Some(Arc::new(shim))
     }
 
@@ -204,6 +220,12 @@ impl Shim {
             queue.reseed(seed);
         }
         self.late.store(streams != Streams::Eager, Ordering::Relaxed);
+    }
+
+    /// Records later launches in a folder, beside the sources. Blocks may be in use by one thread only.
+    pub fn record_into(&self, dir: Option<PathBuf>) {
+        dir.iter().for_each(|dir| record::sources(dir).expect("the folder can be written"));
+        *lock(&self.record) = dir;
     }
 
     /// Makes the `nth` call from now of this function of the trait (1: the next) fail with this code.
@@ -294,10 +316,18 @@ impl Shim {
     fn perform(&self, task: Task) -> DriverResult<()> {
         match task {
             Task::Launch { function, grid, mut arguments, order } => {
+                let recorded = lock(&self.record).clone();
+                let before = recorded.as_ref().map(|_| (lock(&self.memory).image(), arguments.clone()));
                 let mut pointers: Vec<*mut c_void> =
                     arguments.iter_mut().map(|a| a.as_mut_ptr().cast()).collect();
                 // SAFETY: the promise of the caller that launched it; the grid was checked then.
                 let done = unsafe { function.run(grid, &mut pointers, order) };
+                if let (Some(dir), Some((before, arguments))) = (&recorded, before) {
+                    static NTH: AtomicU64 = AtomicU64::new(0);
+                    let nth = NTH.fetch_add(1, Ordering::Relaxed);
+                    record::launch(dir, nth, (&function, grid), &arguments, &before, &lock(&self.memory))
+                        .expect("the folder can be written");
+                }
                 done.map_err(|why| refusal("launch", "CUDA_ERROR_LAUNCH_FAILED", &why))
             }
             Task::Copy { direction, to, from, bytes } => {
@@ -322,6 +352,17 @@ impl Shim {
     fn holds(&self, call: &'static str, at: u64, bytes: usize, host: bool) -> DriverResult<()> {
         let held = lock(&self.memory).holds(at, bytes, host);
         held.map_err(|why| refusal(call, "CUDA_ERROR_ILLEGAL_ADDRESS", &why))
+    }
+
+    /// Runs all work before a block is freed. A device may wait as well, but need not, so work that still uses the
+    /// block is misuse.
+    fn retire(&self, call: &str, block: u64) {
+        let bytes = lock(&self.memory).bytes_of(block);
+        let mut queue = lock(&self.queue);
+        if queue.uses(block, bytes) {
+            self.blame(format!("{call}: work that uses the block at {block:#x} has not run"));
+        }
+        self.drain(&mut queue);
     }
 
     fn blame(&self, what: String) {

@@ -2,7 +2,10 @@
 # Packs the files that a machine with a GPU, but without Rust, needs to test and time this crate: stripped test and
 # benchmark programs, train_gpt, and the Python benchmark. Writes run.sh and pack.tar.gz to .gpu/, which git ignores.
 #
-#   tests/gpu/pack.sh          then, there:    OUT=/some/folder bash .gpu/run.sh
+#   tests/gpu/pack.sh [ARCHITECTURE ...]      then, there:    OUT=/some/folder bash .gpu/run.sh
+#
+# With architectures, e.g. 80 90 100 120, the pack has all kernels compiled for them (images/), so that nothing is compiled
+# there, and any version of NVRTC does.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -33,6 +36,12 @@ cargo test --release --features $features --no-run --lib "${wanted[@]}" --messag
 cargo build --release --features $features --example train_gpt --message-format=json-render-diagnostics | collect
 cargo bench --features $features --no-run --bench gpu --message-format=json-render-diagnostics | collect
 strip "$pack"/bin/*
+if [ $# -gt 0 ]; then
+  tools=$(tests/gpu/toolchain.sh)
+  mkdir "$pack/bin/images"
+  LD_LIBRARY_PATH=$tools/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} ISOSHARD_PACK=$PWD/$pack/bin/images ISOSHARD_ARCHITECTURES="$*" \
+    "$pack/bin/gpu" --exact nvrtc::images_for_machines_with_a_gpu --nocapture
+fi
 
 cp benches/torch/*.py "$pack/bin/"
 {

@@ -4,8 +4,11 @@
 #
 #   OUT=/some/folder bash .gpu/run.sh [PART ...]      PART: tests, train, bench, sanitizer; default: all
 #
-# Writes summary.md, summary.json, bench.md, bench.json, ours.jsonl, torch.jsonl and logs.tar.gz to $OUT (default:
-# ./out), prints the table, and exits with 1 if anything failed. Skipped parts are counted, and never count as passed.
+# First a smoke test says which libraries were loaded; if it fails, nothing else runs. Writes a log and a row per part to
+# $OUT/logs as they end (default: ./out), then summary.md, summary.json, bench.md, bench.json, ours.jsonl and torch.jsonl;
+# prints the table, and exits with 1 if anything failed. Skipped parts are counted, and never count as passed. A test that
+# fails runs again, alone and under compute-sanitizer. Compiled kernels are kept in the user's cache folder for the next
+# call; pack.sh may have packed some.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 OUT=${OUT:-./out}
@@ -15,7 +18,9 @@ limit_s=${LIMIT_S:-570}
 parts=" ${*:-tests train bench sanitizer} "
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work/logs"
+logs=$OUT/logs
+rm -rf "$logs"
+mkdir -p "$logs"
 tar -C "$work" -xzf "$here/pack.tar.gz"
 cd "$work/bin" || exit 1
 left() { echo $((limit_s - SECONDS)); }
@@ -28,7 +33,7 @@ link_libraries() {
   # shellcheck disable=SC2086
   find $site /usr/local/cuda*/ /usr/local/nvidia /usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu /opt/cuda -follow \
     -regextype posix-extended -regex '.*/lib(cuda|nvrtc|nvrtc-builtins|cublas|cublasLt|nccl)\.so[.0-9]*' 2>/dev/null |
-    grep -v /stubs/ >"$work/found.txt"
+    grep -vE '/(stubs|compat)/' >"$work/found.txt"
   while read -r path; do
     local name=${path##*/}
     [ -e "$work/lib/$name" ] || ln -s "$path" "$work/lib/$name"
@@ -43,22 +48,47 @@ part() {
   shift 2
   [ "$seconds" -lt "$(left)" ] || seconds=$(left)
   if [ "$seconds" -lt 5 ]; then
-    echo "$name|NOT RUN (out of time)|0|0|0|0" >"$work/logs/$name.row"
+    echo "$name|NOT RUN (out of time)|0|0|0|0" >"$logs/$name.row"
     return
   fi
-  timeout --kill-after=5 "$seconds" "$@" >"$work/logs/$name.log" 2>&1 || code=$?
+  timeout --kill-after=5 "$seconds" "$@" >"$logs/$name.log" 2>&1 || code=$?
   case $code in
     0) ended=ok ;;
     124 | 137) ended="TIMED OUT after $seconds s" ;;
     *) ended="FAILED ($code)" ;;
   esac
-  skipped=$(grep -c 'SKIPPED (' "$work/logs/$name.log")
-  passed=$(sum_of passed "$work/logs/$name.log")
-  failed=$(sum_of failed "$work/logs/$name.log")
+  skipped=$(grep -c 'SKIPPED (' "$logs/$name.log")
+  passed=$(sum_of passed "$logs/$name.log")
+  failed=$(sum_of failed "$logs/$name.log")
   if [ "$code" = 0 ] && [ "$skipped" -gt 0 ]; then ended="SKIPPED in part"; fi
-  echo "$name|$ended|$passed|$failed|$skipped|$((SECONDS - began))" >"$work/logs/$name.row"
+  echo "$name|$ended|$passed|$failed|$skipped|$((SECONDS - began))" >"$logs/$name.row"
   echo "$name: $ended, $((SECONDS - began)) s"
+  return "$code"
 }
+
+# suite NAME SECONDS PROGRAM [ARGUMENT ...]: a part that is a test program, with few threads beside the one other suite. The
+# first three tests that fail run again alone, because an error that stays in the process fails all tests after it; then
+# under compute-sanitizer.
+suite() {
+  local name=$1 seconds=$2 test check
+  shift 2
+  part "$name" "$seconds" "$@" --test-threads=4 && return
+  check=$(sanitizer_program)
+  sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$logs/$name.log" | head -3 >"$logs/$name.failed"
+  while read -r test; do
+    part "$name, alone ${test//[^a-z0-9_]/-}" 60 "$1" --exact "$test" --nocapture --test-threads=1
+    [ -z "$check" ] || part "$name, memcheck ${test//[^a-z0-9_]/-}" 90 "$check" --tool memcheck --error-exitcode 9 \
+      "$1" --exact "$test" --nocapture --test-threads=1
+  done <"$logs/$name.failed"
+}
+
+# beside COMMAND...: runs a command in the background, at most two at once.
+beside() {
+  while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+  "$@" &
+}
+
+sanitizer_program() { command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1; }
 
 sum_of() { grep -oE "[0-9]+ $1" "$2" | awk '{ n += $1 } END { print n + 0 }'; }
 wants() { [[ $parts == *" $1 "* ]]; }
@@ -66,21 +96,34 @@ has() { [ -x "./$1" ]; }
 
 # The suite's modules that test kernels; those of the shim itself need no device.
 kernel_suites() {
-  has suite && ./suite --list 2>/dev/null | sed -n 's/^\(cuda_[a-z_]*\)::.*/\1/p' | sort -u | grep -v '^cuda_shim$'
+  has suite && ./suite --list 2>/dev/null | sed -n 's/^\(cuda_[a-z_]*\)::.*/\1/p' | sort -u | grep -vE '^cuda_(shim|ptx)$'
 }
 
-# Programs that measure time run one after the other, tests run in parallel.
+# Programs that measure time run one after the other, tests two at once. The emulated device is no substitute here.
 tests() {
-  has unit && part unit 30 ./unit cuda::
-  has gpu && part gpu 60 ./gpu
-  for suite in $(kernel_suites); do part "$suite" 140 ./suite "$suite::" & done
+  export ISOSHARD_REQUIRE_DEVICE=1
+  has unit && suite unit 30 ./unit cuda::
+  has gpu && suite gpu 60 ./gpu
+  for name in $(kernel_suites); do beside suite "$name" 140 ./suite "$name::"; done
+  wait
   export ISOSHARD_TEST_DEVICE=cuda
-  for suite in equivalence programs redistribute exact train rng_layouts regressions; do
-    has suite && part "$suite on cuda" 140 ./suite "$suite::" &
+  for name in equivalence programs redistribute exact train rng_layouts regressions; do
+    has suite && beside suite "$name on cuda" 140 ./suite "$name::"
   done
   wait
   unset ISOSHARD_TEST_DEVICE
-  has nccl && part nccl 30 ./nccl
+  has nccl && suite nccl 30 ./nccl
+  unset ISOSHARD_REQUIRE_DEVICE
+}
+
+# Says which libraries were loaded. Without a device that works, the rest would cost time and say nothing.
+smoke() {
+  has gpu || return 0
+  ISOSHARD_REQUIRE_DEVICE=1 part smoke 180 ./gpu --exact smoke --nocapture
+  local code=$?
+  grep -E '^(loaded|NCCL)' "$logs/smoke.log" || true
+  [ "$code" = 0 ] || tail -25 "$logs/smoke.log"
+  return "$code"
 }
 
 # The bits are equal on every mesh, and in f32 equal to the CPU's.
@@ -115,32 +158,32 @@ bench() {
     part "bench torch" 110 bash -o pipefail -c \
       'python3 gpu.py | tee "$0/torch.jsonl" && ! grep "\"failed\"" "$0/torch.jsonl"' "$OUT"
   else
-    echo "SKIPPED (no PyTorch): bench torch" | tee "$work/logs/bench torch.log"
-    echo "bench torch|SKIPPED (no PyTorch)|0|0|1|0" >"$work/logs/bench torch.row"
+    echo "SKIPPED (no PyTorch): bench torch" | tee "$logs/bench torch.log"
+    echo "bench torch|SKIPPED (no PyTorch)|0|0|1|0" >"$logs/bench torch.row"
     : >"$OUT/torch.jsonl"
   fi
   part "bench table" 20 python3 compare.py "$OUT/ours.jsonl" "$OUT/torch.jsonl" --markdown "$OUT/bench.md" --json "$OUT/bench.json"
-  cat "$work/logs/bench table.log" 2>/dev/null
+  cat "$logs/bench table.log" 2>/dev/null
 }
 
 # A suite takes much longer under the sanitizer: if its time ends without a finding, it says so and has not failed.
 sanitizer() {
   local tool check row
-  check=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
+  check=$(sanitizer_program)
   if [ -z "$check" ]; then
     echo "SKIPPED (no compute-sanitizer): memcheck, racecheck"
     for tool in memcheck racecheck; do
-      echo "SKIPPED (no compute-sanitizer)" >"$work/logs/$tool.log"
-      echo "$tool|SKIPPED (no compute-sanitizer)|0|0|1|0" >"$work/logs/$tool.row"
+      echo "SKIPPED (no compute-sanitizer)" >"$logs/$tool.log"
+      echo "$tool|SKIPPED (no compute-sanitizer)|0|0|1|0" >"$logs/$tool.row"
     done
     return
   fi
   for tool in memcheck racecheck; do
-    for suite in $(kernel_suites); do
-      part "$tool $suite" $(($(left) / 2)) "$check" --tool "$tool" --error-exitcode 9 ./suite "$suite::" --test-threads=1 &
+    for name in $(kernel_suites); do
+      beside part "$tool $name" $(($(left) / 4)) "$check" --tool "$tool" --error-exitcode 9 ./suite "$name::" --test-threads=1
     done
     wait
-    for row in "$work/logs/$tool "*.row; do
+    for row in "$logs/$tool "*.row; do
       if grep -q '|TIMED OUT' "$row" && ! grep -qE '^=+ .*(Invalid|[Hh]azard|Error|error)' "${row%.row}.log"; then
         sed -i 's/|TIMED OUT after/|nothing found, cut short after/' "$row"
       fi
@@ -153,37 +196,39 @@ link_libraries
   cat packed.txt
   nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader 2>/dev/null || echo "no nvidia-smi"
   sort -u "$work/found.txt" | sed 's/^/found /'
-} | tee "$work/logs/facts.log"
-export RUST_BACKTRACE=1 ISOSHARD_CACHE=${ISOSHARD_CACHE:-$work/cache}
-if wants tests; then tests; fi
-if wants train; then
+} | tee "$logs/facts.log"
+export RUST_BACKTRACE=1 ISOSHARD_CACHE=${ISOSHARD_CACHE:-${XDG_CACHE_HOME:-${HOME:-$here}/.cache}/isoshard}
+export ISOSHARD_IMAGES=$work/bin/images
+ready=1
+smoke || ready=
+if [ -n "$ready" ] && wants tests; then tests; fi
+if [ -n "$ready" ] && wants train; then
   # shellcheck disable=SC2016
   export -f training
   export work
   part "train_gpt" 70 bash -c training
 fi
-if wants bench; then bench; fi
-if wants sanitizer; then sanitizer; fi
+if [ -n "$ready" ] && wants bench; then bench; fi
+if [ -n "$ready" ] && wants sanitizer; then sanitizer; fi
 
 {
   echo "# $(head -1 packed.txt) on $(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1), $(date -u +%F)"
   echo
   echo "| part | outcome | passed | failed | skipped | seconds |"
   echo "|---|---|---|---|---|---|"
-  cat "$work"/logs/*.row | sed 's/|/ | /g; s/^/| /; s/$/ |/'
+  cat "$logs"/*.row | sed 's/|/ | /g; s/^/| /; s/$/ |/'
   echo
-  echo "$(cat "$work"/logs/*.log | grep -c 'SKIPPED (') skipped in all; $SECONDS s"
+  echo "$(cat "$logs"/*.log | grep -c 'SKIPPED (') skipped in all; $SECONDS s"
 } | tee "$OUT/summary.md"
 awk -F '|' 'BEGIN { print "[" }
   { printf("%s{\"part\":\"%s\",\"outcome\":\"%s\",\"passed\":%d,\"failed\":%d,\"skipped\":%d,\"seconds\":%d}",
       (NR > 1 ? ",\n" : ""), $1, $2, $3, $4, $5, $6) }
-  END { print "\n]" }' "$work"/logs/*.row >"$OUT/summary.json"
-tar -C "$work" -czf "$OUT/logs.tar.gz" logs
+  END { print "\n]" }' "$logs"/*.row >"$OUT/summary.json"
 # Shows failures next to the table.
-for row in "$work"/logs/*.row; do
+for row in "$logs"/*.row; do
   if grep -qE '\|(FAILED|TIMED OUT)' "$row"; then
     echo "--- ${row##*/}"
     grep -vE '^test .* \.\.\. ok$' "${row%.row}.log" | tail -25
   fi
 done
-! cat "$work"/logs/*.row | grep -qE '\|(FAILED|TIMED OUT|NOT RUN)'
+! cat "$logs"/*.row | grep -qE '\|(FAILED|TIMED OUT|NOT RUN)'

@@ -143,6 +143,11 @@ impl Case {
     }
 }
 
+/// Checks one case of two heads in one group on another device.
+pub fn one_case(device: Device, dtype: DType, [queries, keys, d]: [usize; 3], p: f64) {
+    Case { dtype, queries, keys, d, dv: d, heads: 2, groups: 1, p, ..PLAIN }.check(device);
+}
+
 #[test]
 fn every_length_up_to_two_tiles() {
     let Some(device) = shim::device() else { return };

@@ -192,6 +192,12 @@ impl Case {
     }
 }
 
+/// Runs one case of two heads in one group on another device, forward and backward.
+pub fn one_case(device: Device, dtype: DType, [queries, keys, d]: [usize; 3], p: f64) {
+    let case = Case { dtype, queries, keys, d, dv: d, heads: 2, groups: 1, p, ..PLAIN };
+    case.on(device, &case.operands());
+}
+
 #[test]
 fn within_the_bound_at_every_size() {
     let Some(device) = shim::device() else { return };

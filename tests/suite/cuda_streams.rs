@@ -76,6 +76,40 @@ fn kernels_that_a_thread_left_behind_run_when_it_ends() {
     assert_eq!(shim.live(), (0, 0, 0), "blocks, streams and events that nobody gave back");
 }
 
+/// A thread ends, or needs memory, while another stream still reads a tensor that it had handed over.
+#[test]
+fn memory_goes_back_only_when_no_stream_uses_it() {
+    for (seed, ends) in (0..12).map(|seed| (seed, seed % 2 == 0)) {
+        let Some((device, shim)) = own_device(Streams::Late(seed), 36 << 20) else { return };
+        let (forth, there) = mpsc::channel::<Tensor>();
+        let (done, last) = mpsc::channel::<()>();
+        let reader = std::thread::spawn(move || {
+            let x = there.recv().unwrap();
+            let y = one(Mul, &[&x, &x]).unwrap();
+            drop(x);
+            done.send(()).unwrap();
+            // The product is read after the owner's end.
+            there.recv().unwrap_err();
+            y.to_device(Device::Cpu).unwrap().to_f64_vec()[7]
+        });
+        let owner = std::thread::spawn(move || {
+            let x = ordinary(DType::F32, &[3 << 20].into(), 1);
+            forth.send(x.to_device(device).unwrap()).unwrap();
+            last.recv().unwrap();
+            if !ends {
+                let gpu = Gpu::get(index_of(device)).unwrap();
+                // There is no room beside the two tensors, so the first one's memory goes back to the driver.
+                let _ = gpu.uninit(DType::F32, [3 << 20]);
+            }
+            x.to_f64_vec()[7]
+        });
+        let x = owner.join().unwrap();
+        assert_eq!(reader.join().unwrap(), f64::from(x as f32 * x as f32));
+        shim.check().unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        assert_eq!(shim.live(), (0, 0, 0));
+    }
+}
+
 /// The host waits only when it reads a value.
 #[test]
 fn an_eager_step_does_not_wait_for_the_device() {

@@ -24,6 +24,7 @@ mod cuda_gemm;
 mod cuda_index;
 mod cuda_losses;
 mod cuda_pointwise;
+mod cuda_ptx;
 mod cuda_reduce;
 mod cuda_rng;
 mod cuda_shim;

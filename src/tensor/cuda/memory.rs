@@ -161,12 +161,19 @@ struct SegmentSpan {
 /// The blocks of one stream.
 #[derive(Debug, Default)]
 pub(crate) struct StreamPool {
+    /// The stream whose work uses the blocks.
+    stream: Handle,
     spans: BTreeMap<Address, SegmentSpan>,
     /// Free spans by size, of small segments and of large ones.
     free: [BTreeSet<(usize, Address)>; 2],
 }
 
 impl StreamPool {
+    /// Returns the empty pool of a stream.
+    pub fn of(stream: Handle) -> StreamPool {
+        StreamPool { stream, ..StreamPool::default() }
+    }
+
     /// Returns a block of at least `bytes`. The caller waits for the events in `pending` before it uses the block.
     pub fn take(&mut self, memory: &DeviceMemory, bytes: usize) -> DriverResult<PoolBlock> {
         let bytes = bytes.max(1).next_multiple_of(GRAIN_BYTES);
@@ -226,8 +233,8 @@ impl StreamPool {
         self.spans.insert(at, SegmentSpan { bytes, segment, small, free: true, pending });
     }
 
-    /// Returns every segment that is free as a whole to the driver, which waits for the device. Returns true if there
-    /// was one.
+    /// Returns every segment that is free as a whole to the driver, once the work that uses it is done: that of the
+    /// pool's stream, and that of other streams that have read its blocks. Returns true if there was one.
     pub fn clear(&mut self, memory: &DeviceMemory) -> bool {
         let ends = |pool: &StreamPool, at: Address, span: &SegmentSpan| {
             let next = pool.spans.get(&(at + span.bytes as u64));
@@ -235,6 +242,13 @@ impl StreamPool {
         };
         let whole: Vec<Address> =
             self.spans.iter().filter(|(at, span)| ends(self, **at, span)).map(|(at, _)| *at).collect();
+        if !whole.is_empty() {
+            for event in whole.iter().flat_map(|at| &self.spans[at].pending) {
+                // If the driver fails here, freeing the segments fails as well, or waits for the device.
+                let _ = memory.driver.wait(self.stream, *event);
+            }
+            let _ = memory.driver.synchronize(self.stream);
+        }
         for at in &whole {
             let span = self.spans.remove(at).expect("found above");
             self.free[usize::from(!span.small)].remove(&(span.bytes, *at));

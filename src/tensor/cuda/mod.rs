@@ -30,6 +30,7 @@ mod fold;
 mod gemm;
 mod gpu;
 mod handle;
+mod images;
 mod launch;
 mod lock;
 mod map;

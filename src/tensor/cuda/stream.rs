@@ -40,12 +40,13 @@ impl DeviceStream {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let fail = |e| device.error("stream", &e);
         device.driver.bind().map_err(fail)?;
+        let handle = device.driver.stream().map_err(fail)?;
         let mut stream = DeviceStream {
-            handle: device.driver.stream().map_err(fail)?,
+            handle,
             id: MADE.fetch_add(1, Ordering::Relaxed),
             work: AtomicU64::new(1),
             waited: Mutex::default(),
-            pool: Arc::default(),
+            pool: Arc::new(Mutex::new(StreamPool::of(handle))),
             pinned: Mutex::default(),
             fault: PoolBlock::none(),
             poison_state: Mutex::default(),
@@ -143,8 +144,7 @@ impl DeviceStream {
 impl Drop for DeviceStream {
     fn drop(&mut self) {
         let driver = &self.device.driver;
-        // Work may still use the blocks. Freeing them waits for the device, which is acceptable at the end of a
-        // thread.
+        // Work may still use the pinned buffers; the pool waits for the work that uses its blocks.
         let _ = driver.synchronize(self.handle);
         let fault = std::mem::replace(&mut self.fault, PoolBlock::none());
         let mut pool = lock(&self.pool);

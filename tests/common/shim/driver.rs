@@ -46,7 +46,7 @@ unsafe impl Driver for Shim {
 
     unsafe fn free(&self, block: Address) -> DriverResult<()> {
         self.enter("free")?;
-        self.drain(&mut lock(&self.queue));
+        self.retire("free", block);
         lock(&self.memory).free(block, false).map_err(|why| refusal("free", INVALID, &why))
     }
 
@@ -57,7 +57,7 @@ unsafe impl Driver for Shim {
 
     unsafe fn free_host(&self, block: *mut u8) -> DriverResult<()> {
         self.enter("free_host")?;
-        self.drain(&mut lock(&self.queue));
+        self.retire("free_host", block as u64);
         lock(&self.memory).free(block as u64, true).map_err(|why| refusal("free_host", INVALID, &why))
     }
 

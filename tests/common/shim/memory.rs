@@ -108,6 +108,22 @@ impl Memory {
         }
     }
 
+    /// Returns the live blocks of device memory.
+    pub fn image(&self) -> super::record::MemoryImage {
+        let device = self.blocks.iter().filter(|(_, block)| !block.host);
+        let bytes = |(&at, block): (&u64, &Block)| {
+            let all = bytes_at(at, block.bytes);
+            let len = all.iter().rposition(|&b| b != POISON).map_or(0, |last| last + 1);
+            (at, block.bytes, all[..len].to_vec())
+        };
+        device.map(bytes).collect()
+    }
+
+    /// The size of the block that begins at `at`, or 0.
+    pub fn bytes_of(&self, at: u64) -> usize {
+        self.blocks.get(&at).map_or(0, |block| block.bytes)
+    }
+
     /// The number of live blocks.
     pub fn blocks_len(&self) -> usize {
         self.blocks.len()

@@ -21,11 +21,13 @@ const GUARD_BYTES: usize = 4096;
 #[derive(Debug)]
 pub struct LoadedProgram {
     library: Library,
+    name: &'static str,
 }
 
 /// An entry of a program, which lives as long as the process.
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
+    program: &'static str,
     entry: &'static Entry,
     run: unsafe extern "C" fn(*const Entry, *mut Launch) -> bool,
 }
@@ -70,7 +72,8 @@ impl LoadedProgram {
         // SAFETY: the image is ours; its initialisers are those of the C library.
         let library = unsafe { Library::new(&file) };
         let _ = fs::remove_file(&file);
-        library.map(|library| LoadedProgram { library }).map_err(|e| e.to_string())
+        let name = String::from(name).leak();
+        library.map(|library| LoadedProgram { library, name }).map_err(|e| e.to_string())
     }
 
     /// Returns an entry by its name.
@@ -80,7 +83,7 @@ impl LoadedProgram {
         let entry = unsafe { self.library.get::<*const Entry>(&symbol).ok()?.as_ref()? };
         // SAFETY: every program has this function, of this type.
         let run = unsafe { self.library.get(b"iso_shim_run\0") }.ok()?;
-        Some(Function { entry, run: *run })
+        Some(Function { program: self.name, entry, run: *run })
     }
 }
 
@@ -97,6 +100,11 @@ impl Function {
     /// The most threads of a block.
     pub fn max_threads(&self) -> u32 {
         self.entry.max_threads
+    }
+
+    /// The name of the entry's program.
+    pub fn program(&self) -> &'static str {
+        self.program
     }
 
     pub fn name(&self) -> &'static str {

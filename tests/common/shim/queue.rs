@@ -33,6 +33,21 @@ pub enum Task {
     Wait(u64),
 }
 
+impl Task {
+    /// Returns true if the task may read or write the `bytes` at `at`: one of its addresses lies there.
+    fn uses(&self, at: u64, bytes: usize) -> bool {
+        let inside = |address: u64| address >= at && address - at < bytes as u64;
+        match self {
+            Task::Launch { arguments, .. } => {
+                arguments.iter().flatten().any(|&word| inside(word as u64) || inside((word >> 64) as u64))
+            }
+            Task::Copy { to, from, .. } => inside(*to) || inside(*from),
+            Task::Fill { at: address, .. } => inside(*address),
+            Task::Record(_) | Task::Wait(_) => false,
+        }
+    }
+}
+
 /// All streams and events of a device.
 #[derive(Debug)]
 pub struct Queue {
@@ -131,6 +146,11 @@ impl Queue {
 
     pub fn is_idle(&self) -> bool {
         self.streams.values().all(|s| s.tasks.is_empty())
+    }
+
+    /// Returns true if a waiting task uses the `bytes` at `at`.
+    pub fn uses(&self, at: u64, bytes: usize) -> bool {
+        self.streams.values().flat_map(|s| &s.tasks).any(|task| task.uses(at, bytes))
     }
 
     pub fn fail(&mut self, stream: Handle, error: DriverError) {

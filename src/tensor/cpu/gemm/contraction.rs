@@ -55,9 +55,17 @@ impl LeafRuns<'_> {
     /// Returns the range from the first present index to the last one.
     pub fn indices(&self) -> Range<usize> {
         match (self.runs.first(), self.runs.last()) {
-            (Some(first), Some(last)) => first.start * LEAF..(last.end * LEAF).min(self.len),
+            (Some(first), Some(last)) => first.start * LEAF..last.end.saturating_mul(LEAF).min(self.len),
             _ => 0..0,
         }
+    }
+
+    /// Panics unless the runs have leaves, ascend, and are leaves of the sum: tiles read an operand leaf by leaf.
+    pub(super) fn expect_leaves_of_the_sum(&self) {
+        let ascend = self.runs.windows(2).all(|pair| pair[0].end <= pair[1].start);
+        let inside = self.runs.last().is_none_or(|last| last.end <= self.len.div_ceil(LEAF));
+        let fits = inside && ascend && self.runs.iter().all(|run| run.start < run.end);
+        assert!(fits, "{:?} are no ascending leaves of a sum of {} indices", self.runs, self.len);
     }
 }
 

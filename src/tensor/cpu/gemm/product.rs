@@ -75,7 +75,11 @@ pub struct LeafContraction<T> {
 
 impl<T: Gemm> LeafContraction<T> {
     /// Returns the sums over the leaves that are present.
+    ///
+    /// # Panics
+    /// Panics if the runs do not ascend, are empty, or exceed the sum's leaves.
     pub fn new(over: LeafRuns<'_>) -> Self {
+        over.expect_leaves_of_the_sum();
         // Few rows at a time are multiplied along such sums.
         let tree = Contraction::over_runs(over, block_len(T::kernels(Isa::current()), 1, 1, (1, 1)));
         LeafContraction { tree, len: over.indices().len(), element: PhantomData }
@@ -259,6 +263,21 @@ mod tests {
             let (x, y) = pair(start);
             (start + 1..start + len).fold(x * y, |sum, k| pair(k).0.mul_add(pair(k).1, sum))
         }
+    }
+
+    /// Such runs would let a tile read beyond its operands.
+    #[test]
+    fn runs_that_are_no_leaves_of_the_sum_are_refused() {
+        let cases: [(usize, &[(usize, usize)]); 4] =
+            [(10, &[(0, 2)]), (200, &[(0, 4), (1, 3)]), (200, &[(3, 4), (0, 1)]), (64, &[(1, 1)])];
+        for (len, runs) in cases {
+            let runs: Vec<_> = runs.iter().map(|&(start, end)| start..end).collect();
+            let made =
+                std::panic::catch_unwind(|| LeafContraction::<f32>::new(LeafRuns { len, runs: &runs }));
+            let reason = *made.expect_err("refused").downcast::<String>().expect("a message");
+            assert!(reason.contains("are no ascending leaves of a sum of"), "{reason}");
+        }
+        assert_eq!(LeafContraction::<f32>::new(LeafRuns { len: 70, runs: &[0..1, 2..3] }).len, 70);
     }
 
     #[test]

@@ -14,5 +14,5 @@ mod blas;
 mod compiler;
 mod driver;
 
-pub use compiler::{compile, compiler_version};
+pub use compiler::{compile, compile_into, compiler_version};
 pub(super) use driver::{devices_len, open};

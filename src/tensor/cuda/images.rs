@@ -1,0 +1,88 @@
+//! The files of compiled kernels: their names, which identify everything that an image depends on, and their checksums.
+
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
+use std::path::Path;
+
+use super::driver::KernelProgram;
+
+/// The compiler in the names of images that machines with other compilers use.
+pub const ANY_COMPILER: &str = "";
+
+/// Returns the name of an image's file, with a hash of everything that the image depends on, of 128 bits.
+pub fn image_name(program: &KernelProgram, compiler: &str, capability: (u32, u32)) -> String {
+    let half = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        let version = env!("CARGO_PKG_VERSION");
+        (salt, version, compiler, capability, program.source, program.headers, program.options)
+            .hash(&mut hasher);
+        hasher.finish()
+    };
+    format!("{}-{:016x}{:016x}", program.name, half(0), half(1))
+}
+
+/// Writes an image into a folder under the name that machines with any compiler look for.
+#[cfg(feature = "cuda")]
+pub fn pack(
+    dir: &Path,
+    program: &KernelProgram,
+    capability: (u32, u32),
+    image: &[u8],
+) -> std::io::Result<()> {
+    write(&dir.join(image_name(program, ANY_COMPILER, capability)), image)
+}
+
+const MAGIC: &[u8; 8] = b"isocuda1";
+
+fn checksum(image: &[u8]) -> [u8; 8] {
+    let mut hasher = DefaultHasher::new();
+    image.hash(&mut hasher);
+    hasher.finish().to_le_bytes()
+}
+
+/// Returns the image in a file, or `None` if the file is missing, truncated or changed.
+pub fn read(file: &Path) -> Option<Vec<u8>> {
+    let bytes = fs::read(file).ok()?;
+    let image = bytes.strip_prefix(MAGIC)?;
+    let (sum, image) = image.split_at_checked(8)?;
+    (sum == checksum(image)).then(|| image.to_vec())
+}
+
+/// Writes a file completely or not at all.
+pub fn write(file: &Path, image: &[u8]) -> std::io::Result<()> {
+    let half_made = file.with_extension(format!("{}.part", std::process::id()));
+    let mut out = File::create(&half_made)?;
+    let written = out
+        .write_all(MAGIC)
+        .and_then(|()| out.write_all(&checksum(image)))
+        .and_then(|()| out.write_all(image));
+    written.and_then(|()| fs::rename(&half_made, file)).inspect_err(|_| drop(fs::remove_file(&half_made)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_are_not_whole_are_not_read() {
+        let dir = std::env::temp_dir().join(format!("isoshard-cache-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("kernel");
+        assert_eq!(read(&file), None);
+        write(&file, b"an image").unwrap();
+        assert_eq!(read(&file).unwrap(), b"an image");
+        let whole = fs::read(&file).unwrap();
+        for cut in 0..whole.len() {
+            fs::write(&file, &whole[..cut]).unwrap();
+            assert_eq!(read(&file), None, "{cut} bytes");
+        }
+        for at in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[at] ^= 1;
+            fs::write(&file, &changed).unwrap();
+            assert_eq!(read(&file), None, "byte {at}");
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

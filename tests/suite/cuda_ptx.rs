@@ -1,0 +1,128 @@
+//! The code that NVIDIA's compiler makes for Hopper, run by an interpreter (`tests/ptx`): launches are recorded on the
+//! shim, with the CPU's bits, and repeated on the compiler's PTX, which has to leave the same bits. The interpreter
+//! refuses addresses that are not aligned or outside of memory, values that nothing has written, barriers that some
+//! threads miss, races in shared memory, and asynchronous copies that are used before they are waited for.
+//!
+//! Needs a C++ compiler, and Python with numpy and NVRTC (`tests/ptx/run --install`); without them tests are skipped,
+//! with a message. `ISO_SHIM_RECORD=/some/folder cargo test --test suite cuda_reduce:: -- --test-threads=1`, then
+//! `tests/ptx/run /some/folder`, repeats the launches of other tests.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use crate::common::ordinary;
+use crate::common::shim::{self, Order, Settings, Streams};
+use crate::cuda_reduce::compare;
+use crate::{cuda_attention, cuda_attention_fast};
+use isoshard::ops::{Add, Bits, Dropout, Gelu, LayerNorm, Matmul, RmsNorm, Softmax, Sum, Unkeyed};
+use isoshard::rng::Draw;
+use isoshard::tensor::{DType, Device, Dims};
+
+const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
+
+#[test]
+fn pointwise_operators_sums_and_random_numbers() {
+    check("elements", &[], |device| {
+        for dtype in FLOATS {
+            let x = |shape: &[usize]| ordinary(dtype, &shape.into(), shape.len() as u64);
+            compare(&Add, device, &[x(&[3, 37]), x(&[3, 37])]);
+            compare(&Gelu, device, &[x(&[1000])]);
+            compare(&Sum { dims: Dims::from_slice(&[0]), keep: false }, device, &[x(&[70, 33])]);
+            compare(&Sum { dims: Dims::from_slice(&[1]), keep: false }, device, &[x(&[3, 3000])]);
+            let draw = Draw { seed: 5, number: 9 };
+            compare(&Dropout { p: Bits(0.4), draw: Unkeyed(draw) }, device, &[x(&[501])]);
+        }
+    });
+}
+
+#[test]
+fn softmax_and_norms() {
+    check("rows", &[], |device| {
+        for dtype in FLOATS {
+            for cols in [70, 3000] {
+                let (x, w) = (ordinary(dtype, &[3, cols].into(), 1), ordinary(dtype, &[cols].into(), 2));
+                let eps = Bits(1e-5);
+                compare(&Softmax { dim: 1 }, device, std::slice::from_ref(&x));
+                compare(&RmsNorm { eps }, device, &[x.clone(), w.clone()]);
+                compare(&LayerNorm { eps, weight: true, bias: false }, device, &[x, w]);
+            }
+        }
+    });
+}
+
+#[test]
+fn products() {
+    check("products", &[("barrier", "_f32")], |device| {
+        for dtype in FLOATS {
+            for [m, k, n] in [[130, 70, 66], [3, 97, 33], [1, 40, 130]] {
+                let (a, b) = (ordinary(dtype, &[m, k].into(), 1), ordinary(dtype, &[k, n].into(), 2));
+                compare(&Matmul::new("m k, k n -> m n").unwrap(), device, &[a, b]);
+            }
+        }
+    });
+}
+
+#[test]
+fn exact_attention() {
+    check("attention", &[], |device| {
+        for dtype in FLOATS {
+            for (queries, keys, d) in [(37, 37, 16), (70, 130, 40)] {
+                cuda_attention::one_case(device, dtype, [queries, keys, d], 0.3);
+            }
+        }
+    });
+}
+
+/// Keys beyond the last query have no tiles in the backward pass.
+#[test]
+fn fast_attention() {
+    check("fast", &[("barrier", "fast32"), ("wait", "fast32")], |device| {
+        for (queries, keys, d, p) in
+            [(70, 70, 16, 0.0), (130, 130, 64, 0.2), (16, 200, 32, 0.0), (65, 65, 128, 0.0)]
+        {
+            cuda_attention_fast::one_case(device, DType::BF16, [queries, keys, d], p);
+        }
+    });
+}
+
+/// Records the launches of `run` and repeats them; then, for each mistake in `plants`, repeats those of the entries with
+/// that name on code that has it, which the interpreter has to notice.
+fn check(name: &str, plants: &[(&str, &str)], run: impl FnOnce(Device) + Send + 'static) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx/run");
+    let ready = Command::new(&script).arg("--ready").output();
+    if !ready.as_ref().is_ok_and(|out| out.status.success()) {
+        let reason = ready.map_or_else(|e| e.to_string(), |out| String::from_utf8_lossy(&out.stdout).into());
+        return skip(&format!("no interpreter of PTX: {}", reason.trim()));
+    }
+    let settings =
+        Settings { order: Order::Ascending, streams: Streams::Eager, total_bytes: 1 << 30, checks: false };
+    let Some((device, shim)) = shim::own_device(settings) else { return skip("no C++ compiler") };
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ptx-{name}-{}", std::process::id()));
+    shim.record_into(Some(dir.clone()));
+    std::thread::spawn(move || run(device)).join().unwrap();
+    shim.record_into(None);
+    // Each of them takes two cores.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let repeat = |plant: Option<&(&str, &str)>| {
+        let mut command = Command::new(&script);
+        command.arg(&dir);
+        if let Some((plant, only)) = plant {
+            command.args(["--plant", plant, "--only", only, "--most", "1"]);
+        }
+        let out = command.output().unwrap();
+        let said = [out.stdout, out.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        println!("{name} {plant:?}: {said}");
+        assert!(out.status.success(), "{name}, {plant:?}: {said}");
+    };
+    repeat(None);
+    plants.iter().for_each(|plant| repeat(Some(plant)));
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+fn skip(reason: &str) {
+    // Written directly to standard error, because the test harness hides the output of tests that pass.
+    let _ = writeln!(std::io::stderr(), "SKIPPED ({reason})");
+}
