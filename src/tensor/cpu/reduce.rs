@@ -2,8 +2,9 @@
 
 use super::cast::cast;
 use super::real::Num;
+use super::reducer::{MaxReducer, MinReducer, Reducer, SumReducer};
 use super::simd::{Kernel, dispatch};
-use super::tree::{MaxReducer, MinReducer, Reducer, RowTree, SumReducer, merges};
+use super::tree::{RowTree, merges};
 use super::{StridedRows, as_elements_mut};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Dims, LEAF, ReduceOp, Shape, Tensor, for_dtype};
@@ -218,8 +219,8 @@ struct ByRows<'a, T, F> {
 
 impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
     type Out = ();
-    /// The loops are bound by memory.
-    const PLAIN: bool = true;
+    /// Loops over integers are bound by memory.
+    const PLAIN: bool = !matches!(T::DTYPE, DType::F32 | DType::F64);
     #[inline(always)]
     fn run(self) {
         let ByRows { input, columns, out, .. } = self;

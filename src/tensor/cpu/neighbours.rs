@@ -1,0 +1,140 @@
+//! Joins of neighbours: the lowest levels of the [summation tree](super::tree), for two leaves at a time.
+
+use super::real::Num;
+use super::reducer::Reducer;
+use super::simd::Isa;
+use crate::tensor::LEAF;
+
+/// The number of elements in two leaves.
+pub(super) const PAIR: usize = 2 * LEAF;
+
+/// The loops that join neighbours, for the instruction set of the thread that made it.
+#[derive(Clone, Copy)]
+pub(super) struct Joiner {
+    /// True if vectors of eight f32 can be taken apart by instructions.
+    shuffles: bool,
+}
+
+impl Joiner {
+    pub(super) fn new() -> Joiner {
+        Joiner { shuffles: cfg!(target_arch = "x86_64") && Isa::current() >= Isa::Avx2 }
+    }
+
+    /// Joins each eight neighbours, three levels of the tree.
+    #[inline(always)]
+    pub(super) fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8] {
+        #[cfg(target_arch = "x86_64")]
+        if self.shuffles && T::DTYPE == crate::tensor::DType::F32 {
+            // SAFETY: the CPU has AVX2, and `T` is f32, the only type of this dtype.
+            return unsafe { shuffled::eighths::<T, F>(x) };
+        }
+        level::<T, F, 16, 8>(&level::<T, F, 32, 16>(&level::<T, F, PAIR, 32>(x)))
+    }
+
+    /// Joins neighbours, level by level, until one is left. The number of nodes is a power of two; they are overwritten.
+    #[inline(always)]
+    pub(super) fn fold<T: Num, F: Reducer<T>>(self, nodes: &mut [T]) -> T {
+        let mut len = nodes.len();
+        while len >= PAIR {
+            for i in 0..len / PAIR {
+                // The places written are before all that are still to be read.
+                let x: &[T; PAIR] = nodes[i * PAIR..][..PAIR].try_into().expect("a pair's length");
+                let joined = self.eighths::<T, F>(x);
+                nodes[8 * i..][..8].copy_from_slice(&joined);
+            }
+            len /= 8;
+        }
+        while len > 1 {
+            len /= 2;
+            for i in 0..len {
+                nodes[i] = F::join(nodes[2 * i], nodes[2 * i + 1]);
+            }
+        }
+        nodes[0]
+    }
+}
+
+/// Joins neighbours, one level of the tree.
+#[inline(always)]
+fn level<T: Num, F: Reducer<T>, const N: usize, const HALF: usize>(x: &[T; N]) -> [T; HALF] {
+    let mut joined = [T::ZERO; HALF];
+    for (node, pair) in joined.iter_mut().zip(x.as_chunks::<2>().0) {
+        *node = F::join(pair[0], pair[1]);
+    }
+    joined
+}
+
+/// The levels for f32 by instructions of AVX2. Compilers do not find these by themselves: they keep the order of
+/// elements between levels, which takes twice as many shuffles.
+#[cfg(target_arch = "x86_64")]
+mod shuffled {
+    use std::arch::x86_64::*;
+
+    use super::{Num, PAIR, Reducer};
+
+    /// Joins each eight neighbours.
+    ///
+    /// # Safety
+    /// The CPU has AVX2, and `T` is f32.
+    #[inline(always)]
+    pub(super) unsafe fn eighths<T: Num, F: Reducer<T>>(x: &[T; PAIR]) -> [T; 8] {
+        let v = x.as_chunks::<8>().0;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let first = fours::<T, F>([&v[0], &v[1], &v[2], &v[3]]);
+            let second = fours::<T, F>([&v[4], &v[5], &v[6], &v[7]]);
+            let (a, b) = (load(&first), load(&second));
+            let low = _mm256_permute2f128_ps::<0x20>(a, b);
+            let high = _mm256_permute2f128_ps::<0x31>(a, b);
+            joined::<T, F>(low, high)
+        }
+    }
+
+    /// Joins each four neighbours. The results of the vectors' low halves come first, then those of the high halves.
+    ///
+    /// # Safety
+    /// As for [`eighths`].
+    #[inline(always)]
+    unsafe fn fours<T: Num, F: Reducer<T>>([a, b, c, d]: [&[T; 8]; 4]) -> [T; 8] {
+        // SAFETY: the caller's promise.
+        unsafe { twos::<T, F>(&twos::<T, F>(a, b), &twos::<T, F>(c, d)) }
+    }
+
+    /// Joins each two neighbours: those of `a`'s and `b`'s low halves, then those of their high halves.
+    ///
+    /// # Safety
+    /// As for [`eighths`].
+    #[inline(always)]
+    unsafe fn twos<T: Num, F: Reducer<T>>(a: &[T; 8], b: &[T; 8]) -> [T; 8] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (a, b) = (load(a), load(b));
+            joined::<T, F>(_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xDD>(a, b))
+        }
+    }
+
+    /// # Safety
+    /// As for [`eighths`].
+    #[inline(always)]
+    unsafe fn joined<T: Num, F: Reducer<T>>(a: __m256, b: __m256) -> [T; 8] {
+        let (mut left, mut right) = ([T::ZERO; 8], [T::ZERO; 8]);
+        // SAFETY: both arrays hold eight f32.
+        unsafe {
+            _mm256_storeu_ps(left.as_mut_ptr().cast(), a);
+            _mm256_storeu_ps(right.as_mut_ptr().cast(), b);
+        }
+        let mut joined = [T::ZERO; 8];
+        for (node, (&a, &b)) in joined.iter_mut().zip(left.iter().zip(&right)) {
+            *node = F::join(a, b);
+        }
+        joined
+    }
+
+    /// # Safety
+    /// As for [`eighths`].
+    #[inline(always)]
+    unsafe fn load<T>(x: &[T; 8]) -> __m256 {
+        // SAFETY: the array holds eight f32.
+        unsafe { _mm256_loadu_ps(x.as_ptr().cast()) }
+    }
+}
