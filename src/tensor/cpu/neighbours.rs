@@ -3,37 +3,48 @@
 use super::real::Num;
 use super::reducer::Reducer;
 use super::simd::Isa;
-use crate::tensor::LEAF;
+use crate::tensor::{DType, LEAF};
 
 /// The number of elements in two leaves.
 pub(super) const PAIR: usize = 2 * LEAF;
 
-/// The loops that join neighbours, for the instruction set of the thread that made it.
-#[derive(Clone, Copy)]
-pub(super) struct Joiner {
-    /// True if vectors of eight f32 can be taken apart by instructions.
-    shuffles: bool,
+/// A computation on a tree, which is compiled for AVX2 by itself. So it does not depend on its caller's instruction set,
+/// nor on what of the caller is inlined.
+pub(super) trait TreeFold<T: Num, F: Reducer<T>> {
+    /// Computes it by a joiner. Implementations are `#[inline(always)]`.
+    fn run<J: Joiner>(self, joiner: J) -> T;
 }
 
-impl Joiner {
-    pub(super) fn new() -> Joiner {
-        Joiner { shuffles: cfg!(target_arch = "x86_64") && Isa::current() >= Isa::Avx2 }
+/// Runs `fold` by vectors of f32 if `shuffles` is true and `T` is f32.
+#[inline(always)]
+pub(super) fn run<T: Num, F: Reducer<T>>(fold: impl TreeFold<T, F>, shuffles: Shuffles) -> T {
+    #[cfg(target_arch = "x86_64")]
+    if shuffles.0 && T::DTYPE == DType::F32 {
+        // SAFETY: the CPU has AVX2 and FMA, and `T` is f32, the only type of this dtype.
+        return unsafe { shuffled::run::<T, F>(fold) };
     }
+    let _ = shuffles;
+    fold.run(Plain)
+}
 
-    /// Joins each eight neighbours, three levels of the tree.
-    #[inline(always)]
-    pub(super) fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8] {
-        #[cfg(target_arch = "x86_64")]
-        if self.shuffles && T::DTYPE == crate::tensor::DType::F32 {
-            // SAFETY: the CPU has AVX2, and `T` is f32, the only type of this dtype.
-            return unsafe { shuffled::eighths::<T, F>(x) };
-        }
-        level::<T, F, 16, 8>(&level::<T, F, 32, 16>(&level::<T, F, PAIR, 32>(x)))
+/// True if this thread's instruction set can take vectors of eight f32 apart.
+#[derive(Clone, Copy)]
+pub(super) struct Shuffles(bool);
+
+impl Shuffles {
+    pub(super) fn detect() -> Shuffles {
+        Shuffles(cfg!(target_arch = "x86_64") && Isa::current() >= Isa::Avx2)
     }
+}
+
+/// The loops that join neighbours.
+pub(super) trait Joiner: Copy {
+    /// Joins each eight neighbours, three levels of the tree.
+    fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8];
 
     /// Joins neighbours, level by level, until one is left. The number of nodes is a power of two; they are overwritten.
     #[inline(always)]
-    pub(super) fn fold<T: Num, F: Reducer<T>>(self, nodes: &mut [T]) -> T {
+    fn fold<T: Num, F: Reducer<T>>(self, nodes: &mut [T]) -> T {
         let mut len = nodes.len();
         while len >= PAIR {
             for i in 0..len / PAIR {
@@ -54,6 +65,17 @@ impl Joiner {
     }
 }
 
+/// The loops as the compiler makes them.
+#[derive(Clone, Copy)]
+struct Plain;
+
+impl Joiner for Plain {
+    #[inline(always)]
+    fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8] {
+        level::<T, F, 16, 8>(&level::<T, F, 32, 16>(&level::<T, F, PAIR, 32>(x)))
+    }
+}
+
 /// Joins neighbours, one level of the tree.
 #[inline(always)]
 fn level<T: Num, F: Reducer<T>, const N: usize, const HALF: usize>(x: &[T; N]) -> [T; HALF] {
@@ -70,14 +92,35 @@ fn level<T: Num, F: Reducer<T>, const N: usize, const HALF: usize>(x: &[T; N]) -
 mod shuffled {
     use std::arch::x86_64::*;
 
-    use super::{Num, PAIR, Reducer};
+    use super::{Joiner, Num, PAIR, Reducer, TreeFold};
+
+    /// Runs `fold`.
+    ///
+    /// # Safety
+    /// The CPU has AVX2 and FMA, and `T` is f32.
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn run<T: Num, F: Reducer<T>>(fold: impl TreeFold<T, F>) -> T {
+        fold.run(Shuffled(()))
+    }
+
+    /// The loops by shuffles. Only [`run`] makes one, so its conditions hold.
+    #[derive(Clone, Copy)]
+    struct Shuffled(());
+
+    impl Joiner for Shuffled {
+        #[inline(always)]
+        fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8] {
+            // SAFETY: [`run`]'s conditions.
+            unsafe { eighths::<T, F>(x) }
+        }
+    }
 
     /// Joins each eight neighbours.
     ///
     /// # Safety
     /// The CPU has AVX2, and `T` is f32.
     #[inline(always)]
-    pub(super) unsafe fn eighths<T: Num, F: Reducer<T>>(x: &[T; PAIR]) -> [T; 8] {
+    unsafe fn eighths<T: Num, F: Reducer<T>>(x: &[T; PAIR]) -> [T; 8] {
         let v = x.as_chunks::<8>().0;
         // SAFETY: the caller's promise.
         unsafe {

@@ -219,8 +219,8 @@ struct ByRows<'a, T, F> {
 
 impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
     type Out = ();
-    /// Loops over integers are bound by memory.
-    const PLAIN: bool = !matches!(T::DTYPE, DType::F32 | DType::F64);
+    /// The loops are bound by memory, and the tree has its own vectors.
+    const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {
         let ByRows { input, columns, out, .. } = self;

@@ -11,7 +11,7 @@
 //! [`merges`] lists the tree for a stack machine: push an element, then join the two topmost entries a listed number of
 //! times. There an entry can be a block of columns.
 
-use super::neighbours::{Joiner, PAIR};
+use super::neighbours::{self, Joiner, PAIR, Shuffles, TreeFold};
 use super::real::Num;
 use super::reducer::Reducer;
 use crate::tensor::{LEAF, SplitRule};
@@ -31,7 +31,7 @@ pub struct RowTree<T> {
     /// The trees over the blocks: those of the longer ones, then those that are shorter by one element.
     blocks: [BlockLeaves; 2],
     nodes: Vec<T>,
-    joiner: Joiner,
+    shuffles: Shuffles,
 }
 
 /// The largest number of elements in a block. A block's nodes fill a part of the nearest cache.
@@ -60,7 +60,7 @@ impl<T: Num> RowTree<T> {
         let short = BlockLeaves::new(len >> depth);
         // Each pair of leaves leaves the joiner 8 nodes.
         let nodes = vec![T::ZERO; 8 * long.pair_count().max(short.pair_count())];
-        RowTree { len, depth, blocks: [long, short], nodes, joiner: Joiner::new() }
+        RowTree { len, depth, blocks: [long, short], nodes, shuffles: Shuffles::detect() }
     }
 
     /// Returns the reduction of `row`.
@@ -68,7 +68,7 @@ impl<T: Num> RowTree<T> {
     pub fn fold<F: Reducer<T>>(&mut self, row: &[T]) -> T {
         assert_eq!(row.len(), self.len, "the row has the tree's length");
         if self.depth == 0 {
-            return self.blocks[0].fold::<T, F>(row, &mut self.nodes, self.joiner);
+            return self.blocks[0].fold::<T, F>(row, &mut self.nodes, self.shuffles);
         }
         // The blocks are the leaves of a perfect binary tree, whose nodes are joined as a binary counter carries.
         let mut stack = [T::ZERO; usize::BITS as usize];
@@ -80,7 +80,7 @@ impl<T: Num> RowTree<T> {
                 if i >> level & 1 == 0 { left } else { len - left }
             });
             let block = &self.blocks[usize::from(len < self.blocks[0].len)];
-            let mut node = block.fold::<T, F>(&row[start..], &mut self.nodes, self.joiner);
+            let mut node = block.fold::<T, F>(&row[start..], &mut self.nodes, self.shuffles);
             for _ in 0..i.trailing_ones() {
                 top -= 1;
                 node = F::join(stack[top], node);
@@ -112,21 +112,35 @@ impl BlockLeaves {
     /// Returns the reduction of the first elements of `row`, which continues after the block if the block is not the last.
     /// `nodes` has room for eight nodes per pair.
     #[inline(always)]
-    fn fold<T: Num, F: Reducer<T>>(&self, row: &[T], nodes: &mut [T], joiner: Joiner) -> T {
+    fn fold<T: Num, F: Reducer<T>>(&self, row: &[T], nodes: &mut [T], shuffles: Shuffles) -> T {
         if self.len == 0 {
             return F::EMPTY;
         }
-        let count = 8 * self.pair_count();
-        let nodes = &mut nodes[..count];
+        neighbours::run::<T, F>(BlockFold { block: self, row, nodes }, shuffles)
+    }
+}
+
+/// The reduction of one block, which is not empty.
+struct BlockFold<'a, T> {
+    block: &'a BlockLeaves,
+    row: &'a [T],
+    nodes: &'a mut [T],
+}
+
+impl<T: Num, F: Reducer<T>> TreeFold<T, F> for BlockFold<'_, T> {
+    #[inline(always)]
+    fn run<J: Joiner>(self, joiner: J) -> T {
+        let BlockFold { block, row, nodes } = self;
+        let nodes = &mut nodes[..8 * block.pair_count()];
         let places = nodes.as_chunks_mut::<8>().0;
-        if self.full && self.len >= PAIR {
+        if block.full && block.len >= PAIR {
             for (pair, node) in row.as_chunks::<PAIR>().0.iter().zip(places) {
                 *node = joiner.eighths::<T, F>(pair);
             }
-        } else if self.full {
+        } else if block.full {
             places[0] = joiner.eighths::<T, F>(&padded::<T, F>(row, 0, [LEAF, 0]));
         } else {
-            for (pair, node) in self.pairs.iter().zip(places) {
+            for (pair, node) in block.pairs.iter().zip(places) {
                 let (start, lens) = (pair.start as usize, pair.lens.map(usize::from));
                 *node = joiner.eighths::<T, F>(&padded::<T, F>(row, start, lens));
             }
@@ -171,13 +185,13 @@ fn pad<T: Num, F: Reducer<T>>(row: &[T], start: usize, len: usize, leaf: &mut [T
 /// ```
 pub struct BlockTree<T> {
     nodes: Vec<T>,
-    joiner: Joiner,
+    shuffles: Shuffles,
 }
 
 impl<T: Num> BlockTree<T> {
     /// Returns the tree for rows of up to `len` elements.
     pub fn new(len: usize) -> Self {
-        BlockTree { nodes: vec![T::ZERO; len / LEAF], joiner: Joiner::new() }
+        BlockTree { nodes: vec![T::ZERO; len / LEAF], shuffles: Shuffles::detect() }
     }
 
     /// Returns the reduction of `row`, the elements of whole leaves from leaf `first` on.
@@ -186,20 +200,36 @@ impl<T: Num> BlockTree<T> {
     /// Panics if the row is longer than the tree allows, or its length is no multiple of [`LEAF`].
     #[inline(always)]
     pub fn fold<F: Reducer<T>>(&mut self, first: usize, row: &[T]) -> T {
-        let (mut first, mut count) = (first, row.len() / LEAF);
+        let count = row.len() / LEAF;
         assert!(row.len().is_multiple_of(LEAF) && count <= self.nodes.len(), "whole leaves that fit");
         if count == 0 {
             return F::EMPTY;
         }
-        let nodes = &mut self.nodes;
+        let fold = LeavesFold { first, count, row, nodes: &mut self.nodes };
+        neighbours::run::<T, F>(fold, self.shuffles)
+    }
+}
+
+/// The reduction of `count` whole leaves, at least one, from leaf `first` on.
+struct LeavesFold<'a, T> {
+    first: usize,
+    count: usize,
+    row: &'a [T],
+    nodes: &'a mut [T],
+}
+
+impl<T: Num, F: Reducer<T>> TreeFold<T, F> for LeavesFold<'_, T> {
+    #[inline(always)]
+    fn run<J: Joiner>(self, joiner: J) -> T {
+        let LeavesFold { mut first, mut count, row, nodes } = self;
         let (pairs, last) = row.as_chunks::<PAIR>();
         for (pair, node) in pairs.iter().zip(nodes.chunks_exact_mut(2)) {
-            let [a, b, c, d, e, f, g, h] = self.joiner.eighths::<T, F>(pair);
+            let [a, b, c, d, e, f, g, h] = joiner.eighths::<T, F>(pair);
             node[0] = F::join(F::join(a, b), F::join(c, d));
             node[1] = F::join(F::join(e, f), F::join(g, h));
         }
         if !last.is_empty() {
-            let [a, b, c, d, ..] = self.joiner.eighths::<T, F>(&padded::<T, F>(last, 0, [LEAF, 0]));
+            let [a, b, c, d, ..] = joiner.eighths::<T, F>(&padded::<T, F>(last, 0, [LEAF, 0]));
             nodes[count - 1] = F::join(F::join(a, b), F::join(c, d));
         }
         while count > 1 {
