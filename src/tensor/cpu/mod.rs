@@ -23,6 +23,7 @@ mod loops;
 mod map;
 mod map_slice;
 mod neighbours;
+mod phi;
 mod pointwise;
 mod rare;
 mod real;
@@ -49,6 +50,7 @@ pub use loops::{
 pub use map::map2;
 pub use map::{map, map1};
 pub use map_slice::map_slice;
+pub use phi::NormalFunction;
 pub use pointwise::{compare, compute, expect_matching, select, test};
 pub use real::{Num, Real, Widen, is_nan};
 pub use reduce::{reduce, reduce_wide};
