@@ -162,13 +162,20 @@ fn padded<T: Num, F: Reducer<T>>(row: &[T], start: usize, lens: [usize; 2]) -> [
 /// Copies a leaf of `row` into `leaf`, which is filled with padding.
 #[inline(always)]
 fn pad<T: Num, F: Reducer<T>>(row: &[T], start: usize, len: usize, leaf: &mut [T]) {
-    let Some(wide) = row.get(start..start + LEAF) else {
-        leaf[..len].copy_from_slice(&row[start..start + len]);
-        return;
-    };
-    // Reads the full width at once, and selects.
-    for (i, (l, &x)) in leaf.iter_mut().zip(wide).enumerate() {
-        *l = if i < len { x } else { F::PAD };
+    let end = start + len;
+    if let Some(wide) = row.get(start..start + LEAF) {
+        // Reads the full width at once, and selects. Indices of 32 bits are compared in vectors as wide as those of f32.
+        let len = len as u32;
+        for (i, (l, &x)) in leaf.iter_mut().zip(wide).enumerate() {
+            *l = if (i as u32) < len { x } else { F::PAD };
+        }
+    } else if end >= LEAF {
+        // The last leaf: reads the full width before its end, and moves it to the front.
+        let mut shifted = [F::PAD; PAIR];
+        shifted[..LEAF].copy_from_slice(&row[end - LEAF..end]);
+        leaf.copy_from_slice(&shifted[LEAF - len..][..LEAF]);
+    } else {
+        leaf[..len].copy_from_slice(&row[start..end]);
     }
 }
 
