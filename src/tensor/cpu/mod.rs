@@ -12,7 +12,7 @@
 //!
 //! Operators build their kernels from these loops. Every loop is slice-invariant: the value of an output element does
 //! not depend on the other elements of the call, nor on the instruction set. A loop runs on one thread, since callers
-//! run in parallel; only a matrix product uses more, if [`with_threads`] allows it.
+//! run in parallel; only a matrix product uses more, if [`with_threads`] or [`threads_from_env`] allows it.
 
 mod bit_num;
 mod caches;
@@ -40,7 +40,8 @@ pub use caches::{Caches, with_caches};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
 pub use gemm::{
-    Gemm, LeafContraction, LeafRuns, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads,
+    Gemm, LeafContraction, LeafRuns, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, threads_from_env,
+    with_threads,
 };
 pub use loops::{
     BitFunction, Constants, FloatPredicate, FloatPredicateLoops, Function, Loops, NumFunction, Relation,
