@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 /// The alignment of blocks in bytes: that of the widest vector and of a cache line.
 pub(super) const ALIGN: usize = 64;
 
-/// The size from which a block is large. It then contains whole huge pages wherever it begins.
+/// The size from which a block is large. A block of this size contains a whole huge page.
 const LARGE_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 
 /// The size of a huge page of the common instruction sets.
@@ -58,8 +58,7 @@ fn layout_of(len_bytes: usize) -> Option<Layout> {
     Layout::from_size_align(len_bytes.checked_add(size_of::<usize>() + ALIGN)?, FREE_ALIGN).ok()
 }
 
-/// Asks the system for huge pages where an allocation contains whole ones. It may not have any, which changes nothing
-/// but the speed.
+/// Asks the system for huge pages inside an allocation. It may not have any, which changes nothing but the speed.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn ask_for_huge_pages(start: NonNull<u8>, len_bytes: usize) {
     use std::ffi::{c_int, c_void};

@@ -136,7 +136,7 @@ mod shuffled {
     /// Joins each four neighbours. The results of the vectors' low halves come first, then those of the high halves.
     ///
     /// # Safety
-    /// As for [`eighths`].
+    /// The conditions of [`eighths`] hold.
     #[inline(always)]
     unsafe fn fours<T: Num, F: Reducer<T>>([a, b, c, d]: [&[T; 8]; 4]) -> [T; 8] {
         // SAFETY: the caller's promise.
@@ -146,7 +146,7 @@ mod shuffled {
     /// Joins each two neighbours: those of `a`'s and `b`'s low halves, then those of their high halves.
     ///
     /// # Safety
-    /// As for [`eighths`].
+    /// The conditions of [`eighths`] hold.
     #[inline(always)]
     unsafe fn twos<T: Num, F: Reducer<T>>(a: &[T; 8], b: &[T; 8]) -> [T; 8] {
         // SAFETY: the caller's promise.
@@ -157,7 +157,7 @@ mod shuffled {
     }
 
     /// # Safety
-    /// As for [`eighths`].
+    /// The conditions of [`eighths`] hold.
     #[inline(always)]
     unsafe fn joined<T: Num, F: Reducer<T>>(a: __m256, b: __m256) -> [T; 8] {
         let (mut left, mut right) = ([T::ZERO; 8], [T::ZERO; 8]);
@@ -174,7 +174,7 @@ mod shuffled {
     }
 
     /// # Safety
-    /// As for [`eighths`].
+    /// The conditions of [`eighths`] hold.
     #[inline(always)]
     unsafe fn load<T>(x: &[T; 8]) -> __m256 {
         // SAFETY: the array holds eight f32.

@@ -52,7 +52,7 @@ fn parsed(given: &str) -> Result<usize> {
 /// Returns the number of threads that a product of this thread may use.
 fn allowed() -> usize {
     static DEFAULT: OnceLock<usize> = OnceLock::new();
-    // Whoever starts ranks reports a value that is no number.
+    // `Spmd` reports a value that is no number.
     THREADS.get().unwrap_or_else(|| *DEFAULT.get_or_init(|| threads_from_env().unwrap_or(1)))
 }
 
