@@ -42,6 +42,10 @@ pub(super) trait Joiner: Copy {
     /// Joins each eight neighbours, three levels of the tree.
     fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8];
 
+    /// Joins each eight neighbours in two leaves, each of which is the first `lens` elements of 32. The others count as
+    /// padding.
+    fn eighths_of<T: Num, F: Reducer<T>>(self, leaves: [&[T; LEAF]; 2], lens: [usize; 2]) -> [T; 8];
+
     /// Joins neighbours, level by level, until one is left. The number of nodes is a power of two; they are overwritten.
     #[inline(always)]
     fn fold<T: Num, F: Reducer<T>>(self, nodes: &mut [T]) -> T {
@@ -74,6 +78,17 @@ impl Joiner for Plain {
     fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8] {
         level::<T, F, 16, 8>(&level::<T, F, 32, 16>(&level::<T, F, PAIR, 32>(x)))
     }
+
+    #[inline(always)]
+    fn eighths_of<T: Num, F: Reducer<T>>(self, leaves: [&[T; LEAF]; 2], lens: [usize; 2]) -> [T; 8] {
+        let mut pair = [F::PAD; PAIR];
+        for (place, (leaf, len)) in pair.chunks_exact_mut(LEAF).zip(leaves.iter().zip(lens)) {
+            for (i, (p, &x)) in place.iter_mut().zip(*leaf).enumerate() {
+                *p = if i < len { x } else { F::PAD };
+            }
+        }
+        self.eighths::<T, F>(&pair)
+    }
 }
 
 /// Joins neighbours, one level of the tree.
@@ -92,7 +107,7 @@ fn level<T: Num, F: Reducer<T>, const N: usize, const HALF: usize>(x: &[T; N]) -
 mod shuffled {
     use std::arch::x86_64::*;
 
-    use super::{Joiner, Num, PAIR, Reducer, TreeFold};
+    use super::{Joiner, LEAF, Num, PAIR, Reducer, TreeFold};
 
     /// Runs `fold`.
     ///
@@ -113,6 +128,15 @@ mod shuffled {
             // SAFETY: [`run`]'s conditions.
             unsafe { eighths::<T, F>(x) }
         }
+
+        #[inline(always)]
+        fn eighths_of<T: Num, F: Reducer<T>>(self, [a, b]: [&[T; LEAF]; 2], lens: [usize; 2]) -> [T; 8] {
+            // SAFETY: as above.
+            unsafe {
+                let (a, b) = (padded::<T, F>(a, lens[0]), padded::<T, F>(b, lens[1]));
+                halves::<T, F>(&fours::<T, F>(a.each_ref()), &fours::<T, F>(b.each_ref()))
+            }
+        }
     }
 
     /// Joins each eight neighbours.
@@ -126,10 +150,51 @@ mod shuffled {
         unsafe {
             let first = fours::<T, F>([&v[0], &v[1], &v[2], &v[3]]);
             let second = fours::<T, F>([&v[4], &v[5], &v[6], &v[7]]);
-            let (a, b) = (load(&first), load(&second));
+            halves::<T, F>(&first, &second)
+        }
+    }
+
+    /// All bits set, then none: a window of it selects the elements of a leaf.
+    static KEPT: [u32; PAIR] = {
+        let mut kept = [0; PAIR];
+        let mut i = 0;
+        while i < LEAF {
+            kept[i] = u32::MAX;
+            i += 1;
+        }
+        kept
+    };
+
+    /// Returns the first `len` elements and padding.
+    ///
+    /// # Safety
+    /// The conditions of [`eighths`] hold.
+    #[inline(always)]
+    unsafe fn padded<T: Num, F: Reducer<T>>(leaf: &[T; LEAF], len: usize) -> [[T; 8]; 4] {
+        let mut padded = [[F::PAD; 8]; 4];
+        let kept = &KEPT[LEAF - len..][..LEAF];
+        let groups = leaf.as_chunks::<8>().0.iter().zip(kept.as_chunks::<8>().0);
+        for (padded, (x, kept)) in padded.iter_mut().zip(groups) {
+            // SAFETY: all three arrays have eight elements of 32 bits.
+            unsafe {
+                let selected = _mm256_blendv_ps(load(padded), load(x), load(kept));
+                _mm256_storeu_ps(padded.as_mut_ptr().cast(), selected);
+            }
+        }
+        padded
+    }
+
+    /// Joins the low halves of `a` with its high halves, then those of `b`.
+    ///
+    /// # Safety
+    /// The conditions of [`eighths`] hold.
+    #[inline(always)]
+    unsafe fn halves<T: Num, F: Reducer<T>>(a: &[T; 8], b: &[T; 8]) -> [T; 8] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (a, b) = (load(a), load(b));
             let low = _mm256_permute2f128_ps::<0x20>(a, b);
-            let high = _mm256_permute2f128_ps::<0x31>(a, b);
-            joined::<T, F>(low, high)
+            joined::<T, F>(low, _mm256_permute2f128_ps::<0x31>(a, b))
         }
     }
 
@@ -174,10 +239,10 @@ mod shuffled {
     }
 
     /// # Safety
-    /// The conditions of [`eighths`] hold.
+    /// The CPU has AVX2, and `T` has 32 bits.
     #[inline(always)]
     unsafe fn load<T>(x: &[T; 8]) -> __m256 {
-        // SAFETY: the array holds eight f32.
+        // SAFETY: the array has eight elements of 32 bits.
         unsafe { _mm256_loadu_ps(x.as_ptr().cast()) }
     }
 }

@@ -142,41 +142,26 @@ impl<T: Num, F: Reducer<T>> TreeFold<T, F> for BlockFold<'_, T> {
         } else {
             for (pair, node) in block.pairs.iter().zip(places) {
                 let (start, lens) = (pair.start as usize, pair.lens.map(usize::from));
-                *node = joiner.eighths::<T, F>(&padded::<T, F>(row, start, lens));
+                let leaves = (row[start..].first_chunk(), row[start + lens[0]..].first_chunk());
+                *node = match leaves {
+                    (Some(a), Some(b)) => joiner.eighths_of::<T, F>([a, b], lens),
+                    _ => joiner.eighths::<T, F>(&padded::<T, F>(row, start, lens)),
+                };
             }
         }
         joiner.fold::<T, F>(nodes)
     }
 }
 
-/// Returns two leaves of `row`, padded.
-#[inline(always)]
+/// Returns two leaves of `row`, padded, by copies of any length. It is not inlined, since only the last leaves of a row
+/// need it.
+#[inline(never)]
 fn padded<T: Num, F: Reducer<T>>(row: &[T], start: usize, lens: [usize; 2]) -> [T; PAIR] {
     let mut pair = [F::PAD; PAIR];
-    let (first, second) = pair.split_at_mut(LEAF);
-    pad::<T, F>(row, start, lens[0], first);
-    pad::<T, F>(row, start + lens[0], lens[1], second);
+    let second = start + lens[0];
+    pair[..lens[0]].copy_from_slice(&row[start..second]);
+    pair[LEAF..][..lens[1]].copy_from_slice(&row[second..second + lens[1]]);
     pair
-}
-
-/// Copies a leaf of `row` into `leaf`, which is filled with padding.
-#[inline(always)]
-fn pad<T: Num, F: Reducer<T>>(row: &[T], start: usize, len: usize, leaf: &mut [T]) {
-    let end = start + len;
-    if let Some(wide) = row.get(start..start + LEAF) {
-        // Reads the full width at once, and selects. Indices of 32 bits are compared in vectors as wide as those of f32.
-        let len = len as u32;
-        for (i, (l, &x)) in leaf.iter_mut().zip(wide).enumerate() {
-            *l = if (i as u32) < len { x } else { F::PAD };
-        }
-    } else if end >= LEAF {
-        // The last leaf: reads the full width before its end, and moves it to the front.
-        let mut shifted = [F::PAD; PAIR];
-        shifted[..LEAF].copy_from_slice(&row[end - LEAF..end]);
-        leaf.copy_from_slice(&shifted[LEAF - len..][..LEAF]);
-    } else {
-        leaf[..len].copy_from_slice(&row[start..end]);
-    }
 }
 
 /// The tree by [`SplitRule::PowerOfTwo`] over consecutive whole leaves of a row, with the buffers to evaluate it. The
