@@ -9,8 +9,8 @@ use std::time::Instant;
 use isoshard::Result;
 use isoshard::ops::cpu::{self as ops, CpuAttention};
 use isoshard::ops::{
-    Bits, Clamp, FloatTest, FloatTestKind, Floor, Hardswish, Lerp, Op, Remainder, ScoreOperands, ScoreRule,
-    eval_whole,
+    Bits, Clamp, FloatTest, FloatTestKind, Floor, Gelu as GeluOp, GeluGrad, Hardswish, Lerp, Op, Remainder,
+    ScoreOperands, ScoreRule, eval_whole,
 };
 use isoshard::tensor::cpu::{
     self, Constants, Function, Gemm, Isa, Loops, MatMut, MatRef, Num, NumFunction, Real, UnaryF,
@@ -125,11 +125,14 @@ fn elementwise(bench: &Bench) -> Result<()> {
     bench.case("add transposed", "GB/s", 3.0 * bytes, || fresh("add", &ADD, [&x, &turned(&y)]));
     bench.case("relu", "GB/s", 2.0 * bytes, || fresh("relu", &Loops::numbers::<Relu, 1>(), [&x]));
     bench.case("exp", "GB/s", 2.0 * bytes, || fresh("exp", &Loops::floats::<Exp, 1>(), [&x]));
-    bench.case("gelu", "GB/s", 2.0 * bytes, || fresh("gelu", &Loops::floats::<Gelu, 1>(), [&x]));
+    let by_elements = || fresh("gelu", &Loops::floats::<Gelu, 1>(), [&x]);
+    bench.case("gelu by elements", "GB/s", 2.0 * bytes, by_elements);
     bench.case("gelu tanh", "GB/s", 2.0 * bytes, || fresh("gelu", &Loops::floats::<TanhGelu, 1>(), [&x]));
     let half = cpu::cast(&x, DType::BF16)?;
     bench.case("gelu bf16", "GB/s", bytes, || fresh("gelu", &Loops::floats::<Gelu, 1>(), [&half]));
     let op = |op: &dyn Op, ins: &[&Tensor]| eval_whole(op, &ins.iter().copied().cloned().collect::<Vec<_>>());
+    bench.case("gelu in passes", "GB/s", 2.0 * bytes, || op(&GeluOp, &[&x]));
+    bench.case("gelu backward", "GB/s", 3.0 * bytes, || op(&GeluGrad, &[&y, &x]));
     bench.case("floor", "GB/s", 2.0 * bytes, || op(&Floor, &[&x]));
     bench.case("remainder", "GB/s", 3.0 * bytes, || op(&Remainder, &[&x, &y]));
     let clamp = Clamp { min: Bits(-0.5), max: Bits(0.5), open: false };

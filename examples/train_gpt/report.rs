@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use isoshard::comm::Traffic;
-use isoshard::tensor::{DType, Device, cuda};
+use isoshard::tensor::{DType, Device, cpu, cuda};
 use isoshard::{Error, Result};
 
 use crate::args::Args;
@@ -122,7 +122,7 @@ impl<'a> Report<'a> {
                 ("dtype", text(s.dtype)),
                 ("parameters", s.parameters.to_string()),
                 ("vocabulary", s.vocabulary.to_string()),
-                ("threads", "1".into()),
+                ("threads", cpu::threads_from_env().unwrap_or(1).to_string()),
                 ("parameters_digest", digest(s.digest)),
             ])?;
         } else {

@@ -41,6 +41,7 @@ mod reduce_op;
 mod shape;
 pub mod storage;
 mod summation;
+mod system_block;
 mod views;
 
 pub use dense::Tensor;

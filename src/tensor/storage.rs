@@ -20,7 +20,6 @@
 //! A block returns to the pool of the thread that took it from the system, on whatever thread its buffer is dropped.
 //! Otherwise threads that read each other's tensors would drain some pools and fill others.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -30,10 +29,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::Device;
 use super::cuda::DeviceBlock;
 use super::meta::CountedBytes;
+use super::system_block::{self, ALIGN};
 use crate::error::{Error, MemoryFault};
 
-/// The alignment of blocks in bytes: that of the widest vector and of a cache line.
-const ALIGN: usize = 64;
 /// The size of the smallest block.
 const MIN_BYTES: usize = 64;
 /// The most bytes that one thread's pool keeps for reuse; further blocks go back to the system.
@@ -104,7 +102,7 @@ impl Buffer {
         let (ptr, origin) = match from_pool {
             Ok(taken) => taken.map(|(block, returns)| (block, Some(returns)))?,
             // The thread is ending.
-            Err(_) => (system_block(class)?, None),
+            Err(_) => (system_block::allocate(class_bytes(class))?, None),
         };
         Some(Buffer { ptr, len_bytes, owner: BufferOwner::Pool { class, origin } })
     }
@@ -247,9 +245,8 @@ unsafe impl Send for PoolBlock {}
 
 impl PoolBlock {
     fn free(self) {
-        let layout = layout_of(self.class).expect("the block was allocated with this layout");
-        // SAFETY: the block was allocated with this layout, and this is its only owner.
-        unsafe { dealloc(self.ptr.as_ptr(), layout) };
+        // SAFETY: the block was allocated with its class's length, and this is its only owner.
+        unsafe { system_block::free(self.ptr, class_bytes(self.class)) };
     }
 }
 
@@ -406,10 +403,10 @@ impl BlockPool {
         let fits = |stats: &PoolStats| {
             bytes <= stats.limit_bytes.saturating_sub(stats.live_bytes).saturating_sub(stats.free_bytes)
         };
-        let block = fits(&self.stats).then(|| system_block(class)).flatten();
+        let block = fits(&self.stats).then(|| system_block::allocate(class_bytes(class))).flatten();
         block.or_else(|| {
             self.trim();
-            fits(&self.stats).then(|| system_block(class)).flatten()
+            fits(&self.stats).then(|| system_block::allocate(class_bytes(class))).flatten()
         })
     }
 
@@ -460,17 +457,6 @@ fn class_of(len_bytes: usize) -> usize {
 fn class_bytes(class: usize) -> usize {
     let (octave, step) = (class / 4, class % 4);
     ((MIN_BYTES << octave) / 4 * (4 + step)).next_multiple_of(ALIGN)
-}
-
-/// Returns the layout of a class's blocks, or `None` if they are larger than any address space.
-fn layout_of(class: usize) -> Option<Layout> {
-    Layout::from_size_align(class_bytes(class), ALIGN).ok()
-}
-
-/// Returns a block of zeros from the system, if it has one.
-fn system_block(class: usize) -> Option<NonNull<u8>> {
-    // SAFETY: the layout has a non-zero size.
-    NonNull::new(unsafe { alloc_zeroed(layout_of(class)?) })
 }
 
 #[cfg(test)]

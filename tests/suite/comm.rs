@@ -292,6 +292,10 @@ fn refusals_say_why() {
         spmd(0, |_| Ok(())).unwrap_err().to_string(),
         "spmd: a world has at least one rank; got 0 ranks"
     );
+    assert_eq!(
+        Spmd::new(1).threads_per_rank(0).run(|_| Ok(())).unwrap_err().to_string(),
+        "spmd: a rank computes on one thread or more; got 0 threads per rank; give 1"
+    );
 }
 
 /// Returns the errors of all ranks; none may succeed.

@@ -15,14 +15,13 @@ use std::time::{Duration, Instant};
 use super::caught::{drop_caught, take_message};
 use super::local_world::LocalWorld;
 use super::rank::Rank;
-use crate::comm::diagnostics::FlightSettings;
-use crate::comm::diagnostics::flight::SlowRank;
+use crate::comm::diagnostics::{FlightSettings, flight::SlowRank};
 use crate::comm::machine::Machine;
 use crate::comm::network::Network;
 use crate::comm::transport::nccl::Library;
 use crate::comm::transport::threads::Running;
 use crate::error::{Error, Failure, Result};
-use crate::tensor::{Device, catch_no_room, storage};
+use crate::tensor::{Device, catch_no_room, cpu, storage};
 
 /// The stack size of a rank's thread.
 const STACK_BYTES: usize = 8 << 20;
@@ -84,12 +83,13 @@ pub struct Spmd {
     network: Network,
     machine: Machine,
     memory_limit: usize,
+    threads_per_rank: Option<usize>,
 }
 
 impl fmt::Debug for Spmd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spmd { world, deadline, name, library, .. } = self;
-        let mut spmd = f.debug_struct("Spmd");
+        let spmd = &mut f.debug_struct("Spmd");
         spmd.field("world", world)
             .field("deadline", deadline)
             .field("name", name)
@@ -112,19 +112,19 @@ impl Spmd {
         let device = Arc::new(|_| Device::Cpu);
         let on_slow = Arc::new(|slow: &SlowRank| eprintln!("isoshard: {slow}"));
         let (flights, network, machine) = (FlightSettings::default(), Network::default(), Machine::default());
-        let (library, patience, memory_limit) = (None, None, usize::MAX);
         Spmd {
             world,
             deadline,
             name,
             device,
-            library,
+            library: None,
             network,
             machine,
             flights,
             on_slow,
-            patience,
-            memory_limit,
+            patience: None,
+            memory_limit: usize::MAX,
+            threads_per_rank: None,
         }
     }
 
@@ -297,6 +297,23 @@ impl Spmd {
         self
     }
 
+    /// Sets the number of threads that each rank uses for a large matrix product on the CPU. The default is
+    /// [`cpu::threads_from_env`], which is 1 unless `ISOSHARD_THREADS` is set. Any number gives the same bits.
+    ///
+    /// ```
+    /// use isoshard::{comm::Spmd, tensor::{DType, Tensor, cpu}};
+    /// let product = |threads: usize| Spmd::new(1).threads_per_rank(threads).run(|_| {
+    ///     let x = Tensor::full(DType::F32, [1, 256, 256], 0.1);
+    ///     cpu::gemm("matmul", &x, &x, &[256])?.to_vec::<f32>()
+    /// });
+    /// assert_eq!(product(2)?, product(1)?);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn threads_per_rank(mut self, threads: usize) -> Spmd {
+        self.threads_per_rank = Some(threads);
+        self
+    }
+
     /// Runs `f` on every rank and returns the results in rank order.
     ///
     /// If a rank fails, collectives on all other ranks fail too, and the first failure is returned. A rank that does
@@ -373,24 +390,20 @@ impl Spmd {
         F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
     {
         self.check()?;
+        let threads_per_rank = self.threads_per_rank.map_or_else(cpu::threads_from_env, Ok)?;
         let world = || {
             LocalWorld::new(self.world, self.deadline, &*self.device, self.library.as_ref(), &self.flights)
         };
         let world = catch_unwind(AssertUnwindSafe(world)).unwrap_or_else(|payload| {
-            Err(Error::invalid(
-                "spmd",
-                "the function that chooses devices panicked",
-                take_message(payload),
-                "",
-            ))
+            let rule = "the function that chooses devices panicked";
+            Err(Error::invalid("spmd", rule, take_message(payload), ""))
         });
         let world = Arc::new(world?);
         let failures = Arc::new(Mutex::new(Vec::new()));
         let (results, arrivals) = channel();
         let f = Arc::new(f);
         let memory_limit = self.memory_limit;
-        let mut threads = Vec::new();
-        let mut refused = None;
+        let (mut threads, mut refused) = (Vec::new(), None);
         for rank in 0..self.world {
             let (f, failures, results) = (f.clone(), failures.clone(), results.clone());
             let (shared, network, machine) = (world.clone(), self.network.clone(), self.machine.clone());
@@ -399,7 +412,8 @@ impl Spmd {
                 let running = Running::enter();
                 storage::set_memory_limit(memory_limit);
                 let modelled = |r: Rank| r.with_network(network.clone()).with_common_machine(machine.clone());
-                let result = run_rank(&|r: Rank| f(modelled(r)), rank, &shared, &failures);
+                let run = || run_rank(&|r: Rank| f(modelled(r)), rank, &shared, &failures);
+                let result = cpu::with_threads(threads_per_rank, run);
                 // Captured values are dropped before the caller learns of the end.
                 let dropped = drop_caught(f);
                 let result = match dropped {
@@ -445,6 +459,10 @@ impl Spmd {
             let given = format!("{} ranks", self.world);
             let remedy = format!("use at most {MOST_RANKS}, or DryRun");
             return Err(Error::invalid("spmd", "a process has fewer threads", given, remedy));
+        }
+        if self.threads_per_rank == Some(0) {
+            let rule = "a rank computes on one thread or more";
+            return Err(Error::invalid("spmd", rule, "0 threads per rank", "give 1"));
         }
         if self.name.contains('\0') {
             let given = format!("{:?}", self.name);

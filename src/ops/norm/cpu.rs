@@ -185,26 +185,19 @@ impl<T: Real> Kernel for NormForward<'_, T> {
     #[inline(always)]
     fn run(self) {
         let len = self.len;
-        let count = T::of(len as f64);
         let mut tree = RowTree::new(len);
         let (mut squares, mut scaled) = (vec![T::ZERO; len], Vec::new());
         let rows = self.x.chunks_exact(len).zip(self.y.chunks_exact_mut(len));
         for ((x, y), (mean, rstd)) in rows.zip(self.mean.iter_mut().zip(self.rstd)) {
-            let mut moments = |x: &[T]| {
-                let mean = if self.centred { tree.fold::<SumReducer>(x) / count } else { T::ZERO };
-                for (s, &x) in squares.iter_mut().zip(x) {
-                    *s = (x - mean) * (x - mean);
-                }
-                (mean, tree.fold::<SumReducer>(&squares) / count)
-            };
-            let (mut x, mut scale, (mut center, mut variance)) = (x, 1.0, moments(x));
+            let (mut x, mut scale) = (x, 1.0);
+            let (mut center, mut variance) = moments(x, self.centred, &mut tree, &mut squares);
             if variance * T::ZERO != T::ZERO {
                 // The variance is infinite or NaN.
                 scale = if T::DTYPE == DType::F64 { power_of_two(-600) } else { power_of_two(-100) };
                 scaled.clear();
                 scaled.extend(x.iter().map(|&x| x * T::of(scale)));
                 x = &scaled;
-                (center, variance) = moments(x);
+                (center, variance) = moments(x, self.centred, &mut tree, &mut squares);
             }
             let sum = variance + T::of(self.eps * scale * scale);
             // Beside the variance 0 of large equal elements the scaled eps underflows.
@@ -234,6 +227,18 @@ impl<T: Real> Kernel for NormForward<'_, T> {
             }
         }
     }
+}
+
+/// Returns a row's mean, or 0 if it is not `centred`, and the mean of the squared distances to it. It is not a closure,
+/// because a closure would be compiled without the loop's instruction set.
+#[inline(always)]
+fn moments<T: Real>(x: &[T], centred: bool, tree: &mut RowTree<T>, squares: &mut [T]) -> (T, T) {
+    let count = T::of(x.len() as f64);
+    let mean = if centred { tree.fold::<SumReducer>(x) / count } else { T::ZERO };
+    for (s, &x) in squares.iter_mut().zip(x) {
+        *s = (x - mean) * (x - mean);
+    }
+    (mean, tree.fold::<SumReducer>(squares) / count)
 }
 
 /// Returns 2 to the power of an exponent that f64 has.

@@ -126,6 +126,14 @@ macro_rules! function {
         )
     };
     (@loops $Type:ident floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
+        function!(@loops $Type functions, ($($x),+) ($($s),*) [$($v = $e),*] $value);
+
+        impl $Type {
+            /// The formula's loops.
+            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::floats::<$Type, { arity!($($x),+) }>();
+        }
+    };
+    (@loops $Type:ident functions, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         impl Function<{ arity!($($x),+) }> for $Type {
             #[inline(always)]
             fn at<A: Real>([$($s,)* ..]: Constants, [$($x),+]: [A; arity!($($x),+)]) -> A {
@@ -133,10 +141,29 @@ macro_rules! function {
                 $value
             }
         }
+    };
+    (@loops $Type:ident phi_floats, ($($x:ident),+) () [$b:ident = $bound:expr, $p:ident = $phi:expr $(, $v:ident = $e:expr)*] $value:expr) => {
+        function!(@loops $Type functions, ($($x),+) () [$b = $bound, $p = $phi $(, $v = $e)*] $value);
+
+        impl NormalFunction<{ arity!($($x),+) }> for $Type {
+            #[inline(always)]
+            #[allow(unused_variables)]
+            fn operand<A: Real>([$($x),+]: [A; arity!($($x),+)]) -> A {
+                $bound
+            }
+
+            #[inline(always)]
+            fn with_phi<A: Real>([$($x),+]: [A; arity!($($x),+)], $p: A) -> A {
+                let $b = $bound;
+                $(let $v = $e;)*
+                $value
+            }
+        }
 
         impl $Type {
             /// The formula's loops.
-            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::floats::<$Type, { arity!($($x),+) }>();
+            pub(in crate::ops::pointwise) const LOOPS: Loops =
+                Loops::floats_with_phi::<$Type, { arity!($($x),+) }>();
         }
     };
     (@loops $Type:ident wide_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
@@ -236,6 +263,9 @@ macro_rules! function {
         "EACH_FLOAT"
     };
     (@each wide_floats) => {
+        "EACH_FLOAT"
+    };
+    (@each phi_floats) => {
         "EACH_FLOAT"
     };
     (@each rare_floats) => {

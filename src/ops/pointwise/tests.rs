@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::ops::{Meta, Op, Windows, eval_whole};
+use crate::tensor::cpu::{self, Loops};
 use crate::tensor::{DType, Tensor};
 
 /// Expected values are from tables of the normal distribution function, and from the formula with the standard
@@ -31,6 +32,25 @@ fn values_by_definition_and_limits() {
     for y in [erf, tanh] {
         assert!(y[0] == 0.0 && y[6] == f64::INFINITY && y[7].is_nan());
     }
+}
+
+/// The loops that go over a chunk several times compute what the formula does for each element.
+#[test]
+fn passes_change_no_bit() {
+    let mut points: Vec<f32> = (0..=u32::MAX).step_by(20_011).map(f32::from_bits).collect();
+    points.extend((-60_000..60_000).map(|i| i as f32 * 1e-4));
+    points.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0, -0.0, f32::MAX, 1e-45, 1e4, -1e4]);
+    let (x, len) = (Tensor::from_vec(points.clone(), [points.len()]).expect("a list"), points.len());
+    let dy = Tensor::from_vec(points.iter().rev().copied().collect::<Vec<f32>>(), [len]).expect("a list");
+    let bits = |loops: Loops, ins: &[&Tensor]| -> Vec<u32> {
+        let mut ins: Vec<Tensor> = ins.iter().map(|&t| t.clone()).collect();
+        let y = cpu::compute("gelu", &loops, [0.0; 2], &mut ins).expect("floats");
+        // The payload of a NaN is not kept.
+        let bits = |y: f32| if y.is_nan() { f32::NAN.to_bits() } else { y.to_bits() };
+        y.to_vec::<f32>().expect("f32").into_iter().map(bits).collect()
+    };
+    assert_eq!(bits(Gelu::LOOPS, &[&x]), bits(Loops::floats::<Gelu, 1>(), &[&x]));
+    assert_eq!(bits(GeluGrad::LOOPS, &[&dy, &x]), bits(Loops::floats::<GeluGrad, 2>(), &[&dy, &x]));
 }
 
 #[test]

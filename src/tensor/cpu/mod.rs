@@ -12,7 +12,7 @@
 //!
 //! Operators build their kernels from these loops. Every loop is slice-invariant: the value of an output element does
 //! not depend on the other elements of the call, nor on the instruction set. A loop runs on one thread, since callers
-//! run in parallel; only a matrix product uses more, if [`with_threads`] allows it.
+//! run in parallel; only a matrix product uses more, if [`with_threads`] or [`threads_from_env`] allows it.
 
 mod bit_num;
 mod caches;
@@ -22,10 +22,13 @@ mod gemm;
 mod loops;
 mod map;
 mod map_slice;
+mod neighbours;
+mod phi;
 mod pointwise;
 mod rare;
 mod real;
 mod reduce;
+mod reducer;
 mod rows;
 pub mod simd;
 mod strided_rows;
@@ -37,7 +40,8 @@ pub use caches::{Caches, with_caches};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
 pub use gemm::{
-    Gemm, LeafContraction, LeafRuns, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads,
+    Gemm, LeafContraction, LeafRuns, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, threads_from_env,
+    with_threads,
 };
 pub use loops::{
     BitFunction, Constants, FloatPredicate, FloatPredicateLoops, Function, Loops, NumFunction, Relation,
@@ -47,11 +51,13 @@ pub use loops::{
 pub use map::map2;
 pub use map::{map, map1};
 pub use map_slice::map_slice;
+pub use phi::NormalFunction;
 pub use pointwise::{compare, compute, expect_matching, select, test};
 pub use real::{Num, Real, Widen, is_nan};
 pub use reduce::{reduce, reduce_wide};
+pub use reducer::{MaxReducer, MinReducer, Reducer, SumReducer};
 pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, prefetch, with_isa};
 pub use strided_rows::{EachChunk, StridedRows};
-pub use tree::{BlockTree, MaxReducer, MinReducer, Reducer, RowTree, SumReducer, merges, row_max};
+pub use tree::{BlockTree, RowTree, merges, row_max};
 pub use wide::WideFunction;

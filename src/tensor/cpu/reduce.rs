@@ -2,8 +2,9 @@
 
 use super::cast::cast;
 use super::real::Num;
+use super::reducer::{MaxReducer, MinReducer, Reducer, SumReducer};
 use super::simd::{Kernel, dispatch};
-use super::tree::{MaxReducer, MinReducer, Reducer, RowTree, SumReducer, merges};
+use super::tree::{RowTree, merges};
 use super::{StridedRows, as_elements_mut};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Dims, LEAF, ReduceOp, Shape, Tensor, for_dtype};
@@ -218,7 +219,7 @@ struct ByRows<'a, T, F> {
 
 impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
     type Out = ();
-    /// The loops are bound by memory.
+    /// The loops are bound by memory, and the tree has its own vectors.
     const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {

@@ -6,75 +6,15 @@
 //! itself, and any aligned part of it whose length is a power of two is one of its nodes.
 //!
 //! The tree is evaluated in two ways, which both vectorise. [`RowTree`] takes a contiguous row: it pads every leaf to
-//! 32 elements with the reduction's identity, and then halves the whole row level by level. [`merges`] lists the tree
-//! for a stack machine: push an element, then join the two topmost entries a listed number of times. There an entry can
-//! be a block of columns.
+//! 32 elements with the reduction's identity, joins the [neighbours](super::neighbours) in two leaves at a time, and
+//! then the results level by level. A long row is evaluated block by block, so that its levels stay in the nearest cache.
+//! [`merges`] lists the tree for a stack machine: push an element, then join the two topmost entries a listed number of
+//! times. There an entry can be a block of columns.
 
+use super::neighbours::{self, Joiner, PAIR, Shuffles, TreeFold};
 use super::real::Num;
+use super::reducer::Reducer;
 use crate::tensor::{LEAF, SplitRule};
-
-/// The operation that joins two nodes of a tree.
-pub trait Reducer<T>: Copy {
-    /// The identity on the right: `join(a, PAD)` is `a`.
-    const PAD: T;
-    /// The result over no elements.
-    const EMPTY: T;
-    /// Joins two nodes; `a` has the lower indices.
-    fn join(a: T, b: T) -> T;
-    /// Returns the result from the node of the whole range, which may be a single element that was never joined.
-    #[inline(always)]
-    fn finish(a: T) -> T {
-        a
-    }
-}
-
-/// The sum.
-#[derive(Clone, Copy)]
-pub struct SumReducer;
-
-/// The maximum, [`Num::max`].
-#[derive(Clone, Copy)]
-pub struct MaxReducer;
-
-/// The minimum, [`Num::min`].
-#[derive(Clone, Copy)]
-pub struct MinReducer;
-
-impl<T: Num> Reducer<T> for SumReducer {
-    const PAD: T = T::SUM_PAD;
-    const EMPTY: T = T::ZERO;
-    #[inline(always)]
-    fn join(a: T, b: T) -> T {
-        a.add(b)
-    }
-}
-
-impl<T: Num> Reducer<T> for MaxReducer {
-    const PAD: T = T::LOWEST;
-    const EMPTY: T = T::LOWEST;
-    #[inline(always)]
-    fn join(a: T, b: T) -> T {
-        a.max(b)
-    }
-    /// Returns the canonical NaN for any NaN, as a join does.
-    #[inline(always)]
-    fn finish(a: T) -> T {
-        a.max(Self::PAD)
-    }
-}
-
-impl<T: Num> Reducer<T> for MinReducer {
-    const PAD: T = T::HIGHEST;
-    const EMPTY: T = T::HIGHEST;
-    #[inline(always)]
-    fn join(a: T, b: T) -> T {
-        a.min(b)
-    }
-    #[inline(always)]
-    fn finish(a: T) -> T {
-        a.min(Self::PAD)
-    }
-}
 
 /// The tree over a contiguous row of a fixed length, with the buffers to evaluate it.
 ///
@@ -86,61 +26,142 @@ impl<T: Num> Reducer<T> for MinReducer {
 /// ```
 pub struct RowTree<T> {
     len: usize,
-    /// The leaves, `(start, length)`, as those of a perfect binary tree; missing leaves have length 0.
-    leaves: Vec<(usize, usize)>,
-    /// True if every leaf has [`LEAF`] elements, so that rows need no padding.
-    full: bool,
-    even: Vec<T>,
-    odd: Vec<T>,
-    sums: Vec<T>,
+    /// The number of splits between the row and its blocks.
+    depth: u32,
+    /// The trees over the blocks: those of the longer ones, then those that are shorter by one element.
+    blocks: [BlockLeaves; 2],
+    nodes: Vec<T>,
+    shuffles: Shuffles,
 }
 
-/// The number of leaves that are padded together, so that each level is one long loop.
-const GROUP: usize = 16;
+/// The largest number of elements in a block. A block's nodes fill a part of the nearest cache.
+const BLOCK: usize = 8192;
+
+/// The leaves of a block, in pairs that are siblings.
+struct BlockLeaves {
+    len: usize,
+    /// True if every leaf has [`LEAF`] elements, so that no leaf needs padding and `pairs` is empty.
+    full: bool,
+    pairs: Vec<LeafPair>,
+}
+
+/// Two neighbouring leaves: the start of the first, and their lengths. The second may be missing: its length is 0.
+#[derive(Clone, Copy)]
+struct LeafPair {
+    start: u32,
+    lens: [u8; 2],
+}
 
 impl<T: Num> RowTree<T> {
     /// Returns the tree over `len` elements.
     pub fn new(len: usize) -> Self {
-        let depth = SplitRule::Halves.depth(len, LEAF);
-        let mut leaves = Vec::with_capacity(1 << depth);
-        place(0, len, depth, &mut leaves);
-        let full = leaves.iter().all(|s| s.1 == LEAF);
-        let sums = if full { 0 } else { leaves.len() };
-        let scratch = if full { len / 2 } else { (GROUP * LEAF).max(sums) };
-        RowTree {
-            len,
-            leaves,
-            full,
-            even: vec![T::ZERO; scratch],
-            odd: vec![T::ZERO; scratch],
-            sums: vec![T::ZERO; sums],
-        }
+        let depth = SplitRule::Halves.depth(len, BLOCK);
+        let long = BlockLeaves::new(len.div_ceil(1 << depth));
+        let short = BlockLeaves::new(len >> depth);
+        // Each pair of leaves leaves the joiner 8 nodes.
+        let nodes = vec![T::ZERO; 8 * long.pair_count().max(short.pair_count())];
+        RowTree { len, depth, blocks: [long, short], nodes, shuffles: Shuffles::detect() }
     }
 
     /// Returns the reduction of `row`.
     #[inline(always)]
     pub fn fold<F: Reducer<T>>(&mut self, row: &[T]) -> T {
         assert_eq!(row.len(), self.len, "the row has the tree's length");
+        if self.depth == 0 {
+            return self.blocks[0].fold::<T, F>(row, &mut self.nodes, self.shuffles);
+        }
+        // The blocks are the leaves of a perfect binary tree, whose nodes are joined as a binary counter carries.
+        let mut stack = [T::ZERO; usize::BITS as usize];
+        let (mut start, mut top) = (0, 0);
+        for i in 0..1usize << self.depth {
+            // A node of odd length has the longer part on its left.
+            let len = (0..self.depth).rev().fold(self.len, |len, level| {
+                let left = SplitRule::Halves.left_of(len);
+                if i >> level & 1 == 0 { left } else { len - left }
+            });
+            let block = &self.blocks[usize::from(len < self.blocks[0].len)];
+            let mut node = block.fold::<T, F>(&row[start..], &mut self.nodes, self.shuffles);
+            for _ in 0..i.trailing_ones() {
+                top -= 1;
+                node = F::join(stack[top], node);
+            }
+            stack[top] = node;
+            top += 1;
+            start += len;
+        }
+        stack[0]
+    }
+}
+
+impl BlockLeaves {
+    fn new(len: usize) -> BlockLeaves {
+        let depth = SplitRule::Halves.depth(len, LEAF);
+        let full = len == LEAF << depth;
+        let mut pairs = Vec::with_capacity(if full { 0 } else { 1 << depth.saturating_sub(1) });
+        if !full {
+            place(0, len, depth, &mut pairs);
+        }
+        BlockLeaves { len, full, pairs }
+    }
+
+    /// Returns the number of pairs of leaves; a single leaf is a pair.
+    fn pair_count(&self) -> usize {
+        self.pairs.len().max(self.len.div_ceil(PAIR))
+    }
+
+    /// Returns the reduction of the first elements of `row`, which continues after the block if the block is not the last.
+    /// `nodes` has room for eight nodes per pair.
+    #[inline(always)]
+    fn fold<T: Num, F: Reducer<T>>(&self, row: &[T], nodes: &mut [T], shuffles: Shuffles) -> T {
         if self.len == 0 {
             return F::EMPTY;
         }
-        if self.full {
-            let half = self.len / 2;
-            halve::<T, F>(row, &mut self.odd[..half]);
-            return halve_to::<T, F>(&mut self.odd, &mut self.even, half, 1);
-        }
-        for (leaves, sums) in self.leaves.chunks(GROUP).zip(self.sums.chunks_mut(GROUP)) {
-            for (&(start, len), leaf) in leaves.iter().zip(self.even.chunks_exact_mut(LEAF)) {
-                pad::<T, F>(row, start, len, leaf);
-            }
-            let count = leaves.len();
-            // After five levels, an odd number, the result is in the other buffer.
-            halve_to::<T, F>(&mut self.even, &mut self.odd, count * LEAF, count);
-            sums.copy_from_slice(&self.odd[..count]);
-        }
-        self.even[..self.sums.len()].copy_from_slice(&self.sums);
-        halve_to::<T, F>(&mut self.even, &mut self.odd, self.sums.len(), 1)
+        neighbours::run::<T, F>(BlockFold { block: self, row, nodes }, shuffles)
     }
+}
+
+/// The reduction of one block, which is not empty.
+struct BlockFold<'a, T> {
+    block: &'a BlockLeaves,
+    row: &'a [T],
+    nodes: &'a mut [T],
+}
+
+impl<T: Num, F: Reducer<T>> TreeFold<T, F> for BlockFold<'_, T> {
+    #[inline(always)]
+    fn run<J: Joiner>(self, joiner: J) -> T {
+        let BlockFold { block, row, nodes } = self;
+        let nodes = &mut nodes[..8 * block.pair_count()];
+        let places = nodes.as_chunks_mut::<8>().0;
+        if block.full && block.len >= PAIR {
+            for (pair, node) in row.as_chunks::<PAIR>().0.iter().zip(places) {
+                *node = joiner.eighths::<T, F>(pair);
+            }
+        } else if block.full {
+            places[0] = joiner.eighths::<T, F>(&padded::<T, F>(row, 0, [LEAF, 0]));
+        } else {
+            for (pair, node) in block.pairs.iter().zip(places) {
+                let (start, lens) = (pair.start as usize, pair.lens.map(usize::from));
+                let leaves = (row[start..].first_chunk(), row[start + lens[0]..].first_chunk());
+                *node = match leaves {
+                    (Some(a), Some(b)) => joiner.eighths_of::<T, F>([a, b], lens),
+                    _ => joiner.eighths::<T, F>(&padded::<T, F>(row, start, lens)),
+                };
+            }
+        }
+        joiner.fold::<T, F>(nodes)
+    }
+}
+
+/// Returns two leaves of `row`, padded, by copies of any length. It is not inlined, since only the last leaves of a row
+/// need it.
+#[inline(never)]
+fn padded<T: Num, F: Reducer<T>>(row: &[T], start: usize, lens: [usize; 2]) -> [T; PAIR] {
+    let mut pair = [F::PAD; PAIR];
+    let second = start + lens[0];
+    pair[..lens[0]].copy_from_slice(&row[start..second]);
+    pair[LEAF..][..lens[1]].copy_from_slice(&row[second..second + lens[1]]);
+    pair
 }
 
 /// The tree by [`SplitRule::PowerOfTwo`] over consecutive whole leaves of a row, with the buffers to evaluate it. The
@@ -155,14 +176,14 @@ impl<T: Num> RowTree<T> {
 /// assert_eq!(tree.fold::<SumReducer>(1, &row), 4560.0);
 /// ```
 pub struct BlockTree<T> {
-    even: Vec<T>,
-    odd: Vec<T>,
+    nodes: Vec<T>,
+    shuffles: Shuffles,
 }
 
 impl<T: Num> BlockTree<T> {
     /// Returns the tree for rows of up to `len` elements.
     pub fn new(len: usize) -> Self {
-        BlockTree { even: vec![T::ZERO; len / 2], odd: vec![T::ZERO; len / 2] }
+        BlockTree { nodes: vec![T::ZERO; len / LEAF], shuffles: Shuffles::detect() }
     }
 
     /// Returns the reduction of `row`, the elements of whole leaves from leaf `first` on.
@@ -171,15 +192,38 @@ impl<T: Num> BlockTree<T> {
     /// Panics if the row is longer than the tree allows, or its length is no multiple of [`LEAF`].
     #[inline(always)]
     pub fn fold<F: Reducer<T>>(&mut self, first: usize, row: &[T]) -> T {
-        assert!(row.len().is_multiple_of(LEAF) && row.len() / 2 <= self.odd.len(), "whole leaves that fit");
-        let (mut first, mut count) = (first, row.len() / LEAF);
+        let count = row.len() / LEAF;
+        assert!(row.len().is_multiple_of(LEAF) && count <= self.nodes.len(), "whole leaves that fit");
         if count == 0 {
             return F::EMPTY;
         }
-        halve::<T, F>(row, &mut self.odd[..row.len() / 2]);
-        // After four more levels, an even number, the leaves' values are in the same buffer.
-        halve_to::<T, F>(&mut self.odd, &mut self.even, row.len() / 2, count);
-        let nodes = &mut self.odd;
+        let fold = LeavesFold { first, count, row, nodes: &mut self.nodes };
+        neighbours::run::<T, F>(fold, self.shuffles)
+    }
+}
+
+/// The reduction of `count` whole leaves, at least one, from leaf `first` on.
+struct LeavesFold<'a, T> {
+    first: usize,
+    count: usize,
+    row: &'a [T],
+    nodes: &'a mut [T],
+}
+
+impl<T: Num, F: Reducer<T>> TreeFold<T, F> for LeavesFold<'_, T> {
+    #[inline(always)]
+    fn run<J: Joiner>(self, joiner: J) -> T {
+        let LeavesFold { mut first, mut count, row, nodes } = self;
+        let (pairs, last) = row.as_chunks::<PAIR>();
+        for (pair, node) in pairs.iter().zip(nodes.chunks_exact_mut(2)) {
+            let [a, b, c, d, e, f, g, h] = joiner.eighths::<T, F>(pair);
+            node[0] = F::join(F::join(a, b), F::join(c, d));
+            node[1] = F::join(F::join(e, f), F::join(g, h));
+        }
+        if !last.is_empty() {
+            let [a, b, c, d, ..] = joiner.eighths::<T, F>(&padded::<T, F>(last, 0, [LEAF, 0]));
+            nodes[count - 1] = F::join(F::join(a, b), F::join(c, d));
+        }
         while count > 1 {
             let (last, parent) = (first + count, first / 2);
             for (i, node) in (parent..last.div_ceil(2)).enumerate() {
@@ -261,56 +305,22 @@ pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
     list
 }
 
-/// Appends the leaves of `a..b` as those of a perfect binary tree of `depth` levels.
-fn place(a: usize, b: usize, depth: u32, leaves: &mut Vec<(usize, usize)>) {
-    if b - a > LEAF {
-        let mid = SplitRule::Halves.mid(a, b);
-        place(a, mid, depth - 1, leaves);
-        place(mid, b, depth - 1, leaves);
+/// Appends the leaves of `a..b`, in pairs, as those of a perfect binary tree of `depth` levels.
+fn place(a: usize, b: usize, depth: u32, pairs: &mut Vec<LeafPair>) {
+    let mid = if b - a > LEAF { SplitRule::Halves.mid(a, b) } else { b };
+    if depth > 1 {
+        place(a, mid, depth - 1, pairs);
+        // A leaf above the last level has no sibling there, so a whole pair is missing.
+        place(mid, b, depth - 1, pairs);
         return;
     }
-    leaves.push((a, b - a));
-    leaves.resize(leaves.len() + (1 << depth) - 1, (0, 0));
-}
-
-/// Copies a leaf of `row` into `leaf` and pads it.
-#[inline(always)]
-fn pad<T: Num, F: Reducer<T>>(row: &[T], start: usize, len: usize, leaf: &mut [T]) {
-    let leaf: &mut [T; LEAF] = leaf.try_into().expect("a leaf's width");
-    if let Some(wide) = row.get(start..start + LEAF) {
-        // Copies the full width at once and overwrites the elements after the leaf.
-        leaf.copy_from_slice(wide);
-        leaf[len..].fill(F::PAD);
-        return;
-    }
-    leaf[..len].copy_from_slice(&row[start..start + len]);
-    leaf[len..].fill(F::PAD);
-}
-
-/// Joins neighbours, one level of the tree.
-#[inline(always)]
-fn halve<T: Num, F: Reducer<T>>(src: &[T], dst: &mut [T]) {
-    for (d, pair) in dst.iter_mut().zip(src.chunks_exact(2)) {
-        *d = F::join(pair[0], pair[1]);
-    }
-}
-
-/// Joins neighbours from `len` values in `a` down to `to`, alternating between the buffers, and returns the first
-/// result.
-#[inline(always)]
-fn halve_to<T: Num, F: Reducer<T>>(a: &mut [T], b: &mut [T], mut len: usize, to: usize) -> T {
-    let (mut src, mut dst) = (a, b);
-    while len > to {
-        len /= 2;
-        halve::<T, F>(&src[..2 * len], &mut dst[..len]);
-        std::mem::swap(&mut src, &mut dst);
-    }
-    src[0]
+    pairs.push(LeafPair { start: a as u32, lens: [(mid - a) as u8, (b - mid) as u8] });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::cpu::{Isa, MaxReducer, MinReducer, SumReducer, with_isa};
 
     /// Returns the sum by the definition of the tree.
     fn by_definition(x: &[f32]) -> f32 {
@@ -353,6 +363,62 @@ mod tests {
         assert_eq!(RowTree::new(3).fold::<MaxReducer>(&[-5i32, -7, -6]), -5);
         assert_eq!(RowTree::new(0).fold::<MaxReducer>(&[] as &[i32]), i32::MIN);
         assert!(RowTree::new(3).fold::<MinReducer>(&[1.0f32, f32::NAN, 0.0]).is_nan());
+    }
+
+    /// A join whose result depends on the order and the grouping of its operands.
+    #[derive(Clone, Copy)]
+    struct Uneven;
+
+    impl<T: Num> Reducer<T> for Uneven {
+        const PAD: T = T::LOWEST;
+        const EMPTY: T = T::ZERO;
+        #[inline(always)]
+        fn join(a: T, b: T) -> T {
+            let joint = a.add(a).sub(b).add(T::constant(0.75));
+            if b == Self::PAD { a } else { joint }
+        }
+    }
+
+    /// Compares the tree over each length with its definition, in one type and with each instruction set.
+    fn check_every_length<T: Num>(lens: impl IntoIterator<Item = usize>) {
+        fn by_definition<T: Num>(x: &[T]) -> T {
+            let left = match x.len() {
+                0 => return T::ZERO,
+                1 => return x[0],
+                len if len <= LEAF => len.next_power_of_two() / 2,
+                len => len.div_ceil(2),
+            };
+            let (a, b) = x.split_at(left);
+            Uneven::join(by_definition(a), by_definition(b))
+        }
+        for len in lens {
+            // The elements after the row are not part of it.
+            let x: Vec<T> = (0..len + 99).map(|i| T::constant((i * 7919 % 127) as f64)).collect();
+            let want = by_definition(&x[..len]);
+            for &isa in Isa::available() {
+                let got = with_isa(isa, || RowTree::new(len).fold::<Uneven>(&x[..len]));
+                assert_eq!(got, want, "{len} elements of {}, {isa:?}", T::DTYPE);
+                let mut tree = with_isa(isa, || RowTree::new(len));
+                tree.fold::<Uneven>(&x[1..][..len]);
+                assert_eq!(tree.fold::<Uneven>(&x[..len]), want, "a second row of {len}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_length_follows_the_definition_in_every_type() {
+        check_every_length::<f32>((0..700).chain(BLOCK - 33..BLOCK + 34));
+        check_every_length::<f32>([
+            2 * BLOCK - 1,
+            2 * BLOCK,
+            2 * BLOCK + 1,
+            3 * BLOCK + 5,
+            8 * BLOCK,
+            100_003,
+        ]);
+        check_every_length::<f64>((0..300).chain([BLOCK + 1, 20_001]));
+        check_every_length::<i64>((0..300).chain([BLOCK + 1, 20_001]));
+        check_every_length::<u8>((0..300).chain([BLOCK + 1, 20_001]));
     }
 
     #[test]

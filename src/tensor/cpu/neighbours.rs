@@ -1,0 +1,248 @@
+//! Joins of neighbours: the lowest levels of the [summation tree](super::tree), for two leaves at a time.
+
+use super::real::Num;
+use super::reducer::Reducer;
+use super::simd::Isa;
+use crate::tensor::{DType, LEAF};
+
+/// The number of elements in two leaves.
+pub(super) const PAIR: usize = 2 * LEAF;
+
+/// A computation on a tree, which is compiled for AVX2 by itself. So it does not depend on its caller's instruction set,
+/// nor on what of the caller is inlined.
+pub(super) trait TreeFold<T: Num, F: Reducer<T>> {
+    /// Computes it by a joiner. Implementations are `#[inline(always)]`.
+    fn run<J: Joiner>(self, joiner: J) -> T;
+}
+
+/// Runs `fold` by vectors of f32 if `shuffles` is true and `T` is f32.
+#[inline(always)]
+pub(super) fn run<T: Num, F: Reducer<T>>(fold: impl TreeFold<T, F>, shuffles: Shuffles) -> T {
+    #[cfg(target_arch = "x86_64")]
+    if shuffles.0 && T::DTYPE == DType::F32 {
+        // SAFETY: the CPU has AVX2 and FMA, and `T` is f32, the only type of this dtype.
+        return unsafe { shuffled::run::<T, F>(fold) };
+    }
+    let _ = shuffles;
+    fold.run(Plain)
+}
+
+/// True if this thread's instruction set can take vectors of eight f32 apart.
+#[derive(Clone, Copy)]
+pub(super) struct Shuffles(bool);
+
+impl Shuffles {
+    pub(super) fn detect() -> Shuffles {
+        Shuffles(cfg!(target_arch = "x86_64") && Isa::current() >= Isa::Avx2)
+    }
+}
+
+/// The loops that join neighbours.
+pub(super) trait Joiner: Copy {
+    /// Joins each eight neighbours, three levels of the tree.
+    fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8];
+
+    /// Joins each eight neighbours in two leaves, each of which is the first `lens` elements of 32. The others count as
+    /// padding.
+    fn eighths_of<T: Num, F: Reducer<T>>(self, leaves: [&[T; LEAF]; 2], lens: [usize; 2]) -> [T; 8];
+
+    /// Joins neighbours, level by level, until one is left. The number of nodes is a power of two; they are overwritten.
+    #[inline(always)]
+    fn fold<T: Num, F: Reducer<T>>(self, nodes: &mut [T]) -> T {
+        let mut len = nodes.len();
+        while len >= PAIR {
+            for i in 0..len / PAIR {
+                // The places written are before all that are still to be read.
+                let x: &[T; PAIR] = nodes[i * PAIR..][..PAIR].try_into().expect("a pair's length");
+                let joined = self.eighths::<T, F>(x);
+                nodes[8 * i..][..8].copy_from_slice(&joined);
+            }
+            len /= 8;
+        }
+        while len > 1 {
+            len /= 2;
+            for i in 0..len {
+                nodes[i] = F::join(nodes[2 * i], nodes[2 * i + 1]);
+            }
+        }
+        nodes[0]
+    }
+}
+
+/// The loops as the compiler makes them.
+#[derive(Clone, Copy)]
+struct Plain;
+
+impl Joiner for Plain {
+    #[inline(always)]
+    fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8] {
+        level::<T, F, 16, 8>(&level::<T, F, 32, 16>(&level::<T, F, PAIR, 32>(x)))
+    }
+
+    #[inline(always)]
+    fn eighths_of<T: Num, F: Reducer<T>>(self, leaves: [&[T; LEAF]; 2], lens: [usize; 2]) -> [T; 8] {
+        let mut pair = [F::PAD; PAIR];
+        for (place, (leaf, len)) in pair.chunks_exact_mut(LEAF).zip(leaves.iter().zip(lens)) {
+            for (i, (p, &x)) in place.iter_mut().zip(*leaf).enumerate() {
+                *p = if i < len { x } else { F::PAD };
+            }
+        }
+        self.eighths::<T, F>(&pair)
+    }
+}
+
+/// Joins neighbours, one level of the tree.
+#[inline(always)]
+fn level<T: Num, F: Reducer<T>, const N: usize, const HALF: usize>(x: &[T; N]) -> [T; HALF] {
+    let mut joined = [T::ZERO; HALF];
+    for (node, pair) in joined.iter_mut().zip(x.as_chunks::<2>().0) {
+        *node = F::join(pair[0], pair[1]);
+    }
+    joined
+}
+
+/// The levels for f32 by instructions of AVX2. Compilers do not find these by themselves: they keep the order of
+/// elements between levels, which takes twice as many shuffles.
+#[cfg(target_arch = "x86_64")]
+mod shuffled {
+    use std::arch::x86_64::*;
+
+    use super::{Joiner, LEAF, Num, PAIR, Reducer, TreeFold};
+
+    /// Runs `fold`.
+    ///
+    /// # Safety
+    /// The CPU has AVX2 and FMA, and `T` is f32.
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn run<T: Num, F: Reducer<T>>(fold: impl TreeFold<T, F>) -> T {
+        fold.run(Shuffled(()))
+    }
+
+    /// The loops by shuffles. Only [`run`] makes one, so its conditions hold.
+    #[derive(Clone, Copy)]
+    struct Shuffled(());
+
+    impl Joiner for Shuffled {
+        #[inline(always)]
+        fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8] {
+            // SAFETY: [`run`]'s conditions.
+            unsafe { eighths::<T, F>(x) }
+        }
+
+        #[inline(always)]
+        fn eighths_of<T: Num, F: Reducer<T>>(self, [a, b]: [&[T; LEAF]; 2], lens: [usize; 2]) -> [T; 8] {
+            // SAFETY: as above.
+            unsafe {
+                let (a, b) = (padded::<T, F>(a, lens[0]), padded::<T, F>(b, lens[1]));
+                halves::<T, F>(&fours::<T, F>(a.each_ref()), &fours::<T, F>(b.each_ref()))
+            }
+        }
+    }
+
+    /// Joins each eight neighbours.
+    ///
+    /// # Safety
+    /// The CPU has AVX2, and `T` is f32.
+    #[inline(always)]
+    unsafe fn eighths<T: Num, F: Reducer<T>>(x: &[T; PAIR]) -> [T; 8] {
+        let v = x.as_chunks::<8>().0;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let first = fours::<T, F>([&v[0], &v[1], &v[2], &v[3]]);
+            let second = fours::<T, F>([&v[4], &v[5], &v[6], &v[7]]);
+            halves::<T, F>(&first, &second)
+        }
+    }
+
+    /// All bits set, then none: a window of it selects the elements of a leaf.
+    static KEPT: [u32; PAIR] = {
+        let mut kept = [0; PAIR];
+        let mut i = 0;
+        while i < LEAF {
+            kept[i] = u32::MAX;
+            i += 1;
+        }
+        kept
+    };
+
+    /// Returns the first `len` elements and padding.
+    ///
+    /// # Safety
+    /// The conditions of [`eighths`] hold.
+    #[inline(always)]
+    unsafe fn padded<T: Num, F: Reducer<T>>(leaf: &[T; LEAF], len: usize) -> [[T; 8]; 4] {
+        let mut padded = [[F::PAD; 8]; 4];
+        let kept = &KEPT[LEAF - len..][..LEAF];
+        let groups = leaf.as_chunks::<8>().0.iter().zip(kept.as_chunks::<8>().0);
+        for (padded, (x, kept)) in padded.iter_mut().zip(groups) {
+            // SAFETY: all three arrays have eight elements of 32 bits.
+            unsafe {
+                let selected = _mm256_blendv_ps(load(padded), load(x), load(kept));
+                _mm256_storeu_ps(padded.as_mut_ptr().cast(), selected);
+            }
+        }
+        padded
+    }
+
+    /// Joins the low halves of `a` with its high halves, then those of `b`.
+    ///
+    /// # Safety
+    /// The conditions of [`eighths`] hold.
+    #[inline(always)]
+    unsafe fn halves<T: Num, F: Reducer<T>>(a: &[T; 8], b: &[T; 8]) -> [T; 8] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (a, b) = (load(a), load(b));
+            let low = _mm256_permute2f128_ps::<0x20>(a, b);
+            joined::<T, F>(low, _mm256_permute2f128_ps::<0x31>(a, b))
+        }
+    }
+
+    /// Joins each four neighbours. The results of the vectors' low halves come first, then those of the high halves.
+    ///
+    /// # Safety
+    /// The conditions of [`eighths`] hold.
+    #[inline(always)]
+    unsafe fn fours<T: Num, F: Reducer<T>>([a, b, c, d]: [&[T; 8]; 4]) -> [T; 8] {
+        // SAFETY: the caller's promise.
+        unsafe { twos::<T, F>(&twos::<T, F>(a, b), &twos::<T, F>(c, d)) }
+    }
+
+    /// Joins each two neighbours: those of `a`'s and `b`'s low halves, then those of their high halves.
+    ///
+    /// # Safety
+    /// The conditions of [`eighths`] hold.
+    #[inline(always)]
+    unsafe fn twos<T: Num, F: Reducer<T>>(a: &[T; 8], b: &[T; 8]) -> [T; 8] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (a, b) = (load(a), load(b));
+            joined::<T, F>(_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xDD>(a, b))
+        }
+    }
+
+    /// # Safety
+    /// The conditions of [`eighths`] hold.
+    #[inline(always)]
+    unsafe fn joined<T: Num, F: Reducer<T>>(a: __m256, b: __m256) -> [T; 8] {
+        let (mut left, mut right) = ([T::ZERO; 8], [T::ZERO; 8]);
+        // SAFETY: both arrays hold eight f32.
+        unsafe {
+            _mm256_storeu_ps(left.as_mut_ptr().cast(), a);
+            _mm256_storeu_ps(right.as_mut_ptr().cast(), b);
+        }
+        let mut joined = [T::ZERO; 8];
+        for (node, (&a, &b)) in joined.iter_mut().zip(left.iter().zip(&right)) {
+            *node = F::join(a, b);
+        }
+        joined
+    }
+
+    /// # Safety
+    /// The CPU has AVX2, and `T` has 32 bits.
+    #[inline(always)]
+    unsafe fn load<T>(x: &[T; 8]) -> __m256 {
+        // SAFETY: the array has eight elements of 32 bits.
+        unsafe { _mm256_loadu_ps(x.as_ptr().cast()) }
+    }
+}
