@@ -280,6 +280,37 @@ impl<R: UpdateRule> Optimizer<R> {
         Ok(())
     }
 
+    /// Returns the update rule, such as to read its state.
+    ///
+    /// ```
+    /// use isoshard::optim::AdamW;
+    /// let optimizer = AdamW::new((0.9, 0.95), 0.1).rate(3e-4);
+    /// let [first, second] = optimizer.rule().moments();
+    /// ```
+    pub fn rule(&self) -> &R {
+        &self.rule
+    }
+
+    /// Returns the update rule, such as to replace a part of its state.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::AdamW, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [2], Init::Ones)?;
+    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(3e-4);
+    ///     for moments in optimizer.rule_mut().moments_mut() {
+    ///         moments.set(&params, w, params.zeros_like(w)?)?;
+    ///     }
+    ///     assert_eq!(optimizer.state(&params)?.tensors().count(), 2);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn rule_mut(&mut self) -> &mut R {
+        &mut self.rule
+    }
+
     /// Returns the number of steps made.
     ///
     /// ```
