@@ -41,7 +41,7 @@ const POOL_LIMIT_BYTES: usize = 2 << 30;
 /// addresses.
 const CLASSES: usize = 4 * 58;
 
-/// A block of memory that is the pool's, another owner's (a `Vec`), a device's, or absent.
+/// A block of memory that is the pool's, another owner's (a `Vec`), a file's, a device's, or absent.
 pub(crate) struct Buffer {
     ptr: NonNull<u8>,
     len_bytes: usize,
@@ -56,6 +56,10 @@ enum BufferOwner {
     },
     Foreign {
         _keep: Box<dyn Any + Send + Sync>,
+    },
+    /// A part of a file.
+    Mapped {
+        _region: Box<dyn Any + Send + Sync>,
     },
     /// A device's block; `ptr` is dangling.
     Device(DeviceBlock),
@@ -97,6 +101,16 @@ impl Buffer {
         Buffer { ptr, len_bytes, owner: BufferOwner::Foreign { _keep: Box::new(data) } }
     }
 
+    /// Returns the buffer of a region of a file, which is mapped at `ptr` and readable and writable until `region` is dropped.
+    pub(super) fn mapped(ptr: NonNull<u8>, len_bytes: usize, region: Box<dyn Any + Send + Sync>) -> Buffer {
+        Buffer { ptr, len_bytes, owner: BufferOwner::Mapped { _region: region } }
+    }
+
+    /// Returns true if a file has the bytes.
+    pub(super) fn is_mapped(&self) -> bool {
+        matches!(self.owner, BufferOwner::Mapped { .. })
+    }
+
     /// Returns the buffer of the first `len_bytes` of a device's block.
     pub(crate) fn on_device(block: DeviceBlock, len_bytes: usize) -> Buffer {
         Buffer { ptr: NonNull::dangling(), len_bytes, owner: BufferOwner::Device(block) }
@@ -112,7 +126,9 @@ impl Buffer {
         match &self.owner {
             BufferOwner::Device(block) => block.owner().device(),
             BufferOwner::Meta { .. } => Device::Meta,
-            BufferOwner::Pool { .. } | BufferOwner::Foreign { .. } => Device::Cpu,
+            BufferOwner::Pool { .. } | BufferOwner::Foreign { .. } | BufferOwner::Mapped { .. } => {
+                Device::Cpu
+            }
         }
     }
 
