@@ -11,7 +11,7 @@ use isoshard::ops::{
     expect_step, no_cuda_kernel, step_rows,
 };
 use isoshard::optim::{Optimizer, ParamGroup, ParamGroups, ParamStates, UpdateRule};
-use isoshard::tensor::{DType, Tensor};
+use isoshard::tensor::{DType, MappedFile, Tensor};
 use isoshard::{Error, Result};
 
 /// (p, g, m, scale) -> (p', m'): Chen et al., *Symbolic Discovery of Optimization Algorithms* (Lion), 2023, algorithm
@@ -114,6 +114,10 @@ impl UpdateRule for Lion {
             momentum.into_iter().for_each(|momentum| self.momenta.put(param, momentum));
         }
         result
+    }
+
+    fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {
+        self.momenta.offload(params, file)
     }
 
     fn state(&self, params: &Params) -> Result<StateTree> {

@@ -10,6 +10,7 @@ use crate::dtensor::{DTensor, Gradients};
 use crate::error::{Error, Result};
 use crate::nn::{ParamId, Params, Update};
 use crate::ops;
+use crate::tensor::MappedFile;
 
 /// The rule's name in checkpoints.
 const KIND: &str = "adamw";
@@ -267,6 +268,10 @@ impl UpdateRule for AdamW {
         AdamW::step(self, params, grads, scale, lr)
     }
 
+    fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {
+        self.moments.iter_mut().try_for_each(|moments| moments.offload(params, file))
+    }
+
     fn state(&self, params: &Params) -> Result<StateTree> {
         let mut state = StateTree::new();
         state.insert_value("kind", KIND)?;
@@ -280,7 +285,7 @@ impl UpdateRule for AdamW {
     fn load_state(&mut self, params: &Params, saved: &Checkpoint) -> Result<()> {
         expect_kind(saved, KIND)?;
         let steps = saved_steps(saved)?;
-        let mut moments: [ParamStates; 2] = Default::default();
+        let mut moments = self.moments.each_ref().map(ParamStates::emptied);
         for (name, moments) in ["first", "second"].into_iter().zip(&mut moments) {
             moments.load_state(params, &saved.subtree(name))?;
         }

@@ -5,6 +5,7 @@ use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::nn::{ParamId, Params};
+use crate::tensor::MappedFile;
 
 /// One tensor per parameter, in the parameter's dtype, shape and layout: a state of an update rule, such as a momentum.
 /// Parameters that have had no update have none.
@@ -28,6 +29,8 @@ use crate::nn::{ParamId, Params};
 #[derive(Debug, Default)]
 pub struct ParamStates {
     list: Vec<Option<DTensor>>,
+    /// The file that has the tensors, if they are not in memory.
+    mapped: Option<MappedFile>,
 }
 
 impl ParamStates {
@@ -52,6 +55,42 @@ impl ParamStates {
         self.list.resize_with(params.len().max(self.list.len()), || None);
         for &id in ids.iter().filter(|id| self.list[id.index()].is_none()).collect::<Vec<_>>() {
             self.list[id.index()] = Some(params.zeros_like(id)?);
+        }
+        self.map_all()
+    }
+
+    /// Moves the tensors to a file that is mapped into memory, and keeps them there, as
+    /// [`Params::offload`] does with the parameters. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::ParamStates};
+    /// use isoshard::{rng::Init, tensor::MappedFile};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [2], Init::Ones)?;
+    ///     let mut momenta = ParamStates::default();
+    ///     momenta.offload(&params, &MappedFile::in_dir(std::env::temp_dir())?)?;
+    ///     momenta.prepare(&params, &[w])?;
+    ///     assert!(momenta.get(w).expect("prepared").local().is_mapped());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses parameters on a device other than the CPU; returns an error if the disk is full.
+    pub fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {
+        params.expect_cpu("offload")?;
+        self.mapped = Some(file.clone());
+        self.map_all()
+    }
+
+    /// Moves to the file, if there is one, those tensors that are not there: an update that could not write in place has left
+    /// its result in memory.
+    fn map_all(&mut self) -> Result<()> {
+        let Some(file) = &self.mapped else { return Ok(()) };
+        for value in self.list.iter_mut().flatten().filter(|value| !value.is_mapped()) {
+            *value = value.mapped_in(file)?;
         }
         Ok(())
     }
@@ -208,8 +247,14 @@ impl ParamStates {
     /// Refuses a checkpoint with tensors of other paths, dtypes or shapes, and files that are not those that were saved; the
     /// tensors are unchanged then.
     pub fn load_state(&mut self, params: &Params, saved: &Checkpoint) -> Result<()> {
-        self.list = load_by_param(params, saved)?;
-        Ok(())
+        let loaded = ParamStates { list: load_by_param(params, saved)?, mapped: self.mapped.clone() };
+        *self = loaded;
+        self.map_all()
+    }
+
+    /// Returns an empty list whose tensors will lie in the same file, if these do.
+    pub(super) fn emptied(&self) -> ParamStates {
+        ParamStates { list: Vec::new(), mapped: self.mapped.clone() }
     }
 
     /// Returns the parameters that have a tensor.

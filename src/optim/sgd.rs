@@ -10,6 +10,7 @@ use crate::dtensor::{DTensor, Gradients};
 use crate::error::{Error, Result};
 use crate::nn::{ParamId, Params, Update};
 use crate::ops::{self, Bits, Unkeyed};
+use crate::tensor::MappedFile;
 
 /// The rule's name in checkpoints.
 const KIND: &str = "sgd";
@@ -228,6 +229,10 @@ impl Sgd {
 impl UpdateRule for Sgd {
     fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
         Sgd::step(self, params, grads, scale, lr)
+    }
+
+    fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {
+        self.momenta.offload(params, file)
     }
 
     fn state(&self, params: &Params) -> Result<StateTree> {
