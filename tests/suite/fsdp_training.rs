@@ -142,8 +142,7 @@ fn exact_mode_reduces_in_other_dtypes_only_in_groups() {
             mesh.set_reduction(Reduction::Exact);
             let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
             let late = loss.backward().map(drop).err().map(|e| e.to_string());
-            assert_eq!(late.is_some(), mesh.mesh().rank_len() > 1);
-            assert!(late.is_none_or(|text| text.starts_with("backward: exact mode sends sums as f32")));
+            assert!(late.is_some_and(|text| text.starts_with("backward: exact mode sends sums as f32")));
             mesh.set_reduction(Reduction::Fast);
             let unit = Sharding::zero3("dp").reduce_in("g.*", DType::BF16);
             let texts =
@@ -299,8 +298,10 @@ fn offloaded(rank: &Rank, sharding: Sharding, offload: [bool; 2]) -> Result<(u64
         optimizer.step(&mut params, &mut gradients)?;
     }
     drop(kept);
+    let digest = params.digest()?;
+    storage::trim_pool(); // takes back the blocks that other ranks have dropped
     let live = storage::pool_stats().live_bytes - x.local().len_bytes();
-    Ok((params.digest()?, live, file.live_bytes()))
+    Ok((digest, live, file.live_bytes()))
 }
 
 #[test]
@@ -320,8 +321,8 @@ fn parameters_and_states_in_a_file_have_the_same_bits_and_take_no_memory() {
             assert_eq!((all[rank].0, states[rank].0), (*digest, *digest), "{ranks} ranks");
             assert_eq!(all[rank].2 as usize, 3 * PARAMETERS / ranks, "whole pages");
             assert_eq!(states[rank].2 as usize, 2 * PARAMETERS / ranks);
-            // A block that another thread has dropped counts until this thread takes it back.
-            let is_near = |found: usize, want: usize| found.abs_diff(want) < 4096;
+            // Another rank may not have dropped a block yet.
+            let is_near = |found: usize, want: usize| found.abs_diff(want) <= 64 * 64 * 4;
             assert!(is_near(memory - states[rank].1, 2 * PARAMETERS / ranks), "{memory}, {}", states[rank].1);
             assert!(is_near(memory - all[rank].1, 3 * PARAMETERS / ranks), "{memory}, {}", all[rank].1);
         }
