@@ -508,7 +508,7 @@ mod tests {
             let pending_grads =
                 |leaf: &DTensor| leaf.history.as_ref().expect("a leaf").node.pending_grads.get().1;
             let _guard = mesh.no_grad();
-            let mut pass = BackwardPass::new(&mesh, &output.node);
+            let mut pass = BackwardPass::new(&mesh, &[(output, y.detach())]);
             assert_eq!([&w, &v].map(pending_grads), [2, 1]);
             pass.accumulate(output, y.detach())?;
             let mut stored = Vec::new();
