@@ -1,5 +1,8 @@
-//! 7. An optimizer of your own: an operator, and its state for each parameter. `cargo run --example 07_own_optimizer`
+//! 7. An optimizer of your own: an operator, its state for each parameter, groups and checkpoints. `cargo run --example 07_own_optimizer`
 
+use std::path::Path;
+
+use isoshard::checkpoint::{self, Checkpoint, StateTree};
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan, Update};
@@ -7,8 +10,8 @@ use isoshard::ops::{
     Batched, Bits, MeshAxis, Meta, Metas, Op, Row, Tensors, Unkeyed, Vjp, Windows, Work, arity, each_chunk,
     expect_step, no_cuda_kernel, step_rows,
 };
-use isoshard::optim::{Optimizer, UpdateRule};
-use isoshard::tensor::{DType, Tensor};
+use isoshard::optim::{Optimizer, ParamGroup, ParamGroups, ParamStates, UpdateRule};
+use isoshard::tensor::{DType, MappedFile, Tensor};
 use isoshard::{Error, Result};
 
 /// (p, g, m, scale) -> (p', m'): Chen et al., *Symbolic Discovery of Optimization Algorithms* (Lion), 2023, algorithm
@@ -79,37 +82,63 @@ impl Batched for LionStep {}
 
 struct Lion {
     weight_decay: f64,
+    groups: ParamGroups,
     /// One momentum per parameter, which lies as the parameter does.
-    momenta: Vec<Option<DTensor>>,
+    momenta: ParamStates,
 }
 
-/// With this it has schedules and clipping.
+/// With this it has schedules, clipping and checkpoints.
 impl UpdateRule for Lion {
     fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
-        let (betas, weight_decay) = ([0.9, 0.99].map(Bits), Bits(self.weight_decay));
-        self.momenta.resize_with(params.len(), || None);
+        let betas = [0.9, 0.99].map(Bits);
+        let settings = self.groups.settings("lion", params)?;
+        let ids: Vec<_> = params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
+        self.momenta.prepare(params, &ids)?;
         let mut updates = Vec::new();
-        for id in params.ids() {
-            let zeros = params.zeros_like(id)?;
-            let Some(grad) = grads.take(params.value(id)) else { continue };
-            let momentum = self.momenta[id.index()].take().unwrap_or(zeros);
-            let op = LionStep { betas, weight_decay, lr: Unkeyed(lr) };
+        for id in ids {
+            let (Some(grad), Some(momentum)) = (grads.take(params.value(id)), self.momenta.take(id)) else {
+                continue;
+            };
+            let own = settings[id.index()];
+            let weight_decay = Bits(own.decay_or(self.weight_decay));
+            let op = LionStep { betas, weight_decay, lr: Unkeyed(own.rate_at(lr)) };
             updates.push(Update::new(id, op, [grad, momentum, scale.clone()]));
         }
         let result = params.update(&mut updates);
         for Update { param, operands, results, .. } in updates {
             // The momentum is the second result; of an update that was refused, the second operand still.
-            self.momenta[param.index()] = match results {
+            let momentum = match results {
                 Some(results) => results.into_iter().next(),
                 None => operands.into_iter().nth(1),
             };
+            momentum.into_iter().for_each(|momentum| self.momenta.put(param, momentum));
         }
         result
     }
+
+    fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {
+        self.momenta.offload(params, file)
+    }
+
+    fn state(&self, params: &Params) -> Result<StateTree> {
+        let mut state = StateTree::new();
+        state.insert_value("kind", "lion")?;
+        state.insert_tree("momentum", self.momenta.state(params)?)?;
+        Ok(state)
+    }
+
+    fn load_state(&mut self, params: &Params, saved: &Checkpoint) -> Result<()> {
+        if saved.value("kind").is_none_or(|kind| kind != "lion") {
+            return Err(Error::invalid("load_state", "the state is that of lion", "another", ""));
+        }
+        self.momenta.load_state(params, &saved.subtree("momentum"))
+    }
 }
 
-/// The digest of the parameters after five steps on a mesh, and the losses.
-fn train(mesh: &'static str, ranks: usize) -> Result<(u64, Vec<f64>)> {
+/// The digest of the parameters after five steps on a mesh, and the losses of the steps from `from` on: those before it come
+/// from the checkpoint in `dir`, or save it if they are all made here.
+fn train(mesh: &'static str, ranks: usize, dir: &Path, from: usize) -> Result<(u64, Vec<f64>)> {
+    let dir = dir.to_path_buf();
     let mut results = spmd(ranks, move |rank| {
         let mesh = DeviceMesh::parse(&rank, mesh)?;
         let plan = Plan::transformer(mesh.mesh(), Parallel { heads: 2, sequence: false })?;
@@ -118,18 +147,31 @@ fn train(mesh: &'static str, ranks: usize) -> Result<(u64, Vec<f64>)> {
         let config =
             GptConfig { vocabulary: 11, block: 6, layers: 1, heads: 2, width: 8, dropout: 0.0, bias: true };
         let model = Gpt::new(&mut params, config)?;
-        let lion = Lion { weight_decay: 0.1, momenta: Vec::new() };
+        let mut groups = ParamGroups::default();
+        groups.add("wte.**", ParamGroup::new().rate(0.5).decay(0.0));
+        let lion = Lion { weight_decay: 0.1, groups, momenta: ParamStates::default() };
         let mut optimizer = Optimizer::new(lion, |step: usize| 1e-2 / (1.0 + 0.1 * step as f64)).clip(1.0);
         let token = |i: usize| (i * i % 11) as i64;
         let text = |from: usize| Tensor::from_vec((from..from + 24).map(token).collect(), [4, 6]);
         let tokens = DTensor::distribute(&mesh, &text(0)?, batch.clone())?;
         let targets = DTensor::distribute(&mesh, &text(1)?, batch)?;
+        if from > 0 {
+            let saved = Checkpoint::open(&dir)?;
+            params.load_state(&saved.subtree("model"))?;
+            optimizer.load_state(&params, &saved.subtree("optimizer"))?;
+        }
         let places = |params: &Params| -> Result<Vec<*const f32>> {
             params.values().map(|value| Ok(value.local().data::<f32>()?.as_ptr())).collect()
         };
         let before = places(&params)?;
         let mut losses = Vec::new();
-        for _ in 0..5 {
+        for step in from..5 {
+            if step == 3 && from == 0 && ranks == 1 {
+                let mut state = StateTree::new();
+                state.insert_tree("model", params.state()?)?;
+                state.insert_tree("optimizer", optimizer.state(&params)?)?;
+                checkpoint::save(&mesh, &dir, &state)?;
+            }
             let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
             let mut grads = loss.backward()?;
             losses.push(loss.full_tensor()?.item()?);
@@ -148,15 +190,20 @@ fn train(mesh: &'static str, ranks: usize) -> Result<(u64, Vec<f64>)> {
 /// # Errors
 /// Returns an error if a rank fails.
 pub fn main() -> Result<()> {
-    let (digest, losses) = train("1", 1)?;
+    let dir = std::env::temp_dir().join(format!("isoshard-lion-{}", std::process::id()));
+    let (digest, losses) = train("1", 1, &dir, 0)?;
     assert!(losses[4] < losses[0], "{losses:?}");
     println!("losses of a GPT trained with Lion");
     println!("{:>12}  {losses:.6?}", "1");
     for (mesh, ranks) in [("fsdp=2", 2), ("tp=2", 2), ("dp=2,fsdp=2", 4)] {
-        let (own_digest, own) = train(mesh, ranks)?;
+        let (own_digest, own) = train(mesh, ranks, &dir, 0)?;
         println!("{mesh:>12}  {own:.6?}");
         assert_eq!((own_digest, own), (digest, losses.clone()), "{mesh}");
     }
     println!("parameters have digest {digest:016x} on all four meshes");
-    Ok(())
+    // The single rank's parameters and momenta after three steps, on three ranks.
+    let (own_digest, own) = train("fsdp=3", 3, &dir, 3)?;
+    assert_eq!((own_digest, &own[..]), (digest, &losses[3..]));
+    println!("{:>12}  {own:.6?}, from the checkpoint of one rank after three steps", "fsdp=3");
+    std::fs::remove_dir_all(&dir).map_err(Error::from)
 }

@@ -1,5 +1,7 @@
 //! The backward pass: the gradients of all leaf tensors behind a result.
 
+use smallvec::smallvec;
+
 use super::backward_pass::BackwardPass;
 use super::gradients::Gradients;
 use super::tensor::{DTensor, TapeOutput};
@@ -91,14 +93,48 @@ impl DTensor {
         self.add_gradients(one_of_scalar("backward", self)?, gradients)
     }
 
+    /// Adds the gradients of the sum of several scalars, such as a loss and a penalty, to those in `gradients`, in one
+    /// backward pass: what they share is differentiated once, and each gradient reduced once. The scalars may differ in dtype
+    /// and layout.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, Gradients}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [2], 3.0, "(S0)".parse()?)?.requires_grad()?;
+    ///     let shared = w.mul(&w)?;
+    ///     let (loss, penalty) = (shared.sum_all()?, shared.mul_scalar(0.5)?.sum_all()?);
+    ///     let mut gradients = Gradients::default();
+    ///     DTensor::backward_all(&[&loss, &penalty], &mut gradients)?;
+    ///     assert_eq!(gradients.get(&w).expect("a leaf").full_tensor()?.to_vec::<f32>()?, [9.0; 2]); // 2 w + w
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses an empty list, scalars on several meshes, and what [`DTensor::backward_into`] refuses.
+    pub fn backward_all(losses: &[&DTensor], gradients: &mut Gradients) -> Result<()> {
+        let Some(first) = losses.first() else {
+            return Err(Error::invalid("backward", "wants losses", "none", ""));
+        };
+        if let Some(other) = losses.iter().find(|loss| !loss.mesh.same(&first.mesh)) {
+            let given = format!("{} and {}", first.spec(), other.spec());
+            return Err(Error::sharding("backward", "losses are on one mesh", given, "run a pass per mesh"));
+        }
+        let root = |loss: &&'_ DTensor| {
+            let grad = one_of_scalar("backward", loss)?;
+            Ok((expect_history("backward", loss, &grad)?.clone(), grad))
+        };
+        let roots = losses.iter().map(root).collect::<Result<Vec<_>>>()?;
+        let roots = roots.iter().map(|(output, grad)| (output, grad.clone())).collect();
+        BackwardPass::add_gradients_of_leaves(&first.mesh, roots, gradients)
+    }
+
     fn add_gradients(&self, grad: DTensor, gradients: &mut Gradients) -> Result<()> {
         let output = expect_history("backward", self, &grad)?;
-        BackwardPass::add_gradients_of_leaves(
-            &self.mesh,
-            output,
-            DTensor { history: None, ..grad },
-            gradients,
-        )
+        let grad = DTensor { history: None, ..grad };
+        BackwardPass::add_gradients_of_leaves(&self.mesh, smallvec![(output, grad)], gradients)
     }
 }
 

@@ -46,11 +46,11 @@ pub(super) struct BackwardPass {
 }
 
 impl BackwardPass {
-    /// Starts a pass from `root`, whose gradient has not been added yet.
+    /// Starts a pass from results whose gradients have not been added yet.
     #[inline]
-    fn new(mesh: &DeviceMesh, root: &TapeNode) -> BackwardPass {
+    fn new(mesh: &DeviceMesh, roots: &[(&TapeOutput, DTensor)]) -> BackwardPass {
         let id = next_id();
-        count_gradients([root], 0, id);
+        count_gradients(roots.iter().map(|(root, _)| &*root.node), 0, id);
         BackwardPass {
             id,
             mesh: mesh.clone(),
@@ -62,19 +62,18 @@ impl BackwardPass {
         }
     }
 
-    /// Computes the gradients of all leaves, given that of the result `root`, and adds them to `gradients`. No step is
+    /// Computes the gradients of all leaves, given those of the results `roots`, and adds them to `gradients`. No step is
     /// recorded.
     pub fn add_gradients_of_leaves(
         mesh: &DeviceMesh,
-        root: &TapeOutput,
-        grad: DTensor,
+        roots: SmallVec<[(&TapeOutput, DTensor); 1]>,
         gradients: &mut Gradients,
     ) -> Result<()> {
         let _guard = mesh.no_grad();
-        let mut pass = BackwardPass::new(mesh, &root.node);
+        let mut pass = BackwardPass::new(mesh, &roots);
         pass.gradients = std::mem::take(gradients);
         pass.gradients.begin_pass();
-        pass.accumulate(root, grad)?;
+        roots.into_iter().try_for_each(|(root, grad)| pass.accumulate(root, grad))?;
         pass.visit_all()?;
         if !mesh.is_unsynchronised() {
             // Earlier passes may have left parts of leaves that this pass does not reach.
@@ -515,7 +514,7 @@ mod tests {
             let pending_grads =
                 |leaf: &DTensor| leaf.history.as_ref().expect("a leaf").node.pending_grads.get().1;
             let _guard = mesh.no_grad();
-            let mut pass = BackwardPass::new(&mesh, &output.node);
+            let mut pass = BackwardPass::new(&mesh, &[(output, y.detach())]);
             assert_eq!([&w, &v].map(pending_grads), [2, 1]);
             pass.accumulate(output, y.detach())?;
             let mut stored = Vec::new();

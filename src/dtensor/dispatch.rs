@@ -20,7 +20,7 @@ use super::work_tally;
 use crate::comm::operator_scope;
 use crate::error::{Error, Result};
 use crate::ops::{Batched, Meta, Op, Tensors, meta_results, run};
-use crate::tensor::Tensor;
+use crate::tensor::{MappedFile, Tensor};
 
 impl DTensor {
     /// Applies any operator, including one defined by the caller, and returns its results. Operands are redistributed
@@ -211,6 +211,16 @@ impl DTensor {
         let value = self.detach();
         self.local = Tensor::default();
         value
+    }
+
+    /// Returns true if this rank's elements lie in a file that is mapped into memory. A rank without elements needs none.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.local.is_mapped() || self.local.numel() == 0
+    }
+
+    /// Returns the value with this rank's elements in a file, without history.
+    pub(crate) fn mapped_in(&self, file: &MappedFile) -> Result<DTensor> {
+        Ok(DTensor::wrap(&self.mesh, file.copy(&self.local)?, self.meta.clone()))
     }
 
     /// Returns the elements that [`DTensor::take_value`] took.

@@ -3,6 +3,8 @@
 use super::device_mesh::DeviceMesh;
 use super::reduction::Reduction;
 use crate::comm::ModulePath;
+use crate::error::{Error, Result};
+use crate::tensor::DType;
 
 impl DeviceMesh {
     /// Sets the [`Reduction`] mode of the calls that follow. All ranks must set the same mode.
@@ -79,6 +81,28 @@ impl DeviceMesh {
         }
         let _restore = RestorePaths(self, self.0.reduction.has_paths.replace(false));
         self.with_reduction(reduction, f)
+    }
+
+    /// Refuses, in the name of `verb`, a dtype in which the sums of gradients of a module do not travel in its mode. Fast mode
+    /// takes any floating dtype. In exact mode sums travel as f32, and in groups as those say, because a dtype that a mesh
+    /// chose would change bits.
+    pub(crate) fn expect_reduces_in(&self, verb: &str, module: ModulePath, dtype: DType) -> Result<()> {
+        let modes = &self.0.reduction;
+        let mode = if modes.has_paths.get() { modes.of(module) } else { modes.base.get() };
+        let rule = match mode {
+            Reduction::Fast => return Ok(()),
+            Reduction::Exact if dtype == DType::F32 => return Ok(()),
+            Reduction::Grouped(groups) if dtype == groups.wire() => return Ok(()),
+            Reduction::Exact => {
+                "exact mode sends sums as f32, since to round a rank's part would change bits".into()
+            }
+            Reduction::Grouped(groups) => {
+                format!("the groups of this program send sums as {}", groups.wire())
+            }
+        };
+        let given = format!("{dtype} for the gradients of {:?}", module.as_str());
+        let remedy = format!("declare groups with SumGroups::with_wire({dtype}), or reduce in fast mode");
+        Err(Error::unsupported(verb, rule, given, remedy))
     }
 
     /// Returns the mode of calls whose path has none of its own.

@@ -93,6 +93,8 @@ pub(crate) struct GradientUnit {
     number: u64,
     /// The bytes of gradients, counted globally, from which on they wait for no others.
     pub limit_bytes: usize,
+    /// The dtype in which ranks send partial sums, if the program says one.
+    pub reduced_in: Option<DType>,
 }
 
 /// One call, with what its derivative needs.
@@ -205,8 +207,8 @@ impl TapeNode {
 
 impl GradientUnit {
     /// Returns a new unit.
-    pub fn next(limit_bytes: usize) -> GradientUnit {
-        GradientUnit { number: next_id(), limit_bytes }
+    pub fn next(limit_bytes: usize, reduced_in: Option<DType>) -> GradientUnit {
+        GradientUnit { number: next_id(), limit_bytes, reduced_in }
     }
 
     /// Returns the unit's number, which no other unit of this rank has.

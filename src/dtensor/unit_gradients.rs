@@ -15,6 +15,7 @@ use super::tensor::{DTensor, GradientUnit, TapeNode};
 use super::tensor_meta::TensorMeta;
 use crate::comm::{ModulePath, Phase, operator_scope};
 use crate::error::Result;
+use crate::placement::Spec;
 use crate::tensor::Tensor;
 
 /// The gradients of the unit that arrives, and the unit whose reductions have started.
@@ -59,6 +60,19 @@ impl WantedGradient {
     pub fn of(leaf: &TapeNode) -> WantedGradient {
         let unit = leaf.destination.as_ref().map(|to| (to.unit, to.number));
         WantedGradient { meta: leaf.gradient_meta().clone(), path: leaf.path, unit }
+    }
+
+    /// Returns a partial sum in the dtype in which the unit is reduced, if fast mode has one. The sums of exact mode and of
+    /// groups have that dtype on their way.
+    fn as_sent(&self, mesh: &DeviceMesh, grad: DTensor) -> Result<DTensor> {
+        let Some(dtype) = self.unit.and_then(|(unit, _)| unit.reduced_in) else { return Ok(grad) };
+        let _scope = self.path.enter_in(Phase::Backward);
+        mesh.expect_reduces_in("backward", self.path, dtype)?;
+        if mesh.reduction().is_exact() || grad.dtype() == dtype || !grad.layout().has_partial() {
+            return Ok(grad);
+        }
+        let meta = mesh.intern(Spec { dtype, ..grad.spec().clone() })?;
+        Ok(DTensor::wrap(mesh, grad.local.cast(dtype)?, meta))
     }
 }
 
@@ -149,9 +163,11 @@ pub(super) fn reduce_by_unit(
 }
 
 impl StartedReductions {
-    /// Starts the reductions of partial sums to the layouts that are wanted. Dtypes stay.
+    /// Starts the reductions of partial sums to the layouts that are wanted, in the dtypes that units are reduced in.
     fn of(mesh: &DeviceMesh, grads: Vec<DTensor>, wanted: &[&WantedGradient]) -> Result<StartedReductions> {
         let _label = operator_scope("backward");
+        let sent = grads.into_iter().zip(wanted).map(|(grad, wanted)| wanted.as_sent(mesh, grad));
+        let grads = sent.collect::<Result<Vec<DTensor>>>()?;
         let planned = |(grad, wanted): (&DTensor, &&WantedGradient)| {
             let to = mesh.intern(grad.meta.spec().with_layout(wanted.meta.layout().clone())?)?;
             Ok((redistribute::find(mesh, &grad.meta, &to)?, to))

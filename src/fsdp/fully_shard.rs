@@ -7,7 +7,7 @@ use super::packing::lcm;
 use super::planner::ShardPlanner;
 use super::shard_plan::{BlockedTensor, ShardPlan};
 use super::sharding::{Sharding, ShardingAxes};
-use crate::comm::path_matches;
+use crate::comm::{ModulePath, path_matches};
 use crate::error::{Error, Result};
 use crate::nn::{ParamId, ParamPlacement, Params, PlacedUnit};
 use crate::placement::{Layout, Mesh, Placement, Spec};
@@ -54,7 +54,8 @@ use crate::tensor::{DType, Shape};
 ///
 /// # Errors
 /// Refuses an axis that the mesh lacks, axes that do not nest ([`Sharding`]), a pattern that matches nothing, a module
-/// inside another unit, and blocks that do not fit a parameter; nothing has moved then. Returns an error if a rank fails.
+/// inside another unit, blocks that do not fit a parameter, and a dtype of reductions that the mode does not have
+/// ([`Sharding::reduce_in`]); nothing has moved then. Returns an error if a rank fails.
 pub fn fully_shard(
     params: &mut Params,
     units: &[&str],
@@ -68,17 +69,24 @@ pub fn fully_shard(
     }
     let (mut placed, mut sharded) = (Vec::new(), Vec::new());
     let units = units_of(params, units)?;
-    for pattern in sharding.patterns() {
+    for pattern in sharding.patterns().iter().chain(sharding.reductions().iter().map(|(pattern, _)| pattern))
+    {
         if !units.iter().any(|(name, _)| path_matches(pattern, name)) {
             let given = format!("{pattern:?} among {} units", units.len());
             return Err(Error::invalid("fully_shard", "a pattern matches no unit", given, ""));
         }
     }
     for (name, ids) in units {
+        let of_unit = sharding.reductions().iter().rev().find(|(pattern, _)| path_matches(pattern, &name));
+        let reduced_in = of_unit.map(|(_, dtype)| *dtype);
+        if let Some(dtype) = reduced_in {
+            dtype.expect_float("fully_shard")?;
+            params.mesh().expect_reduces_in("fully_shard", ModulePath::new(&name), dtype)?;
+        }
         let stays_gathered = sharding.patterns().iter().any(|pattern| path_matches(pattern, &name));
         let (unit, placements) = plan_unit(params, &mesh, &axes, name, &ids, blocks)?;
         let members = ids.into_iter().zip(placements).collect();
-        placed.push(PlacedUnit { name: unit.name.clone(), members, stays_gathered });
+        placed.push(PlacedUnit { name: unit.name.clone(), members, stays_gathered, reduced_in });
         sharded.push(unit);
     }
     params.place(placed, sharding.batch())?;

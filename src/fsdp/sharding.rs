@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::placement::Mesh;
+use crate::tensor::DType;
 
 /// The mesh axes over which parameters, their gradients and the optimizer's states are sharded. The batch is sharded over
 /// all of them, and over axes on which all three are replicated.
@@ -36,6 +37,8 @@ pub struct Sharding {
     gradients: Vec<String>,
     states: Vec<String>,
     stays_gathered: Vec<String>,
+    /// The dtypes in which the gradients of units are reduced, by pattern.
+    reduced_in: Vec<(String, DType)>,
 }
 
 impl Sharding {
@@ -49,7 +52,7 @@ impl Sharding {
     pub fn over(batch: &[&str]) -> Sharding {
         let batch = owned(batch);
         let [parameters, gradients, states, stays_gathered] = Default::default();
-        Sharding { batch, parameters, gradients, states, stays_gathered }
+        Sharding { batch, parameters, gradients, states, stays_gathered, reduced_in: Vec::new() }
     }
 
     /// Shards the held parameters over these axes. Stored parameters are sharded as the optimizer's states are.
@@ -113,6 +116,39 @@ impl Sharding {
     pub fn stay_gathered(mut self, pattern: &str) -> Sharding {
         self.stays_gathered.push(pattern.into());
         self
+    }
+
+    /// Reduces the gradients of units in a dtype of choice: those whose module's path matches `pattern`; `**` matches all,
+    /// the root too. Later patterns override earlier ones. Ranks send partial sums in that dtype, and the optimizer gets the
+    /// sums in the parameters' dtype.
+    ///
+    /// In fast mode each rank rounds its part, so bf16 halves the bytes of f32 gradients; f32 keeps parts of bf16
+    /// computation from being rounded between ranks, at twice the bytes. Exact mode sends f32, and refuses other dtypes;
+    /// groups ([`SumGroups::with_wire`](crate::placement::SumGroups::with_wire)) send their own, and refuse others.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DeviceMesh, Reduction}, nn::{Params, Plan}, rng::Init, tensor::DType};
+    /// use isoshard::fsdp::{BlockPolicy, Sharding, fully_shard};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     params.root().child("h").child(0).param("w", [4, 4], Init::Ones)?;
+    ///     let sharding = Sharding::zero3("fsdp").reduce_in("h.*", DType::BF16);
+    ///     let refused = fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default()).unwrap_err().to_string();
+    ///     assert!(refused.starts_with("fully_shard: exact mode sends sums as f32"), "{refused}");
+    ///     mesh.set_reduction(Reduction::Fast);
+    ///     fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default()).map(drop)
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn reduce_in(mut self, pattern: &str, dtype: DType) -> Sharding {
+        self.reduced_in.push((pattern.into(), dtype));
+        self
+    }
+
+    /// Returns the patterns of the units that are reduced in a dtype of choice, and the dtypes.
+    pub(super) fn reductions(&self) -> &[(String, DType)] {
+        &self.reduced_in
     }
 
     /// Returns the patterns of the units that stay gathered.

@@ -1,5 +1,7 @@
 //! One forward pass: gathers parameters ahead of their use, moves activations at sites, draws dropout in order.
 
+mod evaluation;
+
 use std::cell::{OnceCell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
@@ -14,7 +16,7 @@ use crate::rng::Generator;
 /// One forward pass of a model: the context from which [modules](super::Module) get parameters, layouts and dropout.
 ///
 /// [`Forward::train`] keeps a history for the backward pass and draws dropout, [`Forward::train_without_dropout`] keeps
-/// a history only, [`Forward::eval`] does neither.
+/// a history only, [`Forward::eval`] does neither, [`Forward::eval_gathered`] serves several batches.
 ///
 /// Parameters that are stored sharded (FSDP) are gathered unit by unit, each unit in one call: the next unit while this
 /// one is used. A unit is freed when the next one begins, and the backward pass gathers it again, also one unit ahead.
@@ -32,6 +34,8 @@ pub struct Forward<'a> {
     shared: OnceCell<Rc<Params>>,
     /// Set in the second run of a recomputed function: true if the backward pass is recorded.
     pub(super) second_run: Option<bool>,
+    /// True if units stay gathered until the pass ends.
+    keeps_units: bool,
     /// Held by a pass that evaluates.
     _no_grad: Option<NoGrad>,
 }
@@ -118,22 +122,6 @@ impl<'a> Forward<'a> {
         Self::new(params, None, Some(params.mesh().no_grad()))
     }
 
-    /// Returns true for a pass for evaluation ([`Forward::eval`]). A module that behaves differently in training asks it.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}};
-    /// spmd(1, |rank| {
-    ///     let params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
-    ///     assert!(Forward::eval(&params).is_eval());
-    ///     assert!(!Forward::train_without_dropout(&params).is_eval());
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn is_eval(&self) -> bool {
-        self._no_grad.is_some()
-    }
-
     fn new(
         params: &'a Params,
         generator: Option<RefCell<&'a mut Generator>>,
@@ -149,6 +137,7 @@ impl<'a> Forward<'a> {
             reads: RefCell::default(),
             shared: OnceCell::new(),
             second_run: None,
+            keeps_units: false,
             _no_grad: no_grad,
         }
     }
@@ -433,7 +422,7 @@ impl<'a> Forward<'a> {
         // The backward pass begins with the root's parameters, so none of them is gathered ahead.
         let last = current.filter(|&p| !units[p].is_root());
         let previous = last.map(|p| self.regathers(p)).unwrap_or_default();
-        for id in last.iter().flat_map(|&p| &units[p].members) {
+        for id in last.iter().filter(|_| !self.keeps_units).flat_map(|&p| &units[p].members) {
             let state = std::mem::replace(&mut self.gathers.borrow_mut()[id.index()], GatherState::Idle);
             if let GatherState::Ready(t) = state {
                 t.drop_gathered();

@@ -1,6 +1,7 @@
 //! Parameters, addressed by path and sharded from the start.
 
 mod declared;
+mod offload;
 mod placed;
 
 pub(crate) use placed::{ParamPlacement, PlacedUnit};
@@ -18,7 +19,7 @@ use crate::dtensor::{DTensor, DeviceMesh, GradientUnit};
 use crate::error::{Error, Result};
 use crate::placement::Layout;
 use crate::rng::{Generator, Init};
-use crate::tensor::{DType, Shape};
+use crate::tensor::{DType, MappedFile, Shape};
 
 /// A model's parameters on a mesh, each in the layout of the plan. A rank never holds more of a parameter than its
 /// shard, also while values are initialised.
@@ -53,6 +54,8 @@ pub struct Params {
     blank: bool,
     /// `true` if the layouts are not the plan's.
     is_placed: bool,
+    /// The file that has the values, if they are not in memory.
+    mapped: Option<MappedFile>,
     /// The numbers of parameters, sites and blocks when the plan's patterns were last checked.
     checked: Cell<Option<[usize; 3]>>,
 }
@@ -115,6 +118,7 @@ impl Params {
             blocks: BTreeMap::new(),
             blank: false,
             is_placed: false,
+            mapped: None,
             checked: Cell::new(None),
         })
     }
@@ -142,6 +146,7 @@ impl Params {
             blocks: self.blocks.clone(),
             blank,
             is_placed,
+            mapped: self.mapped.clone(),
             checked: self.checked.clone(),
         }
     }
@@ -497,7 +502,8 @@ impl Params {
     /// ```
     ///
     /// # Errors
-    /// Refuses another model's parameter, and a value of another dtype, shape or layout.
+    /// Refuses another model's parameter, and a value of another dtype, shape or layout. Returns an error if the value goes to
+    /// a file ([`Params::offload`]) and the disk is full.
     pub fn set(&mut self, id: ParamId, value: DTensor) -> Result<()> {
         self.expect_own("set", id)?;
         let old = &self.list[id.index].value;
@@ -510,9 +516,15 @@ impl Params {
             ));
         }
         let _scope = self.module_of(id).enter();
+        // A value for which the disk has no room stays in memory.
+        let (value, placed) = match self.placed_in_file(&value) {
+            Ok(there) => (there.unwrap_or(value), Ok(())),
+            Err(fault) => (value, Err(fault)),
+        };
+        let old = &self.list[id.index].value;
         let value = if old.has_history() { self.as_leaf(id, &value)? } else { value.detach() };
         *self.value_mut(id) = value;
-        Ok(())
+        placed
     }
 
     /// Declares a parameter, of one piece if none are given.

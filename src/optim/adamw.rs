@@ -1,14 +1,16 @@
 //! AdamW (Loshchilov & Hutter 2019, algorithm 2).
 
-use super::groups::{GroupSettings, ParamGroups, expect_reduced, expect_sound};
+use super::groups::{ParamGroup, ParamGroups, expect_reduced, expect_sound};
 use super::optimizer::{Optimizer, UpdateRule, saved_steps};
-use super::param_tensors::{expect_kind, load_by_param};
+use super::param_states::ParamStates;
+use super::param_tensors::expect_kind;
 use super::schedule::Schedule;
 use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::{Error, Result};
 use crate::nn::{ParamId, Params, Update};
 use crate::ops;
+use crate::tensor::MappedFile;
 
 /// The rule's name in checkpoints.
 const KIND: &str = "adamw";
@@ -24,8 +26,8 @@ pub struct AdamW {
     weight_decay: f64,
     groups: ParamGroups,
     steps: u64,
-    /// The first and second moment of each parameter.
-    moments: Vec<Option<(DTensor, DTensor)>>,
+    /// The first moments, and the second ones.
+    moments: [ParamStates; 2],
 }
 
 impl AdamW {
@@ -48,13 +50,38 @@ impl AdamW {
     /// ```
     pub fn new(betas: (f64, f64), weight_decay: f64) -> AdamW {
         let groups = ParamGroups::default();
-        AdamW { betas, eps: 1e-8, weight_decay, groups, steps: 0, moments: Vec::new() }
+        AdamW { betas, eps: 1e-8, weight_decay, groups, steps: 0, moments: Default::default() }
     }
 
-    /// Multiplies the learning rate by `factor` for parameters whose path matches `pattern`.
+    /// Adds a group of parameters with settings of their own: those whose path matches `pattern`. A parameter is in one
+    /// group at most.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// use isoshard::optim::{AdamW, ParamGroup};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let body = params.root().child("h").child(0).param("weight", [2], Init::Ones)?;
+    ///     let head = params.root().child("head").param("weight", [2], Init::Ones)?;
+    ///     let slow = ParamGroup::new().rate(0.5).decay(0.0);
+    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).group("head.**", slow).rate(0.5);
+    ///     let loss = params.value(body).mul(params.value(head))?.sum_all()?;
+    ///     optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///     assert_eq!(params.value(body).full_tensor()?.to_vec::<f32>()?, [0.5; 2]);
+    ///     assert_eq!(params.value(head).full_tensor()?.to_vec::<f32>()?, [0.75; 2]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn group(mut self, pattern: &str, group: ParamGroup) -> AdamW {
+        self.groups.add(pattern, group);
+        self
+    }
+
+    /// Multiplies the learning rate by `factor` for parameters whose path matches `pattern`, whatever group they are in.
     ///
     /// A pattern is a path whose parts may be `*`, as in a [`Plan`](crate::nn::Plan): `h.*.attn.qkv.weight`. Among
-    /// several groups that match a path, the last one decides. The first step refuses a pattern that matches no
+    /// several such settings that match a path, the last one decides. The first step refuses a pattern that matches no
     /// parameter.
     ///
     /// ```
@@ -73,7 +100,7 @@ impl AdamW {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn group_rate(mut self, pattern: &str, factor: f64) -> AdamW {
-        self.groups.push(pattern, GroupSettings { rate_factor: Some(factor), ..Default::default() });
+        self.groups.adjust(pattern, ParamGroup::new().rate(factor));
         self
     }
 
@@ -92,7 +119,7 @@ impl AdamW {
     /// assert!(error.unwrap_err().to_string().ends_with("the nearest are wte.weight"));
     /// ```
     pub fn group_decay(mut self, pattern: &str, weight_decay: f64) -> AdamW {
-        self.groups.push(pattern, GroupSettings { weight_decay: Some(weight_decay), ..Default::default() });
+        self.groups.adjust(pattern, ParamGroup::new().decay(weight_decay));
         self
     }
 
@@ -117,7 +144,7 @@ impl AdamW {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn group_betas(mut self, pattern: &str, betas: (f64, f64)) -> AdamW {
-        self.groups.push(pattern, GroupSettings { betas: Some(betas), ..Default::default() });
+        self.groups.adjust(pattern, ParamGroup::new().betas(betas));
         self
     }
 
@@ -168,46 +195,71 @@ impl AdamW {
         expect_reduced("adamw", params, grads)?;
         let settings = self.groups.settings("adamw", params)?;
         for own in settings {
-            let (first, second) = own.betas.unwrap_or(self.betas);
-            let decay = own.weight_decay.unwrap_or(self.weight_decay);
-            expect_sound("adamw", own.rate(lr), decay, &[first, second])?;
+            let (first, second) = own.betas_or(self.betas);
+            expect_sound("adamw", own.rate_at(lr), own.decay_or(self.weight_decay), &[first, second])?;
         }
-        let (betas, eps, weight_decay, moments) =
-            (self.betas, self.eps, self.weight_decay, &mut self.moments);
-        moments.resize_with(params.len(), || None);
+        let (betas, eps, weight_decay) = (self.betas, self.eps, self.weight_decay);
+        let [first, second] = &mut self.moments;
         let mut ids: Vec<ParamId> =
             params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
         // Equal settings stand together: a device updates them in one launch.
         ids.sort_by_key(|id| settings[id.index()].launch_key());
-        for &id in &ids {
-            if moments[id.index()].is_none() {
-                moments[id.index()] = Some((params.zeros_like(id)?, params.zeros_like(id)?));
-            }
-        }
+        first.prepare(params, &ids)?;
+        second.prepare(params, &ids)?;
         let mut update = |id: ParamId| {
             let grad = grads.take(params.value(id)).expect("found above");
-            let (m, v) = moments[id.index()].take().expect("made above");
+            let (m, v) = (first.take(id).expect("made above"), second.take(id).expect("made above"));
             let own = settings[id.index()];
-            let decays = own.weight_decay.is_some() || params.value(id).shape().len() >= 2;
-            let decay = if decays { own.weight_decay.unwrap_or(weight_decay) } else { 0.0 };
-            let op = ops::AdamWStep::at_step(steps, own.rate(lr), own.betas.unwrap_or(betas), eps, decay);
+            let decays = own.weight_decay().is_some() || params.value(id).shape().len() >= 2;
+            let decay = if decays { own.decay_or(weight_decay) } else { 0.0 };
+            let op = ops::AdamWStep::at_step(steps, own.rate_at(lr), own.betas_or(betas), eps, decay);
             Update::new(id, op, [grad, m, v, scale.clone()])
         };
         let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();
         let result = params.update(&mut updates);
         for Update { param, mut operands, results, .. } in updates {
-            moments[param.index()] = match results {
-                Some(mut outs) => Some((outs.remove(0), outs.remove(0))),
+            let mut moments = results.unwrap_or_else(|| {
                 // This update was not made: its operands are what they were.
-                None => {
-                    grads.put_back(params.value(param), operands.remove(0));
-                    Some((operands.remove(0), operands.remove(0)))
-                }
-            };
+                grads.put_back(params.value(param), operands.remove(0));
+                operands
+            });
+            first.put(param, moments.remove(0));
+            second.put(param, moments.remove(0));
         }
         result?;
         self.steps = steps;
         Ok(())
+    }
+
+    /// Returns the first moments and the second ones.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::AdamW, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [2], Init::Ones)?;
+    ///     let mut optimizer = AdamW::new((0.5, 0.75), 0.0).rate(0.5);
+    ///     let mut gradients = params.value(w).sum_all()?.backward()?;
+    ///     optimizer.step(&mut params, &mut gradients)?;
+    ///     let [first, second] = optimizer.rule().moments();
+    ///     assert_eq!(first.get(w).expect("one step").full_tensor()?.to_vec::<f32>()?, [0.5; 2]);
+    ///     assert_eq!(second.get(w).expect("one step").full_tensor()?.to_vec::<f32>()?, [0.25; 2]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn moments(&self) -> &[ParamStates; 2] {
+        &self.moments
+    }
+
+    /// Returns the first moments and the second ones, to replace some. A parameter has both or none.
+    ///
+    /// ```
+    /// use isoshard::optim::AdamW;
+    /// let [first, second] = AdamW::new((0.9, 0.95), 0.1).moments_mut();
+    /// ```
+    pub fn moments_mut(&mut self) -> &mut [ParamStates; 2] {
+        &mut self.moments
     }
 }
 
@@ -216,14 +268,16 @@ impl UpdateRule for AdamW {
         AdamW::step(self, params, grads, scale, lr)
     }
 
+    fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {
+        self.moments.iter_mut().try_for_each(|moments| moments.offload(params, file))
+    }
+
     fn state(&self, params: &Params) -> Result<StateTree> {
         let mut state = StateTree::new();
         state.insert_value("kind", KIND)?;
         state.insert_value("steps", self.steps)?;
-        for (id, moments) in params.ids().zip(&self.moments) {
-            let Some((first, second)) = moments else { continue };
-            state.insert(format!("first.{}", params.path(id)), first.clone())?;
-            state.insert(format!("second.{}", params.path(id)), second.clone())?;
+        for (name, moments) in ["first", "second"].into_iter().zip(&self.moments) {
+            state.insert_tree(name, moments.state(params)?)?;
         }
         Ok(state)
     }
@@ -231,13 +285,15 @@ impl UpdateRule for AdamW {
     fn load_state(&mut self, params: &Params, saved: &Checkpoint) -> Result<()> {
         expect_kind(saved, KIND)?;
         let steps = saved_steps(saved)?;
-        let [first, second] = ["first", "second"].map(|name| load_by_param(params, &saved.subtree(name)));
-        let (first, second) = (first?, second?);
-        if first.iter().zip(&second).any(|(first, second)| first.is_some() != second.is_some()) {
+        let mut moments = self.moments.each_ref().map(ParamStates::emptied);
+        for (name, moments) in ["first", "second"].into_iter().zip(&mut moments) {
+            moments.load_state(params, &saved.subtree(name))?;
+        }
+        if moments[0].has() != moments[1].has() {
             let rule = "each parameter has two moments or none";
             return Err(Error::invalid("load_state", rule, saved.dir().display().to_string(), ""));
         }
-        (self.moments, self.steps) = (first.into_iter().zip(second).map(|(m, v)| m.zip(v)).collect(), steps);
+        (self.moments, self.steps) = (moments, steps);
         Ok(())
     }
 }
@@ -296,7 +352,8 @@ mod tests {
                 }
                 adam.step(&mut params, &mut grads, &good, 0.5)?;
                 assert_eq!(adam.steps, 2);
-                let (m, v) = adam.moments[late.index()].as_ref().expect("it had a step");
+                let [m, v] =
+                    adam.moments().each_ref().map(|moments| moments.get(late).expect("it had a step"));
                 let all = [params.value(id), params.value(late), m, v];
                 Ok(all
                     .map(|t| t.full_tensor().map(|t| t.to_f64_vec()))

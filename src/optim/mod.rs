@@ -38,6 +38,7 @@
 //! An optimizer of your own is an [`UpdateRule`]. Its arithmetic is an operator ([`Op`](crate::ops::Op)) on a
 //! parameter, its gradient and the state that the optimizer keeps; [`Params::update`](crate::nn::Params::update)
 //! applies it to many parameters in place, on a device in few launches ([`Batched`](crate::ops::Batched)).
+//! [`ParamStates`] are its states by parameter, which are read, replaced and saved; [`ParamGroups`] its settings by path.
 //! `examples/07_own_optimizer.rs` shows one.
 //!
 //! The [glossary](crate::glossary) defines the words used here.
@@ -46,12 +47,15 @@ mod adamw;
 mod clip;
 mod groups;
 mod optimizer;
+mod param_states;
 mod param_tensors;
 mod schedule;
 mod sgd;
 
 pub use adamw::AdamW;
 pub use clip::{clip_scale, global_norm};
+pub use groups::{ParamGroup, ParamGroups};
 pub use optimizer::{Optimizer, StepReport, UpdateRule};
+pub use param_states::ParamStates;
 pub use schedule::{Schedule, WarmupCosine};
 pub use sgd::Sgd;

@@ -9,6 +9,7 @@ use crate::dtensor::{DTensor, Gradients};
 use crate::error::{Error, Result};
 use crate::nn::Params;
 use crate::placement::Layout;
+use crate::tensor::MappedFile;
 
 /// The rule by which an optimizer changes parameters: [`AdamW`](super::AdamW), [`Sgd`](super::Sgd), or one of your own.
 ///
@@ -53,6 +54,26 @@ pub trait UpdateRule {
     /// Refuses a rule that does not implement this.
     fn state(&self, _params: &Params) -> Result<StateTree> {
         Err(Error::unsupported("state", "the update rule has no `state`", "", "implement UpdateRule::state"))
+    }
+
+    /// Moves the rule's state to a file that is mapped into memory, and keeps it there
+    /// ([`ParamStates::offload`](super::ParamStates::offload)).
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::{Sgd, UpdateRule}, tensor::MappedFile};
+    /// spmd(1, |rank| {
+    ///     let params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     Sgd::new(0.9, true, 0.0).offload(&params, &MappedFile::in_dir(std::env::temp_dir())?)
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a rule that does not implement this, and parameters on a device other than the CPU; returns an error if the disk
+    /// is full.
+    fn offload(&mut self, _params: &Params, _file: &MappedFile) -> Result<()> {
+        let rule = "the update rule has no `offload`";
+        Err(Error::unsupported("offload", rule, "", "implement UpdateRule::offload"))
     }
 
     /// Replaces the rule's state by a saved one, in the layouts of `params`.
@@ -278,6 +299,62 @@ impl<R: UpdateRule> Optimizer<R> {
         self.rule.load_state(params, &saved.subtree("rule"))?;
         self.steps = steps as usize;
         Ok(())
+    }
+
+    /// Moves the optimizer's states, made so far and later, to a file that is mapped into memory, with the same bits.
+    /// [`Params::offload`] shows an example. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::AdamW, rng::Init, tensor::MappedFile};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [1000], Init::Ones)?;
+    ///     let file = MappedFile::in_dir(std::env::temp_dir())?;
+    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.5);
+    ///     optimizer.offload(&params, &file)?;
+    ///     let mut gradients = params.value(w).sum_all()?.backward()?;
+    ///     optimizer.step(&mut params, &mut gradients)?;
+    ///     assert_eq!(file.live_bytes(), 2 * 4096); // two moments of 4000 bytes
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses what [`UpdateRule::offload`] refuses.
+    pub fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {
+        self.rule.offload(params, file)
+    }
+
+    /// Returns the update rule, such as to read its state.
+    ///
+    /// ```
+    /// use isoshard::optim::AdamW;
+    /// let optimizer = AdamW::new((0.9, 0.95), 0.1).rate(3e-4);
+    /// let [first, second] = optimizer.rule().moments();
+    /// ```
+    pub fn rule(&self) -> &R {
+        &self.rule
+    }
+
+    /// Returns the update rule, such as to replace a part of its state.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::AdamW, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [2], Init::Ones)?;
+    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(3e-4);
+    ///     for moments in optimizer.rule_mut().moments_mut() {
+    ///         moments.set(&params, w, params.zeros_like(w)?)?;
+    ///     }
+    ///     assert_eq!(optimizer.state(&params)?.tensors().count(), 2);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn rule_mut(&mut self) -> &mut R {
+        &mut self.rule
     }
 
     /// Returns the number of steps made.

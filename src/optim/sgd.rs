@@ -1,14 +1,16 @@
 //! Stochastic gradient descent.
 
-use super::groups::{GroupSettings, ParamGroups, expect_reduced, expect_sound};
+use super::groups::{ParamGroup, ParamGroups, expect_reduced, expect_sound};
 use super::optimizer::{Optimizer, UpdateRule};
-use super::param_tensors::{expect_kind, load_by_param};
+use super::param_states::ParamStates;
+use super::param_tensors::expect_kind;
 use super::schedule::Schedule;
 use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::{DTensor, Gradients};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::nn::{ParamId, Params, Update};
 use crate::ops::{self, Bits, Unkeyed};
+use crate::tensor::MappedFile;
 
 /// The rule's name in checkpoints.
 const KIND: &str = "sgd";
@@ -22,7 +24,7 @@ pub struct Sgd {
     nesterov: bool,
     weight_decay: f64,
     groups: ParamGroups,
-    buffers: Vec<Option<DTensor>>,
+    momenta: ParamStates,
 }
 
 impl Sgd {
@@ -44,7 +46,35 @@ impl Sgd {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn new(momentum: f64, nesterov: bool, weight_decay: f64) -> Sgd {
-        Sgd { momentum, nesterov, weight_decay, groups: ParamGroups::default(), buffers: Vec::new() }
+        Sgd {
+            momentum,
+            nesterov,
+            weight_decay,
+            groups: ParamGroups::default(),
+            momenta: ParamStates::default(),
+        }
+    }
+
+    /// Adds a group of parameters with settings of their own, as [`AdamW::group`](super::AdamW::group) does. The first step
+    /// refuses decay rates of moments.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// use isoshard::optim::{ParamGroup, Sgd};
+    /// let value = spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [], Init::Ones)?;
+    ///     let mut optimizer = Sgd::new(0.0, false, 0.5).group("w", ParamGroup::new().rate(2.0).decay(0.0)).rate(0.125);
+    ///     let mut gradients = params.value(w).mul_scalar(1.0)?.backward()?;
+    ///     optimizer.step(&mut params, &mut gradients)?;
+    ///     params.value(w).full_tensor()?.item()
+    /// })?;
+    /// assert_eq!(value, [0.75]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn group(mut self, pattern: &str, group: ParamGroup) -> Sgd {
+        self.groups.add(pattern, group);
+        self
     }
 
     /// Multiplies the learning rate by `factor` for parameters whose path matches `pattern`, as
@@ -64,7 +94,7 @@ impl Sgd {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn group_rate(mut self, pattern: &str, factor: f64) -> Sgd {
-        self.groups.push(pattern, GroupSettings { rate_factor: Some(factor), ..Default::default() });
+        self.groups.adjust(pattern, ParamGroup::new().rate(factor));
         self
     }
 
@@ -85,7 +115,7 @@ impl Sgd {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn group_decay(mut self, pattern: &str, weight_decay: f64) -> Sgd {
-        self.groups.push(pattern, GroupSettings { weight_decay: Some(weight_decay), ..Default::default() });
+        self.groups.adjust(pattern, ParamGroup::new().decay(weight_decay));
         self
     }
 
@@ -135,43 +165,64 @@ impl Sgd {
     ) -> Result<()> {
         expect_reduced("sgd", params, grads)?;
         let settings = self.groups.settings("sgd", params)?;
-        for own in settings {
-            let decay = own.weight_decay.unwrap_or(self.weight_decay);
-            expect_sound("sgd", own.rate(lr), decay, &[self.momentum])?;
+        for (id, own) in params.ids().zip(settings) {
+            if own.has_betas() {
+                let given = format!("betas at {}", params.path(id));
+                return Err(Error::invalid("sgd", "a group has settings that the rule has", given, ""));
+            }
+            expect_sound("sgd", own.rate_at(lr), own.decay_or(self.weight_decay), &[self.momentum])?;
         }
         let (momentum, nesterov, weight_decay) = (Bits(self.momentum), self.nesterov, self.weight_decay);
-        let buffers = &mut self.buffers;
-        buffers.resize_with(params.len(), || None);
+        let momenta = &mut self.momenta;
         let mut ids: Vec<ParamId> =
             params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
         // Equal settings stand together: a device updates them in one launch.
         ids.sort_by_key(|id| settings[id.index()].launch_key());
-        for &id in &ids {
-            if buffers[id.index()].is_none() {
-                buffers[id.index()] = Some(params.zeros_like(id)?);
-            }
-        }
+        momenta.prepare(params, &ids)?;
         let mut update = |id: ParamId| {
             let grad = grads.take(params.value(id)).expect("found above");
-            let buffer = buffers[id.index()].take().expect("made above");
             let own = settings[id.index()];
-            let weight_decay = Bits(own.weight_decay.unwrap_or(weight_decay));
-            let op = ops::SgdStep { momentum, weight_decay, nesterov, lr: Unkeyed(own.rate(lr)) };
-            Update::new(id, op, [grad, buffer, scale.clone()])
+            let weight_decay = Bits(own.decay_or(weight_decay));
+            let op = ops::SgdStep { momentum, weight_decay, nesterov, lr: Unkeyed(own.rate_at(lr)) };
+            Update::new(id, op, [grad, momenta.take(id).expect("made above"), scale.clone()])
         };
         let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();
         let result = params.update(&mut updates);
         for Update { param, mut operands, results, .. } in updates {
-            buffers[param.index()] = match results {
-                Some(mut outs) => Some(outs.remove(0)),
+            let mut results = results.unwrap_or_else(|| {
                 // This update was not made: its operands are what they were.
-                None => {
-                    grads.put_back(params.value(param), operands.remove(0));
-                    Some(operands.remove(0))
-                }
-            };
+                grads.put_back(params.value(param), operands.remove(0));
+                operands
+            });
+            momenta.put(param, results.remove(0));
         }
         result
+    }
+
+    /// Returns the momentum buffers.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::Sgd, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [2], Init::Ones)?;
+    ///     assert!(Sgd::new(0.9, true, 0.0).momenta().get(w).is_none()); // no step yet
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn momenta(&self) -> &ParamStates {
+        &self.momenta
+    }
+
+    /// Returns the momentum buffers, to replace some ([`ParamStates::set`]).
+    ///
+    /// ```
+    /// let mut sgd = isoshard::optim::Sgd::new(0.9, true, 0.0);
+    /// *sgd.momenta_mut() = Default::default(); // forgets them
+    /// ```
+    pub fn momenta_mut(&mut self) -> &mut ParamStates {
+        &mut self.momenta
     }
 }
 
@@ -180,20 +231,19 @@ impl UpdateRule for Sgd {
         Sgd::step(self, params, grads, scale, lr)
     }
 
+    fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {
+        self.momenta.offload(params, file)
+    }
+
     fn state(&self, params: &Params) -> Result<StateTree> {
         let mut state = StateTree::new();
         state.insert_value("kind", KIND)?;
-        for (id, buffer) in params.ids().zip(&self.buffers) {
-            buffer
-                .iter()
-                .try_for_each(|b| state.insert(format!("momentum.{}", params.path(id)), b.clone()))?;
-        }
+        state.insert_tree("momentum", self.momenta.state(params)?)?;
         Ok(state)
     }
 
     fn load_state(&mut self, params: &Params, saved: &Checkpoint) -> Result<()> {
         expect_kind(saved, KIND)?;
-        self.buffers = load_by_param(params, &saved.subtree("momentum"))?;
-        Ok(())
+        self.momenta.load_state(params, &saved.subtree("momentum"))
     }
 }

@@ -40,7 +40,7 @@ const POOL_LIMIT_BYTES: usize = 2 << 30;
 /// addresses.
 const CLASSES: usize = 4 * 58;
 
-/// A block of memory that is the pool's, another owner's (a `Vec`), a device's, or absent.
+/// A block of memory that is the pool's, another owner's (a `Vec`), a file's, a device's, or absent.
 pub(crate) struct Buffer {
     ptr: NonNull<u8>,
     len_bytes: usize,
@@ -55,6 +55,10 @@ enum BufferOwner {
     },
     Foreign {
         _keep: Box<dyn Any + Send + Sync>,
+    },
+    /// A part of a file.
+    Mapped {
+        _region: Box<dyn Any + Send + Sync>,
     },
     /// A device's block; `ptr` is dangling.
     Device(DeviceBlock),
@@ -114,6 +118,16 @@ impl Buffer {
         Buffer { ptr, len_bytes, owner: BufferOwner::Foreign { _keep: Box::new(data) } }
     }
 
+    /// Returns the buffer of a region of a file, which is mapped at `ptr` and readable and writable until `region` is dropped.
+    pub(super) fn mapped(ptr: NonNull<u8>, len_bytes: usize, region: Box<dyn Any + Send + Sync>) -> Buffer {
+        Buffer { ptr, len_bytes, owner: BufferOwner::Mapped { _region: region } }
+    }
+
+    /// Returns true if a file has the bytes.
+    pub(super) fn is_mapped(&self) -> bool {
+        matches!(self.owner, BufferOwner::Mapped { .. })
+    }
+
     /// Returns the buffer of the first `len_bytes` of a device's block.
     pub(crate) fn on_device(block: DeviceBlock, len_bytes: usize) -> Buffer {
         Buffer { ptr: NonNull::dangling(), len_bytes, owner: BufferOwner::Device(block) }
@@ -130,7 +144,9 @@ impl Buffer {
             BufferOwner::Device(block) => block.owner().device(),
             BufferOwner::Meta { .. } => Device::Meta,
             BufferOwner::Part { whole, .. } | BufferOwner::Joined { whole, .. } => whole.device(),
-            BufferOwner::Pool { .. } | BufferOwner::Foreign { .. } => Device::Cpu,
+            BufferOwner::Pool { .. } | BufferOwner::Foreign { .. } | BufferOwner::Mapped { .. } => {
+                Device::Cpu
+            }
         }
     }
 
@@ -139,7 +155,10 @@ impl Buffer {
         match &self.owner {
             BufferOwner::Device(block) => Some(block),
             BufferOwner::Part { whole, .. } | BufferOwner::Joined { whole, .. } => whole.device_block(),
-            BufferOwner::Pool { .. } | BufferOwner::Foreign { .. } | BufferOwner::Meta { .. } => None,
+            BufferOwner::Pool { .. }
+            | BufferOwner::Foreign { .. }
+            | BufferOwner::Mapped { .. }
+            | BufferOwner::Meta { .. } => None,
         }
     }
 

@@ -3,7 +3,7 @@
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, ParamId, Params, Plan};
-use isoshard::optim::{AdamW, Sgd, UpdateRule, WarmupCosine, clip_scale, global_norm};
+use isoshard::optim::{AdamW, ParamGroup, Sgd, UpdateRule, WarmupCosine, clip_scale, global_norm};
 use isoshard::placement::{Layout, Mesh};
 use isoshard::rng::{Generator, Init};
 use isoshard::tensor::{DType, Tensor};
@@ -183,6 +183,97 @@ fn groups_by_pattern_have_settings_of_their_own() {
     });
     assert_eq!(sgd[..2], on("fsdp=2", |mesh| blocks(mesh, Sgd::new(0.5, false, 0.1), 0.25))[..2]);
     assert_eq!(sgd[2..], on("fsdp=2", |mesh| blocks(mesh, Sgd::new(0.5, false, 0.0), 0.5))[2..]);
+}
+
+/// A group has the values of the same settings one by one, on every mesh, and an adjustment changes one of them.
+#[test]
+fn a_group_sets_several_settings_at_once() {
+    let slow = ParamGroup::new().rate(0.25).decay(0.4);
+    for mesh in ["dp=1", "fsdp=2", "tp=3"] {
+        let adam = || AdamW::new((0.9, 0.95), 0.1);
+        let at_once = on(mesh, move |mesh| blocks(mesh, adam().group("h.1.*", slow.betas((0.5, 0.75))), 0.5));
+        let one_by_one = on(mesh, move |mesh| {
+            let rule = adam().group_rate("h.1.*", 0.25).group_decay("h.1.*", 0.4);
+            blocks(mesh, rule.group_betas("h.1.*", (0.5, 0.75)), 0.5)
+        });
+        assert_eq!(at_once, one_by_one, "{mesh}");
+        // Adjusted, the bias decays as without a group: not at all.
+        let adjusted =
+            on(mesh, move |mesh| blocks(mesh, adam().group_decay("**.bias", 0.0).group("h.1.*", slow), 0.5));
+        let weight_alone = on(mesh, move |mesh| {
+            blocks(
+                mesh,
+                adam().group("h.1.weight", slow).group("h.1.bias", ParamGroup::new().rate(0.25)),
+                0.5,
+            )
+        });
+        assert_eq!(adjusted, weight_alone, "{mesh}");
+        let sgd =
+            |group: fn(Sgd) -> Sgd| on(mesh, move |mesh| blocks(mesh, group(Sgd::new(0.5, true, 0.1)), 0.5));
+        let grouped = sgd(|sgd| sgd.group("*.0.**", ParamGroup::new().rate(0.5).decay(0.0)));
+        assert_eq!(grouped, sgd(|sgd| sgd.group_rate("*.0.*", 0.5).group_decay("*.0.*", 0.0)), "{mesh}");
+    }
+}
+
+#[test]
+fn groups_that_overlap_or_set_too_much_are_refused() {
+    on("fsdp=2", |mesh| {
+        let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
+        let w = params.root().child("h").child(0).param("bias", [3], Init::Ones)?;
+        let mut grads = params.value(w).sum_all()?.backward()?;
+        let group = ParamGroup::new().rate(0.5);
+        let mut twice = AdamW::new((0.9, 0.95), 0.1).group("h.**", group).group("**.bias", group).rate(0.5);
+        assert_eq!(
+            twice.step(&mut params, &mut grads).unwrap_err().to_string(),
+            "adamw: a parameter is in two groups; got h.0.bias in \"h.**\" and \"**.bias\"; \
+             change single settings of some of a group by an adjustment, such as group_decay"
+        );
+        let sgd = || Sgd::new(0.0, false, 0.0);
+        let refused = |sgd: Sgd, params: &mut Params, grads: &mut Gradients| {
+            sgd.rate(0.5).step(params, grads).unwrap_err().to_string()
+        };
+        let text = refused(sgd().group("h.**", group.betas((0.9, 0.9))), &mut params, &mut grads);
+        assert_eq!(text, "sgd: a group has settings that the rule has; got betas at h.0.bias");
+        let text = refused(sgd().group("head", group), &mut params, &mut grads);
+        assert!(text.starts_with("sgd: a pattern matches no parameter; got \"head\""), "{text}");
+        let text = refused(sgd().group("h.**", group.decay(-1.0)), &mut params, &mut grads);
+        assert!(text.starts_with("sgd: a weight decay is finite and at least 0; got -1"), "{text}");
+        assert!(grads.get(params.value(w)).is_some(), "the gradient is there for another try");
+        assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [1.0; 3]);
+        Ok(())
+    });
+}
+
+/// A state that is read and given to another optimizer continues with equal bits; one that does not fit is refused.
+#[test]
+fn states_are_read_and_replaced() {
+    let run = |mesh: &DeviceMesh, transplanted: bool| {
+        let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
+        let w = params.root().param("w", [5, 2], Init::Normal { mean: 0.0, std: 1.0 })?;
+        let other = params.root().param("other", [2], Init::Ones)?;
+        let one = DTensor::full(mesh, DType::F32, [], 1.0, Layout::replicated(1))?;
+        let mut sgd = Sgd::new(0.5, false, 0.1);
+        for _ in 0..3 {
+            let mut grads = params.value(w).mul(params.value(w))?.sum_all()?.backward()?;
+            sgd.step(&mut params, &mut grads, &one, 0.125)?;
+            if transplanted {
+                let mut fresh = Sgd::new(0.5, false, 0.1);
+                let momentum = sgd.momenta().get(w).expect("it had a step").clone();
+                fresh.momenta_mut().set(&params, w, momentum.clone())?;
+                let refused = fresh.momenta_mut().set(&params, other, momentum).unwrap_err().to_string();
+                assert!(refused.starts_with("set: a state has its parameter's dtype, shape and layout"));
+                let foreign = Params::new(mesh, Plan::default(), 7)?;
+                let zeros = params.zeros_like(w)?;
+                assert!(fresh.momenta_mut().set(&foreign, w, zeros).is_err());
+                sgd = fresh;
+            }
+        }
+        params.digest()
+    };
+    let single = on("fsdp=1", move |mesh| run(mesh, false));
+    for mesh in ["fsdp=1", "fsdp=3"] {
+        assert_eq!(on(mesh, move |mesh| run(mesh, true)), single, "{mesh}");
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::dtensor::GradientUnit;
 use crate::error::Result;
 use crate::nn::param_id::ParamId;
 use crate::nn::pieces::ParamPiece;
+use crate::tensor::DType;
 
 /// The bytes of the root's gradients that wait for each other.
 const ROOT_BYTES: usize = 32 << 20;
@@ -82,7 +83,7 @@ impl Params {
         let name =
             number.map(|n| path.split('.').take(n + 1).collect::<Vec<_>>().join(".")).unwrap_or_default();
         let at = self.units.iter().position(|u| u.name == name).unwrap_or_else(|| {
-            let gradients = gradient_unit(&name);
+            let gradients = gradient_unit(&name, None);
             self.units.push(ParamUnit { name, members: Vec::new(), gradients, stays_gathered: false });
             self.units.len() - 1
         });
@@ -92,8 +93,8 @@ impl Params {
 }
 
 /// Returns the unit of the gradients of a unit's parameters. The root's may be a whole model's, so few of them wait.
-pub(super) fn gradient_unit(name: &str) -> GradientUnit {
-    GradientUnit::next(if name.is_empty() { ROOT_BYTES } else { usize::MAX })
+pub(super) fn gradient_unit(name: &str, reduced_in: Option<DType>) -> GradientUnit {
+    GradientUnit::next(if name.is_empty() { ROOT_BYTES } else { usize::MAX }, reduced_in)
 }
 
 #[cfg(test)]

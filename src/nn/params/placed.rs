@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::nn::param_id::ParamId;
 use crate::nn::plan::Plan;
 use crate::placement::{Layout, Mesh};
-use crate::tensor::{Tensor, with_places};
+use crate::tensor::{DType, Tensor, with_places};
 
 /// A unit of parameters, and their layouts.
 pub(crate) struct PlacedUnit {
@@ -15,6 +15,8 @@ pub(crate) struct PlacedUnit {
     pub members: Vec<(ParamId, ParamPlacement)>,
     /// True if gathered parameters stay gathered from the forward pass to the backward pass.
     pub stays_gathered: bool,
+    /// The dtype in which ranks send partial sums of gradients, if the program says one.
+    pub reduced_in: Option<DType>,
 }
 
 /// The layouts of one parameter.
@@ -31,11 +33,11 @@ impl Params {
     /// Moves all parameters to other layouts, and declares other units. All ranks call this together.
     pub(crate) fn place(&mut self, units: Vec<PlacedUnit>, batch: &[String]) -> Result<()> {
         let before = self.units.len();
-        for PlacedUnit { name, members, stays_gathered } in units {
+        for PlacedUnit { name, members, stays_gathered, reduced_in } in units {
             let moved =
                 members.iter().map(|(id, at)| (self.value(*id).detach(), at.stored.clone())).collect();
             let moved = DTensor::redistribute_together(moved)?;
-            let gradients = gradient_unit(&name);
+            let gradients = gradient_unit(&name, reduced_in);
             let unit = self.units.len();
             let ids = members.iter().map(|(id, _)| *id).collect();
             self.units.push(ParamUnit { name, members: ids, gradients, stays_gathered });
@@ -59,7 +61,7 @@ impl Params {
         self.list.iter_mut().for_each(|param| param.unit -= before);
         self.plan.shard_batch(batch);
         self.is_placed = true;
-        Ok(())
+        self.map_all()
     }
 
     /// Returns the units with their parameters.
