@@ -141,7 +141,7 @@ impl StartedReductions {
         let _label = operator_scope("backward");
         let planned = |(grad, wanted): (&DTensor, &&WantedGradient)| {
             let to = mesh.intern(grad.meta.spec().with_layout(wanted.meta.layout().clone())?)?;
-            Ok((redistribute::find(mesh, &grad.meta, &to)?, to))
+            Ok((redistribute::find_in_unit(mesh, &grad.meta, &to)?, to))
         };
         let moves: Vec<(Rc<Move>, Rc<TensorMeta>)> =
             grads.iter().zip(wanted).map(planned).collect::<Result<_>>()?;

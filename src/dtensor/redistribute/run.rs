@@ -15,8 +15,9 @@ use super::super::tensor_meta::TensorMeta;
 use super::lower::{ExchangeStage, FoldStage, StackedShape, Stage, lower};
 use super::redistribution::{ExchangeKind, Redistribution};
 use super::span::move_span;
-use crate::comm::{CallOrigin, Group, Pending, Reduce};
+use crate::comm::{CallOrigin, Group, Network, Pending, Reduce};
 use crate::error::Result;
+use crate::placement::Spec;
 use crate::tensor::Tensor;
 
 /// A redistribution that is planned and lowered, and can be run any number of times.
@@ -79,6 +80,8 @@ pub(in crate::dtensor) enum MoveProgress {
 struct MoveCache {
     /// Moves, by the numbers of the metadata before and after.
     planned: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
+    /// Moves of gradients that share calls with their unit's.
+    planned_in_units: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
     unfinished: UnfinishedMoves,
 }
 
@@ -97,13 +100,31 @@ pub(in crate::dtensor) enum PendingCall {
 
 /// Returns the move from `src` to `dst`, planned at the first call.
 pub(in crate::dtensor) fn find(mesh: &DeviceMesh, src: &TensorMeta, dst: &TensorMeta) -> Result<Rc<Move>> {
+    find_by(mesh, (src, dst), &mesh.0.moves.of::<MoveCache>().planned, Redistribution::over)
+}
+
+/// Returns the move of a gradient from `src` to `dst` that shares its calls with others of its unit, planned at the first
+/// call.
+pub(in crate::dtensor) fn find_in_unit(
+    mesh: &DeviceMesh,
+    src: &TensorMeta,
+    dst: &TensorMeta,
+) -> Result<Rc<Move>> {
+    find_by(mesh, (src, dst), &mesh.0.moves.of::<MoveCache>().planned_in_units, Redistribution::in_unit)
+}
+
+fn find_by(
+    mesh: &DeviceMesh,
+    (src, dst): (&TensorMeta, &TensorMeta),
+    planned: &RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
+    plan: fn(&Network, &Spec, &Spec) -> Result<Redistribution>,
+) -> Result<Rc<Move>> {
     let key = (src.id, dst.id);
-    let moves: &MoveCache = mesh.0.moves.of();
-    if let Some(m) = moves.planned.borrow().get(&key) {
+    if let Some(m) = planned.borrow().get(&key) {
         return Ok(m.clone());
     }
-    let m = Rc::new(Move::new(mesh, Redistribution::over(mesh.rank().network(), src.spec(), dst.spec())?)?);
-    let mut planned = moves.planned.borrow_mut();
+    let m = Rc::new(Move::new(mesh, plan(mesh.rank().network(), src.spec(), dst.spec())?)?);
+    let mut planned = planned.borrow_mut();
     if planned.len() >= ENTRIES_LEN {
         planned.clear();
     }
