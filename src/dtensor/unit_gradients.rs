@@ -14,7 +14,8 @@ use super::tensor::{DTensor, GradientUnit, TapeNode};
 use super::tensor_meta::TensorMeta;
 use crate::comm::{ModulePath, Phase, operator_scope};
 use crate::error::Result;
-use crate::tensor::Tensor;
+use crate::placement::Spec;
+use crate::tensor::{DType, Tensor};
 
 /// The gradients of the unit that arrives, and the unit whose reductions have started.
 #[derive(Default)]
@@ -126,7 +127,7 @@ pub(super) fn reduce_by_unit(
         let _scope = path.enter_in(Phase::Backward);
         let grad =
             if grad.layout() == meta.layout() { grad } else { grad.redistribute(meta.layout().clone())? };
-        if grad.dtype() == meta.dtype() { Ok(grad) } else { grad.cast(meta.dtype()) }
+        cast_local(mesh, &grad, meta.dtype())
     });
     finished.collect()
 }
@@ -147,6 +148,16 @@ impl StartedReductions {
             grads.iter().zip(wanted).map(planned).collect::<Result<_>>()?;
         let plans: Vec<&Rc<Move>> = moves.iter().map(|(plan, _)| plan).collect();
         let len = grads.len();
+/// Returns a gradient in another dtype. Each rank casts its part: the plan of an operator would move the parts of uneven
+/// shards, so that no rank casts more than others.
+pub(super) fn cast_local(mesh: &DeviceMesh, grad: &DTensor, dtype: DType) -> Result<DTensor> {
+    if grad.dtype() == dtype {
+        return Ok(grad.clone());
+    }
+    let meta = mesh.intern(Spec { dtype, ..grad.spec().clone() })?;
+    Ok(DTensor::wrap(mesh, grad.local.cast(dtype)?, meta))
+}
+
         let mut grads: Vec<Option<DTensor>> = grads.into_iter().map(Some).collect();
         let mut groups = Vec::new();
         for group in reductions_sharing(&plans) {
