@@ -375,7 +375,7 @@ impl BackwardPass {
         if self.units.is_another(unit) {
             self.start_unit()?;
         }
-        if self.units.push(unit, leaf, partial) {
+        if self.units.push(&self.mesh, unit, leaf, partial)? {
             self.start_unit()?;
         }
         Ok(true)

@@ -228,11 +228,35 @@ impl InFlight {
             InFlight::More(started) => started,
             InFlight::Shared { gather, index } => return gather.finish(mesh, index),
         };
-        for earlier in mesh.0.moves.of::<MoveCache>().unfinished.before(&started) {
-            let done = StartedMove::take(&earlier).finish(mesh);
-            earlier.borrow_mut().progress = MoveProgress::Done(done);
-        }
+        finish_earlier(mesh, &started);
         StartedMove::take(&started).finish(mesh)
+    }
+
+    /// Starts the second of two calls, after waiting for the first. All ranks do this between the same calls.
+    pub(super) fn advance(&self, mesh: &DeviceMesh) {
+        let InFlight::More(started) = self else { return };
+        let has_two_calls = |progress: &MoveProgress| match progress {
+            MoveProgress::Waiting { plan, stage, .. } => {
+                plan.calls == 2 && plan.plan.steps[stage + 1..].iter().any(|step| step.communicates())
+            }
+            MoveProgress::Done(_) => false,
+        };
+        if has_two_calls(&started.borrow().progress) {
+            finish_earlier(mesh, started);
+            let StartedMove { progress, origin, span } = StartedMove::take(started);
+            let _origin = origin.enter();
+            let _span = span.enter();
+            let next = progress.next(mesh).unwrap_or_else(|e| MoveProgress::Done(Err(e)));
+            started.borrow_mut().progress = next;
+        }
+    }
+}
+
+/// Finishes the redistributions that were started before this one and have later calls.
+fn finish_earlier(mesh: &DeviceMesh, started: &Rc<RefCell<StartedMove>>) {
+    for earlier in mesh.0.moves.of::<MoveCache>().unfinished.before(started) {
+        let done = StartedMove::take(&earlier).finish(mesh);
+        earlier.borrow_mut().progress = MoveProgress::Done(done);
     }
 }
 
@@ -266,13 +290,21 @@ impl StartedMove {
 impl MoveProgress {
     fn finish(mut self, mesh: &DeviceMesh) -> Result<Tensor> {
         loop {
-            let (plan, next) = match self {
+            match self {
                 MoveProgress::Done(result) => return result,
-                MoveProgress::Waiting { ref plan, stage, .. } => (plan.clone(), stage + 1),
-            };
-            let local = self.wait_call(mesh)?;
-            self = plan.start_at(next, mesh, local)?;
+                MoveProgress::Waiting { .. } => self = self.next(mesh)?,
+            }
         }
+    }
+
+    /// Waits for the call in flight, and starts the next one.
+    fn next(self, mesh: &DeviceMesh) -> Result<MoveProgress> {
+        let (plan, next) = match &self {
+            MoveProgress::Done(_) => return Ok(self),
+            MoveProgress::Waiting { plan, stage, .. } => (plan.clone(), stage + 1),
+        };
+        let local = self.wait_call(mesh)?;
+        plan.start_at(next, mesh, local)
     }
 
     /// Waits for the call in flight, and returns the tensor that this rank holds after it.
