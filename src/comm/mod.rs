@@ -41,8 +41,8 @@ mod network;
 mod transport;
 
 pub use api::{
-    BusyGuard, DryReport, DryRun, Group, ModuleTraffic, Pending, Process, Rank, Spmd, Tally, Total, Traffic,
-    spmd,
+    BusyGuard, DryReport, DryRun, DryTime, Group, ModuleTime, ModuleTraffic, Pending, Process, Rank, Spmd,
+    Tally, Total, Traffic, spmd,
 };
 pub(crate) use calls::path_matches;
 pub use calls::{BusyWork, Call, ModulePath, ModuleScope, Phase, Route, Sequence};

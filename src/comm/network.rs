@@ -343,6 +343,11 @@ impl Cost {
         Cost((ps.round() as u64).min(LONGEST))
     }
 
+    /// Returns the time from `earlier` to this one; zero if `earlier` is later.
+    pub(super) fn since(self, earlier: Cost) -> Cost {
+        Cost(self.0.saturating_sub(earlier.0))
+    }
+
     /// Returns the time in seconds.
     ///
     /// ```

@@ -23,13 +23,13 @@ use super::tensor::{
     CallDerivative, CustomDerivative, DTensor, GradientUnit, Recomputation, TapeCall, TapeNode, TapeOutput,
     next_id,
 };
-use super::unit_gradients::UnitGradients;
+use super::unit_gradients::{UnitGradients, cast_local};
 use super::waiting_gradients::WaitingGradients;
 use super::wanted_gradients::WantedGradients;
 use crate::comm::{Phase, operator_scope};
 use crate::error::Result;
 use crate::ops::{Cast, Reshape, VjpProgram};
-use crate::placement::{Spec, SumGroups};
+use crate::placement::SumGroups;
 
 /// A running backward pass. It visits nodes youngest first, so that the gradients of a node are complete when it is
 /// visited.
@@ -295,8 +295,7 @@ impl BackwardPass {
         if !(widens && grad.layout().has_partial() && self.stays_unreduced(&output.node)) {
             return Ok(None);
         }
-        let meta = self.mesh.intern(Spec { dtype: *dtype, ..grad.spec().clone() })?;
-        Ok(Some(DTensor::wrap(&self.mesh, grad.local.cast(*dtype)?, meta)))
+        cast_local(&self.mesh, grad, *dtype).map(Some)
     }
 
     /// Returns true for a leaf whose gradient is not reduced now, or that has an unreduced one to which this is added.
@@ -370,7 +369,7 @@ impl BackwardPass {
         if self.units.is_another(unit) {
             self.start_unit()?;
         }
-        if self.units.push(unit, leaf, partial) {
+        if self.units.push(&self.mesh, unit, leaf, partial)? {
             self.start_unit()?;
         }
         Ok(true)
@@ -401,8 +400,7 @@ impl BackwardPass {
         let Some(unit) = self.units.take_started() else { return Ok(()) };
         for (leaf, grad) in unit.finish(&self.mesh)? {
             let _scope = leaf.path.enter_in(Phase::Backward);
-            let dtype = leaf.outs[0].dtype();
-            let grad = if grad.dtype() == dtype { grad } else { grad.cast(dtype)? };
+            let grad = cast_local(&self.mesh, &grad, leaf.outs[0].dtype())?;
             self.store_leaf_gradient(&leaf, &mut Some(grad))?;
         }
         Ok(())

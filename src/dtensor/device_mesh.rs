@@ -226,7 +226,7 @@ impl DeviceMesh {
             peers: OnceCell::new(),
             tallies: MeshCache::default(),
             explanations: MeshCache::default(),
-            observers: Cell::new(0),
+            observers: Cell::new(usize::from(rank.has_clock())),
         }))
     }
 

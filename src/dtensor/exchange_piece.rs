@@ -28,13 +28,14 @@ pub(super) fn communicating_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Dim
         let mut new = mid.splitters(d);
         axes.extend(cur.splitters(d).skip_while(|&a| new.next() == Some(a) && cur.axis(a) == mid.axis(a)));
     }
-    // A ragged split over several dims depends on every split of each of them.
+    // A ragged split over several dims depends on every split outside it of each of them.
     for a in 0..cur.ndim() {
         let dims = match cur.axis(a) {
             Placement::RaggedShard { dims, .. } => 0..*dims,
             Placement::Replicate | Placement::Shard(_) | Placement::Partial(_) => 0..0,
         };
-        if dims.into_iter().any(|d| cur.splitters(d).any(|b| axes.contains(&b))) {
+        let outside = |d: usize| cur.splitters(d).take_while(|&b| b != a);
+        if dims.into_iter().any(|d| outside(d).any(|b| axes.contains(&b))) {
             axes.push(a);
         }
     }

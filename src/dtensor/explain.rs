@@ -158,20 +158,22 @@ fn add_moves(mesh: &DeviceMesh, moves: &[(&Move, &TensorMeta, &TensorMeta)]) {
         };
         ExplainedMove { operand, to: to.layout().to_string(), plan }
     };
-    let specs: Vec<(Spec, Spec)> =
-        moves.iter().map(|(_, from, to)| (from.spec().clone(), to.spec().clone())).collect();
-    let explained = || ExplainedPlan {
-        path: ModulePath::current(),
-        phase: Phase::current(),
-        operator: operator.into(),
-        calls: 1,
-        operands: specs.iter().map(|(from, _)| from.to_string()).collect(),
-        results: specs.iter().map(|(_, to)| to.to_string()).collect(),
-        rows: String::new(),
-        moves: moves.iter().enumerate().map(explained_move).collect(),
-        received_bytes: received_bytes(mesh, &specs),
-        time: shared_time(mesh, moves.iter().map(|(m, ..)| *m)),
-        runners_up: Vec::new(),
+    let explained = || {
+        let specs: Vec<(Spec, Spec)> =
+            moves.iter().map(|(_, from, to)| (from.spec().clone(), to.spec().clone())).collect();
+        ExplainedPlan {
+            path: ModulePath::current(),
+            phase: Phase::current(),
+            operator: operator.into(),
+            calls: 1,
+            operands: specs.iter().map(|(from, _)| from.to_string()).collect(),
+            results: specs.iter().map(|(_, to)| to.to_string()).collect(),
+            rows: String::new(),
+            moves: moves.iter().enumerate().map(explained_move).collect(),
+            received_bytes: received_bytes(mesh, &specs),
+            time: shared_time(mesh, moves.iter().map(|(m, ..)| *m)),
+            runners_up: Vec::new(),
+        }
     };
     add(mesh, same, || (ExplainedCall::Moves { operator, ends: ends.clone() }, explained()));
 }

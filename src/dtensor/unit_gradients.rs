@@ -3,7 +3,9 @@
 //! A unit is the parameters that FSDP gathers in one call, such as those of a transformer's block. Its complete gradients
 //! wait for each other, unreduced, until those of another unit begin to arrive. Then their reductions start, in one call if
 //! the gradients have equal nodes, and the next unit's derivatives run meanwhile. So a rank holds at most the unreduced
-//! gradients of two units. From the second pass on they are computed side by side, as they are sent.
+//! gradients of two units. If replicas of the shards are to agree as well, an all-reduce among them follows: it starts when
+//! half of the next unit's gradients have arrived. From the second pass on, gradients are computed side by side, as they are
+//! sent.
 
 use std::rc::Rc;
 
@@ -16,7 +18,7 @@ use super::tensor_meta::TensorMeta;
 use crate::comm::{ModulePath, Phase, operator_scope};
 use crate::error::Result;
 use crate::placement::Spec;
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 
 /// The gradients of the unit that arrives, and the unit whose reductions have started.
 #[derive(Default)]
@@ -32,6 +34,8 @@ pub(super) struct UnitGradients {
 /// A unit whose gradients are being reduced.
 pub(super) struct StartedUnit {
     leaves: Vec<Rc<TapeNode>>,
+    /// True once the second calls of its reductions have started.
+    is_advanced: bool,
     reductions: StartedReductions,
 }
 
@@ -94,13 +98,26 @@ impl UnitGradients {
     }
 
     /// Adds the gradient of a leaf of the unit that arrives: a partial sum in the leaf's dtype, or in that of its cast. Returns
-    /// true if it is not to wait for others.
-    pub fn push(&mut self, unit: GradientUnit, leaf: Rc<TapeNode>, grad: DTensor) -> bool {
+    /// true if it is not to wait for others. Halfway through the unit, the second calls of the unit before it start.
+    pub fn push(
+        &mut self,
+        mesh: &DeviceMesh,
+        unit: GradientUnit,
+        leaf: Rc<TapeNode>,
+        grad: DTensor,
+    ) -> Result<bool> {
         self.unit = Some(unit);
         let bytes = grad.shape().numel().saturating_mul(grad.dtype().size_bytes());
         self.arrived_bytes = self.arrived_bytes.saturating_add(bytes);
         self.arrived.push((leaf, grad));
-        self.arrived_bytes >= unit.limit_bytes
+        let arrived_len = self.arrived.len();
+        let waits =
+            |started: &&mut StartedUnit| !started.is_advanced && 2 * arrived_len >= started.leaves.len();
+        if let Some(started) = self.started.as_mut().filter(waits) {
+            started.is_advanced = true;
+            started.reductions.advance(mesh)?;
+        }
+        Ok(self.arrived_bytes >= unit.limit_bytes)
     }
 
     /// Starts the reductions of the gradients that have arrived. Those of the unit before are finished.
@@ -115,7 +132,7 @@ impl UnitGradients {
         let wanted: Vec<WantedGradient> = leaves.iter().map(|leaf| WantedGradient::of(leaf)).collect();
         let wanted: Vec<&WantedGradient> = wanted.iter().collect();
         let reductions = StartedReductions::of(mesh, grads, &wanted)?;
-        self.started = Some(StartedUnit { leaves, reductions });
+        self.started = Some(StartedUnit { leaves, is_advanced: false, reductions });
         Ok(())
     }
 
@@ -157,9 +174,19 @@ pub(super) fn reduce_by_unit(
         let _scope = path.enter_in(Phase::Backward);
         let grad =
             if grad.layout() == meta.layout() { grad } else { grad.redistribute(meta.layout().clone())? };
-        if grad.dtype() == meta.dtype() { Ok(grad) } else { grad.cast(meta.dtype()) }
+        cast_local(mesh, &grad, meta.dtype())
     });
     finished.collect()
+}
+
+/// Returns a gradient in another dtype. Each rank casts its part: the plan of an operator would move the parts of uneven
+/// shards, so that no rank casts more than others.
+pub(super) fn cast_local(mesh: &DeviceMesh, grad: &DTensor, dtype: DType) -> Result<DTensor> {
+    if grad.dtype() == dtype {
+        return Ok(grad.clone());
+    }
+    let meta = mesh.intern(Spec { dtype, ..grad.spec().clone() })?;
+    Ok(DTensor::wrap(mesh, grad.local.cast(dtype)?, meta))
 }
 
 impl StartedReductions {
@@ -170,7 +197,7 @@ impl StartedReductions {
         let grads = sent.collect::<Result<Vec<DTensor>>>()?;
         let planned = |(grad, wanted): (&DTensor, &&WantedGradient)| {
             let to = mesh.intern(grad.meta.spec().with_layout(wanted.meta.layout().clone())?)?;
-            Ok((redistribute::find(mesh, &grad.meta, &to)?, to))
+            Ok((redistribute::find_in_unit(mesh, &grad.meta, &to)?, to))
         };
         let moves: Vec<(Rc<Move>, Rc<TensorMeta>)> =
             grads.iter().zip(wanted).map(planned).collect::<Result<_>>()?;
@@ -197,6 +224,11 @@ impl StartedReductions {
             groups.push(StartedGroup { members, reduction });
         }
         Ok(StartedReductions { groups, len })
+    }
+
+    /// Starts the second calls of the reductions that have some, after waiting for the first.
+    fn advance(&mut self, mesh: &DeviceMesh) -> Result<()> {
+        self.groups.iter_mut().try_for_each(|group| group.reduction.advance(mesh))
     }
 
     /// Waits for the reductions, and returns the gradients in their order.

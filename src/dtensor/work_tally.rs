@@ -10,7 +10,7 @@ use super::rank_reports::gather_words;
 use super::work_share::part_of_elements;
 use crate::error::{Error, Result};
 use crate::ops::{Op, Work};
-use crate::tensor::Device;
+use crate::tensor::{DType, Device};
 
 /// The [`Work`] of the operator calls on a mesh, and this rank's share of it: created by [`DeviceMesh::tally_work`].
 /// Counts until it is dropped.
@@ -193,6 +193,8 @@ pub(super) fn count(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
         let of = |n: u64| (n as f64 * part).round() as u64;
         [whole, Work { flops: of(whole.flops), bytes: of(whole.bytes) }]
     });
+    let dtype = plan.metas.first().map_or(DType::F32, |meta| meta.dtype);
+    mesh.rank().compute(dtype, share.flops, share.bytes);
     let call = WorkTotal { calls: 1, whole, share };
     let running: &RunningTallies = mesh.0.tallies.of();
     for rows in running.0.borrow().iter().filter_map(Weak::upgrade) {

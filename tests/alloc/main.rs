@@ -6,9 +6,12 @@ mod checkpoint;
 mod comm;
 mod dispatch;
 mod dry;
+mod fsdp_order;
+mod fsdp_scale;
 mod placement;
 mod recompute;
 mod scale;
+mod scale_page;
 mod shapes;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -7,7 +7,6 @@
 //! one model.
 
 use std::fmt::Write;
-use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -19,7 +18,8 @@ use isoshard::optim::AdamW;
 use isoshard::placement::{Layout, Mesh, SumGroups};
 use isoshard::tensor::DType;
 
-const PAGE: &str = "docs/scale.md";
+use crate::scale_page;
+
 /// The layers of the two models that are run.
 const LAYERS: [usize; 2] = [2, 3];
 /// The dtypes and modes, in the order of [`RankCounts`].
@@ -289,8 +289,8 @@ impl CellRow {
 const INTRO: &str = "\
 # Bytes and calls of a training step, at scale
 
-*Written by `tests/alloc/scale.rs`, which compares this page with dry runs: `ISOSHARD_BLESS=1 cargo test --test alloc scale::`
-writes it.*
+*Written by `tests/alloc/scale.rs` and `tests/alloc/fsdp_scale.rs`, which compare this page with dry runs:
+`ISOSHARD_BLESS=1 cargo test --test alloc scale::` writes it.*
 
 A step is a forward pass, a backward pass and AdamW, with gradients in the layouts of the parameters, on sequences of 8,192 tokens, without
 recomputation and clipping. Parameters are stored in f32, and computed with in bf16 or in f32.
@@ -378,7 +378,7 @@ impl std::fmt::Display for Cell {
 #[test]
 fn the_page_shows_the_plans() {
     let cells = cells();
-    let blesses = std::env::var_os("ISOSHARD_BLESS").is_some();
+    let blesses = scale_page::blesses();
     let ranks = |cell: &Cell| {
         let corners = cell.corners();
         let (first, last) = (corners[0], corners[corners.len() - 1]);
@@ -391,10 +391,6 @@ fn the_page_shows_the_plans() {
     let rows: Vec<CellRow> =
         cells.iter().zip(run(&cells, ranks)).map(|(cell, ranks)| CellRow::new(*cell, &ranks)).collect();
     let page = page(&rows);
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE);
-    if blesses {
-        std::fs::write(&path, &page).expect("the page can be written");
-    }
     for limit in &LIMITS {
         for row in &rows {
             let listed = limit.above.iter().any(|(above, _)| above(&row.cell));
@@ -402,9 +398,7 @@ fn the_page_shows_the_plans() {
             assert_eq!(ratio > limit.most, listed, "{}: {} has {ratio:.4}", limit.name, row.cell);
         }
     }
-    let kept = std::fs::read_to_string(&path).expect("docs/scale.md is there");
-    let differs = kept.lines().zip(page.lines()).find(|(a, b)| a != b);
-    assert!(kept == page, "run with ISOSHARD_BLESS=1; the first line that differs: {differs:?}");
+    scale_page::check(0, &page);
 }
 
 /// Each layer beyond the second adds the same, so the counts of two small models give those of the whole one.

@@ -165,19 +165,21 @@ fn each_sharding_holds_and_moves_the_bytes_of_its_formula() {
     // Bytes of all parameters in f32.
     const ALL: usize = 12 * 64 * 32 * 4;
     let cases = [
-        // Parameters, gradients, held; received in forward and backward, in units of ALL / 4.
-        (Sharding::over(&["dp", "fsdp"]), ALL, ALL, 0),
-        (Sharding::over(&["dp", "fsdp"]).states(&["fsdp", "dp"]), ALL / 4, ALL, ALL),
+        // Parameters, gradients, held; received by reductions.
+        (Sharding::over(&["dp", "fsdp"]), ALL, ALL, 0, ALL * 3 / 2),
+        (Sharding::over(&["dp", "fsdp"]).states(&["fsdp", "dp"]), ALL / 4, ALL, ALL, ALL * 3 / 2),
         (
             Sharding::over(&["dp", "fsdp"]).states(&["fsdp", "dp"]).gradients(&["fsdp", "dp"]),
             ALL / 4,
             ALL / 4,
             ALL,
+            ALL * 3 / 4,
         ),
-        (Sharding::hsdp("dp", "fsdp"), ALL / 2, ALL / 2, 0),
-        (Sharding::hfsdp("dp", "fsdp"), ALL / 4, ALL / 4, ALL / 2),
+        // A reduce-scatter among two, and an all-reduce of half of the gradients.
+        (Sharding::hsdp("dp", "fsdp"), ALL / 2, ALL / 2, 0, ALL / 2 + ALL / 2),
+        (Sharding::hfsdp("dp", "fsdp"), ALL / 4, ALL / 4, ALL / 2, ALL * 3 / 4),
     ];
-    for (sharding, stored, gradients, held) in cases {
+    for (sharding, stored, gradients, held, reduced) in cases {
         let text = sharding.to_string();
         let run = move |rank: Rank| {
             let mesh = DeviceMesh::parse(&rank, "dp=2,fsdp=2")?;
@@ -192,7 +194,8 @@ fn each_sharding_holds_and_moves_the_bytes_of_its_formula() {
             let locals: usize = params.values().map(|value| value.local().len_bytes()).sum();
             assert_eq!((bytes.parameters, bytes.gradients, bytes.held), (stored, gradients, held));
             assert_eq!(locals, stored);
-            let x = DTensor::full(&mesh, DType::F32, [8, 64], 0.5, params.plan().batch_layout(mesh.mesh()))?;
+            let batch = params.plan().batch_layout(mesh.mesh());
+            let x = DTensor::full(&mesh, DType::F32, [512, 64], 0.5, batch)?;
             let pass = |params: &Params| -> Result<(Gradients, u64, u64)> {
                 let before = mesh.received_bytes();
                 let cx = Forward::train_without_dropout(params);
@@ -206,7 +209,7 @@ fn each_sharding_holds_and_moves_the_bytes_of_its_formula() {
                 let gradients = loss.backward()?;
                 Ok((gradients, forward - before, mesh.received_bytes() - forward))
             };
-            let (found, forward, _) = pass(&params)?;
+            let (found, forward, backward) = pass(&params)?;
             let of: usize =
                 params.values().map(|value| found.get(value).expect("used").local().len_bytes()).sum();
             assert_eq!(of, gradients);
@@ -214,6 +217,8 @@ fn each_sharding_holds_and_moves_the_bytes_of_its_formula() {
             let lacks = |held: usize| if held == 0 { 0 } else { held - stored };
             let gathered = if bytes.gathered > 0 { ALL / 2 } else { 0 };
             assert_eq!(forward as usize, lacks(held) + gathered);
+            // No derivative reads a parameter.
+            assert_eq!(backward as usize, reduced);
             let again = pass(&params)?.1 as usize;
             assert_eq!(again, gathered, "held values stay");
             Ok(())

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::rank::Rank;
 use super::tally::{Tally, Total, Traffic, write_table};
+use super::timeline::{DryTime, Timeline};
 use crate::comm::machine::Machine;
 use crate::comm::network::Network;
 use crate::comm::transport::{DryEngine, Engine};
@@ -37,13 +38,17 @@ const MOST_RANKS: usize = 1 << 24;
 ///
 /// A thread runs one dry run at a time, because memory is counted per thread.
 ///
-/// Missing: the time of kernels, and the overlap of communication and computation.
+/// [`DryRun::time`] models the time of the rank: operators by the [`Machine`], collectives by the network, beside the
+/// operators from their start to the wait for them.
+///
+/// Missing: the time of copies before and after a collective, and of launches.
 #[derive(Clone, Debug)]
 pub struct DryRun {
     engine: Arc<dyn Engine>,
     network: Network,
     machine: Machine,
     tally: Tally,
+    timeline: Timeline,
 }
 
 /// The counts of a dry run so far.
@@ -108,8 +113,10 @@ impl DryRun {
             ));
         }
         meta::reset_memory_peak();
-        let (engine, tally) = Tally::wrap(Arc::new(DryEngine { rank, world_len }), network.clone());
-        Ok(DryRun { engine, network, machine: Machine::default(), tally })
+        let timeline = Timeline::default();
+        let engine = Arc::new(DryEngine { rank, world_len });
+        let (engine, tally) = Tally::timed(engine, network.clone(), Some(timeline.clone()));
+        Ok(DryRun { engine, network, machine: Machine::default(), tally, timeline })
     }
 
     /// Sets the model of the rank's processor, which determines the choices of plans.
@@ -140,7 +147,31 @@ impl DryRun {
     /// Never fails today.
     pub fn rank(&self) -> Result<Rank> {
         let rank = Rank::new(self.engine.clone())?.on(Device::Meta).with_network(self.network.clone());
-        Ok(rank.with_common_machine(self.machine.clone()))
+        Ok(rank.with_common_machine(self.machine.clone()).with_timeline(self.timeline.clone()))
+    }
+
+    /// Returns the modelled time so far, by module and phase.
+    ///
+    /// Operators take their [`Machine::time`] one after another. A collective takes the time of its bytes on the slowest
+    /// level of links that its group needs, beside operators, and after the earlier collectives on these links.
+    ///
+    /// ```
+    /// use isoshard::{comm::{DryRun, Machine, Network}, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// let machine = Machine { f32_flops_per_s: 1e9, bytes_per_s: 1e12, ..Machine::default() };
+    /// let dry = DryRun::with_network(2, 0, Network::uniform(0.0, 1e6)?)?.with_machine(machine)?;
+    /// let mesh = DeviceMesh::parse(&dry.rank()?, "fsdp=2")?;
+    /// let w = DTensor::zeros(&mesh, DType::F32, [1000, 1000], "(S0)".parse()?)?;
+    /// let gathered = w.redistribute_async("(R)".parse()?)?; // 2 MB, in 2 seconds
+    /// let x = DTensor::zeros(&mesh, DType::F32, [500, 1000], "(R)".parse()?)?;
+    /// x.matmul(&x.permute([1, 0])?)?; // 0.5 G operations, in half a second
+    /// gathered.wait()?;
+    /// let time = dry.time();
+    /// let seconds = [time.total, time.modules[0].communicating, time.modules[0].waiting].map(|t| t.seconds());
+    /// assert_eq!(seconds, [2.0, 2.0, 1.5]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn time(&self) -> DryTime {
+        self.timeline.times()
     }
 
     /// Returns the counts so far.

@@ -11,6 +11,7 @@ mod process;
 mod rank;
 mod spmd;
 mod tally;
+mod timeline;
 
 pub use busy::BusyGuard;
 pub use dry_run::{DryReport, DryRun};
@@ -20,3 +21,4 @@ pub use process::Process;
 pub use rank::Rank;
 pub use spmd::{Spmd, spmd};
 pub use tally::{ModuleTraffic, Tally, Total, Traffic};
+pub use timeline::{DryTime, ModuleTime};

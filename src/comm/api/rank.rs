@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use super::group::Group;
+use super::timeline::Timeline;
 use crate::comm::calls::NAME_BYTES;
 use crate::comm::diagnostics::Recorder;
 use crate::comm::machine::Machine;
 use crate::comm::network::Network;
 use crate::comm::transport::Engine;
 use crate::error::{Error, Result};
-use crate::tensor::{Device, Shape, Tensor};
+use crate::tensor::{DType, Device, Shape, Tensor};
 
 /// One rank of an SPMD program: its number, its device, and the groups that it can make.
 #[derive(Clone, Debug)]
@@ -20,6 +21,8 @@ pub struct Rank {
     recorder: Arc<Recorder>,
     network: Network,
     machine: Machine,
+    /// The clock of a dry run.
+    timeline: Option<Timeline>,
 }
 
 impl Rank {
@@ -52,7 +55,7 @@ impl Rank {
         let channel = engine.open(&everyone, "world")?;
         let world = Group::over(channel, &recorder, engine.rank(), (&everyone, "world"));
         let (network, machine) = (Network::default(), Machine::default());
-        Ok(Rank { engine, world, device: Device::Cpu, recorder, network, machine })
+        Ok(Rank { engine, world, device: Device::Cpu, recorder, network, machine, timeline: None })
     }
 
     /// Returns the rank with its tensors on `device`: meshes made from it allocate there.
@@ -153,7 +156,24 @@ impl Rank {
     /// Returns the rank that `engine` connects, with this rank's device and models.
     pub(crate) fn over(&self, engine: Arc<dyn Engine>) -> Result<Rank> {
         let rank = Rank::new(engine)?.on(self.device).with_network(self.network.clone());
-        Ok(rank.with_common_machine(self.machine.clone()))
+        Ok(Rank { timeline: self.timeline.clone(), ..rank.with_common_machine(self.machine.clone()) })
+    }
+
+    pub(super) fn with_timeline(mut self, timeline: Timeline) -> Rank {
+        self.timeline = Some(timeline);
+        self
+    }
+
+    /// Returns true if operators are to be timed by [`Rank::compute`]: in a dry run.
+    pub(crate) fn has_clock(&self) -> bool {
+        self.timeline.is_some()
+    }
+
+    /// Adds the modelled time of an operator to the clock of a dry run.
+    pub(crate) fn compute(&self, dtype: DType, flops: u64, bytes: u64) {
+        if let Some(timeline) = &self.timeline {
+            timeline.compute(self.machine.time(dtype, flops, bytes));
+        }
     }
 
     /// Returns the rank with a model that is the same on all ranks.

@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::rank::Rank;
+use super::timeline::{TimedRequest, Timeline};
 use crate::comm::calls::{BusyWork, Call, CallOrigin, ModulePath, Phase, Route, label};
 use crate::comm::network::{Cost, Network, latencies};
 use crate::comm::transport::{Channel, Engine, Reduce, Request};
@@ -36,6 +37,8 @@ pub struct Tally(Arc<Shared>);
 struct Shared {
     network: Network,
     counts: Mutex<Counts>,
+    /// The clock of a dry run.
+    timeline: Option<Timeline>,
 }
 
 #[derive(Default)]
@@ -122,7 +125,16 @@ impl Tally {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn wrap(engine: Arc<dyn Engine>, network: Network) -> (Arc<dyn Engine>, Tally) {
-        let tally = Tally(Arc::new(Shared { network, counts: Mutex::default() }));
+        Tally::timed(engine, network, None)
+    }
+
+    /// Like [`Tally::wrap`], with a clock that the calls advance.
+    pub(super) fn timed(
+        engine: Arc<dyn Engine>,
+        network: Network,
+        timeline: Option<Timeline>,
+    ) -> (Arc<dyn Engine>, Tally) {
+        let tally = Tally(Arc::new(Shared { network, counts: Mutex::default(), timeline }));
         (Arc::new(CountingEngine { engine, tally: tally.clone() }), tally)
     }
 
@@ -327,7 +339,8 @@ struct CountingChannel {
 }
 
 impl CountingChannel {
-    fn count(&self, call: &Call<'_>) {
+    /// Counts a call. Returns its end on the clock of a dry run.
+    fn count(&self, call: &Call<'_>) -> Option<Cost> {
         let size = call.dtype.size_bytes() as u64;
         let bytes = |numel: usize| numel as u64 * size;
         let sent_bytes = call.sent_bytes(self.index, self.group_len);
@@ -362,6 +375,18 @@ impl CountingChannel {
             Route::Broadcast { .. } | Route::Send { .. } | Route::Barrier => {}
         }
         self.add(call.name, total);
+        self.tally.0.timeline.as_ref().map(|timeline| timeline.start(slowest, total.time))
+    }
+
+    /// Lets a request that ends at `end` advance the clock when it is waited for.
+    fn timed(&self, request: Box<dyn Request>, end: Option<Cost>) -> Box<dyn Request> {
+        match (&self.tally.0.timeline, end) {
+            (Some(timeline), Some(end)) => {
+                let (timeline, origin) = (timeline.clone(), CallOrigin::current());
+                Box::new(TimedRequest { inner: request, timeline, end, origin })
+            }
+            _ => request,
+        }
     }
 
     fn add(&self, call: &'static str, total: Total) {
@@ -394,8 +419,8 @@ impl fmt::Debug for CountingChannel {
 
 impl Channel for CountingChannel {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.count(&call);
-        self.channel.start(call)
+        let end = self.count(&call);
+        Ok(self.timed(self.channel.start(call)?, end))
     }
 
     fn gather_into(&self, call: Call<'_>, into: Vec<Tensor>) -> Result<Box<dyn Request>> {
@@ -404,13 +429,13 @@ impl Channel for CountingChannel {
     }
 
     fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.count(&call);
-        self.channel.all_reduce(reduce, call)
+        let end = self.count(&call);
+        Ok(self.timed(self.channel.all_reduce(reduce, call)?, end))
     }
 
     fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.count(&call);
-        self.channel.reduce_scatter(reduce, call)
+        let end = self.count(&call);
+        Ok(self.timed(self.channel.reduce_scatter(reduce, call)?, end))
     }
 
     fn reduces_well(&self) -> bool {

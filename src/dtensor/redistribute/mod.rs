@@ -23,6 +23,7 @@ mod shared_gather;
 mod span;
 mod states;
 mod together;
+mod unit_hops;
 
 #[cfg(test)]
 mod exhaustive;
@@ -34,7 +35,7 @@ pub(super) use cost::peers;
 pub(super) use rank_samples::{RankDifferences, RankSamples};
 pub use redistribution::Redistribution;
 pub(crate) use run::Move;
-pub(super) use run::{InFlight, find};
+pub(super) use run::{InFlight, find, find_in_unit};
 pub(super) use search::cheapest_time;
 pub(super) use shared_gather::{shard_places, shared_time, sharing, side_by_side, start_sharing};
 pub(super) use states::sample_coords;

@@ -5,6 +5,7 @@ use std::fmt;
 use super::super::exchange_piece::{communicating_axes, is_gather};
 use super::cost::{CostModel, communicates};
 use super::search::{Hop, cheapest, fold_axes, leaving_partials, replicated};
+use super::unit_hops::unit_hops;
 use crate::comm::{self, Network};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Placement, Spec};
@@ -125,6 +126,14 @@ impl Redistribution {
         Redistribution::plan_with_costs(from, to, CostModel(network))
     }
 
+    /// Plans the reduction of a gradient that shares its calls with others of its unit.
+    pub(super) fn in_unit(network: &Network, from: &Spec, to: &Spec) -> Result<Redistribution> {
+        match unit_hops(from, &to.layout, CostModel(network)) {
+            Some((hops, cost)) => Redistribution::along(hops, cost.time, from, to),
+            None => Redistribution::over(network, from, to),
+        }
+    }
+
     /// Plans with a given cost model.
     pub(super) fn plan_with_costs(from: &Spec, to: &Spec, costs: CostModel<'_>) -> Result<Redistribution> {
         if from.mesh != to.mesh || from.dtype != to.dtype || from.shape != to.shape {
@@ -135,11 +144,15 @@ impl Redistribution {
                 "give specs that differ in their layouts alone",
             ));
         }
-        let opens = |a: &usize| to.layout.axis(*a).is_partial() && to.layout.axis(*a) != from.layout.axis(*a);
-        let opening: Dims = (0..to.mesh.ndim()).filter(opens).collect();
+        let (hops, cost) = cheapest(from, &replicated(&to.layout, &opening(from, to)), costs)?;
+        Redistribution::along(hops, cost.time, from, to)
+    }
+
+    /// Returns the plan of a path, and of the steps around it that do not communicate.
+    fn along(hops: Vec<Hop>, cost: comm::Cost, from: &Spec, to: &Spec) -> Result<Redistribution> {
+        let opening = opening(from, to);
         let target = replicated(&to.layout, &opening);
         let mut plan = PlanBuilder { cur: from.clone(), steps: Vec::new() };
-        let (hops, cost) = cheapest(from, &target, costs)?;
         for hop in hops {
             if leaving_partials(&plan.cur.layout, &target).is_empty() {
                 plan.collapse(to);
@@ -154,7 +167,7 @@ impl Redistribution {
         for a in opening {
             plan.share(a, to.layout.axis(a))?;
         }
-        Ok(Redistribution { steps: plan.steps, cost: cost.time })
+        Ok(Redistribution { steps: plan.steps, cost })
     }
 
     /// Returns the metadata before the first step and after the last, or `None` if there is none.
@@ -234,6 +247,12 @@ impl Redistribution {
     pub fn collectives(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.steps.iter().filter(|s| s.communicates()).map(RedistributionStep::name)
     }
+}
+
+/// Returns the axes that become `Partial`.
+fn opening(from: &Spec, to: &Spec) -> Dims {
+    let opens = |a: &usize| to.layout.axis(*a).is_partial() && to.layout.axis(*a) != from.layout.axis(*a);
+    (0..to.mesh.ndim()).filter(opens).collect()
 }
 
 /// A plan under construction: the metadata after the steps so far.

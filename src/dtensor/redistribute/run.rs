@@ -16,8 +16,9 @@ use super::even_shards::EvenShards;
 use super::lower::{ExchangeStage, FoldStage, StackedShape, Stage, lower};
 use super::redistribution::{ExchangeKind, Redistribution};
 use super::span::move_span;
-use crate::comm::{CallOrigin, Group, Pending, Reduce};
+use crate::comm::{CallOrigin, Group, Network, Pending, Reduce};
 use crate::error::Result;
+use crate::placement::Spec;
 use crate::tensor::Tensor;
 
 /// A redistribution that is planned and lowered, and can be run any number of times.
@@ -82,6 +83,8 @@ pub(in crate::dtensor) enum MoveProgress {
 struct MoveCache {
     /// Moves, by the numbers of the metadata before and after.
     planned: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
+    /// Moves of gradients that share calls with their unit's.
+    planned_in_units: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
     unfinished: UnfinishedMoves,
 }
 
@@ -100,13 +103,31 @@ pub(in crate::dtensor) enum PendingCall {
 
 /// Returns the move from `src` to `dst`, planned at the first call.
 pub(in crate::dtensor) fn find(mesh: &DeviceMesh, src: &TensorMeta, dst: &TensorMeta) -> Result<Rc<Move>> {
+    find_by(mesh, (src, dst), &mesh.0.moves.of::<MoveCache>().planned, Redistribution::over)
+}
+
+/// Returns the move of a gradient from `src` to `dst` that shares its calls with others of its unit, planned at the first
+/// call.
+pub(in crate::dtensor) fn find_in_unit(
+    mesh: &DeviceMesh,
+    src: &TensorMeta,
+    dst: &TensorMeta,
+) -> Result<Rc<Move>> {
+    find_by(mesh, (src, dst), &mesh.0.moves.of::<MoveCache>().planned_in_units, Redistribution::in_unit)
+}
+
+fn find_by(
+    mesh: &DeviceMesh,
+    (src, dst): (&TensorMeta, &TensorMeta),
+    planned: &RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
+    plan: fn(&Network, &Spec, &Spec) -> Result<Redistribution>,
+) -> Result<Rc<Move>> {
     let key = (src.id, dst.id);
-    let moves: &MoveCache = mesh.0.moves.of();
-    if let Some(m) = moves.planned.borrow().get(&key) {
+    if let Some(m) = planned.borrow().get(&key) {
         return Ok(m.clone());
     }
-    let m = Rc::new(Move::new(mesh, Redistribution::over(mesh.rank().network(), src.spec(), dst.spec())?)?);
-    let mut planned = moves.planned.borrow_mut();
+    let m = Rc::new(Move::new(mesh, plan(mesh.rank().network(), src.spec(), dst.spec())?)?);
+    let mut planned = planned.borrow_mut();
     if planned.len() >= ENTRIES_LEN {
         planned.clear();
     }
@@ -210,11 +231,35 @@ impl InFlight {
             InFlight::More(started) => started,
             InFlight::Shared { gather, index } => return gather.finish(mesh, index),
         };
-        for earlier in mesh.0.moves.of::<MoveCache>().unfinished.before(&started) {
-            let done = StartedMove::take(&earlier).finish(mesh);
-            earlier.borrow_mut().progress = MoveProgress::Done(done);
-        }
+        finish_earlier(mesh, &started);
         StartedMove::take(&started).finish(mesh)
+    }
+
+    /// Starts the second of two calls, after waiting for the first. All ranks do this between the same calls.
+    pub(super) fn advance(&self, mesh: &DeviceMesh) {
+        let InFlight::More(started) = self else { return };
+        let has_two_calls = |progress: &MoveProgress| match progress {
+            MoveProgress::Waiting { plan, stage, .. } => {
+                plan.calls == 2 && plan.plan.steps[stage + 1..].iter().any(|step| step.communicates())
+            }
+            MoveProgress::Done(_) => false,
+        };
+        if has_two_calls(&started.borrow().progress) {
+            finish_earlier(mesh, started);
+            let StartedMove { progress, origin, span } = StartedMove::take(started);
+            let _origin = origin.enter();
+            let _span = span.enter();
+            let next = progress.next(mesh).unwrap_or_else(|e| MoveProgress::Done(Err(e)));
+            started.borrow_mut().progress = next;
+        }
+    }
+}
+
+/// Finishes the redistributions that were started before this one and have later calls.
+fn finish_earlier(mesh: &DeviceMesh, started: &Rc<RefCell<StartedMove>>) {
+    for earlier in mesh.0.moves.of::<MoveCache>().unfinished.before(started) {
+        let done = StartedMove::take(&earlier).finish(mesh);
+        earlier.borrow_mut().progress = MoveProgress::Done(done);
     }
 }
 
@@ -248,13 +293,21 @@ impl StartedMove {
 impl MoveProgress {
     fn finish(mut self, mesh: &DeviceMesh) -> Result<Tensor> {
         loop {
-            let (plan, next) = match self {
+            match self {
                 MoveProgress::Done(result) => return result,
-                MoveProgress::Waiting { ref plan, stage, .. } => (plan.clone(), stage + 1),
-            };
-            let local = self.wait_call(mesh)?;
-            self = plan.start_at(next, mesh, local)?;
+                MoveProgress::Waiting { .. } => self = self.next(mesh)?,
+            }
         }
+    }
+
+    /// Waits for the call in flight, and starts the next one.
+    fn next(self, mesh: &DeviceMesh) -> Result<MoveProgress> {
+        let (plan, next) = match &self {
+            MoveProgress::Done(_) => return Ok(self),
+            MoveProgress::Waiting { plan, stage, .. } => (plan.clone(), stage + 1),
+        };
+        let local = self.wait_call(mesh)?;
+        plan.start_at(next, mesh, local)
     }
 
     /// Waits for the call in flight, and returns the tensor that this rank holds after it.

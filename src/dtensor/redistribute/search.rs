@@ -93,7 +93,7 @@ pub(super) fn replicated(layout: &Layout, axes: &[usize]) -> Layout {
 }
 
 /// Returns `cut` with these axes `Partial` as in `layout`.
-fn partial_as(layout: &Layout, axes: &[usize], cut: &Layout) -> Layout {
+pub(super) fn partial_as(layout: &Layout, axes: &[usize], cut: &Layout) -> Layout {
     let of = |(a, p): (usize, &Placement)| if axes.contains(&a) { layout.axis(a).clone() } else { p.clone() };
     let placements = cut.placements().iter().enumerate().map(of);
     Layout::new(placements).with_order(cut.order()).expect("a layout's own order")

@@ -92,6 +92,18 @@ impl ReductionInFlight {
             ReductionInFlight::Shared(shared) => shared.finish(mesh),
         }
     }
+
+    /// If another shared call follows the one in flight, waits for that and starts the next. All ranks call this between the
+    /// same calls.
+    pub fn advance(&mut self, mesh: &DeviceMesh) -> Result<()> {
+        match self {
+            ReductionInFlight::Alone(only) => {
+                only.advance(mesh);
+                Ok(())
+            }
+            ReductionInFlight::Shared(shared) => shared.advance(mesh),
+        }
+    }
 }
 
 fn start(
@@ -133,23 +145,42 @@ fn shared_calls(moves: &[Rc<Move>], stage: usize) -> Option<Vec<SharedCall<'_>>>
 }
 
 impl SharedReduction {
-    fn finish(self, mesh: &DeviceMesh) -> Result<Vec<Tensor>> {
-        let SharedReduction { moves, arrangement, mut progress, origin, span } = self;
+    fn finish(mut self, mesh: &DeviceMesh) -> Result<Vec<Tensor>> {
+        loop {
+            match std::mem::replace(&mut self.progress, SharedProgress::Done(Vec::new())) {
+                SharedProgress::Done(locals) => return Ok(locals),
+                SharedProgress::Waiting { stage, call } => self.progress = self.after(mesh, stage, call)?,
+            }
+        }
+    }
+
+    fn advance(&mut self, mesh: &DeviceMesh) -> Result<()> {
+        match std::mem::replace(&mut self.progress, SharedProgress::Done(Vec::new())) {
+            SharedProgress::Waiting { stage, call } if self.shares_call_after(stage) => {
+                self.progress = self.after(mesh, stage, call)?;
+            }
+            progress => self.progress = progress,
+        }
+        Ok(())
+    }
+
+    fn shares_call_after(&self, stage: usize) -> bool {
+        let stages_len = self.moves[0].stages().len();
+        (stage + 1..stages_len).any(|stage| shared_calls(&self.moves, stage).is_some())
+    }
+
+    /// Waits for the call of a stage, and goes on to the next one.
+    fn after(&self, mesh: &DeviceMesh, stage: usize, call: Pending<Tensor>) -> Result<SharedProgress> {
+        let SharedReduction { moves, arrangement, origin, span, .. } = self;
         let _origin = origin.enter();
         let _span = span.enter();
-        loop {
-            let (stage, call) = match progress {
-                SharedProgress::Done(locals) => return Ok(locals),
-                SharedProgress::Waiting { stage, call } => (stage, call),
-            };
-            let all = call.wait()?;
-            mesh.0.moving_calls.set(mesh.0.moving_calls.get() + 1);
-            let calls = shared_calls(&moves, stage).expect("it was shared");
-            let planned = moves.iter().map(|m| m.plan().steps[stage].received_bytes).sum::<u64>();
-            let bytes = padded_bytes(&calls, arrangement, all.dtype()).unwrap_or(planned);
-            mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + bytes);
-            progress = start_at(stage + 1, mesh, &moves, arrangement, results(&calls, arrangement, all)?)?;
-        }
+        let all = call.wait()?;
+        mesh.0.moving_calls.set(mesh.0.moving_calls.get() + 1);
+        let calls = shared_calls(moves, stage).expect("it was shared");
+        let planned = moves.iter().map(|m| m.plan().steps[stage].received_bytes).sum::<u64>();
+        let bytes = padded_bytes(&calls, *arrangement, all.dtype()).unwrap_or(planned);
+        mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + bytes);
+        start_at(stage + 1, mesh, moves, *arrangement, results(&calls, *arrangement, all)?)
     }
 }
 
