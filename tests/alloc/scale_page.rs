@@ -19,7 +19,7 @@ pub fn check(part: usize, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE);
     let _guard = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
     let page = std::fs::read_to_string(&path).expect("docs/scale.md is there");
-    // A part that is missing ends where it would begin.
+    // A part that is missing is empty.
     let second = page.find(HEADINGS[1]).unwrap_or(page.len());
     let first = page.find(HEADINGS[0]).unwrap_or(second);
     let ends = [0, first, second, page.len()];
