@@ -42,7 +42,7 @@ pub(super) trait Joiner: Copy {
     /// Joins each eight neighbours, three levels of the tree.
     fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8];
 
-    /// Joins each eight neighbours in two leaves, each of which is the first `lens` elements of 32. The others count as
+    /// Joins each eight neighbours in two leaves. A leaf has the length in `lens`, and the elements after it count as
     /// padding.
     fn eighths_of<T: Num, F: Reducer<T>>(self, leaves: [&[T; LEAF]; 2], lens: [usize; 2]) -> [T; 8];
 
