@@ -222,9 +222,11 @@ fn shard_of(even: &EvenShards, me: usize, moves: &[(Rc<Move>, Tensor)]) -> Resul
     Ok(shard)
 }
 
-/// Starts the gather of tensors whose parts every member sends one after the other. Returns, per tensor and member, the
-/// position of a part in what the member sends.
-fn start_packed(moves: &[(Rc<Move>, Tensor)]) -> Result<(Pending<Vec<Tensor>>, Vec<Vec<usize>>)> {
+/// A call, and per tensor and member the position of a part in what the member sends.
+type PackedGather = (Pending<Vec<Tensor>>, Vec<Vec<usize>>);
+
+/// Starts the gather of tensors whose parts every member sends one after the other.
+fn start_packed(moves: &[(Rc<Move>, Tensor)]) -> Result<PackedGather> {
     let stages: Vec<&ExchangeStage> = moves.iter().filter_map(|(m, _)| gather_of(m)).collect();
     let group = &stages[0].group;
     let mut ends = vec![0; group.len()];
