@@ -35,8 +35,8 @@ struct UnitBuffer {
 pub(super) struct GradientPlaces {
     /// By the numbers of the unit and of the leaf.
     free: FxHashMap<(u64, usize), Tensor>,
-    /// The units whose buffers this pass has made.
-    made: Vec<u64>,
+    /// The buffers that this pass has made, by the unit's number and their first leaf's.
+    made: Vec<(u64, usize)>,
 }
 
 impl UnitBuffers {
@@ -72,7 +72,7 @@ impl GradientPlaces {
     ) -> Result<T> {
         let (mut keys, mut places) = (Vec::new(), Vec::new());
         for (unit, leaf) in leaves {
-            self.make(mesh, *unit)?;
+            self.make(mesh, *unit, *leaf)?;
             let key = (unit.number(), *leaf);
             if let Some(place) = self.free.remove(&key) {
                 keys.push(key);
@@ -87,14 +87,17 @@ impl GradientPlaces {
         result
     }
 
-    /// Makes the buffers of a unit, once in a pass.
-    fn make(&mut self, mesh: &DeviceMesh, unit: GradientUnit) -> Result<()> {
-        if self.made.contains(&unit.number()) {
-            return Ok(());
-        }
-        self.made.push(unit.number());
+    /// Makes the buffer of a leaf's gradient, once in a pass.
+    fn make(&mut self, mesh: &DeviceMesh, unit: GradientUnit, leaf: usize) -> Result<()> {
         let all = mesh.0.unit_buffers.of::<UnitBuffers>().0.borrow();
-        for UnitBuffer { len, dtype, places } in all.get(&unit.number()).into_iter().flatten() {
+        let holds = |buffer: &&UnitBuffer| buffer.places.iter().any(|(other, ..)| *other == leaf);
+        let buffer = all.get(&unit.number()).and_then(|buffers| buffers.iter().find(holds));
+        if let Some(UnitBuffer { len, dtype, places }) = buffer {
+            let key = (unit.number(), places[0].0);
+            if self.made.contains(&key) {
+                return Ok(());
+            }
+            self.made.push(key);
             let parts: Vec<_> = places.iter().map(|(_, start, shape)| (*start, shape.clone())).collect();
             let parts = Tensor::uninit_on(mesh.device(), *dtype, [*len])?.cut(&parts)?;
             let keys = places.iter().map(|(leaf, ..)| (unit.number(), *leaf));
@@ -103,8 +106,16 @@ impl GradientPlaces {
         Ok(())
     }
 
-    /// Frees the places of a unit whose gradients are sent.
-    pub fn end(&mut self, unit: GradientUnit) {
-        self.free.retain(|(other, _), _| *other != unit.number());
+    /// Frees the places in the buffers of gradients that are sent, which are those of the given leaves of a unit.
+    pub fn end(&mut self, mesh: &DeviceMesh, unit: GradientUnit, leaves: &[usize]) {
+        if self.free.is_empty() {
+            return;
+        }
+        let all = mesh.0.unit_buffers.of::<UnitBuffers>().0.borrow();
+        for UnitBuffer { places, .. } in all.get(&unit.number()).into_iter().flatten() {
+            if places.iter().any(|(leaf, ..)| leaves.contains(leaf)) {
+                places.iter().for_each(|(leaf, ..)| drop(self.free.remove(&(unit.number(), *leaf))));
+            }
+        }
     }
 }

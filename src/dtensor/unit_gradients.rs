@@ -123,8 +123,9 @@ impl UnitGradients {
     /// Starts the reductions of the gradients that have arrived. Those of the unit before are finished.
     pub fn start(&mut self, mesh: &DeviceMesh) -> Result<()> {
         self.arrived_bytes = 0;
-        let unit = self.unit.take();
-        unit.into_iter().for_each(|unit| self.places.end(unit));
+        let numbers = self.arrived.iter().filter_map(|(leaf, _)| Some(leaf.destination.as_ref()?.number));
+        let numbers: Vec<usize> = numbers.collect();
+        self.unit.take().into_iter().for_each(|unit| self.places.end(mesh, unit, &numbers));
         if self.arrived.is_empty() {
             return Ok(());
         }

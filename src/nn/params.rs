@@ -404,7 +404,7 @@ impl Params {
     }
 
     /// Refuses, in the name of `verb`, another model's parameter.
-    pub(super) fn expect_own(&self, verb: &str, id: ParamId) -> Result<()> {
+    pub(crate) fn expect_own(&self, verb: &str, id: ParamId) -> Result<()> {
         if id.model == self.number {
             return Ok(());
         }

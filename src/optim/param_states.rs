@@ -53,10 +53,17 @@ impl ParamStates {
     /// Refuses another model's parameter; returns an error if the device has no memory left.
     pub fn prepare(&mut self, params: &Params, ids: &[ParamId]) -> Result<()> {
         self.list.resize_with(params.len().max(self.list.len()), || None);
-        for &id in ids.iter().filter(|id| self.list[id.index()].is_none()).collect::<Vec<_>>() {
-            self.list[id.index()] = Some(params.zeros_like(id)?);
+        self.map_all()?;
+        for &id in ids {
+            params.expect_own("prepare", id)?;
+            if self.list[id.index()].is_none() {
+                let zeros = params.zeros_like(id)?;
+                // No second tensor is made in memory before this one is in the file.
+                let mapped = self.mapped.as_ref().map(|file| zeros.mapped_in(file)).transpose()?;
+                self.list[id.index()] = Some(mapped.unwrap_or(zeros));
+            }
         }
-        self.map_all()
+        Ok(())
     }
 
     /// Moves the tensors to a file that is mapped into memory, and keeps them there, as

@@ -35,12 +35,13 @@ impl Tensor {
     }
 
     /// Returns the elements of a tensor that was [cut](Tensor::cut) into `parts` as a tensor of one dim, which shares them,
-    /// or `None` if these are not all the parts, whole and in their order.
-    pub(crate) fn joined<'a>(parts: impl IntoIterator<Item = &'a Tensor>) -> Option<Tensor> {
+    /// or `None` if these are not all the parts, whole and in their order, each from the given element on.
+    pub(crate) fn joined<'a>(parts: impl IntoIterator<Item = (usize, &'a Tensor)>) -> Option<Tensor> {
         let mut dtype = None;
-        let storage = |x: &Tensor| {
+        let storage = |(start, x): (usize, &Tensor)| {
             let is_whole = x.len_bytes() == x.storage.len_bytes() && x.is_contiguous();
-            (is_whole && *dtype.get_or_insert(x.dtype) == x.dtype).then(|| x.storage.clone())
+            let is_alike = is_whole && *dtype.get_or_insert(x.dtype) == x.dtype;
+            is_alike.then(|| (start * x.dtype.size_bytes(), x.storage.clone()))
         };
         let buffer = Buffer::joined(parts.into_iter().map(storage).collect::<Option<_>>()?)?;
         let dtype = dtype?;
@@ -73,7 +74,7 @@ mod tests {
         assert!(!parts[0].shares_storage(&parts[2]) && !parts[0].owns_buffer());
         drop(other);
         parts[2].make_mut::<f32>().unwrap()[0] = 9.0;
-        let mut joined = Tensor::joined(&parts).unwrap();
+        let mut joined = Tensor::joined([0, 4, 5].into_iter().zip(&parts)).unwrap();
         assert_eq!(joined.to_vec::<f32>().unwrap(), [-1.0, -1.0, -1.0, -1.0, 4.0, 9.0, 6.0, 7.0, 8.0, 9.0]);
         // While they are joined, a write copies: neither the parts nor what is read moves.
         assert!(!parts[0].is_unique() && !joined.is_unique());
@@ -87,15 +88,14 @@ mod tests {
     fn only_all_parts_in_their_order_are_joined() {
         let cut = || Tensor::zeros(DType::F32, [4]).cut(&[(0, [1].into()), (1, [3].into())]).unwrap();
         let (parts, others) = (cut(), cut());
-        assert!(Tensor::joined(&parts).is_some());
-        assert!(Tensor::joined(&parts[..1]).is_none() && Tensor::joined(&[] as &[Tensor]).is_none());
-        assert!(Tensor::joined(parts.iter().rev()).is_none(), "another order");
-        assert!(Tensor::joined([&parts[0], &others[1]]).is_none(), "another buffer's");
-        assert!(
-            Tensor::joined([&parts[0], &parts[1].narrow(0, 0, 2).unwrap()]).is_none(),
-            "not all of a part"
-        );
-        assert!(Tensor::joined(&[Tensor::zeros(DType::F32, [4])]).is_none(), "never cut");
+        assert!(Tensor::joined([(0, &parts[0]), (1, &parts[1])]).is_some());
+        assert!(Tensor::joined([(0, &parts[0])]).is_none() && Tensor::joined([]).is_none());
+        assert!(Tensor::joined([(1, &parts[1]), (0, &parts[0])]).is_none(), "another order");
+        assert!(Tensor::joined([(0, &parts[0]), (2, &parts[1])]).is_none(), "another position");
+        assert!(Tensor::joined([(0, &parts[0]), (1, &others[1])]).is_none(), "another buffer's");
+        let some = parts[1].narrow(0, 0, 2).unwrap();
+        assert!(Tensor::joined([(0, &parts[0]), (1, &some)]).is_none(), "not all of a part");
+        assert!(Tensor::joined([(0, &Tensor::zeros(DType::F32, [4]))]).is_none(), "never cut");
     }
 
     #[test]
@@ -105,14 +105,14 @@ mod tests {
                 Tensor::zeros(DType::U8, [4096]).cut(&[(0, [1].into()), (64, [2].into())]).unwrap();
             assert_eq!(storage::pool_stats().live_bytes, 4096);
             drop(parts.pop());
-            let joined = Tensor::joined(&parts);
+            let joined = Tensor::joined([(0, &parts[0])]);
             assert!(joined.is_none() && storage::pool_stats().live_bytes == 4096);
             drop(parts);
             assert_eq!(storage::pool_stats().live_bytes, 0);
             let whole = Tensor::zeros_on(Device::Meta, DType::U8, [100]).unwrap();
             let parts = whole.cut(&[(0, [40].into()), (40, [60].into())]).unwrap();
             assert_eq!((meta::memory_stats().live_bytes, parts[1].notation()), (100, "u8[60]".into()));
-            assert!(Tensor::joined(&parts).unwrap().is_meta());
+            assert!(Tensor::joined([0, 40].into_iter().zip(&parts)).unwrap().is_meta());
             drop(parts);
             assert_eq!(meta::memory_stats().live_bytes, 0);
         })

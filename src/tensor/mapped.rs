@@ -24,7 +24,8 @@ const PAGE_BYTES: u64 = 4096;
 /// [`storage::pool_stats`](super::storage::pool_stats).
 ///
 /// The file has no name once it is made, so no other program opens it, and the system frees its blocks when the last of its
-/// tensors is dropped, also after a crash. The bytes of a dropped tensor are used again.
+/// tensors is dropped, also after a crash. The bytes of a dropped tensor are used again by a
+/// tensor of as many pages.
 ///
 /// ```
 /// use isoshard::tensor::{DType, MappedFile, Tensor, storage};

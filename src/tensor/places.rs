@@ -42,7 +42,10 @@ pub(super) fn take_place(device: Device, dtype: DType, shape: &Shape) -> Option<
 
 #[cold]
 fn take_offered(device: Device, dtype: DType, shape: &Shape) -> Option<Tensor> {
-    let fits = |x: &Tensor| x.device() == device && x.dtype() == dtype && x.numel() == shape.numel();
+    // A device's kernels store whole vectors to memory of their own.
+    let is_aligned = |x: &Tensor| x.device_address().is_none_or(|at| at.is_multiple_of(16));
+    let fits =
+        |x: &Tensor| (x.device(), x.dtype(), x.numel()) == (device, dtype, shape.numel()) && is_aligned(x);
     let find = |places: &mut Vec<Option<Tensor>>| {
         places.iter_mut().find(|place| place.as_ref().is_some_and(fits))?.take()
     };

@@ -193,17 +193,21 @@ impl Buffer {
         ranges.iter().enumerate().map(part).collect()
     }
 
-    /// Returns the buffer that was cut into `parts`, for reading, or `None` unless these are all its parts, in their order.
-    pub(super) fn joined(parts: Vec<Storage>) -> Option<Buffer> {
-        let BufferOwner::Part { whole, parts_len, .. } = &parts.first()?.owner else { return None };
-        let is_next = |(at, part): (usize, &Storage)| match &part.owner {
-            BufferOwner::Part { whole: other, index, .. } => *index == at && Arc::ptr_eq(whole, other),
+    /// Returns the buffer that was cut into `parts`, for reading, or `None` unless these are all its parts, in their order,
+    /// each from its byte on.
+    pub(super) fn joined(parts: Vec<(usize, Storage)>) -> Option<Buffer> {
+        let BufferOwner::Part { whole, parts_len, .. } = &parts.first()?.1.owner else { return None };
+        let is_next = |(at, (from, part)): (usize, &(usize, Storage))| match &part.owner {
+            BufferOwner::Part { whole: other, index, start, .. } => {
+                (*index, *start) == (at, *from) && Arc::ptr_eq(whole, other)
+            }
             _ => false,
         };
         if *parts_len != parts.len() || !parts.iter().enumerate().all(is_next) {
             return None;
         }
         let whole = whole.clone();
+        let parts = parts.into_iter().map(|(_, part)| part).collect();
         let (ptr, len_bytes) = (whole.ptr, whole.len_bytes);
         Some(Buffer { ptr, len_bytes, owner: BufferOwner::Joined { whole, _parts: parts } })
     }

@@ -41,6 +41,7 @@ if [ $# -gt 0 ]; then
   mkdir "$pack/bin/images"
   LD_LIBRARY_PATH=$tools/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} ISOSHARD_PACK=$PWD/$pack/bin/images ISOSHARD_ARCHITECTURES="$*" \
     "$pack/bin/gpu" --exact nvrtc::images_for_machines_with_a_gpu --nocapture
+  [ -n "$(ls "$pack/bin/images")" ] || { echo "no image was compiled"; exit 1; }
 fi
 
 cp benches/torch/*.py "$pack/bin/"

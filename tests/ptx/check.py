@@ -147,11 +147,12 @@ def near(record, at, mine, want, kind):
         end = begin + (end - begin) // 4 * 4
         for k, size in ((kind, 2), ("f32", 4)):
             x, y = (floats(np.ascontiguousarray(v[begin:end]), k).astype(np.float64) for v in (mine, want))
-            y, x = np.where(np.isfinite(y), y, 0), np.where(np.isfinite(x), x, np.inf)
+            known = np.isfinite(y)
+            y, x = np.where(known, y, 0), np.where(np.isfinite(x), x, np.inf)
             if k == "f32" and begin != int.from_bytes(record.arguments[-1], "little") - at:
                 continue
             bound = np.abs(y) * (2.0**-6 if size == 2 else 1e-4) + (2.0**-7 if size == 2 else 1e-4)
-            allowed[begin:end] |= np.repeat(np.abs(x - y) <= bound, size)
+            allowed[begin:end] |= np.repeat(known & (np.abs(x - y) <= bound), size)
     return allowed
 
 

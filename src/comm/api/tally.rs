@@ -424,8 +424,8 @@ impl Channel for CountingChannel {
     }
 
     fn gather_into(&self, call: Call<'_>, into: Vec<Tensor>) -> Result<Box<dyn Request>> {
-        self.count(&call);
-        self.channel.gather_into(call, into)
+        let end = self.count(&call);
+        Ok(self.timed(self.channel.gather_into(call, into)?, end))
     }
 
     fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {

@@ -138,7 +138,9 @@ impl EvenShards {
             middle_len = middle_len.max(tensor.middle_len);
         }
         let most = used.iter().copied().max()?;
-        let shard_len = if middle_len > 0 { most } else { most.next_multiple_of(ALIGN) };
+        // One member's shard is all-reduced, not cut.
+        let fixed = middle_len > 0 || members_len == 1;
+        let shard_len = if fixed { most } else { most.next_multiple_of(ALIGN) };
         let total: usize = used.iter().sum();
         let is_full = |tensor: &MemberLens| tensor.middle_len == 0 || tensor.middle_len == shard_len;
         let padded = shard_len.checked_mul(members_len)?;

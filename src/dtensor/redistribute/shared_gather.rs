@@ -187,7 +187,8 @@ impl SharedGather {
         let bytes = match &self.even {
             Some(even) => {
                 let bytes = even.received_bytes(all[0].dtype());
-                all = vec![Tensor::joined(&all).expect("the rooms are those that the call was given")];
+                let rooms = all.iter().enumerate().map(|(member, room)| (member * even.shard_len, room));
+                all = vec![Tensor::joined(rooms).expect("the rooms are those that the call was given")];
                 bytes
             }
             None => self.gathers.iter().map(|tensor| tensor.plan.plan().received_bytes()).sum(),
@@ -208,15 +209,15 @@ impl SharedGather {
 
 /// Returns this rank's shard of the tensors that are gathered: the block in which they lie, or a copy.
 fn shard_of(even: &EvenShards, me: usize, moves: &[(Rc<Move>, Tensor)]) -> Result<Tensor> {
-    let parts: Vec<&Tensor> = even.parts_of(me).map(|(i, _)| &moves[i].1).collect();
+    let parts = || even.parts_of(me).map(|(i, start)| (start, &moves[i].1));
     let is_shard = |shard: &Tensor| shard.numel() == even.shard_len;
-    if let Some(shard) = Tensor::joined(parts.iter().copied()).filter(is_shard) {
+    if let Some(shard) = Tensor::joined(parts()).filter(is_shard) {
         return Ok(shard);
     }
-    note_copied(parts.iter().map(|part| part.len_bytes()).sum());
+    note_copied(parts().map(|(_, part)| part.len_bytes()).sum());
     let like = &moves[0].1;
     let mut shard = Tensor::uninit_on(like.device(), like.dtype(), [even.shard_len])?;
-    for ((_, start), part) in even.parts_of(me).zip(parts) {
+    for (start, part) in parts() {
         part.copy_block(&mut shard, part.shape(), (0, part.strides()), (start, &part.shape().strides()))?;
     }
     Ok(shard)

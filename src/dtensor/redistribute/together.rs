@@ -378,7 +378,7 @@ fn start_shared(
     };
     let nodes = order.nodes()[group.index()];
     let buffer = positions.even.as_ref().filter(|_| nodes == 1).and_then(|even| {
-        let whole = Tensor::joined(even.tensors().map(|i| &locals[i]))?;
+        let whole = Tensor::joined(even.tensors().map(|i| (even.starts[i], &locals[i])))?;
         (whole.numel() == even.buffer_len()).then_some((even.shard_len, whole))
     });
     let parts = match buffer {
