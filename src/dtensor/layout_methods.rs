@@ -218,7 +218,7 @@ impl DTensor {
     }
 
     /// Returns tensors that are often redistributed together to the given layouts, with the same values and stored so that
-    /// [`DTensor::redistribute_together`] copies nothing before its calls, where that is possible. Tensors whose layout is the
+    /// [`DTensor::redistribute_together`] copies nothing before its calls, if that is possible. Tensors whose layout is the
     /// given one stay as they are. Communicates nothing.
     pub(crate) fn stored_together(of: Vec<(DTensor, Layout)>) -> Result<Vec<DTensor>> {
         let Some(mesh) = of.first().map(|(x, _)| x.mesh.clone()) else { return Ok(Vec::new()) };
@@ -236,7 +236,7 @@ impl DTensor {
         Ok(all)
     }
 
-    /// Returns places where tensors are to be cast to `dtype`, so that [`DTensor::redistribute_together`] to the given layouts
+    /// Returns places in which tensors are to be cast to `dtype`, so that [`DTensor::redistribute_together`] to the given layouts
     /// copies nothing before its calls; `None` for those that it copies or does not move.
     pub(crate) fn cast_places(of: &[(&DTensor, &Layout)], dtype: DType) -> Result<Vec<Option<Tensor>>> {
         let Some(mesh) = of.first().map(|(x, _)| x.mesh.clone()) else { return Ok(Vec::new()) };

@@ -31,14 +31,14 @@ pub(super) fn start_moves(mesh: &DeviceMesh, of: Vec<TensorMove>) -> Result<Vec<
     Ok(started.into_iter().flatten().collect())
 }
 
-/// Stores the local tensors of moves so that gathers that share a call send them as they lie in memory, where that is possible.
+/// Stores the local tensors of moves so that gathers that share a call send them as they lie in memory, if that is possible.
 /// Each can be written in place. Communicates nothing.
 pub(super) fn stored_side_by_side(mesh: &DeviceMesh, of: Vec<TensorMove>) -> Result<Vec<Tensor>> {
     let planned = |x: TensorMove| Ok((redistribute::find(mesh, &x.from, &x.to)?, x.local));
     side_by_side(&of.into_iter().map(planned).collect::<Result<Vec<_>>>()?)
 }
 
-/// Returns places where the local tensors of moves are to be computed in the dtype of their metadata, so that gathers that share
+/// Returns places in which the local tensors of moves are to be computed in the dtype of their metadata, so that gathers that share
 /// a call send them as they lie in memory. Each has the number of its move.
 pub(super) fn places_side_by_side(mesh: &DeviceMesh, of: Vec<TensorMove>) -> Result<Vec<(usize, Tensor)>> {
     let Some(dtype) = of.first().map(|x| x.from.dtype()) else { return Ok(Vec::new()) };

@@ -4,12 +4,13 @@
 //! of their own instead: each has some of the buffer's bytes alone. While nothing writes them, [`Tensor::joined`] reads all
 //! of them as one tensor, without copying. A unit of parameters is stored so, and collectives receive into such parts.
 
+use super::places::{Place, offer};
 use super::storage::Buffer;
 use super::{Shape, Tensor};
 use crate::error::Result;
 
 impl Tensor {
-    /// Returns tensors over parts of this tensor's buffer, each of which can be written in place: one of each shape, from
+    /// Returns tensors over parts of this tensor's buffer, which are written in place each by itself: one of each shape, from
     /// the element `start` on, for each pair. The parts lie one after the other; elements between them are kept and not
     /// written. Copies the elements first if another tensor shares the buffer.
     ///
@@ -48,6 +49,19 @@ impl Tensor {
         let len = buffer.len_bytes() / dtype.size_bytes();
         Some(Tensor::from_buffer(buffer, dtype, [len].into()))
     }
+}
+
+/// Runs `f`, whose allocations take tensors of `places`, each of which fills a buffer that nothing else holds. Returns its
+/// result, and the places that were not taken, at their positions. Places that are offered outside do not count within.
+pub(crate) fn with_places<T>(places: Vec<Tensor>, f: impl FnOnce() -> T) -> (T, Vec<Option<Tensor>>) {
+    let shapes: Vec<Shape> = places.iter().map(|x| x.shape.clone()).collect();
+    let place = |x: Tensor| Place { numel: x.numel(), dtype: x.dtype, storage: x.storage };
+    let (result, left) = offer(places.into_iter().map(place).collect(), f);
+    let tensor = |(place, shape): (Option<Place>, Shape)| {
+        let Place { storage, dtype, .. } = place?;
+        Some(Tensor { storage, dtype, strides: shape.strides(), shape, offset: 0 })
+    };
+    (result, left.into_iter().zip(shapes).map(tensor).collect())
 }
 
 #[cfg(test)]
@@ -132,5 +146,28 @@ mod tests {
     #[should_panic(expected = "parts lie one after the other")]
     fn parts_do_not_overlap() {
         let _ = Tensor::zeros(DType::F32, [4]).cut(&[(0, [3].into()), (2, [2].into())]);
+    }
+
+    #[test]
+    fn the_first_allocation_that_fits_takes_a_place() {
+        let address = |x: &Tensor| x.data::<f32>().map(|x| x.as_ptr() as usize).unwrap();
+        let places = Tensor::zeros(DType::F32, [5]).cut(&[(0, [2].into()), (2, [3].into())]).unwrap();
+        let at: Vec<usize> = places.iter().map(address).collect();
+        let (made, left) = with_places(places, || {
+            let other = Tensor::full(DType::F32, [4], 1.0);
+            let (inner, _) = with_places(Vec::new(), || Tensor::zeros(DType::F32, [3]));
+            let own = Tensor::full(DType::F32, [3, 1], 2.0);
+            [other, inner, own, Tensor::zeros(DType::F32, [3]), Tensor::zeros(DType::F64, [2])]
+        });
+        assert_eq!(
+            made.iter().take(4).map(|x| address(x) == at[1]).collect::<Vec<_>>(),
+            [false, false, true, false]
+        );
+        assert_eq!(left.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false]);
+        assert_ne!(address(&Tensor::zeros(DType::F32, [2])), at[0], "nothing is offered any more");
+        let unwound =
+            std::panic::catch_unwind(|| with_places(vec![Tensor::zeros(DType::F32, [7])], || panic!("no")));
+        assert!(unwound.is_err());
+        assert_ne!(address(&Tensor::zeros(DType::F32, [7])), at[1]);
     }
 }

@@ -123,8 +123,8 @@ impl Tensor {
     /// Panics as [`Tensor::build`] does.
     pub(crate) fn uninit(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();
-        if let Some(place) = take_place(Device::Cpu, dtype, &shape) {
-            return place;
+        if let Some(place) = take_place(Device::Cpu, dtype, shape.numel()) {
+            return Tensor::in_place(place, dtype, shape);
         }
         Tensor::scratch(dtype, shape)
     }
@@ -132,8 +132,8 @@ impl Tensor {
     /// Returns [`Tensor::uninit`], or an error if there is no room.
     pub(crate) fn try_uninit(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
-        if let Some(place) = take_place(Device::Cpu, dtype, &shape) {
-            return Ok(place);
+        if let Some(place) = take_place(Device::Cpu, dtype, shape.numel()) {
+            return Ok(Tensor::in_place(place, dtype, shape));
         }
         Ok(Tensor::over(Tensor::buffer(dtype, &shape)?, dtype, shape))
     }
@@ -203,6 +203,12 @@ impl Tensor {
     /// ```
     pub fn scalar<T: Element>(value: T) -> Tensor {
         Tensor::build([], |out: &mut [T]| out[0] = value)
+    }
+
+    /// Returns the tensor whose elements fill a buffer that nothing else holds.
+    pub(super) fn in_place(storage: Storage, dtype: DType, shape: Shape) -> Tensor {
+        let strides = shape.strides();
+        Tensor { storage, dtype, shape, strides, offset: 0 }
     }
 
     pub(super) fn from_buffer(buffer: Buffer, dtype: DType, shape: Shape) -> Tensor {

@@ -45,6 +45,7 @@ mod summation;
 mod system_block;
 mod views;
 
+pub(crate) use cut::with_places;
 pub use dense::Tensor;
 pub use device::Device;
 pub(crate) use dtype::for_dtype;
@@ -52,7 +53,6 @@ pub use dtype::{DType, Element, Float, Scalar};
 pub use fold_order::{FoldOrder, FoldStep};
 pub use mapped::MappedFile;
 pub(crate) use no_room::{catch_no_room, zeroed};
-pub(crate) use places::with_places;
 pub use reduce_op::ReduceOp;
 pub use shape::{Dims, Shape};
 pub use summation::{LEAF, Leaf, SplitRule};

@@ -170,7 +170,7 @@ impl Buffer {
         }
     }
 
-    /// Cuts the buffer into parts, each of which is writable on its own. `ranges` of bytes ascend and do not overlap; bytes
+    /// Cuts the buffer into parts, which are writable each by itself. `ranges` of bytes ascend and do not overlap; bytes
     /// between them are never written again. The memory is freed with the last part.
     ///
     /// # Panics

@@ -195,8 +195,8 @@ inputs, the scores and their gradient, and about those inside one block. The *pe
 the sum, since not all are there at once.
 
 The *bound* of the bytes received is that of equal shards without padding: each parameter in bf16 once forward, once backward unless it is
-still there (the root and the last block), and each gradient in f32, times `(m - 1) / m`. Rank 0 receives exactly what its own shard
-asks for, apart from the loss's scalars; it has no padding, so its shard is longer than the mean ([padding](padding.md)). A test takes the
+still there (the root and the last block), and each gradient in f32, times `(m - 1) / m`. Rank 0 receives what its own shard
+asks for, the padding of the other shards, which is less than a thousandth, and the loss's scalars ([padding](padding.md)). A test takes the
 same steps on 16,384 ranks.
 
 | model | ranks | shards | units | activations | sum | peak | peak / sum | calls | received | bound | ratio |
@@ -212,9 +212,10 @@ fn checked_line(model: Model, ranks: usize) -> String {
     let [shards, units, activations] = row.formula().map(|bytes| gb(bytes as f64));
     let memory = row.memory_ratio();
     assert!((0.5..=1.05).contains(&memory), "{start} the peak is {memory:.3} of the formula");
-    // The loss's sums take a few bytes per rank.
-    let scalars = row.received.abs_diff(row.own_formula);
-    assert!(scalars <= 64 * ranks as u64, "{start} received {} for {}", row.received, row.own_formula);
+    // Shards of others are padded, and the loss's sums take a few bytes per rank.
+    let padded = row.own_formula + row.own_formula / 1000 + 64 * ranks as u64;
+    let fits = (row.own_formula - 64 * ranks as u64..=padded).contains(&row.received);
+    assert!(fits, "{start} received {} for {}", row.received, row.own_formula);
     // A gather and a reduction per block and the root, a second gather of all blocks but one, some for the loss.
     let blocks_len = (model.config)().layers.len() as u64;
     assert!(row.calls <= 3 * blocks_len + 8, "{start} {} calls", row.calls);

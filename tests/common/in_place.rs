@@ -31,11 +31,7 @@ pub fn steps_in_place(mesh: &DeviceMesh, compute: DType) -> Result<[CopiedBytes;
     let mut params = Params::new(mesh, Plan::default(), 7)?;
     params.compute_in(compute)?;
     let model = Llama::new(&mut params, config)?;
-    let sharding = match mesh.mesh().axis("dp") {
-        Ok(_) => Sharding::hsdp("dp", "fsdp"),
-        Err(_) => Sharding::zero3("fsdp"),
-    };
-    fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
+    fully_shard(&mut params, &["h.*"], &Sharding::zero3("fsdp"), &BlockPolicy::default())?;
     let text = Tensor::from_vec((0..128i64).map(|i| i * i % 13).collect(), [16, 8])?;
     let tokens = DTensor::distribute(mesh, &text, params.plan().batch_layout(mesh.mesh()))?;
     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01).clip(0.5);

@@ -170,7 +170,7 @@ impl EvenShards {
         Some(EvenShards { shard_len, members_len, starts, order, lens })
     }
 
-    /// Returns the tensors of which a member holds elements, in the order in which they lie in its shard, with their positions
+    /// Returns the tensors that a member holds elements of, in the order in which they lie in its shard, with their positions
     /// there.
     pub fn parts_of(&self, member: usize) -> impl Iterator<Item = (usize, usize)> {
         let shard_start = member * self.shard_len;

@@ -94,7 +94,7 @@ fn even_shards(moves: &[&Move]) -> Option<EvenShards> {
     if members_len > 1 { EvenShards::new(members_len, lens) } else { None }
 }
 
-/// Returns tensors of this rank that are to be gathered together, stored in one block as they are then sent, where that is
+/// Returns tensors of this rank that are to be gathered together, stored in one block as they are then sent, if that is
 /// possible. Each can be written in place. The values are copied.
 ///
 /// # Errors

@@ -439,7 +439,7 @@ fn pack(
 /// other rank's.
 fn results(calls: &[SharedCall<'_>], arrangement: Arrangement, mut all: Tensor) -> Result<Vec<Tensor>> {
     let (device, dtype) = (all.device(), all.dtype());
-    // A tensor of which this rank gets nothing has no position.
+    // A tensor has no position if this rank gets none of its elements.
     let nothing = |call: &SharedCall<'_>| match call.out_shape() {
         shape if shape.numel() == 0 => Tensor::uninit_on(device, dtype, shape),
         _ => Ok(Tensor::default()),
