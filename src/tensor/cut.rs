@@ -51,8 +51,8 @@ impl Tensor {
     }
 }
 
-/// Runs `f`, whose allocations take tensors of `places`, each of which fills a buffer that nothing else holds. Returns its
-/// result, and the places that were not taken, at their positions. Places that are offered outside do not count within.
+/// Runs `f`, whose allocations take tensors of `places`. Each place fills a buffer that nothing else holds. Returns the result
+/// of `f`, and the places that were not taken, at their positions. Places that are offered outside do not count within.
 pub(crate) fn with_places<T>(places: Vec<Tensor>, f: impl FnOnce() -> T) -> (T, Vec<Option<Tensor>>) {
     let shapes: Vec<Shape> = places.iter().map(|x| x.shape.clone()).collect();
     let place = |x: Tensor| Place { numel: x.numel(), dtype: x.dtype, storage: x.storage };

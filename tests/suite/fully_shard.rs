@@ -309,9 +309,9 @@ fn a_unit_is_gathered_reduced_and_updated_in_place() {
         for (rank, copied) in spmd(ranks, run).unwrap_or_else(|e| panic!("{e}")).iter().enumerate() {
             assert_eq!(copied.map(|step| step.gather), [0; 3], "{mesh}: rank {rank}");
             // A third of 16 sequences is several nodes, except on the last rank.
-            if mesh != "fsdp=3" || rank == 2 {
+            if compute == DType::F32 && (mesh != "fsdp=3" || rank == 2) {
                 let reduce = copied.map(|step| step.reduce);
-                assert!(reduce[0] > 0 && reduce[1..] == [0; 2], "{mesh}: rank {rank}: {reduce:?}");
+                assert!(reduce[0] > 0 && reduce[1..] == [0; 2], "{mesh} {compute}: rank {rank}: {reduce:?}");
             }
         }
     }

@@ -14,6 +14,9 @@ use crate::tensor::{DType, Device, Shape, Tensor};
 /// Shards are multiples of as many elements if the tensors leave a choice: 16 bytes of 16-bit elements.
 const ALIGN: usize = 8;
 
+/// The most padding in a buffer, as a divisor of the tensors' elements.
+const PADDING: usize = 16;
+
 /// The positions of tensors in a buffer of equal shards.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct EvenShards {
@@ -128,8 +131,8 @@ impl MemberLens {
 }
 
 impl EvenShards {
-    /// Returns the positions of tensors with parts of these lengths, or `None` if there are none, or if more than half of the
-    /// buffer would be padding.
+    /// Returns the positions of tensors with parts of these lengths, or `None` if there are none, or if the padding would be
+    /// more than a sixteenth of the elements.
     pub fn new(members_len: usize, lens: Vec<MemberLens>) -> Option<EvenShards> {
         let mut used = vec![0; members_len];
         let mut middle_len = 0;
@@ -144,7 +147,7 @@ impl EvenShards {
         let total: usize = used.iter().sum();
         let is_full = |tensor: &MemberLens| tensor.middle_len == 0 || tensor.middle_len == shard_len;
         let padded = shard_len.checked_mul(members_len)?;
-        if total == 0 || padded > total.saturating_mul(2) || !lens.iter().all(is_full) {
+        if total == 0 || padded > total.saturating_add(total / PADDING) || !lens.iter().all(is_full) {
             return None;
         }
         let mut order: Vec<usize> = (0..lens.len()).collect();
@@ -229,8 +232,8 @@ mod tests {
         assert_eq!(x.parts_of(2).collect::<Vec<_>>(), [(1, 0), (0, 1), (3, 3)]);
         assert_eq!((x.numel_of(1), x.numel_of(4), x.received_bytes(DType::BF16)), (14, 0, 32));
         // A gap lies before a tensor that goes on, and after one that does not.
-        let x = even(2, &[&[9, 0], &[2, 10]]).unwrap();
-        assert_eq!((x.shard_len, x.starts), (16, vec![0, 14]));
+        let x = even(2, &[&[8, 0], &[7, 16]]).unwrap();
+        assert_eq!((x.shard_len, x.starts), (16, vec![0, 9]));
     }
 
     #[test]
