@@ -469,6 +469,9 @@ fn results(calls: &[SharedCall<'_>], arrangement: Arrangement, mut all: Tensor) 
     let all = all.reshape([rows, all.numel() / rows.max(1)])?;
     for (i, start) in own {
         let shape = calls[i].out_shape();
+        if shape.numel() == 0 {
+            continue;
+        }
         let result = all.narrow(1, start, shape.numel() / rows.max(1))?;
         note_copied(if result.is_contiguous() { 0 } else { result.len_bytes() });
         found[i] = result.contiguous()?.reshape(shape)?;
