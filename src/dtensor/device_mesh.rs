@@ -341,7 +341,7 @@ impl DeviceMesh {
     ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0)".parse()?)?;
     ///     let before = mesh.copied_bytes();
     ///     x.redistribute("(S1)".parse()?)?;
-    ///     assert_eq!(mesh.copied_bytes() - before, 2 * 4 * 2 * 4); // two blocks of two rows and two columns
+    ///     assert_eq!(mesh.copied_bytes() - before, 2 * 2 * 2 * 4); // two blocks of two rows and two columns
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())

@@ -7,6 +7,10 @@ use isoshard::nn::{Forward, Llama, LlamaConfig, Params, Plan};
 use isoshard::optim::AdamW;
 use isoshard::tensor::{DType, Device, Tensor};
 
+/// The bytes of the gradients of the head and the last norm. They arrive before the rest of the root's, and lie mostly on one
+/// rank: equal shards of these two alone would be padding, so they are copied side by side.
+pub const HEAD_BYTES: u64 = 4 * (13 * 8 + 8);
+
 /// The bytes that a rank has copied outside of collectives in one step.
 #[derive(Clone, Copy, Debug)]
 pub struct CopiedBytes {

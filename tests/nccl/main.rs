@@ -26,7 +26,7 @@ use isoshard::{CommFault, Error, Result};
 
 use driver::devices;
 use fake::Fake;
-use in_place::steps_in_place;
+use in_place::{HEAD_BYTES, steps_in_place};
 
 const WORLDS: [usize; 4] = [1, 2, 3, 5];
 const LONG: Duration = Duration::from_secs(60);
@@ -111,7 +111,8 @@ fn units_are_gathered_and_reduced_in_place() {
         };
         for copied in spmd.run(run).unwrap() {
             assert_eq!(copied.map(|step| step.gather), [0; 3], "{copied:?}");
-            assert!(copied[0].reduce > 0 && copied[1..].iter().all(|step| step.reduce == 0), "{copied:?}");
+            assert!(copied[0].reduce > HEAD_BYTES, "{copied:?}");
+            assert!(copied[1..].iter().all(|step| step.reduce <= HEAD_BYTES), "{copied:?}");
         }
         // The root and three units, forward and backward, in three steps; the root stays gathered.
         assert_eq!(fake.count("all_gather") % n, 0);
