@@ -163,7 +163,7 @@ impl DryRun {
     /// let w = DTensor::zeros(&mesh, DType::F32, [1000, 1000], "(S0)".parse()?)?;
     /// let gathered = w.redistribute_async("(R)".parse()?)?; // 2 MB, in 2 seconds
     /// let x = DTensor::zeros(&mesh, DType::F32, [500, 1000], "(R)".parse()?)?;
-    /// x.matmul(&x.permute([1, 0])?)?; // 0.5 G operations, in half a second
+    /// x.matmul(&x.permute(&[1, 0])?)?; // 0.5 G operations, in half a second
     /// gathered.wait()?;
     /// let time = dry.time();
     /// let seconds = [time.total, time.modules[0].communicating, time.modules[0].waiting].map(|t| t.seconds());
