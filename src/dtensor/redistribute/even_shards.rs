@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn tensors_cut_into_equal_parts_have_no_positions() {
-        assert!(even(2, &[&[4, 4]]).is_some());
+        assert!(even(2, &[&[8, 8]]).is_some());
         assert_eq!(even(2, &[&[4, 4], &[4, 4]]), None, "two tensors go on from one shard");
         assert_eq!(even(3, &[&[4, 0, 4]]), None, "a member in between has none");
         assert_eq!(even(4, &[&[1, 2, 3, 1]]), None, "shards in between differ");
