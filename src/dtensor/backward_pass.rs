@@ -179,7 +179,7 @@ impl BackwardPass {
                 };
                 let mut values = DerivativeValues::default();
                 let leaves = completed_leaves(self, call);
-                self.units.offer(&self.mesh, &leaves, || run.run(saved, &mut grads, &mut values))?;
+                self.units.places.offer(&self.mesh, &leaves, || run.run(saved, &mut grads, &mut values))?;
                 self.pass_on(call, needed, &mut |i| values.take_gradient(program, i))
             }
             CallDerivative::Custom(custom) => {

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::explain::note_move;
 use super::redistribute::{self, InFlight, Redistribution};
-use super::start_moves::{TensorMove, places_side_by_side, start_moves, stored_side_by_side};
+use super::start_moves::{TensorMove, gather_places, start_moves};
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use crate::comm::operator_scope_if_none;
@@ -217,28 +217,28 @@ impl DTensor {
         Ok(of.into_iter().zip(started).map(pending).collect())
     }
 
-    /// Returns tensors that are often redistributed together to the given layouts, with the same values and stored so that
-    /// [`DTensor::redistribute_together`] copies nothing before its calls, if that is possible. Tensors whose layout is the
-    /// given one stay as they are. Communicates nothing.
+    /// Returns tensors of one dtype that are often redistributed together to the given layouts, with the same values and stored
+    /// so that [`DTensor::redistribute_together`] copies nothing before its calls, if that is possible. Communicates nothing.
     pub(crate) fn stored_together(of: Vec<(DTensor, Layout)>) -> Result<Vec<DTensor>> {
-        let Some(mesh) = of.first().map(|(x, _)| x.mesh.clone()) else { return Ok(Vec::new()) };
-        let (mut all, mut moved, mut moves) = (Vec::with_capacity(of.len()), Vec::new(), Vec::new());
-        for (i, (x, layout)) in of.into_iter().enumerate() {
-            if layout != *x.layout() {
-                let to = mesh.intern(x.meta.spec().with_layout(layout)?)?;
-                moves.push(TensorMove { local: x.local.clone(), from: x.meta.clone(), to });
-                moved.push(i);
+        let moved: Vec<(&DTensor, &Layout)> = of.iter().map(|(x, layout)| (x, layout)).collect();
+        let places = match moved.first() {
+            Some((first, _)) => DTensor::gather_places(&moved, first.dtype())?,
+            None => Vec::new(),
+        };
+        let stored = |((mut x, _), place): ((DTensor, Layout), Option<Tensor>)| {
+            if let Some(mut place) = place {
+                let packed = x.local.shape().strides();
+                x.local.copy_block(&mut place, x.local.shape(), (0, x.local.strides()), (0, &packed))?;
+                x.local = place;
             }
-            all.push(x);
-        }
-        let stored = stored_side_by_side(&mesh, moves)?;
-        moved.into_iter().zip(stored).for_each(|(i, local)| all[i].local = local);
-        Ok(all)
+            Ok(x)
+        };
+        of.into_iter().zip(places).map(stored).collect()
     }
 
-    /// Returns places in which tensors are to be cast to `dtype`, so that [`DTensor::redistribute_together`] to the given layouts
-    /// copies nothing before its calls; `None` for those that it copies or does not move.
-    pub(crate) fn cast_places(of: &[(&DTensor, &Layout)], dtype: DType) -> Result<Vec<Option<Tensor>>> {
+    /// Returns places for tensors in `dtype`, so that [`DTensor::redistribute_together`] to the given layouts copies nothing
+    /// before its calls; `None` for those that it copies or does not move. The contents are arbitrary.
+    pub(crate) fn gather_places(of: &[(&DTensor, &Layout)], dtype: DType) -> Result<Vec<Option<Tensor>>> {
         let Some(mesh) = of.first().map(|(x, _)| x.mesh.clone()) else { return Ok(Vec::new()) };
         let (mut moved, mut moves) = (Vec::new(), Vec::new());
         for (i, (x, layout)) in of.iter().enumerate().filter(|(_, (x, layout))| x.layout() != *layout) {
@@ -248,7 +248,7 @@ impl DTensor {
             moved.push(i);
         }
         let mut places = vec![None; of.len()];
-        for (k, place) in places_side_by_side(&mesh, moves)? {
+        for (k, place) in gather_places(&mesh, moves)? {
             places[moved[k]] = Some(place);
         }
         Ok(places)

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::device_mesh::DeviceMesh;
 use super::explain::note_moves;
-use super::redistribute::{self, InFlight, Move, shard_places, sharing, side_by_side, start_sharing};
+use super::redistribute::{self, InFlight, Move, shard_places, sharing, start_sharing};
 use super::tensor_meta::TensorMeta;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -31,17 +31,9 @@ pub(super) fn start_moves(mesh: &DeviceMesh, of: Vec<TensorMove>) -> Result<Vec<
     Ok(started.into_iter().flatten().collect())
 }
 
-/// Stores the local tensors of moves so that gathers that share a call send them as they lie in memory, if that is possible.
-/// Each can be written in place. Communicates nothing.
-pub(super) fn stored_side_by_side(mesh: &DeviceMesh, of: Vec<TensorMove>) -> Result<Vec<Tensor>> {
+/// Returns places for the local tensors of moves, so that gathers that share a call send them as they lie in memory. Each has
+/// the number of its move, and the dtype of the metadata before it.
+pub(super) fn gather_places(mesh: &DeviceMesh, of: Vec<TensorMove>) -> Result<Vec<(usize, Tensor)>> {
     let planned = |x: TensorMove| Ok((redistribute::find(mesh, &x.from, &x.to)?, x.local));
-    side_by_side(&of.into_iter().map(planned).collect::<Result<Vec<_>>>()?)
-}
-
-/// Returns places in which the local tensors of moves are to be computed in the dtype of their metadata, so that gathers that share
-/// a call send them as they lie in memory. Each has the number of its move.
-pub(super) fn places_side_by_side(mesh: &DeviceMesh, of: Vec<TensorMove>) -> Result<Vec<(usize, Tensor)>> {
-    let Some(dtype) = of.first().map(|x| x.from.dtype()) else { return Ok(Vec::new()) };
-    let planned = |x: TensorMove| Ok((redistribute::find(mesh, &x.from, &x.to)?, x.local));
-    shard_places(&of.into_iter().map(planned).collect::<Result<Vec<_>>>()?, |_| dtype)
+    shard_places(&of.into_iter().map(planned).collect::<Result<Vec<_>>>()?)
 }

@@ -28,7 +28,8 @@ pub(super) struct UnitGradients {
     /// The bytes of those that have arrived, counted globally.
     arrived_bytes: usize,
     started: Option<StartedUnit>,
-    places: GradientPlaces,
+    /// The places in which derivatives compute gradients.
+    pub places: GradientPlaces,
 }
 
 /// A unit whose gradients are being reduced.
@@ -81,17 +82,6 @@ impl WantedGradient {
 }
 
 impl UnitGradients {
-    /// Runs a derivative that completes gradients of the given leaves, which it computes where they are sent from
-    /// ([`GradientPlaces`]).
-    pub fn offer<T>(
-        &mut self,
-        mesh: &DeviceMesh,
-        leaves: &[(GradientUnit, usize)],
-        f: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
-        self.places.offer(mesh, leaves, f)
-    }
-
     /// Returns true if gradients of another unit than `unit` have arrived.
     pub fn is_another(&self, unit: GradientUnit) -> bool {
         self.unit.is_some_and(|arriving| arriving != unit)

@@ -37,7 +37,7 @@ pub use redistribution::Redistribution;
 pub(crate) use run::Move;
 pub(super) use run::{InFlight, find, find_in_unit};
 pub(super) use search::cheapest_time;
-pub(super) use shared_gather::{shard_places, shared_time, sharing, side_by_side, start_sharing};
+pub(super) use shared_gather::{shard_places, shared_time, sharing, start_sharing};
 pub(super) use states::sample_coords;
 pub(super) use together::{
     GradientBuffer, ReductionInFlight, buffer_of, reductions_sharing, run_together, start_reductions,

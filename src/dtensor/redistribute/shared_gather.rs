@@ -2,7 +2,7 @@
 //!
 //! If the tensors have positions in a buffer of equal shards ([`EvenShards`]), all members send shards of one length, which
 //! arrive side by side: the gathered tensors are views of what has arrived. A member whose parts lie in one block as they are
-//! sent ([`side_by_side`]) copies nothing. Otherwise parts are copied side by side before the call, and put together after it.
+//! sent ([`shard_places`]) copies nothing. Otherwise parts are copied side by side before the call, and put together after it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use super::run::{GatheredTensor, InFlight, Move, SharedCallState, SharedGather, 
 use super::span::shared_span;
 use crate::comm::{CallOrigin, Cost, Pending};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Shape, Tensor};
+use crate::tensor::{Shape, Tensor};
 
 /// Sorts moves into groups that can share a call, by their indices. Moves that are one gather each, of one dtype and along
 /// the same axes, share a call; every other move is alone. All ranks answer alike: only shared metadata is compared.
@@ -94,30 +94,12 @@ fn even_shards(moves: &[&Move]) -> Option<EvenShards> {
     if members_len > 1 { EvenShards::new(members_len, lens) } else { None }
 }
 
-/// Returns tensors of this rank that are to be gathered together, stored in one block as they are then sent, if that is
-/// possible. Each can be written in place. The values are copied.
-///
-/// # Errors
-/// Returns an error if there is no room.
-pub(in crate::dtensor) fn side_by_side(moves: &[(Rc<Move>, Tensor)]) -> Result<Vec<Tensor>> {
-    let mut stored: Vec<Tensor> = moves.iter().map(|(_, local)| local.clone()).collect();
-    for (i, mut place) in shard_places(moves, Tensor::dtype)? {
-        let part = &moves[i].1;
-        part.copy_block(&mut place, part.shape(), (0, part.strides()), (0, &part.shape().strides()))?;
-        stored[i] = place;
-    }
-    Ok(stored)
-}
-
 /// Returns places for tensors of this rank that are to be gathered together, in one block per call, with their numbers. Their
-/// contents are arbitrary, their dtypes those that `dtype` gives the local tensors. Others than these would be copied.
+/// contents are arbitrary, their dtypes those of the moves. Other tensors than these are copied before a call.
 ///
 /// # Errors
 /// Returns an error if there is no room.
-pub(in crate::dtensor) fn shard_places(
-    moves: &[(Rc<Move>, Tensor)],
-    dtype: impl Fn(&Tensor) -> DType,
-) -> Result<Vec<(usize, Tensor)>> {
+pub(in crate::dtensor) fn shard_places(moves: &[(Rc<Move>, Tensor)]) -> Result<Vec<(usize, Tensor)>> {
     let mut places = Vec::new();
     for group in sharing(moves) {
         let own: Vec<&Move> = group.iter().map(|&i| &*moves[i].0).collect();
@@ -125,8 +107,8 @@ pub(in crate::dtensor) fn shard_places(
         let me = gather_of(own[0]).map_or(0, |x| x.group.index());
         let held: Vec<(usize, usize)> = even.parts_of(me).map(|(i, start)| (group[i], start)).collect();
         let parts: Vec<_> = held.iter().map(|&(i, start)| (start, moves[i].1.shape().clone())).collect();
-        let like = &moves[group[0]].1;
-        let shard = Tensor::uninit_on(like.device(), dtype(like), [even.shard_len])?.cut(&parts)?;
+        let (device, dtype) = (moves[group[0]].1.device(), own[0].plan().steps[0].from.dtype);
+        let shard = Tensor::uninit_on(device, dtype, [even.shard_len])?.cut(&parts)?;
         places.extend(held.into_iter().map(|(i, _)| i).zip(shard));
     }
     Ok(places)

@@ -202,7 +202,7 @@ impl Params {
             let held = param.held.as_ref().filter(|_| !self.holds_as_used(*id));
             (&param.value, held.unwrap_or(&param.used))
         };
-        DTensor::cast_places(&ids.iter().map(gathered).collect::<Vec<_>>(), self.compute)
+        DTensor::gather_places(&ids.iter().map(gathered).collect::<Vec<_>>(), self.compute)
     }
 
     /// Returns the held value of a parameter, unless it lacks the history that this pass records.
