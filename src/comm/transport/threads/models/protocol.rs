@@ -74,7 +74,7 @@ impl ModelMember {
         let waited = self.wait(&published).and_then(|()| {
             let contents = &*published.slot.contents();
             let sum = match &contents.outcome {
-                SlotOutcome::Whole(sum) => sum.clone()?,
+                SlotOutcome::Whole(sum) => sum.clone(),
                 SlotOutcome::Shared(folds) => {
                     if folds.work(self.position, |member, part| contents.part(member, part)) {
                         self.group.wake();
