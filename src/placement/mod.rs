@@ -53,6 +53,7 @@ mod shard_bounds;
 pub mod short;
 mod spec;
 mod sum_groups;
+mod tree_cut;
 mod tree_node;
 mod tree_parts;
 

@@ -289,12 +289,12 @@ impl ReductionTree {
     }
 
     /// Returns true if an axis splits several dims as one, so that a rank's region may not be a box.
-    fn is_flattened(&self) -> bool {
+    pub(super) fn is_flattened(&self) -> bool {
         self.layout.placements().iter().any(|p| p.split_dims().len() > 1)
     }
 
     /// Returns the form of the leaves of dim `d`; only the innermost dim has leaves.
-    fn leaf_of(&self, d: usize) -> Option<Leaf> {
+    pub(super) fn leaf_of(&self, d: usize) -> Option<Leaf> {
         (d + 1 == self.extents.len()).then_some(self.leaf)
     }
 

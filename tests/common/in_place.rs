@@ -7,9 +7,16 @@ use isoshard::nn::{Forward, Llama, LlamaConfig, Params, Plan};
 use isoshard::optim::AdamW;
 use isoshard::tensor::{DType, Device, Tensor};
 
+const WIDTH: usize = 8;
+
 /// The bytes of the gradients of the head and the last norm. They arrive before the rest of the root's, and lie mostly on one
 /// rank: equal shards of these two alone would be padding, so they are copied side by side.
-pub const HEAD_BYTES: u64 = 4 * (13 * 8 + 8);
+pub const HEAD_BYTES: u64 = head_bytes(WIDTH);
+
+/// Returns [`HEAD_BYTES`] of a model of another width.
+pub const fn head_bytes(width: usize) -> u64 {
+    4 * (13 * width + width) as u64
+}
 
 /// The bytes that a rank has copied outside of collectives in one step.
 #[derive(Clone, Copy, Debug)]
@@ -18,24 +25,34 @@ pub struct CopiedBytes {
     pub reduce: u64,
 }
 
-/// Runs three steps that compute in `compute`. Shards stay where they are: the optimizer writes them in place.
+/// Runs three steps of FSDP over the axis `fsdp` that compute in `compute`.
 pub fn steps_in_place(mesh: &DeviceMesh, compute: DType) -> Result<[CopiedBytes; 3]> {
+    sharded_steps_in_place(mesh, compute, &Sharding::zero3("fsdp"), WIDTH)
+}
+
+/// Runs three steps of a model of a multiple of 4 columns that compute in `compute`. Shards stay where they are: the optimizer writes them in place.
+pub fn sharded_steps_in_place(
+    mesh: &DeviceMesh,
+    compute: DType,
+    sharding: &Sharding,
+    width: usize,
+) -> Result<[CopiedBytes; 3]> {
     let config = LlamaConfig {
         vocabulary: 13,
         block: 8,
         layers: 3,
         heads: 2,
         kv_heads: 2,
-        head_width: 4,
-        width: 8,
-        hidden: 24,
+        head_width: width / 2,
+        width,
+        hidden: 3 * width,
         base: 1e4,
         dropout: 0.0,
     };
     let mut params = Params::new(mesh, Plan::default(), 7)?;
     params.compute_in(compute)?;
     let model = Llama::new(&mut params, config)?;
-    fully_shard(&mut params, &["h.*"], &Sharding::zero3("fsdp"), &BlockPolicy::default())?;
+    fully_shard(&mut params, &["h.*"], sharding, &BlockPolicy::default())?;
     let text = Tensor::from_vec((0..128i64).map(|i| i * i % 13).collect(), [16, 8])?;
     let tokens = DTensor::distribute(mesh, &text, params.plan().batch_layout(mesh.mesh()))?;
     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01).clip(0.5);

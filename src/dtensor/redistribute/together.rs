@@ -15,6 +15,7 @@ use super::run::{InFlight, Move};
 use super::span::shared_span;
 use crate::comm::{CallOrigin, Group, Pending, Reduce};
 use crate::error::Result;
+use crate::placement::Spec;
 use crate::tensor::{DType, FoldOrder, FoldStep, Shape, Tensor};
 
 /// Runs several moves, and returns the tensors in their order, with the bits of [`Move::run`].
@@ -81,7 +82,7 @@ pub(in crate::dtensor) struct SharedReduction {
 
 enum SharedProgress {
     Done(Vec<Tensor>),
-    Waiting { stage: usize, call: Pending<Tensor> },
+    Waiting { stage: usize, call: Pending<Tensor>, positions: Positions },
 }
 
 impl ReductionInFlight {
@@ -116,23 +117,28 @@ fn start(
         return Ok(ReductionInFlight::Alone(only.start(mesh, locals.remove(0))?));
     }
     let span = shared_span(moves.iter().map(|m| m.plan()));
-    let progress = span.in_scope(|| start_at(0, mesh, &moves, arrangement, locals))?;
+    let progress = span.in_scope(|| start_at(0, mesh, &moves, arrangement, locals, None))?;
     let origin = CallOrigin::current();
     Ok(ReductionInFlight::Shared(SharedReduction { moves, arrangement, progress, origin, span }))
 }
 
-/// Runs the stages from `first` on, up to the first whose call all moves share, and starts that.
+/// Runs the stages from `first` on, up to the first whose call all moves share, and starts that. `before` are the positions of
+/// the shared call before it.
 fn start_at(
     first: usize,
     mesh: &DeviceMesh,
     moves: &[Rc<Move>],
     arrangement: Arrangement,
     mut locals: Vec<Tensor>,
+    before: Option<&Positions>,
 ) -> Result<SharedProgress> {
     let stages_len = moves.first().map_or(0, |m| m.stages().len());
     for stage in first..stages_len {
         if let Some(calls) = shared_calls(moves, stage) {
-            return Ok(SharedProgress::Waiting { stage, call: start_shared(&calls, arrangement, locals)? });
+            // The results of the call before lie at its positions, unless other stages came between.
+            let positions = Positions::new(&calls, arrangement, before.filter(|_| stage == first));
+            let call = start_shared(&calls, arrangement, &positions, locals)?;
+            return Ok(SharedProgress::Waiting { stage, call, positions });
         }
         let one = |(m, local): (&Rc<Move>, Tensor)| m.start_stage(stage, local)?.wait_call(mesh);
         locals = moves.iter().zip(locals).map(one).collect::<Result<_>>()?;
@@ -149,15 +155,17 @@ impl SharedReduction {
         loop {
             match std::mem::replace(&mut self.progress, SharedProgress::Done(Vec::new())) {
                 SharedProgress::Done(locals) => return Ok(locals),
-                SharedProgress::Waiting { stage, call } => self.progress = self.after(mesh, stage, call)?,
+                SharedProgress::Waiting { stage, call, positions } => {
+                    self.progress = self.after(mesh, stage, call, &positions)?;
+                }
             }
         }
     }
 
     fn advance(&mut self, mesh: &DeviceMesh) -> Result<()> {
         match std::mem::replace(&mut self.progress, SharedProgress::Done(Vec::new())) {
-            SharedProgress::Waiting { stage, call } if self.shares_call_after(stage) => {
-                self.progress = self.after(mesh, stage, call)?;
+            SharedProgress::Waiting { stage, call, positions } if self.shares_call_after(stage) => {
+                self.progress = self.after(mesh, stage, call, &positions)?;
             }
             progress => self.progress = progress,
         }
@@ -170,7 +178,13 @@ impl SharedReduction {
     }
 
     /// Waits for the call of a stage, and goes on to the next one.
-    fn after(&self, mesh: &DeviceMesh, stage: usize, call: Pending<Tensor>) -> Result<SharedProgress> {
+    fn after(
+        &self,
+        mesh: &DeviceMesh,
+        stage: usize,
+        call: Pending<Tensor>,
+        positions: &Positions,
+    ) -> Result<SharedProgress> {
         let SharedReduction { moves, arrangement, origin, span, .. } = self;
         let _origin = origin.enter();
         let _span = span.enter();
@@ -178,9 +192,10 @@ impl SharedReduction {
         mesh.0.moving_calls.set(mesh.0.moving_calls.get() + 1);
         let calls = shared_calls(moves, stage).expect("it was shared");
         let planned = moves.iter().map(|m| m.plan().steps[stage].received_bytes).sum::<u64>();
-        let bytes = padded_bytes(&calls, *arrangement, all.dtype()).unwrap_or(planned);
+        let bytes = positions.padded_bytes(&calls[0], all.dtype()).unwrap_or(planned);
         mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + bytes);
-        start_at(stage + 1, mesh, moves, *arrangement, results(&calls, *arrangement, all)?)
+        let locals = results(&calls, *arrangement, positions, all)?;
+        start_at(stage + 1, mesh, moves, *arrangement, locals, Some(positions))
     }
 }
 
@@ -202,12 +217,16 @@ fn is_alike(one: &Move, other: &Move, arrangement: Arrangement) -> bool {
     let (steps, others) = (&one.plan().steps, &other.plan().steps);
     let same_steps =
         steps.len() == others.len() && steps.iter().zip(others).all(|(a, b)| is_same_step(a, b, arrangement));
-    let same_trees = || steps.iter().zip(others).all(|(a, b)| a.from.tree == b.from.tree);
+    let alike = |a: &Spec, b: &Spec| match (&a.tree, &b.tree) {
+        (Some(a), Some(b)) => a.folds_as(b),
+        (a, b) => a.is_none() && b.is_none(),
+    };
+    let same_trees = || steps.iter().zip(others).all(|(a, b)| alike(&a.from, &b.from));
     same_steps
         && match arrangement {
             Arrangement::Stacked => true,
-            // Trees of other forms, such as those of weights and biases, often have equal nodes on every rank. Members of a
-            // second call may be members of another first one, and would compare other nodes.
+            // Other trees may still have equal nodes on this call's ranks. Members of a second call may be members of another
+            // first one, and would compare other nodes.
             Arrangement::SideBySide => {
                 same_trees() || (one.plan().calls() == 1 && has_same_orders(one, other))
             }
@@ -295,9 +314,7 @@ pub(in crate::dtensor) fn buffer_of(moves: &[Rc<Move>]) -> Option<GradientBuffer
     let calls = moves.iter().map(|m| SharedCall::of(m.stages().first()?)).collect::<Option<Vec<_>>>()?;
     let first = calls.first().filter(|first| first.nodes() == 1 && calls.len() > 1)?;
     debug_assert!(calls.iter().all(|call| call.group.ranks() == first.group.ranks()));
-    let even = even_positions(&calls)?;
-    let places = even.tensors().map(|i| (i, even.starts[i])).collect();
-    Some(GradientBuffer { len: even.buffer_len(), places })
+    Positions::new(&calls, Arrangement::SideBySide, None).buffer
 }
 
 /// The positions of several tensors in the parts that a shared call sends.
@@ -306,19 +323,32 @@ struct Positions {
     parts: Vec<Shape>,
     /// Per part, the tensors that have a piece in it, and the position of the first element of each piece.
     pieces: Vec<Vec<(usize, usize)>>,
-    /// The positions in a buffer of equal shards, if the tensors have some.
-    even: Option<EvenShards>,
+    /// The part of this rank.
+    own: usize,
+    /// The parts, equally long, as one buffer in which each tensor is a run, if there is one.
+    buffer: Option<GradientBuffer>,
 }
 
 impl Positions {
-    /// Returns the positions for a shared call. All its members answer alike.
-    fn new(calls: &[SharedCall<'_>], arrangement: Arrangement) -> Positions {
-        if arrangement == Arrangement::SideBySide
-            && let Some(even) = even_positions(calls)
-        {
-            let parts = vec![[even.shard_len].into(); even.members_len];
-            let pieces = (0..even.members_len).map(|k| even.parts_of(k).collect()).collect();
-            return Positions { parts, pieces, even: Some(even) };
+    /// Returns the positions for a shared call. All its members answer alike: they have equal positions `before`, since those
+    /// depend on the lengths of all parts, and on the number of this rank's.
+    fn new(calls: &[SharedCall<'_>], arrangement: Arrangement, before: Option<&Positions>) -> Positions {
+        let is_all_reduce = calls.iter().all(|call| call.fold.is_none());
+        let own = calls[0].fold.map_or(0, |fold| fold.group.index());
+        if arrangement == Arrangement::SideBySide {
+            // The shards that the call before has left lie where they are to be sent from.
+            if let Some(before) = before.filter(|before| before.buffer.is_some() && is_all_reduce) {
+                let (part, pieces) = (before.parts[before.own].clone(), before.pieces[before.own].clone());
+                let buffer = GradientBuffer { len: part.numel(), places: pieces.clone() };
+                return Positions { parts: vec![part], pieces: vec![pieces], own, buffer: Some(buffer) };
+            }
+            if let Some(even) = even_positions(calls) {
+                let parts = vec![[even.shard_len].into(); even.members_len];
+                let pieces = (0..even.members_len).map(|k| even.parts_of(k).collect()).collect();
+                let places = even.tensors().map(|i| (i, even.starts[i])).collect();
+                let buffer = GradientBuffer { len: even.buffer_len(), places };
+                return Positions { parts, pieces, own, buffer: Some(buffer) };
+            }
         }
         let lens = |call: &SharedCall<'_>| match call.fold {
             Some(fold) => fold.give.iter().map(ExchangePiece::numel).collect(),
@@ -341,7 +371,16 @@ impl Positions {
                 None => vec![calls[0].reduce.shape.clone()],
             },
         };
-        Positions { parts, pieces, even: None }
+        Positions { parts, pieces, own, buffer: None }
+    }
+
+    /// Returns the bytes that this rank receives in a reduce-scatter of a buffer of equal shards.
+    fn padded_bytes(&self, call: &SharedCall<'_>, dtype: DType) -> Option<u64> {
+        call.fold.filter(|_| self.buffer.is_some())?;
+        let SharedCall { group, reduce, .. } = call;
+        let others = reduce.order.nodes().iter().enumerate().filter(|(member, _)| *member != group.index());
+        let len = self.parts[self.own].numel() * dtype.size_bytes();
+        Some((others.map(|(_, nodes)| nodes).sum::<usize>() * len) as u64)
     }
 }
 
@@ -356,38 +395,31 @@ fn even_positions(calls: &[SharedCall<'_>]) -> Option<EvenShards> {
     EvenShards::new(members_len, calls.iter().map(lens).collect::<Option<_>>()?)
 }
 
-/// Returns the bytes that this rank receives in a reduce-scatter of a buffer of equal shards.
-fn padded_bytes(calls: &[SharedCall<'_>], arrangement: Arrangement, dtype: DType) -> Option<u64> {
-    let even = calls[0].fold.and_then(|_| Positions::new(calls, arrangement).even)?;
-    let SharedCall { group, reduce, .. } = calls[0];
-    let others = reduce.order.nodes().iter().enumerate().filter(|(member, _)| *member != group.index());
-    Some((others.map(|(_, nodes)| nodes).sum::<usize>() * even.shard_len * dtype.size_bytes()) as u64)
-}
-
 /// Starts the call that reduces several tensors.
 fn start_shared(
     calls: &[SharedCall<'_>],
     arrangement: Arrangement,
+    positions: &Positions,
     locals: Vec<Tensor>,
 ) -> Result<Pending<Tensor>> {
     let SharedCall { group, reduce, fold } = calls[0];
-    let positions = Positions::new(calls, arrangement);
     let order: Arc<FoldOrder> = match arrangement {
         Arrangement::Stacked => Arc::new(joined_order(calls)),
         Arrangement::SideBySide => reduce.order.clone(),
     };
     let nodes = order.nodes()[group.index()];
-    let buffer = positions.even.as_ref().filter(|_| nodes == 1).and_then(|even| {
-        let whole = Tensor::joined(even.tensors().map(|i| (even.starts[i], &locals[i])))?;
-        (whole.numel() == even.buffer_len()).then_some((even.shard_len, whole))
+    let buffer = positions.buffer.as_ref().filter(|_| nodes == 1).and_then(|buffer| {
+        let whole = Tensor::joined(buffer.places.iter().map(|&(i, start)| (start, &locals[i])))?;
+        (whole.numel() == buffer.len).then_some(whole)
     });
     let parts = match buffer {
-        // The gradients were computed where they are sent from.
-        Some((len, whole)) => {
+        // The gradients lie where they are sent from.
+        Some(whole) => {
+            let len = positions.parts[0].numel();
             let part = |k: usize| whole.narrow(0, k * len, len)?.reshape(stacked(nodes, &[len].into()));
             (0..positions.parts.len()).map(part).collect::<Result<Vec<Tensor>>>()?
         }
-        None => pack(calls, arrangement, &positions, nodes, locals)?,
+        None => pack(calls, arrangement, positions, nodes, locals)?,
     };
     let shape = match (arrangement, fold) {
         (Arrangement::Stacked, _) => reduce.shape.clone(),
@@ -437,7 +469,12 @@ fn pack(
 
 /// Returns the tensors that a shared call yields. Each can be written in place if it is one value and the call's result is no
 /// other rank's.
-fn results(calls: &[SharedCall<'_>], arrangement: Arrangement, mut all: Tensor) -> Result<Vec<Tensor>> {
+fn results(
+    calls: &[SharedCall<'_>],
+    arrangement: Arrangement,
+    positions: &Positions,
+    mut all: Tensor,
+) -> Result<Vec<Tensor>> {
     let (device, dtype) = (all.device(), all.dtype());
     // A tensor has no position if this rank gets none of its elements.
     let nothing = |call: &SharedCall<'_>| match call.out_shape() {
@@ -456,9 +493,7 @@ fn results(calls: &[SharedCall<'_>], arrangement: Arrangement, mut all: Tensor) 
             (1, calls.iter().enumerate().map(place).collect())
         }
         Arrangement::SideBySide => {
-            let Positions { mut pieces, .. } = Positions::new(calls, arrangement);
-            let part = calls[0].fold.map_or(0, |fold| fold.group.index());
-            (calls[0].reduce.order.outs_len(), pieces.swap_remove(part))
+            (calls[0].reduce.order.outs_len(), positions.pieces[positions.own].clone())
         }
     };
     if rows == 1 && all.is_unique() {

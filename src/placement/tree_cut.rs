@@ -1,0 +1,78 @@
+//! Reduction trees of different extents whose nodes ranks hold and join alike.
+
+use super::{Layout, ReductionTree};
+use crate::tensor::Leaf;
+
+impl ReductionTree {
+    /// Returns true if every rank holds as many nodes of this tree as of `other`, and joins them in an equal order: the trees
+    /// are equal down to the last dim that is sharded, as those of a weight's gradient and of a norm's are.
+    pub(crate) fn folds_as(&self, other: &ReductionTree) -> bool {
+        self == other || self.cut().is_some_and(|cut| other.cut() == Some(cut))
+    }
+
+    /// Returns all that decides the nodes of ranks: the extents down to the last dim that is sharded, the form of its leaves,
+    /// the layout, and the axes that are done. `None` if parts of the tree are rounded or flattened.
+    fn cut(&self) -> Option<(&[usize], Option<Leaf>, &Layout, &[usize])> {
+        if self.groups.is_some() || self.is_flattened() || self.extents.contains(&0) {
+            return None;
+        }
+        let placements = self.layout.placements();
+        let last = placements.iter().flat_map(|placement| placement.split_dims()).max()?;
+        Some((&self.extents[..=last], self.leaf_of(last), &self.layout, &self.done))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::placement::Mesh;
+    use crate::tensor::{Dims, Shape};
+
+    /// All trees of up to three small dims on two axes: those that are said to fold alike have equal orders for every group of
+    /// ranks.
+    #[test]
+    fn trees_that_fold_alike_have_equal_orders() {
+        let mesh = Mesh::parse("a=2,b=3", 0).unwrap();
+        let mut trees = Vec::new();
+        let extents: [&[usize]; 8] = [&[6], &[7], &[12], &[6, 1], &[6, 5], &[7, 4], &[5, 6], &[6, 5, 2]];
+        for extents in extents {
+            for layout in ["(S0, S0)", "(S0, R)", "(R, S0)", "(S1, S0)", "(S0, S1)", "(S1, S1)"] {
+                let layout: Layout = layout.parse().unwrap();
+                let dims =
+                    layout.placements().iter().flat_map(|p| p.split_dims()).max().expect("one is sharded");
+                if dims >= extents.len() {
+                    continue;
+                }
+                for leaf in [Leaf::Pairs, Leaf::Chain] {
+                    let tree = ReductionTree::new(Shape::from(extents), leaf, layout.clone());
+                    trees.extend(tree.most_nodes(&mesh).map(|_| tree));
+                }
+            }
+        }
+        let (mut alike, mut others) = (0, 0);
+        for (i, a) in trees.iter().enumerate() {
+            for b in &trees[..i] {
+                if !a.folds_as(b) {
+                    others += 1;
+                    continue;
+                }
+                alike += 1;
+                for axes in [&[0][..], &[1], &[0, 1]] {
+                    for coords in [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]] {
+                        let is_member =
+                            |at: &&[usize; 2]| (0..2).all(|k| axes.contains(&k) || at[k] == coords[k]);
+                        let all = [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]];
+                        let members: Vec<Dims> =
+                            all.iter().filter(is_member).map(|at| Dims::from_slice(at)).collect();
+                        if axes.iter().any(|axis| a.layout.axis(*axis).is_replicate()) {
+                            continue;
+                        }
+                        let order = |tree: &ReductionTree| tree.fold_order(&mesh, &coords, &members, axes);
+                        assert_eq!(order(a), order(b), "{a:?} and {b:?} along {axes:?} at {coords:?}");
+                    }
+                }
+            }
+        }
+        assert!(alike > 20 && others > 100, "{alike} pairs fold alike, {others} do not");
+    }
+}
