@@ -15,7 +15,7 @@ use super::tensor_meta::TensorMeta;
 use crate::error::Result;
 use crate::ops::{Meta, Op, RaggedBoxes, Tensors, Windows, run};
 use crate::placement::{Region, TreeNode};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, with_places};
 
 /// The calls of a kernel for one call of an operator.
 pub(super) enum NodeCalls {
@@ -145,7 +145,9 @@ fn make(
     at: &Windows,
     outs: &[Rc<TensorMeta>],
 ) -> Result<Tensors> {
-    let wide: Tensors = ins.iter().map(widened).collect::<Result<_>>()?;
+    // Places are offered for results: a widened weight is as long as its gradient.
+    let (wide, _) = with_places(Vec::new(), || ins.iter().map(widened).collect::<Result<Tensors>>());
+    let wide = wide?;
     let mut results: Vec<Tensors> = Vec::with_capacity(calls.len());
     let mut whole: SmallVec<[Option<Tensor>; 3]> = SmallVec::new();
     for (f, made) in outs.iter().zip(made) {

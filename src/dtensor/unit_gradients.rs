@@ -206,9 +206,7 @@ impl StartedReductions {
             let locals: Vec<Tensor> = own.into_iter().map(|grad| grad.local).collect();
             let plans: Vec<Rc<Move>> = group.iter().map(|&i| moves[i].0.clone()).collect();
             let leaves: Option<Vec<_>> = group.iter().map(|&i| wanted[i].unit).collect();
-            // Kernels of 16-bit dtypes have results of their own before they round, so that places would stay empty.
-            let is_final = group.iter().all(|&i| moves[i].1.dtype() == wanted[i].meta.dtype());
-            if let (Some(leaves), Some(buffer)) = (leaves.filter(|_| is_final), buffer_of(&plans)) {
+            if let (Some(leaves), Some(buffer)) = (leaves, buffer_of(&plans)) {
                 let numbers: Vec<usize> = leaves.iter().map(|(_, number)| *number).collect();
                 mesh.0.unit_buffers.of::<UnitBuffers>().keep(leaves[0].0, &buffer, &numbers, &locals);
             }
