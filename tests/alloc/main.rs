@@ -6,7 +6,6 @@ mod checkpoint;
 mod comm;
 mod dispatch;
 mod dry;
-mod fsdp_order;
 mod fsdp_scale;
 mod placement;
 mod recompute;

@@ -1,5 +1,5 @@
 //! The MPI engine under `mpirun`: the reports of ranks if one of them deviates, messages in pieces, and refused
-//! processes. The suite's modules `comm`, `redistribute` and `train` are built here once more: `.ci/run` runs them on
+//! processes. The suite's modules `comm`, `fsdp_order`, `redistribute` and `train` are built here once more: `.ci/run` runs them on
 //! processes (`common::ranks`), which shows that results are the same.
 //!
 //! Each test starts `mpirun` on this same program, whose test `child` is then one rank.
@@ -10,6 +10,8 @@ mod comm;
 #[path = "../common/mod.rs"]
 #[allow(dead_code, reason = "the suite uses the rest")]
 mod common;
+#[path = "../suite/fsdp_order.rs"]
+mod fsdp_order;
 mod mpirun;
 #[path = "../suite/redistribute.rs"]
 mod redistribute;

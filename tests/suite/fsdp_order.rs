@@ -1,17 +1,19 @@
-//! The order in which FSDP starts its calls and waits for them, on threads: it communicates for one unit while another
+//! The order in which FSDP starts its calls and waits for them, on threads and over MPI: it communicates for one unit while another
 //! computes.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use isoshard::comm::{Call, CallResults, Channel, Engine, ModulePath, Rank, Reduce, Request, spmd};
+use isoshard::comm::{Call, CallResults, Channel, Engine, ModulePath, Rank, Reduce, Request};
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::fsdp::{Block, BlockPolicy, Sharding, fully_shard};
 use isoshard::nn::{Forward, Params, Plan};
 use isoshard::rng::Init;
 use isoshard::tensor::DType;
 use isoshard::{Error, Result};
+
+use crate::common::ranks::spmd;
 
 const UNITS: usize = 5;
 
@@ -160,6 +162,26 @@ fn a_unit_is_reduced_while_the_one_before_it_computes() {
         }
         let order = [1, 0].map(|i| format!("start reduce_scatter h.{i}"));
         assert_order(&backward, &order);
+    }
+}
+
+/// If two units are more than the limit of gathered bytes, a unit is gathered after the one before it has computed, in both
+/// passes, by one call.
+#[test]
+fn units_beyond_a_limit_are_gathered_one_by_one() {
+    let sharding = || Sharding::zero3("fsdp").gather_at_most(3 * 4 * 16 * 16);
+    let all = spmd(2, move |rank| pass(&rank, "fsdp=2", &sharding())).unwrap_or_else(|e| panic!("{e}"));
+    for [forward, backward] in all {
+        for i in 0..UNITS - 1 {
+            let gather = format!("all_gather h.{}", i + 1);
+            let order = [format!("computed h.{i}"), format!("start {gather}"), format!("wait {gather}")];
+            assert_order(&forward, &order);
+        }
+        for i in 0..UNITS - 1 {
+            let gather = format!("all_gather h.{i}");
+            let reduced = format!("start reduce_scatter h.{}", i + 1);
+            assert_order(&backward, &[format!("start {gather}"), format!("wait {gather}"), reduced]);
+        }
     }
 }
 
