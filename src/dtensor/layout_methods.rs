@@ -218,7 +218,8 @@ impl DTensor {
     }
 
     /// Returns tensors of one dtype that are often redistributed together to the given layouts, with the same values and stored
-    /// so that [`DTensor::redistribute_together`] copies nothing before its calls, if that is possible. Communicates nothing.
+    /// so that [`DTensor::redistribute_together`] copies nothing before its calls, if that is possible. None keeps more memory
+    /// than its elements take. Communicates nothing.
     pub(crate) fn stored_together(of: Vec<(DTensor, Layout)>) -> Result<Vec<DTensor>> {
         let moved: Vec<(&DTensor, &Layout)> = of.iter().map(|(x, layout)| (x, layout)).collect();
         let places = match moved.first() {
@@ -226,6 +227,12 @@ impl DTensor {
             None => Vec::new(),
         };
         let stored = |((mut x, _), place): ((DTensor, Layout), Option<Tensor>)| {
+            // A part of a larger tensor would keep all of it in memory.
+            let own = |x: &Tensor| Tensor::uninit_on(x.device(), x.dtype(), x.shape().clone());
+            let place = match place {
+                None if x.local.keeps_more() => Some(own(&x.local)?),
+                place => place,
+            };
             if let Some(mut place) = place {
                 let packed = x.local.shape().strides();
                 x.local.copy_block(&mut place, x.local.shape(), (0, x.local.strides()), (0, &packed))?;

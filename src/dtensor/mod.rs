@@ -102,6 +102,6 @@ pub use reduction::Reduction;
 pub(crate) use regather::Regather;
 pub use scopes::{NoGrad, NoSync};
 pub use tensor::DTensor;
-pub(crate) use tensor::{GradientUnit, RecomputeInput};
+pub(crate) use tensor::{GradientUnit, RecomputeInput, UnitGathers};
 pub use tensor_meta::TensorMeta;
 pub use work_tally::{OperatorWork, WorkTally, WorkTotal};

@@ -1,10 +1,10 @@
 //! Tensors that the tape does not keep but gathers again: the parameters of FSDP in the backward pass.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use super::start_moves::{TensorMove, start_moves};
-use super::tensor::{DTensor, GatheredFrom, HeldGather, Saved};
+use super::tensor::{DTensor, GatheredFrom, HeldGather, Saved, UnitGathers};
 use crate::comm::{ModulePath, operator_scope};
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -15,8 +15,9 @@ pub(crate) struct Regather(Weak<GatheredFrom>);
 
 impl DTensor {
     /// Marks `gathered`, which is this tensor redistributed, so that the backward pass gathers it again instead of
-    /// keeping it. `earlier` are tensors marked before it in the forward pass, which the backward pass needs next.
-    pub(crate) fn regathered(&self, gathered: DTensor, earlier: &[Regather]) -> DTensor {
+    /// keeping it. `earlier` are tensors marked before it in the forward pass, which the backward pass needs next; `unit` are
+    /// those that are needed beside it.
+    pub(crate) fn regathered(&self, gathered: DTensor, earlier: &[Regather], unit: &UnitGathers) -> DTensor {
         let earlier = earlier.iter().map(|a| a.0.clone()).collect();
         let origin = GatheredFrom {
             shard: self.detach(),
@@ -25,8 +26,12 @@ impl DTensor {
             in_flight: RefCell::new(None),
             held: RefCell::default(),
             earlier,
+            unit: unit.clone(),
+            is_read: Cell::new(false),
         };
-        DTensor { origin: Some(Rc::new(origin)), ..gathered }
+        let origin = Rc::new(origin);
+        unit.0.borrow_mut().push(Rc::downgrade(&origin));
+        DTensor { origin: Some(origin), ..gathered }
     }
 
     /// Lets the backward pass use this tensor, which was marked so, as long as the forward pass holds it.
@@ -82,6 +87,8 @@ impl Saved {
                     in_flight: RefCell::new(None),
                     held: RefCell::default(),
                     earlier: Vec::new(),
+                    unit: UnitGathers::default(),
+                    is_read: Cell::new(false),
                 }))
             }
         }
@@ -92,8 +99,14 @@ impl GatheredFrom {
     /// Returns the gathered tensor, and starts the gathers of the earlier ones.
     pub(super) fn value(&self) -> Result<DTensor> {
         GatheredFrom::prefetch(self.earlier.iter().filter_map(Weak::upgrade))?;
+        let was_read = self.is_read.replace(true);
         if let Some(local) = self.held_local() {
             return Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone()));
+        }
+        if self.in_flight.borrow().is_none() && !was_read {
+            let all: Vec<Rc<GatheredFrom>> = self.unit.0.borrow().iter().filter_map(Weak::upgrade).collect();
+            let is_first_read = |of: &Rc<GatheredFrom>| std::ptr::eq(&**of, self) || !of.is_read.get();
+            GatheredFrom::prefetch(all.into_iter().filter(is_first_read))?;
         }
         let in_flight = self.in_flight.borrow_mut().take();
         let in_flight = match in_flight {
@@ -159,7 +172,8 @@ mod tests {
             let leaves: Vec<DTensor> = (0..2).map(shard).collect::<Result<_>>()?;
             let gather = |k: usize, earlier: &[Regather]| -> Result<DTensor> {
                 let leaf: &DTensor = &leaves[k];
-                Ok(leaf.regathered(leaf.redistribute("(R)".parse()?)?, earlier))
+                let gathered = leaf.redistribute("(R)".parse()?)?;
+                Ok(leaf.regathered(gathered, earlier, &UnitGathers::default()))
             };
             let first = gather(0, &[])?;
             let second = gather(1, &[first.regather().expect("marked")])?;

@@ -172,7 +172,15 @@ pub(super) struct GatheredFrom {
     /// The tensors of the unit that ran before this one in the forward pass: their gathers start when this tensor is
     /// read.
     pub earlier: Vec<Weak<GatheredFrom>>,
+    /// The tensors of its own unit, which share its gather unless that was started ahead.
+    pub unit: UnitGathers,
+    /// True after the backward pass has read it.
+    pub is_read: Cell<bool>,
 }
+
+/// The tensors of a unit that are gathered again in the backward pass, in one call if none is started ahead.
+#[derive(Clone, Default)]
+pub(crate) struct UnitGathers(pub(super) Rc<RefCell<Vec<Weak<GatheredFrom>>>>);
 
 /// A gathered tensor that has not been dropped since the forward pass, so that the backward pass need not gather it.
 #[derive(Default)]

@@ -9,9 +9,9 @@ use super::shard_plan::{BlockedTensor, ShardPlan};
 use super::sharding::{Sharding, ShardingAxes};
 use crate::comm::{ModulePath, path_matches};
 use crate::error::{Error, Result};
-use crate::nn::{ParamId, ParamPlacement, Params, PlacedUnit};
+use crate::nn::{ParamId, ParamPlacement, ParamUnit, Params, PlacedUnit};
 use crate::placement::{Layout, Mesh, Placement, Spec};
-use crate::tensor::{DType, Shape};
+use crate::tensor::Shape;
 
 /// Places a model's parameters: each unit in a buffer that ranks share equally, each parameter in whole blocks.
 ///
@@ -54,8 +54,9 @@ use crate::tensor::{DType, Shape};
 ///
 /// # Errors
 /// Refuses an axis that the mesh lacks, axes that do not nest ([`Sharding`]), a pattern that matches nothing, a module
-/// inside another unit, blocks that do not fit a parameter, and a dtype of reductions that the mode does not have
-/// ([`Sharding::reduce_in`]); nothing has moved then. Returns an error if a rank fails.
+/// inside another unit, blocks that do not fit a parameter, a dtype of reductions that the mode does not have
+/// ([`Sharding::reduce_in`]), and a unit beyond the limit of gathered bytes ([`Sharding::gather_at_most`]); nothing has moved
+/// then. Returns an error if a rank fails.
 pub fn fully_shard(
     params: &mut Params,
     units: &[&str],
@@ -86,10 +87,11 @@ pub fn fully_shard(
         let stays_gathered = sharding.patterns().iter().any(|pattern| path_matches(pattern, &name));
         let (unit, placements) = plan_unit(params, &mesh, &axes, name, &ids, blocks)?;
         let members = ids.into_iter().zip(placements).collect();
-        placed.push(PlacedUnit { name: unit.name.clone(), members, stays_gathered, reduced_in });
+        let (name, padding) = (unit.name.clone(), unit.plan.as_ref().map_or(0, ShardPlan::padding));
+        placed.push(PlacedUnit { name, members, stays_gathered, reduced_in, padding });
         sharded.push(unit);
     }
-    params.place(placed, sharding.batch())?;
+    params.place(placed, sharding.batch(), sharding.gather_limit())?;
     Ok(ShardedUnits { units: sharded })
 }
 
@@ -158,7 +160,8 @@ impl fmt::Display for ShardedUnits {
 /// Returns the units with their parameters, in the order of their first parameters.
 fn units_of(params: &Params, patterns: &[&str]) -> Result<Vec<(String, Vec<ParamId>)>> {
     if patterns.is_empty() {
-        return Ok(params.declared_units());
+        let unit = |unit: &ParamUnit| (unit.name.clone(), unit.members.clone());
+        return Ok(params.units().iter().map(unit).collect());
     }
     let mut matched = vec![false; patterns.len()];
     let mut units: Vec<(String, Vec<ParamId>)> = Vec::new();
@@ -295,97 +298,4 @@ fn ragged(local: &Shape, block: usize, lens: Vec<usize>) -> Placement {
     // The fewest flattened dims between whose indices all boundaries lie.
     let dims = (1..=local.len()).find(|&dims| block.is_multiple_of(inner(dims))).unwrap_or(local.len());
     Placement::RaggedShard { dims, units: lens.into_iter().map(|len| len / inner(dims)).collect() }
-}
-
-/// The bytes that one rank holds, by purpose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShardedBytes {
-    /// The stored parameters, in full precision.
-    pub parameters: usize,
-    /// The gradients after a backward pass.
-    pub gradients: usize,
-    /// Parameters that are held from one update to the next, in the dtype that modules compute in.
-    pub held: usize,
-    /// The gathered units at most: the root, those that stay gathered, and the two largest others.
-    pub gathered: usize,
-    /// The gradients of the two largest units before they are reduced.
-    pub unreduced: usize,
-}
-
-impl ShardedBytes {
-    /// Returns the bytes of this rank's parameters, known before the first step. An optimizer's states take the parameters'
-    /// bytes each (AdamW two); activations come on top.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
-    /// use isoshard::fsdp::{BlockPolicy, ShardedBytes, Sharding, fully_shard};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
-    ///     params.root().child("h").child(0).param("w", [8, 4], Init::Ones)?;
-    ///     fully_shard(&mut params, &["h.*"], &Sharding::zero2("dp"), &BlockPolicy::default())?;
-    ///     let bytes = ShardedBytes::of(&params)?;
-    ///     assert_eq!((bytes.parameters, bytes.gradients, bytes.held), (64, 64, 128));
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses a layout that does not fit its parameter.
-    pub fn of(params: &Params) -> Result<ShardedBytes> {
-        let mesh = params.mesh().mesh();
-        let mut all = ShardedBytes { parameters: 0, gradients: 0, held: 0, gathered: 0, unreduced: 0 };
-        let bytes = |dtype: DType, shape: &Shape, layout: &Layout| -> Result<usize> {
-            let local = Spec::new(mesh, dtype, shape, layout.clone())?.local_shape();
-            Ok(local.numel() * dtype.size_bytes())
-        };
-        let (mut gathered, mut unreduced) = (Vec::new(), Vec::new());
-        for (name, ids) in params.declared_units() {
-            let (mut whole, mut gradients) = (0, 0);
-            for id in ids {
-                let value = params.value(id);
-                let placement = params.placement_of(id);
-                let own = |layout: &Layout| bytes(value.dtype(), value.shape(), layout);
-                all.parameters += own(&placement.stored)?;
-                if !params.is_frozen(id) {
-                    all.gradients += own(&placement.gradient)?;
-                    gradients += own(params.used_layout(id))?;
-                }
-                let compute = |layout: &Layout| bytes(params.compute_dtype(), value.shape(), layout);
-                if placement.held != placement.stored {
-                    all.held += compute(&placement.held)?;
-                }
-                if placement.held != *params.used_layout(id) {
-                    whole += compute(params.used_layout(id))?;
-                }
-            }
-            unreduced.push(gradients);
-            match name.is_empty() || params.stays_gathered(&name) {
-                true => all.gathered += whole,
-                false => gathered.push(whole),
-            }
-        }
-        for (list, sum) in [(&mut gathered, &mut all.gathered), (&mut unreduced, &mut all.unreduced)] {
-            list.sort_unstable_by(|a, b| b.cmp(a));
-            *sum += list.iter().take(2).sum::<usize>();
-        }
-        Ok(all)
-    }
-}
-
-/// Prints a line per purpose.
-impl fmt::Display for ShardedBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ShardedBytes { parameters, gradients, held, gathered, unreduced } = *self;
-        let rows = [
-            ("parameters", parameters),
-            ("each state of the optimizer", parameters),
-            ("gradients", gradients),
-            ("held parameters", held),
-            ("gathered units", gathered),
-            ("unreduced gradients", unreduced),
-        ];
-        rows.iter().try_for_each(|(what, bytes)| writeln!(f, "{bytes:>16} bytes: {what}"))
-    }
 }

@@ -28,10 +28,12 @@ mod fully_shard;
 mod packing;
 mod planner;
 mod shard_plan;
+mod sharded_bytes;
 mod sharding;
 
 pub use block_policy::{Block, BlockPolicy};
-pub use fully_shard::{ShardedBytes, ShardedUnit, ShardedUnits, fully_shard};
+pub use fully_shard::{ShardedUnit, ShardedUnits, fully_shard};
 pub use planner::ShardPlanner;
 pub use shard_plan::{BlockedTensor, ShardPlan};
+pub use sharded_bytes::ShardedBytes;
 pub use sharding::Sharding;

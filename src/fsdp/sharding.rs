@@ -39,6 +39,7 @@ pub struct Sharding {
     stays_gathered: Vec<String>,
     /// The dtypes in which the gradients of units are reduced, by pattern.
     reduced_in: Vec<(String, DType)>,
+    gather_limit: Option<usize>,
 }
 
 impl Sharding {
@@ -52,7 +53,8 @@ impl Sharding {
     pub fn over(batch: &[&str]) -> Sharding {
         let batch = owned(batch);
         let [parameters, gradients, states, stays_gathered] = Default::default();
-        Sharding { batch, parameters, gradients, states, stays_gathered, reduced_in: Vec::new() }
+        let (reduced_in, gather_limit) = Default::default();
+        Sharding { batch, parameters, gradients, states, stays_gathered, reduced_in, gather_limit }
     }
 
     /// Shards the held parameters over these axes. Stored parameters are sharded as the optimizer's states are.
@@ -144,6 +146,43 @@ impl Sharding {
     pub fn reduce_in(mut self, pattern: &str, dtype: DType) -> Sharding {
         self.reduced_in.push((pattern.into(), dtype));
         self
+    }
+
+    /// Limits the bytes that gathered parameters take on a rank, in the dtype that modules compute in. A unit is gathered ahead
+    /// if it fits beside the one in use, the root and the units that [stay gathered](Sharding::stay_gathered); otherwise when
+    /// it is used first, after the one before it is freed, so its communication is not hidden behind computation. Without a
+    /// limit the next unit is always gathered ahead. The same bits and the same bytes are sent with any limit.
+    ///
+    /// Parameters that are *held* ([`Sharding`]) and passes that keep all units
+    /// ([`Forward::eval_gathered`](crate::nn::Forward::eval_gathered)) are not limited.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// use isoshard::fsdp::{BlockPolicy, ShardedBytes, Sharding, fully_shard};
+    /// let gathered = |limit: usize| spmd(2, move |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     for i in 0..4 {
+    ///         params.root().child("h").child(i).param("w", [8, 8], Init::Ones)?;
+    ///     }
+    ///     let sharding = Sharding::zero3("fsdp").gather_at_most(limit);
+    ///     fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
+    ///     Ok(ShardedBytes::of(&params)?.gathered)
+    /// });
+    /// assert_eq!(gathered(600)?[0], 512); // two units of 256 bytes
+    /// assert_eq!(gathered(500)?[0], 256); // one
+    /// let refused = gathered(200).unwrap_err().to_string();
+    /// assert!(refused.contains("0 bytes that stay gathered and 256 of unit \"h."), "{refused}");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn gather_at_most(mut self, bytes: usize) -> Sharding {
+        self.gather_limit = Some(bytes);
+        self
+    }
+
+    /// Returns the limit of gathered bytes.
+    pub(super) fn gather_limit(&self) -> Option<usize> {
+        self.gather_limit
     }
 
     /// Returns the patterns of the units that are reduced in a dtype of choice, and the dtypes.

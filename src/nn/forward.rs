@@ -9,7 +9,9 @@ use std::rc::Rc;
 use super::param_id::ParamId;
 use super::params::Params;
 use super::pattern::nearest;
-use crate::dtensor::{AttentionOptions, DTensor, NoGrad, PendingRedistribution, RecomputeInput, Regather};
+use crate::dtensor::{
+    AttentionOptions, DTensor, NoGrad, PendingRedistribution, RecomputeInput, Regather, UnitGathers,
+};
 use crate::error::{Error, Result};
 use crate::rng::Generator;
 
@@ -43,6 +45,8 @@ pub struct Forward<'a> {
 /// The state of each parameter.
 struct GatherStates {
     of_params: Vec<GatherState>,
+    /// Per unit, the parameters that the backward pass gathers again.
+    units: Vec<UnitGathers>,
     is_second_run: bool,
 }
 
@@ -128,7 +132,8 @@ impl<'a> Forward<'a> {
         no_grad: Option<NoGrad>,
     ) -> Forward<'a> {
         let of_params = params.ids().map(|_| GatherState::Idle).collect();
-        let gathers = RefCell::new(GatherStates { of_params, is_second_run: false });
+        let units = params.units().iter().map(|_| UnitGathers::default()).collect();
+        let gathers = RefCell::new(GatherStates { of_params, units, is_second_run: false });
         Forward {
             params,
             generator,
@@ -240,7 +245,8 @@ impl<'a> Forward<'a> {
                 } else if self.params.units()[unit].stays_gathered {
                     gathered
                 } else {
-                    let ready = shard.regathered(gathered, &self.previous_of(unit));
+                    let of_unit = self.gathers.borrow().units[unit].clone();
+                    let ready = shard.regathered(gathered, &self.previous_of(unit), &of_unit);
                     ready.hold_gathered();
                     ready
                 }
@@ -411,17 +417,20 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// On the first use of a unit, frees the unit before it and starts to gather the next one.
+    /// On the first use of a unit, frees the unit before it and starts to gather the next one, if both may be gathered at once.
     fn enter(&self, unit: usize) -> Result<()> {
         let units = self.params.units();
         let current = self.current.borrow().unit;
         if current == Some(unit) || (units[unit].is_root() && current.is_some()) {
             return Ok(());
         }
-        self.start(unit)?;
         // The backward pass begins with the root's parameters, so none of them is gathered ahead.
         let last = current.filter(|&p| !units[p].is_root());
-        let previous = last.map(|p| self.regathers(p)).unwrap_or_default();
+        if last.is_none_or(|p| self.params.fit_together(p, unit)) {
+            self.start(unit)?;
+        }
+        let ahead = last.filter(|&p| self.params.fit_together(p, unit));
+        let previous = ahead.map(|p| self.regathers(p)).unwrap_or_default();
         for id in last.iter().filter(|_| !self.keeps_units).flat_map(|&p| &units[p].members) {
             let state = std::mem::replace(&mut self.gathers.borrow_mut()[id.index()], GatherState::Idle);
             if let GatherState::Ready(t) = state {
@@ -430,8 +439,8 @@ impl<'a> Forward<'a> {
         }
         *self.current.borrow_mut() = CurrentUnit { unit: Some(unit), previous };
         match (unit + 1..units.len()).find(|&u| !units[u].is_root()) {
-            Some(next) => self.start(next),
-            None => Ok(()),
+            Some(next) if self.params.fit_together(unit, next) => self.start(next),
+            _ => Ok(()),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Parameters, addressed by path and sharded from the start.
 
 mod declared;
+mod gathered;
 mod offload;
 mod placed;
 
@@ -11,11 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::param_id::{ModelNumber, ParamId};
+use super::param_unit::ParamUnit;
 use super::pattern;
 use super::pieces::ParamPiece;
 use super::plan::Plan;
 use crate::comm::ModulePath;
-use crate::dtensor::{DTensor, DeviceMesh, GradientUnit};
+use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::{Error, Result};
 use crate::placement::Layout;
 use crate::rng::{Generator, Init};
@@ -46,6 +48,8 @@ pub struct Params {
     compute: DType,
     list: Vec<Param>,
     units: Vec<ParamUnit>,
+    /// The bytes that gathered units take at most, if the program says so.
+    gather_limit: Option<usize>,
     /// The paths where activations may change layout.
     sites: BTreeSet<String>,
     /// The paths of the parts whose activations may be dropped.
@@ -77,16 +81,6 @@ struct Param {
     pieces: Vec<ParamPiece>,
 }
 
-/// A unit: parameters that are gathered together, one unit ahead of their use, and whose gradients are reduced together.
-#[derive(Clone)]
-pub(super) struct ParamUnit {
-    name: String,
-    pub members: Vec<ParamId>,
-    gradients: GradientUnit,
-    /// True if gathered parameters stay gathered from the forward pass to the backward pass.
-    pub stays_gathered: bool,
-}
-
 impl Params {
     /// Returns an empty set of parameters. Values will be drawn from `seed`, in the order of declaration, with the same
     /// bits on every mesh.
@@ -114,6 +108,7 @@ impl Params {
             compute: DType::F32,
             list: Vec::new(),
             units: Vec::new(),
+            gather_limit: None,
             sites: BTreeSet::new(),
             blocks: BTreeMap::new(),
             blank: false,
@@ -132,7 +127,7 @@ impl Params {
     /// Returns a copy for functions that run again in the backward pass. The values and the model's number are shared, so
     /// ids of this model are ids of the copy.
     pub(super) fn snapshot(&self) -> Params {
-        let Params { number, dtype, compute, blank, is_placed, .. } = *self;
+        let Params { number, dtype, compute, gather_limit, blank, is_placed, .. } = *self;
         Params {
             number,
             mesh: self.mesh.clone(),
@@ -142,6 +137,7 @@ impl Params {
             compute,
             list: self.list.clone(),
             units: self.units.clone(),
+            gather_limit,
             sites: self.sites.clone(),
             blocks: self.blocks.clone(),
             blank,
@@ -195,9 +191,11 @@ impl Params {
     /// ```
     ///
     /// # Errors
-    /// Refuses dtypes that are not floating.
+    /// Refuses dtypes that are not floating, and one in which gathered units take more bytes than
+    /// [`Sharding::gather_at_most`](crate::fsdp::Sharding::gather_at_most) says.
     pub fn compute_in(&mut self, dtype: DType) -> Result<()> {
         dtype.expect_float("compute_in")?;
+        self.expect_gathers_fit("compute_in", &self.units, self.gather_limit, dtype)?;
         self.compute = dtype;
         Ok(())
     }
@@ -566,14 +564,6 @@ impl Params {
             pieces,
         });
         Ok(id)
-    }
-}
-
-impl ParamUnit {
-    /// Returns `true` for the root unit. Its parameters are used at both ends of the model and stay gathered
-    /// throughout.
-    pub(super) fn is_root(&self) -> bool {
-        self.name.is_empty()
     }
 }
 

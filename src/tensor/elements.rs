@@ -115,6 +115,11 @@ impl Tensor {
         self.is_unique() && self.storage.len_bytes() == self.len_bytes() && !self.storage.is_part()
     }
 
+    /// Returns true if keeping this tensor alive keeps more memory than its elements take.
+    pub(crate) fn keeps_more(&self) -> bool {
+        self.storage.len_bytes() > self.len_bytes()
+    }
+
     /// Returns true if no other tensor shares the buffer.
     pub(super) fn is_unshared(&mut self) -> bool {
         exclusive(&mut self.storage).is_some()

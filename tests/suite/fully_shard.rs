@@ -1,20 +1,23 @@
 //! `fully_shard`: every sharding of parameters, gradients and states trains with the bits of a single rank, holds the bytes
 //! of its formula, and receives those of its collectives; wrong input is refused and moves nothing.
 
-use isoshard::comm::{Rank, spmd};
-use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
+use isoshard::comm::{DryRun, Rank, spmd};
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
 use isoshard::fsdp::{Block, BlockPolicy, ShardedBytes, Sharding, fully_shard};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, WarmupCosine};
 use isoshard::placement::Mesh;
 use isoshard::rng::{Generator, Init};
-use isoshard::tensor::{DType, Tensor};
+use isoshard::tensor::{DType, Tensor, meta};
 use isoshard::{Error, Result};
 
-use crate::common::in_place::{HEAD_BYTES, steps_in_place};
+use crate::common::in_place::{HEAD_BYTES, head_bytes, sharded_steps_in_place, steps_in_place};
 
 const CONFIG: GptConfig =
     GptConfig { vocabulary: 13, block: 6, layers: 3, heads: 2, width: 8, dropout: 0.1, bias: true };
+
+/// A limit of gathered bytes in f32 for the root and one block.
+const ONE_UNIT: usize = 5000;
 
 /// A training run: its mesh, sharding and blocks.
 #[derive(Clone)]
@@ -107,6 +110,8 @@ fn every_sharding_has_the_bits_of_a_single_rank() {
         ("dp=3", Sharding::zero3("dp")),
         ("dp=5", Sharding::zero3("dp")),
         ("dp=2", Sharding::zero3("dp").stay_gathered("h.1")),
+        ("dp=2", Sharding::zero3("dp").gather_at_most(ONE_UNIT)),
+        ("dp=2,fsdp=2", Sharding::hsdp("dp", "fsdp").gather_at_most(ONE_UNIT)),
         ("dp=2,fsdp=2", Sharding::hsdp("dp", "fsdp")),
         ("dp=2,fsdp=2", Sharding::hfsdp("dp", "fsdp")),
         ("dp=2,fsdp=3", Sharding::hfsdp("dp", "fsdp")),
@@ -150,6 +155,7 @@ fn rounded_parameters_and_recomputed_blocks_have_the_bits_of_a_single_rank() {
             ("dp=2", Sharding::zero1("dp")),
             ("dp=2", Sharding::zero2("dp")),
             ("dp=3", Sharding::zero3("dp")),
+            ("dp=3", Sharding::zero3("dp").gather_at_most(ONE_UNIT / (4 / compute.size_bytes()))),
             ("dp=2,fsdp=2", Sharding::hfsdp("dp", "fsdp")),
         ] {
             let run = with(Run::new(mesh, sharding));
@@ -229,12 +235,12 @@ fn each_sharding_holds_and_moves_the_bytes_of_its_formula() {
 
 #[test]
 fn a_unit_is_one_gather_a_pass_and_one_reduction() {
-    let run = |rank: Rank| {
+    let run = |rank: Rank, sharding: Sharding| {
         let (rank, tally) = isoshard::comm::Tally::of(&rank)?;
         let mesh = DeviceMesh::parse(&rank, "fsdp=2")?;
         let mut params = Params::new(&mesh, Plan::default(), 7)?;
         let model = Gpt::new(&mut params, GptConfig { dropout: 0.0, ..CONFIG })?;
-        fully_shard(&mut params, &["h.*"], &Sharding::zero3("fsdp"), &BlockPolicy::default())?;
+        fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
         let batch = params.plan().batch_layout(mesh.mesh());
         let tokens = DTensor::zeros(&mesh, DType::I64, [4, 6], batch)?;
         let before = tally.total().calls;
@@ -243,11 +249,73 @@ fn a_unit_is_one_gather_a_pass_and_one_reduction() {
         drop(loss.backward()?);
         Ok((forward, tally.total().calls - before - forward))
     };
-    let found = spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    let zero3 = || Sharding::zero3("fsdp");
+    let found = spmd(2, move |rank| run(rank, zero3())).unwrap_or_else(|e| panic!("{e}"));
     // Three blocks and the root, and the loss; in the backward pass two blocks again (the last is still there), the gradients
     // of three blocks and of the last norm, the tied table's two in one call, and the positions' in two: its derivative's
     // reduction comes first.
     assert_eq!(found, [(5, 9); 2]);
+    let limited = spmd(2, move |rank| run(rank, zero3().gather_at_most(ONE_UNIT)));
+    assert_eq!(
+        limited.unwrap_or_else(|e| panic!("{e}")),
+        found,
+        "units are gathered later, in as many calls"
+    );
+}
+
+/// The gradients of the head and the last norm lie mostly on one rank, and are copied side by side, once per call. Shards have
+/// more than the 16 KiB below which the thread engine keeps a result for the next call.
+#[test]
+fn replicas_of_shards_agree_in_place() {
+    const WIDTH: usize = 40;
+    let run = |rank: Rank| {
+        let mesh = DeviceMesh::parse(&rank, "dp=2,fsdp=2")?;
+        sharded_steps_in_place(&mesh, DType::F32, &Sharding::hsdp("dp", "fsdp"), WIDTH)
+    };
+    for (rank, copied) in spmd(4, run).unwrap_or_else(|e| panic!("{e}")).iter().enumerate() {
+        assert_eq!(copied.map(|step| step.gather), [0; 3], "rank {rank}");
+        let reduce = copied.map(|step| step.reduce);
+        assert!(reduce[1..].iter().all(|bytes| *bytes <= 2 * head_bytes(WIDTH)), "rank {rank}: {reduce:?}");
+    }
+}
+
+/// A pass through eight matrices of 1 MiB on one of eight ranks, which gathers one of them at once, or two.
+#[test]
+fn a_limit_of_gathered_bytes_is_kept() {
+    const MATRIX: usize = 4 * 512 * 512;
+    let peak = |limit: usize| -> Result<usize> {
+        let dry = DryRun::new(8, 3)?;
+        let mesh = DeviceMesh::parse(&dry.rank()?, "fsdp=8")?;
+        let mut params = Params::new(&mesh, Plan::default(), 7)?;
+        let matrix = |i| params.root().child("h").child(i).param("w", [512, 512], Init::Ones);
+        let ids = (0..8).map(matrix).collect::<Result<Vec<_>>>()?;
+        let sharding = Sharding::zero3("fsdp").gather_at_most(limit);
+        fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
+        let bytes = ShardedBytes::of(&params)?;
+        assert!(bytes.gathered <= limit, "{bytes}");
+        let layout = params.plan().batch_layout(mesh.mesh());
+        let mut x = DTensor::full(&mesh, DType::F32, [8, 512], 1.0, layout)?;
+        meta::reset_memory_peak();
+        let cx = Forward::train_without_dropout(&params);
+        for id in ids {
+            x = x.matmul(&cx.param(id)?)?;
+        }
+        drop(cx);
+        let forward = dry.report().peak_bytes;
+        // Activations take 2 KiB each.
+        assert!((bytes.parameters + bytes.gathered..).contains(&forward), "{forward} for {bytes}");
+        assert!(forward <= bytes.parameters + bytes.gathered + 9 * 2048 + 4096, "{forward} for {bytes}");
+        drop(x.sum_all()?.backward()?);
+        let all = dry.report().peak_bytes;
+        let of_formula = bytes.parameters + bytes.gradients + bytes.gathered + bytes.unreduced;
+        assert!(all <= of_formula + MATRIX / 8, "{all} for {bytes}");
+        Ok(all)
+    };
+    let [one, two] = [MATRIX, 2 * MATRIX].map(|limit| peak(limit).unwrap_or_else(|e| panic!("{e}")));
+    assert!(one + MATRIX * 3 / 4 <= two, "{one} and {two}");
+    let refused = peak(MATRIX - 1).unwrap_err().to_string();
+    let wanted = "0 bytes that stay gathered and 1048576 of unit \"h.";
+    assert!(refused.starts_with("fully_shard: ") && refused.contains(wanted), "{refused}");
 }
 
 fn refusal(mesh: &'static str, shard: impl Fn(&mut Params) -> Result<()> + Send + Sync + 'static) -> String {
@@ -303,14 +371,23 @@ fn wrong_input_is_refused_by_name_and_moves_nothing() {
 /// reduction tree.
 #[test]
 fn a_unit_is_gathered_reduced_and_updated_in_place() {
-    let computed = [("fsdp=2", DType::F32), ("fsdp=3", DType::F32), ("fsdp=2", DType::BF16)];
-    for (mesh, compute) in computed {
+    let (exact, fast) = (Reduction::Exact, Reduction::Fast);
+    for (mesh, compute, reduction) in [
+        ("fsdp=2", DType::F32, exact),
+        ("fsdp=3", DType::F32, exact),
+        ("fsdp=2", DType::BF16, exact),
+        ("fsdp=2", DType::BF16, fast),
+    ] {
         let ranks = Mesh::parse(mesh, 0).unwrap().rank_len();
-        let run = move |rank: Rank| steps_in_place(&DeviceMesh::parse(&rank, mesh)?, compute);
+        let run = move |rank: Rank| {
+            let mesh = DeviceMesh::parse(&rank, mesh)?;
+            mesh.set_reduction(reduction);
+            steps_in_place(&mesh, compute)
+        };
         for (rank, copied) in spmd(ranks, run).unwrap_or_else(|e| panic!("{e}")).iter().enumerate() {
             assert_eq!(copied.map(|step| step.gather), [0; 3], "{mesh}: rank {rank}");
             // A third of 16 sequences is several nodes, except on the last rank.
-            if compute == DType::F32 && (mesh != "fsdp=3" || rank == 2) {
+            if mesh != "fsdp=3" || rank == 2 {
                 let reduce = copied.map(|step| step.reduce);
                 assert!(
                     reduce[0] > HEAD_BYTES && reduce[1..].iter().all(|bytes| *bytes <= HEAD_BYTES),

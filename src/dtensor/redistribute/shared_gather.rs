@@ -32,12 +32,15 @@ pub(in crate::dtensor) fn sharing(moves: &[(Rc<Move>, Tensor)]) -> Vec<Vec<usize
     groups
 }
 
-/// Starts the moves of a group, and returns them in their order. This rank's parts are sent together.
+/// Starts the moves of a group, and returns them in their order. This rank's parts are sent together. One tensor alone arrives
+/// in place too, if its parts are equally long.
 pub(in crate::dtensor) fn start_sharing(
     mesh: &DeviceMesh,
     moves: Vec<(Rc<Move>, Tensor)>,
 ) -> Result<Vec<InFlight>> {
-    if let [(only, local)] = &moves[..] {
+    if let [(only, local)] = &moves[..]
+        && even_shards(&[only]).is_none()
+    {
         return Ok(vec![only.start(mesh, local.clone())?]);
     }
     let len = moves.len();
@@ -82,12 +85,8 @@ fn is_alike((one, a): &(Rc<Move>, Tensor), (other, b): &(Rc<Move>, Tensor)) -> b
         && (a.dtype(), a.device()) == (b.dtype(), b.device())
 }
 
-/// Returns the positions of the tensors of a group in a buffer of equal shards, if they have some and are several. All ranks
-/// answer alike.
+/// Returns the positions of the tensors of a group in a buffer of equal shards, if they have some. All ranks answer alike.
 fn even_shards(moves: &[&Move]) -> Option<EvenShards> {
-    if moves.len() < 2 {
-        return None;
-    }
     let stages: Vec<&ExchangeStage> = moves.iter().map(|m| gather_of(m)).collect::<Option<_>>()?;
     let members_len = stages[0].group.len();
     let lens = stages.iter().map(|x| MemberLens::of_gather(x)).collect::<Option<_>>()?;

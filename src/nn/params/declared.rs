@@ -1,10 +1,11 @@
 //! Declared parameters, sites and blocks: the parameters' units, and declarations that are taken back.
 
-use super::{ParamUnit, Params};
+use super::Params;
 use crate::comm::ModulePath;
 use crate::dtensor::GradientUnit;
 use crate::error::Result;
 use crate::nn::param_id::ParamId;
+use crate::nn::param_unit::ParamUnit;
 use crate::nn::pieces::ParamPiece;
 use crate::tensor::DType;
 
@@ -46,7 +47,7 @@ impl Params {
         self.at(id).unit
     }
 
-    pub(in crate::nn) fn units(&self) -> &[ParamUnit] {
+    pub(crate) fn units(&self) -> &[ParamUnit] {
         &self.units
     }
 
@@ -84,7 +85,9 @@ impl Params {
             number.map(|n| path.split('.').take(n + 1).collect::<Vec<_>>().join(".")).unwrap_or_default();
         let at = self.units.iter().position(|u| u.name == name).unwrap_or_else(|| {
             let gradients = gradient_unit(&name, None);
-            self.units.push(ParamUnit { name, members: Vec::new(), gradients, stays_gathered: false });
+            let members = Vec::new();
+            let (stays_gathered, padding, gathered_len) = (false, 0, 0);
+            self.units.push(ParamUnit { name, members, gradients, stays_gathered, padding, gathered_len });
             self.units.len() - 1
         });
         self.units[at].members.push(id);

@@ -1,10 +1,11 @@
 //! Parameters that fully sharded data parallelism has placed: the layouts of values, gradients and held values.
 
 use super::declared::gradient_unit;
-use super::{Param, ParamUnit, Params};
+use super::{Param, Params};
 use crate::dtensor::{DTensor, Transfer};
 use crate::error::{Error, Result};
 use crate::nn::param_id::ParamId;
+use crate::nn::param_unit::ParamUnit;
 use crate::nn::plan::Plan;
 use crate::placement::{Layout, Mesh};
 use crate::tensor::{DType, Tensor, with_places};
@@ -17,6 +18,8 @@ pub(crate) struct PlacedUnit {
     pub stays_gathered: bool,
     /// The dtype in which ranks send partial sums of gradients, if the program says one.
     pub reduced_in: Option<DType>,
+    /// The elements between parameters in the unit's buffer.
+    pub padding: usize,
 }
 
 /// The layouts of one parameter.
@@ -30,17 +33,24 @@ pub(crate) struct ParamPlacement {
 }
 
 impl Params {
-    /// Moves all parameters to other layouts, and declares other units. All ranks call this together.
-    pub(crate) fn place(&mut self, units: Vec<PlacedUnit>, batch: &[String]) -> Result<()> {
+    /// Moves all parameters to other layouts, and declares other units, whose gathered parameters take at most `limit` bytes.
+    /// All ranks call this together.
+    pub(crate) fn place(
+        &mut self,
+        units: Vec<PlacedUnit>,
+        batch: &[String],
+        limit: Option<usize>,
+    ) -> Result<()> {
+        let declared = units.iter().map(|unit| self.unit_of_placed(unit)).collect::<Result<Vec<_>>>()?;
+        self.expect_gathers_fit("fully_shard", &declared, limit, self.compute)?;
+        self.gather_limit = limit;
         let before = self.units.len();
-        for PlacedUnit { name, members, stays_gathered, reduced_in } in units {
+        for (unit, PlacedUnit { members, .. }) in declared.into_iter().zip(units) {
             let moved =
                 members.iter().map(|(id, at)| (self.value(*id).detach(), at.stored.clone())).collect();
             let moved = DTensor::redistribute_together(moved)?;
-            let gradients = gradient_unit(&name, reduced_in);
-            let unit = self.units.len();
-            let ids = members.iter().map(|(id, _)| *id).collect();
-            self.units.push(ParamUnit { name, members: ids, gradients, stays_gathered });
+            self.units.push(unit);
+            let unit = self.units.len() - 1;
             let used = |(id, at): &(ParamId, ParamPlacement)| match at.held == at.stored {
                 true => self.used_layout(*id).clone(),
                 false => at.held.clone(),
@@ -64,14 +74,18 @@ impl Params {
         self.map_all()
     }
 
-    /// Returns the units with their parameters.
-    pub(crate) fn declared_units(&self) -> Vec<(String, Vec<ParamId>)> {
-        self.units.iter().map(|unit| (unit.name.clone(), unit.members.clone())).collect()
-    }
-
-    /// Returns true if a unit stays gathered from the forward pass to the backward pass.
-    pub(crate) fn stays_gathered(&self, unit: &str) -> bool {
-        self.units.iter().any(|other| other.name == unit && other.stays_gathered)
+    fn unit_of_placed(&self, unit: &PlacedUnit) -> Result<ParamUnit> {
+        let PlacedUnit { ref name, ref members, stays_gathered, reduced_in, padding } = *unit;
+        let lens = members.iter().map(|(id, at)| self.gathered_len(*id, &at.held));
+        let gathered: usize = lens.sum::<Result<usize>>()?;
+        Ok(ParamUnit {
+            name: name.clone(),
+            members: members.iter().map(|(id, _)| *id).collect(),
+            gradients: gradient_unit(name, reduced_in),
+            stays_gathered,
+            padding,
+            gathered_len: if gathered > 0 { gathered + padding } else { 0 },
+        })
     }
 
     /// Returns the layouts of a parameter.

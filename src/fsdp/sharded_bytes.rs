@@ -1,0 +1,93 @@
+//! The bytes that a rank holds under fully sharded data parallelism, known before the first step.
+
+use std::fmt;
+
+use crate::error::Result;
+use crate::nn::Params;
+use crate::placement::{Layout, Spec};
+use crate::tensor::{DType, Shape};
+
+/// The bytes that one rank holds, by purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardedBytes {
+    /// The stored parameters, in full precision.
+    pub parameters: usize,
+    /// The gradients after a backward pass.
+    pub gradients: usize,
+    /// Parameters that are held from one update to the next, in the dtype that modules compute in.
+    pub held: usize,
+    /// The gathered units at most, with their padding: the root, those that stay gathered, and two others that follow each
+    /// other, or one if two are more than [`Sharding::gather_at_most`](super::Sharding::gather_at_most) says.
+    pub gathered: usize,
+    /// The gradients of the two largest units before they are reduced.
+    pub unreduced: usize,
+}
+
+impl ShardedBytes {
+    /// Returns the bytes of this rank's parameters, known before the first step. An optimizer's states take the parameters'
+    /// bytes each (AdamW two); activations come on top.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// use isoshard::fsdp::{BlockPolicy, ShardedBytes, Sharding, fully_shard};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     params.root().child("h").child(0).param("w", [8, 4], Init::Ones)?;
+    ///     fully_shard(&mut params, &["h.*"], &Sharding::zero2("dp"), &BlockPolicy::default())?;
+    ///     let bytes = ShardedBytes::of(&params)?;
+    ///     assert_eq!((bytes.parameters, bytes.gradients, bytes.held), (64, 64, 128));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit its parameter.
+    pub fn of(params: &Params) -> Result<ShardedBytes> {
+        let mesh = params.mesh().mesh();
+        let mut all = ShardedBytes { parameters: 0, gradients: 0, held: 0, gathered: 0, unreduced: 0 };
+        let bytes = |dtype: DType, shape: &Shape, layout: &Layout| -> Result<usize> {
+            let local = Spec::new(mesh, dtype, shape, layout.clone())?.local_shape();
+            Ok(local.numel() * dtype.size_bytes())
+        };
+        let mut unreduced = Vec::new();
+        for unit in params.units() {
+            let mut gradients = 0;
+            for &id in &unit.members {
+                let value = params.value(id);
+                let placement = params.placement_of(id);
+                let own = |layout: &Layout| bytes(value.dtype(), value.shape(), layout);
+                all.parameters += own(&placement.stored)?;
+                if !params.is_frozen(id) {
+                    all.gradients += own(&placement.gradient)?;
+                    gradients += own(params.used_layout(id))?;
+                }
+                if placement.held != placement.stored {
+                    all.held += bytes(params.compute_dtype(), value.shape(), &placement.held)?;
+                }
+            }
+            unreduced.push(gradients);
+        }
+        unreduced.sort_unstable_by(|a, b| b.cmp(a));
+        all.unreduced = unreduced.iter().take(2).sum();
+        all.gathered = params.most_gathered()?;
+        Ok(all)
+    }
+}
+
+/// Prints a line per purpose.
+impl fmt::Display for ShardedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ShardedBytes { parameters, gradients, held, gathered, unreduced } = *self;
+        let rows = [
+            ("parameters", parameters),
+            ("each state of the optimizer", parameters),
+            ("gradients", gradients),
+            ("held parameters", held),
+            ("gathered units", gathered),
+            ("unreduced gradients", unreduced),
+        ];
+        rows.iter().try_for_each(|(what, bytes)| writeln!(f, "{bytes:>16} bytes: {what}"))
+    }
+}

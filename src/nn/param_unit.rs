@@ -1,0 +1,32 @@
+//! Units: parameters that are gathered together.
+
+use super::param_id::ParamId;
+use crate::dtensor::GradientUnit;
+
+/// A unit: parameters that are gathered together, one unit ahead of their use, and whose gradients are reduced together.
+#[derive(Clone)]
+pub(crate) struct ParamUnit {
+    /// The path of its module; empty for the root.
+    pub name: String,
+    pub members: Vec<ParamId>,
+    pub gradients: GradientUnit,
+    /// True if gathered parameters stay gathered from the forward pass to the backward pass.
+    pub stays_gathered: bool,
+    /// The elements between parameters in the unit's buffer.
+    pub padding: usize,
+    /// The elements of the unit's gathered buffer on this rank, set when units are placed.
+    pub gathered_len: usize,
+}
+
+impl ParamUnit {
+    /// Returns `true` for the root unit. Its parameters are used at both ends of the model and stay gathered
+    /// throughout.
+    pub fn is_root(&self) -> bool {
+        self.name.is_empty()
+    }
+
+    /// Returns true for a unit that is gathered again in the backward pass, like most.
+    pub fn comes_and_goes(&self) -> bool {
+        !self.is_root() && !self.stays_gathered
+    }
+}
