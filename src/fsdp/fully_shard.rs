@@ -240,15 +240,19 @@ fn plan_unit(
     }
     let inside: Vec<BlockedTensor> = tensors.iter().flatten().map(|(tensor, _)| *tensor).collect();
     let plan = ShardPlanner::new(mesh.axis_len(planned)).plan(&inside)?;
+    let others_len: usize = others.iter().map(|&a| mesh.axis_len(a)).product();
     let mut at = 0;
     let mut placements = Vec::with_capacity(ids.len());
     for ((&id, used), tensor) in ids.iter().zip(&used).zip(&tensors) {
         let value = params.value(id);
+        let mut inside = 0;
         let main = match tensor {
             Some((tensor, local)) => {
                 at += 1;
-                let lens = (0..mesh.axis_len(planned)).map(|rank| plan.part(at - 1, rank).len());
-                Some(ragged(local, tensor.block, lens.collect()))
+                let lens: Vec<usize> =
+                    (0..mesh.axis_len(planned)).map(|rank| plan.part(at - 1, rank).len()).collect();
+                inside = dim_inside(local, lens.iter().copied().max().unwrap_or(0), others_len);
+                Some(ragged(local, tensor.block, lens))
             }
             None if value.shape().is_empty() || value.shape().numel() == 0 => None,
             None => Some(Placement::Shard(0)),
@@ -263,7 +267,7 @@ fn plan_unit(
             order.push(planned);
             for &a in &others {
                 if wanted.contains(&a) {
-                    layout = layout.set(a, Placement::Shard(0));
+                    layout = layout.set(a, Placement::Shard(inside));
                 }
                 order.push(a);
             }
@@ -290,6 +294,14 @@ fn equal_part(spec: &Spec) -> Option<Shape> {
     let last: Vec<usize> = (0..mesh.ndim()).map(|a| mesh.axis_len(a) - 1).collect();
     let parts_are_equal = spec.local_shape_at(&last) == first;
     (parts_are_equal && !first.is_empty() && first.numel() > 0).then_some(first)
+}
+
+/// Returns the dim along which the axes inside, of `ranks` ranks, cut a rank's rows of dim 0, of at most `len` elements: dim 0
+/// if it has a row for each of them, else the longest.
+fn dim_inside(local: &Shape, len: usize, ranks: usize) -> usize {
+    let rows = len / local[1..].iter().product::<usize>().max(1);
+    let longest = (1..local.len()).max_by_key(|&d| (local[d], std::cmp::Reverse(d)));
+    longest.filter(|&d| rows < ranks && local[d] > rows).unwrap_or(0)
 }
 
 /// Returns the placement that gives each rank the next elements of a tensor, in whole blocks.

@@ -3,6 +3,17 @@
 use super::{Layout, ReductionTree};
 use crate::tensor::Leaf;
 
+/// All that decides the nodes of ranks.
+#[derive(PartialEq)]
+struct TreeCut<'a> {
+    /// The extents down to the last dim that is sharded.
+    extents: &'a [usize],
+    /// The form of that dim's leaves.
+    leaf: Option<Leaf>,
+    layout: &'a Layout,
+    done: &'a [usize],
+}
+
 impl ReductionTree {
     /// Returns true if every rank holds as many nodes of this tree as of `other`, and joins them in an equal order: the trees
     /// are equal down to the last dim that is sharded, as those of a weight's gradient and of a norm's are.
@@ -10,15 +21,15 @@ impl ReductionTree {
         self == other || self.cut().is_some_and(|cut| other.cut() == Some(cut))
     }
 
-    /// Returns all that decides the nodes of ranks: the extents down to the last dim that is sharded, the form of its leaves,
-    /// the layout, and the axes that are done. `None` if parts of the tree are rounded or flattened.
-    fn cut(&self) -> Option<(&[usize], Option<Leaf>, &Layout, &[usize])> {
+    /// Returns what decides the nodes of ranks; `None` if parts of the tree are rounded or flattened.
+    fn cut(&self) -> Option<TreeCut<'_>> {
         if self.groups.is_some() || self.is_flattened() || self.extents.contains(&0) {
             return None;
         }
         let placements = self.layout.placements();
         let last = placements.iter().flat_map(|placement| placement.split_dims()).max()?;
-        Some((&self.extents[..=last], self.leaf_of(last), &self.layout, &self.done))
+        let (extents, leaf) = (&self.extents[..=last], self.leaf_of(last));
+        Some(TreeCut { extents, leaf, layout: &self.layout, done: &self.done })
     }
 }
 

@@ -279,6 +279,47 @@ fn replicas_of_shards_agree_in_place() {
     }
 }
 
+/// A tensor with fewer rows than ranks is cut along its longest dim among replicas, so that no rank has much more than its
+/// share; two steps have the bits of a single rank.
+#[test]
+fn few_rows_are_shared_among_replicas_too() {
+    let train = |rank: Rank, mesh: &str, sharding: Sharding| {
+        let mesh = DeviceMesh::parse(&rank, mesh)?;
+        let mut params = Params::new(&mesh, Plan::default(), 7)?;
+        let normal = Init::Normal { mean: 0.0, std: 1.0 };
+        let mut add =
+            |name: &str, shape: &[usize]| params.root().child("h").child(0).param(name, shape, normal);
+        let ids = [add("experts", &[2, 31, 4])?, add("w", &[31, 8])?, add("bias", &[8])?];
+        let units = fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
+        let shard_len = units.units()[0].plan.as_ref().map_or(0, |plan| plan.shard_len());
+        let own: usize = params.values().map(|value| value.local().numel()).sum();
+        let x = Tensor::from_vec((0..372).map(|i| (i % 7) as f32 - 3.0).collect(), [12, 31])?;
+        let x = DTensor::distribute(&mesh, &x, params.plan().batch_layout(mesh.mesh()))?;
+        let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.1).clip(1.0);
+        for _ in 0..2 {
+            let cx = Forward::train_without_dropout(&params);
+            let y = x.matmul(&cx.param(ids[1])?)?.add(&cx.param(ids[2])?)?.sum_all()?;
+            let experts = x.matmul(&cx.param(ids[0])?.sum(&[0], false)?)?;
+            let loss = experts.mul(&experts)?.sum_all()?.add(&y)?;
+            drop(cx);
+            optimizer.step(&mut params, &mut loss.backward()?)?;
+        }
+        Ok((shard_len, own, params.digest()?))
+    };
+    let single =
+        spmd(1, move |rank| train(rank, "dp=1", Sharding::ddp("dp"))).unwrap_or_else(|e| panic!("{e}"));
+    for (mesh, replicas) in [("dp=3,fsdp=2", 3), ("dp=2,fsdp=3", 2)] {
+        let run = move |rank| train(rank, mesh, Sharding::hfsdp("dp", "fsdp"));
+        let all = spmd(6, run).unwrap_or_else(|e| panic!("{mesh}: {e}"));
+        for (shard_len, own, digest) in all {
+            assert_eq!(digest, single[0].2, "{mesh}");
+            // One index more of the experts' longest dim, of the weight's rows and of the bias.
+            let most = shard_len / replicas + 2 * 4 + 8 + 1;
+            assert!(own <= most, "{mesh}: {own} elements of {shard_len}");
+        }
+    }
+}
+
 /// A pass through eight matrices of 1 MiB on one of eight ranks, which gathers one of them at once, or two.
 #[test]
 fn a_limit_of_gathered_bytes_is_kept() {
