@@ -21,9 +21,20 @@ fn train(threads: usize, mesh: &'static str, llama: bool) -> Result<(Vec<u64>, u
         let (vocabulary, block, layers, heads, width, dropout) = (35, 21, 1, 2, 20, 0.2);
         let gpt = GptConfig { vocabulary, block, layers, heads, width, dropout, bias: true };
         let gpt = if llama { None } else { Some(Gpt::new(&mut params, gpt)?) };
-        let llama =
-            LlamaConfig { vocabulary, block, layers, heads, width, dropout, ..LlamaConfig::default() };
-        let llama = if gpt.is_some() { None } else { Some(Llama::new(&mut params, llama_config)?) };
+        let (kv_heads, head_width, hidden, base) = (1, 10, 32, 1e4);
+        let config = LlamaConfig {
+            vocabulary,
+            block,
+            layers,
+            heads,
+            kv_heads,
+            head_width,
+            width,
+            hidden,
+            base,
+            dropout,
+        };
+        let llama = if gpt.is_some() { None } else { Some(Llama::new(&mut params, config)?) };
         let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(1e-2).clip(1.0);
         let mut generator = Generator::new(7).child("dropout");
         let text = |from: i64| Tensor::from_vec((from..from + 84).map(|i| i * i % 35).collect(), [4, 21]);

@@ -201,7 +201,7 @@ impl<'a> CpuAttention<'a> {
             let (mut scores, mut rows) = (Scratch::<T>::new(ROWS * width), Scratch::<T>::new(ROWS * dv));
             let mut columns = TransposedRows::new(windows.iter().map(|(window, _)| window), k.d);
             let mut filled = None;
-            for (head, lse) in heads.zip(lse.data.chunks_exact_mut(tq)) {
+            for (head, lse) in heads.zip(lse.data.chunks_exact_mut(tq.max(1))) {
                 let head = [head / h, head % h];
                 let group = [head[0], head[1] / each];
                 if filled.replace(group) != Some(group) {
