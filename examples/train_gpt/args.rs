@@ -107,6 +107,11 @@ pub struct Args {
     /// With --reduction exact, every device gives the same values.
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub device: Device,
+    /// The number of threads per rank on the CPU [default: ISOSHARD_THREADS, or the cores divided by the ranks].
+    ///
+    /// Changes no value.
+    #[arg(long, value_parser = up_to::<1024>, value_name = "N")]
+    pub threads: Option<usize>,
     /// The element type in which the model computes. Parameters, gradients and the optimizer's state are f32.
     #[arg(long, value_enum, default_value = "f32", value_name = "DTYPE")]
     pub dtype: Compute,

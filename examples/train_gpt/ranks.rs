@@ -58,6 +58,7 @@ pub fn run(job: &Arc<Job>) -> Outcome {
             // A rank without room says so, before the system ends the process.
             let limit = room::machine_bytes().map_or(usize::MAX, |bytes| bytes / job.ranks);
             let ranks = Spmd::new(job.ranks).memory_limit(limit);
+            let ranks = job.args().threads.into_iter().fold(ranks, Spmd::threads_per_rank);
             threads(job, ranks.run(move |rank| train(&rank.on(device), &shared)))
         }
         (EngineName::Nccl, None) => {
@@ -104,6 +105,7 @@ fn process(job: &Job, launch: Launch, over: impl FnOnce(Launch) -> Process) -> O
     }
     let process = over(launch);
     let process = if job.args().insecure_rendezvous { process.insecure_rendezvous() } else { process };
+    let process = job.args().threads.into_iter().fold(process, Process::threads_per_rank);
     let program = AssertUnwindSafe(|| process.run(|rank: Rank| train(&rank, job)));
     let cause = match catch_unwind(program) {
         Ok(Ok(())) => return Outcome { code: 0, says: None },

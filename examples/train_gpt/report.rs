@@ -122,7 +122,10 @@ impl<'a> Report<'a> {
                 ("dtype", text(s.dtype)),
                 ("parameters", s.parameters.to_string()),
                 ("vocabulary", s.vocabulary.to_string()),
-                ("threads", cpu::threads_from_env().unwrap_or(1).to_string()),
+                (
+                    "threads",
+                    args.threads.map_or_else(|| cpu::threads_per_rank(s.ranks), Ok).unwrap_or(1).to_string(),
+                ),
                 ("parameters_digest", digest(s.digest)),
             ])?;
         } else {

@@ -51,6 +51,8 @@ mod param_states;
 mod param_tensors;
 mod schedule;
 mod sgd;
+#[cfg(test)]
+mod thread_tests;
 
 pub use adamw::AdamW;
 pub use clip::{clip_scale, global_norm};

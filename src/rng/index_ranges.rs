@@ -122,6 +122,12 @@ impl IndexRanges<'_> {
         self.rest.first().map_or(usize::MAX, |next| next.offset - self.offset)
     }
 
+    /// Returns the ranges without the first `len` elements.
+    pub(crate) fn after(mut self, len: usize) -> Self {
+        self.advance(len);
+        self
+    }
+
     /// Skips the first `len` elements.
     #[inline(always)]
     pub(super) fn advance(&mut self, len: usize) {

@@ -7,8 +7,8 @@ use super::counts::FromCounts;
 use super::index_ranges::IndexRanges;
 use super::philox::Blocks;
 use crate::tensor::Float;
-use crate::tensor::cpu::Widen;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
+use crate::tensor::cpu::{Widen, for_each_part};
 use crate::tensor::math::log::{ln_normal_f32, ln_normal_f64};
 use crate::tensor::math::trig::{sin_cos_2pi_f32, sin_cos_2pi_f64};
 
@@ -79,7 +79,7 @@ impl<S: BlockSink> Drive<'_, S> {
 }
 
 /// A distribution as a map from blocks to numbers: four f32 per block, or two f64.
-pub(crate) trait BlockDistribution: Copy {
+pub(crate) trait BlockDistribution: Copy + Sync {
     /// Computes the numbers of a 32-bit draw.
     fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]);
     /// Computes the numbers of a 64-bit draw.
@@ -87,7 +87,7 @@ pub(crate) trait BlockDistribution: Copy {
 }
 
 /// A map of a number, before it is rounded to the element type.
-pub(crate) trait MapNumber: Copy {
+pub(crate) trait MapNumber: Copy + Sync {
     /// In f32.
     fn f32(self, x: f32) -> f32;
     /// In f64.
@@ -274,8 +274,10 @@ pub(crate) trait Sampled:
         out: &mut [Self],
         dist: D,
     ) {
-        in_compute_type(at, out, false, &mut |at, _, wide| {
-            Self::Wide::numbers(draw, attempt, at, wide, dist)
+        for_each_part(out.len(), 2 * out.len(), out, |part, out| {
+            in_compute_type(at.after(part.start), out, false, &mut |at, _, wide| {
+                Self::Wide::numbers(draw, attempt, at, wide, dist)
+            });
         });
     }
 }

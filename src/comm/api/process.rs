@@ -12,7 +12,7 @@ use crate::comm::launch::Launch;
 use crate::comm::transport::Engine;
 use crate::comm::transport::nccl::{Library, NcclEngine, NcclSetup};
 use crate::error::{Error, Result};
-use crate::tensor::{Device, catch_no_room, cuda};
+use crate::tensor::{Device, catch_no_room, cpu, cuda};
 
 /// This process as one rank of a world of processes: with a GPU each over [NCCL](crate::comm::nccl), or on the CPU
 /// over MPI.
@@ -38,6 +38,7 @@ pub struct Process {
     device: Option<Device>,
     insecure: bool,
     transport: Transport,
+    threads_per_rank: Option<usize>,
 }
 
 /// The library that carries the tensors.
@@ -61,7 +62,14 @@ impl Process {
     /// ```
     pub fn new(launch: Launch) -> Process {
         let deadline = Duration::from_secs(60);
-        Process { launch, deadline, device: None, insecure: false, transport: Transport::Nccl(None) }
+        Process {
+            launch,
+            deadline,
+            device: None,
+            insecure: false,
+            transport: Transport::Nccl(None),
+            threads_per_rank: None,
+        }
     }
 
     /// Sets how long ranks wait for each other: to meet, to connect, and in a collective.
@@ -76,6 +84,21 @@ impl Process {
     /// ```
     pub fn deadline(mut self, deadline: Duration) -> Process {
         self.deadline = deadline;
+        self
+    }
+
+    /// Sets the number of threads that the rank uses for a large kernel on the CPU. The default is
+    /// [`cpu::threads_per_rank`] of the ranks on this machine. Any number gives the same bits.
+    ///
+    /// ```
+    /// use isoshard::comm::{Launch, Process};
+    /// if let Some(launch) = Launch::from_env()? {
+    ///     let process = Process::new(launch).mpi().threads_per_rank(8);
+    /// }
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn threads_per_rank(mut self, threads: usize) -> Process {
+        self.threads_per_rank = Some(threads);
         self
     }
 
@@ -185,6 +208,13 @@ impl Process {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn run<T>(self, f: impl FnOnce(Rank) -> Result<T>) -> Result<T> {
+        let local_len = self.launch.local_len().unwrap_or(self.launch.world_len());
+        let threads = self.threads_per_rank.map_or_else(|| cpu::threads_per_rank(local_len), Ok)?;
+        if threads == 0 {
+            let rule = "a rank computes on one thread or more";
+            return Err(Error::invalid("process", rule, "0 threads per rank", "give 1"));
+        }
+        let f = |rank| cpu::with_threads(threads, || f(rank));
         match &self.transport {
             Transport::Nccl(_) => self.run_nccl(f),
             Transport::Mpi { compared } => {
@@ -195,7 +225,7 @@ impl Process {
     }
 
     fn run_nccl<T>(self, f: impl FnOnce(Rank) -> Result<T>) -> Result<T> {
-        let Process { launch, deadline, device, insecure, transport } = self;
+        let Process { launch, deadline, device, insecure, transport, .. } = self;
         let library =
             if let Transport::Nccl(Some(library)) = transport { Ok(library) } else { Library::load() }?;
         let device = device.map_or_else(|| default_gpu(&launch), Ok)?;

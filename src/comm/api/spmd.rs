@@ -297,8 +297,8 @@ impl Spmd {
         self
     }
 
-    /// Sets the number of threads that each rank uses for a large matrix product on the CPU. The default is
-    /// [`cpu::threads_from_env`], which is 1 unless `ISOSHARD_THREADS` is set. Any number gives the same bits.
+    /// Sets the number of threads that each rank uses for a large kernel on the CPU. The default is
+    /// [`cpu::threads_per_rank`]: `ISOSHARD_THREADS`, or the cores divided by the ranks. Any number gives the same bits.
     ///
     /// ```
     /// use isoshard::{comm::Spmd, tensor::{DType, Tensor, cpu}};
@@ -390,7 +390,7 @@ impl Spmd {
         F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
     {
         self.check()?;
-        let threads_per_rank = self.threads_per_rank.map_or_else(cpu::threads_from_env, Ok)?;
+        let threads_per_rank = self.threads_per_rank.map_or_else(|| cpu::threads_per_rank(self.world), Ok)?;
         let world = || {
             LocalWorld::new(self.world, self.deadline, &*self.device, self.library.as_ref(), &self.flights)
         };

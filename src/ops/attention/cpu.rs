@@ -18,7 +18,10 @@ use std::ops::Range;
 
 use super::scores::{ScoreOperands, ScoreRule};
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{BlockTree, Gemm, Kernel, LeafContraction, MatRef, cast, dispatch, expect_matching};
+use crate::tensor::cpu::{
+    BlockTree, Gemm, Kernel, LeafContraction, MatRef, RowsMut, SharedRows, cast, dispatch, expect_matching,
+    for_each_part,
+};
 use crate::tensor::{DType, Tensor};
 use query_block::{BlockSum, Heads, QueryBlock, Scratch, TransposedRows, all_finite, masked_product};
 use score_rows::{Probabilities, ScoreInputs, ScoreTensors};
@@ -71,7 +74,7 @@ pub struct CpuAttentionDropout<'a> {
 }
 
 /// The function that [`CpuAttentionDropout::keep`] is.
-type KeepKeys<'a> = &'a dyn Fn([usize; 3], usize, &mut [bool]);
+type KeepKeys<'a> = &'a (dyn Fn([usize; 3], usize, &mut [bool]) + Sync);
 
 impl<'a> CpuAttention<'a> {
     /// Returns causal attention without dropout, whose first query has the position `q_start`.
@@ -182,7 +185,6 @@ impl<'a> CpuAttention<'a> {
         let (q, k, v) = (Heads::<T>::of(q)?, Heads::<T>::of(k)?, Heads::<T>::of(v)?);
         let (o_data, lse_data) = (o.make_mut::<T>()?, lse.make_mut::<T>()?);
         let blocks = self.blocks(0..tq, k.len);
-        let mut columns = TransposedRows::new(blocks.iter(), k.d);
         let with_sums = |block: QueryBlock| {
             let over = block.over_keys();
             (block, over)
@@ -191,44 +193,59 @@ impl<'a> CpuAttention<'a> {
         // For few queries, the search for infinities in all values would take as long as their product.
         let finite = tq >= ROWS && all_finite(&v, [b, groups]);
         let width = windows.iter().map(|(window, _)| window.width).max().unwrap_or(0);
-        let (mut tree, mut sums) = (BlockTree::<T>::new(width), [T::ZERO; ROWS]);
-        let mut scores = Scratch::<T>::new(ROWS * width);
-        for head in (0..b).flat_map(|b| (0..h).map(move |h| [b, h])) {
-            let group = [head[0], head[1] / each];
-            if head[1].is_multiple_of(each) {
-                columns.fill(k.at(group));
-            }
-            for (window, over_window) in &windows {
-                let narrow = inputs.narrow(window, head).map(with_sums);
-                let (block, over) =
-                    narrow.as_ref().map_or((window, over_window), |(block, over)| (block, over));
-                let s = &mut scores.get()[..block.rows * block.width];
-                if s.is_empty() {
-                    continue;
+        let o_rows = SharedRows::new(o_data, dv);
+        let pairs = windows.iter().map(|(window, _)| window.rows * window.width).sum::<usize>();
+        let nanos = (b * h * (k.d + dv)).saturating_mul(pairs) / MULTIPLICATIONS_PER_NANO;
+        for_each_part(b * h, nanos, RowsMut { data: lse_data, len: tq }, |heads, lse| {
+            let (mut tree, mut sums) = (BlockTree::<T>::new(width), [T::ZERO; ROWS]);
+            let (mut scores, mut rows) = (Scratch::<T>::new(ROWS * width), Scratch::<T>::new(ROWS * dv));
+            let mut columns = TransposedRows::new(windows.iter().map(|(window, _)| window), k.d);
+            let mut filled = None;
+            for (head, lse) in heads.zip(lse.data.chunks_exact_mut(tq.max(1))) {
+                let head = [head / h, head % h];
+                let group = [head[0], head[1] / each];
+                if filled.replace(group) != Some(group) {
+                    columns.fill(k.at(group));
                 }
-                self.scores(block, (q.at(head), &columns), s);
-                let lse = &mut lse_data[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
-                let left_out = dispatch(Probabilities {
-                    inputs: &inputs,
-                    head,
-                    s,
-                    block,
-                    tree: &mut tree,
-                    sums: &mut sums,
-                    lse,
-                    find_holes: !finite,
-                });
-                self.drop_probabilities(block, head, s);
-                let o = &mut o_data[((head[0] * tq + block.start) * h + head[1]) * dv..];
-                let hidden = match finite {
-                    true => [0..0, 0..0],
-                    false => block.hidden(&self.rule, left_out || inputs.has_holes()),
-                };
-                let v = v.at(group).rows(block.from, block.to - block.from);
-                masked_product(&hidden, BlockSum::Keys(over), block.matrix(s), v, (&mut *o, (h * dv, 1)));
-                dispatch(ScaleRows { o, step: h * dv, len: dv, sums: &sums[..block.rows] });
+                for (window, over_window) in &windows {
+                    let narrow = inputs.narrow(window, head).map(with_sums);
+                    let (block, over) =
+                        narrow.as_ref().map_or((window, over_window), |(block, over)| (block, over));
+                    let s = &mut scores.get()[..block.rows * block.width];
+                    if s.is_empty() {
+                        continue;
+                    }
+                    self.scores(block, (q.at(head), &columns), s);
+                    let lse = &mut lse[block.start..][..block.rows];
+                    let left_out = dispatch(Probabilities {
+                        inputs: &inputs,
+                        head,
+                        s,
+                        block,
+                        tree: &mut tree,
+                        sums: &mut sums,
+                        lse,
+                        find_holes: !finite,
+                    });
+                    self.drop_probabilities(block, head, s);
+                    let rows = &mut rows.get()[..block.rows * dv];
+                    let hidden = match finite {
+                        true => [0..0, 0..0],
+                        false => block.hidden(&self.rule, left_out || inputs.has_holes()),
+                    };
+                    let v = v.at(group).rows(block.from, block.to - block.from);
+                    masked_product(
+                        &hidden,
+                        BlockSum::Keys(over),
+                        block.matrix(s),
+                        v,
+                        (&mut *rows, (dv.max(1), 1)),
+                    );
+                    dispatch(ScaleRows { rows, len: dv, sums: &sums[..block.rows] });
+                    put_rows(rows, &o_rows, (head[0] * tq + block.start) * h + head[1], h);
+                }
             }
-        }
+        });
         Ok((o, lse))
     }
 
@@ -288,9 +305,7 @@ impl<'a> CpuAttention<'a> {
 
 /// The kernel that divides the rows of a result by their sums; a row without keys is 0.
 struct ScaleRows<'a, T> {
-    o: &'a mut [T],
-    /// The distance from row to row, and a row's length.
-    step: usize,
+    rows: &'a mut [T],
     len: usize,
     sums: &'a [T],
 }
@@ -299,12 +314,23 @@ impl<T: Gemm> Kernel for ScaleRows<'_, T> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        for (o, &sum) in self.o.chunks_mut(self.step.max(1)).zip(self.sums) {
+        for (o, &sum) in self.rows.chunks_exact_mut(self.len.max(1)).zip(self.sums) {
             let scale = if sum == T::ZERO { T::ZERO } else { sum.recip() };
-            o[..self.len].iter_mut().for_each(|o| *o = *o * scale + T::ZERO);
+            o.iter_mut().for_each(|o| *o = *o * scale + T::ZERO);
         }
     }
 }
+
+/// Copies rows to the rows of a result from `first` on, `step` rows apart.
+fn put_rows<T: Gemm>(rows: &[T], to: &SharedRows<'_, T>, first: usize, step: usize) {
+    for (i, row) in rows.chunks_exact(to.row_len().max(1)).enumerate() {
+        // SAFETY: the rows are those of one head, or of one group, which only this thread computes.
+        unsafe { to.row(first + i * step) }.copy_from_slice(row);
+    }
+}
+
+/// About the speed of a thread.
+const MULTIPLICATIONS_PER_NANO: usize = 10;
 
 /// Returns the number of query heads that share one of `groups` key heads.
 fn group_len(heads: usize, groups: usize) -> usize {

@@ -15,7 +15,7 @@ use crate::ops::{
     Gather, Input, LogSoftmax, Mask, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, Statistic, Sub,
     Tensors, Vjp, Windows, Work, ZeroGrad, arity, list,
 };
-use crate::tensor::cpu::{Kernel, Num, Real, Widen, dispatch};
+use crate::tensor::cpu::{Kernel, Num, Real, RowsMut, Widen, dispatch, for_each_part};
 use crate::tensor::{Float, Tensor, cpu, for_dtype};
 
 impl Op for CrossEntropyGrad {
@@ -61,22 +61,28 @@ impl Op for CrossEntropyGrad {
             let (s, dy) = (s.as_slice::<A>()?, dy.as_slice::<A>()?);
             let grad = cpu::as_elements_mut::<T>(out.bytes_mut());
             let nll = <A as cpu::Widen>::Wide::of(self.terms.nll_factor.0);
-            let mut buffers = [vec![A::ZERO; CHUNK], vec![A::ZERO; CHUNK]];
-            for (r, &target) in target.iter().enumerate() {
-                let row = r * held..(r + 1) * held;
-                if self.terms.ignore_index == Some(target) {
-                    grad[row].fill(T::narrow(A::ZERO));
-                    continue;
-                }
-                let m = m[r].widen();
-                let share = dy[r] * self.terms.softmax_factor(m, s[r]) / s[r];
-                shares::<T>(&x[row.clone()], m, share, &mut grad[row.clone()], &mut buffers);
-                let place = checked_index(self.name(), target, classes, last)?.wrapping_sub(start);
-                if place < held {
-                    let at = row.start + place;
-                    grad[at] = T::narrow(share_at(x[at].widen(), m, share) - dy[r] * nll);
-                }
+            let ignored = |target: i64| self.terms.ignore_index == Some(target);
+            for &target in target.iter().filter(|&&target| !ignored(target)) {
+                checked_index(self.name(), target, classes, last)?;
             }
+            let rows = RowsMut { data: grad, len: held };
+            for_each_part(target.len(), x.len(), rows, |part, grad| {
+                let mut buffers = [vec![A::ZERO; CHUNK], vec![A::ZERO; CHUNK]];
+                for (r, grad) in part.zip(grad.data.chunks_exact_mut(held.max(1))) {
+                    let x = &x[r * held..(r + 1) * held];
+                    if ignored(target[r]) {
+                        grad.fill(T::narrow(A::ZERO));
+                        continue;
+                    }
+                    let m = m[r].widen();
+                    let share = dy[r] * self.terms.softmax_factor(m, s[r]) / s[r];
+                    shares::<T>(x, m, share, grad, &mut buffers);
+                    let place = (target[r] as usize).wrapping_sub(start);
+                    if place < held {
+                        grad[place] = T::narrow(share_at(x[place].widen(), m, share) - dy[r] * nll);
+                    }
+                }
+            });
             Ok(out)
         })?;
         Ok(smallvec![out])

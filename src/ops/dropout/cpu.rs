@@ -6,6 +6,7 @@ use crate::rng::{
     BlockSink, Draw, IndexRanges, Indices, PIECE, RandomFloat, drive, in_compute_type, keep_threshold,
 };
 use crate::tensor::Element;
+use crate::tensor::cpu::for_each_part;
 
 /// Zeroes each element with probability `p` and multiplies the others by 1 / (1 - `p`).
 ///
@@ -73,10 +74,12 @@ fn scale_kept<T: RandomFloat>(
         return out.fill(T::default());
     }
     let scale = Element::from_f64(1.0 / (1.0 - p));
-    let mut wide = [T::Wide::default(); PIECE];
-    in_compute_type(at, out, x.is_none(), &mut |at, here, out| {
-        let x = x.map(|x| T::load(&x[here], &mut wide));
-        drive(draw, 0, at, out.len(), ScaleKept { threshold, scale, x, out });
+    for_each_part(out.len(), out.len(), out, |part, out| {
+        let (x, mut wide) = (x.map(|x| &x[part.clone()]), [T::Wide::default(); PIECE]);
+        in_compute_type(at.after(part.start), out, x.is_none(), &mut |at, here, out| {
+            let x = x.map(|x| T::load(&x[here], &mut wide));
+            drive(draw, 0, at, out.len(), ScaleKept { threshold, scale, x, out });
+        });
     });
 }
 

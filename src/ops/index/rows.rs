@@ -2,7 +2,7 @@
 
 use super::cuda::HeldRange;
 use crate::error::{Error, Result};
-use crate::tensor::cpu::as_elements_mut;
+use crate::tensor::cpu::{RowsMut, as_elements_mut, for_each_part};
 use crate::tensor::{Element, Shape, Tensor, for_dtype};
 
 /// Returns -0, which leaves every sum's bits unchanged. A rank contributes it for elements that another rank stores.
@@ -61,15 +61,16 @@ pub(in crate::ops) fn read_rows(table: &Tensor, places: &[usize], out: &Shape) -
     let each = places.len() / batch;
     for_dtype!(any table.dtype(), T => {
         let table = table.data::<T>()?;
-        let entries = as_elements_mut::<T>(y.bytes_mut()).chunks_exact_mut(each * width);
-        for (b, (rows, places)) in entries.zip(places.chunks_exact(each)).enumerate() {
-            for (row, &place) in rows.chunks_exact_mut(width).zip(places) {
+        let rows = RowsMut { data: as_elements_mut::<T>(y.bytes_mut()), len: width };
+        for_each_part(batch * each, batch * each * width, rows, |at, rows| {
+            for (i, row) in at.zip(rows.data.chunks_exact_mut(width)) {
+                let (b, place) = (i / each, places[i]);
                 match place < held {
                     true => row.copy_from_slice(&table[b * by_batch + place * by_row..][..width]),
                     false => row.fill(minus_zero()),
                 }
             }
-        }
+        });
     });
     Ok(y)
 }

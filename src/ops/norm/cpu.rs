@@ -7,7 +7,8 @@
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{
-    Kernel, Real, RowTree, SumReducer, as_elements_mut, cast, dispatch, expect_matching, reduce,
+    Kernel, Real, RowTree, RowsMut, SumReducer, as_elements_mut, cast, dispatch, expect_matching,
+    for_each_part, reduce,
 };
 use crate::tensor::{DType, ReduceOp, Shape, Tensor, with_places};
 
@@ -153,16 +154,15 @@ fn forward_as<T: Real>(
     let mut mean = Tensor::zeros(T::DTYPE, stats.clone());
     let mut rstd = Tensor::zeros(T::DTYPE, stats);
     if x.numel() > 0 {
-        dispatch(NormForward::<T> {
-            x: x.as_slice()?,
-            weight: weight.map(Tensor::as_slice).transpose()?,
-            bias: bias.map(Tensor::as_slice).transpose()?,
-            len: x.shape()[x.shape().len() - 1],
-            eps,
-            centred,
-            y: as_elements_mut(y.bytes_mut()),
-            mean: mean.make_mut()?,
-            rstd: rstd.make_mut()?,
+        let len = x.shape()[x.shape().len() - 1];
+        let x = x.as_slice::<T>()?;
+        let weight = weight.map(Tensor::as_slice).transpose()?;
+        let bias = bias.map(Tensor::as_slice).transpose()?;
+        let rows = RowsMut { data: as_elements_mut(y.bytes_mut()), len };
+        let out = (rows, mean.make_mut()?, rstd.make_mut()?);
+        for_each_part(x.len() / len, x.len(), out, |at, (y, mean, rstd)| {
+            let x = &x[at.start * len..at.end * len];
+            dispatch(NormForward::<T> { x, weight, bias, len, eps, centred, y: y.data, mean, rstd });
         });
     }
     Ok((y, mean, rstd))
@@ -314,15 +314,23 @@ fn backward_as<T: Real>(
 ) -> Result<(Tensor, Tensor)> {
     let (mut dx, mut dw) = (Tensor::uninit(T::DTYPE, x.shape()), Tensor::uninit(T::DTYPE, x.shape()));
     if x.numel() > 0 {
-        dispatch(NormBackward::<T> {
-            dy: dy.as_slice()?,
-            x: x.as_slice()?,
-            weight: weight.map(Tensor::as_slice).transpose()?,
-            mean: mean.map(Tensor::as_slice).transpose()?,
-            rstd: rstd.as_slice()?,
-            len: x.shape()[x.shape().len() - 1],
-            dx: as_elements_mut(dx.bytes_mut()),
-            dw: as_elements_mut(dw.bytes_mut()),
+        let len = x.shape()[x.shape().len() - 1];
+        let (dy, x, rstd) = (dy.as_slice::<T>()?, x.as_slice::<T>()?, rstd.as_slice::<T>()?);
+        let weight = weight.map(Tensor::as_slice).transpose()?;
+        let mean = mean.map(Tensor::as_slice::<T>).transpose()?;
+        let rows = |t| RowsMut { data: as_elements_mut(Tensor::bytes_mut(t)), len };
+        for_each_part(x.len() / len, 2 * x.len(), (rows(&mut dx), rows(&mut dw)), |at, (dx, dw)| {
+            let elements = at.start * len..at.end * len;
+            dispatch(NormBackward::<T> {
+                dy: &dy[elements.clone()],
+                x: &x[elements],
+                weight,
+                mean: mean.map(|mean| &mean[at.clone()]),
+                rstd: &rstd[at],
+                len,
+                dx: dx.data,
+                dw: dw.data,
+            });
         });
     }
     Ok((dx, dw))

@@ -1,7 +1,9 @@
 //! The CPU kernel of rotary position embedding.
 
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{Kernel, Real, StridedRows, as_elements_mut, cast, dispatch};
+use crate::tensor::cpu::{
+    Kernel, Real, RowsMut, StridedRows, as_elements_mut, cast, dispatch, for_each_part,
+};
 use crate::tensor::math::exp::exp_f64;
 use crate::tensor::math::log::ln_f64;
 use crate::tensor::math::trig::sin_cos_2pi_f64;
@@ -75,13 +77,12 @@ impl Rotation {
             let strided = StridedRows::new(&x.shape()[..last], [&copied.strides()[..last], &steps]);
             let mut runs = Vec::with_capacity(strided.row_count());
             strided.each_row(|run| runs.push(*run));
-            dispatch(Rotate {
-                x: copied.data::<T>()?,
-                runs,
-                rows: strided.row_len(),
-                steps: [strided.row_stride(0), strided.row_stride(1)],
-                table: Table::new(self, len, d / 2),
-                out: as_elements_mut::<T>(out.bytes_mut()),
+            let (x, rows, table) = (copied.data::<T>()?, strided.row_len(), Table::new(self, len, d / 2));
+            let steps = [strided.row_stride(0), strided.row_stride(1)];
+            let nanos = out.numel();
+            let out = RowsMut { data: as_elements_mut::<T>(out.bytes_mut()), len: rows * d };
+            for_each_part(runs.len(), nanos, out, |at, out| {
+                dispatch(Rotate { x, runs: &runs[at], rows, steps, table: &table, out: out.data });
             });
         }
         Ok(out)
@@ -153,12 +154,12 @@ impl<A: Real> Kernel for FillTable<'_, A> {
 struct Rotate<'a, T> {
     x: &'a [T],
     /// For each run of rows, the offset in `x` and the position of its first row.
-    runs: Vec<[usize; 2]>,
+    runs: &'a [[usize; 2]],
     /// The number of rows per run.
     rows: usize,
     /// The steps of offset and position from one row to the next.
     steps: [usize; 2],
-    table: Table<T>,
+    table: &'a Table<T>,
     out: &'a mut [T],
 }
 

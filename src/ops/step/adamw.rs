@@ -9,7 +9,7 @@ use crate::ops::{
     AxisPlacement, Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp,
     Windows, Work, arity, list,
 };
-use crate::tensor::cpu::{Kernel, Real, Widen, dispatch};
+use crate::tensor::cpu::{Cut, Kernel, Real, Widen, dispatch, for_each_part};
 use crate::tensor::{Float, Tensor, for_dtype};
 
 /// One step of AdamW: `(p, g, m, v, scale) -> (p', m', v')` (Loshchilov and Hutter, *Decoupled Weight Decay
@@ -99,8 +99,8 @@ impl Op for AdamWStep {
         for_dtype!(float self.name(), p.dtype(), T => {
             type A = <T as Float>::Acc;
             let rates = Rates::<A>::new(self, scale.item()?);
-            let (m, v) = (m.make_mut::<A>()?, v.make_mut::<A>()?);
-            each_chunk::<T>(p, g, |at, p, g, out| {
+            let state = (m.make_mut::<A>()?, v.make_mut::<A>()?);
+            each_chunk_of_part::<T, _>(p, g, state, |(m, v), at, p, g, out| {
                 dispatch(AdamWLoop { rates, p, g, m: &mut m[at..][..p.len()], v: &mut v[at..][..p.len()], out });
             })
         })?;
@@ -225,19 +225,43 @@ pub fn each_chunk<T: Widen>(
     g: &Tensor,
     mut run: impl FnMut(usize, &[T::Wide], &[T::Wide], &mut [T::Wide]),
 ) -> Result<()> {
+    let g = g.contiguous()?;
+    overwrite_chunks(p.make_mut::<T>()?, g.as_slice::<T>()?, &mut run);
+    Ok(())
+}
+
+/// Does the same on the threads that this one may use. Each has a part of `state`, whose elements belong to those of `p`:
+/// `run` takes that part first, and the index of the piece's first element in it.
+pub(super) fn each_chunk_of_part<T: Widen, S: Cut>(
+    p: &mut Tensor,
+    g: &Tensor,
+    state: S,
+    run: impl Fn(&mut S, usize, &[T::Wide], &[T::Wide], &mut [T::Wide]) + Sync,
+) -> Result<()> {
+    let g = g.contiguous()?;
+    let (p, g) = (p.make_mut::<T>()?, g.as_slice::<T>()?);
+    for_each_part(p.len(), 2 * p.len(), (p, state), |part, (p, mut state)| {
+        overwrite_chunks(p, &g[part], &mut |at, p, g, out| run(&mut state, at, p, g, out));
+    });
+    Ok(())
+}
+
+/// Overwrites `p` piece by piece.
+fn overwrite_chunks<T: Widen>(
+    p: &mut [T],
+    g: &[T],
+    run: &mut dyn FnMut(usize, &[T::Wide], &[T::Wide], &mut [T::Wide]),
+) {
     // All buffers together fit in the first-level cache.
     const CHUNK: usize = 1024;
     let buffer = || vec![T::Wide::default(); CHUNK];
     let (mut own, mut wide_g, mut wide_out) = (buffer(), buffer(), buffer());
-    let g = g.contiguous()?;
-    let (p, g) = (p.make_mut::<T>()?, g.as_slice::<T>()?);
     for (i, (p, g)) in p.chunks_mut(CHUNK).zip(g.chunks(CHUNK)).enumerate() {
         let own = &mut own[..p.len()];
         T::widen_into(p, own);
         let g = T::load(g, &mut wide_g);
         T::store(p, &mut wide_out, |out| run(i * CHUNK, own, g, out));
     }
-    Ok(())
 }
 
 /// Checks the operands of an optimizer's step: the gradient `g` has the shape and dtype of the parameter `p`; every

@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::adamw::{each_chunk, expect_step, step_rows};
+use super::adamw::{each_chunk_of_part, expect_step, step_rows};
 use super::cuda;
 use crate::error::Result;
 use crate::ops::{
@@ -72,7 +72,7 @@ impl Op for SgdStep {
             let (momentum, decay) = (A::of(self.momentum.0), A::of(self.weight_decay.0));
             let (step, nesterov) = (A::of(-self.lr.0), self.nesterov);
             let b = b.make_mut::<A>()?;
-            each_chunk::<T>(p, g, |at, p, g, out| {
+            each_chunk_of_part::<T, _>(p, g, b, |b, at, p, g, out| {
                 let b = &mut b[at..][..p.len()];
                 dispatch(SgdLoop { scale, momentum, decay, step, nesterov, p, g, b, out });
             })

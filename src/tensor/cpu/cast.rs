@@ -10,6 +10,7 @@ use smallvec::{SmallVec, smallvec};
 use super::StridedRows;
 use super::real::Widen;
 use super::simd::{Kernel, dispatch};
+use super::threads::{RowsMut, for_each_part};
 use crate::error::Result;
 use crate::tensor::dtype::odd_f32;
 use crate::tensor::{DType, Element, Tensor};
@@ -74,22 +75,28 @@ fn convert(
 ) {
     let repeated = rows.row_stride(0) == 0;
     let chunk = if path.len() == 1 { usize::MAX } else { CHUNK };
-    let mut buffers = vec![[0u64; CHUNK]; path.len() - 1];
-    rows.each_chunk(chunk, &mut |&[row], start, len, o| {
-        let dst = &mut dst[o * dst_size..][..len * dst_size];
-        if repeated {
-            let mut buffer = 0u64;
-            let one = &mut bytemuck::bytes_of_mut(&mut buffer)[..dst_size];
-            follow(path, &src[row * src_size..][..src_size], one, &mut buffers);
-            match one {
-                [one] => dst.fill(*one),
-                [_, _] => bytemuck::cast_slice_mut::<u8, u16>(dst).fill(bytemuck::cast_slice(one)[0]),
-                [_, _, _, _] => bytemuck::cast_slice_mut::<u8, u32>(dst).fill(bytemuck::cast_slice(one)[0]),
-                _ => bytemuck::cast_slice_mut::<u8, u64>(dst).fill(buffer),
+    let all = rows.row_count() * rows.row_len();
+    for_each_part(all, all, RowsMut { data: dst, len: dst_size }, |at, dst| {
+        let first = at.start;
+        let mut buffers = vec![[0u64; CHUNK]; path.len() - 1];
+        rows.each_chunk_of(at, chunk, &mut |&[row], start, len, o| {
+            let dst = &mut dst.data[(o - first) * dst_size..][..len * dst_size];
+            if repeated {
+                let mut buffer = 0u64;
+                let one = &mut bytemuck::bytes_of_mut(&mut buffer)[..dst_size];
+                follow(path, &src[row * src_size..][..src_size], one, &mut buffers);
+                match one {
+                    [one] => dst.fill(*one),
+                    [_, _] => bytemuck::cast_slice_mut::<u8, u16>(dst).fill(bytemuck::cast_slice(one)[0]),
+                    [_, _, _, _] => {
+                        bytemuck::cast_slice_mut::<u8, u32>(dst).fill(bytemuck::cast_slice(one)[0])
+                    }
+                    _ => bytemuck::cast_slice_mut::<u8, u64>(dst).fill(buffer),
+                }
+                return;
             }
-            return;
-        }
-        follow(path, &src[(row + start) * src_size..][..len * src_size], dst, &mut buffers);
+            follow(path, &src[(row + start) * src_size..][..len * src_size], dst, &mut buffers);
+        });
     });
 }
 

@@ -2,6 +2,7 @@
 
 use bytemuck::Pod;
 
+use super::threads::{Cut, for_each_part};
 use crate::tensor::{Dims, Element};
 
 /// Returns the bytes of a new buffer as elements of the type for which it was allocated.
@@ -27,7 +28,11 @@ pub(crate) fn copy_strided(size: usize, shape: &[usize], src: (&[u8], &[usize]),
     }
 }
 
-fn copy_as<T: Pod + Default>(shape: &[usize], src: (&[u8], &[usize]), dst: (&mut [u8], &[usize])) {
+fn copy_as<T: Pod + Default + Send + Sync>(
+    shape: &[usize],
+    src: (&[u8], &[usize]),
+    dst: (&mut [u8], &[usize]),
+) {
     let src = (bytemuck::cast_slice::<u8, T>(src.0), src.1);
     let dst = (bytemuck::cast_slice_mut::<u8, T>(dst.0), dst.1);
     if shape.iter().product::<usize>() == 0 {
@@ -51,7 +56,32 @@ fn copy_as<T: Pod + Default>(shape: &[usize], src: (&[u8], &[usize]), dst: (&mut
         dst.0[0] = src.0[0];
         return;
     }
-    copy_level(n.len() - 1, &n, (src.0, &s), (dst.0, &d));
+    let top = n.len() - 1;
+    let inner: usize = n[..top].iter().product();
+    // Rows of the outermost dim that lie one after the other can be written by different threads.
+    let last = (0..top).map(|k| (n[k] - 1) * d[k]).sum::<usize>();
+    if d[top] <= last {
+        return copy_level(top, &n, (src.0, &s), (dst.0, &d));
+    }
+    let rows = CopiedRows { data: dst.0, step: d[top] };
+    for_each_part(n[top], n[top] * inner / 2, rows, |at, rows| {
+        let mut n = n.clone();
+        n[top] = at.len();
+        copy_level(top, &n, (&src.0[at.start * s[top]..], &s), (rows.data, &d));
+    });
+}
+
+/// The rows of a destination: the last one may be shorter than the step from row to row.
+struct CopiedRows<'a, T> {
+    data: &'a mut [T],
+    step: usize,
+}
+
+impl<T: Send> Cut for CopiedRows<'_, T> {
+    fn cut(self, at: usize) -> (Self, Self) {
+        let (head, tail) = self.data.split_at_mut((at * self.step).min(self.data.len()));
+        (CopiedRows { data: head, step: self.step }, CopiedRows { data: tail, step: self.step })
+    }
 }
 
 /// Copies the dims up to `level`, innermost first.

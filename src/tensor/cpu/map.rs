@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use super::map_slice::map_slice;
 use super::real::{Widen, select};
 use super::simd::{Kernel, dispatch};
+use super::threads::for_each_part;
 use super::{StridedRows, as_elements_mut};
 use crate::error::{Error, Result};
 use crate::tensor::{Shape, Tensor};
@@ -20,7 +21,7 @@ use crate::tensor::{Shape, Tensor};
 pub const MAX_OPERANDS: usize = 3;
 
 /// A loop over one chunk: it takes a chunk of each operand and the chunk of the result to write, all of one length.
-pub type ChunkFn<'a, A, O> = &'a dyn Fn(&[&[WideOf<A>]], &mut [WideOf<O>]);
+pub type ChunkFn<'a, A, O> = &'a (dyn Fn(&[&[WideOf<A>]], &mut [WideOf<O>]) + Sync);
 
 /// The type that loops use for elements of type `T`.
 pub type WideOf<T> = <T as Widen>::Wide;
@@ -38,22 +39,29 @@ pub fn map<A: Widen, O: Widen>(ins: &[&Tensor], run: ChunkFn<A, O>) -> Result<Te
             *chunk = A::load(&x.data()?[..x.numel()], &mut []);
         }
         let mut out = Tensor::uninit(O::DTYPE, shape);
-        O::store(as_elements_mut(out.bytes_mut()), &mut [], |o| run(&chunks[..ins.len()], o));
+        let (len, elements) = (out.numel(), as_elements_mut::<O>(out.bytes_mut()));
+        for_each_part(len, len, elements, |at, elements| {
+            let mut part: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
+            part.iter_mut().zip(&chunks[..ins.len()]).for_each(|(part, chunk)| *part = &chunk[at.clone()]);
+            O::store(elements, &mut [], |o| run(&part[..ins.len()], o));
+        });
         return Ok(out);
     }
     let inputs = MapOperands::new(ins[0].shape(), ins.iter().copied().enumerate())?;
-    let mut operands = inputs.operands::<A>()?;
-    let direct = operands.iter().all(|x| x.direct);
-    let mut out = MapOutput::<O>::new(ins[0].shape());
-    out.write_chunks(&inputs.rows, direct, |at, start, o| {
-        let mut chunks: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
-        for x in &mut operands {
-            let place = x.place;
-            chunks[place] = x.chunk(at, start, o.len());
+    let operands = inputs.operands::<A>()?;
+    let mut out = Tensor::uninit(O::DTYPE, ins[0].shape());
+    write_chunks::<O, _>(&mut out, &inputs.rows, operands.iter().all(|x| x.direct), || {
+        let mut operands = operands.clone();
+        move |at, start, o| {
+            let mut chunks: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
+            for x in &mut operands {
+                let place = x.place;
+                chunks[place] = x.chunk(at, start, o.len());
+            }
+            run(&chunks[..ins.len()], o);
         }
-        run(&chunks[..ins.len()], o);
     });
-    Ok(out.tensor)
+    Ok(out)
 }
 
 /// Overwrites operand `target_index` with the result. `run` is given a copy of each of its chunks. If another tensor
@@ -75,31 +83,36 @@ pub fn map_in_place<A: Widen>(ins: &mut [Tensor], target_index: usize, run: Chun
             whole[k] = &x.data()?[..x.numel()];
         }
         let out = target.make_mut::<A>()?;
-        let mut copy = AlignedBuffer::new(out.len().min(CHUNK));
-        for (i, out) in out.chunks_mut(CHUNK).enumerate() {
-            let copy = &mut copy[..out.len()];
-            A::widen_into(out, copy);
-            let mut chunks: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
-            for k in (0..len).filter(|&k| k != target_index) {
-                chunks[k] = A::load(&whole[k][i * CHUNK..][..out.len()], &mut []);
+        for_each_part(out.len(), out.len(), out, |at, out| {
+            let mut copy = AlignedBuffer::new(out.len().min(CHUNK));
+            for (i, out) in out.chunks_mut(CHUNK).enumerate() {
+                let copy = &mut copy[..out.len()];
+                A::widen_into(out, copy);
+                let mut chunks: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
+                for k in (0..len).filter(|&k| k != target_index) {
+                    chunks[k] = A::load(&whole[k][at.start + i * CHUNK..][..out.len()], &mut []);
+                }
+                chunks[target_index] = copy;
+                A::store(out, &mut [], |o| run(&chunks[..len], o));
             }
-            chunks[target_index] = copy;
-            A::store(out, &mut [], |o| run(&chunks[..len], o));
-        }
+        });
         return Ok(());
     }
     let others =
         before.iter().enumerate().chain(after.iter().enumerate().map(|(k, x)| (target_index + 1 + k, x)));
     let inputs = MapOperands::new(target.shape(), others)?;
-    let mut operands = inputs.operands::<A>()?;
-    overwrite_chunks::<A>(target, &inputs.rows, |at, start, copy, o| {
-        let mut chunks: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
-        for x in &mut operands {
-            let place = x.place;
-            chunks[place] = x.chunk(at, start, o.len());
+    let operands = inputs.operands::<A>()?;
+    overwrite_chunks::<A, _>(target, &inputs.rows, || {
+        let mut operands = operands.clone();
+        move |at, start, copy, o| {
+            let mut chunks: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
+            for x in &mut operands {
+                let place = x.place;
+                chunks[place] = x.chunk(at, start, o.len());
+            }
+            chunks[target_index] = copy;
+            run(&chunks[..len], o);
         }
-        chunks[target_index] = copy;
-        run(&chunks[..len], o);
     })
 }
 
@@ -113,26 +126,32 @@ pub fn select_as<T: Widen>(ins: [&mut Tensor; 3], on: bool, target_index: Option
         let ins = ins.map(|x| &*x);
         let shape = ins[0].shape();
         let inputs = MapOperands::new(shape, ins.into_iter().enumerate())?;
-        let mut condition = Operand::<bool>::new(&inputs, 0)?;
-        let (mut yes, mut no) = (Operand::<T>::new(&inputs, 1)?, Operand::<T>::new(&inputs, 2)?);
+        let condition = Operand::<bool>::new(&inputs, 0)?;
+        let (yes, no) = (Operand::<T>::new(&inputs, 1)?, Operand::<T>::new(&inputs, 2)?);
         let direct = condition.direct && yes.direct && no.direct;
-        let mut out = MapOutput::<T>::new(shape);
-        out.write_chunks(&inputs.rows, direct, |at, start, o| {
-            let condition = condition.chunk(at, start, o.len());
-            let (yes, no) = (yes.chunk(at, start, o.len()), no.chunk(at, start, o.len()));
-            dispatch(SelectKernel { condition, on, yes, no, o });
+        let mut out = Tensor::uninit(T::DTYPE, shape);
+        write_chunks::<T, _>(&mut out, &inputs.rows, direct, || {
+            let (mut condition, mut yes, mut no) = (condition.clone(), yes.clone(), no.clone());
+            move |at, start, o| {
+                let condition = condition.chunk(at, start, o.len());
+                let (yes, no) = (yes.chunk(at, start, o.len()), no.chunk(at, start, o.len()));
+                dispatch(SelectKernel { condition, on, yes, no, o });
+            }
         });
-        return Ok(out.tensor);
+        return Ok(out);
     };
     let [condition, yes, no] = ins;
     let (target, other, other_at) = if target_index == 1 { (yes, no, 2) } else { (no, yes, 1) };
     let inputs = MapOperands::new(target.shape(), [(0, &*condition), (other_at, &*other)])?;
-    let mut condition = Operand::<bool>::new(&inputs, 0)?;
-    let mut other = Operand::<T>::new(&inputs, other_at)?;
-    overwrite_chunks::<T>(target, &inputs.rows, |at, start, x, o| {
-        let (condition, other) = (condition.chunk(at, start, o.len()), other.chunk(at, start, o.len()));
-        let (yes, no) = if target_index == 1 { (x, other) } else { (other, x) };
-        dispatch(SelectKernel { condition, on, yes, no, o });
+    let condition = Operand::<bool>::new(&inputs, 0)?;
+    let other = Operand::<T>::new(&inputs, other_at)?;
+    overwrite_chunks::<T, _>(target, &inputs.rows, || {
+        let (mut condition, mut other) = (condition.clone(), other.clone());
+        move |at, start, x, o| {
+            let (condition, other) = (condition.chunk(at, start, o.len()), other.chunk(at, start, o.len()));
+            let (yes, no) = if target_index == 1 { (x, other) } else { (other, x) };
+            dispatch(SelectKernel { condition, on, yes, no, o });
+        }
     })?;
     Ok(target.clone())
 }
@@ -150,7 +169,7 @@ pub fn select_as<T: Widen>(ins: [&mut Tensor; 3], on: bool, target_index: Option
 /// Returns an error if the dtype is not `A`'s.
 pub fn map1<A: Widen, O: Widen, F>(a: &Tensor, f: F) -> Result<Tensor>
 where
-    F: Fn(A::Wide) -> O::Wide + Copy,
+    F: Fn(A::Wide) -> O::Wide + Copy + Sync,
 {
     map::<A, O>(&[a], &|x, o| map_slice(x[0], o, f))
 }
@@ -159,7 +178,7 @@ where
 #[cfg(test)]
 pub fn map2<A: Widen, F>(a: &Tensor, b: &Tensor, f: F) -> Result<Tensor>
 where
-    F: Fn(A::Wide, A::Wide) -> A::Wide + Copy,
+    F: Fn(A::Wide, A::Wide) -> A::Wide + Copy + Sync,
 {
     map::<A, A>(&[a, b], &|x, o| {
         o.iter_mut().zip(x[0].iter().zip(x[1])).for_each(|(o, (&a, &b))| *o = f(a, b))
@@ -219,7 +238,8 @@ fn common_rows(shape: &[usize], tensors: &[(usize, Cow<Tensor>)]) -> StridedRows
     StridedRows::new(shape, strides)
 }
 
-/// One operand, read as chunks of rows in the wide type.
+/// One operand, read as chunks of rows in the wide type. Each thread has a clone.
+#[derive(Clone)]
 struct Operand<'a, T: Widen> {
     place: usize,
     data: &'a [T],
@@ -227,6 +247,8 @@ struct Operand<'a, T: Widen> {
     /// True if the operand is read without a buffer, so that chunks may have any length.
     direct: bool,
     buf: AlignedBuffer<T::Wide>,
+    /// The row and the length of the repeated element in the buffer.
+    filled: Option<(usize, usize)>,
 }
 
 impl<'a, T: Widen> Operand<'a, T> {
@@ -236,7 +258,7 @@ impl<'a, T: Widen> Operand<'a, T> {
             inputs.tensors.iter().find(|(k, _)| *k == place).expect("there is an operand at the position");
         let repeated = inputs.rows.row_stride(place) == 0;
         let direct = T::NATIVE && !repeated;
-        Ok(Operand { place, data: tensor.data()?, repeated, direct, buf: buffer::<T>(direct) })
+        Ok(Operand { place, data: tensor.data()?, repeated, direct, buf: buffer::<T>(direct), filled: None })
     }
 
     /// Returns a chunk of the row at `at`, widened.
@@ -245,8 +267,8 @@ impl<'a, T: Widen> Operand<'a, T> {
         if !self.repeated {
             return T::load(&self.data[row + start..][..len], &mut self.buf);
         }
-        if start == 0 {
-            // The first chunk of a row is the longest.
+        if self.filled.is_none_or(|(filled, until)| filled != row || until < len) {
+            self.filled = Some((row, len));
             let mut wide = [T::Wide::default()];
             T::widen_into(&self.data[row..=row], &mut wide);
             self.buf[..len].fill(wide[0]);
@@ -255,44 +277,37 @@ impl<'a, T: Widen> Operand<'a, T> {
     }
 }
 
-/// The result, written chunk by chunk.
-struct MapOutput<O: Widen> {
-    tensor: Tensor,
-    buf: AlignedBuffer<O::Wide>,
-}
-
-impl<O: Widen> MapOutput<O> {
-    fn new(shape: &[usize]) -> Self {
-        MapOutput { tensor: Tensor::uninit(O::DTYPE, shape), buf: buffer::<O>(O::NATIVE) }
-    }
-
-    /// Calls `run` for every chunk with its row's offsets, its start in the row, and the chunk to write.
-    fn write_chunks(
-        &mut self,
-        rows: &StridedRows<MAX_OPERANDS>,
-        direct: bool,
-        mut run: impl FnMut(&[usize; MAX_OPERANDS], usize, &mut [O::Wide]),
-    ) {
-        let chunk = if direct && O::NATIVE { usize::MAX } else { CHUNK };
-        let (out, buf) = (as_elements_mut::<O>(self.tensor.bytes_mut()), &mut self.buf);
-        rows.each_chunk(chunk, &mut |at, start, len, o| {
-            O::store(&mut out[o..o + len], buf, |o| run(at, start, o));
+/// Writes every chunk of `out` by a function that each thread makes for itself.
+fn write_chunks<O: Widen, F: FnMut(&[usize; MAX_OPERANDS], usize, &mut [O::Wide])>(
+    out: &mut Tensor,
+    rows: &StridedRows<MAX_OPERANDS>,
+    direct: bool,
+    writer: impl Fn() -> F + Sync,
+) {
+    let chunk = if direct && O::NATIVE { usize::MAX } else { CHUNK };
+    let (len, out) = (out.numel(), as_elements_mut::<O>(out.bytes_mut()));
+    for_each_part(len, len, out, |at, out| {
+        let (mut run, mut buf) = (writer(), buffer::<O>(O::NATIVE));
+        rows.each_chunk_of(at.clone(), chunk, &mut |row, start, len, o| {
+            O::store(&mut out[o - at.start..][..len], &mut buf, |o| run(row, start, o));
         });
-    }
+    });
 }
 
-/// Overwrites every chunk of `a`; `run` is given a copy of it.
-fn overwrite_chunks<A: Widen>(
+/// Overwrites every chunk of `a` by a function that each thread makes for itself, which is given a copy of the chunk.
+fn overwrite_chunks<A: Widen, F: FnMut(&[usize; MAX_OPERANDS], usize, &[A::Wide], &mut [A::Wide])>(
     a: &mut Tensor,
     rows: &StridedRows<MAX_OPERANDS>,
-    mut run: impl FnMut(&[usize; MAX_OPERANDS], usize, &[A::Wide], &mut [A::Wide]),
+    writer: impl Fn() -> F + Sync,
 ) -> Result<()> {
-    let (mut copy, mut buf) = (buffer::<A>(false), buffer::<A>(A::NATIVE));
     let out = a.make_mut::<A>()?;
-    rows.each_chunk(CHUNK, &mut |at, start, len, o| {
-        let (out, copy) = (&mut out[o..o + len], &mut copy[..len]);
-        A::widen_into(out, copy);
-        A::store(out, &mut buf, |o| run(at, start, copy, o));
+    for_each_part(out.len(), out.len(), out, |at, out| {
+        let (mut copy, mut buf, mut run) = (buffer::<A>(false), buffer::<A>(A::NATIVE), writer());
+        rows.each_chunk_of(at.clone(), CHUNK, &mut |row, start, len, o| {
+            let (out, copy) = (&mut out[o - at.start..][..len], &mut copy[..len]);
+            A::widen_into(out, copy);
+            A::store(out, &mut buf, |o| run(row, start, copy, o));
+        });
     });
     Ok(())
 }
@@ -305,6 +320,7 @@ fn buffer<T: Widen>(unneeded: bool) -> AlignedBuffer<T::Wide> {
 /// A buffer aligned to a cache line, so that no vector load touches two lines.
 struct AlignedBuffer<W> {
     all: Vec<W>,
+    padding: usize,
     start: usize,
 }
 
@@ -314,7 +330,14 @@ impl<W: Default + Clone> AlignedBuffer<W> {
         let padding = if len == 0 { 0 } else { CACHE_LINE_BYTES / size_of::<W>() };
         let all = vec![W::default(); len + padding];
         let start = all.as_ptr().align_offset(CACHE_LINE_BYTES).min(padding);
-        AlignedBuffer { all, start }
+        AlignedBuffer { all, padding, start }
+    }
+}
+
+impl<W: Default + Clone> Clone for AlignedBuffer<W> {
+    /// Returns an aligned buffer of the same length, without the contents.
+    fn clone(&self) -> AlignedBuffer<W> {
+        AlignedBuffer::new(self.all.len() - self.padding)
     }
 }
 

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Operators build their kernels from these loops. Every loop is slice-invariant: the value of an output element does
-//! not depend on the other elements of the call, nor on the instruction set. A loop runs on one thread, since callers
-//! run in parallel; only a matrix product uses more, if [`with_threads`] or [`threads_from_env`] allows it.
+//! not depend on the other elements of the call, nor on the instruction set. A large kernel is cut into parts for the
+//! threads that [`with_threads`] or [`threads_from_env`] allows, with the same bits.
 
 mod bit_num;
 mod caches;
@@ -32,6 +32,7 @@ mod reducer;
 mod rows;
 pub mod simd;
 mod strided_rows;
+mod threads;
 mod tree;
 mod wide;
 
@@ -39,10 +40,7 @@ pub use bit_num::BitNum;
 pub use caches::{Caches, with_caches};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
-pub use gemm::{
-    Gemm, LeafContraction, LeafRuns, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, threads_from_env,
-    with_threads,
-};
+pub use gemm::{Gemm, LeafContraction, LeafRuns, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused};
 pub use loops::{
     BitFunction, Constants, FloatPredicate, FloatPredicateLoops, Function, Loops, NumFunction, Relation,
     RelationLoops,
@@ -59,5 +57,9 @@ pub use reducer::{MaxReducer, MinReducer, Reducer, SumReducer};
 pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, prefetch, with_isa};
 pub use strided_rows::{EachChunk, StridedRows};
+#[cfg(test)]
+pub(crate) use threads::set_smallest_part;
+pub(crate) use threads::{Cut, RowsMut, SharedRows, for_each_part};
+pub use threads::{threads_from_env, threads_per_rank, with_threads};
 pub use tree::{BlockTree, RowTree, merges, row_max};
 pub use wide::WideFunction;

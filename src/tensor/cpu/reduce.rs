@@ -1,9 +1,13 @@
 //! Reductions over any dims, in the order of the [summation tree](super::tree).
 
+use std::marker::PhantomData;
+use std::ops::Range;
+
 use super::cast::cast;
 use super::real::Num;
 use super::reducer::{MaxReducer, MinReducer, Reducer, SumReducer};
 use super::simd::{Kernel, dispatch};
+use super::threads::{allowed, for_each_part};
 use super::tree::{RowTree, merges};
 use super::{StridedRows, as_elements_mut};
 use crate::error::{Error, Result};
@@ -110,10 +114,21 @@ fn reduce_as<T: Num, F: Reducer<T>>(x: &Tensor, dims: &[usize], kept: &Shape) ->
         ReductionPlan::Empty => out_data.fill(F::EMPTY),
         ReductionPlan::Fold { x, reduced, columns, by_columns } => {
             let input = ReductionInput { data: x.data::<T>().expect("the dtype was matched"), reduced };
+            let (input, columns) = (&input, &columns);
+            // The loops read several elements per nanosecond.
+            let nanos = x.numel() / 4;
             if by_columns {
-                dispatch(ByColumns { input, columns, out: out_data, fold: std::marker::PhantomData::<F> });
+                for_each_part(out_data.len(), nanos, out_data, |at, out| {
+                    dispatch(ByColumns { input, columns, at, out, fold: PhantomData::<F> });
+                });
+            } else if out_data.len() < allowed() && input.reduced.outer.steps.len() > 1 {
+                for (i, out) in out_data.iter_mut().enumerate() {
+                    *out = fold_by_parts::<T, F>(input, columns.offset(i), nanos);
+                }
             } else {
-                dispatch(ByRows { input, columns, out: out_data, fold: std::marker::PhantomData::<F> });
+                for_each_part(out_data.len(), nanos, out_data, |at, out| {
+                    dispatch(ByRows { input, columns, at, out, fold: PhantomData::<F> });
+                });
             }
         }
     }
@@ -211,10 +226,12 @@ fn stack_height(joins: &[u8]) -> usize {
 
 /// The loop for contiguous rows: it folds each row, and the outer dims join the rows' values.
 struct ByRows<'a, T, F> {
-    input: ReductionInput<'a, T>,
-    columns: StridedRows<1>,
+    input: &'a ReductionInput<'a, T>,
+    columns: &'a StridedRows<1>,
+    /// The results that are computed.
+    at: Range<usize>,
     out: &'a mut [T],
-    fold: std::marker::PhantomData<F>,
+    fold: PhantomData<F>,
 }
 
 impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
@@ -223,36 +240,59 @@ impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
     const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {
-        let ByRows { input, columns, out, .. } = self;
+        let ByRows { input, columns, at, out, .. } = self;
         let mut tree = RowTree::<T>::new(input.reduced.inner_len);
         let mut stack = vec![T::ZERO; input.reduced.outer.depth];
-        let (len, stride) = (columns.row_len(), columns.row_stride(0));
+        let stride = columns.row_stride(0);
         let mut out = out.iter_mut();
-        columns.each_row(|&[base]| {
-            for i in 0..len {
-                let mut top = 0;
-                for &(offset, joins) in &input.reduced.outer.steps {
-                    let row = &input.data[base + i * stride + offset..][..input.reduced.inner_len];
-                    let mut node = tree.fold::<F>(row);
-                    for _ in 0..joins {
-                        top -= 1;
-                        node = F::join(stack[top], node);
-                    }
-                    stack[top] = node;
-                    top += 1;
-                }
-                *out.next().expect("one result per column") = F::finish(stack[0]);
+        columns.each_chunk_of(at, usize::MAX, &mut |&[base], start, len, _| {
+            for i in start..start + len {
+                let row = |offset| &input.data[base + i * stride + offset..][..input.reduced.inner_len];
+                let nodes = input.reduced.outer.steps.iter();
+                let nodes = nodes.map(|&(offset, joins)| (tree.fold::<F>(row(offset)), joins));
+                *out.next().expect("one result per column") = join_nodes::<T, F>(nodes, &mut stack);
             }
         });
     }
 }
 
+/// Joins nodes, each with the number of joins after it, on a stack with room for those that are unfinished.
+#[inline(always)]
+fn join_nodes<T: Num, F: Reducer<T>>(nodes: impl Iterator<Item = (T, u8)>, stack: &mut [T]) -> T {
+    let mut top = 0;
+    for (mut node, joins) in nodes {
+        for _ in 0..joins {
+            top -= 1;
+            node = F::join(stack[top], node);
+        }
+        stack[top] = node;
+        top += 1;
+    }
+    F::finish(stack[0])
+}
+
+/// Computes one result, whose elements begin at `base`: the rows' values in parts, then their sum.
+fn fold_by_parts<T: Num, F: Reducer<T>>(input: &ReductionInput<'_, T>, base: usize, nanos: usize) -> T {
+    let steps = &input.reduced.outer.steps;
+    let mut nodes = vec![T::ZERO; steps.len()];
+    for_each_part(steps.len(), nanos, &mut nodes[..], |at, nodes| {
+        let mut tree = RowTree::<T>::new(input.reduced.inner_len);
+        for (node, &(offset, _)) in nodes.iter_mut().zip(&steps[at]) {
+            *node = tree.fold::<F>(&input.data[base + offset..][..input.reduced.inner_len]);
+        }
+    });
+    let nodes = nodes.into_iter().zip(steps).map(|(node, &(_, joins))| (node, joins));
+    join_nodes::<T, F>(nodes, &mut vec![T::ZERO; input.reduced.outer.depth])
+}
+
 /// The loop for contiguous columns: it joins whole rows, on a stack of blocks of columns.
 struct ByColumns<'a, T, F> {
-    input: ReductionInput<'a, T>,
-    columns: StridedRows<1>,
+    input: &'a ReductionInput<'a, T>,
+    columns: &'a StridedRows<1>,
+    /// The results that are computed.
+    at: Range<usize>,
     out: &'a mut [T],
-    fold: std::marker::PhantomData<F>,
+    fold: PhantomData<F>,
 }
 
 /// The largest number of columns in a block.
@@ -264,31 +304,18 @@ impl<T: Num, F: Reducer<T>> Kernel for ByColumns<'_, T, F> {
     const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {
-        let ByColumns { input, columns, out, .. } = self;
+        let ByColumns { input, columns, at, out, .. } = self;
         let joins = merges(input.reduced.inner_len, LEAF);
-        let len = columns.row_len();
-        let block = len.min(MAX_BLOCK);
+        let (block, first) = (columns.row_len().min(MAX_BLOCK), at.start);
         let mut stack = vec![T::ZERO; (input.reduced.outer.depth + stack_height(&joins)) * block];
-        let mut out_row = 0;
-        columns.each_row(|&[base]| {
-            for start in (0..len).step_by(block) {
-                let width = block.min(len - start);
-                let mut top = 0;
-                for &(offset, outer_joins) in &input.reduced.outer.steps {
-                    let data = &input.data[base + start + offset..];
-                    fold_rows::<T, F>(
-                        &input,
-                        data,
-                        &joins,
-                        outer_joins,
-                        (&mut stack, &mut top),
-                        (width, block),
-                    );
-                }
-                let out = &mut out[out_row + start..][..width];
-                out.iter_mut().zip(&stack[..width]).for_each(|(o, &node)| *o = F::finish(node));
+        columns.each_chunk_of(at, block, &mut |&[base], start, width, o| {
+            let mut top = 0;
+            for &(offset, outer_joins) in &input.reduced.outer.steps {
+                let data = &input.data[base + start + offset..];
+                fold_rows::<T, F>(input, data, &joins, outer_joins, (&mut stack, &mut top), (width, block));
             }
-            out_row += len;
+            let out = &mut out[o - first..][..width];
+            out.iter_mut().zip(&stack[..width]).for_each(|(o, &node)| *o = F::finish(node));
         });
     }
 }

@@ -4,6 +4,7 @@
 use super::cast::cast;
 use super::pointwise::expect_matching;
 use super::simd::{Kernel, dispatch};
+use super::threads::{RowsMut, for_each_part};
 use super::tree::RowTree;
 use super::{Real, as_elements_mut};
 use crate::error::{Error, Result};
@@ -11,7 +12,7 @@ use crate::tensor::{DType, Tensor};
 
 /// A function that computes one row of the result from one row of each of `N` operands. Implement `row`
 /// `#[inline(always)]`.
-pub trait RowBody<const N: usize>: Copy {
+pub trait RowBody<const N: usize>: Copy + Sync {
     /// Writes `out`. `tree` is the [summation tree](RowTree) of the row's length, and `scratch` has that length.
     fn row<T: Real>(self, x: [&[T]; N], out: &mut [T], tree: &mut RowTree<T>, scratch: &mut [T]);
 }
@@ -67,9 +68,18 @@ fn rows_as<T: Real, const N: usize, B: RowBody<N>>(x: [&Tensor; N], body: B) -> 
     for (input, x) in inputs.iter_mut().zip(&x) {
         *input = x.as_slice()?;
     }
-    dispatch(RowKernel { inputs, out: as_elements_mut(out.bytes_mut()), len, body });
+    let rows = out.numel() / len;
+    let nanos = NANOS_PER_ELEMENT * out.numel();
+    let data = RowsMut { data: as_elements_mut(out.bytes_mut()), len };
+    for_each_part(rows, nanos, data, |at, out| {
+        let inputs = inputs.map(|x: &[T]| &x[at.start * len..at.end * len]);
+        dispatch(RowKernel { inputs, out: out.data, len, body });
+    });
     Ok(out)
 }
+
+/// About the time that a function takes.
+const NANOS_PER_ELEMENT: usize = 1;
 
 struct RowKernel<'a, T, const N: usize, B> {
     inputs: [&'a [T]; N],

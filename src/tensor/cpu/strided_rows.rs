@@ -1,5 +1,7 @@
 //! Iteration over several strided tensors of one shape together, row by row.
 
+use std::ops::Range;
+
 use crate::tensor::Dims;
 
 /// The rows of `N` strided tensors of one shape. Neighbouring dims that can be merged in all of the tensors are merged,
@@ -61,19 +63,47 @@ impl<const N: usize> StridedRows<N> {
         self.strides[k][0]
     }
 
+    /// Returns the offset of an element in the first tensor, by its number in the row-major order of all.
+    pub(crate) fn offset(&self, element: usize) -> usize {
+        let mut rest = element;
+        let parts = self.extents.iter().zip(&self.strides[0]).map(|(&extent, &stride)| {
+            let index = rest % extent.max(1);
+            rest /= extent.max(1);
+            index * stride
+        });
+        parts.sum()
+    }
+
     /// Calls `f` with the offset of each row in each tensor, in row-major order.
     ///
     /// The offsets are passed by reference because a copy would wait for the stores before it. The function is inlined,
     /// so that `f` can be part of a [`Kernel`](super::Kernel).
     #[inline(always)]
-    pub fn each_row(&self, mut f: impl FnMut(&[usize; N])) {
+    pub fn each_row(&self, f: impl FnMut(&[usize; N])) {
+        self.each_row_of(0..self.row_count(), f);
+    }
+
+    /// Calls `f` as [`StridedRows::each_row`] does, for the rows with these numbers.
+    #[inline(always)]
+    pub(crate) fn each_row_of(&self, rows: Range<usize>, mut f: impl FnMut(&[usize; N])) {
         let mut index = Dims::from_elem(0, self.extents.len());
         let mut at = [0; N];
-        if self.extents.contains(&0) {
+        if self.extents.contains(&0) || rows.is_empty() {
             return;
         }
+        let mut rest = rows.start;
+        for d in 1..index.len() {
+            index[d] = rest % self.extents[d];
+            rest /= self.extents[d];
+            (0..N).for_each(|k| at[k] += self.strides[k][d] * index[d]);
+        }
+        let mut left = rows.len();
         loop {
             f(&at);
+            left -= 1;
+            if left == 0 {
+                return;
+            }
             let mut d = 1;
             loop {
                 if d == index.len() {
@@ -101,11 +131,21 @@ impl<const N: usize> StridedRows<N> {
     /// assert_eq!(chunks, [(0, 0, 3, 0), (0, 3, 2, 3), (7, 0, 3, 5), (7, 3, 2, 8)]);
     /// ```
     pub fn each_chunk(&self, chunk: usize, f: EachChunk<'_, N>) {
-        let (n, mut out) = (self.row_len(), 0);
-        self.each_row(|at| {
-            let mut start = 0;
-            while start < n {
-                let len = chunk.min(n - start);
+        self.each_chunk_of(0..self.row_len() * self.row_count(), chunk, f);
+    }
+
+    /// Calls `f` as [`StridedRows::each_chunk`] does, for some elements in the row-major order of all.
+    pub(crate) fn each_chunk_of(&self, elements: Range<usize>, chunk: usize, f: EachChunk<'_, N>) {
+        let n = self.row_len();
+        if elements.is_empty() {
+            return;
+        }
+        let rows = elements.start / n..elements.end.div_ceil(n);
+        let mut out = rows.start * n;
+        self.each_row_of(rows, |at| {
+            let (mut start, end) = (elements.start.saturating_sub(out), n.min(elements.end - out));
+            while start < end {
+                let len = chunk.min(end - start);
                 f(at, start, len, out + start);
                 start += len;
             }
@@ -137,5 +177,20 @@ mod tests {
             seen.push((at[0], start, len, out));
         });
         assert_eq!(seen, [(0, 0, 3, 0), (0, 3, 2, 3), (7, 0, 3, 5), (7, 3, 2, 8)]);
+    }
+
+    #[test]
+    fn parts_together_are_the_whole() {
+        let rows = StridedRows::new(&[2, 3, 5], [&[40, 7, 1], &[0, 1, 0]]);
+        let chunks = |elements: Range<usize>| {
+            let mut seen = Vec::new();
+            rows.each_chunk_of(elements, 1, &mut |at, start, len, out| seen.push((*at, start, len, out)));
+            seen
+        };
+        let whole = chunks(0..30);
+        assert_eq!(whole.len(), 30);
+        for (a, b) in (0..=30).flat_map(|a| (a..=30).map(move |b| (a, b))) {
+            assert_eq!(chunks(a..b), whole[a..b], "{a}..{b}");
+        }
     }
 }

@@ -14,9 +14,9 @@ use smallvec::SmallVec;
 
 use super::query_block::{BlockSum, Heads, QueryBlock, Scratch, TransposedRows, all_finite, masked_product};
 use super::score_rows::{ClearMinusZero, ScoreGradients, ScoreInputs, ScoreTensors};
-use super::{CpuAttention, ROWS, group_len};
+use super::{CpuAttention, MULTIPLICATIONS_PER_NANO, ROWS, group_len, put_rows};
 use crate::error::Result;
-use crate::tensor::cpu::{Gemm, Kernel, MatRef, RowTree, dispatch, merges};
+use crate::tensor::cpu::{Gemm, Kernel, MatRef, RowTree, SharedRows, dispatch, for_each_part, merges};
 use crate::tensor::{SplitRule, Tensor};
 
 /// The largest number of queries of a leaf.
@@ -49,38 +49,47 @@ impl CpuAttention<'_> {
             .map(|(rows, joins)| (self.leaf_block(rows, keys), joins))
             .collect();
         let over: Vec<_> = blocks.iter().map(|(block, _)| block.over_keys()).collect();
-        let mut work = ScoreScratch::new(blocks.iter().map(|b| &b.0), [d, dv], self.rule.soft_cap.is_some());
-        let (mut dk_room, mut dv_room) = (Vec::new(), Vec::new());
         let head_joins = merges(given.each, 1);
-        for (b, group) in (0..b).flat_map(|b| (0..groups).map(move |g| (b, g))) {
-            let at = b * keys * groups + group;
-            let mut dk = UnfinishedNodes::new(&mut dk[at * d..], groups, (keys, d), &mut dk_room);
-            let mut dv = UnfinishedNodes::new(&mut dvs[at * dv..], groups, (keys, dv), &mut dv_room);
-            for (i, &head_joins) in head_joins.iter().enumerate() {
-                let head = [b, group * given.each + i];
-                for (n, (window, joins)) in blocks.iter().enumerate() {
-                    let narrow = given.scores.narrow(window, head);
-                    let over_narrow = narrow.as_ref().map(|block| block.over_keys());
-                    let block = narrow.as_ref().unwrap_or(window);
-                    let (p, ds, hidden) = self.block_gradients(block, head, &given, &mut work, true);
-                    let masked = hidden.iter().any(|keys| !keys.is_empty());
-                    let at = ((head[0] * tq + block.start) * h + head[1]) * d;
-                    let k = given.k.at([b, group]).rows(block.from, block.to - block.from);
-                    if !block.leaves.is_empty() {
-                        let dq = (&mut dq[at..], (h * d, 1));
-                        let over = BlockSum::Keys(over_narrow.as_ref().unwrap_or(&over[n]));
-                        masked_product(&hidden, over, block.matrix(ds), k, dq);
+        let (dq, dk, dvs) = (SharedRows::new(dq, d), SharedRows::new(dk, d), SharedRows::new(dvs, dv));
+        let pairs = blocks.iter().map(|(block, _)| block.rows * block.width).sum::<usize>();
+        let nanos = (b * h * (3 * d + 2 * dv)).saturating_mul(pairs) / MULTIPLICATIONS_PER_NANO;
+        for_each_part(b * groups, nanos, (), |some, ()| {
+            let mut work =
+                ScoreScratch::new(blocks.iter().map(|b| &b.0), [d, dv], self.rule.soft_cap.is_some());
+            let (mut dk_room, mut dv_room) = (Vec::new(), Vec::new());
+            let (mut dk_sum, mut dv_sum) = (Scratch::new(keys * d), Scratch::new(keys * dv));
+            let mut dq_rows = Scratch::new(LEAF_ROWS * d);
+            for (b, group) in some.map(|i| (i / groups, i % groups)) {
+                let mut dk_nodes = UnfinishedNodes::new(dk_sum.get(), (keys, d), &mut dk_room);
+                let mut dv_nodes = UnfinishedNodes::new(dv_sum.get(), (keys, dv), &mut dv_room);
+                for (i, &head_joins) in head_joins.iter().enumerate() {
+                    let head = [b, group * given.each + i];
+                    for (n, (window, joins)) in blocks.iter().enumerate() {
+                        let narrow = given.scores.narrow(window, head);
+                        let over_narrow = narrow.as_ref().map(|block| block.over_keys());
+                        let block = narrow.as_ref().unwrap_or(window);
+                        let (p, ds, hidden) = self.block_gradients(block, head, &given, &mut work, true);
+                        let masked = hidden.iter().any(|keys| !keys.is_empty());
+                        let k = given.k.at([b, group]).rows(block.from, block.to - block.from);
+                        if !block.leaves.is_empty() {
+                            let rows = &mut dq_rows.get()[..block.rows * d];
+                            let over = BlockSum::Keys(over_narrow.as_ref().unwrap_or(&over[n]));
+                            masked_product(&hidden, over, block.matrix(ds), k, (&mut *rows, (d.max(1), 1)));
+                            dispatch(ClearMinusZero(rows));
+                            put_rows(rows, &dq, (head[0] * tq + block.start) * h + head[1], h);
+                        }
+                        let joins = joins + if n + 1 == blocks.len() { head_joins } else { 0 };
+                        let rows = (head, block.start, block.rows);
+                        dk_nodes.push(block, (masked, ds, given.q.rows(rows)), joins);
+                        dv_nodes.push(block, (masked, p, given.grad.rows(rows)), joins);
                     }
-                    let joins = joins + if n + 1 == blocks.len() { head_joins } else { 0 };
-                    let rows = (head, block.start, block.rows);
-                    dk.push(block, (masked, ds, given.q.rows(rows)), joins);
-                    dv.push(block, (masked, p, given.grad.rows(rows)), joins);
+                }
+                for (sum, to) in [(dk_sum.get(), &dk), (dv_sum.get(), &dvs)] {
+                    dispatch(ClearMinusZero(&mut *sum));
+                    put_rows(sum, to, b * keys * groups + group, groups);
                 }
             }
-        }
-        dispatch(ClearMinusZero(dq));
-        dispatch(ClearMinusZero(dk));
-        dispatch(ClearMinusZero(dvs));
+        });
         Ok(out)
     }
 
@@ -234,8 +243,6 @@ impl<T: Gemm> ScoreScratch<T> {
 struct UnfinishedNodes<'a, T> {
     /// The leftmost node, which becomes the sum. All zeros at first.
     out: &'a mut [T],
-    /// The stride of its rows.
-    step: usize,
     /// The other nodes.
     room: &'a mut Vec<Scratch<T>>,
     shape: (usize, usize),
@@ -244,13 +251,9 @@ struct UnfinishedNodes<'a, T> {
 }
 
 impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
-    fn new(
-        out: &'a mut [T],
-        groups: usize,
-        shape: (usize, usize),
-        room: &'a mut Vec<Scratch<T>>,
-    ) -> UnfinishedNodes<'a, T> {
-        UnfinishedNodes { out, step: groups * shape.1, room, shape, rows: SmallVec::new() }
+    fn new(out: &'a mut [T], shape: (usize, usize), room: &'a mut Vec<Scratch<T>>) -> UnfinishedNodes<'a, T> {
+        out.fill(T::ZERO);
+        UnfinishedNodes { out, room, shape, rows: SmallVec::new() }
     }
 
     /// Adds the leaf `aᵀ b` of a block of queries, then joins the two topmost nodes `joins` times. The product itself
@@ -264,13 +267,13 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
             self.rows.push(0..0);
         }
         let top = self.rows.len() - 1;
-        let (data, step) = match top.checked_sub(1) {
-            None => (&mut *self.out, self.step),
+        let data = match top.checked_sub(1) {
+            None => &mut *self.out,
             Some(i) => {
                 if i == self.room.len() {
                     self.room.push(Scratch::new(self.shape.0 * d));
                 }
-                (self.room[i].get(), d)
+                self.room[i].get()
             }
         };
         // The leftmost node has zeros in rows that are not computed.
@@ -287,7 +290,7 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
         }
         let hidden = 0..if masked { block.rows } else { 0 };
         for keys in block.runs() {
-            let into = (&mut data[keys.start * step..], (step, 1));
+            let into = (&mut data[keys.start * d..], (d, 1));
             let a = block.columns(a, keys).t();
             masked_product(std::slice::from_ref(&hidden), BlockSum::Queries(onto), a, b, into);
         }
@@ -300,9 +303,9 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
         let rows = self.rows.pop().expect("two nodes");
         let left = self.rows.len() - 1;
         let (below, above) = self.room.split_at_mut(left);
-        let (data, step) = match left.checked_sub(1) {
-            None => (&mut *self.out, self.step),
-            Some(i) => (below[i].get(), d),
+        let data = match left.checked_sub(1) {
+            None => &mut *self.out,
+            Some(i) => below[i].get(),
         };
         let mut clear = |rows: Range<usize>| {
             if left > 0 {
@@ -313,7 +316,7 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
             clear(rows.clone());
         }
         let right = &above[0].get()[rows.start * d..rows.end * d];
-        dispatch(JoinNodes { left: &mut data[rows.start * step..], step, right, d });
+        dispatch(JoinNodes { left: &mut data[rows.start * d..], right });
     }
 }
 
@@ -341,19 +344,14 @@ fn extend_rows(rows: &mut Range<usize>, more: Range<usize>, mut clear: impl FnMu
 /// The kernel that joins two nodes: adds the rows of `right` to those of `left`.
 struct JoinNodes<'a, T> {
     left: &'a mut [T],
-    step: usize,
     right: &'a [T],
-    d: usize,
 }
 
 impl<T: Gemm> Kernel for JoinNodes<'_, T> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        let rows = self.left.chunks_mut(self.step).zip(self.right.chunks_exact(self.d));
-        for (left, right) in rows {
-            left[..self.d].iter_mut().zip(right).for_each(|(l, &r)| *l = *l + r);
-        }
+        self.left.iter_mut().zip(self.right).for_each(|(l, &r)| *l = *l + r);
     }
 }
 

@@ -32,4 +32,3 @@ pub use epilogue::UnaryF;
 pub use matrix::{MatMut, MatRef};
 pub use product::{Gemm, LeafContraction};
 pub use tensors::{Unchanged, gemm, gemm_fused};
-pub use threads::{threads_from_env, with_threads};

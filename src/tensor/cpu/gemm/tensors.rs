@@ -2,6 +2,7 @@
 
 use super::super::as_elements_mut;
 use super::super::real::{Num, Real, Widen};
+use super::super::threads::{RowsMut, allowed, for_each_part};
 use super::epilogue::{FusedEpilogue, LinearEpilogue, UnaryF};
 use super::matrix::MatRef;
 use super::product::{Gemm, contraction_len, multiply};
@@ -127,9 +128,9 @@ where
     let rows = if m == 1 && batch > 1 { asr[0] } else { asr[1] };
     let (products, m) = if shared_b && batch_extends_rows { (1, batch * m) } else { (batch, m) };
     let row_step = if products == 1 { rows } else { asr[1] };
-    for (i, c) in c.chunks_exact_mut(m * n).take(products).enumerate() {
-        let a = MatRef::new(from(ad, i * asr[0]), (m, k), (row_step, asr[2]))?;
-        let b = MatRef::new(from(bd, i * bsr[0]), (k, n), (bsr[1], bsr[2]))?;
+    let product = |(i, c): (usize, &mut [E])| {
+        let a = MatRef::new(from(ad, i * asr[0]), (m, k), (row_step, asr[2])).expect("a tensor's matrix");
+        let b = MatRef::new(from(bd, i * bsr[0]), (k, n), (bsr[1], bsr[2])).expect("a tensor's matrix");
         let c = c.as_mut_ptr();
         // SAFETY: both epilogues store to this chunk, which is borrowed exclusively and has the product's shape; if `E`
         // is its own wide type, the pointers' types are the same.
@@ -148,9 +149,21 @@ where
                 });
             }
         }
+    };
+    // Few large products are cut into parts one after the other, many are computed side by side.
+    let (each, all) = ((m * k).saturating_mul(n) / MULTIPLICATIONS_PER_NANO, RowsMut { data: c, len: m * n });
+    if products < allowed() {
+        all.data.chunks_exact_mut(m * n).enumerate().for_each(product);
+    } else {
+        for_each_part(products, each.saturating_mul(products), all, |at, c| {
+            at.zip(c.data.chunks_exact_mut(m * n)).for_each(product);
+        });
     }
     Ok(out)
 }
+
+/// About the speed of a thread.
+const MULTIPLICATIONS_PER_NANO: usize = 30;
 
 /// Returns the data from `start` on; an operand without elements may start beyond the end.
 fn from<E>(data: &[E], start: usize) -> &[E] {

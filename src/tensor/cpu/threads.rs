@@ -1,0 +1,504 @@
+//! The threads of a rank: each large kernel is cut into parts, which several threads compute at the same time.
+//!
+//! A part computes some elements of the result, or some rows or heads. No sum is cut in another place than its tree
+//! allows, so any number of threads gives the same bits. A rank's thread starts its helpers with the first kernel that is
+//! large enough, and keeps them. Helpers wait a few microseconds for the next kernel, then sleep.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, Builder};
+use std::time::{Duration, Instant};
+
+use super::caches::{Caches, with_caches};
+use super::simd::{Isa, with_isa};
+use crate::error::{Error, Result};
+
+/// The most threads that [`threads_from_env`] believes.
+const MOST_THREADS: usize = 1024;
+/// The least work of a part, in nanoseconds: a helper that sleeps needs about as long to wake.
+const MIN_NANOS: usize = 20_000;
+/// The number of parts per thread, so that a thread whose core is busy elsewhere leaves parts to the others.
+const PARTS_PER_THREAD: usize = 4;
+/// The time for which a thread waits for others before it sleeps.
+const SPIN: Duration = Duration::from_micros(40);
+
+thread_local! {
+    /// The number that [`with_threads`] has set, if any.
+    static THREADS: Cell<Option<usize>> = const { Cell::new(None) };
+    /// True while this thread computes a part.
+    static IN_PART: Cell<bool> = const { Cell::new(false) };
+    static TEAM: RefCell<Option<ThreadTeam>> = const { RefCell::new(None) };
+}
+
+/// Returns the number of threads per kernel outside of [`with_threads`]: the environment variable `ISOSHARD_THREADS`,
+/// or 1 if it is not set.
+///
+/// ```
+/// use isoshard::tensor::cpu;
+/// assert!(cpu::threads_from_env()? >= 1);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Errors
+/// Refuses a value that is not a number from 1 to 1024.
+pub fn threads_from_env() -> Result<usize> {
+    Ok(given_threads()?.unwrap_or(1))
+}
+
+/// Returns the number of threads for each of `ranks` ranks of this machine: the environment variable
+/// `ISOSHARD_THREADS`, or the machine's cores divided by the ranks, at least 1. Ranks that start inside a rank divide
+/// the threads of that rank.
+///
+/// ```
+/// use isoshard::tensor::cpu;
+/// assert!(cpu::threads_per_rank(1)? >= cpu::threads_per_rank(1000)?);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Errors
+/// Returns the errors of [`threads_from_env`].
+pub fn threads_per_rank(ranks: usize) -> Result<usize> {
+    let cores = || thread::available_parallelism().map_or(1, usize::from);
+    let shared = || THREADS.get().unwrap_or_else(cores) / ranks.max(1);
+    Ok(given_threads()?.unwrap_or_else(shared).clamp(1, MOST_THREADS))
+}
+
+fn given_threads() -> Result<Option<usize>> {
+    std::env::var_os("ISOSHARD_THREADS").map(|given| parsed(&given.to_string_lossy())).transpose()
+}
+
+fn parsed(given: &str) -> Result<usize> {
+    let number = given.trim().parse().ok().filter(|n| (1..=MOST_THREADS).contains(n));
+    number.ok_or_else(|| {
+        let rule = format!("ISOSHARD_THREADS is a number from 1 to {MOST_THREADS}");
+        Error::invalid("threads", rule, format!("{given:?}"), "unset it for the cores divided by the ranks")
+    })
+}
+
+/// Returns the number of threads that a kernel of this thread may use.
+pub(super) fn allowed() -> usize {
+    static DEFAULT: OnceLock<usize> = OnceLock::new();
+    if IN_PART.get() {
+        return 1;
+    }
+    // `Spmd` reports a value that is no number.
+    THREADS.get().unwrap_or_else(|| *DEFAULT.get_or_init(|| threads_from_env().unwrap_or(1)))
+}
+
+/// Runs `f`, in which each large kernel of this thread uses up to `n` threads. Outside it uses as many as
+/// [`threads_from_env`] says. Any number of threads gives the same bits.
+///
+/// ```
+/// use isoshard::tensor::{DType, Tensor, cpu};
+/// let (a, b) = (Tensor::full(DType::F32, [1, 64, 9], 0.1), Tensor::full(DType::F32, [1, 9, 64], 3.0));
+/// let product = || cpu::gemm("matmul", &a, &b, &[9]);
+/// assert_eq!(cpu::with_threads(4, product)?.as_bytes()?, product()?.as_bytes()?);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Panics
+/// Panics if `n` is 0.
+pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
+    struct RestoreThreads(Option<usize>);
+    impl Drop for RestoreThreads {
+        fn drop(&mut self) {
+            THREADS.set(self.0);
+        }
+    }
+    assert!(n > 0, "with_threads: needs one thread or more");
+    let _restore = RestoreThreads(THREADS.replace(Some(n)));
+    f()
+}
+
+/// Something that kernels write, and that is cut into parts.
+pub(crate) trait Cut: Sized + Send {
+    /// Returns the first `at` of its elements or rows, and the rest.
+    fn cut(self, at: usize) -> (Self, Self);
+}
+
+/// Rows of `len` elements, which are cut between rows.
+pub(crate) struct RowsMut<'a, T> {
+    pub(crate) data: &'a mut [T],
+    pub(crate) len: usize,
+}
+
+/// Rows of `len` elements that several threads write: any rows, in any order.
+pub(crate) struct SharedRows<'a, T> {
+    data: *mut T,
+    elements: usize,
+    len: usize,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: `row` gives the elements out for writing, and its callers promise to have one row once at a time.
+unsafe impl<T: Send> Sync for SharedRows<'_, T> {}
+
+impl<'a, T> SharedRows<'a, T> {
+    pub(crate) fn new(data: &'a mut [T], len: usize) -> SharedRows<'a, T> {
+        SharedRows { data: data.as_mut_ptr(), elements: data.len(), len, borrow: PhantomData }
+    }
+
+    pub(crate) fn row_len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns a row.
+    ///
+    /// # Safety
+    /// No other reference to the row lives.
+    #[expect(clippy::mut_from_ref, reason = "the caller promises that the references are to different rows")]
+    pub(crate) unsafe fn row(&self, i: usize) -> &mut [T] {
+        assert!(i < usize::MAX / self.len.max(1) && (i + 1) * self.len <= self.elements, "a row of the data");
+        // SAFETY: the row is inside the data, which is borrowed exclusively, and the caller has it alone.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.len), self.len) }
+    }
+}
+
+impl Cut for () {
+    fn cut(self, _: usize) -> ((), ()) {
+        ((), ())
+    }
+}
+
+impl<T: Send> Cut for &mut [T] {
+    fn cut(self, at: usize) -> (Self, Self) {
+        self.split_at_mut(at)
+    }
+}
+
+impl<T: Send> Cut for RowsMut<'_, T> {
+    fn cut(self, at: usize) -> (Self, Self) {
+        let (head, tail) = self.data.split_at_mut(at * self.len);
+        (RowsMut { data: head, len: self.len }, RowsMut { data: tail, len: self.len })
+    }
+}
+
+impl<A: Cut, B: Cut> Cut for (A, B) {
+    fn cut(self, at: usize) -> (Self, Self) {
+        let (a, b) = (self.0.cut(at), self.1.cut(at));
+        ((a.0, b.0), (a.1, b.1))
+    }
+}
+
+impl<A: Cut, B: Cut, C: Cut> Cut for (A, B, C) {
+    fn cut(self, at: usize) -> (Self, Self) {
+        let (a, b, c) = (self.0.cut(at), self.1.cut(at), self.2.cut(at));
+        ((a.0, b.0, c.0), (a.1, b.1, c.1))
+    }
+}
+
+/// Returns the number of parts that are worth a thread each.
+pub(super) fn worth(nanos: usize) -> usize {
+    #[cfg(test)]
+    return nanos / SMALLEST_PART.get();
+    #[cfg(not(test))]
+    return nanos / MIN_NANOS;
+}
+
+#[cfg(test)]
+thread_local! {
+    static SMALLEST_PART: Cell<usize> = const { Cell::new(MIN_NANOS) };
+}
+
+/// Cuts kernels of this thread into parts of this many nanoseconds or more from now on, so that tests need no large ones.
+#[cfg(test)]
+pub(crate) fn set_smallest_part(nanos: usize) {
+    SMALLEST_PART.set(nanos);
+}
+
+/// Calls `f` on parts of `0..len` and of `out`, which is written, on the threads that this one may use. `nanos` is about
+/// the time that one thread needs for everything; if it is short, there is one part.
+pub(crate) fn for_each_part<S: Cut>(len: usize, nanos: usize, out: S, f: impl Fn(Range<usize>, S) + Sync) {
+    let threads = allowed();
+    let most = if threads > 1 { threads.saturating_mul(PARTS_PER_THREAD) } else { 1 };
+    let parts = most.min(worth(nanos)).min(len);
+    if parts <= 1 {
+        return f(0..len, out);
+    }
+    let (mut list, mut rest) = (Vec::with_capacity(parts), out);
+    for i in 0..parts {
+        // No product overflows, since neither is longer than memory.
+        let (start, end) =
+            (len / parts * i + (len % parts).min(i), len / parts * (i + 1) + (len % parts).min(i + 1));
+        let (head, tail) = rest.cut(end - start);
+        list.push(Mutex::new(Some((start..end, head))));
+        rest = tail;
+    }
+    run_parts(threads, parts, &|i| {
+        let part = list[i].lock().unwrap_or_else(PoisonError::into_inner).take();
+        let (range, out) = part.expect("each part is computed once");
+        f(range, out);
+    });
+}
+
+/// Calls `f` with `0..parts` on up to `threads` threads, this one included, and returns when all calls have ended.
+///
+/// # Panics
+/// Panics if a call does, once all calls that have begun have ended.
+pub(super) fn run_parts(threads: usize, parts: usize, f: &(dyn Fn(usize) + Sync)) {
+    if threads <= 1 || parts <= 1 || IN_PART.get() {
+        return (0..parts).for_each(f);
+    }
+    let helpers = threads.min(parts) - 1;
+    // The thread is ending, or a destructor runs in the middle of a call: it computes alone.
+    let alone = TEAM.try_with(|team| match team.try_borrow_mut() {
+        Ok(mut team) => {
+            team.get_or_insert_with(ThreadTeam::new).run(helpers, parts, f);
+            false
+        }
+        Err(_) => true,
+    });
+    if alone.unwrap_or(true) {
+        (0..parts).for_each(f);
+    }
+}
+
+/// A thread's helpers.
+struct ThreadTeam {
+    desk: Arc<TeamDesk>,
+    helpers_len: usize,
+}
+
+/// The place at which a thread and its helpers meet.
+#[derive(Default)]
+struct TeamDesk {
+    state: Mutex<DeskState>,
+    /// Signals a new task, or the end.
+    wake: Condvar,
+    /// Signals that the last helper has left a task.
+    left: Condvar,
+    /// The number of tasks so far.
+    task_number: AtomicUsize,
+    /// The next part of the task.
+    next: AtomicUsize,
+    /// The number of helpers that work on the task.
+    busy: AtomicUsize,
+}
+
+#[derive(Default)]
+struct DeskState {
+    task: Option<TeamTask>,
+    /// The number of helpers that may still join the task.
+    seats: usize,
+    ended: bool,
+    /// The first panic of a part.
+    panic: Option<Box<dyn Any + Send>>,
+}
+
+/// A kernel whose parts are computed.
+#[derive(Clone, Copy)]
+struct TeamTask {
+    f: *const (dyn Fn(usize) + Sync),
+    parts: usize,
+    isa: Isa,
+    caches: Caches,
+}
+
+// SAFETY: the function is `Sync`, and `ThreadTeam::run` keeps it alive until no helper can call it.
+unsafe impl Send for TeamTask {}
+
+impl TeamDesk {
+    fn state(&self) -> MutexGuard<'_, DeskState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Computes parts until none is left.
+    ///
+    /// # Safety
+    /// The task's function lives.
+    unsafe fn work(&self, task: TeamTask) {
+        // SAFETY: the caller's promise.
+        let f = unsafe { &*task.f };
+        let parts = || {
+            loop {
+                let i = self.next.fetch_add(1, Ordering::Relaxed);
+                if i >= task.parts {
+                    return;
+                }
+                f(i);
+            }
+        };
+        let in_part = IN_PART.replace(true);
+        let ended = catch_unwind(AssertUnwindSafe(parts));
+        IN_PART.set(in_part);
+        if let Err(panic) = ended {
+            self.next.store(task.parts, Ordering::Relaxed);
+            self.state().panic.get_or_insert(panic);
+        }
+    }
+
+    /// The life of a helper.
+    fn help(&self) {
+        let mut seen = 0;
+        loop {
+            spin_until(|| self.task_number.load(Ordering::Acquire) != seen);
+            let mut state = self.state();
+            let task = loop {
+                if state.ended {
+                    return;
+                }
+                let number = self.task_number.load(Ordering::Relaxed);
+                if number != seen {
+                    seen = number;
+                    if let Some(task) = state.task.filter(|_| state.seats > 0) {
+                        state.seats -= 1;
+                        self.busy.fetch_add(1, Ordering::Relaxed);
+                        break task;
+                    }
+                }
+                state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(state);
+            // SAFETY: `run` waits until this helper is no longer busy.
+            with_isa(task.isa, || with_caches(task.caches, || unsafe { self.work(task) }));
+            let _state = self.state();
+            if self.busy.fetch_sub(1, Ordering::Release) == 1 {
+                self.left.notify_one();
+            }
+        }
+    }
+}
+
+impl ThreadTeam {
+    fn new() -> ThreadTeam {
+        ThreadTeam { desk: Arc::default(), helpers_len: 0 }
+    }
+
+    fn run(&mut self, helpers: usize, parts: usize, f: &(dyn Fn(usize) + Sync)) {
+        while self.helpers_len < helpers {
+            let desk = self.desk.clone();
+            // If the system has no thread left, the others compute all parts.
+            if Builder::new().name("isoshard helper".into()).spawn(move || desk.help()).is_err() {
+                break;
+            }
+            self.helpers_len += 1;
+        }
+        let desk = &*self.desk;
+        // SAFETY: only the lifetime changes. The task is withdrawn, and no helper is busy with it, before `f` ends.
+        let f: *const (dyn Fn(usize) + Sync) =
+            unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(f) };
+        let task = TeamTask { f, parts, isa: Isa::current(), caches: Caches::current() };
+        {
+            let mut state = desk.state();
+            desk.next.store(0, Ordering::Relaxed);
+            (state.task, state.seats) = (Some(task), helpers);
+            desk.task_number.fetch_add(1, Ordering::Release);
+        }
+        if helpers == 1 && self.helpers_len == 1 {
+            desk.wake.notify_one()
+        } else {
+            desk.wake.notify_all()
+        }
+        // SAFETY: `f` lives until this function returns.
+        unsafe { desk.work(task) };
+        desk.state().task = None;
+        spin_until(|| desk.busy.load(Ordering::Acquire) == 0);
+        let mut state = desk.state();
+        while desk.busy.load(Ordering::Acquire) > 0 {
+            state = desk.left.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let panic = state.panic.take();
+        drop(state);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for ThreadTeam {
+    fn drop(&mut self) {
+        self.desk.state().ended = true;
+        self.desk.task_number.fetch_add(1, Ordering::Release);
+        self.desk.wake.notify_all();
+    }
+}
+
+/// Waits a short time for `done`. Other threads that are ready to run get the core meanwhile.
+fn spin_until(done: impl Fn() -> bool) {
+    let mut began = None;
+    loop {
+        for _ in 0..32 {
+            if done() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        if began.get_or_insert_with(Instant::now).elapsed() > SPIN {
+            return;
+        }
+        thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_everything_once_on_any_number_of_threads() {
+        for threads in [1, 2, 3, 5] {
+            for (len, nanos) in [(0, 0), (1, 1 << 30), (7, 1 << 30), (1000, 100_000), (1000, 10)] {
+                let (mut one, mut two) = (vec![0u32; len], vec![0u32; 3 * len]);
+                let rows = RowsMut { data: &mut two, len: 3 };
+                with_threads(threads, || {
+                    for_each_part(len, nanos, (&mut one[..], rows), |at, (one, two)| {
+                        assert_eq!((one.len(), two.data.len()), (at.len(), 3 * at.len()));
+                        one.iter_mut().zip(at.clone()).for_each(|(x, i)| *x += 1 + i as u32);
+                        two.data.iter_mut().zip(3 * at.start..).for_each(|(x, i)| *x += 1 + i as u32);
+                    });
+                });
+                assert!(one.iter().chain(&two).zip((1..=len).chain(1..)).all(|(x, i)| *x as usize == i));
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_of_a_part_is_the_callers_and_the_helpers_stay() {
+        for at in [0, 11] {
+            let run = || with_threads(3, || run_parts(3, 12, &|i| assert_ne!(i, at, "part {at}")));
+            let panic = catch_unwind(AssertUnwindSafe(run)).expect_err("a part panicked");
+            assert!(panic.downcast::<String>().unwrap().contains("part"));
+        }
+        let sum = AtomicUsize::new(0);
+        run_parts(3, 100, &|i| _ = sum.fetch_add(i, Ordering::Relaxed));
+        assert_eq!(sum.into_inner(), 4950);
+    }
+
+    #[test]
+    fn parts_within_parts_run_in_turn_with_the_callers_choices() {
+        let count = AtomicUsize::new(0);
+        let small = Caches { first: 4096, second: 8192, third: 8192 };
+        with_isa(Isa::Baseline, || {
+            with_caches(small, || {
+                run_parts(4, 16, &|_| {
+                    assert_eq!((allowed(), Isa::current(), Caches::current()), (1, Isa::Baseline, small));
+                    run_parts(4, 10, &|_| _ = count.fetch_add(1, Ordering::Relaxed));
+                });
+            });
+        });
+        assert_eq!(count.into_inner(), 160);
+    }
+
+    #[test]
+    fn ranks_share_the_threads_of_the_rank_that_starts_them() {
+        if std::env::var_os("ISOSHARD_THREADS").is_none() {
+            let per_rank = |ranks| with_threads(6, || threads_per_rank(ranks).unwrap());
+            assert_eq!([1, 2, 4, 6, 100].map(per_rank), [6, 3, 1, 1, 1]);
+        }
+        assert_eq!(THREADS.get(), None, "the choice ends with the call");
+    }
+
+    #[test]
+    fn a_number_of_threads_is_bounded() {
+        assert_eq!((parsed("1").unwrap(), parsed(" 16 ").unwrap()), (1, 16));
+        for bad in ["", "0", "-1", "two", "1025", "99999999999999999999"] {
+            let e = parsed(bad).unwrap_err().to_string();
+            assert!(e.starts_with("threads: ISOSHARD_THREADS is a number from 1 to 1024; got "), "{e}");
+        }
+    }
+}
