@@ -67,7 +67,7 @@ impl Gpu {
     /// Returns a launch of the entry `<stem>_<dtype>` of a source; a string names the file `kernels/<name>.cu`.
     ///
     /// # Errors
-    /// Returns an error if the source does not compile or load, or has no such entry.
+    /// Returns an error if the source does not compile or load, has no such entry, or has the name of another source.
     pub fn kernel(
         &self,
         source: impl Into<KernelSource>,
@@ -78,7 +78,8 @@ impl Gpu {
         let entry = (source.name, stem, dtype);
         let found = self.0.kernels.borrow().get(&entry).cloned();
         let kernel = match found {
-            Some(kernel) => kernel,
+            Some(kernel) if kernel.source.is_same(&source) => kernel,
+            Some(_) => return Err(source.refuse_name()),
             None => {
                 let kernel = Rc::new(self.find_kernel(source, stem, dtype)?);
                 self.0.kernels.borrow_mut().insert(entry, kernel.clone());
@@ -96,7 +97,7 @@ impl Gpu {
         let function =
             function.map_err(|e| device.error(format!("{name} of kernels/{}.cu", source.name), &e))?;
         let parameters = device.driver.parameters(function);
-        Ok(KernelEntry { name, function, parameters })
+        Ok(KernelEntry { source, name, function, parameters })
     }
 }
 
