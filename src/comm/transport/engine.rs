@@ -343,7 +343,7 @@ mod tests {
         spmd(3, run).unwrap();
     }
 
-    /// Also for Miri and the sanitizers, which watch the memory that ranks share.
+    /// For Miri and the sanitizers too (`tests/sanitize.sh`), which watch the memory that ranks share.
     #[test]
     fn ranks_share_tensors_in_every_call() {
         let run = |rank: crate::comm::Rank| {
