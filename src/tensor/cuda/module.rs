@@ -145,7 +145,7 @@ mod tests {
     #[derive(Debug)]
     struct Loader {
         properties: DeviceProperties,
-        /// What was compiled and loaded, in order.
+        /// The programs compiled and loaded, in order.
         done: Mutex<Vec<String>>,
     }
 
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(done((8, 0), "fill", None, there), "compiles fill, loads fill: compiled");
         assert_eq!(done((9, 0), "flip", None, there), "compiles flip, loads flip: compiled");
         assert_eq!(done((9, 0), "copy", None, there), "compiles copy, loads copy: compiled");
-        // What this machine's compiler made goes first.
+        // An image by this machine's compiler goes first.
         assert_eq!(done((9, 0), "fill", here, None), "compiles fill, loads fill: compiled");
         assert_eq!(done((9, 0), "fill", here, there), "loads fill: compiled");
         fs::remove_dir_all(&dir).unwrap();
