@@ -146,11 +146,13 @@ fn a_bad_launch_is_named() {
     let gpu = Gpu::get(index).unwrap();
     let mut x = gpu.zeros(DType::I32, [37]).unwrap();
     let fill = gpu.kernel("fill", "fill", DType::I32).unwrap().write(&mut x).arg(37u64).arg([7u64, 0]);
-    let error = fill.run(1, 4096, 0).unwrap_err().to_string();
+    // SAFETY: the entry's parameters, for the 37 elements of `x`.
+    let error = unsafe { fill.run(1, 4096, 0) }.unwrap_err().to_string();
     assert!(error.contains("fill_i32<<<[1, 1, 1], [4096, 1, 1], 0>>>(i32[37]"), "{error}");
     // The launch was refused without other effects.
     let fill = gpu.kernel("fill", "fill", DType::I32).unwrap().write(&mut x).arg(37u64).arg([7u64, 0]);
-    fill.run(1, 256, 0).unwrap();
+    // SAFETY: as above.
+    unsafe { fill.run(1, 256, 0) }.unwrap();
     assert_eq!(x.to_vec::<i32>().unwrap(), [7; 37]);
     let error = gpu.kernel("fill", "no_such", DType::I32).map(drop).unwrap_err().to_string();
     assert!(error.contains("no_such_i32 of kernels/fill.cu"), "{error}");
@@ -162,7 +164,8 @@ fn bools_that_a_kernel_wrote_are_zero_or_one() {
     let gpu = Gpu::get(index).unwrap();
     let mut x = gpu.zeros(DType::Bool, [37]).unwrap();
     let fill = gpu.kernel("fill", "fill", DType::U8).unwrap().write(&mut x).arg(37u64).arg([7u64, 0]);
-    fill.run(1, 256, 0).unwrap();
+    // SAFETY: the entry's parameters, for the 37 bytes of `x`.
+    unsafe { fill.run(1, 256, 0) }.unwrap();
     assert_eq!(x.to_device(Device::Cpu).unwrap().as_bytes().unwrap(), [1; 37]);
 }
 
@@ -177,7 +180,8 @@ fn a_kernel_that_fails_is_named() {
         let mut x = gpu.zeros(DType::I32, [37]).unwrap();
         let fill = gpu.kernel("fill", "fill", DType::I32).unwrap();
         let far = fill.write(&mut x).arg(1u64 << 45).arg([7u64, 0]);
-        println!("{}", far.run(65_535, 256, 0).unwrap_err());
+        // SAFETY: the entry writes far behind `x` on purpose: the device refuses it, and the process ends.
+        println!("{}", unsafe { far.run(65_535, 256, 0) }.unwrap_err());
     } else if is_real(TEST) {
         let out = child(TEST, None);
         let text = String::from_utf8_lossy(&out.stdout).into_owned();

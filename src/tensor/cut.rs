@@ -55,7 +55,10 @@ impl Tensor {
 /// of `f`, and the places that were not taken, at their positions. Places that are offered outside do not count within.
 pub(crate) fn with_places<T>(places: Vec<Tensor>, f: impl FnOnce() -> T) -> (T, Vec<Option<Tensor>>) {
     let shapes: Vec<Shape> = places.iter().map(|x| x.shape.clone()).collect();
-    let place = |x: Tensor| Place { numel: x.numel(), dtype: x.dtype, storage: x.storage };
+    let place = |x: Tensor| {
+        assert!(x.is_contiguous() && x.len_bytes() == x.storage.len_bytes(), "a place fills its buffer");
+        Place { numel: x.numel(), dtype: x.dtype, storage: x.storage }
+    };
     let (result, left) = offer(places.into_iter().map(place).collect(), f);
     let tensor = |(place, shape): (Option<Place>, Shape)| {
         let Place { storage, dtype, .. } = place?;

@@ -155,6 +155,8 @@ impl Tensor {
     /// Returns the bytes, for writing, of a tensor from [`Tensor::uninit`] that has not been shared since.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         assert_eq!(self.device(), Device::Cpu, "only a device's kernels write its memory");
+        // A repeated element has fewer bytes than its copies.
+        assert!(self.is_contiguous(), "a new tensor is contiguous");
         let (start, len) = (self.offset * self.dtype.size_bytes(), self.len_bytes());
         let buffer = exclusive(&mut self.storage).expect("a new tensor does not share its buffer");
         // SAFETY: exclusive access to an initialised buffer that holds the range.

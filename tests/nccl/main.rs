@@ -629,6 +629,32 @@ fn without_comparison_the_deadline_still_holds() {
 }
 
 #[test]
+fn places_that_are_not_the_parts_are_refused() {
+    on_all_worlds(|rank, group| {
+        let members: Vec<usize> = (0..group.len()).collect();
+        let channel = rank.engine().open(&members, "raw")?;
+        let zeros = |shape: &[usize]| Tensor::zeros(DType::F32, shape).to_device(rank.device());
+        let (x, shapes) = ([zeros(&[3])?], vec![Shape::from([3]); members.len()]);
+        let (name, route, dtype) = ("all_gather", Route::Gather, DType::F32);
+        let call = Call { name, route, op: None, dtype, outgoing: &x, incoming: &shapes };
+        let places = |last: Tensor| -> Result<Vec<Tensor>> {
+            let others = members[1..].iter().map(|_| zeros(&[3]));
+            others.chain([Ok(last)]).collect()
+        };
+        let repeated = zeros(&[1])?.expand([3])?;
+        let shared = zeros(&[3])?;
+        for last in [repeated, shared.clone(), zeros(&[2])?, Tensor::zeros(DType::F32, [3])] {
+            assert!(channel.gather_into(call, places(last)?).is_err());
+        }
+        assert!(channel.gather_into(call, places(zeros(&[3])?)?.split_off(1)).is_err());
+        let parts = channel.gather_into(call, places(zeros(&[3])?)?)?.wait()?;
+        assert!(parts.len() == members.len() && shared.numel() == 3);
+        parts.iter().for_each(|part| assert_same(part, &Tensor::zeros(DType::F32, [3])));
+        Ok(())
+    });
+}
+
+#[test]
 fn what_nccl_does_not_take_is_refused() {
     let Some(devices) = devices() else { return };
     let library = || Library::of(Arc::new(Fake::default()));

@@ -8,7 +8,7 @@
 //! `tests/ptx/run /some/folder`, repeats the launches of other tests.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
@@ -87,15 +87,30 @@ fn fast_attention() {
     });
 }
 
+/// Integers that look like NaNs, and memory that was not written, are no equal results.
+#[test]
+fn only_numbers_that_were_written_are_equal_as_nans() {
+    let Some(script) = interpreter() else { return };
+    let out = Command::new(script).arg("--self-test").output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// Returns the interpreter, or `None`, with a message, if something that it needs is missing.
+fn interpreter() -> Option<PathBuf> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx/run");
+    let ready = Command::new(&script).arg("--ready").output();
+    if ready.as_ref().is_ok_and(|out| out.status.success()) {
+        return Some(script);
+    }
+    let reason = ready.map_or_else(|e| e.to_string(), |out| String::from_utf8_lossy(&out.stdout).into());
+    skip(&format!("no interpreter of PTX: {}", reason.trim()));
+    None
+}
+
 /// Records the launches of `run` and repeats them; then, for each mistake in `plants`, repeats those of the entries with
 /// that name on code that has it, which the interpreter has to notice.
 fn check(name: &str, plants: &[(&str, &str)], run: impl FnOnce(Device) + Send + 'static) {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx/run");
-    let ready = Command::new(&script).arg("--ready").output();
-    if !ready.as_ref().is_ok_and(|out| out.status.success()) {
-        let reason = ready.map_or_else(|e| e.to_string(), |out| String::from_utf8_lossy(&out.stdout).into());
-        return skip(&format!("no interpreter of PTX: {}", reason.trim()));
-    }
+    let Some(script) = interpreter() else { return };
     let settings =
         Settings { order: Order::Ascending, streams: Streams::Eager, total_bytes: 1 << 30, checks: false };
     let Some((device, shim)) = shim::own_device(settings) else { return skip("no C++ compiler") };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::engine::{CallResults, Channel, Engine, Request};
+use super::engine::{CallResults, Channel, Engine, Request, check_places};
 use crate::comm::calls::{Call, Route};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -64,7 +64,8 @@ impl Channel for DryChannel {
         Ok(Box::new(DryRequest(all.collect::<Result<_>>()?)))
     }
 
-    fn gather_into(&self, _: Call, into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+    fn gather_into(&self, call: Call, mut into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+        check_places(&call, Some((self.index, call.incoming.len())), &mut into)?;
         Ok(Box::new(DryRequest(into.into())))
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use smallvec::{SmallVec, smallvec};
 
 use super::fold::{Reduce, fold};
-use crate::comm::calls::{BusyWork, Call};
+use crate::comm::calls::{BusyWork, Call, Route};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -124,8 +124,9 @@ pub trait Channel: Send + Sync + fmt::Debug {
     /// Provided: [`Channel::start`], after which each part is copied.
     ///
     /// # Errors
-    /// Returns the errors of [`Channel::start`].
-    fn gather_into(&self, call: Call<'_>, into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+    /// Refuses other tensors in `into`. Returns the errors of [`Channel::start`].
+    fn gather_into(&self, call: Call<'_>, mut into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+        check_places(&call, None, &mut into)?;
         Ok(Box::new(CopyingGather { inner: self.start(call)?, into }))
     }
 
@@ -180,6 +181,42 @@ pub trait Request: Send {
     fn is_ready(&self) -> bool;
 }
 
+/// Checks that each part of a gather fits the tensor in `into` in which it arrives: transports write to its memory without
+/// looking at it again. `member` is this member's position and the number of members, if they are known.
+///
+/// # Errors
+/// Refuses, in the call's name, other lists, and tensors that are not the parts'.
+pub(super) fn check_places(
+    call: &Call<'_>,
+    member: Option<(usize, usize)>,
+    into: &mut [Tensor],
+) -> Result<()> {
+    let refuse = |rule, given| Err(Error::invalid(call.name, rule, given, ""));
+    let members = member.map_or(into.len(), |(_, members)| members);
+    let lens = [call.outgoing.len(), call.incoming.len(), into.len()];
+    if call.route != Route::Gather || lens != [1, members, members] {
+        let [sent, shapes, places] = lens;
+        let given = format!("{sent} tensors, {shapes} shapes and {places} places of {members} members");
+        return refuse("a gather sends one tensor, and has a shape and a place per member", given);
+    }
+    let (own, device) = (&call.outgoing[0], call.outgoing[0].device());
+    if own.dtype() != call.dtype || member.is_some_and(|(me, _)| *own.shape() != call.incoming[me]) {
+        return refuse("the tensor sent is not this member's part", own.notation());
+    }
+    let wrong = into.iter_mut().zip(call.incoming).find_map(|(x, shape)| {
+        let fits = x.shape() == shape && (x.dtype(), x.device()) == (call.dtype, device);
+        (!fits || !x.is_unique())
+            .then(|| format!("{} on {} for {}{shape}", x.notation(), x.device(), call.dtype))
+    });
+    match wrong {
+        Some(given) => refuse(
+            "a place has another shape, dtype or device than its part, is not contiguous, or is shared",
+            given,
+        ),
+        None => Ok(()),
+    }
+}
+
 /// A gather whose parts are copied to where they are wanted once they have arrived.
 struct CopyingGather {
     inner: Box<dyn Request>,
@@ -190,6 +227,10 @@ impl Request for CopyingGather {
     fn wait(self: Box<Self>) -> Result<CallResults> {
         let CopyingGather { inner, mut into } = *self;
         for (part, into) in inner.wait()?.iter().zip(&mut into) {
+            if (part.shape(), part.dtype()) != (into.shape(), into.dtype()) {
+                let given = format!("{} for {}", part.notation(), into.notation());
+                return Err(Error::invalid("gather", "a part has another shape than its place", given, ""));
+            }
             let strides = into.shape().strides();
             part.copy_block(into, part.shape(), (0, part.strides()), (0, &strides))?;
         }
@@ -222,7 +263,7 @@ impl Request for Folding {
 mod tests {
     use super::*;
     use crate::comm::{Group, spmd};
-    use crate::tensor::{FoldOrder, ReduceOp};
+    use crate::tensor::{DType, FoldOrder, ReduceOp, Shape};
 
     /// An engine with only the required methods, over another engine.
     #[derive(Debug)]
@@ -300,5 +341,33 @@ mod tests {
             Ok(())
         };
         spmd(3, run).unwrap();
+    }
+
+    /// For Miri and the sanitizers too (`tests/sanitize.sh`), which watch the memory that ranks share.
+    #[test]
+    fn ranks_share_tensors_in_every_call() {
+        let run = |rank: crate::comm::Rank| {
+            let (world, me) = (rank.world(), rank.rank());
+            let x = Tensor::from_vec((0..40).map(|i| (i + me) as f32).collect(), [40])?;
+            let sum: Vec<f32> = (0..40).map(|i| (3 * i + 3) as f32).collect();
+            let shapes = vec![Shape::from([40]); 3];
+            for _ in 0..3 {
+                let pending = world.all_reduce_async(&x, ReduceOp::Sum);
+                let gathered = world.all_gather(&x, &shapes)?;
+                assert_eq!(gathered[2].as_slice::<f32>()?[0], 2.0);
+                let mut got = pending.wait()?;
+                assert_eq!(got.as_slice::<f32>()?, sum);
+                got.make_mut::<f32>()?.fill(-1.0);
+                let parts = (0..3).map(|i| x.narrow(0, 0, 10 + i)).collect::<Result<Vec<_>>>()?;
+                let shard = world.reduce_scatter(parts, ReduceOp::Sum)?;
+                assert_eq!(shard.as_slice::<f32>()?, &sum[..10 + me]);
+                let root = world.broadcast((me == 1).then_some(&x), 1, DType::F32, &Shape::from([40]))?;
+                assert_eq!(root.as_slice::<f32>()?[39], 40.0);
+            }
+            world.barrier()?;
+            Ok(x)
+        };
+        let own = spmd(3, run).expect("no rank fails");
+        assert_eq!(own[1].as_slice::<f32>().expect("f32")[0], 1.0);
     }
 }

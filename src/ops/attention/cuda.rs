@@ -139,7 +139,7 @@ impl<'a> CudaAttention<'a> {
         let call = self.call([&o, &o, &o], Some([&o, &grad]))?;
         let launch = gpu.kernel("attention_delta", "delta", o.dtype())?.arg(call).arg(dv as u32);
         let blocks = (b * h * tq).div_ceil(8).min(16 * gpu.multiprocessors() as usize);
-        launch.read(&o).read(&grad).write(&mut delta).run(blocks as u32, 256, 0)?;
+        launch.read(&o).read(&grad).write(&mut delta).start(blocks as u32, 256, 0)?;
         Ok(delta)
     }
 

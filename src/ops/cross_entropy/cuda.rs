@@ -29,7 +29,7 @@ pub(crate) fn cross_entropy(
     let launch = launch.read(&logits).read(&target).read(&m).read(&s).write(&mut out);
     let launch = launch.arg(rows as u64).arg(held as u64).arg(classes.n as u64).arg(classes.start as u64);
     let launch = launch.arg(TermsArg::new(terms));
-    launch.arg(FaultCode::CrossEntropy as u32).faults().run(rows.div_ceil(256) as u32, 256, 0)?;
+    launch.arg(FaultCode::CrossEntropy as u32).faults().start(rows.div_ceil(256) as u32, 256, 0)?;
     Ok(out)
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn cross_entropy_grad(
     let launch = launch.read(&logits).read(&target).read(&m).read(&s).read(&dy).write(&mut out);
     let launch = launch.arg(rows as u64).arg(held as u32).arg(classes.n as u64).arg(classes.start as u64);
     let launch = launch.arg(pieces as u32).arg(TermsArg::new(terms));
-    launch.arg(FaultCode::CrossEntropyGrad as u32).faults().run(blocks as u32, 256, 0)?;
+    launch.arg(FaultCode::CrossEntropyGrad as u32).faults().start(blocks as u32, 256, 0)?;
     Ok(out)
 }
 
@@ -142,6 +142,6 @@ pub(super) fn soft_cross_entropy_grad(
     let launch = gpu.kernel("soft_cross_entropy_grad", "soft_cross_entropy_grad", logits.dtype())?;
     let launch = launch.read(&logits).read(&q).read(&m).read(&s).read(&dy).read_or_null(row_sums.as_ref());
     let launch = launch.write(&mut out).arg(row_sum).arg(step).arg(rows as u64).arg(held as u32);
-    launch.arg(pieces as u32).run(blocks as u32, 256, 0)?;
+    launch.arg(pieces as u32).start(blocks as u32, 256, 0)?;
     Ok(out)
 }

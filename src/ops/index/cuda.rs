@@ -83,7 +83,7 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: HeldRange)
     let launch = launch.arg(all as u64).arg(stride as u64).arg(held as u64);
     let launch =
         launch.arg(indices.n as u64).arg(indices.start as u64).arg(FaultCode::Gather as u32).faults();
-    launch.run(blocks(all), THREADS, 0)?;
+    launch.start(blocks(all), THREADS, 0)?;
     Ok(out)
 }
 
@@ -127,7 +127,7 @@ pub(crate) fn scatter_add(
         let launch =
             gpu.kernel("embedding_grad", "put", src.dtype())?.read(&index).read(&src).write(&mut out);
         let launch = launch.arg(rows as u64).arg(held as u64).arg(indices.n as u64).arg(indices.start as u64);
-        launch.arg(FaultCode::ScatterAdd as u32).faults().run(
+        launch.arg(FaultCode::ScatterAdd as u32).faults().start(
             rows.div_ceil(THREADS as usize) as u32,
             THREADS,
             0,
@@ -204,7 +204,7 @@ impl SumsByDestination<'_> {
         let launch = launch.write(&mut keys).write(&mut paths).arg(hits as u64);
         let launch = launch.arg((hits / self.rows) as u64).arg(extents).arg(self.held as u64);
         let launch = launch.arg(self.indices.n as u64).arg(self.indices.start as u64);
-        launch.arg(places as u32).arg(code as u32).faults().run(hits.div_ceil(256) as u32, 256, 0)?;
+        launch.arg(places as u32).arg(code as u32).faults().start(hits.div_ceil(256) as u32, 256, 0)?;
         if out.numel() == 0 {
             return Ok(out); // the indices have been checked
         }
@@ -216,7 +216,7 @@ impl SumsByDestination<'_> {
         let launch = gpu.kernel("embedding_grad", "add", self.src.dtype())?.read(&keys).read(&positions);
         let launch =
             launch.read(&paths).read(self.src).write(&mut out).arg(hits as u64).arg(self.width as u32);
-        launch.arg(places as u32).run(all as u32, ADDING as u32, waiting)?;
+        launch.arg(places as u32).start(all as u32, ADDING as u32, waiting)?;
         Ok(out)
     }
 }

@@ -63,7 +63,7 @@ pub(in crate::ops) fn expect_distinct(slot: &Tensor, each: usize, n: usize, code
     let mut taken = gpu.zeros(DType::I32, [all / each, n])?;
     let launch = gpu.kernel("index_rows", "distinct", DType::I64)?.read(&slot).write(&mut taken);
     let launch = launch.arg(all as u64).arg(each as u64).arg(n as u64);
-    launch.arg(code as u32).arg(FaultCode::EqualSlots as u32).faults().run(blocks(all), THREADS, 0)
+    launch.arg(code as u32).arg(FaultCode::EqualSlots as u32).faults().start(blocks(all), THREADS, 0)
 }
 
 /// A copy of rows by index.
@@ -106,6 +106,6 @@ impl RowCopy<'_> {
         let launch = launch.arg(self.each as u64).arg(self.choices as u64).arg(batch).arg(row).arg(choice);
         let HeldRange { n, start } = self.range;
         let launch = launch.arg(self.held as u64).arg(n as u64).arg(start as u64);
-        launch.arg(u32::from(dropped)).arg(code as u32).faults().run(blocks(all), THREADS, 0)
+        launch.arg(u32::from(dropped)).arg(code as u32).faults().start(blocks(all), THREADS, 0)
     }
 }

@@ -70,7 +70,7 @@ impl<'a> Destinations<'a> {
         let all = self.index.numel();
         let launch = launch.arg(self.places).arg(all as u64).arg(self.stride as u64).arg(self.held as u64);
         let launch = launch.arg(self.n as u64).arg(self.start as u64).arg(code as u32).faults();
-        launch.run(blocks(all), THREADS, 0)
+        launch.start(blocks(all), THREADS, 0)
     }
 
     /// Returns, for each element of the result, 1 plus the last position that writes to it, or 0.
@@ -131,12 +131,12 @@ pub(super) fn scatter_extremum(
     let mut out = gpu.uninit(x.dtype(), x.shape())?;
     let (n, flag) = (x.numel(), u32::from(largest));
     let launch = gpu.kernel("scatter", "encode", x.dtype())?.read(&x).write(&mut keys);
-    launch.arg(n as u64).arg(flag).run(blocks(n), THREADS, 0)?;
+    launch.arg(n as u64).arg(flag).start(blocks(n), THREADS, 0)?;
     let stem = if largest { "largest" } else { "smallest" };
     let launch = gpu.kernel("scatter", stem, x.dtype())?.read(index).read(src).write(&mut keys);
     to.run(launch, code)?;
     let launch = gpu.kernel("scatter", "decode", x.dtype())?.read(&keys).write(&mut out);
-    launch.arg(n as u64).arg(flag).run(blocks(n), THREADS, 0)?;
+    launch.arg(n as u64).arg(flag).start(blocks(n), THREADS, 0)?;
     Ok(out)
 }
 
@@ -190,7 +190,7 @@ pub(super) fn linear_index(ins: &[Tensor], extents: &Dims) -> Result<Tensor> {
     let all: Vec<&Tensor> = ins.iter().collect();
     let launch = gpu.kernel("scatter", "linear", DType::I64)?.read_all::<JOINED>(&all);
     let launch = launch.write(&mut out).arg(lens).arg(ins.len() as u32).arg(ins[0].numel() as u64);
-    launch.arg(FaultCode::LinearIndex as u32).faults().run(blocks(ins[0].numel()), THREADS, 0)?;
+    launch.arg(FaultCode::LinearIndex as u32).faults().start(blocks(ins[0].numel()), THREADS, 0)?;
     Ok(out)
 }
 
@@ -203,7 +203,7 @@ pub(super) fn bincount(x: &Tensor, bins: usize, (start, held): (usize, usize)) -
     let mut counts = gpu.zeros(DType::I64, [held])?;
     let launch = gpu.kernel("scatter", "bincount", DType::I64)?.read(&x).write(&mut counts);
     let launch = launch.arg(x.numel() as u64).arg(bins as u64).arg(start as u64).arg(held as u64);
-    launch.arg(FaultCode::Bincount as u32).faults().run(blocks(x.numel()), THREADS, 0)?;
+    launch.arg(FaultCode::Bincount as u32).faults().start(blocks(x.numel()), THREADS, 0)?;
     Ok(counts)
 }
 

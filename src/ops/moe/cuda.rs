@@ -37,13 +37,13 @@ pub(super) fn expert_slots(
         // One block per batch entry and expert.
         let launch = gpu.kernel("expert_slots", "positions", DType::I64)?.read(&expert);
         let launch = launch.write(&mut slots).write(&mut counts).arg(each as u64).arg(experts as u32);
-        launch.run(lists as u32, THREADS, 0)?;
+        launch.start(lists as u32, THREADS, 0)?;
     }
     let launch =
         gpu.kernel("expert_slots", "slots", DType::I64)?.read(&expert).read(&counts).write(&mut slots);
     let launch = launch.arg(all as u64).arg(each as u64).arg(experts as u64);
     let launch = launch.arg(capacity.map_or(-1, |c| c as i64)).arg(FaultCode::ExpertSlots as u32);
-    launch.faults().run(blocks(all), THREADS, 0)?;
+    launch.faults().start(blocks(all), THREADS, 0)?;
     Ok((slots, counts))
 }
 

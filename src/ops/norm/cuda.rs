@@ -188,7 +188,7 @@ impl<'a> CudaNormBackward<'a> {
         }
         let launch = launch.arg(outer_len as u64).arg(width as u32).arg(n as u32);
         let launch = launch.arg(depth).arg(split).arg(team);
-        launch.run([columns_blocks(columns, team), 1 << split, 1], [32, 8, 1], 0)?;
+        launch.start([columns_blocks(columns, team), 1 << split, 1], [32, 8, 1], 0)?;
         let inner = (split > 0).then_some((outer.len(), LeafKind::Pairs));
         let outer = (0..outer.len()).rev().filter(|&d| outer[d] != 1).map(|d| (d, LeafKind::One));
         let stages: Vec<(usize, LeafKind)> = inner.into_iter().chain(outer).collect();

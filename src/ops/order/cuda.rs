@@ -55,7 +55,7 @@ pub(super) fn first_of_blocks(
             let launch = gpu.kernel("sort", "take", x.dtype())?.read(&part).read(&sorted);
             let launch = launch.write(&mut values).write(&mut indices).arg(taken as u64).arg(len as u32);
             let launch = launch.arg(k as u32).arg(all as u32).arg((b * k) as u32).arg((base + start) as u64);
-            launch.run(taken.div_ceil(THREADS as usize) as u32, THREADS, 0)?;
+            launch.start(taken.div_ceil(THREADS as usize) as u32, THREADS, 0)?;
         }
     }
     Ok(smallvec![rows_back(&values, dim)?, rows_back(&indices, dim)?])
@@ -76,7 +76,7 @@ fn sorted_positions(gpu: &Gpu, x: &Tensor, descending: bool) -> Result<Tensor> {
         let launch = gpu.kernel("sort", "keys", x.dtype())?.read(x).read_or_null(positions.as_ref());
         let launch =
             launch.write(&mut keys).arg(hits as u64).arg(u32::from(descending)).arg(32 * word as u32);
-        launch.run(blocks, THREADS, 0)?;
+        launch.start(blocks, THREADS, 0)?;
         positions = Some(radix::sort(gpu, keys, positions, bits)?.1);
     }
     let positions = positions.expect("a key has a word");
@@ -85,7 +85,7 @@ fn sorted_positions(gpu: &Gpu, x: &Tensor, descending: bool) -> Result<Tensor> {
     }
     let mut keys = gpu.uninit(DType::I32, [hits])?;
     let launch = gpu.kernel("sort", "rows", DType::I64)?.read(&positions).write(&mut keys);
-    launch.arg(hits as u64).arg(n as u32).run(blocks, THREADS, 0)?;
+    launch.arg(hits as u64).arg(n as u32).start(blocks, THREADS, 0)?;
     let row_bits = usize::BITS - (hits / n - 1).leading_zeros();
     Ok(radix::sort(gpu, keys, Some(positions), row_bits)?.1)
 }

@@ -23,13 +23,13 @@ pub(in crate::ops) fn sort(
         let counts_len = sorters << DIGIT_BITS;
         let mut counts = gpu.uninit(DType::I32, [counts_len])?;
         let launch = gpu.kernel("radix", "count", DType::I64)?.read(&keys).write(&mut counts);
-        launch.arg(hits as u64).arg(stretch as u64).arg(shift).run(sorters as u32, 256, 0)?;
+        launch.arg(hits as u64).arg(stretch as u64).arg(shift).start(sorters as u32, 256, 0)?;
         let launch = gpu.kernel("radix", "scan", DType::I64)?.write(&mut counts);
-        launch.arg(counts_len as u32).run(1, 1024, 0)?;
+        launch.arg(counts_len as u32).start(1, 1024, 0)?;
         let (mut sorted, mut to) = (gpu.uninit(DType::I32, [hits])?, gpu.uninit(DType::I32, [hits])?);
         let launch = gpu.kernel("radix", "place", DType::I64)?.read(&keys);
         let launch = launch.read_or_null(positions.as_ref()).write(&mut sorted).write(&mut to).read(&counts);
-        launch.arg(hits as u64).arg(stretch as u64).arg(shift).run(sorters as u32, 256, 0)?;
+        launch.arg(hits as u64).arg(stretch as u64).arg(shift).start(sorters as u32, 256, 0)?;
         (keys, positions) = (sorted, Some(to));
     }
     Ok((keys, positions.expect("there is a digit")))

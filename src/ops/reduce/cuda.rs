@@ -33,11 +33,11 @@ pub(super) fn argmax(verb: &str, x: &Tensor, dim: usize) -> Result<Tensor> {
         let team = if n > 1024 { 3u32 } else { 0 };
         let launch = gpu.kernel("argmax", "rows", x.dtype())?.read(x).write(&mut out).arg(nest);
         let launch = launch.arg(lines as u64).arg(n as u32).arg(team);
-        launch.run(lines.div_ceil(8 >> team) as u32, THREADS, 0)?;
+        launch.start(lines.div_ceil(8 >> team) as u32, THREADS, 0)?;
     } else {
         let launch = gpu.kernel("argmax", "columns", x.dtype())?.read(x).write(&mut out).arg(nest);
         let launch = launch.arg(lines as u64).arg(stride as u64).arg(n as u32);
-        launch.run(lines.div_ceil(THREADS as usize) as u32, THREADS, 0)?;
+        launch.start(lines.div_ceil(THREADS as usize) as u32, THREADS, 0)?;
     }
     Ok(out)
 }
@@ -74,6 +74,6 @@ pub(super) fn first_index(
     let launch = gpu.kernel("first_index", stem, x.dtype())?.read(x).read(&value).write(&mut out).arg(nest);
     let launch = launch.arg(lines as u64).arg(stride as u64).arg(start as u64).arg(n as u32);
     let per_block = if by_rows { THREADS as usize / 32 } else { THREADS as usize };
-    launch.run(lines.div_ceil(per_block) as u32, THREADS, 0)?;
+    launch.start(lines.div_ceil(per_block) as u32, THREADS, 0)?;
     Ok(out)
 }

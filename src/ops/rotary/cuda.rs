@@ -90,7 +90,7 @@ fn launch(gpu: &Gpu, rotation: &Rotation, x: &Tensor, out: &mut Tensor, dims: &[
     let count = arg.len.iter().product::<u64>() as usize;
     let shares = (gpu.multiprocessors() as usize * 16).div_ceil(blocks).min(count).min(65535);
     let launch = gpu.kernel("rotary", stem, x.dtype())?.arg(arg).read(x).write(out);
-    launch.run([blocks as u32, shares as u32, 1], THREADS as u32, 0)
+    launch.start([blocks as u32, shares as u32, 1], THREADS as u32, 0)
 }
 
 /// The number of threads per block.
@@ -124,7 +124,7 @@ pub(super) fn tables(position: &Tensor, angle: &Tensor, dtype: DType, scale: f64
         let (count, pairs) = (cos.numel(), angle.numel());
         let launch = gpu.kernel("rotary_table", "rotary_table", dtype)?.read(&position).read(&angle);
         let launch = launch.write(&mut cos).write(&mut sin).arg(scale).arg(count as u64).arg(pairs as u64);
-        launch.run(count.div_ceil(256) as u32, 256, 0)?;
+        launch.start(count.div_ceil(256) as u32, 256, 0)?;
     }
     Ok([cos, sin])
 }
@@ -177,7 +177,7 @@ pub(super) fn rotary_apply([x, cos, sin]: [&Tensor; 3], interleaved: bool, inver
     }
     let launch = gpu.kernel("rotary_apply", "rotary_apply", x.dtype())?.arg(arg);
     let launch = launch.read(&ins[0]).read(&ins[1]).read(&ins[2]).write(&mut out);
-    launch.run(count.div_ceil(256) as u32, 256, 0)?;
+    launch.start(count.div_ceil(256) as u32, 256, 0)?;
     Ok(out)
 }
 

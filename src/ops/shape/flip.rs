@@ -82,7 +82,7 @@ impl Op for Flip {
         };
         let launch = gpu.kernel("flip", "flip", dtype)?.read(&x).write(&mut out).arg(x.numel() as u64);
         let blocks = x.numel().div_ceil(256).min(1 << 20) as u32;
-        launch.arg(len as u64).arg(inner as u64).run(blocks, 256, 0)?;
+        launch.arg(len as u64).arg(inner as u64).start(blocks, 256, 0)?;
         Ok(smallvec![out])
     }
 

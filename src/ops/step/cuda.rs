@@ -129,7 +129,7 @@ fn launch<const N: usize, R: NoUninit>(
     }
     let launch = gpu.kernel(file, file, dtype)?.write_all::<TENSORS>(&mut params).read_all::<TENSORS>(&grads);
     let launch = states.iter_mut().fold(launch, |launch, all| launch.write_all::<TENSORS>(all));
-    launch.read(scale).arg(pieces).arg(rates).run(blocks, THREADS, 0)
+    launch.read(scale).arg(pieces).arg(rates).start(blocks, THREADS, 0)
 }
 
 /// Copies the tensor unless it is the only owner of its buffer.

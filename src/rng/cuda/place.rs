@@ -125,7 +125,7 @@ fn magic_of(units: u64) -> (u32, u32) {
 /// Runs a kernel with one thread per unit.
 pub(crate) fn run_over(launch: KernelLaunch<'_>, gpu: &Gpu, units: u64) -> Result<()> {
     let wanted = units.div_ceil(u64::from(THREADS));
-    launch.run(wanted.min(u64::from(gpu.multiprocessors() * BLOCKS)) as u32, THREADS, 0)
+    launch.start(wanted.min(u64::from(gpu.multiprocessors() * BLOCKS)) as u32, THREADS, 0)
 }
 
 #[cfg(test)]

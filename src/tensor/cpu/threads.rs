@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 /// The most threads that [`threads_from_env`] believes.
 const MOST_THREADS: usize = 1024;
 /// The least work of a part, in nanoseconds: a helper that sleeps needs about as long to wake.
-const MIN_NANOS: usize = 20_000;
+const MIN_NANOS: usize = if cfg!(miri) { 100 } else { 20_000 };
 /// The number of parts per thread, so that a thread whose core is busy elsewhere leaves parts to the others.
 const PARTS_PER_THREAD: usize = 4;
 /// The time for which a thread waits for others before it sleeps.

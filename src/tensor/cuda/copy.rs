@@ -41,7 +41,7 @@ pub(crate) fn copy_block(
     if nest.is_flat() {
         let n = nest.numel();
         let launch = gpu.kernel("copy", "copy", of_size(size))?.read(x).write(out);
-        return launch.arg(n as u64).arg([0.0; 2]).run(blocks(n.div_ceil(PACK_BYTES / size)), THREADS, 0);
+        return launch.arg(n as u64).arg([0.0; 2]).start(blocks(n.div_ceil(PACK_BYTES / size)), THREADS, 0);
     }
     match nest.take_transposed() {
         Some(sides) => copy_transposed(&gpu, x, out, size, nest, sides),
@@ -69,7 +69,7 @@ pub(crate) fn fill(out: &mut Tensor, number: impl Into<Scalar>) -> Result<()> {
     let (size, n) = (out.dtype().size_bytes(), out.numel());
     let gpu = Gpu::of(out)?;
     let launch = gpu.kernel("fill", "fill", of_size(size))?.write(out).arg(n as u64);
-    launch.arg([bits, 0]).run(blocks(n.div_ceil(PACK_BYTES / size)), THREADS, 0)
+    launch.arg([bits, 0]).start(blocks(n.div_ceil(PACK_BYTES / size)), THREADS, 0)
 }
 
 /// Returns `x` in another dtype, by the rules of [`cpu::cast`](crate::tensor::cpu::cast).
@@ -123,7 +123,7 @@ fn copy_strided(gpu: &Gpu, x: &Tensor, out: &mut Tensor, size: usize, mut nest: 
     nest.pack(width, |k| places[k]);
     nest.walks(INDICES, &mut |walk| {
         let launch = gpu.kernel("copy", "copy_strided", of_size(size))?.read(x).write(out);
-        launch.arg(walk).arg([0.0; 2]).run(blocks(walk.len as usize), THREADS, 0)
+        launch.arg(walk).arg([0.0; 2]).start(blocks(walk.len as usize), THREADS, 0)
     })
 }
 
@@ -146,6 +146,6 @@ fn copy_transposed(
             rows: rows.len as u32,
         };
         let launch = gpu.kernel("copy", "copy_transposed", of_size(size))?.read(x).write(out);
-        launch.arg(transpose).run(walk.len * tiles as u32, THREADS, 0)
+        launch.arg(transpose).start(walk.len * tiles as u32, THREADS, 0)
     })
 }

@@ -7,6 +7,7 @@ use super::driver::Driver;
 use super::handle::{DriverError, DriverResult, Handle};
 use super::lock::lock;
 use super::memory::{DeviceMemory, MemoryCounters, StreamPool};
+use super::sources::KernelSource;
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
@@ -18,12 +19,12 @@ pub(crate) struct CudaDevice {
     pub modules: Modules,
     pub counters: MemoryCounters,
     /// The memory that the device's streams keep for reuse.
-    pools: Mutex<Vec<Weak<Mutex<StreamPool>>>>,
+    pub(super) pools: Mutex<Vec<Weak<Mutex<StreamPool>>>>,
 }
 
 /// A device's modules by name. The first thread that asks for a module loads it.
 #[derive(Debug, Default)]
-pub(crate) struct Modules(pub Mutex<HashMap<&'static str, Arc<OnceLock<Result<Handle>>>>>);
+pub(crate) struct Modules(pub Mutex<HashMap<&'static str, (KernelSource, Arc<OnceLock<Result<Handle>>>)>>);
 
 /// Makes `driver` the CUDA device of this number in this process. Tests install a driver that needs no GPU.
 ///

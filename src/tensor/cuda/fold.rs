@@ -3,7 +3,7 @@
 use bytemuck::NoUninit;
 
 use super::gpu::Gpu;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::{DType, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
 
 /// The most parts and steps of one launch, as in `kernels/fold.cu`.
@@ -21,7 +21,8 @@ struct FoldProgram([u8; STEPS]);
 /// operand stacks its parts of `shape`. Several results are stacked along a new first dim.
 ///
 /// # Errors
-/// Returns an error if the device is out of memory or a kernel fails.
+/// Refuses operands of several dtypes, on several devices, or of another number than the order's. Returns an error if the
+/// device is out of memory or a kernel fails.
 ///
 /// ```
 /// use isoshard::tensor::{Device, FoldOrder, ReduceOp, Tensor, cuda};
@@ -34,7 +35,16 @@ struct FoldProgram([u8; STEPS]);
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, operands: &[Tensor]) -> Result<Tensor> {
-    let (gpu, dtype) = (Gpu::of(&operands[0])?, operands[0].dtype());
+    let Some(first) = operands.first().filter(|_| operands.len() == order.nodes().len()) else {
+        let given = format!("{} tensors for an order of {}", operands.len(), order.nodes().len());
+        return Err(Error::invalid("fold", "the order is of another number of operands", given, ""));
+    };
+    let (gpu, dtype) = (Gpu::of(first)?, first.dtype());
+    if let Some(other) = operands.iter().find(|x| (x.dtype(), x.device()) != (dtype, first.device())) {
+        let given =
+            format!("{} on {}, {} on {}", first.notation(), gpu.device(), other.notation(), other.device());
+        return Err(Error::invalid("fold", "wants operands of one dtype on one device", given, ""));
+    }
     let n = shape.numel();
     let mut parts: Vec<Vec<Tensor>> = Vec::with_capacity(operands.len());
     for (operand, &nodes) in operands.iter().zip(order.nodes()) {
@@ -105,6 +115,6 @@ fn run(
     let launch = gpu.kernel("fold", stem, dtype)?.read_all::<PARTS>(&used).arg(program).write(&mut out);
     let launch = launch.arg(packs as u64).arg(steps.len() as u32).arg(op as u32);
     let below = depth.saturating_sub(1) * THREADS as usize * width * dtype.size_bytes();
-    launch.run(packs.div_ceil(THREADS as usize) as u32, THREADS, below)?;
+    launch.start(packs.div_ceil(THREADS as usize) as u32, THREADS, below)?;
     Ok(out)
 }

@@ -12,6 +12,7 @@ use super::driver::DeviceProperties;
 use super::handle::{DriverResult, Handle};
 use super::lock::lock;
 use super::memory::{DeviceMemoryStats, PoolBlock};
+use super::sources::KernelSource;
 use super::stream::{DeviceBlock, DeviceStream};
 use crate::error::{Error, MemoryFault, Result};
 use crate::tensor::places::take_place;
@@ -45,6 +46,7 @@ type EntryKey = (&'static str, &'static str, DType);
 
 /// An entry of a module, ready to be launched.
 pub(super) struct KernelEntry {
+    pub source: KernelSource,
     pub name: String,
     pub function: Handle,
     pub parameters: Option<Vec<usize>>,

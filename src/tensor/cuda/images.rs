@@ -23,7 +23,7 @@ pub fn image_name(program: &KernelProgram, compiler: &str, capability: (u32, u32
 }
 
 /// Writes an image into a folder under the name that machines with any compiler look for.
-#[cfg(feature = "cuda")]
+#[cfg(any(test, feature = "cuda"))]
 pub fn pack(
     dir: &Path,
     program: &KernelProgram,

@@ -26,7 +26,9 @@ use crate::tensor::{DType, Tensor};
 ///     let gpu = Gpu::get(0)?;
 ///     let mut out = gpu.uninit(DType::I32, [8])?;
 ///     // The entry fill_i32(out, n, bits) of kernels/fill.cu.
-///     gpu.kernel("fill", "fill", DType::I32)?.write(&mut out).arg(8u64).arg([7u64, 0]).run(1, 256, 0)?;
+///     let fill = gpu.kernel("fill", "fill", DType::I32)?.write(&mut out).arg(8u64).arg([7u64, 0]);
+///     // SAFETY: these are the entry's parameters; it writes the eight elements of `out`, which lives until then.
+///     unsafe { fill.run(1, 256, 0) }?;
 ///     assert_eq!(out.to_vec::<i32>()?, [7; 8]);
 /// }
 /// # Ok::<(), isoshard::Error>(())
@@ -65,7 +67,7 @@ impl Gpu {
     /// Returns a launch of the entry `<stem>_<dtype>` of a source; a string names the file `kernels/<name>.cu`.
     ///
     /// # Errors
-    /// Returns an error if the source does not compile or load, or has no such entry.
+    /// Returns an error if the source does not compile or load, has no such entry, or has the name of another source.
     pub fn kernel(
         &self,
         source: impl Into<KernelSource>,
@@ -76,7 +78,8 @@ impl Gpu {
         let entry = (source.name, stem, dtype);
         let found = self.0.kernels.borrow().get(&entry).cloned();
         let kernel = match found {
-            Some(kernel) => kernel,
+            Some(kernel) if kernel.source.is_same(&source) => kernel,
+            Some(_) => return Err(source.refuse_name()),
             None => {
                 let kernel = Rc::new(self.find_kernel(source, stem, dtype)?);
                 self.0.kernels.borrow_mut().insert(entry, kernel.clone());
@@ -94,7 +97,7 @@ impl Gpu {
         let function =
             function.map_err(|e| device.error(format!("{name} of kernels/{}.cu", source.name), &e))?;
         let parameters = device.driver.parameters(function);
-        Ok(KernelEntry { name, function, parameters })
+        Ok(KernelEntry { source, name, function, parameters })
     }
 }
 
@@ -185,7 +188,34 @@ impl<'a> KernelLaunch<'a> {
     /// # Errors
     /// Returns an error, with kernel, grid and operands, if the driver refuses the launch, or if the kernel fails
     /// while launches are [checked](super::set_checked).
-    pub fn run(
+    ///
+    /// # Panics
+    /// Panics if the driver can tell the sizes of the entry's parameters, and those of the arguments differ.
+    ///
+    /// # Safety
+    /// The arguments are the entry's parameters, in their order. With them and this grid the kernel reads and writes only
+    /// memory of the tensors that were added, which still exist, and writes to none that was added to be read.
+    ///
+    /// ```compile_fail,E0133
+    /// use isoshard::tensor::{DType, cuda::Gpu};
+    /// let gpu = Gpu::get(0)?;
+    /// let mut out = gpu.uninit(DType::I32, [8])?;
+    /// // Writes far behind the tensor.
+    /// gpu.kernel("fill", "fill", DType::I32)?.write(&mut out).arg(1u64 << 40).arg([7u64, 0]).run(1, 256, 0)?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub unsafe fn run(
+        self,
+        blocks: impl Into<Extent>,
+        threads: impl Into<Extent>,
+        shared_bytes: usize,
+    ) -> Result<()> {
+        self.start(blocks, threads, shared_bytes)
+    }
+
+    /// Does what [`KernelLaunch::run`] does, for the kernels of this crate. Each is launched by one function, which holds the
+    /// operands until then, and which the tests run on a driver that checks every access of the kernel.
+    pub(crate) fn start(
         mut self,
         blocks: impl Into<Extent>,
         threads: impl Into<Extent>,
@@ -209,9 +239,8 @@ impl<'a> KernelLaunch<'a> {
         let mut arguments: SmallVec<[*mut c_void; 16]> = self.at.iter().map(pointer).collect();
         let stream = self.gpu.stream();
         let driver = &stream.device.driver;
-        // SAFETY: if the driver can tell the entry's parameter sizes, they were compared above, and the tests run
-        // every kernel on a driver that can; the tensors' blocks return to their streams, which reuse them only after
-        // this kernel.
+        // SAFETY: `run`'s caller promises it, and so does each function that launches a kernel of this crate. The tensors'
+        // blocks return to their streams, which reuse them only after this kernel.
         let done = unsafe { driver.launch(self.kernel.function, grid, &mut arguments, stream.handle) };
         stream.note_work();
         let done = match is_checked() {

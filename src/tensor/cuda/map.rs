@@ -161,7 +161,7 @@ impl MapCall<'_> {
             Some(k) => &mut self.ins[k],
             None => self.fresh.as_mut().expect("the result is fresh or an operand"),
         };
-        launch.write(out).arg(extent).arg(self.attributes).run(blocks, THREADS, 0)
+        launch.write(out).arg(extent).arg(self.attributes).start(blocks, THREADS, 0)
     }
 
     /// Returns the offset of the first element of the result (0) or of an operand from an address that is aligned to

@@ -90,7 +90,7 @@ fn launch(
         });
     }
     let launch = launch.write_all::<CALLS>(&mut results);
-    launch.arg(list).arg(attributes).run(list.blocks, THREADS, 0)?;
+    launch.arg(list).arg(attributes).start(list.blocks, THREADS, 0)?;
     for (result, &k) in results.into_iter().zip(some) {
         outs[k] = Some(result.clone());
     }

@@ -7,6 +7,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use super::device::{CudaDevice, Modules};
 use super::driver::KernelProgram;
@@ -20,15 +21,28 @@ impl Modules {
     /// Returns the module of a source, which is identified by its name.
     ///
     /// # Errors
-    /// Returns an error if the source does not compile or load, which is a bug of this crate, or if there is no
-    /// compiler.
+    /// Refuses a name that another source has. Returns an error if the source does not compile or load, which is a bug of
+    /// this crate, or if there is no compiler.
     pub fn find(&self, device: &CudaDevice, source: KernelSource) -> Result<Handle> {
-        let cell = lock(&self.0).entry(source.name).or_default().clone();
-        cell.get_or_init(|| load(device, source)).clone()
+        let load = || load(device, source, cache_dir().as_deref(), packed_dir().as_deref());
+        self.place(source)?.get_or_init(load).clone()
+    }
+
+    /// Returns the place of a source's module.
+    fn place(&self, source: KernelSource) -> Result<Arc<OnceLock<Result<Handle>>>> {
+        let mut modules = lock(&self.0);
+        let (first, place) = modules.entry(source.name).or_insert_with(|| (source, Arc::default()));
+        if first.is_same(&source) { Ok(place.clone()) } else { Err(source.refuse_name()) }
     }
 }
 
-fn load(device: &CudaDevice, source: KernelSource) -> Result<Handle> {
+/// Loads a source's image: from the folder `cache`, else from the folder `packed`, else compiled into `cache`.
+fn load(
+    device: &CudaDevice,
+    source: KernelSource,
+    cache: Option<&Path>,
+    packed: Option<&Path>,
+) -> Result<Handle> {
     let name = source.name;
     let text = source
         .text()
@@ -37,9 +51,9 @@ fn load(device: &CudaDevice, source: KernelSource) -> Result<Handle> {
         KernelProgram { name, source: &text, headers: sources::headers(), options: sources::OPTIONS };
     let properties = device.driver.properties();
     let of_compiler = image_name(&program, &properties.compiler, properties.capability);
-    let file = cache_dir().map(|dir| dir.join(of_compiler));
+    let file = cache.map(|dir| dir.join(of_compiler));
     if !file.as_deref().is_some_and(Path::exists)
-        && let Some(module) = packed(device, &program)
+        && let Some(module) = packed.and_then(|dir| load_packed(device, &program, dir))
     {
         return Ok(module);
     }
@@ -60,9 +74,8 @@ fn load(device: &CudaDevice, source: KernelSource) -> Result<Handle> {
     device.driver.load(name, &image).map_err(|e| device.error(format!("kernels/{name}.cu"), &e))
 }
 
-/// Loads the image of a program in the folder that `ISOSHARD_IMAGES` names. Returns `None` if it has none that loads.
-fn packed(device: &CudaDevice, program: &KernelProgram) -> Option<Handle> {
-    let dir = PathBuf::from(std::env::var_os("ISOSHARD_IMAGES").filter(|set| !set.is_empty())?);
+/// Loads the image of a program in a folder of packed ones. Returns `None` if it has none that loads.
+fn load_packed(device: &CudaDevice, program: &KernelProgram, dir: &Path) -> Option<Handle> {
     let file = dir.join(image_name(program, ANY_COMPILER, device.driver.properties().capability));
     device.driver.load(program.name, &read(&file)?).ok()
 }
@@ -80,6 +93,11 @@ fn compile_into(device: &CudaDevice, program: &KernelProgram, file: &Path) -> Re
     // A cache that cannot be written costs time and nothing else.
     let _ = write(file, &image);
     Ok(image)
+}
+
+/// Returns the folder of images that were compiled elsewhere, `ISOSHARD_IMAGES`.
+fn packed_dir() -> Option<PathBuf> {
+    Some(PathBuf::from(std::env::var_os("ISOSHARD_IMAGES").filter(|set| !set.is_empty())?))
 }
 
 /// Returns the folder of compiled kernels: `ISOSHARD_CACHE` (no cache if empty), else one in the user's cache folder.
@@ -109,5 +127,168 @@ impl Drop for Lock {
         if let Some(file) = &self.0 {
             let _ = file.unlock();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_void;
+    use std::sync::Mutex;
+
+    use super::super::driver::{CopyDirection, DeviceProperties, Driver, Grid};
+    use super::super::handle::{Address, DriverError, DriverResult};
+    use super::super::images::pack;
+    use super::super::memory::MemoryCounters;
+    use super::*;
+
+    /// A driver that compiles every program to `compiled`, loads what does not begin with `bad`, and has no memory.
+    #[derive(Debug)]
+    struct Loader {
+        properties: DeviceProperties,
+        /// The programs compiled and loaded, in order.
+        done: Mutex<Vec<String>>,
+    }
+
+    impl Loader {
+        fn device(capability: (u32, u32)) -> (CudaDevice, Arc<Loader>) {
+            let properties = DeviceProperties {
+                name: "loader".into(),
+                compiler: "nvrtc 99.9".into(),
+                capability,
+                multiprocessors: 1,
+                shared_bytes: 0,
+                total_bytes: 0,
+            };
+            let driver = Arc::new(Loader { properties, done: Mutex::default() });
+            let (modules, counters) = (Modules::default(), MemoryCounters::new(0));
+            (
+                CudaDevice { index: 0, driver: driver.clone(), modules, counters, pools: Mutex::default() },
+                driver,
+            )
+        }
+
+        fn note(&self, text: String) {
+            lock(&self.done).push(text);
+        }
+
+        fn refuse<T>() -> DriverResult<T> {
+            Err(DriverError { call: "loader", code: "has no memory".into(), out_of_memory: false })
+        }
+    }
+
+    // SAFETY: it has no memory.
+    unsafe impl Driver for Loader {
+        fn properties(&self) -> &DeviceProperties {
+            &self.properties
+        }
+        fn compile(&self, program: &KernelProgram) -> std::result::Result<Vec<u8>, String> {
+            self.note(format!("compiles {}", program.name));
+            Ok(b"compiled".to_vec())
+        }
+        fn load(&self, name: &str, image: &[u8]) -> DriverResult<Handle> {
+            if image.starts_with(b"bad") {
+                return Loader::refuse();
+            }
+            self.note(format!("loads {name}: {}", String::from_utf8_lossy(image)));
+            Ok(1)
+        }
+        fn bind(&self) -> DriverResult<()> {
+            Loader::refuse()
+        }
+        fn memory(&self) -> DriverResult<(usize, usize)> {
+            Loader::refuse()
+        }
+        fn alloc(&self, _: usize) -> DriverResult<Address> {
+            Loader::refuse()
+        }
+        unsafe fn free(&self, _: Address) -> DriverResult<()> {
+            Loader::refuse()
+        }
+        fn alloc_host(&self, _: usize) -> DriverResult<*mut u8> {
+            Loader::refuse()
+        }
+        unsafe fn free_host(&self, _: *mut u8) -> DriverResult<()> {
+            Loader::refuse()
+        }
+        fn stream(&self) -> DriverResult<Handle> {
+            Loader::refuse()
+        }
+        fn drop_stream(&self, _: Handle) {}
+        fn synchronize(&self, _: Handle) -> DriverResult<()> {
+            Loader::refuse()
+        }
+        fn event(&self) -> DriverResult<Handle> {
+            Loader::refuse()
+        }
+        fn drop_event(&self, _: Handle) {}
+        fn record(&self, _: Handle, _: Handle) -> DriverResult<()> {
+            Loader::refuse()
+        }
+        fn wait(&self, _: Handle, _: Handle) -> DriverResult<()> {
+            Loader::refuse()
+        }
+        fn is_done(&self, _: Handle) -> DriverResult<bool> {
+            Loader::refuse()
+        }
+        unsafe fn copy(&self, _: CopyDirection, _: u64, _: u64, _: usize, _: Handle) -> DriverResult<()> {
+            Loader::refuse()
+        }
+        unsafe fn fill(&self, _: Address, _: u8, _: usize, _: Handle) -> DriverResult<()> {
+            Loader::refuse()
+        }
+        fn function(&self, _: Handle, _: &str) -> DriverResult<Handle> {
+            Loader::refuse()
+        }
+        fn parameters(&self, _: Handle) -> Option<Vec<usize>> {
+            None
+        }
+        unsafe fn launch(&self, _: Handle, _: Grid, _: &mut [*mut c_void], _: Handle) -> DriverResult<()> {
+            Loader::refuse()
+        }
+    }
+
+    /// A kernel of ours would run with another one's arguments.
+    #[test]
+    fn a_name_belongs_to_its_first_source() {
+        let modules = Modules::default();
+        let other = KernelSource { name: "fill", parts: &["// another text"] };
+        assert!(modules.place(other).is_ok());
+        let want = "kernel: another source has this name; got fill; give the source another name";
+        assert_eq!(modules.place("fill".into()).unwrap_err().to_string(), want);
+        assert!(modules.place(other).is_ok() && modules.place("copy".into()).is_ok());
+    }
+
+    #[test]
+    fn a_packed_image_is_found_by_its_name_and_needs_no_compiler() {
+        let dir = std::env::temp_dir().join(format!("isoshard-packed-{}", std::process::id()));
+        let (packed, cache) = (dir.join("packed"), dir.join("cache"));
+        fs::create_dir_all(&packed).unwrap();
+        fs::create_dir_all(&cache).unwrap();
+        let (headers, options) = (sources::headers(), sources::OPTIONS);
+        let image = |name: &'static str, capability, image: &[u8]| {
+            let source = KernelSource::from(name).text().expect("a source of ours");
+            pack(&packed, &KernelProgram { name, source: &source, headers, options }, capability, image)
+                .unwrap();
+        };
+        image("fill", (9, 0), b"packed for 90");
+        image("fill", (12, 0), b"packed for 120");
+        image("copy", (9, 0), b"bad");
+        let done = |capability, name: &'static str, cache: Option<&Path>, packed: Option<&Path>| {
+            let (device, driver) = Loader::device(capability);
+            load(&device, name.into(), cache, packed).expect("a module");
+            std::mem::take(&mut *lock(&driver.done)).join(", ")
+        };
+        let (here, there) = (Some(&*cache), Some(&*packed));
+        assert_eq!(done((9, 0), "fill", here, there), "loads fill: packed for 90");
+        assert_eq!(done((12, 0), "fill", None, there), "loads fill: packed for 120");
+        assert!(fs::read_dir(&cache).unwrap().next().is_none(), "nothing was compiled or copied");
+        // Neither another architecture's nor another program's nor one that does not load.
+        assert_eq!(done((8, 0), "fill", None, there), "compiles fill, loads fill: compiled");
+        assert_eq!(done((9, 0), "flip", None, there), "compiles flip, loads flip: compiled");
+        assert_eq!(done((9, 0), "copy", None, there), "compiles copy, loads copy: compiled");
+        // An image by this machine's compiler goes first.
+        assert_eq!(done((9, 0), "fill", here, None), "compiles fill, loads fill: compiled");
+        assert_eq!(done((9, 0), "fill", here, there), "loads fill: compiled");
+        fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -295,9 +295,9 @@ fn reduce_dim(
     let launch = if let Some(term) = kernel.term { launch.arg(term.power) } else { launch };
     if by_rows {
         let rows_per_block = if depth < 3 { 8 << (3 - depth) } else { 8 >> team };
-        launch.run(((lines << split) as u64).div_ceil(rows_per_block) as u32, 256, 0)?;
+        launch.start(((lines << split) as u64).div_ceil(rows_per_block) as u32, 256, 0)?;
     } else {
-        launch.run([columns_blocks(lines, team), 1 << split, 1], [32, 8, 1], 0)?;
+        launch.start([columns_blocks(lines, team), 1 << split, 1], [32, 8, 1], 0)?;
     }
     if split == 0 {
         return Ok(out);

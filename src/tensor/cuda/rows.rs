@@ -66,12 +66,12 @@ impl RowLaunch {
         if self.len > LONGEST_IN_REGISTERS {
             let row = (self.len * self.dtype.size_bytes()).next_multiple_of(16);
             let held = (gpu.shared_bytes() / row).min(operands);
-            return launch.arg(held as u32).run(self.rows as u32, 1024, held * row);
+            return launch.arg(held as u32).start(self.rows as u32, 1024, held * row);
         }
         let team = self.depth.saturating_sub(3);
         let warps = 8.max(1 << team);
         let rows_per_block = if self.depth < 3 { 8 << (3 - self.depth) } else { warps >> team };
-        launch.run(self.rows.div_ceil(rows_per_block) as u32, 32 * warps as u32, 0)
+        launch.start(self.rows.div_ceil(rows_per_block) as u32, 32 * warps as u32, 0)
     }
 }
 

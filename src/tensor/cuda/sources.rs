@@ -1,5 +1,7 @@
 //! The kernel sources of `kernels/`, embedded in the program.
 
+use crate::error::Error;
+
 /// The compiler's options, the same for every kernel: IEEE arithmetic without contraction or approximation.
 pub const OPTIONS: &[&str] =
     &["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
@@ -14,6 +16,18 @@ pub struct KernelSource {
 }
 
 impl KernelSource {
+    /// Returns true if both have the same name and text. It compares texts only if they lie at different addresses.
+    pub(super) fn is_same(&self, other: &KernelSource) -> bool {
+        self.name == other.name && (std::ptr::eq(self.parts, other.parts) || self.parts == other.parts)
+    }
+
+    /// Returns the refusal of a source whose name another one has: kernels are kept by name.
+    #[cold]
+    pub(super) fn refuse_name(&self) -> Error {
+        let remedy = "give the source another name";
+        Error::invalid("kernel", "another source has this name", self.name, remedy)
+    }
+
     /// Returns the whole text, or `None` if there is no such file.
     ///
     /// ```

@@ -173,3 +173,40 @@ fn the_raw_channel_refuses_reductions_that_do_not_fit_the_call() {
         "all_reduce: a member's part has another shape than the reduction's; got [3] of member 0, not [4]"
     );
 }
+
+/// Engines write to these places as bytes.
+#[test]
+fn the_raw_channel_refuses_places_that_are_not_the_parts() {
+    let ends = spmd(2, |rank| {
+        let channel = rank.engine().open(&[0, 1], "raw")?;
+        let x = [Tensor::zeros(DType::F32, [3])];
+        let shapes = [Shape::from([3]), Shape::from([3])];
+        let (name, route, dtype) = ("all_gather", Route::Gather, DType::F32);
+        let call = Call { name, route, op: None, dtype, outgoing: &x, incoming: &shapes };
+        let place = || Tensor::zeros(DType::F32, [3]);
+        let shared = place();
+        let said = [
+            (call, vec![place()]),
+            (Call { outgoing: &[], ..call }, vec![place(), place()]),
+            (Call { route: Route::Barrier, ..call }, vec![place(), place()]),
+            // One element, which stands for three.
+            (call, vec![place(), Tensor::zeros(DType::F32, [1]).expand([3])?]),
+            (call, vec![Tensor::zeros(DType::F32, [3, 2]).narrow(1, 0, 1)?.squeeze(1)?, place()]),
+            (call, vec![place(), Tensor::zeros(DType::F32, [2])]),
+            (call, vec![Tensor::zeros(DType::I32, [3]), place()]),
+            (call, vec![place(), shared.clone()]),
+        ]
+        .map(|(call, into)| channel.gather_into(call, into).map(drop).unwrap_err().to_string());
+        let parts = channel.gather_into(call, vec![place(), place()])?.wait()?;
+        assert!(parts.iter().all(|part| part.to_f64_vec() == [0.0; 3]));
+        drop(shared);
+        Ok(said)
+    });
+    for said in ends.unwrap() {
+        let lists = "all_gather: a gather sends one tensor, and has a shape and a place per member; got ";
+        assert!(said[..3].iter().all(|text| text.starts_with(lists)), "{said:#?}");
+        let place = "all_gather: a place has another shape, dtype or device than its part, is not contiguous, or is \
+                     shared; got ";
+        assert!(said[3..].iter().all(|text| text.starts_with(place)), "{said:#?}");
+    }
+}

@@ -12,6 +12,7 @@ use super::world::MpiWorld;
 use crate::comm::calls::CallSignature;
 use crate::comm::calls::{Call, Route};
 use crate::comm::transport::coordinated::{CallNumber, FailedCall, SelfMessage};
+use crate::comm::transport::engine::check_places;
 use crate::comm::transport::{CallResults, Channel, Request};
 use crate::error::{CallId, Error, Result};
 use crate::tensor::{Device, Tensor};
@@ -29,8 +30,10 @@ impl Channel for MpiChannel {
         self.begin(&call, None).or_else(|e| FailedCall::keep(&self.world.membership, e))
     }
 
-    fn gather_into(&self, call: Call<'_>, into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+    fn gather_into(&self, call: Call<'_>, mut into: Vec<Tensor>) -> Result<Box<dyn Request>> {
         check(&call)?;
+        let state = &self.group.state;
+        check_places(&call, Some((state.index, state.ranks.len())), &mut into)?;
         self.begin(&call, Some(into)).or_else(|e| FailedCall::keep(&self.world.membership, e))
     }
 }

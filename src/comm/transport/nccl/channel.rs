@@ -10,6 +10,7 @@ use super::world::NcclWorld;
 use crate::comm::calls::{Call, Route};
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{CallNumber, FailedCall, GroupMember, SelfMessage, Watchdog};
+use crate::comm::transport::engine::check_places;
 use crate::comm::transport::{CallResults, Channel, Request};
 use crate::error::{Error, Result};
 use crate::tensor::cuda::{Gpu, StreamMark};
@@ -30,8 +31,10 @@ impl Channel for NcclChannel {
         self.begin(&call, None).or_else(|e| FailedCall::keep(&self.world.membership, e))
     }
 
-    fn gather_into(&self, call: Call<'_>, into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+    fn gather_into(&self, call: Call<'_>, mut into: Vec<Tensor>) -> Result<Box<dyn Request>> {
         self.check(&call)?;
+        let state = &self.group.state;
+        check_places(&call, Some((state.index, state.ranks.len())), &mut into)?;
         self.begin(&call, Some(into)).or_else(|e| FailedCall::keep(&self.world.membership, e))
     }
 }

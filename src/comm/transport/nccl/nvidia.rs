@@ -130,6 +130,23 @@ struct CommunicatorEntry {
     parent: Option<Arc<CommunicatorEntry>>,
 }
 
+impl CommunicatorEntry {
+    /// Returns the communicator that reports this one's state: its own, or the parent's until it is ready. It is null if the
+    /// parent was freed meanwhile.
+    fn reporter(&self) -> Comm {
+        let own = self.comm.load(Ordering::Acquire);
+        match &self.parent {
+            Some(parent) if own.is_null() => parent.comm.load(Ordering::Acquire),
+            _ => own,
+        }
+    }
+
+    /// Returns the pointer in order to free the communicator; children find none from now on.
+    fn take(&self) -> Comm {
+        self.comm.swap(ptr::null_mut(), Ordering::AcqRel)
+    }
+}
+
 impl NvidiaNccl {
     fn new(library: Library) -> Result<NvidiaNccl> {
         let refuse = |given: String| {
@@ -159,7 +176,7 @@ impl NvidiaNccl {
     fn forget(&self, comm: Communicator) -> Comm {
         let mut comms = self.comms.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(kept) = comms.remove(&comm) else { return ptr::null_mut() };
-        let comm = kept.comm.load(Ordering::Acquire);
+        let comm = kept.take();
         if comm.is_null() {
             // The library may still write to it.
             std::mem::forget(kept);
@@ -277,14 +294,10 @@ unsafe impl Nccl for NvidiaNccl {
 
     fn progress(&self, comm: Communicator) -> NcclResult<Progress> {
         let kept = self.kept(comm);
-        let mut comm = kept.comm.load(Ordering::Acquire);
-        // The parent reports the state of a child that is not ready yet.
-        let waits = comm.is_null();
-        if let (true, Some(parent)) = (waits, &kept.parent) {
-            comm = parent.comm.load(Ordering::Acquire);
-        }
+        let waits = kept.comm.load(Ordering::Acquire).is_null();
+        let comm = kept.reporter();
         let mut state = SUCCESS;
-        // SAFETY: the communicator is alive and the pointer is to a live variable.
+        // SAFETY: the communicator is alive, or null, which the library refuses; the pointer is to a live variable.
         let status = unsafe { (self.functions.get_async_error)(comm, &mut state) };
         self.check("ncclCommGetAsyncError", status, comm)?;
         self.check("a call before", state, comm)?;
@@ -400,6 +413,19 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn a_communicator_that_was_freed_reports_nothing() {
+        let entry = |at: usize, parent| {
+            Arc::new(CommunicatorEntry { comm: AtomicPtr::new(ptr::without_provenance_mut(at)), parent })
+        };
+        let parent = entry(64, None);
+        let child = entry(0, Some(parent.clone()));
+        assert_eq!((parent.reporter().addr(), child.reporter().addr()), (64, 64));
+        assert_eq!(parent.take().addr(), 64);
+        assert!(parent.reporter().is_null() && child.reporter().is_null(), "nothing asks what was freed");
+        assert_eq!(entry(128, Some(parent)).reporter().addr(), 128);
+    }
 
     /// Without a GPU, checks that all functions are found, and that an error has the library's code and message.
     #[test]

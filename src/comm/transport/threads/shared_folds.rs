@@ -12,8 +12,8 @@ use crate::comm::transport::fold::{fold_into, fold_range};
 use crate::error::Result;
 use crate::tensor::{DType, Device, Tensor};
 
-/// The model checkers run the same folds on few elements.
-const MODEL: bool = cfg!(any(loom, shuttle));
+/// The model checkers and Miri run the same folds on few elements.
+const MODEL: bool = cfg!(any(loom, shuttle, miri));
 
 /// The smallest all-reduce whose chunks all waiting members fold; the last member to arrive folds smaller ones.
 const LARGE_BYTES: usize = if MODEL { 8 } else { 64 << 10 };

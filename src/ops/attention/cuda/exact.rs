@@ -49,7 +49,7 @@ impl CudaAttention<'_> {
             .write(&mut o)
             .write(lse)
             .write(&mut stack)
-            .run(
+            .start(
                 [blocks as u32, chunks as u32, 1],
                 THREADS,
                 kernel.shared_bytes(KernelPass::Forward) + kernel.row_bytes(&call),
@@ -85,7 +85,7 @@ impl CudaAttention<'_> {
         let items = b * h * query_blocks(&call);
         let (mut stack, blocks) = kernel.stack(gpu, items, chunks[0], call.levels as usize, resident)?;
         let grid = [blocks as u32, chunks[0] as u32, 1];
-        launch(kernel.dq)?.write(&mut dq).write(&mut stack).run(grid, THREADS, shared_bytes)?;
+        launch(kernel.dq)?.write(&mut dq).write(&mut stack).start(grid, THREADS, shared_bytes)?;
 
         let [mut dk, mut dvs] = [
             gpu.uninit(kernel.dtype, [b, keys, groups, d])?,
@@ -95,7 +95,7 @@ impl CudaAttention<'_> {
         let (mut stack, blocks) = kernel.stack(gpu, items, chunks, 2 * call.levels as usize, resident)?;
         let grid = [blocks as u32, chunks as u32, 1];
         let launch = launch(kernel.dkv)?.write(&mut dk).write(&mut dvs);
-        launch.write(&mut stack).run(grid, THREADS, shared_bytes)?;
+        launch.write(&mut stack).start(grid, THREADS, shared_bytes)?;
         Ok([kernel.result(dq)?, kernel.result(dk)?, kernel.result(dvs)?])
     }
 }
@@ -140,7 +140,7 @@ impl CudaAttention<'_> {
         let launch =
             launch.read(&extra.mask).read(&extra.documents[0]).read(&extra.documents[1]).read(&joins);
         let shared_bytes = kernel.shared_bytes(KernelPass::Bias);
-        launch.write(&mut out).write(&mut stack).run(blocks as u32, THREADS, shared_bytes)?;
+        launch.write(&mut out).write(&mut stack).start(blocks as u32, THREADS, shared_bytes)?;
         Ok(out)
     }
 }

@@ -36,7 +36,7 @@ impl CudaAttention<'_> {
         let launch = launch.arg(self.call([&q, &k, &v], None)?).arg(d as u32).arg(dv as u32);
         let blocks = b * h * tq.div_ceil(FORWARD_ROWS);
         let launch = launch.read(&q).read(&k).read(&v).write(&mut o).write(lse);
-        launch.run(blocks as u32, THREADS, kernel.shared_bytes(FORWARD_ROWS))?;
+        launch.start(blocks as u32, THREADS, kernel.shared_bytes(FORWARD_ROWS))?;
         Ok(o)
     }
 
@@ -60,11 +60,11 @@ impl CudaAttention<'_> {
         let shared_bytes = kernel.shared_bytes(2 * BACKWARD_ROWS);
         let mut dq = gpu.uninit(q.dtype(), [b, tq, h, d])?;
         let blocks = b * h * tq.div_ceil(BACKWARD_ROWS);
-        launch(kernel.dq)?.write(&mut dq).run(blocks as u32, THREADS, shared_bytes)?;
+        launch(kernel.dq)?.write(&mut dq).start(blocks as u32, THREADS, shared_bytes)?;
         let [mut dk, mut dvs] =
             [gpu.uninit(k.dtype(), [b, keys, groups, d])?, gpu.uninit(v.dtype(), [b, keys, groups, dv])?];
         let blocks = b * groups * keys.div_ceil(BACKWARD_ROWS);
-        launch(kernel.dkv)?.write(&mut dk).write(&mut dvs).run(blocks as u32, THREADS, shared_bytes)?;
+        launch(kernel.dkv)?.write(&mut dk).write(&mut dvs).start(blocks as u32, THREADS, shared_bytes)?;
         Ok([dq, dk, dvs])
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn multinomial(
             let launch = gpu.kernel("multinomial", "with_replacement", weights.dtype())?;
             let launch = launch.read(&weights).write(&mut out).write(&mut sums);
             let launch = launch.arg(place).arg(DrawArg::from(draw)).arg(rows).arg(k).arg(samples).faults();
-            launch.run(blocks as u32, 32 * WARPS as u32, 0)?;
+            launch.start(blocks as u32, 32 * WARPS as u32, 0)?;
         }
         return Ok(out);
     }
@@ -59,7 +59,7 @@ pub(crate) fn multinomial(
         let launch = launch.read(&weights).write(&mut out).write(&mut keys).write(&mut categories);
         let launch = launch.arg(place).arg(DrawArg::from(draw)).arg(rows);
         let launch = launch.arg(k as u32).arg(len as u32).arg(samples as u32).faults();
-        launch.run(blocks as u32, (len / 2).clamp(32, 512) as u32, 0)?;
+        launch.start(blocks as u32, (len / 2).clamp(32, 512) as u32, 0)?;
     }
     Ok(out)
 }

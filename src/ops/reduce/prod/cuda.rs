@@ -40,7 +40,7 @@ pub(super) fn prod_grad(dy: &Tensor, x: &Tensor, dims: &[usize]) -> Result<Tenso
             return Err(Error::unsupported("prod_grad", rule, x.notation(), "split it"));
         }
         let launch = gpu.kernel("prod", "others", wide)?.read(&dy).read(&columns).write(&mut out);
-        launch.arg(count as u64).arg(n as u32).run(count.div_ceil(256) as u32, 256, 0)?;
+        launch.arg(count as u64).arg(n as u32).start(count.div_ceil(256) as u32, 256, 0)?;
     }
     let mut back = Dims::from_elem(0, order.len());
     order.iter().enumerate().for_each(|(k, &d)| back[d] = k);

@@ -168,13 +168,18 @@ mod tests {
     /// Multiplies with each description and each instruction set; `bits` shows an element of the result exactly.
     fn check<E: Widen<Wide: Gemm>>(of: impl Fn(f64) -> E, bits: impl Fn(&E) -> u64) {
         let noise = |i: usize| ((i * 7919 + 13) % 1009) as f64 * 0.01 - 5.0;
-        for (m, k, n) in [(33, 300, 260), (150, 67, 260), (7, 400, 40), (1, 1100, 70), (130, 130, 1)] {
+        // Miri is slow: it gets sizes that only narrow types pack rows of, and caches that split everything.
+        let sizes: &[_] = match (cfg!(miri), E::NATIVE) {
+            (true, true) => &[(9, 40, 11), (1, 33, 21)],
+            (true, false) => &[(9, 40, 11)],
+            _ => &[(33, 300, 260), (150, 67, 260), (7, 400, 40), (1, 1100, 70), (130, 130, 1)],
+        };
+        for &(m, k, n) in sizes {
             let a: Vec<E> = (0..m * k).map(|i| of(noise(i))).collect();
             let b: Vec<E> = (0..k * n).map(|i| of(noise(i + 77))).collect();
             let wide = |x: &E| E::load(std::slice::from_ref(x), &mut [E::Wide::default()])[0];
-            for (a_strides, b_strides) in
-                [((k, 1), (n, 1)), ((1, m), (n, 1)), ((k, 1), (1, k)), ((1, m), (1, k))]
-            {
+            let strides = [((1, m), (n, 1)), ((k, 1), (1, k)), ((k, 1), (n, 1)), ((1, m), (1, k))];
+            for (a_strides, b_strides) in strides.into_iter().take(if cfg!(miri) { 2 } else { 4 }) {
                 let at = |i: usize, j: usize, (rs, cs): (usize, usize)| i * rs + j * cs;
                 let want: Vec<E> = (0..m * n)
                     .map(|i| {
@@ -191,7 +196,8 @@ mod tests {
                 );
                 // The narrower instruction sets take turns: other tests compare them with each other.
                 let isas = Isa::available();
-                for (i, caches) in descriptions().into_iter().enumerate() {
+                let described = descriptions().into_iter().enumerate();
+                for (i, caches) in described.filter(|(i, _)| !cfg!(miri) || *i == 4) {
                     let isa = isas[if i % 5 == 4 { m % isas.len() } else { isas.len() - 1 }];
                     let mut c = vec![E::default(); m * n];
                     let data = c.as_mut_ptr();

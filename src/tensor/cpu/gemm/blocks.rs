@@ -268,6 +268,10 @@ impl<E: Widen<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
             };
             ahead.advance();
             tile.parts = parts.wrapping_add(at.level * count * width);
+            if via_epilogue {
+                // The epilogue has borrowed the buffer since the last tile.
+                tile.c = self.tile.as_mut_ptr();
+            }
             // SAFETY: the operands cover the tile and the block; the result is the epilogue's or the tile's buffer; the
             // stacks have room for the tree's depth and levels; this CPU has the kernel's instruction set.
             unsafe { kernel(&tile) };

@@ -45,14 +45,27 @@ pub(super) fn pack_rows<E: Widen>(
     interleave: TransposeFn<E::Wide>,
     dst: &mut [E::Wide],
 ) -> RowPanels<E::Wide> {
+    let panel_step = packed_panel_len(a.shape().1, panel);
+    write_row_panels(a, panel, interleave, dst);
+    // The pointer is taken after the last write through the slice.
+    RowPanels { data: dst.as_ptr(), panel_step, steps: (1, panel) }
+}
+
+/// Writes the panels of [`pack_rows`].
+fn write_row_panels<E: Widen>(
+    a: MatRef<'_, E>,
+    panel: usize,
+    interleave: TransposeFn<E::Wide>,
+    dst: &mut [E::Wide],
+) {
     let ((m, k), (row_step, step)) = (a.shape(), a.strides());
     assert!(dst.len() >= packed_rows_len(m, k, panel) && panel <= INTERLEAVED);
-    let panels = RowPanels { data: dst.as_ptr(), panel_step: packed_panel_len(k, panel), steps: (1, panel) };
+    let panel_step = packed_panel_len(k, panel);
     if step == 1 {
         let mut wide = vec![E::Wide::default(); if E::NATIVE { 0 } else { panel * CHUNK }];
         for first in (0..m).step_by(panel) {
             let lines = panel.min(m - first);
-            let dst = &mut dst[first / panel * panels.panel_step..][..panels.panel_step];
+            let dst = &mut dst[first / panel * panel_step..][..panel_step];
             for i in first + panel..(first + 2 * panel).min(m) {
                 for j in (0..k).step_by(LINE_BYTES / size_of::<E>()) {
                     prefetch(&raw const a.data()[i * row_step + j]);
@@ -73,7 +86,7 @@ pub(super) fn pack_rows<E: Widen>(
                 unsafe { interleave(wide.as_ptr(), CHUNK, lines, len, dst.as_mut_ptr(), panel) };
             }
         }
-        return panels;
+        return;
     }
     if let Some(a) = native(a)
         && row_step == 1
@@ -84,7 +97,7 @@ pub(super) fn pack_rows<E: Widen>(
             8 => pack_columns::<_, 8>(a, dst),
             _ => unreachable!("a tile has 4, 6 or 8 rows"),
         }
-        return panels;
+        return;
     }
     let mut gathered = vec![E::default(); m];
     let mut wide = vec![E::Wide::default(); m];
@@ -97,10 +110,9 @@ pub(super) fn pack_rows<E: Widen>(
             E::widen_into(&gathered, &mut wide);
         }
         for (p, rows) in wide.chunks(panel).enumerate() {
-            dst[p * panels.panel_step + j * panel..][..rows.len()].copy_from_slice(rows);
+            dst[p * panel_step + j * panel..][..rows.len()].copy_from_slice(rows);
         }
     }
-    panels
 }
 
 /// Packs rows whose elements at one index of the contraction are contiguous, into panels of `P` rows.

@@ -59,9 +59,11 @@ mod x86 {
                         }
                     }
                     let (below, right) = (lines - full_lines, len - full_len);
-                    let (lower, rightmost) = (src.add(full_lines * src_step), src.add(full_len));
-                    transpose_plain(lower, src_step, below, full_len, dst.add(full_lines), dst_step);
-                    transpose_plain(rightmost, src_step, lines, right, dst.add(full_len * dst_step), dst_step);
+                    // Without a rest these lie beyond the matrices, and are not used.
+                    let (lower, rightmost) = (src.wrapping_add(full_lines * src_step), src.wrapping_add(full_len));
+                    let (after, under) = (dst.wrapping_add(full_lines), dst.wrapping_add(full_len * dst_step));
+                    transpose_plain(lower, src_step, below, full_len, after, dst_step);
+                    transpose_plain(rightmost, src_step, lines, right, under, dst_step);
                 }
             }
         )*};
@@ -209,8 +211,9 @@ mod tests {
             for (lines, len, src_step, dst_step) in
                 [(0, 5, 5, 4), (1, 1, 1, 1), (8, 8, 8, 8), (17, 19, 23, 48), (48, 33, 40, 48)]
             {
-                let src: Vec<T> = (0..lines.max(1) * src_step).map(of).collect();
-                let mut dst = vec![of(9999); len * dst_step];
+                // No longer than the lines and columns, so that Miri finds an address beyond them.
+                let src: Vec<T> = (0..lines.max(1) * src_step - (src_step - len)).map(of).collect();
+                let mut dst = vec![of(9999); (len - 1) * dst_step + lines.max(1)];
                 // SAFETY: both buffers cover the lines; the CPU has `isa`.
                 unsafe {
                     (T::kernels(isa).transpose)(
@@ -223,7 +226,7 @@ mod tests {
                     )
                 };
                 for k in 0..len {
-                    for j in 0..dst_step {
+                    for j in (0..dst_step).take_while(|j| k * dst_step + j < dst.len()) {
                         let want = if j < lines { src[j * src_step + k] } else { of(9999) };
                         assert_eq!(dst[k * dst_step + j], want, "{isa:?} {lines} {len} {k} {j}");
                     }

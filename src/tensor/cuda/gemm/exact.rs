@@ -133,7 +133,7 @@ pub(super) fn multiply(
         .read(&of.leaves)
         .read(&of.parts)
         .arg(job)
-        .run(blocks, THREADS as u32, plan.shared_bytes)?;
+        .start(blocks, THREADS as u32, plan.shared_bytes)?;
     let Some(sums) = sums else { return Ok(()) };
     let blocks = total.div_ceil(256).min(8 * gpu.multiprocessors() as usize);
     gpu.kernel(file(a.dtype()), "matmul_join", a.dtype())?
@@ -141,7 +141,7 @@ pub(super) fn multiply(
         .write(out)
         .arg(total as u64)
         .arg(plan.part_depth)
-        .run(blocks as u32, 256, 0)
+        .start(blocks as u32, 256, 0)
 }
 
 /// Returns the dtype's file. Each is compiled when its dtype is first multiplied.

@@ -28,6 +28,10 @@ pub(super) fn multiply(gpu: &Gpu, a: &Tensor, b: &Tensor, out: &mut Tensor) -> R
     let (device, driver) = (&stream.device, &stream.device.driver);
     let Some(blas) = driver.blas() else { return Ok(false) };
     let (batch, m, k, n) = (a.shape()[0], a.shape()[1], a.shape()[2], b.shape()[2]);
+    if i32::try_from(batch).is_err() {
+        // Libraries count products by an int.
+        return Ok(false);
+    }
     // Read by columns, the row-major result is its transpose, which is the product of `b` transposed and `a`
     // transposed.
     let ((left, b), (right, a)) = (as_matrix_or_copy(b, 2, 1)?, as_matrix_or_copy(a, 2, 1)?);

@@ -28,15 +28,24 @@ use crate::tensor::cuda::Gpu;
 /// ```
 pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize], exact: bool) -> Result<Tensor> {
     let fits = match (&a.shape()[..], &b.shape()[..]) {
-        ([ab, _, ak], [bb, bk, _]) => (ab, ak) == (bb, bk) && tree.iter().product::<usize>() == *ak,
+        ([ab, _, ak], [bb, bk, _]) => {
+            let len = tree.iter().try_fold(1usize, |len, &extent| len.checked_mul(extent));
+            (ab, ak) == (bb, bk) && len == Some(*ak)
+        }
         _ => false,
     };
-    if !fits || a.dtype() != b.dtype() {
+    if !fits || a.dtype() != b.dtype() || a.device() != b.device() {
         return Err(Error::invalid(
             verb,
-            "wants [batch, m, k], [batch, k, n] of one dtype, and extents whose product is k",
-            format!("{}, {}, extents {tree:?}", a.notation(), b.notation()),
-            "reshape, expand or cast them first",
+            "wants [batch, m, k], [batch, k, n] of one dtype on one device, and extents whose product is k",
+            format!(
+                "{} on {}, {} on {}, extents {tree:?}",
+                a.notation(),
+                a.device(),
+                b.notation(),
+                b.device()
+            ),
+            "reshape, expand, cast or move them first",
         ));
     }
     if !a.dtype().is_float() {
