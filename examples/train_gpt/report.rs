@@ -124,7 +124,7 @@ impl<'a> Report<'a> {
                 ("vocabulary", s.vocabulary.to_string()),
                 (
                     "threads",
-                    args.threads.map_or_else(|| cpu::threads_per_rank(s.ranks), Ok).unwrap_or(1).to_string(),
+                    args.threads.map_or_else(|| cpu::threads_each(s.ranks), Ok).unwrap_or(1).to_string(),
                 ),
                 ("parameters_digest", digest(s.digest)),
             ])?;

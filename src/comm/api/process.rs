@@ -88,7 +88,7 @@ impl Process {
     }
 
     /// Sets the number of threads that the rank uses for a large kernel on the CPU. The default is
-    /// [`cpu::threads_per_rank`] of the ranks on this machine. Any number gives the same bits.
+    /// [`cpu::threads_each`] of the ranks on this machine. Any number gives the same bits.
     ///
     /// ```
     /// use isoshard::comm::{Launch, Process};
@@ -209,7 +209,7 @@ impl Process {
     /// ```
     pub fn run<T>(self, f: impl FnOnce(Rank) -> Result<T>) -> Result<T> {
         let local_len = self.launch.local_len().unwrap_or(self.launch.world_len());
-        let threads = self.threads_per_rank.map_or_else(|| cpu::threads_per_rank(local_len), Ok)?;
+        let threads = self.threads_per_rank.map_or_else(|| cpu::threads_each(local_len), Ok)?;
         if threads == 0 {
             let rule = "a rank computes on one thread or more";
             return Err(Error::invalid("process", rule, "0 threads per rank", "give 1"));

@@ -298,7 +298,7 @@ impl Spmd {
     }
 
     /// Sets the number of threads that each rank uses for a large kernel on the CPU. The default is
-    /// [`cpu::threads_per_rank`]: `ISOSHARD_THREADS`, or the cores divided by the ranks. Any number gives the same bits.
+    /// [`cpu::threads_each`]: `ISOSHARD_THREADS`, or the cores divided by the ranks. Any number gives the same bits.
     ///
     /// ```
     /// use isoshard::{comm::Spmd, tensor::{DType, Tensor, cpu}};
@@ -390,7 +390,7 @@ impl Spmd {
         F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
     {
         self.check()?;
-        let threads_per_rank = self.threads_per_rank.map_or_else(|| cpu::threads_per_rank(self.world), Ok)?;
+        let threads_per_rank = self.threads_per_rank.map_or_else(|| cpu::threads_each(self.world), Ok)?;
         let world = || {
             LocalWorld::new(self.world, self.deadline, &*self.device, self.library.as_ref(), &self.flights)
         };

@@ -246,12 +246,12 @@ pub(super) fn each_chunk_of_part<T: Widen, S: Cut>(
     Ok(())
 }
 
+/// A function that takes the index of a piece's first element, the elements of the parameter and of the gradient, and
+/// the slice for the new elements of the parameter.
+type OverwritePiece<'a, W> = &'a mut dyn FnMut(usize, &[W], &[W], &mut [W]);
+
 /// Overwrites `p` piece by piece.
-fn overwrite_chunks<T: Widen>(
-    p: &mut [T],
-    g: &[T],
-    run: &mut dyn FnMut(usize, &[T::Wide], &[T::Wide], &mut [T::Wide]),
-) {
+fn overwrite_chunks<T: Widen>(p: &mut [T], g: &[T], run: OverwritePiece<'_, T::Wide>) {
     // All buffers together fit in the first-level cache.
     const CHUNK: usize = 1024;
     let buffer = || vec![T::Wide::default(); CHUNK];

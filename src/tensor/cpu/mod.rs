@@ -60,6 +60,6 @@ pub use strided_rows::{EachChunk, StridedRows};
 #[cfg(test)]
 pub(crate) use threads::set_smallest_part;
 pub(crate) use threads::{Cut, RowsMut, SharedRows, for_each_part};
-pub use threads::{threads_from_env, threads_per_rank, with_threads};
+pub use threads::{threads_each, threads_from_env, with_threads};
 pub use tree::{BlockTree, RowTree, merges, row_max};
 pub use wide::WideFunction;

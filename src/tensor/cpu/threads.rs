@@ -1,7 +1,7 @@
-//! The threads of a rank: each large kernel is cut into parts, which several threads compute at the same time.
+//! Several threads per kernel: a large kernel is cut into parts, which they compute at the same time.
 //!
 //! A part computes some elements of the result, or some rows or heads. No sum is cut in another place than its tree
-//! allows, so any number of threads gives the same bits. A rank's thread starts its helpers with the first kernel that is
+//! allows, so any number of threads gives the same bits. A thread starts its helpers with the first kernel that is
 //! large enough, and keeps them. Helpers wait a few microseconds for the next kernel, then sleep.
 
 use std::any::Any;
@@ -50,21 +50,21 @@ pub fn threads_from_env() -> Result<usize> {
     Ok(given_threads()?.unwrap_or(1))
 }
 
-/// Returns the number of threads for each of `ranks` ranks of this machine: the environment variable
-/// `ISOSHARD_THREADS`, or the machine's cores divided by the ranks, at least 1. Ranks that start inside a rank divide
-/// the threads of that rank.
+/// Returns the number of threads for each of `callers` that compute at the same time: the environment variable
+/// `ISOSHARD_THREADS`, or the machine's cores divided by the callers, at least 1. Inside of [`with_threads`], callers
+/// divide the threads that it has set.
 ///
 /// ```
 /// use isoshard::tensor::cpu;
-/// assert!(cpu::threads_per_rank(1)? >= cpu::threads_per_rank(1000)?);
+/// assert!(cpu::threads_each(1)? >= cpu::threads_each(1000)?);
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 ///
 /// # Errors
 /// Returns the errors of [`threads_from_env`].
-pub fn threads_per_rank(ranks: usize) -> Result<usize> {
+pub fn threads_each(callers: usize) -> Result<usize> {
     let cores = || thread::available_parallelism().map_or(1, usize::from);
-    let shared = || THREADS.get().unwrap_or_else(cores) / ranks.max(1);
+    let shared = || THREADS.get().unwrap_or_else(cores) / callers.max(1);
     Ok(given_threads()?.unwrap_or_else(shared).clamp(1, MOST_THREADS))
 }
 
@@ -485,10 +485,10 @@ mod tests {
     }
 
     #[test]
-    fn ranks_share_the_threads_of_the_rank_that_starts_them() {
+    fn callers_divide_the_threads_that_are_set() {
         if std::env::var_os("ISOSHARD_THREADS").is_none() {
-            let per_rank = |ranks| with_threads(6, || threads_per_rank(ranks).unwrap());
-            assert_eq!([1, 2, 4, 6, 100].map(per_rank), [6, 3, 1, 1, 1]);
+            let each = |callers| with_threads(6, || threads_each(callers).unwrap());
+            assert_eq!([1, 2, 4, 6, 100].map(each), [6, 3, 1, 1, 1]);
         }
         assert_eq!(THREADS.get(), None, "the choice ends with the call");
     }
