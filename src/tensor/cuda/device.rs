@@ -24,7 +24,10 @@ pub(crate) struct CudaDevice {
 
 /// A device's modules by name. The first thread that asks for a module loads it.
 #[derive(Debug, Default)]
-pub(crate) struct Modules(pub Mutex<HashMap<&'static str, (KernelSource, Arc<OnceLock<Result<Handle>>>)>>);
+pub(crate) struct Modules(pub Mutex<HashMap<&'static str, (KernelSource, ModulePlace)>>);
+
+/// The place of a module, which the first thread that asks for it fills.
+pub(crate) type ModulePlace = Arc<OnceLock<Result<Handle>>>;
 
 /// Makes `driver` the CUDA device of this number in this process. Tests install a driver that needs no GPU.
 ///

@@ -7,9 +7,8 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
 
-use super::device::{CudaDevice, Modules};
+use super::device::{CudaDevice, ModulePlace, Modules};
 use super::driver::KernelProgram;
 use super::handle::Handle;
 use super::images::{ANY_COMPILER, image_name, read, write};
@@ -29,9 +28,9 @@ impl Modules {
     }
 
     /// Returns the place of a source's module.
-    fn place(&self, source: KernelSource) -> Result<Arc<OnceLock<Result<Handle>>>> {
+    fn place(&self, source: KernelSource) -> Result<ModulePlace> {
         let mut modules = lock(&self.0);
-        let (first, place) = modules.entry(source.name).or_insert_with(|| (source, Arc::default()));
+        let (first, place) = modules.entry(source.name).or_insert_with(|| (source, ModulePlace::default()));
         if first.is_same(&source) { Ok(place.clone()) } else { Err(source.refuse_name()) }
     }
 }
@@ -133,7 +132,7 @@ impl Drop for Lock {
 #[cfg(test)]
 mod tests {
     use std::ffi::c_void;
-    use std::sync::Mutex;
+    use std::sync::{Arc, Mutex};
 
     use super::super::driver::{CopyDirection, DeviceProperties, Driver, Grid};
     use super::super::handle::{Address, DriverError, DriverResult};
