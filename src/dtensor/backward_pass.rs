@@ -170,6 +170,10 @@ impl BackwardPass {
                     let mut part = Some(part);
                     return self.pass_on(call, needed, &mut |_| part.take());
                 }
+                let completed = completed_leaves(self, call);
+                if self.units.are_next(&self.mesh, &completed) {
+                    self.start_unit()?;
+                }
                 let first_plan = self.move_to_leaf_layout(call, program, &mut grads)?;
                 let (mesh, inputs) = (&self.mesh, &call.inputs[..]);
                 let run = DerivativeRun { mesh, node: &node, inputs, program, first_plan, needed, leaves };
@@ -178,8 +182,7 @@ impl BackwardPass {
                     None => SavedValues::Shared(saved),
                 };
                 let mut values = DerivativeValues::default();
-                let leaves = completed_leaves(self, call);
-                self.units.places.offer(&self.mesh, &leaves, || run.run(saved, &mut grads, &mut values))?;
+                self.units.places.offer(&self.mesh, &completed, || run.run(saved, &mut grads, &mut values))?;
                 self.pass_on(call, needed, &mut |i| values.take_gradient(program, i))
             }
             CallDerivative::Custom(custom) => {

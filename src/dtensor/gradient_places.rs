@@ -87,6 +87,14 @@ impl GradientPlaces {
         result
     }
 
+    /// Returns true if the buffer of a leaf's gradient is known and has not been made in this pass.
+    pub fn lacks_buffer(&self, mesh: &DeviceMesh, unit: GradientUnit, leaf: usize) -> bool {
+        let all = mesh.0.unit_buffers.of::<UnitBuffers>().0.borrow();
+        let mut own = all.get(&unit.number()).into_iter().flatten();
+        let buffer = own.find(|buffer| buffer.places.iter().any(|(other, ..)| *other == leaf));
+        buffer.is_some_and(|buffer| !self.made.contains(&(unit.number(), buffer.places[0].0)))
+    }
+
     /// Makes the buffer of a leaf's gradient, once in a pass.
     fn make(&mut self, mesh: &DeviceMesh, unit: GradientUnit, leaf: usize) -> Result<()> {
         let all = mesh.0.unit_buffers.of::<UnitBuffers>().0.borrow();

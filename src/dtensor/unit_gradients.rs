@@ -87,6 +87,13 @@ impl UnitGradients {
         self.unit.is_some_and(|arriving| arriving != unit)
     }
 
+    /// Returns true if the given leaves, each named by its unit and its number there, need a buffer that would be the third
+    /// one, unless the unit that has arrived is started.
+    pub fn are_next(&self, mesh: &DeviceMesh, leaves: &[(GradientUnit, usize)]) -> bool {
+        leaves.iter().all(|(unit, _)| self.is_another(*unit))
+            && leaves.iter().any(|(unit, leaf)| self.places.lacks_buffer(mesh, *unit, *leaf))
+    }
+
     /// Adds the gradient of a leaf of the unit that arrives: a partial sum in the leaf's dtype, or in that of its cast. Returns
     /// true if it is not to wait for others. Halfway through the unit, the second calls of the unit before it start.
     pub fn push(
