@@ -50,6 +50,7 @@ impl BackwardPass {
     #[inline]
     fn new(mesh: &DeviceMesh, roots: &[(&TapeOutput, DTensor)]) -> BackwardPass {
         let id = next_id();
+        mesh.0.backward_pass.set(id);
         count_gradients(roots.iter().map(|(root, _)| &*root.node), 0, id);
         BackwardPass {
             id,
@@ -93,15 +94,8 @@ impl BackwardPass {
     ) -> Result<WantedGradients> {
         let grads: FxHashMap<_, _> = wrt.map(|of| ((of.node.id, of.out), None)).collect();
         let reaching = reaching(&root.node, &grads.keys().map(|&(id, _)| id).collect());
-        let mut pass = BackwardPass {
-            id: next_id(),
-            mesh: mesh.clone(),
-            queue: GradientQueue::default(),
-            waiting: WaitingGradients::default(),
-            units: UnitGradients::default(),
-            gradients: Gradients::default(),
-            wanted: Some(WantedGradients { reaching, grads }),
-        };
+        let wanted = Some(WantedGradients { reaching, grads });
+        let mut pass = BackwardPass { wanted, ..BackwardPass::new(mesh, &[]) };
         pass.accumulate(root, grad)?;
         pass.visit_all()?;
         Ok(pass.wanted.expect("set above"))
@@ -170,10 +164,6 @@ impl BackwardPass {
                     let mut part = Some(part);
                     return self.pass_on(call, needed, &mut |_| part.take());
                 }
-                let completed = completed_leaves(self, call);
-                if self.units.are_next(&self.mesh, &completed) {
-                    self.start_unit()?;
-                }
                 let first_plan = self.move_to_leaf_layout(call, program, &mut grads)?;
                 let (mesh, inputs) = (&self.mesh, &call.inputs[..]);
                 let run = DerivativeRun { mesh, node: &node, inputs, program, first_plan, needed, leaves };
@@ -182,7 +172,8 @@ impl BackwardPass {
                     None => SavedValues::Shared(saved),
                 };
                 let mut values = DerivativeValues::default();
-                self.units.places.offer(&self.mesh, &completed, || run.run(saved, &mut grads, &mut values))?;
+                let leaves = completed_leaves(self, call);
+                self.units.places.offer(&self.mesh, &leaves, || run.run(saved, &mut grads, &mut values))?;
                 self.pass_on(call, needed, &mut |i| values.take_gradient(program, i))
             }
             CallDerivative::Custom(custom) => {

@@ -49,6 +49,8 @@ pub(super) struct MeshState {
     pub moves: MeshCache,
     pub moved_bytes: Cell<u64>,
     pub moving_calls: Cell<u64>,
+    /// The number of the last backward pass.
+    pub backward_pass: Cell<u64>,
     pub meta: MeshCache,
     pub unit_buffers: MeshCache,
     pub most_nodes: MeshCache,
@@ -219,6 +221,7 @@ impl DeviceMesh {
             moves: MeshCache::default(),
             moved_bytes: Cell::new(0),
             moving_calls: Cell::new(0),
+            backward_pass: Cell::new(0),
             meta: MeshCache::default(),
             unit_buffers: MeshCache::default(),
             most_nodes: MeshCache::default(),

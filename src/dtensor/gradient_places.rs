@@ -18,9 +18,18 @@ use super::tensor::GradientUnit;
 use crate::error::Result;
 use crate::tensor::{DType, Shape, Tensor, with_places};
 
-/// The buffers of all units of a mesh, by the unit's number.
+/// The buffers of all units of a mesh, and the leaves whose gradients arrived, by the unit's number.
 #[derive(Default)]
-pub(super) struct UnitBuffers(RefCell<FxHashMap<u64, Vec<UnitBuffer>>>);
+pub(super) struct UnitBuffers {
+    buffers: RefCell<FxHashMap<u64, Vec<UnitBuffer>>>,
+    arrived: RefCell<FxHashMap<u64, ArrivedLeaves>>,
+}
+
+/// The numbers of the leaves of a unit whose gradients arrived in a backward pass. Ranks agree on them.
+struct ArrivedLeaves {
+    pass: u64,
+    leaves: Vec<usize>,
+}
 
 /// A buffer in which gradients of a unit were sent.
 struct UnitBuffer {
@@ -45,7 +54,7 @@ impl UnitBuffers {
         let place = |&(i, start): &(usize, usize)| (leaves[i], start, locals[i].shape().clone());
         let places: Vec<_> = buffer.places.iter().map(place).collect();
         let (len, dtype) = (buffer.len, locals[0].dtype());
-        let mut all = self.0.borrow_mut();
+        let mut all = self.buffers.borrow_mut();
         if all.len() >= ENTRIES_LEN {
             all.clear();
         }
@@ -55,6 +64,34 @@ impl UnitBuffers {
             own.retain(|other| other.places.iter().all(|(leaf, ..)| !leaves.contains(leaf)));
             own.push(UnitBuffer { len, dtype, places });
         }
+    }
+
+    /// Notes leaves of a unit whose gradients have arrived in the mesh's backward pass.
+    pub fn note_arrived(&self, mesh: &DeviceMesh, unit: GradientUnit, leaves: Vec<usize>) {
+        let pass = mesh.0.backward_pass.get();
+        let mut all = self.arrived.borrow_mut();
+        if all.len() >= ENTRIES_LEN {
+            all.clear();
+        }
+        match all.get_mut(&unit.number()) {
+            Some(known) if known.pass == pass => known.leaves.extend(leaves),
+            _ => drop(all.insert(unit.number(), ArrivedLeaves { pass, leaves })),
+        }
+    }
+
+    /// Returns true if these leaves of a unit are all whose gradients arrived in the last backward pass that had some.
+    pub fn are_all(
+        &self,
+        mesh: &DeviceMesh,
+        unit: GradientUnit,
+        leaves_len: usize,
+        mut leaves: impl Iterator<Item = usize>,
+    ) -> bool {
+        let all = self.arrived.borrow();
+        let known = all.get(&unit.number()).filter(|known| known.pass != mesh.0.backward_pass.get());
+        known.is_some_and(|known| {
+            known.leaves.len() == leaves_len && leaves.all(|leaf| known.leaves.contains(&leaf))
+        })
     }
 }
 
@@ -87,17 +124,9 @@ impl GradientPlaces {
         result
     }
 
-    /// Returns true if the buffer of a leaf's gradient is known and has not been made in this pass.
-    pub fn lacks_buffer(&self, mesh: &DeviceMesh, unit: GradientUnit, leaf: usize) -> bool {
-        let all = mesh.0.unit_buffers.of::<UnitBuffers>().0.borrow();
-        let mut own = all.get(&unit.number()).into_iter().flatten();
-        let buffer = own.find(|buffer| buffer.places.iter().any(|(other, ..)| *other == leaf));
-        buffer.is_some_and(|buffer| !self.made.contains(&(unit.number(), buffer.places[0].0)))
-    }
-
     /// Makes the buffer of a leaf's gradient, once in a pass.
     fn make(&mut self, mesh: &DeviceMesh, unit: GradientUnit, leaf: usize) -> Result<()> {
-        let all = mesh.0.unit_buffers.of::<UnitBuffers>().0.borrow();
+        let all = mesh.0.unit_buffers.of::<UnitBuffers>().buffers.borrow();
         let holds = |buffer: &&UnitBuffer| buffer.places.iter().any(|(other, ..)| *other == leaf);
         let buffer = all.get(&unit.number()).and_then(|buffers| buffers.iter().find(holds));
         if let Some(UnitBuffer { len, dtype, places }) = buffer {
@@ -119,7 +148,7 @@ impl GradientPlaces {
         if self.free.is_empty() {
             return;
         }
-        let all = mesh.0.unit_buffers.of::<UnitBuffers>().0.borrow();
+        let all = mesh.0.unit_buffers.of::<UnitBuffers>().buffers.borrow();
         for UnitBuffer { places, .. } in all.get(&unit.number()).into_iter().flatten() {
             if places.iter().any(|(leaf, ..)| leaves.contains(leaf)) {
                 places.iter().for_each(|(leaf, ..)| drop(self.free.remove(&(unit.number(), *leaf))));

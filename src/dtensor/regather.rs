@@ -27,7 +27,7 @@ impl DTensor {
             held: RefCell::default(),
             earlier,
             unit: unit.clone(),
-            is_read: Cell::new(false),
+            read_in: Cell::new(0),
         };
         let origin = Rc::new(origin);
         unit.0.borrow_mut().push(Rc::downgrade(&origin));
@@ -88,7 +88,7 @@ impl Saved {
                     held: RefCell::default(),
                     earlier: Vec::new(),
                     unit: UnitGathers::default(),
-                    is_read: Cell::new(false),
+                    read_in: Cell::new(0),
                 }))
             }
         }
@@ -96,17 +96,20 @@ impl Saved {
 }
 
 impl GatheredFrom {
-    /// Returns the gathered tensor, and starts the gathers of the earlier ones.
+    /// Returns the gathered tensor, and starts the gathers of the earlier ones. The first tensor of a unit that a pass reads
+    /// gathers all of them, unless they were gathered ahead. Those that the pass does not read stay until the tape is freed.
     pub(super) fn value(&self) -> Result<DTensor> {
-        GatheredFrom::prefetch(self.earlier.iter().filter_map(Weak::upgrade))?;
-        let was_read = self.is_read.replace(true);
-        if let Some(local) = self.held_local() {
-            return Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone()));
-        }
-        if self.in_flight.borrow().is_none() && !was_read {
+        let pass = self.shard.mesh.0.backward_pass.get();
+        let was_read = self.read_in.replace(pass) == pass;
+        let held = self.held_local();
+        if held.is_none() && self.in_flight.borrow().is_none() && !was_read {
             let all: Vec<Rc<GatheredFrom>> = self.unit.0.borrow().iter().filter_map(Weak::upgrade).collect();
-            let is_first_read = |of: &Rc<GatheredFrom>| std::ptr::eq(&**of, self) || !of.is_read.get();
+            let is_first_read = |of: &Rc<GatheredFrom>| std::ptr::eq(&**of, self) || of.read_in.get() != pass;
             GatheredFrom::prefetch(all.into_iter().filter(is_first_read))?;
+        }
+        GatheredFrom::prefetch(self.earlier.iter().filter_map(Weak::upgrade))?;
+        if let Some(local) = held {
+            return Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone()));
         }
         let in_flight = self.in_flight.borrow_mut().take();
         let in_flight = match in_flight {

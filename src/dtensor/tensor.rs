@@ -174,8 +174,8 @@ pub(super) struct GatheredFrom {
     pub earlier: Vec<Weak<GatheredFrom>>,
     /// The tensors of its own unit, which share its gather unless that was started ahead.
     pub unit: UnitGathers,
-    /// True after the backward pass has read it.
-    pub is_read: Cell<bool>,
+    /// The number of the backward pass that read it last.
+    pub read_in: Cell<u64>,
 }
 
 /// The tensors of a unit that are gathered again in the backward pass, in one call if none is started ahead.

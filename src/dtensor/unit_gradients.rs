@@ -1,9 +1,9 @@
 //! Gradients of the leaves of a unit, which are reduced together.
 //!
 //! A unit is the parameters that FSDP gathers in one call, such as those of a transformer's block. Its complete gradients
-//! wait for each other, unreduced, until those of another unit begin to arrive. Then their reductions start, in one call if
-//! the gradients have equal nodes, and the next unit's derivatives run meanwhile. So a rank holds at most the unreduced
-//! gradients of two units. If replicas of the shards are to agree as well, an all-reduce among them follows: it starts when
+//! wait for each other, unreduced, until as many have arrived as in the pass before, or those of another unit begin to
+//! arrive. Then their reductions start, in one call if the gradients have equal nodes, and the next unit's derivatives run
+//! meanwhile. So a rank holds at most the unreduced gradients of two units. If replicas of the shards are to agree as well, an all-reduce among them follows: it starts when
 //! half of the next unit's gradients have arrived. From the second pass on, gradients are computed side by side, as they are
 //! sent.
 
@@ -87,15 +87,8 @@ impl UnitGradients {
         self.unit.is_some_and(|arriving| arriving != unit)
     }
 
-    /// Returns true if the given leaves, each named by its unit and its number there, need a buffer that would be the third
-    /// one, unless the unit that has arrived is started.
-    pub fn are_next(&self, mesh: &DeviceMesh, leaves: &[(GradientUnit, usize)]) -> bool {
-        leaves.iter().all(|(unit, _)| self.is_another(*unit))
-            && leaves.iter().any(|(unit, leaf)| self.places.lacks_buffer(mesh, *unit, *leaf))
-    }
-
     /// Adds the gradient of a leaf of the unit that arrives: a partial sum in the leaf's dtype, or in that of its cast. Returns
-    /// true if it is not to wait for others. Halfway through the unit, the second calls of the unit before it start.
+    /// true if the unit is not to wait for others. Halfway through the unit, the second calls of the unit before it start.
     pub fn push(
         &mut self,
         mesh: &DeviceMesh,
@@ -114,7 +107,10 @@ impl UnitGradients {
             started.is_advanced = true;
             started.reductions.advance(mesh)?;
         }
-        Ok(self.arrived_bytes >= unit.limit_bytes)
+        let numbers = || self.arrived.iter().filter_map(|(leaf, _)| Some(leaf.destination.as_ref()?.number));
+        let is_complete =
+            || mesh.0.unit_buffers.of::<UnitBuffers>().are_all(mesh, unit, arrived_len, numbers());
+        Ok(self.arrived_bytes >= unit.limit_bytes || is_complete())
     }
 
     /// Starts the reductions of the gradients that have arrived. Those of the unit before are finished.
@@ -122,7 +118,10 @@ impl UnitGradients {
         self.arrived_bytes = 0;
         let numbers = self.arrived.iter().filter_map(|(leaf, _)| Some(leaf.destination.as_ref()?.number));
         let numbers: Vec<usize> = numbers.collect();
-        self.unit.take().into_iter().for_each(|unit| self.places.end(mesh, unit, &numbers));
+        if let Some(unit) = self.unit.take() {
+            self.places.end(mesh, unit, &numbers);
+            mesh.0.unit_buffers.of::<UnitBuffers>().note_arrived(mesh, unit, numbers);
+        }
         if self.arrived.is_empty() {
             return Ok(());
         }
@@ -191,8 +190,11 @@ impl StartedReductions {
     /// Starts the reductions of partial sums to the layouts that are wanted, in the dtypes that units are reduced in.
     fn of(mesh: &DeviceMesh, grads: Vec<DTensor>, wanted: &[&WantedGradient]) -> Result<StartedReductions> {
         let _label = operator_scope("backward");
+        let computed_in: Vec<DType> = grads.iter().map(DTensor::dtype).collect();
         let sent = grads.into_iter().zip(wanted).map(|(grad, wanted)| wanted.as_sent(mesh, grad));
         let grads = sent.collect::<Result<Vec<DTensor>>>()?;
+        let is_computed_so: Vec<bool> =
+            grads.iter().zip(computed_in).map(|(x, dtype)| x.dtype() == dtype).collect();
         let planned = |(grad, wanted): (&DTensor, &&WantedGradient)| {
             let to = mesh.intern(grad.meta.spec().with_layout(wanted.meta.layout().clone())?)?;
             Ok((redistribute::find_in_unit(mesh, &grad.meta, &to)?, to))
@@ -213,6 +215,8 @@ impl StartedReductions {
             let locals: Vec<Tensor> = own.into_iter().map(|grad| grad.local).collect();
             let plans: Vec<Rc<Move>> = group.iter().map(|&i| moves[i].0.clone()).collect();
             let leaves: Option<Vec<_>> = group.iter().map(|&i| wanted[i].unit).collect();
+            // A derivative finds no place in the dtype in which a gradient is sent after a cast.
+            let leaves = leaves.filter(|_| group.iter().all(|&i| is_computed_so[i]));
             if let (Some(leaves), Some(buffer)) = (leaves, buffer_of(&plans)) {
                 let numbers: Vec<usize> = leaves.iter().map(|(_, number)| *number).collect();
                 mesh.0.unit_buffers.of::<UnitBuffers>().keep(leaves[0].0, &buffer, &numbers, &locals);

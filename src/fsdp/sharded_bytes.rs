@@ -16,11 +16,15 @@ pub struct ShardedBytes {
     pub gradients: usize,
     /// Parameters that are held from one update to the next, in the dtype that modules compute in.
     pub held: usize,
-    /// The gathered units at most, with their padding: the root, those that stay gathered, and two others that follow each
-    /// other, or one if two are more than [`Sharding::gather_at_most`](super::Sharding::gather_at_most) says.
+    /// The gathered units at most, with their padding, in a pass that uses units in the order of their declaration: the root,
+    /// those that stay gathered, and two others that follow each other, or one if two are more than
+    /// [`Sharding::gather_at_most`](super::Sharding::gather_at_most) says.
     pub gathered: usize,
-    /// The gradients of the two largest units before they are reduced.
+    /// The gradients of the two largest units before they are reduced, with their padding.
     pub unreduced: usize,
+    /// The gradients of the largest unit that arrive from other ranks, to be folded in a fixed order. Ranks that share memory
+    /// fold them where they lie, and devices reduce them on their way in fast mode: these take less.
+    pub received: usize,
 }
 
 impl ShardedBytes {
@@ -46,7 +50,8 @@ impl ShardedBytes {
     /// Refuses a layout that does not fit its parameter.
     pub fn of(params: &Params) -> Result<ShardedBytes> {
         let mesh = params.mesh().mesh();
-        let mut all = ShardedBytes { parameters: 0, gradients: 0, held: 0, gathered: 0, unreduced: 0 };
+        let mut all =
+            ShardedBytes { parameters: 0, gradients: 0, held: 0, gathered: 0, unreduced: 0, received: 0 };
         let bytes = |dtype: DType, shape: &Shape, layout: &Layout| -> Result<usize> {
             let local = Spec::new(mesh, dtype, shape, layout.clone())?.local_shape();
             Ok(local.numel() * dtype.size_bytes())
@@ -54,6 +59,7 @@ impl ShardedBytes {
         let mut unreduced = Vec::new();
         for unit in params.units() {
             let mut gradients = 0;
+            let mut widest = 0;
             for &id in &unit.members {
                 let value = params.value(id);
                 let placement = params.placement_of(id);
@@ -62,15 +68,18 @@ impl ShardedBytes {
                 if !params.is_frozen(id) {
                     all.gradients += own(&placement.gradient)?;
                     gradients += own(params.used_layout(id))?;
+                    widest = widest.max(value.dtype().size_bytes());
                 }
                 if placement.held != placement.stored {
                     all.held += bytes(params.compute_dtype(), value.shape(), &placement.held)?;
                 }
             }
-            unreduced.push(gradients);
+            unreduced.push(gradients + unit.padding * widest);
         }
         unreduced.sort_unstable_by(|a, b| b.cmp(a));
         all.unreduced = unreduced.iter().take(2).sum();
+        let has_others = mesh.rank_len() > 1;
+        all.received = unreduced.first().filter(|_| has_others).copied().unwrap_or(0);
         all.gathered = params.most_gathered()?;
         Ok(all)
     }
@@ -79,7 +88,7 @@ impl ShardedBytes {
 /// Prints a line per purpose.
 impl fmt::Display for ShardedBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ShardedBytes { parameters, gradients, held, gathered, unreduced } = *self;
+        let ShardedBytes { parameters, gradients, held, gathered, unreduced, received } = *self;
         let rows = [
             ("parameters", parameters),
             ("each state of the optimizer", parameters),
@@ -87,6 +96,7 @@ impl fmt::Display for ShardedBytes {
             ("held parameters", held),
             ("gathered units", gathered),
             ("unreduced gradients", unreduced),
+            ("gradients that arrive", received),
         ];
         rows.iter().try_for_each(|(what, bytes)| writeln!(f, "{bytes:>16} bytes: {what}"))
     }

@@ -151,10 +151,13 @@ impl Sharding {
     /// Limits the bytes that gathered parameters take on a rank, in the dtype that modules compute in. A unit is gathered ahead
     /// if it fits beside the one in use, the root and the units that [stay gathered](Sharding::stay_gathered); otherwise when
     /// it is used first, after the one before it is freed, so its communication is not hidden behind computation. Without a
-    /// limit the next unit is always gathered ahead. The same bits and the same bytes are sent with any limit.
+    /// limit the next unit is always gathered ahead. The same bits and the same bytes are sent with any limit, if units are used
+    /// in the order of their declaration.
     ///
-    /// Parameters that are *held* ([`Sharding`]) and passes that keep all units
-    /// ([`Forward::eval_gathered`](crate::nn::Forward::eval_gathered)) are not limited.
+    /// The limit is that of one pass whose [`Forward`](crate::nn::Forward) is dropped before the backward pass. It does not
+    /// hold for parameters that are *held* ([`Sharding`]), for passes that keep all units
+    /// ([`Forward::eval_gathered`](crate::nn::Forward::eval_gathered)), for a recomputed function that reads several units,
+    /// and while a unit whose shards are not sent as equal ones is put together, which takes it twice.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};

@@ -6,7 +6,7 @@ mod gathers;
 use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
-use gathers::{CurrentUnit, GatherState, GatherStates};
+use gathers::{GatherState, PassGathers};
 
 use super::param_id::ParamId;
 use super::params::Params;
@@ -21,23 +21,21 @@ use crate::rng::Generator;
 /// a history only, [`Forward::eval`] does neither, [`Forward::eval_gathered`] serves several batches.
 ///
 /// Parameters that are stored sharded (FSDP) are gathered unit by unit, each unit in one call: the next unit while this
-/// one is used. A unit is freed when the next one begins, and the backward pass gathers it again, also one unit ahead.
+/// one is used, if both fit ([`Sharding::gather_at_most`](crate::fsdp::Sharding::gather_at_most)). A unit is freed when the
+/// next one begins, and the backward pass gathers it again, also one unit ahead.
 /// Parameters that are computed with in another dtype ([`Params::compute_in`]) are handled alike on every mesh, so each is
 /// rounded once and its gradients are added in one place.
 pub struct Forward<'a> {
     params: &'a Params,
     /// Draws dropout; `None` without dropout.
     generator: Option<RefCell<&'a mut Generator>>,
-    gathers: RefCell<GatherStates>,
-    current: RefCell<CurrentUnit>,
+    gathers: PassGathers,
     /// The gathered parameters that running recomputed functions have read, those of the outermost function first.
     reads: RefCell<Vec<Vec<(ParamId, DTensor)>>>,
     /// A copy of the parameters for recomputed functions.
     shared: OnceCell<Rc<Params>>,
     /// Set in the second run of a recomputed function: true if the backward pass is recorded.
     pub(super) second_run: Option<bool>,
-    /// True if units stay gathered until the pass ends.
-    keeps_units: bool,
     /// Held by a pass that evaluates.
     _no_grad: Option<NoGrad>,
 }
@@ -108,12 +106,10 @@ impl<'a> Forward<'a> {
         Forward {
             params,
             generator,
-            gathers: RefCell::new(GatherStates::of(params)),
-            current: RefCell::default(),
+            gathers: PassGathers::of(params),
             reads: RefCell::default(),
             shared: OnceCell::new(),
             second_run: None,
-            keeps_units: false,
             _no_grad: no_grad,
         }
     }
@@ -128,10 +124,10 @@ impl<'a> Forward<'a> {
         let mut cx = Self::new(params, generator.map(RefCell::new), None);
         cx.shared = OnceCell::from(params.clone());
         cx.second_run = Some(recorded);
-        cx.gathers.get_mut().is_second_run = true;
+        cx.gathers.states.get_mut().is_second_run = true;
         RecomputeInput::prefetch(saved.iter().map(|(_, saved)| &**saved))?;
         for (id, saved) in saved {
-            cx.gathers.get_mut()[id.index()] = GatherState::Saved(saved.clone());
+            cx.gathers.states.get_mut()[id.index()] = GatherState::Saved(saved.clone());
         }
         Ok(cx)
     }
@@ -199,13 +195,13 @@ impl<'a> Forward<'a> {
             return self.param_again(id, recorded);
         }
         let unit = self.params.unit_of(id);
-        self.enter(unit)?;
-        if let GatherState::Ready(t) = &self.gathers.borrow()[id.index()] {
+        self.gathers.enter(self.params, unit)?;
+        if let GatherState::Ready(t) = &self.gathers.states.borrow()[id.index()] {
             self.note_read(id, t);
             return Ok(t.clone());
         }
-        self.start(unit)?;
-        let state = std::mem::replace(&mut self.gathers.borrow_mut()[id.index()], GatherState::Idle);
+        self.gathers.start(self.params, unit)?;
+        let state = std::mem::replace(&mut self.gathers.states.borrow_mut()[id.index()], GatherState::Idle);
         let ready = match state {
             GatherState::InFlight(gather) => {
                 let (shard, pending) = *gather;
@@ -216,8 +212,9 @@ impl<'a> Forward<'a> {
                 } else if self.params.units()[unit].stays_gathered {
                     gathered
                 } else {
-                    let of_unit = self.gathers.borrow().units[unit].clone();
-                    let ready = shard.regathered(gathered, &self.previous_of(unit), &of_unit);
+                    let of_unit = self.gathers.states.borrow().units[unit].clone();
+                    let ready =
+                        shard.regathered(gathered, &self.gathers.previous_of(self.params, unit), &of_unit);
                     ready.hold_gathered();
                     ready
                 }
@@ -226,13 +223,13 @@ impl<'a> Forward<'a> {
             GatherState::Idle | GatherState::Saved(_) => unreachable!("the unit was just started"),
         };
         self.note_read(id, &ready);
-        self.gathers.borrow_mut()[id.index()] = GatherState::Ready(ready.clone());
+        self.gathers.states.borrow_mut()[id.index()] = GatherState::Ready(ready.clone());
         Ok(ready)
     }
 
     /// Returns a gathered parameter in the second run of a recomputed function.
     fn param_again(&self, id: ParamId, recorded: bool) -> Result<DTensor> {
-        let saved = match &self.gathers.borrow()[id.index()] {
+        let saved = match &self.gathers.states.borrow()[id.index()] {
             GatherState::Ready(t) => {
                 self.note_read(id, t);
                 return Ok(t.clone());
@@ -246,7 +243,7 @@ impl<'a> Forward<'a> {
         };
         let ready = saved.value(recorded)?;
         self.note_read(id, &ready);
-        self.gathers.borrow_mut()[id.index()] = GatherState::Ready(ready.clone());
+        self.gathers.states.borrow_mut()[id.index()] = GatherState::Ready(ready.clone());
         Ok(ready)
     }
 
@@ -397,6 +394,46 @@ mod tests {
     use crate::nn::Plan;
     use crate::rng::Init;
     use crate::tensor::DType;
+
+    #[test]
+    fn units_are_gathered_in_turn_and_asked_for_again_in_reverse() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+            let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 1)?;
+            let ids = ["wte", "h.0.a", "h.0.b", "h.1.a", "h.1.b", "norm"]
+                .map(|path| params.root().param(path, [3, 2], Init::Ones).expect("paths differ"));
+            let cx = Forward::train_without_dropout(&params);
+            let state = || -> String {
+                let of = |s: &GatherState| match s {
+                    GatherState::Idle => '-',
+                    GatherState::InFlight(_) => '.',
+                    GatherState::Ready(_) | GatherState::Saved(_) => '#',
+                };
+                cx.gathers.states.borrow().iter().map(of).collect()
+            };
+            let root = params.unit_of(ids[0]);
+            let mut seen = Vec::new();
+            for (id, before) in ids.into_iter().zip([0, 0, 0, 2, 2, 2]) {
+                let value = cx.param(id)?;
+                assert_eq!(value.local().to_vec::<f32>()?, [1.0; 6]);
+                assert!(value.has_history() && value.regather().is_some());
+                assert_eq!(
+                    cx.gathers.previous_of(&params, params.unit_of(id)).len(),
+                    before,
+                    "{}",
+                    params.path(id)
+                );
+                seen.push(state());
+            }
+            assert_eq!(seen, ["#..--.", "##....", "###...", "#--#..", "#--##.", "#--###"]);
+            assert_eq!(cx.gathers.previous_of(&params, root).len(), 2, "after the root comes the last block");
+            let again = cx.param(ids[0])?;
+            assert_eq!(state(), "#--###", "the root stays");
+            drop(again);
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
 
     #[test]
     fn parameters_are_computed_with_in_bf16_and_learn_in_f32() {

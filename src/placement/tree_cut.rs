@@ -1,6 +1,6 @@
 //! Reduction trees of different extents whose nodes ranks hold and join alike.
 
-use super::{Layout, ReductionTree};
+use super::{Layout, ReductionTree, SumGroups};
 use crate::tensor::Leaf;
 
 /// All that decides the nodes of ranks.
@@ -12,6 +12,7 @@ struct TreeCut<'a> {
     leaf: Option<Leaf>,
     layout: &'a Layout,
     done: &'a [usize],
+    groups: Option<SumGroups>,
 }
 
 impl ReductionTree {
@@ -21,15 +22,26 @@ impl ReductionTree {
         self == other || self.cut().is_some_and(|cut| other.cut() == Some(cut))
     }
 
-    /// Returns what decides the nodes of ranks; `None` if parts of the tree are rounded or flattened.
+    /// Returns what decides the nodes of ranks; `None` if the tree is flattened, or ranks hold parts of its groups that may lie
+    /// below the last dim that is sharded.
     fn cut(&self) -> Option<TreeCut<'_>> {
-        if self.groups.is_some() || self.is_flattened() || self.extents.contains(&0) {
+        if self.is_flattened() || self.extents.contains(&0) {
             return None;
         }
         let placements = self.layout.placements();
         let last = placements.iter().flat_map(|placement| placement.split_dims()).max()?;
         let (extents, leaf) = (&self.extents[..=last], self.leaf_of(last));
-        Some(TreeCut { extents, leaf, layout: &self.layout, done: &self.done })
+        let halved = &extents[..last + usize::from(leaf != Some(Leaf::Chain))];
+        let depth = halved.iter().map(|extent| extent.ilog2() as usize).sum::<usize>();
+        let fits = |groups: SumGroups| !groups.is_kept() || groups.depth() <= depth;
+        let groups = self.groups;
+        groups.is_none_or(fits).then_some(TreeCut {
+            extents,
+            leaf,
+            layout: &self.layout,
+            done: &self.done,
+            groups,
+        })
     }
 }
 
@@ -56,7 +68,11 @@ mod tests {
                 }
                 for leaf in [Leaf::Pairs, Leaf::Chain] {
                     let tree = ReductionTree::new(Shape::from(extents), leaf, layout.clone());
-                    trees.extend(tree.most_nodes(&mesh).map(|_| tree));
+                    let parts = [2, 4, 16].map(|parts| SumGroups::new(parts).unwrap());
+                    let groups = parts.into_iter().flat_map(|groups| [groups, groups.kept()]);
+                    let grouped = groups.map(|groups| tree.clone().with_groups(groups));
+                    let all = [tree.clone()].into_iter().chain(grouped);
+                    trees.extend(all.filter(|tree| tree.most_nodes(&mesh).is_some()));
                 }
             }
         }

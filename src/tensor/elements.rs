@@ -117,7 +117,7 @@ impl Tensor {
 
     /// Returns true if keeping this tensor alive keeps more memory than its elements take.
     pub(crate) fn keeps_more(&self) -> bool {
-        self.storage.len_bytes() > self.len_bytes()
+        self.storage.len_bytes() > self.len_bytes() || self.storage.is_part()
     }
 
     /// Returns true if no other tensor shares the buffer.

@@ -123,9 +123,6 @@ struct Row {
     own_formula: u64,
     /// The bytes that a rank receives in calls of the planner's equal shards.
     padded_formula: u64,
-    /// The bytes of the nodes of one unit's gradients that arrive beyond those that this rank sends: its shard may be longer than
-    /// the mean.
-    excess: usize,
     /// The bytes that a rank with an equal share of all parameters receives.
     bound: f64,
     seconds: f64,
@@ -143,13 +140,12 @@ impl Row {
         let inside = 8 * width + 4 * model.choices * model.hidden;
         let activations = CONTEXT * 2 * (width * config.layers.len() + inside + 2 * vocabulary);
         let last = format!("h.{}.", config.layers.len() - 1);
-        let (mut padded_formula, mut excess) = (0, 0);
+        let mut padded_formula = 0;
         for unit in run.units.units() {
             let Some(plan) = &unit.plan else { continue };
             let stays = unit.name.is_empty() || last.starts_with(&format!("{}.", unit.name));
             let bytes = if stays { 2 + 4 } else { 2 * 2 + 4 };
             padded_formula += bytes * plan.shard_len() as u64 * (ranks as u64 - 1);
-            excess = excess.max(4 * plan.padding());
         }
         let (mut own_formula, mut bound) = (0, 0.0);
         for id in run.params.ids() {
@@ -180,17 +176,16 @@ impl Row {
             received: after.received_bytes - before.received_bytes,
             own_formula,
             padded_formula,
-            excess,
             bound,
             seconds: began.elapsed().as_secs_f64(),
         })
     }
 
-    /// Returns the sums of the formula: parameters, their copy in bf16, gradients and states; gathered and unreduced units;
-    /// activations.
+    /// Returns the sums of the formula: parameters, their copy in bf16, gradients and states; gathered and unreduced units, and
+    /// what arrives of one; activations.
     fn formula(&self) -> [usize; 3] {
-        let ShardedBytes { parameters, gradients, gathered, unreduced, .. } = self.sharded;
-        [3 * parameters + parameters / 2 + gradients, gathered + unreduced + self.excess, self.activations]
+        let ShardedBytes { parameters, gradients, gathered, unreduced, received, .. } = self.sharded;
+        [3 * parameters + parameters / 2 + gradients, gathered + unreduced + received, self.activations]
     }
 
     fn memory_ratio(&self) -> f64 {
@@ -206,7 +201,7 @@ block recomputed. *GPT-OSS 120B* has the sizes of that model (36 layers, 128 exp
 without biases of experts and routers and without attention sinks, which no module of this library has.
 
 The formula of the memory, in gigabytes, is known before the first step. *Shards* are those of parameters, their copy
-in bf16, gradients and AdamW's two states; *units* are the gathered and the unreduced ones (`ShardedBytes`) and a unit's padding; *activations* are the blocks'
+in bf16, gradients and AdamW's two states; *units* are the gathered and the unreduced ones and what arrives of one before it is folded (`ShardedBytes`); *activations* are the blocks'
 inputs, the scores and their gradient, and about those inside one block. The *peak* is that of the second step, between 0.5 and 1.05 of
 the sum, since not all are there at once.
 

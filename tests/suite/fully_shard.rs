@@ -320,11 +320,12 @@ fn few_rows_are_shared_among_replicas_too() {
     }
 }
 
-/// A pass through eight matrices of 1 MiB on one of eight ranks, which gathers one of them at once, or two.
+/// A pass through eight matrices of 1 MiB on one of eight ranks, which gathers one of them at once, or two: in order, with each
+/// used twice, and with every second one skipped.
 #[test]
 fn a_limit_of_gathered_bytes_is_kept() {
     const MATRIX: usize = 4 * 512 * 512;
-    let peak = |limit: usize| -> Result<usize> {
+    let peak = |limit: usize, order: &[usize]| -> Result<usize> {
         let dry = DryRun::new(8, 3)?;
         let mesh = DeviceMesh::parse(&dry.rank()?, "fsdp=8")?;
         let mut params = Params::new(&mesh, Plan::default(), 7)?;
@@ -338,23 +339,30 @@ fn a_limit_of_gathered_bytes_is_kept() {
         let mut x = DTensor::full(&mesh, DType::F32, [8, 512], 1.0, layout)?;
         meta::reset_memory_peak();
         let cx = Forward::train_without_dropout(&params);
-        for id in ids {
-            x = x.matmul(&cx.param(id)?)?;
+        for &i in order {
+            x = x.matmul(&cx.param(ids[i])?)?;
         }
         drop(cx);
         let forward = dry.report().peak_bytes;
         // Activations take 2 KiB each.
         assert!((bytes.parameters + bytes.gathered..).contains(&forward), "{forward} for {bytes}");
-        assert!(forward <= bytes.parameters + bytes.gathered + 9 * 2048 + 4096, "{forward} for {bytes}");
+        assert!(forward <= bytes.parameters + bytes.gathered + 17 * 2048 + 4096, "{forward} for {bytes}");
         drop(x.sum_all()?.backward()?);
         let all = dry.report().peak_bytes;
-        let of_formula = bytes.parameters + bytes.gradients + bytes.gathered + bytes.unreduced;
+        // The first contribution to a sum waits for the second.
+        let waiting = order.len().saturating_sub(8) * MATRIX;
+        let of_formula = bytes.parameters + bytes.gradients + bytes.gathered + bytes.unreduced + waiting;
         assert!(all <= of_formula + MATRIX / 8, "{all} for {bytes}");
         Ok(all)
     };
-    let [one, two] = [MATRIX, 2 * MATRIX].map(|limit| peak(limit).unwrap_or_else(|e| panic!("{e}")));
-    assert!(one + MATRIX * 3 / 4 <= two, "{one} and {two}");
-    let refused = peak(MATRIX - 1).unwrap_err().to_string();
+    let in_order = [0, 1, 2, 3, 4, 5, 6, 7];
+    let twice = [in_order, in_order].concat();
+    for order in [&in_order[..], &twice, &[0, 2, 4, 6]] {
+        let of = |limit| peak(limit, order).unwrap_or_else(|e| panic!("{order:?}: {e}"));
+        let (one, two) = (of(MATRIX), of(2 * MATRIX));
+        assert!(one + MATRIX * 3 / 4 <= two, "{order:?}: {one} and {two}");
+    }
+    let refused = peak(MATRIX - 1, &in_order).unwrap_err().to_string();
     let wanted = "0 bytes that stay gathered and 1048576 of unit \"h.";
     assert!(refused.starts_with("fully_shard: ") && refused.contains(wanted), "{refused}");
 }

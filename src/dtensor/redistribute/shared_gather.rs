@@ -32,8 +32,8 @@ pub(in crate::dtensor) fn sharing(moves: &[(Rc<Move>, Tensor)]) -> Vec<Vec<usize
     groups
 }
 
-/// Starts the moves of a group, and returns them in their order. This rank's parts are sent together. One tensor alone arrives
-/// in place too, if its parts are equally long.
+/// Starts the moves of a group, and returns them in their order. This rank's parts are sent together. A single tensor with
+/// positions in a buffer of equal shards arrives in place too.
 pub(in crate::dtensor) fn start_sharing(
     mesh: &DeviceMesh,
     moves: Vec<(Rc<Move>, Tensor)>,

@@ -192,7 +192,7 @@ impl SharedReduction {
         mesh.0.moving_calls.set(mesh.0.moving_calls.get() + 1);
         let calls = shared_calls(moves, stage).expect("it was shared");
         let planned = moves.iter().map(|m| m.plan().steps[stage].received_bytes).sum::<u64>();
-        let bytes = positions.padded_bytes(&calls[0], all.dtype()).unwrap_or(planned);
+        let bytes = positions.padded_bytes(&calls, all.dtype(), planned);
         mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + bytes);
         let locals = results(&calls, *arrangement, positions, all)?;
         start_at(stage + 1, mesh, moves, *arrangement, locals, Some(positions))
@@ -330,8 +330,8 @@ struct Positions {
 }
 
 impl Positions {
-    /// Returns the positions for a shared call. All its members answer alike: they have equal positions `before`, since those
-    /// depend on the lengths of all parts, and on the number of this rank's.
+    /// Returns the positions for a shared call, after a call with positions `before`. All its members answer alike: they have
+    /// the same number in the groups of the call before, and positions depend only on that and on the lengths of all parts.
     fn new(calls: &[SharedCall<'_>], arrangement: Arrangement, before: Option<&Positions>) -> Positions {
         let is_all_reduce = calls.iter().all(|call| call.fold.is_none());
         let own = calls[0].fold.map_or(0, |fold| fold.group.index());
@@ -374,13 +374,20 @@ impl Positions {
         Positions { parts, pieces, own, buffer: None }
     }
 
-    /// Returns the bytes that this rank receives in a reduce-scatter of a buffer of equal shards.
-    fn padded_bytes(&self, call: &SharedCall<'_>, dtype: DType) -> Option<u64> {
-        call.fold.filter(|_| self.buffer.is_some())?;
-        let SharedCall { group, reduce, .. } = call;
+    /// Returns the bytes that this rank receives in a shared call, for which the plans of its tensors have `planned`: those
+    /// of a buffer of equal shards have padding.
+    fn padded_bytes(&self, calls: &[SharedCall<'_>], dtype: DType, planned: u64) -> u64 {
+        if self.buffer.is_none() {
+            return planned;
+        }
+        let SharedCall { group, reduce, fold } = calls[0];
+        let len = self.parts[self.own].numel();
+        if fold.is_none() {
+            let planned_len: usize = calls.iter().map(|call| call.reduce.shape.numel()).sum();
+            return (u128::from(planned) * len as u128 / planned_len.max(1) as u128) as u64;
+        }
         let others = reduce.order.nodes().iter().enumerate().filter(|(member, _)| *member != group.index());
-        let len = self.parts[self.own].numel() * dtype.size_bytes();
-        Some((others.map(|(_, nodes)| nodes).sum::<usize>() * len) as u64)
+        (others.map(|(_, nodes)| nodes).sum::<usize>() * len * dtype.size_bytes()) as u64
     }
 }
 

@@ -29,7 +29,9 @@ impl<'a> Forward<'a> {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn eval_gathered(params: &'a Params) -> Forward<'a> {
-        Forward { keeps_units: true, ..Forward::eval(params) }
+        let mut cx = Forward::eval(params);
+        cx.gathers.keeps_units = true;
+        cx
     }
 
     /// Returns true for a pass for evaluation ([`Forward::eval`]). A module that behaves differently in training asks it.

@@ -8,14 +8,20 @@ use crate::placement::{Layout, Spec};
 use crate::tensor::DType;
 
 impl Params {
-    /// Returns the elements on this rank of a parameter that modules compute with, if it is gathered from `held`.
+    /// Returns the elements of a parameter that modules compute with, on the rank that has most, if it is gathered from
+    /// `held`. All ranks answer alike.
     pub(crate) fn gathered_len(&self, id: ParamId, held: &Layout) -> Result<usize> {
         let (value, used) = (self.value(id), self.used_layout(id));
         if held == used {
             return Ok(0);
         }
         let spec = Spec::new(self.mesh.mesh(), self.compute, value.shape(), used.clone())?;
-        Ok(spec.local_shape().numel())
+        Ok(spec.local_shape_at(&vec![0; self.mesh.mesh().ndim()]).numel())
+    }
+
+    /// Returns true if gathered units are limited.
+    pub(in crate::nn) fn limits_gathers(&self) -> bool {
+        self.gather_limit.is_some()
     }
 
     /// Returns true if two units may be gathered at once: without a limit, any two.
@@ -27,7 +33,7 @@ impl Params {
         (throughout + others.map(len).sum::<usize>()) * self.compute.size_bytes() <= limit
     }
 
-    /// Returns the most bytes that gathered units take on this rank.
+    /// Returns the most bytes that gathered units take on a rank.
     pub(crate) fn most_gathered(&self) -> Result<usize> {
         let len_of = |unit: &ParamUnit| -> Result<usize> {
             let lens = unit.members.iter().map(|&id| self.gathered_len(id, &self.placement_of(id).held));
@@ -58,16 +64,15 @@ impl Params {
         let Some(limit) = limit else { return Ok(()) };
         let stay = units.iter().filter(|unit| !unit.comes_and_goes());
         let throughout: usize = stay.map(|unit| unit.gathered_len).sum();
-        let largest = units.iter().filter(|unit| unit.comes_and_goes()).max_by_key(|unit| unit.gathered_len);
-        let [throughout, largest_bytes] =
-            [throughout, largest.map_or(0, |unit| unit.gathered_len)].map(|len| len * dtype.size_bytes());
-        if throughout + largest_bytes <= limit {
+        let others = units.iter().filter(|unit| unit.comes_and_goes());
+        let largest = others.max_by_key(|unit| unit.gathered_len).map(|unit| (&unit.name, unit.gathered_len));
+        let bytes = |len: usize| len.saturating_mul(dtype.size_bytes());
+        if bytes(throughout.saturating_add(largest.map_or(0, |(_, len)| len))) <= limit {
             return Ok(());
         }
-        let name = largest.map_or("", |unit| &unit.name);
-        let given = format!(
-            "{throughout} bytes that stay gathered and {largest_bytes} of unit {name:?}, with a limit of {limit}"
-        );
+        let beside = largest.map(|(name, len)| format!(" and {} of unit {name:?}", bytes(len)));
+        let (stay, beside) = (bytes(throughout), beside.unwrap_or_default());
+        let given = format!("{stay} bytes that stay gathered{beside}, with a limit of {limit}");
         let rule = "the largest unit fits the limit of gathered bytes beside those that stay gathered";
         Err(Error::invalid(verb, rule, given, "make units smaller, or let the root's parts be units"))
     }
