@@ -40,6 +40,7 @@ mod machine;
 mod network;
 mod transport;
 
+pub(crate) use api::PhasedReduce;
 pub use api::{
     BusyGuard, DryReport, DryRun, DryTime, Group, ModuleTime, ModuleTraffic, Pending, Process, Rank, Spmd,
     Tally, Total, Traffic, spmd,

@@ -3,9 +3,9 @@
 //! A unit is the parameters that FSDP gathers in one call, such as those of a transformer's block. Its complete gradients
 //! wait for each other, unreduced, until as many have arrived as in the pass before, or those of another unit begin to
 //! arrive. Then their reductions start, in one call if the gradients have equal nodes, and the next unit's derivatives run
-//! meanwhile. So a rank holds at most the unreduced gradients of two units. If replicas of the shards are to agree as well, an all-reduce among them follows: it starts when
-//! half of the next unit's gradients have arrived. From the second pass on, gradients are computed side by side, as they are
-//! sent.
+//! meanwhile. So a rank holds at most the unreduced gradients of two units. If replicas of the shards are to agree as well, an
+//! all-reduce among them follows. Later calls, also the second half of a large all-reduce, start while the next unit's
+//! gradients arrive, at equal distances. From the second pass on, gradients are computed side by side, as they are sent.
 
 use std::rc::Rc;
 
@@ -35,8 +35,9 @@ pub(super) struct UnitGradients {
 /// A unit whose gradients are being reduced.
 pub(super) struct StartedUnit {
     leaves: Vec<Rc<TapeNode>>,
-    /// True once the second calls of its reductions have started.
-    is_advanced: bool,
+    /// The times that later calls of its reductions have been started, and the most that they may be.
+    advances: usize,
+    advances_len: usize,
     reductions: StartedReductions,
 }
 
@@ -88,7 +89,7 @@ impl UnitGradients {
     }
 
     /// Adds the gradient of a leaf of the unit that arrives: a partial sum in the leaf's dtype, or in that of its cast. Returns
-    /// true if the unit is not to wait for others. Halfway through the unit, the second calls of the unit before it start.
+    /// true if the unit is not to wait for others. On the way through the unit, later calls of the unit before it start.
     pub fn push(
         &mut self,
         mesh: &DeviceMesh,
@@ -101,10 +102,8 @@ impl UnitGradients {
         self.arrived_bytes = self.arrived_bytes.saturating_add(bytes);
         self.arrived.push((leaf, grad));
         let arrived_len = self.arrived.len();
-        let waits =
-            |started: &&mut StartedUnit| !started.is_advanced && 2 * arrived_len >= started.leaves.len();
-        if let Some(started) = self.started.as_mut().filter(waits) {
-            started.is_advanced = true;
+        if let Some(started) = self.started.as_mut().filter(|started| started.is_next(arrived_len)) {
+            started.advances += 1;
             started.reductions.advance(mesh)?;
         }
         let numbers = || self.arrived.iter().filter_map(|(leaf, _)| Some(leaf.destination.as_ref()?.number));
@@ -129,7 +128,9 @@ impl UnitGradients {
         let wanted: Vec<WantedGradient> = leaves.iter().map(|leaf| WantedGradient::of(leaf)).collect();
         let wanted: Vec<&WantedGradient> = wanted.iter().collect();
         let reductions = StartedReductions::of(mesh, grads, &wanted)?;
-        self.started = Some(StartedUnit { leaves, is_advanced: false, reductions });
+        let advances_len =
+            reductions.groups.iter().map(|group| group.reduction.calls_left()).max().unwrap_or(0);
+        self.started = Some(StartedUnit { leaves, advances: 0, advances_len, reductions });
         Ok(())
     }
 
@@ -140,6 +141,13 @@ impl UnitGradients {
 }
 
 impl StartedUnit {
+    /// Returns true if the next calls are to start when so many gradients of the next unit have arrived: calls start at equal
+    /// distances, as if that unit had as many gradients.
+    fn is_next(&self, arrived_len: usize) -> bool {
+        let StartedUnit { ref leaves, advances, advances_len, .. } = *self;
+        advances < advances_len && arrived_len * (advances_len + 1) >= leaves.len() * (advances + 1)
+    }
+
     /// Waits for the reductions. Returns the gradients in the layouts that their leaves want.
     pub fn finish(self, mesh: &DeviceMesh) -> Result<Vec<(Rc<TapeNode>, DTensor)>> {
         Ok(self.leaves.into_iter().zip(self.reductions.finish(mesh)?).collect())

@@ -25,7 +25,11 @@ fn note(event: String) {
 
 /// An engine that notes the starts of calls and the waits for them.
 #[derive(Debug)]
-struct Noted<T: ?Sized>(Arc<T>);
+struct Noted<T: ?Sized> {
+    inner: Arc<T>,
+    /// True if large all-reduces are one call where the engine makes them so.
+    reduces_well: bool,
+}
 
 struct NotedRequest {
     inner: Box<dyn Request>,
@@ -34,22 +38,22 @@ struct NotedRequest {
 
 impl Engine for Noted<dyn Engine> {
     fn rank(&self) -> usize {
-        self.0.rank()
+        self.inner.rank()
     }
     fn world_len(&self) -> usize {
-        self.0.world_len()
+        self.inner.world_len()
     }
     fn deadline(&self) -> Duration {
-        self.0.deadline()
+        self.inner.deadline()
     }
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
-        Ok(Arc::new(Noted(self.0.open(ranks, name)?)))
+        Ok(Arc::new(Noted { inner: self.inner.open(ranks, name)?, reduces_well: self.reduces_well }))
     }
     fn end(&self) -> Result<()> {
-        self.0.end()
+        self.inner.end()
     }
     fn abort(&self, cause: &Error) {
-        self.0.abort(cause);
+        self.inner.abort(cause);
     }
 }
 
@@ -69,16 +73,16 @@ impl Noted<dyn Channel> {
 
 impl Channel for Noted<dyn Channel> {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.noted(call.name, || self.0.start(call))
+        self.noted(call.name, || self.inner.start(call))
     }
     fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.noted(call.name, || self.0.all_reduce(reduce, call))
+        self.noted(call.name, || self.inner.all_reduce(reduce, call))
     }
     fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.noted(call.name, || self.0.reduce_scatter(reduce, call))
+        self.noted(call.name, || self.inner.reduce_scatter(reduce, call))
     }
     fn reduces_well(&self) -> bool {
-        self.0.reduces_well()
+        self.reduces_well && self.inner.reduces_well()
     }
 }
 
@@ -94,17 +98,27 @@ impl Request for NotedRequest {
 
 /// Runs a pass through units of two matrices each, and returns what happened in the forward and the backward pass.
 fn pass(rank: &Rank, mesh: &str, sharding: &Sharding) -> Result<[Vec<String>; 2]> {
-    let rank = Rank::new(Arc::new(Noted(rank.engine().clone())))?;
+    Ok(pass_over(Noted { inner: rank.engine().clone(), reduces_well: true }, mesh, sharding, 16)?.0)
+}
+
+/// The events of a forward and a backward pass, and the gradients.
+type PassEvents = ([Vec<String>; 2], Vec<Vec<f32>>);
+
+/// Runs such a pass over an engine, with matrices of this width, and returns the gradients too.
+fn pass_over(engine: Noted<dyn Engine>, mesh: &str, sharding: &Sharding, width: usize) -> Result<PassEvents> {
+    let rank = Rank::new(Arc::new(engine))?;
     let mesh = DeviceMesh::parse(&rank, mesh)?;
     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    let init = Init::Normal { mean: 0.0, std: 0.1 };
     let mut ids = Vec::new();
     for i in 0..UNITS {
         for name in ["a", "b"] {
-            ids.push(params.root().child("h").child(i).param(name, [16, 16], Init::Ones)?);
+            ids.push(params.root().child("h").child(i).param(name, [width, width], init)?);
         }
     }
     fully_shard(&mut params, &["h.*"], sharding, &BlockPolicy::new(Block::Rows(8)))?;
-    let mut x = DTensor::full(&mesh, DType::F32, [1024, 16], 1.0, params.plan().batch_layout(mesh.mesh()))?;
+    let mut x =
+        DTensor::full(&mesh, DType::F32, [1024, width], 1.0, params.plan().batch_layout(mesh.mesh()))?;
     let take = || LOG.with(|log| std::mem::take(&mut *log.borrow_mut()));
     take();
     let cx = Forward::train_without_dropout(&params);
@@ -117,8 +131,10 @@ fn pass(rank: &Rank, mesh: &str, sharding: &Sharding) -> Result<[Vec<String>; 2]
     drop(cx);
     let loss = x.sum_all()?;
     let forward = take();
-    drop(loss.backward()?);
-    Ok([forward, take()])
+    let gradients = loss.backward()?;
+    let backward = take();
+    let whole = |value| gradients.get(value).expect("used").full_tensor()?.to_vec::<f32>();
+    Ok(([forward, backward], params.values().map(whole).collect::<Result<_>>()?))
 }
 
 /// Returns the position of an event that happens once.
@@ -202,6 +218,40 @@ fn replicas_agree_while_the_unit_before_computes() {
                 next,
             ];
             assert_order(&backward, &order);
+        }
+    }
+}
+
+/// Without shared memory a large all-reduce is two calls. The second starts while the next unit's gradients arrive.
+#[test]
+fn the_second_half_of_an_all_reduce_does_not_wait_for_the_next_unit() {
+    let run = |reduces_well: bool, mesh: &'static str, sharding: fn() -> Sharding| {
+        let run = move |rank: Rank| {
+            let engine = Noted { inner: rank.engine().clone(), reduces_well };
+            pass_over(engine, mesh, &sharding(), 128)
+        };
+        spmd(4, run).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let hsdp: fn() -> Sharding = || Sharding::hsdp("dp", "fsdp");
+    for (mesh, sharding) in [("dp=4", (|| Sharding::ddp("dp")) as fn() -> Sharding), ("dp=2,fsdp=2", hsdp)] {
+        let in_one_call = run(true, mesh, sharding);
+        for ((events, gradients), (_, wanted)) in run(false, mesh, sharding).into_iter().zip(in_one_call) {
+            assert!(gradients == wanted, "{mesh}");
+            let reduces = |call: &&String| call.starts_with("start all_reduce h.");
+            assert_eq!(events[1].iter().filter(reduces).count(), 0, "{mesh}");
+            if mesh == "dp=4" {
+                for i in 1..UNITS {
+                    let of = |what: &str| format!("{what} h.{i}");
+                    let order = [
+                        of("start reduce_scatter"),
+                        of("wait reduce_scatter"),
+                        of("start all_gather"),
+                        of("wait all_gather"),
+                        format!("start reduce_scatter h.{}", i - 1),
+                    ];
+                    assert_order(&events[1], &order);
+                }
+            }
         }
     }
 }

@@ -11,10 +11,6 @@ use crate::comm::transport::{CallResults, Reduce, fold};
 use crate::error::Result;
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
-/// Over an engine without shared memory, an all-reduce is a reduce-scatter and an all-gather if that saves at least
-/// this many received bytes per rank.
-const TWO_PHASE_BYTES: usize = 64 << 10;
-
 impl Group {
     /// Gathers the members' tensors on every member, in group order. `shapes[i]` is the shape of member i's tensor;
     /// shapes may differ and be empty. Each rank receives the bytes of all other members' tensors. With threads
@@ -260,14 +256,7 @@ impl Group {
     /// Starts [`Group::all_reduce_with`]. A large one over an engine without shared memory takes two phases and is
     /// complete when this returns.
     pub(crate) fn all_reduce_with_async(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
-        let bytes = reduce.out_shape().numel() * x.dtype().size_bytes();
-        // A rank receives n - 1 times the tensor in one phase, 2 (n - 1) / n times it in two. With two members the
-        // bytes are equal, but two phases still divide the folding.
-        let spared = bytes * ((self.len() - 1) * self.len().saturating_sub(2) / self.len()).max(1);
-        if spared >= TWO_PHASE_BYTES && self.len() > 1 && !self.inner.channel.reduces_well() {
-            return Pending::ready(self.all_reduce_two_phase(x, &reduce));
-        }
-        self.start_all_reduce(x, reduce)
+        self.all_reduce_in_phases(x, reduce).without_later_calls()
     }
 
     /// Starts [`Group::all_reduce`]. Without shared memory it always takes one phase, in which each rank sends `n -
@@ -286,7 +275,7 @@ impl Group {
         self.start_all_reduce(x, self.default_reduce(op, x.shape().clone()))
     }
 
-    fn start_all_reduce(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
+    pub(super) fn start_all_reduce(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
         let x = match x.contiguous() {
             Ok(x) if self.len() == 1 => return Pending::ready(fold(&reduce, &[x])),
             Ok(x) => x,
@@ -517,28 +506,6 @@ impl Group {
             incoming: &[],
         };
         Pending::running(self.start(call), |_| Ok(()))
-    }
-
-    /// All-reduces by a reduce-scatter of the flat elements and an all-gather: the bytes of a ring, and the bits of
-    /// one fold.
-    fn all_reduce_two_phase(&self, x: &Tensor, reduce: &Reduce) -> Result<Tensor> {
-        let (each, outs) = (reduce.shape.numel(), reduce.order.outs_len());
-        let flat = x.reshape([reduce.order.nodes()[self.index()], each])?;
-        let chunk = each.div_ceil(self.len());
-        let start = |i: usize| (i * chunk).min(each);
-        let len = |i: usize| start(i + 1) - start(i);
-        let of = |i: usize| Reduce { shape: [len(i)].into(), ..reduce.clone() };
-        let part = |i: usize| flat.narrow(1, start(i), len(i))?.reshape(of(i).part_shape(self.index()));
-        let parts: Result<Vec<Tensor>> = (0..self.len()).map(part).collect();
-        let mine =
-            self.reduce_scatter_with(parts?, of(self.index())).wait()?.reshape([outs, len(self.index())])?;
-        let shapes: Vec<Shape> = (0..self.len()).map(|i| Shape::from([outs, len(i)])).collect();
-        let chunks = self.all_gather(&mine, &shapes)?;
-        let mut out = Tensor::uninit_on(x.device(), x.dtype(), [outs, each])?;
-        for (i, chunk) in chunks.iter().enumerate() {
-            chunk.copy_block(&mut out, chunk.shape(), (0, chunk.strides()), (start(i), &[each, 1]))?;
-        }
-        out.reshape(reduce.out_shape())
     }
 }
 

@@ -55,6 +55,20 @@ impl<T> Pending<T> {
         }
     }
 
+    /// Returns the same call, whose result is that of `f`.
+    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> Result<U> + Send + 'static) -> Pending<U>
+    where
+        T: 'static,
+    {
+        let state = match self.state {
+            PendingState::Ready(result) => PendingState::Ready(result.and_then(f)),
+            PendingState::Running { request, finish, ticket } => {
+                PendingState::Running { request, finish: Box::new(|parts| finish(parts).and_then(f)), ticket }
+            }
+        };
+        Pending { state }
+    }
+
     /// Waits for the result and returns it.
     ///
     /// ```

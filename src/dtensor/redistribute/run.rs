@@ -235,6 +235,11 @@ impl InFlight {
         StartedMove::take(&started).finish(mesh)
     }
 
+    /// Returns the most calls that [`InFlight::advance`] starts.
+    pub(super) fn calls_left(&self) -> usize {
+        usize::from(matches!(self, InFlight::More(_)))
+    }
+
     /// Starts the second of two calls, after waiting for the first. All ranks do this between the same calls.
     pub(super) fn advance(&self, mesh: &DeviceMesh) {
         let InFlight::More(started) = self else { return };

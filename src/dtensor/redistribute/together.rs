@@ -13,7 +13,7 @@ use super::lower::{FoldStage, Stage, stacked};
 use super::redistribution::{RedistributionStep, StepAction};
 use super::run::{InFlight, Move};
 use super::span::shared_span;
-use crate::comm::{CallOrigin, Group, Pending, Reduce};
+use crate::comm::{CallOrigin, Group, PhasedReduce, Reduce};
 use crate::error::Result;
 use crate::placement::Spec;
 use crate::tensor::{DType, FoldOrder, FoldStep, Shape, Tensor};
@@ -82,7 +82,7 @@ pub(in crate::dtensor) struct SharedReduction {
 
 enum SharedProgress {
     Done(Vec<Tensor>),
-    Waiting { stage: usize, call: Pending<Tensor>, positions: Positions },
+    Waiting { stage: usize, call: Box<PhasedReduce>, positions: Positions },
 }
 
 impl ReductionInFlight {
@@ -91,6 +91,14 @@ impl ReductionInFlight {
         match self {
             ReductionInFlight::Alone(only) => Ok(vec![only.finish(mesh)?]),
             ReductionInFlight::Shared(shared) => shared.finish(mesh),
+        }
+    }
+
+    /// Returns the most calls that may follow the one in flight. All ranks answer alike.
+    pub fn calls_left(&self) -> usize {
+        match self {
+            ReductionInFlight::Alone(only) => only.calls_left(),
+            ReductionInFlight::Shared(shared) => shared.calls_left(),
         }
     }
 
@@ -137,7 +145,7 @@ fn start_at(
         if let Some(calls) = shared_calls(moves, stage) {
             // The results of the call before lie at its positions, unless other stages came between.
             let positions = Positions::new(&calls, arrangement, before.filter(|_| stage == first));
-            let call = start_shared(&calls, arrangement, &positions, locals)?;
+            let call = Box::new(start_shared(&calls, arrangement, &positions, locals)?);
             return Ok(SharedProgress::Waiting { stage, call, positions });
         }
         let one = |(m, local): (&Rc<Move>, Tensor)| m.start_stage(stage, local)?.wait_call(mesh);
@@ -156,7 +164,7 @@ impl SharedReduction {
             match std::mem::replace(&mut self.progress, SharedProgress::Done(Vec::new())) {
                 SharedProgress::Done(locals) => return Ok(locals),
                 SharedProgress::Waiting { stage, call, positions } => {
-                    self.progress = self.after(mesh, stage, call, &positions)?;
+                    self.progress = self.after(mesh, stage, *call, &positions)?;
                 }
             }
         }
@@ -164,17 +172,38 @@ impl SharedReduction {
 
     fn advance(&mut self, mesh: &DeviceMesh) -> Result<()> {
         match std::mem::replace(&mut self.progress, SharedProgress::Done(Vec::new())) {
-            SharedProgress::Waiting { stage, call, positions } if self.shares_call_after(stage) => {
-                self.progress = self.after(mesh, stage, call, &positions)?;
+            SharedProgress::Waiting { stage, mut call, positions } if call.has_next() => {
+                let (_origin, _span) = (self.origin.enter(), self.span.enter());
+                call.advance();
+                self.progress = SharedProgress::Waiting { stage, call, positions };
+            }
+            SharedProgress::Waiting { stage, call, positions } if self.calls_after(stage) > 0 => {
+                self.progress = self.after(mesh, stage, *call, &positions)?;
             }
             progress => self.progress = progress,
         }
         Ok(())
     }
 
-    fn shares_call_after(&self, stage: usize) -> bool {
-        let stages_len = self.moves[0].stages().len();
-        (stage + 1..stages_len).any(|stage| shared_calls(&self.moves, stage).is_some())
+    fn calls_left(&self) -> usize {
+        match &self.progress {
+            SharedProgress::Done(_) => 0,
+            SharedProgress::Waiting { stage, .. } => self.most_calls(*stage) - 1 + self.calls_after(*stage),
+        }
+    }
+
+    /// Returns the most calls that the stages after this one make.
+    fn calls_after(&self, stage: usize) -> usize {
+        (stage + 1..self.moves[0].stages().len()).map(|stage| self.most_calls(stage)).sum()
+    }
+
+    /// Returns the most calls that a stage makes: a large all-reduce may be two.
+    fn most_calls(&self, stage: usize) -> usize {
+        match shared_calls(&self.moves, stage) {
+            None => 0,
+            Some(calls) if calls[0].fold.is_some() => 1,
+            Some(_) => 2,
+        }
     }
 
     /// Waits for the call of a stage, and goes on to the next one.
@@ -182,7 +211,7 @@ impl SharedReduction {
         &self,
         mesh: &DeviceMesh,
         stage: usize,
-        call: Pending<Tensor>,
+        call: PhasedReduce,
         positions: &Positions,
     ) -> Result<SharedProgress> {
         let SharedReduction { moves, arrangement, origin, span, .. } = self;
@@ -408,7 +437,7 @@ fn start_shared(
     arrangement: Arrangement,
     positions: &Positions,
     locals: Vec<Tensor>,
-) -> Result<Pending<Tensor>> {
+) -> Result<PhasedReduce> {
     let SharedCall { group, reduce, fold } = calls[0];
     let order: Arc<FoldOrder> = match arrangement {
         Arrangement::Stacked => Arc::new(joined_order(calls)),
@@ -435,8 +464,8 @@ fn start_shared(
     };
     let shared = Reduce { op: reduce.op, order, shape };
     Ok(match fold {
-        Some(_) => group.reduce_scatter_with(parts, shared),
-        None => group.all_reduce_with_async(&parts[0], shared),
+        Some(_) => group.reduce_scatter_with(parts, shared).into(),
+        None => group.all_reduce_in_phases(&parts[0], shared),
     })
 }
 
