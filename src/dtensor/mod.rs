@@ -98,6 +98,7 @@ pub(crate) use methods::product_over_last;
 pub use methods::{AttentionOptions, BatchStatistics, BinaryLossOptions, CrossEntropyOptions, LossReduction};
 pub(crate) use recompute::FirstRun;
 pub use redistribute::Redistribution;
+pub(crate) use redistribute::may_be_padding;
 pub use reduction::Reduction;
 pub(crate) use regather::Regather;
 pub use scopes::{NoGrad, NoSync};

@@ -20,9 +20,10 @@ pub struct ShardedBytes {
     /// those that stay gathered, and two others that follow each other, or one if two are more than
     /// [`Sharding::gather_at_most`](super::Sharding::gather_at_most) says.
     pub gathered: usize,
-    /// The gradients of the two largest units before they are reduced, with their padding.
+    /// The gradients of the two largest units before they are reduced, with their padding. (A unit with more padding than a
+    /// sixteenth of its parameters is sent without.)
     pub unreduced: usize,
-    /// The gradients of the largest unit that arrive from other ranks, to be folded in a fixed order. Ranks that share memory
+    /// The gradients of a unit that arrive from other ranks, to be folded in a fixed order, for the longest shard. Ranks that share memory
     /// fold them where they lie, and devices reduce them on their way in fast mode: these take less.
     pub received: usize,
 }
@@ -56,10 +57,10 @@ impl ShardedBytes {
             let local = Spec::new(mesh, dtype, shape, layout.clone())?.local_shape();
             Ok(local.numel() * dtype.size_bytes())
         };
-        let mut unreduced = Vec::new();
+        let (mut unreduced, mut received) = (Vec::new(), 0);
         for unit in params.units() {
             let mut gradients = 0;
-            let mut widest = 0;
+            let mut widest = 1;
             for &id in &unit.members {
                 let value = params.value(id);
                 let placement = params.placement_of(id);
@@ -74,12 +75,12 @@ impl ShardedBytes {
                     all.held += bytes(params.compute_dtype(), value.shape(), &placement.held)?;
                 }
             }
-            unreduced.push(gradients + unit.padding * widest);
+            unreduced.push(unit.buffer_len(gradients / widest) * widest);
+            received = received.max(gradients + unit.padding * widest);
         }
         unreduced.sort_unstable_by(|a, b| b.cmp(a));
         all.unreduced = unreduced.iter().take(2).sum();
-        let has_others = mesh.rank_len() > 1;
-        all.received = unreduced.first().filter(|_| has_others).copied().unwrap_or(0);
+        all.received = if mesh.rank_len() > 1 { received } else { 0 };
         all.gathered = params.most_gathered()?;
         Ok(all)
     }

@@ -1,7 +1,7 @@
 //! Units: parameters that are gathered together.
 
 use super::param_id::ParamId;
-use crate::dtensor::GradientUnit;
+use crate::dtensor::{GradientUnit, may_be_padding};
 
 /// A unit: parameters that are gathered together, one unit ahead of their use, and whose gradients are reduced together.
 #[derive(Clone)]
@@ -12,13 +12,19 @@ pub(crate) struct ParamUnit {
     pub gradients: GradientUnit,
     /// True if gathered parameters stay gathered from the forward pass to the backward pass.
     pub stays_gathered: bool,
-    /// The elements between parameters in the unit's buffer.
+    /// The elements between parameters in the unit's plan.
     pub padding: usize,
     /// The elements of the unit's gathered buffer on this rank, set when units are placed.
     pub gathered_len: usize,
 }
 
 impl ParamUnit {
+    /// Returns the elements that the unit's buffer takes for so many of its parameters.
+    pub fn buffer_len(&self, len: usize) -> usize {
+        let is_padded = len > 0 && may_be_padding(self.padding, len + self.padding);
+        if is_padded { len + self.padding } else { len }
+    }
+
     /// Returns `true` for the root unit. Its parameters are used at both ends of the model and stay gathered
     /// throughout.
     pub fn is_root(&self) -> bool {

@@ -17,6 +17,11 @@ const ALIGN: usize = 8;
 /// The most padding in a buffer, as a divisor of the tensors' elements.
 const PADDING: usize = 16;
 
+/// Returns true if a buffer of so many elements may have so many between its tensors. One with more is sent tensor by tensor.
+pub(crate) fn may_be_padding(padding: usize, buffer_len: usize) -> bool {
+    padding <= buffer_len.saturating_sub(padding) / PADDING
+}
+
 /// The positions of tensors in a buffer of equal shards.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct EvenShards {
@@ -147,7 +152,7 @@ impl EvenShards {
         let total: usize = used.iter().sum();
         let is_full = |tensor: &MemberLens| tensor.middle_len == 0 || tensor.middle_len == shard_len;
         let padded = shard_len.checked_mul(members_len)?;
-        if total == 0 || padded > total.saturating_add(total / PADDING) || !lens.iter().all(is_full) {
+        if total == 0 || !may_be_padding(padded - total, padded) || !lens.iter().all(is_full) {
             return None;
         }
         let mut order: Vec<usize> = (0..lens.len()).collect();

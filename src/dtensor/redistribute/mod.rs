@@ -32,6 +32,7 @@ mod tests;
 
 pub(super) use super::exchange_piece::communicating_axes;
 pub(super) use cost::peers;
+pub(crate) use even_shards::may_be_padding;
 pub(super) use rank_samples::{RankDifferences, RankSamples};
 pub use redistribution::Redistribution;
 pub(crate) use run::Move;

@@ -38,7 +38,7 @@ impl Params {
         let len_of = |unit: &ParamUnit| -> Result<usize> {
             let lens = unit.members.iter().map(|&id| self.gathered_len(id, &self.placement_of(id).held));
             let len: usize = lens.sum::<Result<usize>>()?;
-            Ok(if len > 0 { len + unit.padding } else { 0 })
+            Ok(unit.buffer_len(len))
         };
         let (mut throughout, mut comes) = (0, Vec::new());
         for (k, unit) in self.units.iter().enumerate() {

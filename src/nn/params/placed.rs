@@ -18,7 +18,7 @@ pub(crate) struct PlacedUnit {
     pub stays_gathered: bool,
     /// The dtype in which ranks send partial sums of gradients, if the program says one.
     pub reduced_in: Option<DType>,
-    /// The elements between parameters in the unit's buffer.
+    /// The elements between parameters in the unit's plan.
     pub padding: usize,
 }
 
@@ -77,15 +77,17 @@ impl Params {
     fn unit_of_placed(&self, unit: &PlacedUnit) -> Result<ParamUnit> {
         let PlacedUnit { ref name, ref members, stays_gathered, reduced_in, padding } = *unit;
         let lens = members.iter().map(|(id, at)| self.gathered_len(*id, &at.held));
-        let gathered: usize = lens.sum::<Result<usize>>()?;
-        Ok(ParamUnit {
+        let len: usize = lens.sum::<Result<usize>>()?;
+        let mut unit = ParamUnit {
             name: name.clone(),
             members: members.iter().map(|(id, _)| *id).collect(),
             gradients: gradient_unit(name, reduced_in),
             stays_gathered,
             padding,
-            gathered_len: if gathered > 0 { gathered + padding } else { 0 },
-        })
+            gathered_len: 0,
+        };
+        unit.gathered_len = unit.buffer_len(len);
+        Ok(unit)
     }
 
     /// Returns the layouts of a parameter.
