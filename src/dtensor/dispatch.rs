@@ -352,7 +352,7 @@ thread_local!(
 
 /// Adds a call to the tallies and explanations of its mesh, if there are any.
 #[inline]
-fn observe(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
+pub(super) fn observe(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
     if mesh.0.observers.get() > 0 {
         work_tally::count(mesh, op, plan);
         explain::note(mesh, op, plan);
@@ -383,7 +383,7 @@ pub(super) fn execute(
 
 /// Refuses results that are not the shards which the operator's record states: its kernel is wrong.
 #[inline]
-fn check_results(op: &dyn Op, plan: &CallPlan, outs: &[Tensor]) -> Result<()> {
+pub(super) fn check_results(op: &dyn Op, plan: &CallPlan, outs: &[Tensor]) -> Result<()> {
     let right = |(x, m): (&Tensor, &Rc<TensorMeta>)| {
         x.shape() == m.stored_shape() && x.dtype() == m.spec().stored_dtype()
     };

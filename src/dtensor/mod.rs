@@ -28,6 +28,7 @@
 
 mod backward;
 mod backward_pass;
+mod blocks;
 mod bridge;
 mod call_cost;
 mod call_plan;

@@ -519,6 +519,11 @@ impl Params {
             Ok(there) => (there.unwrap_or(value), Ok(())),
             Err(fault) => (value, Err(fault)),
         };
+        // A value in its unit's block stays there, so that gathers send the block as it is.
+        let value = match self.value_mut(id).overwrite_part(&value)? {
+            true => self.value(id).detach(),
+            false => value,
+        };
         let old = &self.list[id.index].value;
         let value = if old.has_history() { self.as_leaf(id, &value)? } else { value.detach() };
         *self.value_mut(id) = value;

@@ -34,7 +34,8 @@ pub struct ParamStates {
 }
 
 impl ParamStates {
-    /// Makes zeros for those parameters that have no tensor. Communicates nothing.
+    /// Makes zeros for those parameters that have no tensor: under [`fully_shard`](crate::fsdp::fully_shard), those of a unit
+    /// lie in one block of memory, as its parameters do. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::ParamStates, rng::Init};
@@ -54,14 +55,18 @@ impl ParamStates {
     pub fn prepare(&mut self, params: &Params, ids: &[ParamId]) -> Result<()> {
         self.list.resize_with(params.len().max(self.list.len()), || None);
         self.map_all()?;
-        for &id in ids {
-            params.expect_own("prepare", id)?;
-            if self.list[id.index()].is_none() {
-                let zeros = params.zeros_like(id)?;
-                // No second tensor is made in memory before this one is in the file.
-                let mapped = self.mapped.as_ref().map(|file| zeros.mapped_in(file)).transpose()?;
-                self.list[id.index()] = Some(mapped.unwrap_or(zeros));
-            }
+        ids.iter().try_for_each(|&id| params.expect_own("prepare", id))?;
+        let missing: Vec<ParamId> =
+            ids.iter().copied().filter(|id| self.list[id.index()].is_none()).collect();
+        let Some(file) = &self.mapped else {
+            let values: Vec<&DTensor> = missing.iter().map(|&id| params.value(id)).collect();
+            let zeros = DTensor::zeros_like_together(&values)?;
+            missing.iter().zip(zeros).for_each(|(id, zeros)| self.list[id.index()] = Some(zeros));
+            return Ok(());
+        };
+        // No second tensor is made in memory before one is in the file.
+        for id in missing {
+            self.list[id.index()] = Some(params.zeros_like(id)?.mapped_in(file)?);
         }
         Ok(())
     }
@@ -254,9 +259,25 @@ impl ParamStates {
     /// Refuses a checkpoint with tensors of other paths, dtypes or shapes, and files that are not those that were saved; the
     /// tensors are unchanged then.
     pub fn load_state(&mut self, params: &Params, saved: &Checkpoint) -> Result<()> {
-        let loaded = ParamStates { list: load_by_param(params, saved)?, mapped: self.mapped.clone() };
+        let list = load_by_param(params, saved)?;
+        let mut loaded = ParamStates { list: Vec::new(), mapped: self.mapped.clone() };
+        if self.mapped.is_none() {
+            let there = params.ids().zip(&list).filter(|(_, value)| value.is_some()).map(|(id, _)| id);
+            loaded.prepare(params, &there.collect::<Vec<_>>())?;
+        }
+        loaded.list.resize_with(list.len(), || None);
+        for (own, value) in loaded.list.iter_mut().zip(list) {
+            let is_there = match (&mut *own, &value) {
+                (Some(own), Some(value)) => own.overwrite_part(value)?,
+                _ => false,
+            };
+            if !is_there {
+                *own = value;
+            }
+        }
+        loaded.map_all()?;
         *self = loaded;
-        self.map_all()
+        Ok(())
     }
 
     /// Returns an empty list whose tensors will lie in the same file, if these do.

@@ -51,6 +51,38 @@ impl Tensor {
     }
 }
 
+/// Tensors that are all the parts of one block of memory.
+pub(crate) struct CutBlock {
+    /// The elements of the block, and those between its parts.
+    pub whole: Tensor,
+    /// In the order of the block, the number of each part among the tensors that were given, its first element and its shape.
+    parts: Vec<(usize, usize, Shape)>,
+}
+
+impl CutBlock {
+    /// Returns the blocks whose parts are all among these tensors, whole. While a block is held, its parts are not written in
+    /// place.
+    pub fn of(tensors: &[&Tensor]) -> Vec<CutBlock> {
+        let part = |(number, x): (usize, &&Tensor)| {
+            let (block, index, start) = x.storage.part()?;
+            Some((block, index, (number, start / x.dtype.size_bytes(), x.shape.clone())))
+        };
+        let mut found: Vec<_> = tensors.iter().enumerate().filter_map(part).collect();
+        found.sort_by_key(|(block, index, _)| (*block, *index));
+        let block = |of: &[(usize, usize, (usize, usize, Shape))]| {
+            let whole = Tensor::joined(of.iter().map(|(_, _, (i, start, _))| (*start, tensors[*i])))?;
+            Some(CutBlock { whole, parts: of.iter().map(|(_, _, part)| part.clone()).collect() })
+        };
+        found.chunk_by(|a, b| a.0 == b.0).filter_map(block).collect()
+    }
+
+    /// Cuts another tensor as this block is cut, and returns the parts with the numbers of this one's.
+    pub fn cut_alike(&self, other: Tensor) -> Result<Vec<(usize, Tensor)>> {
+        let ranges: Vec<_> = self.parts.iter().map(|(_, start, shape)| (*start, shape.clone())).collect();
+        Ok(self.parts.iter().map(|(i, ..)| *i).zip(other.cut(&ranges)?).collect())
+    }
+}
+
 /// Runs `f`, whose allocations take tensors of `places`. Each place fills a buffer that nothing else holds. Returns the result
 /// of `f`, and the places that were not taken, at their positions. Places that are offered outside do not count within.
 pub(crate) fn with_places<T>(places: Vec<Tensor>, f: impl FnOnce() -> T) -> (T, Vec<Option<Tensor>>) {
@@ -113,6 +145,25 @@ mod tests {
         let some = parts[1].narrow(0, 0, 2).unwrap();
         assert!(Tensor::joined([(0, &parts[0]), (1, &some)]).is_none(), "not all of a part");
         assert!(Tensor::joined([(0, &Tensor::zeros(DType::F32, [4]))]).is_none(), "never cut");
+    }
+
+    #[test]
+    fn blocks_are_those_whose_parts_are_all_there() {
+        let cut = |value: f32| {
+            let whole = Tensor::build([5], |out: &mut [f32]| out.fill(value));
+            whole.cut(&[(0, [1, 2].into()), (3, [2].into())]).unwrap()
+        };
+        let (a, b, alone) = (cut(1.0), cut(2.0), Tensor::zeros(DType::F32, [3]));
+        let blocks = CutBlock::of(&[&a[1], &alone, &b[0], &a[0]]);
+        assert_eq!(blocks.len(), 1, "a part of the second block is missing");
+        assert_eq!(blocks[0].whole.to_vec::<f32>().unwrap(), [1.0; 5]);
+        let other = Tensor::build([5], |out: &mut [i64]| out.iter_mut().zip(0..).for_each(|(x, i)| *x = i));
+        let parts = blocks[0].cut_alike(other).unwrap();
+        let found = parts.iter().map(|(i, part)| (*i, part.notation(), part.to_vec::<i64>().unwrap()));
+        let wanted = [(3, "i64[1, 2]".into(), vec![0, 1]), (0, "i64[2]".into(), vec![3, 4])];
+        assert_eq!(found.collect::<Vec<_>>(), wanted);
+        assert_eq!(CutBlock::of(&[&a[0], &b[1], &a[1], &b[0]]).len(), 2);
+        assert!(CutBlock::of(&[&a[0], &a[0]]).is_empty() && CutBlock::of(&[]).is_empty());
     }
 
     #[test]

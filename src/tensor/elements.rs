@@ -115,6 +115,11 @@ impl Tensor {
         self.is_unique() && self.storage.len_bytes() == self.len_bytes() && !self.storage.is_part()
     }
 
+    /// Returns true for a part of a block of memory ([`Tensor::cut`]).
+    pub(crate) fn is_part(&self) -> bool {
+        self.storage.is_part()
+    }
+
     /// Returns true if keeping this tensor alive keeps more memory than its elements take.
     pub(crate) fn keeps_more(&self) -> bool {
         self.storage.len_bytes() > self.len_bytes() || self.storage.is_part()

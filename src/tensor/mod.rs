@@ -45,7 +45,7 @@ mod summation;
 mod system_block;
 mod views;
 
-pub(crate) use cut::with_places;
+pub(crate) use cut::{CutBlock, with_places};
 pub use dense::Tensor;
 pub use device::Device;
 pub(crate) use dtype::for_dtype;

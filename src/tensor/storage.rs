@@ -221,6 +221,16 @@ impl Buffer {
         Some(Buffer { ptr, len_bytes, owner: BufferOwner::Joined { whole, _parts: parts } })
     }
 
+    /// Returns the address of the buffer that this one is a part of, its number among the parts, and its first byte.
+    pub(super) fn part(&self) -> Option<(usize, usize, usize)> {
+        match &self.owner {
+            BufferOwner::Part { whole, start, index, .. } => {
+                Some((Arc::as_ptr(whole).addr(), *index, *start))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns true for a part of a buffer that was cut.
     pub(super) fn is_part(&self) -> bool {
         matches!(self.owner, BufferOwner::Part { .. })

@@ -1,5 +1,7 @@
 //! Training steps of a small Llama whose units are gathered, reduced and updated in place, over any engine.
 
+use std::collections::BTreeSet;
+
 use isoshard::Result;
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::fsdp::{BlockPolicy, Sharding, fully_shard};
@@ -52,16 +54,20 @@ pub fn sharded_steps_in_place(
     let mut params = Params::new(mesh, Plan::default(), 7)?;
     params.compute_in(compute)?;
     let model = Llama::new(&mut params, config)?;
-    fully_shard(&mut params, &["h.*"], sharding, &BlockPolicy::default())?;
+    let units = fully_shard(&mut params, &["h.*"], sharding, &BlockPolicy::default())?;
     let text = Tensor::from_vec((0..128i64).map(|i| i * i % 13).collect(), [16, 8])?;
     let tokens = DTensor::distribute(mesh, &text, params.plan().batch_layout(mesh.mesh()))?;
     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01).clip(0.5);
-    let addresses = |params: &Params| -> Vec<usize> {
-        let address = |id| params.value(id).local().data::<f32>().map(|x| x.as_ptr() as usize);
-        params.ids().filter_map(|id| address(id).ok()).collect()
-    };
+    let held: Vec<_> = params.ids().filter(|&id| params.value(id).local().numel() > 0).collect();
+    let addresses =
+        |params: &Params| held.iter().map(|&id| address(params.value(id).local())).collect::<Vec<_>>();
     let before = addresses(&params);
-    assert!(mesh.device() != Device::Cpu || before.len() == params.len());
+    assert!(mesh.device() != Device::Cpu || !before.contains(&None));
+    for id in params.ids().collect::<Vec<_>>() {
+        let other = params.value(id).detach().mul_scalar(1.0)?;
+        params.set(id, other)?;
+    }
+    assert_eq!(addresses(&params), before, "other values are written where the shards are");
     let mut copied = [CopiedBytes { gather: 0, reduce: 0 }; 3];
     for step in &mut copied {
         let start = mesh.copied_bytes();
@@ -73,5 +79,19 @@ pub fn sharded_steps_in_place(
         optimizer.step(&mut params, &mut gradients)?;
     }
     assert_eq!(addresses(&params), before, "the optimizer writes where the shards are");
+    let mut distances = BTreeSet::new();
+    for &id in &held {
+        let [param, first, second] = {
+            let [first, second] = optimizer.rule().moments().each_ref().map(|moments| moments.get(id));
+            [Some(params.value(id)), first, second].map(|x| x.and_then(|x| address(x.local())).unwrap_or(0))
+        };
+        distances.insert((first.wrapping_sub(param), second.wrapping_sub(param)));
+    }
+    assert!(distances.len() <= units.units().len(), "the moments of a unit lie as its parameters do");
     Ok(copied)
+}
+
+/// Returns the address of a tensor's elements, unless they are on a device.
+fn address(x: &Tensor) -> Option<usize> {
+    x.data::<f32>().ok().map(|x| x.as_ptr() as usize)
 }

@@ -181,7 +181,8 @@ impl Params {
     pub(in crate::nn) fn held_values(&self, ids: &[ParamId]) -> Result<Vec<DTensor>> {
         let mut values = Vec::with_capacity(ids.len());
         let mut missing = Vec::new();
-        let mut places = self.cast_places(ids)?;
+        let mut made = self.cast_blocks(ids)?;
+        let mut places = if made.iter().any(Option::is_some) { Vec::new() } else { self.cast_places(ids)? };
         for (i, &id) in ids.iter().enumerate() {
             let param = &self.list[id.index];
             if let Some(held) = self.held_value(id) {
@@ -189,11 +190,12 @@ impl Params {
                 continue;
             }
             let _scope = param.module.enter();
-            let cast = || param.value.cast(self.compute).map_err(|e| e.at(&param.path));
-            let value = match places.get_mut(i).and_then(Option::take) {
-                Some(place) => with_places(vec![place], cast).0?,
-                None => cast()?,
+            let value = match (made[i].take(), places.get_mut(i).and_then(Option::take)) {
+                (Some(local), _) => param.value.cast_from(self.compute, local),
+                (None, Some(place)) => with_places(vec![place], || param.value.cast(self.compute)).0,
+                (None, None) => param.value.cast(self.compute),
             };
+            let value = value.map_err(|e| e.at(&param.path))?;
             if let Some(layout) = param.held.as_ref().filter(|_| !self.holds_as_used(id)) {
                 missing.push((values.len(), id, layout.clone()));
             }
@@ -205,6 +207,19 @@ impl Params {
             self.hold(id, &values[at]);
         }
         Ok(values)
+    }
+
+    /// Returns the rounded elements of those parameters that are a block of memory and are not held.
+    fn cast_blocks(&self, ids: &[ParamId]) -> Result<Vec<Option<Tensor>>> {
+        let mut made = vec![None; ids.len()];
+        let is_cast = |id: &ParamId| self.list[id.index].value.dtype() != self.compute;
+        let wanted: Vec<usize> =
+            (0..ids.len()).filter(|&i| is_cast(&ids[i]) && self.held_value(ids[i]).is_none()).collect();
+        let values: Vec<&DTensor> = wanted.iter().map(|&i| &self.list[ids[i].index].value).collect();
+        for (i, local) in wanted.into_iter().zip(DTensor::cast_blocks(&values, self.compute)?) {
+            made[i] = local;
+        }
+        Ok(made)
     }
 
     /// Returns places in which parameters are rounded side by side, as they are gathered; none if they are not rounded.
