@@ -52,7 +52,8 @@ impl NcclEngine {
         let watched = world.clone();
         let watchdog = Arc::new(Watchdog::start("nccl", &membership, move || watch(&watched))?);
         let everyone = membership.everyone();
-        let group = world.group(&everyone, "world", side);
+        // A world of one rank has a communicator too, so that a single GPU can test the library.
+        let group = world.group(&everyone, "world", false, side);
         world.join(&group).map_err(|e| membership.refuse(e))?;
         world.groups.keep(&everyone, "world", group);
         Ok(NcclEngine { world, watchdog })
@@ -80,13 +81,14 @@ impl NcclEngine {
         &self,
         ranks: &[usize],
         name: &str,
+        has_no_comm: bool,
         connect: impl FnOnce(&NcclWorld, &NcclGroup) -> Result<()>,
     ) -> Result<Arc<dyn Channel>> {
         let world = self.world.clone();
         let group = match world.groups.find(ranks, name) {
             Some(group) => group,
             None => {
-                let group = world.group(ranks, name, SideStream::new(&Gpu::get(world.device)?)?);
+                let group = world.group(ranks, name, has_no_comm, SideStream::new(&Gpu::get(world.device)?)?);
                 world.membership.give(connect(&world, &group))?;
                 world.groups.keep(ranks, name, group)
             }
@@ -110,13 +112,13 @@ impl Engine for NcclEngine {
 
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
         // A single rank needs no communicator.
-        let connect =
-            |world: &NcclWorld, group: &NcclGroup| if ranks.len() == 1 { Ok(()) } else { world.join(group) };
-        self.open_by(ranks, name, connect)
+        let is_alone = ranks.len() == 1;
+        self.open_by(ranks, name, is_alone, |world, group| if is_alone { Ok(()) } else { world.join(group) })
     }
 
     fn split(&self, part: &[usize], color: usize, name: &str) -> Result<Arc<dyn Channel>> {
-        self.open_by(part, name, |world, group| {
+        let has_no_comm = part.len() == 1 && self.world.membership.world_len > 1;
+        self.open_by(part, name, has_no_comm, |world, group| {
             let whole = world.groups.find(&world.membership.everyone(), "world");
             let whole = whole.expect("opened when the rank connected");
             world.split(group, &whole, color)

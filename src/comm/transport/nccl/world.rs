@@ -39,9 +39,7 @@ impl NcclWorld {
     }
 
     /// Makes a group that is not connected yet.
-    pub fn group(&self, ranks: &[usize], name: &str, side: SideStream) -> NcclGroup {
-        // A world of one rank has a communicator too, so that a single GPU can test the library.
-        let has_no_comm = ranks.len() == 1 && self.membership.world_len > 1;
+    pub fn group(&self, ranks: &[usize], name: &str, has_no_comm: bool, side: SideStream) -> NcclGroup {
         NcclGroup::new(GroupMember::open(&self.membership, ranks, name), has_no_comm, side)
     }
 
