@@ -10,6 +10,7 @@ use super::device_mesh::DeviceMesh;
 use super::dispatch::execute;
 use super::explain::note_move;
 use super::kept_parts::joined;
+use super::offloaded;
 use super::operator_span::operator_span;
 use super::redistribute;
 use super::reduction::Reduction;
@@ -212,7 +213,7 @@ impl DerivativeRun<'_> {
             let to = self.mesh.intern(x.meta.spec().with_layout(to)?)?;
             let gather = redistribute::find(self.mesh, &x.meta, &to)?;
             note_move(self.mesh, &gather, &x.meta, &to);
-            let local = gather.run(self.mesh, x.local.clone())?;
+            let local = gather.run(self.mesh, x.resident()?)?;
             drop(label);
             *x = DTensor { history: x.history.clone(), ..DTensor::wrap(self.mesh, local, to) };
         }
@@ -249,7 +250,7 @@ fn move_for_later(
             continue;
         }
         let label = operator_scope(step.op.name());
-        let moved = DTensor::wrap(mesh, m.run(mesh, x.local.clone())?, to.clone());
+        let moved = DTensor::wrap(mesh, m.run(mesh, x.resident()?)?, to.clone());
         drop(label);
         values.0[v] = Some(DTensor { history: x.history.clone(), ..moved });
         // The plan may treat the other uses of a value that is an operand twice in another way.
@@ -286,6 +287,7 @@ fn run_step(
         };
         let is_last = i < 64 && last_reads >> i & 1 == 1;
         let local = if is_last { values.take(r.index()).local } else { x.local.clone() };
+        let local = offloaded::on_device_of(mesh, local)?;
         locals.push(match by {
             Some(by) => {
                 let _label = operator_scope(step.op.name());

@@ -11,6 +11,7 @@ use super::call_plan::CallPlan;
 use super::device_mesh::DeviceMesh;
 use super::explain;
 use super::list::DTensors;
+use super::offloaded;
 use super::operator_span::operator_span;
 use super::redistribute::Move;
 use super::tape;
@@ -20,7 +21,7 @@ use super::work_tally;
 use crate::comm::operator_scope;
 use crate::error::{Error, Result};
 use crate::ops::{Batched, Meta, Op, Tensors, meta_results, run};
-use crate::tensor::{MappedFile, Tensor};
+use crate::tensor::Tensor;
 
 impl DTensor {
     /// Applies any operator, including one defined by the caller, and returns its results. Operands are redistributed
@@ -50,7 +51,7 @@ impl DTensor {
     /// Applies an operator by the plan for these operands.
     pub(super) fn apply_by(plan: &CallPlan, op: &dyn Op, ins: &[&DTensor]) -> Result<DTensors> {
         let moved = move_operands(plan, op, ins)?;
-        let locals = execute(op, plan, &ins[0].mesh, &mut local_operands(ins, &moved))?;
+        let locals = execute(op, plan, &ins[0].mesh, &mut local_operands(ins, &moved)?)?;
         let mut outs = wrap_results(&ins[0].mesh, plan, locals);
         tape::record(op, plan, ins, &moved, &mut outs)?;
         Ok(outs)
@@ -85,7 +86,7 @@ impl DTensor {
         };
         let _span = operator_span(op, &plan);
         let moved = move_operands(&plan, op, ins)?;
-        let mut locals = execute(op, &plan, &ins[0].mesh, &mut local_operands(ins, &moved))?;
+        let mut locals = execute(op, &plan, &ins[0].mesh, &mut local_operands(ins, &moved)?)?;
         let local = locals.pop().expect("the results are those of the plan");
         let mut out = DTensor::wrap(&ins[0].mesh, local, meta.clone());
         tape::record(op, &plan, ins, &moved, std::slice::from_mut(&mut out))?;
@@ -121,7 +122,7 @@ impl DTensor {
         let _span = operator_span(op, &plan);
         let mut prepared = PreparedCall::new(op, ins, plan)?;
         let outs = execute(op, &prepared.plan, &prepared.mesh, &mut prepared.locals);
-        let outs = outs.map(|locals| prepared.wrap(locals));
+        let outs = outs.and_then(|locals| prepared.wrap_where_it_was(locals));
         prepared.end(ins, outs.is_ok());
         outs
     }
@@ -213,16 +214,6 @@ impl DTensor {
         value
     }
 
-    /// Returns true if this rank's elements lie in a file that is mapped into memory. A rank without elements needs none.
-    pub(crate) fn is_mapped(&self) -> bool {
-        self.local.is_mapped() || self.local.numel() == 0
-    }
-
-    /// Returns the value with this rank's elements in a file, without history.
-    pub(crate) fn mapped_in(&self, file: &MappedFile) -> Result<DTensor> {
-        Ok(DTensor::wrap(&self.mesh, file.copy(&self.local)?, self.meta.clone()))
-    }
-
     /// Returns the elements that [`DTensor::take_value`] took.
     pub(crate) fn put_back(&mut self, value: DTensor) {
         self.local = value.local;
@@ -234,6 +225,8 @@ struct PreparedCall {
     plan: Rc<CallPlan>,
     mesh: DeviceMesh,
     locals: Tensors,
+    /// The first operand, if it is on a device and the call is computed on the CPU.
+    on_device: Option<Tensor>,
 }
 
 impl PreparedCall {
@@ -243,23 +236,35 @@ impl PreparedCall {
         for (x, m) in ins.iter().zip(&plan.moves) {
             let run = |(m, _): &(Rc<Move>, _)| {
                 let _label = operator_scope(op.name());
-                m.run(&x.mesh, x.local.clone())
+                m.run(&x.mesh, x.resident()?)
             };
             moved.push(m.as_ref().map(run).transpose()?);
         }
         let mesh = ins[0].mesh.clone();
         let stays = |m: Option<Tensor>, x: &mut DTensor| m.unwrap_or_else(|| std::mem::take(&mut x.local));
-        let locals = moved.into_iter().zip(ins.iter_mut()).map(|(m, x)| stays(m, x)).collect();
-        Ok(PreparedCall { plan, mesh, locals })
+        let mut locals = moved.into_iter().zip(ins.iter_mut()).map(|(m, x)| stays(m, x)).collect();
+        let on_device = offloaded::offload_all(&mesh, &mut locals)?;
+        Ok(PreparedCall { plan, mesh, locals, on_device })
     }
 
     /// Empties `ins` if the call was `done`; otherwise gives back what was taken.
-    fn end(self, ins: &mut DTensors, done: bool) {
+    fn end(mut self, ins: &mut DTensors, done: bool) {
         if done {
             return ins.0.clear();
         }
+        if let Some(first) = self.on_device {
+            self.locals[0] = first;
+        }
         let stayed = ins.iter_mut().zip(self.locals).zip(&self.plan.moves).filter(|(_, m)| m.is_none());
         stayed.for_each(|((x, local), _)| x.local = local);
+    }
+
+    /// Returns the results; the first is where the first operand was.
+    fn wrap_where_it_was(&mut self, mut locals: Tensors) -> Result<DTensors> {
+        if let (Some(place), Some(first)) = (self.on_device.take(), locals.first_mut()) {
+            *first = offloaded::returned_to(place, first)?;
+        }
+        Ok(self.wrap(locals))
     }
 
     fn wrap(&self, locals: Tensors) -> DTensors {
@@ -272,7 +277,7 @@ fn compute<O: Batched>(calls: &[(&O, &mut DTensors)], prepared: &mut [PreparedCa
     let Some(name) = calls.first().map(|(op, _)| op.name()) else { return Ok(Vec::new()) };
     let (mut all, mut at) = (Vec::with_capacity(prepared.len()), Vec::with_capacity(prepared.len()));
     let lens: SmallVec<[usize; 8]> = prepared.iter().map(|call| call.plan.outs.len()).collect();
-    for ((op, _), PreparedCall { plan, locals, mesh }) in calls.iter().zip(prepared) {
+    for ((op, _), PreparedCall { plan, locals, mesh, .. }) in calls.iter().zip(prepared) {
         observe(mesh, *op, plan);
         all.push((*op, &mut locals[..]));
         at.push(&plan.windows);
@@ -299,7 +304,7 @@ fn move_operands(plan: &CallPlan, op: &dyn Op, ins: &[&DTensor]) -> Result<Vec<O
             Some((_, to)) if x.meta == *to => None,
             Some((m, to)) => {
                 let _label = operator_scope(op.name());
-                Some(DTensor::wrap(&x.mesh, m.run(&x.mesh, x.local.clone())?, to.clone()))
+                Some(DTensor::wrap(&x.mesh, m.run(&x.mesh, x.resident()?)?, to.clone()))
             }
         });
     }
@@ -307,13 +312,13 @@ fn move_operands(plan: &CallPlan, op: &dyn Op, ins: &[&DTensor]) -> Result<Vec<O
 }
 
 /// Returns the operands' local tensors after their redistribution.
-fn local_operands(ins: &[&DTensor], moved: &[Option<DTensor>]) -> Tensors {
+fn local_operands(ins: &[&DTensor], moved: &[Option<DTensor>]) -> Result<Tensors> {
     let mut locals = Tensors::new();
     for (i, x) in ins.iter().enumerate() {
         let moved = moved.get(i).and_then(Option::as_ref);
-        locals.push(moved.unwrap_or(x).local.clone());
+        locals.push(moved.unwrap_or(x).resident()?);
     }
-    locals
+    Ok(locals)
 }
 
 /// Returns the results of a call, given their local tensors.

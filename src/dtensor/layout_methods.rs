@@ -45,14 +45,14 @@ impl DTensor {
 
     /// Runs [`DTensor::redistribute`] to the layout of `to`, the metadata of this tensor in another layout.
     pub(super) fn redistribute_to(&self, to: &Rc<TensorMeta>) -> Result<DTensor> {
-        let DTensor { local, meta, mesh, .. } = self;
+        let DTensor { meta, mesh, .. } = self;
         let m = redistribute::find(mesh, meta, to)?;
         let _label = operator_scope_if_none("redistribute");
         note_move(mesh, &m, meta, to);
         let local = match m.communicates() {
             // If it has several calls, it first finishes those that were started before it.
-            true => m.start(mesh, local.clone())?.finish(mesh)?,
-            false => m.run(mesh, local.clone())?,
+            true => m.start(mesh, self.resident()?)?.finish(mesh)?,
+            false => m.run(mesh, self.resident()?)?,
         };
         // The derivative of the identity is the identity.
         Ok(DTensor { history: self.history.clone(), ..DTensor::wrap(mesh, local, to.clone()) })
@@ -195,7 +195,7 @@ impl DTensor {
         let m = redistribute::find(&self.mesh, &self.meta, &meta)?;
         let _label = operator_scope_if_none("redistribute");
         note_move(&self.mesh, &m, &self.meta, &meta);
-        let in_flight = Some(m.start(&self.mesh, self.local.clone())?);
+        let in_flight = Some(m.start(&self.mesh, self.resident()?)?);
         Ok(PendingRedistribution { source: self.clone(), meta, in_flight })
     }
 
@@ -206,12 +206,10 @@ impl DTensor {
         let _label = operator_scope_if_none("redistribute");
         let to = |(x, layout): (DTensor, Layout)| Ok((mesh.intern(x.meta.spec().with_layout(layout)?)?, x));
         let of: Vec<(Rc<TensorMeta>, DTensor)> = of.into_iter().map(to).collect::<Result<_>>()?;
-        let moves = of.iter().map(|(to, x)| TensorMove {
-            local: x.local.clone(),
-            from: x.meta.clone(),
-            to: to.clone(),
-        });
-        let started = start_moves(&mesh, moves.collect())?;
+        let planned = |(to, x): &(Rc<TensorMeta>, DTensor)| {
+            Ok(TensorMove { local: x.resident()?, from: x.meta.clone(), to: to.clone() })
+        };
+        let started = start_moves(&mesh, of.iter().map(planned).collect::<Result<_>>()?)?;
         let pending =
             |((meta, source), in_flight)| PendingRedistribution { source, meta, in_flight: Some(in_flight) };
         Ok(of.into_iter().zip(started).map(pending).collect())
@@ -227,6 +225,7 @@ impl DTensor {
             None => Vec::new(),
         };
         let stored = |((mut x, _), place): ((DTensor, Layout), Option<Tensor>)| {
+            x.local = x.resident()?;
             // A part of a larger tensor would keep all of it in memory.
             let own = |x: &Tensor| Tensor::uninit_on(x.device(), x.dtype(), x.shape().clone());
             let place = match place {

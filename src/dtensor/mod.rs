@@ -63,6 +63,7 @@ mod methods;
 mod move_cost;
 mod node_calls;
 mod node_windows;
+mod offloaded;
 mod operator_span;
 mod rank_reports;
 mod reached_nodes;

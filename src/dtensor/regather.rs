@@ -117,7 +117,7 @@ impl GatheredFrom {
             None => {
                 let _label = operator_scope("redistribute");
                 let _scope = self.path.enter();
-                start_moves(&self.shard.mesh, vec![self.tensor_move()])?.remove(0)
+                start_moves(&self.shard.mesh, vec![self.tensor_move()?])?.remove(0)
             }
         };
         let local = in_flight.finish(&self.shard.mesh)?;
@@ -142,7 +142,7 @@ impl GatheredFrom {
         let Some(first) = wanted.first() else { return Ok(()) };
         let _label = operator_scope("redistribute");
         let _scope = wanted.iter().fold(first.path, |path, gather| path.common(gather.path)).enter();
-        let moves = wanted.iter().map(|gather| gather.tensor_move()).collect();
+        let moves = wanted.iter().map(|gather| gather.tensor_move()).collect::<Result<_>>()?;
         for (gather, started) in wanted.iter().zip(start_moves(&first.shard.mesh, moves)?) {
             *gather.in_flight.borrow_mut() = Some(started);
         }
@@ -154,9 +154,9 @@ impl GatheredFrom {
         self.in_flight.borrow().is_none() && matches!(*self.held.borrow(), HeldGather::Dropped)
     }
 
-    fn tensor_move(&self) -> TensorMove {
+    fn tensor_move(&self) -> Result<TensorMove> {
         let GatheredFrom { shard, meta, .. } = self;
-        TensorMove { local: shard.local.clone(), from: shard.meta.clone(), to: meta.clone() }
+        Ok(TensorMove { local: shard.resident()?, from: shard.meta.clone(), to: meta.clone() })
     }
 }
 

@@ -35,5 +35,5 @@ pub(super) fn start_moves(mesh: &DeviceMesh, of: Vec<TensorMove>) -> Result<Vec<
 /// the number of its move, and the dtype of the metadata before it.
 pub(super) fn gather_places(mesh: &DeviceMesh, of: Vec<TensorMove>) -> Result<Vec<(usize, Tensor)>> {
     let planned = |x: TensorMove| Ok((redistribute::find(mesh, &x.from, &x.to)?, x.local));
-    shard_places(&of.into_iter().map(planned).collect::<Result<Vec<_>>>()?)
+    shard_places(mesh.device(), &of.into_iter().map(planned).collect::<Result<Vec<_>>>()?)
 }

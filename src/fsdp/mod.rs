@@ -18,9 +18,7 @@
 //! [`fully_shard()`] places a model's parameters so, and says over which axes parameters, gradients and the optimizer's
 //! states are sharded ([`Sharding`]), and which blocks stay whole ([`BlockPolicy`]).
 //!
-//! Missing: buffers that persist. A rank's parts of a unit are copied side by side before each gather, a gathered unit is
-//! copied into one tensor per parameter, and padding is not sent. Parameters and states are in the device's memory:
-//! nothing is offloaded.
+//! Missing: optimizers that use whole blocks. The guide `docs/fsdp.md` says what else is, and what is still copied.
 
 mod block_policy;
 mod draw;

@@ -520,10 +520,8 @@ impl Params {
             Err(fault) => (value, Err(fault)),
         };
         // A value in its unit's block stays there, so that gathers send the block as it is.
-        let value = match self.value_mut(id).overwrite_part(&value)? {
-            true => self.value(id).detach(),
-            false => value,
-        };
+        let stays = self.mapped.is_none() && self.value_mut(id).overwrite_part(&value)?;
+        let value = if stays { self.value(id).detach() } else { value };
         let old = &self.list[id.index].value;
         let value = if old.has_history() { self.as_leaf(id, &value)? } else { value.detach() };
         *self.value_mut(id) = value;

@@ -69,7 +69,7 @@ pub trait UpdateRule {
     /// ```
     ///
     /// # Errors
-    /// Refuses a rule that does not implement this, and parameters on a device other than the CPU; returns an error if the disk
+    /// Refuses a rule that does not implement this, and parameters without elements; returns an error if the disk
     /// is full.
     fn offload(&mut self, _params: &Params, _file: &MappedFile) -> Result<()> {
         let rule = "the update rule has no `offload`";

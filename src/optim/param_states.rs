@@ -90,9 +90,9 @@ impl ParamStates {
     /// ```
     ///
     /// # Errors
-    /// Refuses parameters on a device other than the CPU; returns an error if the disk is full.
+    /// Refuses parameters on [`Device::Meta`](crate::tensor::Device::Meta); returns an error if the disk is full.
     pub fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {
-        params.expect_cpu("offload")?;
+        params.expect_elements("offload")?;
         self.mapped = Some(file.clone());
         self.map_all()
     }

@@ -9,7 +9,9 @@ use isoshard::nn::{Forward, Gpt, GptConfig, Module, Params, Plan};
 use isoshard::optim::{AdamW, ParamGroup};
 use isoshard::placement::{Mesh, SumGroups};
 use isoshard::rng::Init;
-use isoshard::tensor::{DType, MappedFile, Tensor, storage};
+use isoshard::tensor::{DType, Device, MappedFile, Tensor, storage};
+
+use crate::common::shim;
 
 const CONFIG: GptConfig =
     GptConfig { vocabulary: 13, block: 6, layers: 3, heads: 2, width: 8, dropout: 0.0, bias: true };
@@ -264,10 +266,16 @@ fn an_evaluation_of_several_batches_gathers_once() {
     assert_eq!(calls, [calls[0], calls[0] - 4, calls[0] - 4, calls[0], calls[0] - 4, calls[0] - 4]);
 }
 
-/// Returns the digest after three steps, the bytes of tensors in memory between steps, and those in the file.
-fn offloaded(rank: &Rank, sharding: Sharding, offload: [bool; 2]) -> Result<(u64, usize, u64)> {
+/// Returns the digest after three steps, the bytes of tensors in the CPU's memory between steps, and those in the file.
+fn offloaded(
+    rank: &Rank,
+    sharding: Sharding,
+    compute: DType,
+    offload: [bool; 2],
+) -> Result<(u64, usize, u64)> {
     let mesh = DeviceMesh::new(rank, &[("dp", rank.world_len())])?;
     let mut params = Params::new(&mesh, Plan::default(), 7)?;
+    params.compute_in(compute)?;
     let mut ids = Vec::new();
     for k in 0..6 {
         let init = Init::Normal { mean: 0.0, std: 0.1 };
@@ -282,7 +290,7 @@ fn offloaded(rank: &Rank, sharding: Sharding, offload: [bool; 2]) -> Result<(u64
     if offload[1] {
         optimizer.offload(&params, &file)?;
     }
-    let x = DTensor::full(&mesh, DType::F32, [6, 64], 0.5, params.plan().batch_layout(mesh.mesh()))?;
+    let x = DTensor::full(&mesh, compute, [6, 64], 0.5, params.plan().batch_layout(mesh.mesh()))?;
     let mut kept = None;
     for step in 0..3 {
         let cx = Forward::train_without_dropout(&params);
@@ -298,9 +306,16 @@ fn offloaded(rank: &Rank, sharding: Sharding, offload: [bool; 2]) -> Result<(u64
         optimizer.step(&mut params, &mut gradients)?;
     }
     drop(kept);
+    for &id in ids.iter().filter(|&&id| params.value(id).local().numel() > 0) {
+        assert_eq!(params.value(id).local().is_mapped(), offload[0]);
+        for moments in optimizer.rule().moments() {
+            let state = moments.get(id).expect("three steps");
+            assert_eq!(state.local().is_mapped(), offload[1], "{} {}", params.path(id), state.spec());
+        }
+    }
     let digest = params.digest()?;
     storage::trim_pool(); // takes back the blocks that other ranks have dropped
-    let live = storage::pool_stats().live_bytes - x.local().len_bytes();
+    let live = storage::pool_stats().live_bytes.saturating_sub(x.local().len_bytes());
     Ok((digest, live, file.live_bytes()))
 }
 
@@ -310,7 +325,7 @@ fn parameters_and_states_in_a_file_have_the_same_bits_and_take_no_memory() {
     for (ranks, sharding) in [(1, Sharding::ddp("dp")), (2, Sharding::zero3("dp"))] {
         let run = |offload| {
             let sharding = sharding.clone();
-            let run = move |rank: Rank| offloaded(&rank, sharding.clone(), offload);
+            let run = move |rank: Rank| offloaded(&rank, sharding.clone(), DType::F32, offload);
             spmd(ranks, run).unwrap_or_else(|e| panic!("{e}"))
         };
         let plain = run([false, false]);
@@ -325,6 +340,30 @@ fn parameters_and_states_in_a_file_have_the_same_bits_and_take_no_memory() {
             let is_near = |found: usize, want: usize| found.abs_diff(want) <= 64 * 64 * 4;
             assert!(is_near(memory - states[rank].1, 2 * PARAMETERS / ranks), "{memory}, {}", states[rank].1);
             assert!(is_near(memory - all[rank].1, 3 * PARAMETERS / ranks), "{memory}, {}", all[rank].1);
+        }
+    }
+}
+
+/// The emulated device runs the kernels of a CUDA device: the file is in the host's memory there, and updates are computed on the CPU.
+#[test]
+fn a_devices_parameters_and_states_in_a_file_have_the_bits_of_the_cpu() {
+    let Some(device) = shim::device() else { return };
+    for (ranks, sharding) in
+        [(1, Sharding::ddp("dp")), (2, Sharding::zero3("dp")), (3, Sharding::zero2("dp"))]
+    {
+        let run = |device: Device, compute, offload| {
+            let sharding = sharding.clone();
+            let run = move |rank: Rank| {
+                let (digest, _, file) = offloaded(&rank.on(device), sharding.clone(), compute, offload)?;
+                Ok((digest, file))
+            };
+            spmd(ranks, run).unwrap_or_else(|e| panic!("{e}"))
+        };
+        for offload in [[false, false], [true, true], [false, true], [true, false]] {
+            for compute in [DType::F32, DType::BF16] {
+                let [there, here] = [device, Device::Cpu].map(|device| run(device, compute, offload));
+                assert_eq!(there, here, "{ranks} ranks, {compute}, {offload:?}");
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ use super::run::{GatheredTensor, InFlight, Move, SharedCallState, SharedGather, 
 use super::span::shared_span;
 use crate::comm::{CallOrigin, Cost, Pending};
 use crate::error::{Error, Result};
-use crate::tensor::{Shape, Tensor};
+use crate::tensor::{Device, Shape, Tensor};
 
 /// Sorts moves into groups that can share a call, by their indices. Moves that are one gather each, of one dtype and along
 /// the same axes, share a call; every other move is alone. All ranks answer alike: only shared metadata is compared.
@@ -98,7 +98,10 @@ fn even_shards(moves: &[&Move]) -> Option<EvenShards> {
 ///
 /// # Errors
 /// Returns an error if there is no room.
-pub(in crate::dtensor) fn shard_places(moves: &[(Rc<Move>, Tensor)]) -> Result<Vec<(usize, Tensor)>> {
+pub(in crate::dtensor) fn shard_places(
+    device: Device,
+    moves: &[(Rc<Move>, Tensor)],
+) -> Result<Vec<(usize, Tensor)>> {
     let mut places = Vec::new();
     for group in sharing(moves) {
         let own: Vec<&Move> = group.iter().map(|&i| &*moves[i].0).collect();
@@ -106,7 +109,7 @@ pub(in crate::dtensor) fn shard_places(moves: &[(Rc<Move>, Tensor)]) -> Result<V
         let me = gather_of(own[0]).map_or(0, |x| x.group.index());
         let held: Vec<(usize, usize)> = even.parts_of(me).map(|(i, start)| (group[i], start)).collect();
         let parts: Vec<_> = held.iter().map(|&(i, start)| (start, moves[i].1.shape().clone())).collect();
-        let (device, dtype) = (moves[group[0]].1.device(), own[0].plan().steps[0].from.dtype);
+        let dtype = own[0].plan().steps[0].from.dtype;
         let shard = Tensor::uninit_on(device, dtype, [even.shard_len])?.cut(&parts)?;
         places.extend(held.into_iter().map(|(i, _)| i).zip(shard));
     }

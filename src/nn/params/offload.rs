@@ -9,7 +9,12 @@ use crate::tensor::{Device, MappedFile};
 impl Params {
     /// Moves the stored parameters, each rank's shards of them, to a file that is mapped into memory, and keeps them there:
     /// values that updates and checkpoints bring are placed in the file as well. Bits stay; the system decides which pages are
-    /// in memory. Gathered and held values stay in memory. [`Optimizer::offload`](crate::optim::Optimizer::offload) does the
+    /// in memory. Gathered and held values stay in memory.
+    ///
+    /// On a CUDA device the file is in the host's memory: in a directory such as `/dev/shm`, in memory alone. Stored values are copied to the
+    /// device when they are read, such as by a unit's gather, and updates are computed on the CPU: a step copies each parameter to the device
+    /// once per gather, and its gradient back. Memory is not pinned, and copies wait for the device. [`Params::value`] has its elements on the
+    /// CPU. [`Optimizer::offload`](crate::optim::Optimizer::offload) does the
     /// same with an optimizer's states. Parameters that are declared later stay in memory. Communicates nothing.
     ///
     /// ```
@@ -32,10 +37,9 @@ impl Params {
     /// ```
     ///
     /// # Errors
-    /// Refuses parameters on a device other than the CPU: a copy in the host's memory is not built. Returns an error if the
-    /// disk is full.
+    /// Refuses parameters on [`Device::Meta`]. Returns an error if the disk is full.
     pub fn offload(&mut self, file: &MappedFile) -> Result<()> {
-        self.expect_cpu("offload")?;
+        self.expect_elements("offload")?;
         self.mapped = Some(file.clone());
         self.map_all()
     }
@@ -56,19 +60,13 @@ impl Params {
         file.map(|file| value.mapped_in(file)).transpose()
     }
 
-    /// Refuses, in the name of `verb`, parameters on another device than the CPU.
-    pub(crate) fn expect_cpu(&self, verb: &str) -> Result<()> {
+    /// Refuses, in the name of `verb`, parameters without elements.
+    pub(crate) fn expect_elements(&self, verb: &str) -> Result<()> {
         match self.mesh.device() {
-            Device::Cpu => Ok(()),
-            other => {
-                let rule =
-                    "files are mapped for tensors of the CPU; a copy in the host's memory is not built";
-                Err(Error::unsupported(
-                    verb,
-                    rule,
-                    other.to_string(),
-                    "train on the CPU, or leave states on the device",
-                ))
+            Device::Cpu | Device::Cuda(_) => Ok(()),
+            Device::Meta => {
+                let rule = "a dry run has no elements to put in a file";
+                Err(Error::unsupported(verb, rule, "meta", "leave states where they are"))
             }
         }
     }
