@@ -351,10 +351,13 @@ impl Tensor {
     }
 }
 
-/// A tensor without elements, `u8[0]`. It allocates nothing.
+/// A tensor without elements, `u8[0]`. It takes no memory, also where none is left.
 impl Default for Tensor {
     fn default() -> Self {
-        thread_local!(static EMPTY: Tensor = Tensor::zeros(DType::U8, [0]));
+        thread_local! {
+            static EMPTY: Tensor =
+                Tensor::from_buffer(Buffer::adopt(Vec::<u8>::new()), DType::U8, [0].into());
+        }
         EMPTY.with(Tensor::clone)
     }
 }
@@ -362,6 +365,16 @@ impl Default for Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_empty_tensor_needs_no_room() {
+        let run = || {
+            crate::tensor::storage::set_memory_limit(0);
+            assert_eq!(Tensor::default().notation(), "u8[0]");
+            assert!(std::panic::catch_unwind(|| Tensor::zeros(DType::U8, [1])).is_err());
+        };
+        std::thread::spawn(run).join().unwrap();
+    }
 
     #[test]
     fn sizes_without_addresses_never_get_a_smaller_buffer() {
