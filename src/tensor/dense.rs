@@ -351,7 +351,7 @@ impl Tensor {
     }
 }
 
-/// A tensor without elements, `u8[0]`. It takes no memory, also where none is left.
+/// A tensor without elements, `u8[0]`. It takes no memory, so a rank without room has one too.
 impl Default for Tensor {
     fn default() -> Self {
         thread_local! {

@@ -53,7 +53,15 @@ impl Failures {
 /// Returns the number of cases on this device. The emulated one is slow and runs a third of them, unless
 /// `tests/complete.sh` asks for all: layouts and programs are tried on the CPU, and the device for its kernels.
 fn cases_here(cases: u32) -> u32 {
-    let is_emulated = std::env::var("ISOSHARD_TEST_DEVICE").is_ok_and(|name| name == "shim");
-    let is_complete = std::env::var_os("ISOSHARD_TEST_COMPLETE").is_some();
-    if is_emulated && !is_complete { cases.div_ceil(3) } else { cases }
+    if is_emulated() && !is_complete() { cases.div_ceil(3) } else { cases }
+}
+
+/// Returns true if ranks compute on the emulated device.
+pub fn is_emulated() -> bool {
+    std::env::var("ISOSHARD_TEST_DEVICE").is_ok_and(|name| name == "shim")
+}
+
+/// Returns true if `tests/complete.sh` asks for all cases.
+pub fn is_complete() -> bool {
+    std::env::var_os("ISOSHARD_TEST_COMPLETE").is_some()
 }

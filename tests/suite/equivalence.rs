@@ -26,7 +26,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::{BoxedStrategy, Strategy};
 
-use crate::common::failures::Failures;
+use crate::common::failures::{Failures, is_complete, is_emulated};
 use crate::common::samples::{catalog, long_sums};
 use crate::common::{
     agree, bits_differ, bound, epsilon, has_no_derivative, magnitude, on_mesh, ordinary, ordinary_values,
@@ -35,8 +35,10 @@ use crate::common::{
 use isoshard::testing::strategies::layouts;
 
 const MESHES: [&str; 7] = ["1", "a=2", "a=3", "a=4", "a=5", "a=2,b=2", "a=2,b=3"];
-/// Worlds per sample and mesh.
-const WORLDS: u32 = 3;
+/// The meshes for the kernels of the emulated device; the CPU tries all.
+const EMULATED: [&str; 4] = ["1", "a=2", "a=3", "a=2,b=2"];
+/// Worlds per sample and mesh in exact mode and in fast mode, and all of `tests/complete.sh`.
+const WORLDS: [u32; 3] = [2, 1, 3];
 /// The largest number of layouts per world; later ones find the cached plans of earlier ones.
 const CASES: usize = 7;
 /// The number of sets of values.
@@ -274,6 +276,12 @@ fn over_all(
     check: impl Fn(&Sample, &DeviceMesh, &Given, &Known) -> Result<Vec<String>> + Copy + Send + Sync + 'static,
 ) {
     let mut failures = Failures::default();
+    let worlds = match mode {
+        _ if is_complete() => WORLDS[2],
+        Reduction::Fast => WORLDS[1],
+        Reduction::Exact | Reduction::Grouped(_) => WORLDS[0],
+    };
+    let meshes = if is_emulated() && !is_complete() { &EMULATED[..] } else { &MESHES[..] };
     for sample in samples(mode).into_iter().filter(|s| !gradients || !has_no_derivative(s)) {
         let seen: RefCell<HashMap<u64, Arc<Known>>> = RefCell::default();
         let known = |salt: u64| {
@@ -281,10 +289,10 @@ fn over_all(
                 || Known::of(mode, &sample, salt, gradients).unwrap_or_else(|e| panic!("{sample:?}: {e}"));
             seen.borrow_mut().entry(salt).or_insert_with(|| Arc::new(of())).clone()
         };
-        for text in MESHES {
+        for &text in meshes {
             let mesh = Mesh::parse(text, 0).expect("a mesh");
             let world = vec(Given::any(mode, &mesh, &known(0), gradients), 1..=CASES);
-            failures.check(&format!("{sample:?} on {text}"), WORLDS, &world, |cases| {
+            failures.check(&format!("{sample:?} on {text}"), worlds, &world, |cases| {
                 let known: Vec<Arc<Known>> = cases.iter().map(|given| known(given.salt)).collect();
                 let sample = sample.clone();
                 on_mesh(&mesh, move |mesh| {
