@@ -351,7 +351,7 @@ impl Tensor {
     }
 }
 
-/// A tensor without elements, `u8[0]`. It takes no memory, so a rank without room has one too.
+/// A tensor without elements, `u8[0]`. It takes no memory, so a program at its limit can make one.
 impl Default for Tensor {
     fn default() -> Self {
         thread_local! {
