@@ -242,9 +242,16 @@ impl PreparedCall {
         }
         let mesh = ins[0].mesh.clone();
         let stays = |m: Option<Tensor>, x: &mut DTensor| m.unwrap_or_else(|| std::mem::take(&mut x.local));
-        let mut locals = moved.into_iter().zip(ins.iter_mut()).map(|(m, x)| stays(m, x)).collect();
-        let on_device = offloaded::offload_all(&mesh, &mut locals)?;
-        Ok(PreparedCall { plan, mesh, locals, on_device })
+        let locals = moved.into_iter().zip(ins.iter_mut()).map(|(m, x)| stays(m, x)).collect();
+        let mut call = PreparedCall { plan, mesh, locals, on_device: None };
+        match offloaded::offload_all(&call.mesh, &mut call.locals) {
+            Ok(on_device) => call.on_device = on_device,
+            Err(e) => {
+                call.end(ins, false);
+                return Err(e);
+            }
+        }
+        Ok(call)
     }
 
     /// Empties `ins` if the call was `done`; otherwise gives back what was taken.

@@ -20,21 +20,15 @@ pub(super) fn on_device_of(mesh: &DeviceMesh, local: Tensor) -> Result<Tensor> {
 }
 
 /// Copies the operands of an update to the CPU if one of them is offloaded. Returns the first operand's tensor on the device then, if it
-/// is there.
+/// is there. After an error all are where they were.
 pub(super) fn offload_all(mesh: &DeviceMesh, locals: &mut Tensors) -> Result<Option<Tensor>> {
     let is_offloaded = |x: &Tensor| x.device() == Device::Cpu && x.numel() > 0;
     if !mesh.device().is_cuda() || !locals.iter().any(is_offloaded) {
         return Ok(None);
     }
-    let mut first = None;
-    for (i, local) in locals.iter_mut().enumerate().filter(|(_, local)| local.device() != Device::Cpu) {
-        let there = std::mem::take(local);
-        *local = there.to_device(Device::Cpu)?;
-        if i == 0 {
-            first = Some(there);
-        }
-    }
-    Ok(first)
+    let copies = locals.iter().map(|local| local.to_device(Device::Cpu)).collect::<Result<Tensors>>()?;
+    let there = std::mem::replace(locals, copies);
+    Ok(there.into_iter().next().filter(|first| first.device() != Device::Cpu))
 }
 
 /// Returns a tensor on the device with the elements of one on the CPU, in the memory of `place` if nothing shares it.
