@@ -44,6 +44,7 @@ mod sample;
 mod table;
 mod train;
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -63,7 +64,8 @@ fn main() -> ExitCode {
 
 fn end(outcome: Outcome) -> ExitCode {
     if let Some(why) = &outcome.says {
-        eprintln!("error: {why}");
+        // One write: mpirun mixes the output of processes piece by piece.
+        let _ = std::io::stderr().write_all(format!("error: {why}\n").as_bytes());
     }
     ExitCode::from(outcome.code)
 }
