@@ -39,6 +39,7 @@ pub mod meta;
 mod no_room;
 mod places;
 mod reduce_op;
+mod segments;
 mod shape;
 pub mod storage;
 mod summation;

@@ -29,6 +29,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::Device;
 use super::cuda::DeviceBlock;
 use super::meta::CountedBytes;
+use super::segments::{MIN_SPAN_BYTES, Segment, SpanList, span_bytes};
 use super::system_block::{self, ALIGN};
 use crate::error::{Error, MemoryFault};
 
@@ -36,9 +37,9 @@ use crate::error::{Error, MemoryFault};
 const MIN_BYTES: usize = 64;
 /// The most bytes that one thread's pool keeps for reuse; further blocks go back to the system.
 const POOL_LIMIT_BYTES: usize = 2 << 30;
-/// The number of size classes. Four per doubling waste at most a fifth of a block; there is one for any length that has
-/// addresses.
-const CLASSES: usize = 4 * 58;
+/// The number of size classes, four per doubling, which waste at most a fifth of a block. Longer blocks are spans of
+/// [segments](super::segments).
+const CLASSES: usize = 4 * (MIN_SPAN_BYTES / MIN_BYTES).ilog2() as usize + 1;
 
 /// A block of memory that is the pool's, another owner's (a `Vec`), a file's, a device's, or absent.
 pub(crate) struct Buffer {
@@ -50,7 +51,7 @@ pub(crate) struct Buffer {
 enum BufferOwner {
     /// A thread's pool; `origin` is `None` if that thread has ended.
     Pool {
-        class: usize,
+        memory: BlockMemory,
         origin: Option<Arc<ReturnQueue>>,
     },
     Foreign {
@@ -103,17 +104,14 @@ impl Buffer {
     /// Returns a buffer of at least `len_bytes` from the pool, with arbitrary but initialised contents, or `None` if the
     /// thread's limit or the system leaves no room for it: [`no_room`] is the error.
     pub(crate) fn uninit(len_bytes: usize) -> Option<Buffer> {
-        let class = class_of(len_bytes);
         let from_pool = POOL.try_with(|p| {
             let mut pool = p.borrow_mut();
-            Some((pool.take(class)?, pool.returns.clone()))
+            Some((pool.take(len_bytes)?, Some(pool.returns.clone())))
         });
-        let (ptr, origin) = match from_pool {
-            Ok(taken) => taken.map(|(block, returns)| (block, Some(returns)))?,
-            // The thread is ending.
-            Err(_) => (system_block::allocate(class_bytes(class))?, None),
-        };
-        Some(Buffer { ptr: BufferStart(ptr), len_bytes, owner: BufferOwner::Pool { class, origin } })
+        // Without a pool, the thread is ending.
+        let (block, origin) = from_pool.unwrap_or_else(|_| Some((PoolBlock::fresh(len_bytes)?, None)))?;
+        let owner = BufferOwner::Pool { memory: block.memory, origin };
+        Some(Buffer { ptr: BufferStart(block.ptr), len_bytes, owner })
     }
 
     /// Takes over `data` without copying it.
@@ -256,8 +254,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let BufferOwner::Pool { class, origin } = &mut self.owner else { return };
-        let block = PoolBlock { ptr: self.ptr.0, class: *class };
+        let BufferOwner::Pool { memory, origin } = &mut self.owner else { return };
+        let memory = std::mem::replace(memory, BlockMemory::Class(0));
+        let block = PoolBlock { ptr: self.ptr.0, memory };
         let Some(origin) = origin.take() else { return block.free() };
         // The block goes to this thread's pool if it came from there, else to the queue of the thread that it came
         // from.
@@ -276,19 +275,42 @@ impl Drop for Buffer {
     }
 }
 
+/// The memory of a pool's block.
+#[derive(Clone)]
+enum BlockMemory {
+    /// A block from the system, of a class's length.
+    Class(usize),
+    /// A span of a segment, which lives as long.
+    Span { _segment: Arc<Segment> },
+}
+
 /// A pool's block that no buffer uses.
 struct PoolBlock {
     ptr: NonNull<u8>,
-    class: usize,
+    memory: BlockMemory,
 }
 
 // SAFETY: no pointers into the block exist, so it may be freed or reused on any thread.
 unsafe impl Send for PoolBlock {}
 
 impl PoolBlock {
+    /// Returns a block of zeros from the system, if it has room.
+    fn fresh(len_bytes: usize) -> Option<PoolBlock> {
+        if len_bytes > MIN_SPAN_BYTES {
+            let segment = Segment::new(span_bytes(len_bytes)?)?;
+            return Some(PoolBlock { ptr: segment.start(), memory: BlockMemory::Span { _segment: segment } });
+        }
+        let class = class_of(len_bytes);
+        let ptr = system_block::allocate(class_bytes(class))?;
+        Some(PoolBlock { ptr, memory: BlockMemory::Class(class) })
+    }
+
+    /// Gives the block back to the system: a span with the last one of its segment.
     fn free(self) {
-        // SAFETY: the block was allocated with its class's length, and this is its only owner.
-        unsafe { system_block::free(self.ptr, class_bytes(self.class)) };
+        if let BlockMemory::Class(class) = self.memory {
+            // SAFETY: the block was allocated with its class's length, and this is its only owner.
+            unsafe { system_block::free(self.ptr, class_bytes(class)) };
+        }
     }
 }
 
@@ -344,8 +366,8 @@ pub fn pool_stats() -> PoolStats {
 /// Sets the most bytes that the blocks of the calling thread's tensors may take, those kept for reuse included;
 /// `usize::MAX` is no limit.
 ///
-/// At the limit the thread first gives back the blocks that it keeps; then an allocation is an
-/// [`Error::OutOfMemory`]. Lists that [`Tensor::from_vec`](super::Tensor::from_vec) takes over,
+/// At the limit the thread first gives back the blocks that it keeps, but for free parts of larger blocks that are in
+/// use; then an allocation is an [`Error::OutOfMemory`]. Lists that [`Tensor::from_vec`](super::Tensor::from_vec) takes over,
 /// and the lists that the crate and the standard library need besides tensors, do not count.
 ///
 /// ```
@@ -376,7 +398,8 @@ pub(super) fn no_room(wanted: String, wanted_bytes: usize) -> Error {
     }))
 }
 
-/// Gives all blocks that the calling thread's pool keeps for reuse back to the system.
+/// Gives the blocks that the calling thread's pool keeps for reuse back to the system, but for free parts of larger
+/// blocks that are in use.
 ///
 /// ```
 /// use isoshard::tensor::{DType, Tensor, storage};
@@ -389,9 +412,10 @@ pub fn trim_pool() {
     POOL.with(|p| p.borrow_mut().trim());
 }
 
-/// The blocks that a thread keeps for reuse, by size class.
+/// The blocks that a thread keeps for reuse: by size class, and spans.
 struct BlockPool {
     free: Vec<Vec<NonNull<u8>>>,
+    spans: SpanList,
     returns: Arc<ReturnQueue>,
     stats: PoolStats,
 }
@@ -399,6 +423,7 @@ struct BlockPool {
 thread_local! {
     static POOL: RefCell<BlockPool> = RefCell::new(BlockPool {
         free: vec![Vec::new(); CLASSES],
+        spans: SpanList::default(),
         returns: Arc::new(ReturnQueue(Mutex::new(Vec::new()))),
         stats: PoolStats::default(),
     });
@@ -411,70 +436,122 @@ impl Default for PoolStats {
     }
 }
 
+impl PoolStats {
+    /// Returns true if the limit leaves room for so many bytes from the system.
+    fn has_room(&self, bytes: usize) -> bool {
+        bytes <= self.limit_bytes.saturating_sub(self.live_bytes).saturating_sub(self.free_bytes)
+    }
+}
+
 impl BlockPool {
-    /// Returns a kept block of the class, else one from the system, or `None` if there is no room for it.
-    fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
+    /// Returns a kept block of the length, else one from the system, or `None` if there is no room for it.
+    fn take(&mut self, len_bytes: usize) -> Option<PoolBlock> {
+        if len_bytes > MIN_SPAN_BYTES {
+            return self.take_span(span_bytes(len_bytes)?);
+        }
+        let class = class_of(len_bytes);
         if self.free[class].is_empty() {
-            let returns = self.returns.clone();
-            returns.drain(|block| {
-                if let Some(block) = self.put(block) {
-                    block.free();
-                }
-            });
+            self.take_back();
         }
         let bytes = class_bytes(class);
-        let block = match self.free[class].pop() {
+        let ptr = match self.free[class].pop() {
             Some(kept) => {
                 self.stats.reused_len += 1;
                 self.stats.free_bytes -= bytes;
                 kept
             }
             None => {
-                let fresh = self.fresh_block(class)?;
+                let fresh = self.fresh(bytes, || system_block::allocate(bytes))?;
                 self.stats.system_len += 1;
                 fresh
             }
         };
         self.stats.live_bytes += bytes;
-        Some(block)
+        Some(PoolBlock { ptr, memory: BlockMemory::Class(class) })
     }
 
-    /// Returns a block from the system, if need be after giving back all kept blocks.
-    fn fresh_block(&mut self, class: usize) -> Option<NonNull<u8>> {
-        let bytes = class_bytes(class);
-        let fits = |stats: &PoolStats| {
-            bytes <= stats.limit_bytes.saturating_sub(stats.live_bytes).saturating_sub(stats.free_bytes)
+    /// Returns a span of kept segments, else of a new one, or `None` if there is no room for it.
+    fn take_span(&mut self, bytes: usize) -> Option<PoolBlock> {
+        self.take_back();
+        let kept = self.spans.take(bytes);
+        let (ptr, bytes, segment) = match kept {
+            Some(kept) => {
+                self.stats.reused_len += 1;
+                kept
+            }
+            None => {
+                let (segment, len_bytes) = self.fresh_segment(bytes)?;
+                self.stats.system_len += 1;
+                self.stats.free_bytes += len_bytes;
+                self.spans.add(segment);
+                self.spans.take(bytes)?
+            }
         };
-        let block = fits(&self.stats).then(|| system_block::allocate(class_bytes(class))).flatten();
-        block.or_else(|| {
+        self.stats.free_bytes -= bytes;
+        self.stats.live_bytes += bytes;
+        Some(PoolBlock { ptr, memory: BlockMemory::Span { _segment: segment } })
+    }
+
+    /// Returns a segment with room for a span of `bytes`, and its length. Under a limit it has just these.
+    fn fresh_segment(&mut self, bytes: usize) -> Option<(Arc<Segment>, usize)> {
+        let is_limited = self.stats.limit_bytes < usize::MAX;
+        let len_bytes = if is_limited { bytes } else { self.spans.segment_bytes(bytes) };
+        Some((self.fresh(len_bytes, || Segment::new(len_bytes))?, len_bytes))
+    }
+
+    /// Returns what `allocate` takes from the system, of `bytes`, if need be after giving back all kept blocks.
+    fn fresh<T>(&mut self, bytes: usize, allocate: impl Fn() -> Option<T>) -> Option<T> {
+        let fresh = self.stats.has_room(bytes).then(&allocate).flatten();
+        fresh.or_else(|| {
             self.trim();
-            fits(&self.stats).then(|| system_block::allocate(class_bytes(class))).flatten()
+            self.stats.has_room(bytes).then(&allocate).flatten()
         })
+    }
+
+    /// Takes back the blocks that other threads have dropped.
+    fn take_back(&mut self) {
+        let returns = self.returns.clone();
+        returns.drain(|block| {
+            if let Some(block) = self.put(block) {
+                block.free();
+            }
+        });
     }
 
     /// Keeps a block for reuse, or returns it if the pool is full.
     fn put(&mut self, block: PoolBlock) -> Option<PoolBlock> {
-        let bytes = class_bytes(block.class);
-        self.stats.live_bytes -= bytes;
-        if self.stats.free_bytes + bytes > POOL_LIMIT_BYTES {
-            return Some(block);
+        let is_full = |stats: &PoolStats, bytes: usize| stats.free_bytes + bytes > POOL_LIMIT_BYTES;
+        match block.memory {
+            BlockMemory::Class(class) => {
+                let bytes = class_bytes(class);
+                self.stats.live_bytes -= bytes;
+                if is_full(&self.stats, bytes) {
+                    return Some(block);
+                }
+                self.stats.free_bytes += bytes;
+                self.free[class].push(block.ptr);
+            }
+            BlockMemory::Span { .. } => {
+                let bytes = self.spans.give(block.ptr);
+                self.stats.live_bytes -= bytes;
+                self.stats.free_bytes += bytes;
+                if is_full(&self.stats, 0) {
+                    self.stats.free_bytes -= self.spans.trim();
+                }
+            }
         }
-        self.stats.free_bytes += bytes;
-        self.free[block.class].push(block.ptr);
         None
     }
 
-    /// Frees all kept blocks.
+    /// Frees all kept blocks, but for spans of segments that are in use.
     fn trim(&mut self) {
-        let live_bytes = &mut self.stats.live_bytes;
-        self.returns.drain(|block| {
-            *live_bytes -= class_bytes(block.class);
-            block.free();
-        });
+        self.take_back();
         for (class, blocks) in self.free.iter_mut().enumerate() {
-            blocks.drain(..).for_each(|ptr| PoolBlock { ptr, class }.free());
+            self.stats.free_bytes -= class_bytes(class) * blocks.len();
+            let block = |ptr| PoolBlock { ptr, memory: BlockMemory::Class(class) };
+            blocks.drain(..).for_each(|ptr| block(ptr).free());
         }
-        self.stats.free_bytes = 0;
+        self.stats.free_bytes -= self.spans.trim();
     }
 }
 
@@ -562,8 +639,47 @@ mod tests {
     }
 
     #[test]
-    fn every_length_has_a_class() {
-        assert!(class_of(isize::MAX as usize) < CLASSES);
+    fn every_length_up_to_a_span_has_a_class() {
+        assert_eq!(class_of(MIN_SPAN_BYTES), CLASSES - 1);
+        assert_eq!(class_bytes(CLASSES - 1), MIN_SPAN_BYTES);
+    }
+
+    /// A span outlives the pool of its thread, and goes back to it while it lives.
+    #[test]
+    fn spans_come_home_or_keep_their_segment() {
+        let mut orphan = std::thread::spawn(|| {
+            let [kept, lent] = [block(300_000), block(500_000)];
+            assert_eq!(pool_stats().live_bytes, 303_104 + 503_808);
+            std::thread::spawn(move || drop(lent)).join().expect("no panic");
+            assert_eq!(pool_stats().live_bytes, 303_104 + 503_808, "not taken back yet");
+            let before = pool_stats();
+            drop(block(200_000)); // a part of the span that came back
+            assert_eq!(pool_stats().reused_len, before.reused_len + 1);
+            assert_eq!((pool_stats().live_bytes, pool_stats().free_bytes), (303_104, 503_808));
+            trim_pool();
+            assert_eq!((pool_stats().live_bytes, pool_stats().free_bytes), (303_104, 0));
+            kept
+        })
+        .join()
+        .expect("no panic");
+        // SAFETY: the buffer's bytes, which nothing else uses.
+        unsafe { orphan.as_mut_ptr().write_bytes(7, orphan.len_bytes()) };
+        drop(orphan);
+    }
+
+    #[test]
+    fn a_limit_holds_for_spans_and_frees_unused_segments_first() {
+        std::thread::spawn(|| {
+            set_memory_limit(1 << 20);
+            drop(block(600_000));
+            let live = block(700_000); // longer than the kept segment, which makes room
+            assert_eq!((pool_stats().live_bytes, pool_stats().free_bytes), (700_416, 0));
+            assert!(Buffer::uninit(400_000).is_none());
+            drop(live);
+            assert!(Buffer::uninit(1 << 20).is_some() && Buffer::uninit((1 << 20) + 1).is_none());
+        })
+        .join()
+        .expect("no panic");
     }
 
     #[test]

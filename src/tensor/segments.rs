@@ -1,0 +1,233 @@
+//! Large blocks of a thread's pool: spans of segments, which are blocks from the system.
+//!
+//! The tensors of a step differ in size: what the forward pass keeps makes room for gradients, which are shorter. So a free
+//! span is divided for a shorter block, and spans that are free side by side are one. A request takes the shortest span
+//! that is long enough.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::system_block;
+
+/// The shortest span in bytes. Shorter blocks have size classes instead, which are faster to find.
+pub(super) const MIN_SPAN_BYTES: usize = 128 << 10;
+/// Lengths are multiples of a page.
+const PAGE_BYTES: usize = 4096;
+/// The most bytes of a segment that a request did not ask for.
+const MAX_SPARE_BYTES: usize = 32 << 20;
+
+/// A block from the system, which goes back when neither its pool nor a buffer uses it.
+pub(super) struct Segment {
+    start: NonNull<u8>,
+    len_bytes: usize,
+}
+
+// SAFETY: a segment is only an address and a length; buffers own its bytes.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// Returns a segment of zeros, or `None` if the system has no room. `len_bytes` is not 0.
+    pub(super) fn new(len_bytes: usize) -> Option<Arc<Segment>> {
+        Some(Arc::new(Segment { start: system_block::allocate(len_bytes)?, len_bytes }))
+    }
+
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the block was allocated with this length; buffers in it hold the segment, so there are none.
+        unsafe { system_block::free(self.start, self.len_bytes) };
+    }
+}
+
+/// Returns the bytes of the span that a block of `len_bytes` takes, or `None` if no address space has so many.
+pub(super) fn span_bytes(len_bytes: usize) -> Option<usize> {
+    len_bytes.max(MIN_SPAN_BYTES).checked_next_multiple_of(PAGE_BYTES)
+}
+
+/// A part of a segment.
+struct Span {
+    start: NonNull<u8>,
+    len_bytes: usize,
+    is_free: bool,
+    segment: Arc<Segment>,
+}
+
+impl Span {
+    fn is_whole_segment(&self) -> bool {
+        self.len_bytes == self.segment.len_bytes
+    }
+}
+
+/// The spans of a pool's segments, by address: together they are all bytes of the segments.
+#[derive(Default)]
+pub(super) struct SpanList {
+    spans: Vec<Span>,
+}
+
+impl SpanList {
+    /// Returns the length for a new segment in which a span of `wanted` bytes is needed: up to an eighth of all segments
+    /// longer, so that a program has few of them, and a short program no long ones.
+    pub(super) fn segment_bytes(&self, wanted: usize) -> usize {
+        let all: usize = self.spans.iter().map(|span| span.len_bytes).sum();
+        let spare = (all / 8).min(MAX_SPARE_BYTES) / PAGE_BYTES * PAGE_BYTES;
+        wanted.saturating_add(if spare < MIN_SPAN_BYTES { 0 } else { spare })
+    }
+
+    /// Adds a free segment.
+    pub(super) fn add(&mut self, segment: Arc<Segment>) {
+        let (start, len_bytes) = (segment.start, segment.len_bytes);
+        let at = self.spans.partition_point(|span| span.start < start);
+        self.spans.insert(at, Span { start, len_bytes, is_free: true, segment });
+    }
+
+    /// Takes the shortest free span of `wanted` bytes or more, without what it has beyond them. Returns its start, its
+    /// length and its segment.
+    pub(super) fn take(&mut self, wanted: usize) -> Option<(NonNull<u8>, usize, Arc<Segment>)> {
+        let fits = |(_, span): &(usize, &Span)| span.is_free && span.len_bytes >= wanted;
+        let (at, _) = self.spans.iter().enumerate().filter(fits).min_by_key(|(_, span)| span.len_bytes)?;
+        let span = &mut self.spans[at];
+        span.is_free = false;
+        let (start, segment) = (span.start, span.segment.clone());
+        let rest = span.len_bytes - wanted;
+        if rest < MIN_SPAN_BYTES {
+            return Some((start, span.len_bytes, segment));
+        }
+        span.len_bytes = wanted;
+        // SAFETY: the rest is the end of the span, inside its segment.
+        let after = unsafe { start.add(wanted) };
+        let rest = Span { start: after, len_bytes: rest, is_free: true, segment: segment.clone() };
+        self.spans.insert(at + 1, rest);
+        Some((start, wanted, segment))
+    }
+
+    /// Takes a span back, and returns its length.
+    ///
+    /// # Panics
+    /// Panics if no taken span starts there.
+    pub(super) fn give(&mut self, start: NonNull<u8>) -> usize {
+        let at = self.spans.binary_search_by_key(&start, |span| span.start).expect("a span of this pool");
+        let span = &mut self.spans[at];
+        assert!(!std::mem::replace(&mut span.is_free, true), "a span is given back once");
+        let len_bytes = span.len_bytes;
+        self.join_next(at);
+        if at > 0 {
+            self.join_next(at - 1);
+        }
+        len_bytes
+    }
+
+    /// Makes a span and the next one of its segment one, if both are free.
+    fn join_next(&mut self, at: usize) {
+        let [span, next] = match self.spans.get_mut(at..at + 2) {
+            Some([span, next]) => [span, next],
+            _ => return,
+        };
+        if span.is_free && next.is_free && Arc::ptr_eq(&span.segment, &next.segment) {
+            span.len_bytes += next.len_bytes;
+            self.spans.remove(at + 1);
+        }
+    }
+
+    /// Gives the segments that are free as a whole back to the system. Returns their bytes.
+    pub(super) fn trim(&mut self) -> usize {
+        let mut freed = 0;
+        self.spans.retain(|span| {
+            let is_unused = span.is_free && span.is_whole_segment();
+            freed += if is_unused { span.len_bytes } else { 0 };
+            !is_unused
+        });
+        freed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl SpanList {
+        fn grow_and_take(&mut self, wanted: usize) -> (NonNull<u8>, usize) {
+            let taken = self.take(wanted).or_else(|| {
+                self.add(Segment::new(self.segment_bytes(wanted)).expect("there is room"));
+                self.take(wanted)
+            });
+            let (start, len_bytes, _) = taken.expect("a segment that is long enough");
+            (start, len_bytes)
+        }
+
+        /// Checks that spans cover their segments, and that no two free ones are neighbours.
+        fn check(&self) {
+            let mut end = None;
+            for (i, span) in self.spans.iter().enumerate() {
+                let (start, segment) = (span.start.addr().get(), span.segment.start.addr().get());
+                assert!(end.is_none_or(|end| start >= end), "spans overlap");
+                let before = i.checked_sub(1).map(|i| &self.spans[i]);
+                match before.filter(|before| Arc::ptr_eq(&before.segment, &span.segment)) {
+                    Some(before) => {
+                        assert_eq!(end, Some(start));
+                        assert!(!(before.is_free && span.is_free), "free neighbours are one span");
+                    }
+                    None => assert_eq!(start, segment),
+                }
+                assert!(start + span.len_bytes <= segment + span.segment.len_bytes);
+                end = Some(start + span.len_bytes);
+            }
+            let (spans, mut segments) = (self.spans.iter(), self.spans.iter().collect::<Vec<_>>());
+            segments.dedup_by(|a, b| Arc::ptr_eq(&a.segment, &b.segment));
+            let of_segments: usize = segments.iter().map(|span| span.segment.len_bytes).sum();
+            assert_eq!(spans.map(|span| span.len_bytes).sum::<usize>(), of_segments);
+        }
+    }
+
+    #[test]
+    fn random_requests_never_overlap_and_all_bytes_come_back() {
+        let (mut list, mut taken, mut state) = (SpanList::default(), Vec::new(), 7u64);
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % below
+        };
+        for _ in 0..if cfg!(miri) { 60 } else { 3000 } {
+            if taken.is_empty() || random(5) < 3 && taken.len() < 60 {
+                let wanted = span_bytes(random(1 << 20)).unwrap();
+                let (start, len_bytes) = list.grow_and_take(wanted);
+                assert!((wanted..wanted + MIN_SPAN_BYTES).contains(&len_bytes));
+                taken.push((start, len_bytes));
+            } else {
+                let (start, len_bytes) = taken.swap_remove(random(taken.len()));
+                assert_eq!(list.give(start), len_bytes);
+            }
+            list.check();
+        }
+        let all: usize = list.spans.iter().map(|span| span.len_bytes).sum();
+        taken.iter().for_each(|&(start, _)| assert!(list.give(start) > 0));
+        assert!(list.spans.iter().all(Span::is_whole_segment), "free neighbours were joined");
+        assert_eq!((list.trim(), list.spans.len()), (all, 0));
+    }
+
+    /// The place of a long block serves several shorter ones.
+    #[test]
+    fn a_long_span_is_divided_and_joined_again() {
+        let mut list = SpanList::default();
+        let (long, _) = list.grow_and_take(1 << 20);
+        list.give(long);
+        let short: Vec<_> = (0..4).map(|_| list.grow_and_take(256 << 10).0).collect();
+        assert!(short[0] == long && list.spans.len() == 4, "no further segment");
+        assert_eq!(list.trim(), 0, "the segment is in use");
+        for i in [1, 3, 0, 2] {
+            list.give(short[i]);
+        }
+        assert_eq!(list.grow_and_take(1 << 20), (long, 1 << 20));
+    }
+
+    #[test]
+    fn lengths_are_whole_pages() {
+        assert_eq!(span_bytes(0), Some(MIN_SPAN_BYTES));
+        assert_eq!(span_bytes((1 << 20) + 1), Some((1 << 20) + PAGE_BYTES));
+        assert_eq!(span_bytes(usize::MAX), None);
+    }
+}
