@@ -37,8 +37,8 @@ fn train(mesh: &'static str) -> Result<(u64, Vec<[f64; 2]>)> {
         let (mut dropout, mut facts) = (Generator::new(7).child("dropout"), Vec::new());
         for _ in 0..STEPS {
             // Blocks are gathered one ahead of their use; gradients arrive in the parameters' layouts.
-            let loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
-            let report = optimizer.step(&mut params, &mut loss.backward()?)?;
+            let mut loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
+            let report = optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
             let norm = report.norm.expect("there is a limit");
             facts.push([loss.full_tensor()?.item()?, norm.full_tensor()?.item()?]);
         }

@@ -27,8 +27,8 @@ fn step(
     let batch = params.plan().batch_layout(params.mesh().mesh());
     let tokens = DTensor::distribute(params.mesh(), &text(0)?, batch.clone())?;
     let targets = DTensor::distribute(params.mesh(), &text(1)?, batch)?;
-    let loss = model.loss(&Forward::train(params, dropout), &tokens, &targets)?;
-    optimizer.step(params, &mut loss.backward()?).map(drop)
+    let mut loss = model.loss(&Forward::train(params, dropout), &tokens, &targets)?;
+    optimizer.step(params, &mut loss.backward_freeing()?).map(drop)
 }
 
 /// The scores of the next tokens, whole.

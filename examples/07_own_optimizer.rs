@@ -172,8 +172,8 @@ fn train(mesh: &'static str, ranks: usize, dir: &Path, from: usize) -> Result<(u
                 state.insert_tree("optimizer", optimizer.state(&params)?)?;
                 checkpoint::save(&mesh, &dir, &state)?;
             }
-            let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
-            let mut grads = loss.backward()?;
+            let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
+            let mut grads = loss.backward_freeing()?;
             losses.push(loss.full_tensor()?.item()?);
             // The loss keeps its operands, parameters among them, which would be copied.
             drop(loss);

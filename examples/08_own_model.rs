@@ -120,8 +120,8 @@ fn train(mesh: &'static str) -> Result<Outcome> {
         let (mut dropout, mut losses) = (Generator::new(7).child("dropout"), Vec::new());
         for _ in 0..STEPS {
             let scores = model.forward(&Forward::train(&params, &mut dropout), &x)?;
-            let loss = scores.cross_entropy(&targets)?.mean_all()?;
-            optimizer.step(&mut params, &mut loss.backward()?)?;
+            let mut loss = scores.cross_entropy(&targets)?.mean_all()?;
+            optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
             losses.push(loss.full_tensor()?.item()?);
         }
 

@@ -56,8 +56,8 @@ fn train(rank: &Rank, mesh: &str, dir: &Path, until: u64) -> Result<(Vec<f64>, u
     let mut losses = Vec::new();
     while step < until {
         let (x, targets) = tokens.next_batch(&mesh, batch_layout.clone())?;
-        let loss = model.loss(&Forward::train(&params, &mut dropout), &x, &targets)?;
-        optimizer.step(&mut params, &mut loss.backward()?)?;
+        let mut loss = model.loss(&Forward::train(&params, &mut dropout), &x, &targets)?;
+        optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
         losses.push(loss.full_tensor()?.item()?);
         step += 1;
         if step.is_multiple_of(10) {

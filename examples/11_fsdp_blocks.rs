@@ -70,8 +70,8 @@ fn train(ranks: usize) -> Result<Vec<Outcome>> {
         let mut optimizer = AdamW::new((0.9, 0.99), 0.1).rate(schedule).clip(1.0);
         let mut losses = Vec::new();
         for _ in 0..STEPS {
-            let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
-            optimizer.step(&mut params, &mut loss.backward()?)?;
+            let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
+            optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
             losses.push(loss.full_tensor()?.item()?);
         }
         Ok(Outcome { units, bytes, stored, losses })

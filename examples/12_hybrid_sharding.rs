@@ -45,8 +45,8 @@ fn train(mesh: &'static str, sharding: Sharding) -> Result<Vec<Outcome>> {
         let mut before = tally.total();
         for _ in 0..STEPS {
             before = tally.total();
-            let loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
-            optimizer.step(&mut params, &mut loss.backward()?)?;
+            let mut loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
+            optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
             losses.push(loss.full_tensor()?.item()?);
         }
         let after = tally.total();

@@ -93,6 +93,60 @@ impl DTensor {
         self.add_gradients(one_of_scalar("backward", self)?, gradients)
     }
 
+    /// Runs [`DTensor::backward`] and frees the tape on the way: a node's tensors are dropped, or written to by its derivative,
+    /// as soon as the node has been visited, if nothing else refers to the node. Training steps take the least memory so. The
+    /// tensor keeps its value and loses its history, also if the pass fails.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
+    ///     let w = DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?.requires_grad()?;
+    ///     let mut loss = w.mul(&w)?.sum_all()?;
+    ///     let gradients = loss.backward_freeing()?;
+    ///     assert_eq!(gradients.get(&w).expect("a leaf").full_tensor()?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
+    ///     assert_eq!(loss.full_tensor()?.item()?, 14.0);
+    ///     assert!(!loss.has_history() && loss.backward().is_err()); // there is no tape any more
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses what [`DTensor::backward`] refuses; returns an error if communication fails.
+    pub fn backward_freeing(&mut self) -> Result<Gradients> {
+        let mut gradients = Gradients::default();
+        self.backward_freeing_into(&mut gradients)?;
+        Ok(gradients)
+    }
+
+    /// Runs [`DTensor::backward_into`] and frees the tape on the way, as [`DTensor::backward_freeing`] does.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, Gradients}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [2], 1.0, "(R)".parse()?)?.requires_grad()?;
+    ///     let mut gradients = Gradients::default();
+    ///     for factor in [2.0, 3.0] {
+    ///         w.mul_scalar(factor)?.sum_all()?.backward_freeing_into(&mut gradients)?;
+    ///     }
+    ///     assert_eq!(gradients.get(&w).expect("a leaf").local().to_vec::<f32>()?, [5.0, 5.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`DTensor::backward_into`].
+    pub fn backward_freeing_into(&mut self, gradients: &mut Gradients) -> Result<()> {
+        let grad = one_of_scalar("backward", self)?;
+        expect_history("backward", self, &grad)?;
+        let roots = self.history.take().into_iter().map(|output| (output, grad.clone())).collect();
+        BackwardPass::add_gradients_of_leaves(&self.mesh, roots, gradients)
+    }
+
     /// Adds the gradients of the sum of several scalars, such as a loss and a penalty, to those in `gradients`, in one
     /// backward pass: what they share is differentiated once, and each gradient reduced once. The scalars may differ in dtype
     /// and layout.
@@ -159,4 +213,63 @@ pub(super) fn expect_history<'a>(verb: &str, x: &'a DTensor, grad: &DTensor) -> 
         let remedy = "call requires_grad() on a leaf, outside no_grad() and Forward::eval";
         Error::invalid(verb, rule, x.spec().to_string(), remedy)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{DryRun, spmd};
+    use crate::dtensor::DeviceMesh;
+    use crate::placement::Layout;
+    use crate::tensor::DType;
+
+    /// A sum of functions of `x`, each of which keeps its operand for the backward pass.
+    fn loss(x: &DTensor) -> Result<DTensor> {
+        (0..12).try_fold(x.clone(), |y, _| y.gelu())?.sum_all()
+    }
+
+    #[test]
+    fn a_pass_that_frees_the_tape_has_the_same_bits() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            let whole = Tensor::build([37], |out: &mut [f32]| {
+                out.iter_mut().zip(1..).for_each(|(x, i)| *x = (i as f32).sin() * 3.0)
+            });
+            let x = DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?.requires_grad()?;
+            let of = |gradients: &Gradients| gradients.get(&x).expect("a leaf").local().to_vec::<f32>();
+            let mut loss = loss(&x)?;
+            let mut freed = Gradients::default();
+            let kept = of(&loss.backward()?)?;
+            assert_eq!(of(&loss.backward()?)?, kept, "the tape is kept");
+            let other = loss.clone();
+            loss.backward_freeing_into(&mut freed)?;
+            assert_eq!(of(&freed)?, kept);
+            assert_eq!(of(&other.backward()?)?, kept, "what another tensor refers to is kept");
+            let refused = loss.backward_freeing().unwrap_err().to_string();
+            assert!(refused.contains("does not depend on a leaf"), "{refused}");
+            assert_eq!(of(&freed)?, kept);
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    /// Gradients take the places of the values that the forward pass has kept.
+    #[test]
+    fn a_pass_that_frees_the_tape_needs_little_further_memory() {
+        const FACTORS: usize = 12;
+        let tensor = 4 << 18;
+        let further = |frees: bool| -> Result<usize> {
+            let dry = DryRun::new(1, 0)?;
+            let mesh = DeviceMesh::new(&dry.rank()?, &[])?;
+            let of = |_| DTensor::zeros(&mesh, DType::F32, [1 << 18], Layout::replicated(0))?.requires_grad();
+            let factors = (0..FACTORS).map(of).collect::<Result<Vec<_>>>()?;
+            let mut loss =
+                factors[1..].iter().try_fold(factors[0].clone(), |y, factor| y.mul(factor))?.sum_all()?;
+            let forward = dry.report().peak_bytes;
+            let _gradients = if frees { loss.backward_freeing()? } else { loss.backward()? };
+            Ok(dry.report().peak_bytes - forward)
+        };
+        let [kept, freed] = [false, true].map(|frees| further(frees).unwrap());
+        assert!(kept >= (FACTORS - 1) * tensor && freed <= 3 * tensor, "{kept} and {freed} bytes");
+    }
 }

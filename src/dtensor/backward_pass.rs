@@ -3,6 +3,7 @@
 //! Each gradient has whatever layout is cheapest until it reaches a leaf tensor, and there it takes the leaf's layout: a
 //! data-parallel gradient is all-reduced there and an FSDP gradient reduce-scattered, each as soon as it is complete.
 
+use std::borrow::Borrow;
 use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
@@ -48,10 +49,10 @@ pub(super) struct BackwardPass {
 impl BackwardPass {
     /// Starts a pass from results whose gradients have not been added yet.
     #[inline]
-    fn new(mesh: &DeviceMesh, roots: &[(&TapeOutput, DTensor)]) -> BackwardPass {
+    fn new(mesh: &DeviceMesh, roots: &[(impl Borrow<TapeOutput>, DTensor)]) -> BackwardPass {
         let id = next_id();
         mesh.0.backward_pass.set(id);
-        count_gradients(roots.iter().map(|(root, _)| &*root.node), 0, id);
+        count_gradients(roots.iter().map(|(root, _)| &*root.borrow().node), 0, id);
         BackwardPass {
             id,
             mesh: mesh.clone(),
@@ -64,17 +65,17 @@ impl BackwardPass {
     }
 
     /// Computes the gradients of all leaves, given those of the results `roots`, and adds them to `gradients`. No step is
-    /// recorded.
-    pub fn add_gradients_of_leaves(
+    /// recorded. The pass frees the nodes of results that it is given.
+    pub fn add_gradients_of_leaves<R: Borrow<TapeOutput>>(
         mesh: &DeviceMesh,
-        roots: SmallVec<[(&TapeOutput, DTensor); 1]>,
+        roots: SmallVec<[(R, DTensor); 1]>,
         gradients: &mut Gradients,
     ) -> Result<()> {
         let _guard = mesh.no_grad();
         let mut pass = BackwardPass::new(mesh, &roots);
         pass.gradients = std::mem::take(gradients);
         pass.gradients.begin_pass();
-        roots.into_iter().try_for_each(|(root, grad)| pass.accumulate(root, grad))?;
+        roots.into_iter().try_for_each(|(root, grad)| pass.accumulate(root.borrow(), grad))?;
         pass.visit_all()?;
         if !mesh.is_unsynchronised() {
             // Earlier passes may have left parts of leaves that this pass does not reach.
@@ -95,7 +96,7 @@ impl BackwardPass {
         let grads: FxHashMap<_, _> = wrt.map(|of| ((of.node.id, of.out), None)).collect();
         let reaching = reaching(&root.node, &grads.keys().map(|&(id, _)| id).collect());
         let wanted = Some(WantedGradients { reaching, grads });
-        let mut pass = BackwardPass { wanted, ..BackwardPass::new(mesh, &[]) };
+        let mut pass = BackwardPass { wanted, ..BackwardPass::new(mesh, &[] as &[(&TapeOutput, DTensor)]) };
         pass.accumulate(root, grad)?;
         pass.visit_all()?;
         Ok(pass.wanted.expect("set above"))

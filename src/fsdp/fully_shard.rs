@@ -40,8 +40,8 @@ use crate::tensor::Shape;
 ///     let tokens = DTensor::zeros(&mesh, DType::I64, [4, 6], batch)?;
 ///     let mut losses = Vec::new();
 ///     for _ in 0..3 {
-///         let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
-///         optimizer.step(&mut params, &mut loss.backward()?)?;
+///         let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+///         optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
 ///         losses.push(loss.full_tensor()?.item()?);
 ///     }
 ///     Ok(losses)

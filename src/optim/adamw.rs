@@ -65,8 +65,8 @@ impl AdamW {
     ///     let head = params.root().child("head").param("weight", [2], Init::Ones)?;
     ///     let slow = ParamGroup::new().rate(0.5).decay(0.0);
     ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).group("head.**", slow).rate(0.5);
-    ///     let loss = params.value(body).mul(params.value(head))?.sum_all()?;
-    ///     optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///     let mut loss = params.value(body).mul(params.value(head))?.sum_all()?;
+    ///     optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
     ///     assert_eq!(params.value(body).full_tensor()?.to_vec::<f32>()?, [0.5; 2]);
     ///     assert_eq!(params.value(head).full_tensor()?.to_vec::<f32>()?, [0.75; 2]);
     ///     Ok(())
@@ -91,8 +91,8 @@ impl AdamW {
     ///     let frozen = params.root().child("h").child(0).param("weight", [2], Init::Ones)?;
     ///     let free = params.root().child("h").child(1).param("weight", [2], Init::Ones)?;
     ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.0).group_rate("h.0.*", 0.0).rate(0.5);
-    ///     let loss = params.value(frozen).mul(params.value(free))?.sum_all()?;
-    ///     optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///     let mut loss = params.value(frozen).mul(params.value(free))?.sum_all()?;
+    ///     optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
     ///     assert_eq!(params.value(frozen).full_tensor()?.to_vec::<f32>()?, [1.0; 2]);
     ///     assert_eq!(params.value(free).full_tensor()?.to_vec::<f32>()?, [0.5; 2]);
     ///     Ok(())
@@ -134,8 +134,8 @@ impl AdamW {
     ///     let ids = [scope.param("slow", [], Init::Ones)?, scope.param("fast", [], Init::Ones)?];
     ///     let mut optimizer = AdamW::new((0.9, 0.99), 0.0).group_betas("fast", (0.5, 0.5)).rate(0.125);
     ///     for sign in [1.0, -1.0] {
-    ///         let loss = params.value(ids[0]).add(params.value(ids[1]))?.mul_scalar(sign)?;
-    ///         optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///         let mut loss = params.value(ids[0]).add(params.value(ids[1]))?.mul_scalar(sign)?;
+    ///         optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
     ///     }
     ///     ids.map(|id| params.value(id).full_tensor()?.item()).into_iter().collect::<Result<Vec<_>, _>>()
     /// })?;

@@ -23,8 +23,8 @@
 //!     # let targets = DTensor::distribute(&mesh, &text(1)?, batch)?;
 //!     # let mut losses = Vec::new();
 //!     for _ in 0..6 {
-//!         let loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
-//!         let report = optimizer.step(&mut params, &mut loss.backward()?)?;
+//!         let mut loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
+//!         let report = optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
 //!         // report.rate, report.norm
 //!         # let _ = report;
 //!         # losses.push(loss.full_tensor()?.item()?);

@@ -118,8 +118,8 @@ pub trait UpdateRule {
 ///     let mut losses = Vec::new();
 ///     for _ in 0..8 {
 ///         let y = model.forward(&Forward::train_without_dropout(&params), &x)?;
-///         let loss = y.mul(&y)?.mean_all()?;
-///         optimizer.step(&mut params, &mut loss.backward()?)?;
+///         let mut loss = y.mul(&y)?.mean_all()?;
+///         optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
 ///         losses.push(loss.full_tensor()?.item()?);
 ///     }
 ///     Ok(losses)
@@ -169,8 +169,8 @@ impl<R: UpdateRule> Optimizer<R> {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let w = params.root().param("w", [1], Init::Zeros)?;
     ///     let mut optimizer = Sgd::new(0.0, false, 0.0).rate(1.0).clip(0.5);
-    ///     let loss = params.value(w).mul_scalar(8.0)?.sum_all()?; // a gradient of 8
-    ///     let report = optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///     let mut loss = params.value(w).mul_scalar(8.0)?.sum_all()?; // a gradient of 8
+    ///     let report = optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
     ///     assert_eq!(report.norm.expect("there is a limit").full_tensor()?.item()?, 8.0);
     ///     assert!((params.value(w).full_tensor()?.item()? + 0.5).abs() < 1e-6);
     ///     Ok(())

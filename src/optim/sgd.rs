@@ -86,8 +86,8 @@ impl Sgd {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let ids = ["a", "b"].map(|path| params.root().param(path, [], Init::Ones).expect("a free path"));
     ///     let mut optimizer = Sgd::new(0.0, false, 0.0).group_rate("b", 0.5).rate(0.5);
-    ///     let loss = params.value(ids[0]).add(params.value(ids[1]))?;
-    ///     optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///     let mut loss = params.value(ids[0]).add(params.value(ids[1]))?;
+    ///     optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
     ///     Ok([params.value(ids[0]).full_tensor()?.item()?, params.value(ids[1]).full_tensor()?.item()?])
     /// })?;
     /// assert_eq!(values, [[0.5, 0.75]]);

@@ -43,12 +43,12 @@ fn train(threads: usize, mesh: &'static str, llama: bool) -> Result<(Vec<u64>, u
         let mut losses = Vec::new();
         for _ in 0..2 {
             let forward = Forward::train(&params, &mut generator);
-            let loss = match (&gpt, &llama) {
+            let mut loss = match (&gpt, &llama) {
                 (Some(gpt), _) => gpt.loss(&forward, &tokens, &targets)?,
                 (None, llama) => llama.as_ref().expect("one of both").loss(&forward, &tokens, &targets)?,
             };
             losses.push(loss.full_tensor()?.item()?.to_bits());
-            optimizer.step(&mut params, &mut loss.backward()?)?;
+            optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
         }
         Ok((losses, params.digest()?))
     })?;
