@@ -1,5 +1,6 @@
 //! Updates of parameters in place, for optimizers.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::param_id::ParamId;
@@ -102,22 +103,25 @@ impl Params {
                 *operand = operand.redistribute(layout.clone())?;
             }
         }
+        let blocks: Vec<Option<usize>> = updates.iter().map(|u| self.block_of(u.param)).collect();
         for update in updates.iter_mut() {
             update.operands.insert(0, self.value_mut(update.param).take_value());
         }
         let mut calls: Vec<_> = updates.iter_mut().map(|u| (&u.op, &mut u.operands)).collect();
         let (outs, mut result) = DTensor::apply_owned_if(&mut calls, accept);
         let mut outs = outs.into_iter();
-        for update in updates {
+        let mut scattered = BTreeSet::new();
+        for (update, block) in updates.iter_mut().zip(blocks) {
             match outs.next() {
                 Some(mut outs) => {
                     result = self.set(update.param, outs.remove(0)).and(result);
                     update.results = Some(outs);
+                    scattered.extend(block.filter(|_| self.block_of(update.param).is_none()));
                 }
                 None => self.value_mut(update.param).put_back(update.operands.remove(0)),
             }
         }
-        result
+        self.store_together(&scattered).and(result)
     }
 
     /// Returns zeros of a parameter's dtype, shape and layout: the initial state of an optimizer. Communicates nothing.

@@ -273,7 +273,7 @@ fn replicas_of_shards_agree_in_place() {
         sharded_steps_in_place(&mesh, DType::F32, &Sharding::hsdp("dp", "fsdp"), WIDTH)
     };
     for (rank, copied) in spmd(4, run).unwrap_or_else(|e| panic!("{e}")).iter().enumerate() {
-        assert_eq!(copied.map(|step| step.gather), [0; 3], "rank {rank}");
+        assert_eq!(copied.map(|step| step.gather), [0; 4], "rank {rank}");
         let reduce = copied.map(|step| step.reduce);
         assert!(reduce[1..].iter().all(|bytes| *bytes <= 2 * head_bytes(WIDTH)), "rank {rank}: {reduce:?}");
     }
@@ -434,7 +434,7 @@ fn a_unit_is_gathered_reduced_and_updated_in_place() {
             steps_in_place(&mesh, compute)
         };
         for (rank, copied) in spmd(ranks, run).unwrap_or_else(|e| panic!("{e}")).iter().enumerate() {
-            assert_eq!(copied.map(|step| step.gather), [0; 3], "{mesh}: rank {rank}");
+            assert_eq!(copied.map(|step| step.gather), [0; 4], "{mesh}: rank {rank}");
             // A third of 16 sequences is several nodes, except on the last rank.
             if mesh != "fsdp=3" || rank == 2 {
                 let reduce = copied.map(|step| step.reduce);

@@ -1,5 +1,7 @@
 //! Parameters that fully sharded data parallelism has placed: the layouts of values, gradients and held values.
 
+use std::collections::BTreeSet;
+
 use super::declared::gradient_unit;
 use super::{Param, Params};
 use crate::dtensor::{DTensor, Transfer};
@@ -72,6 +74,30 @@ impl Params {
         self.plan.shard_batch(batch);
         self.is_placed = true;
         self.map_all()
+    }
+
+    /// Stores the values of units as one block each again, after updates that could not write them where they lay because
+    /// something shared them, such as the tape of a loss. Communicates nothing.
+    pub(in crate::nn) fn store_together(&mut self, units: &BTreeSet<usize>) -> Result<()> {
+        for &unit in units {
+            let members = self.units[unit].members.clone();
+            let value = |&id: &ParamId| {
+                let param = &self.list[id.index];
+                let held = param.held.as_ref().filter(|_| !self.holds_as_used(id));
+                (param.value.detach(), held.unwrap_or(&param.used).clone())
+            };
+            let stored = DTensor::stored_together(members.iter().map(value).collect())?;
+            for (id, value) in members.into_iter().zip(stored) {
+                self.value_mut(id).put_back(value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the parameter's unit if its value is a part of the unit's block.
+    pub(in crate::nn) fn block_of(&self, id: ParamId) -> Option<usize> {
+        let param = &self.list[id.index];
+        (param.value.local().is_part() && self.mapped.is_none()).then_some(param.unit)
     }
 
     fn unit_of_placed(&self, unit: &PlacedUnit) -> Result<ParamUnit> {
