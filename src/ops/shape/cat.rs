@@ -7,7 +7,7 @@ use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Slice, Tensors, Vjp, Windows,
     Work, list,
 };
-use crate::tensor::Tensor;
+use crate::tensor::{Dims, Shape, Tensor};
 
 /// Joins operands along a dim, which is not sharded. The operands have one dtype and equal extents in all other dims.
 /// Applied by [`DTensor::cat`](crate::dtensor::DTensor::cat).
@@ -61,15 +61,22 @@ impl Op for Cat {
             .collect()
     }
 
+    /// The result's dims lie in memory in the order of the operands', if that is one.
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let mut out = Tensor::uninit_on(ins[0].device(), ins[0].dtype(), at.outs[0].local().clone())?;
-        let strides = out.strides().to_vec();
+        let shape = at.outs[0].local();
+        let order = memory_order(ins).unwrap_or_else(|| (0..shape.len()).collect());
+        let stored: Shape = order.iter().map(|&d| shape[d]).collect();
+        let mut out = Tensor::uninit_on(ins[0].device(), ins[0].dtype(), stored)?;
+        let (mut strides, mut place) = (Dims::from_elem(0, order.len()), Dims::from_elem(0, order.len()));
+        for (k, &d) in order.iter().enumerate() {
+            (strides[d], place[d]) = (out.strides()[k], k);
+        }
         let mut start = 0;
         for x in ins.iter() {
             x.copy_block(&mut out, x.shape(), (0, x.strides()), (start * strides[self.dim], &strides))?;
             start += x.shape()[self.dim];
         }
-        Ok(smallvec![out])
+        Ok(smallvec![out.permute(&place)?])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
@@ -95,10 +102,46 @@ impl Op for Cat {
     }
 }
 
+/// Returns the dims from the outermost to the innermost in memory, if that is the same for all tensors and no elements of one
+/// coincide.
+fn memory_order(xs: &[Tensor]) -> Option<Dims> {
+    let order = |x: &Tensor| -> Option<Dims> {
+        // A dim of one index lies anywhere.
+        let stride = |d: usize| if x.shape()[d] > 1 { x.strides()[d] } else { usize::MAX };
+        let mut dims: Dims = (0..x.shape().len()).collect();
+        dims.sort_by_key(|&d| std::cmp::Reverse(stride(d)));
+        dims.iter().all(|&d| stride(d) > 0).then_some(dims)
+    };
+    let first = order(xs.first()?)?;
+    xs[1..].iter().all(|x| order(x).as_ref() == Some(&first)).then_some(first)
+}
+
 pub(in crate::ops) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(Cat { dim: 0 }, [Input::ints([2, 3]), Input::ints([3, 3])]),
         Sample::new(Cat { dim: 1 }, [Input::ints([5, 1]), Input::ints([5, 0]), Input::ints([5, 2])]),
         Sample::new(Cat { dim: 0 }, [Input::ints([3])]),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::eval_whole;
+
+    #[test]
+    fn dims_stay_in_the_order_in_which_they_lie_in_memory() {
+        let of = |start: f32, len: usize| {
+            let x = Tensor::from_vec((0..6 * len).map(|i| start + i as f32).collect(), [2, 3, len]).unwrap();
+            x.permute(&[1, 0, 2]).unwrap()
+        };
+        let (x, y) = (of(0.0, 2), of(100.0, 3));
+        let [packed_x, packed_y] = [&x, &y].map(|x| x.contiguous().unwrap());
+        let of = |ins: &[Tensor]| eval_whole(&Cat { dim: 2 }, ins).unwrap().remove(0);
+        let (turned, plain) = (of(&[x.clone(), y]), of(&[packed_x, packed_y.clone()]));
+        assert_eq!((turned.shape(), turned.to_f64_vec()), (plain.shape(), plain.to_f64_vec()));
+        assert_eq!((turned.strides(), plain.strides()), (&[5, 15, 1][..], &[10, 5, 1][..]));
+        let mixed = of(&[x, packed_y]);
+        assert_eq!((mixed.strides(), mixed.to_f64_vec()), (plain.strides(), plain.to_f64_vec()));
+    }
 }
