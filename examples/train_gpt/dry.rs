@@ -42,17 +42,20 @@ fn step(dry: &DryRun, args: &Args, sizes: Sizes, batch: usize) -> Result<()> {
     let mut params = Params::new(&mesh, plan, args.seed)?;
     params.compute_in(args.compute())?;
     let model = Model::new(&mut params, &sizes)?;
+    Model::shard(&mut params)?;
     let mut optimizer = AdamW::new((0.9, 0.99), args.weight_decay);
     let mut dropout = Generator::new(args.seed).child("dropout");
     let mut grads = Gradients::default();
     for micro in 0..args.accumulate {
         let tokens = DTensor::zeros(&mesh, DType::I64, [batch, sizes.block()], layout.clone())?;
         let cx = Forward::train(&params, &mut dropout);
-        let loss = model.loss(&cx, &tokens, &tokens)?;
+        let mut loss = model.loss(&cx, &tokens, &tokens)?;
         drop(cx);
-        let loss = if args.accumulate == 1 { loss } else { loss.mul_scalar(1.0 / args.accumulate as f64)? };
+        if args.accumulate > 1 {
+            loss = loss.mul_scalar(1.0 / args.accumulate as f64)?;
+        }
         let _guard = (micro + 1 < args.accumulate).then(|| mesh.no_sync());
-        loss.backward_into(&mut grads)?;
+        loss.backward_freeing_into(&mut grads)?;
         // Training gathers the loss to report it; here there is no value to read.
         loss.full_tensor()?;
     }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use isoshard::Result;
 use isoshard::dtensor::DTensor;
+use isoshard::fsdp::{BlockPolicy, Sharding, fully_shard};
 use isoshard::hugging_face::{HuggingFaceConfig, HuggingFaceFormat};
 use isoshard::nn::{
     Decoder, DecoderConfig, FeedForwardConfig, Forward, Gpt, GptConfig, Llama, LlamaConfig, Module, Params,
@@ -140,6 +141,18 @@ impl Model {
             Sizes::Gpt(_) | Sizes::Llama(_) => Ok(()),
             Sizes::Pretrained(of) => HuggingFaceFormat::read(&of.dir)?.load(&of.dir, params),
         }
+    }
+
+    /// Places parameters, gradients and the optimizer's states by the mesh's data-parallel axes, a unit per block.
+    pub fn shard(params: &mut Params) -> Result<()> {
+        let mesh = params.mesh().mesh();
+        let sharding = match ["dp", "fsdp"].map(|axis| mesh.axis(axis).is_ok()) {
+            [true, true] => Sharding::hsdp("dp", "fsdp"),
+            [false, true] => Sharding::zero3("fsdp"),
+            [true, false] => Sharding::ddp("dp"),
+            [false, false] => return Ok(()),
+        };
+        fully_shard(params, &["h.*"], &sharding, &BlockPolicy::default()).map(drop)
     }
 
     /// Returns the scores, per position, of the token that follows.

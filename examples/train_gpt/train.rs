@@ -215,6 +215,7 @@ impl<'a> Trainer<'a> {
         params.compute_in(args.compute())?;
         let model = Model::new(&mut params, &job.sizes)?;
         Model::load(&mut params, &job.sizes)?;
+        Model::shard(&mut params)?;
         let optimizer = AdamW::new(BETAS, args.weight_decay);
         Ok(Trainer { job, params, model, optimizer, dropout: Generator::new(args.seed).child("dropout") })
     }
@@ -237,13 +238,16 @@ impl<'a> Trainer<'a> {
         for micro in 0..micros {
             let (tokens, targets) = self.distribute(batches.at(step * micros + micro)?)?;
             let cx = Forward::train(&self.params, &mut self.dropout);
-            let loss = self.model.loss(&cx, &tokens, &targets)?;
+            let mut loss = self.model.loss(&cx, &tokens, &targets)?;
             drop(cx);
-            // The mean of the micro-batches' gradients is the gradient of the mean of their losses.
-            let part = if micros == 1 { loss.clone() } else { loss.mul_scalar(1.0 / micros as f64)? };
+            let value = loss.detach();
+            if micros > 1 {
+                // The mean of the micro-batches' gradients is the gradient of the mean of their losses.
+                loss = loss.mul_scalar(1.0 / micros as f64)?;
+            }
             let _guard = (micro + 1 < micros).then(|| self.params.mesh().no_sync());
-            part.backward_into(&mut grads)?;
-            losses.push(loss.full_tensor()?.item()?);
+            loss.backward_freeing_into(&mut grads)?;
+            losses.push(value.full_tensor()?.item()?);
         }
         let every = self.job.args.check;
         if every > 0 && step.is_multiple_of(every) {
