@@ -54,7 +54,8 @@ use crate::tensor::Shape;
 ///
 /// # Errors
 /// Refuses an axis that the mesh lacks, axes that do not nest ([`Sharding`]), a pattern that matches nothing, a module
-/// inside another unit, blocks that do not fit a parameter, a dtype of reductions that the mode does not have
+/// inside another unit, blocks that do not fit a parameter, blocks of several rows of a parameter that the plan cuts into unequal
+/// parts, a dtype of reductions that the mode does not have
 /// ([`Sharding::reduce_in`]), and a unit beyond the limit of gathered bytes ([`Sharding::gather_at_most`]); nothing has moved
 /// then. Returns an error if a rank fails.
 pub fn fully_shard(
@@ -106,7 +107,8 @@ pub struct ShardedUnits {
 pub struct ShardedUnit {
     /// The path of the unit's module; empty for the root.
     pub name: String,
-    /// The paths of the parameters in the buffer, as the plan numbers its tensors.
+    /// The paths of the parameters in the buffer, as the plan numbers its tensors. It lacks those without a dim or without
+    /// elements, and those that the model's plan cuts into unequal parts: they are cut by rows, outside the buffer.
     pub paths: Vec<String>,
     /// Their positions in the buffer; `None` if nothing is sharded.
     pub plan: Option<ShardPlan>,
@@ -228,6 +230,9 @@ fn plan_unit(
         let (path, value) = (params.path(id), params.value(id));
         let spec = Spec::new(mesh, value.dtype(), value.shape(), used.clone())?;
         let Some(local) = equal_part(&spec) else {
+            if value.shape().numel() > 0 && !value.shape().is_empty() {
+                blocks.of(path).expect_whole_between_rows(path, &spec)?;
+            }
             tensors.push(None);
             continue;
         };

@@ -416,6 +416,61 @@ fn wrong_input_is_refused_by_name_and_moves_nothing() {
     assert!(refused(&["h.*"], outside, rows()).contains("an axis that shards states shards the batch"));
 }
 
+/// Tensor parallelism leaves three rows to one rank and two to the other: such a parameter is cut by rows, outside the unit's
+/// buffer, or refused by path if its blocks are longer.
+#[test]
+fn parts_of_unequal_length_are_cut_by_rows_or_refused() {
+    let run = |rank: Rank, mesh: &str| {
+        let mesh = DeviceMesh::parse(&rank, mesh)?;
+        let fsdp = mesh.mesh().axis("fsdp").is_ok();
+        let plan = if fsdp {
+            Plan::default().shard("h.*.w", "tp", 0).shard("h.*.e", "tp", 0)
+        } else {
+            Plan::default()
+        };
+        let mut params = Params::new(&mesh, plan, 7)?;
+        let normal = Init::Normal { mean: 0.0, std: 1.0 };
+        let mut add =
+            |name: &str, shape: &[usize]| params.root().child("h").child(0).param(name, shape, normal);
+        let ids = [add("w", &[5, 4])?, add("e", &[5, 3, 4])?, add("even", &[4, 4])?];
+        if fsdp {
+            let zero3 = Sharding::zero3("fsdp");
+            let before = format!("{params:?}");
+            for (path, block) in [
+                ("h.0.w", Block::Rows(2)),
+                ("h.0.w", Block::Matrix),
+                ("h.0.w", Block::Tile { rows: 2, columns: 2 }),
+                ("h.0.e", Block::Rows(3)),
+                ("h.0.w", Block::Rows(0)),
+            ] {
+                let policy = BlockPolicy::default().set(path, block);
+                let said = fully_shard(&mut params, &["h.*"], &zero3, &policy).unwrap_err().to_string();
+                let remedy = "cut it evenly in the plan, or give it Block::Rows(1)";
+                assert!(said.contains(path) && (said.contains(remedy) || block == Block::Rows(0)), "{said}");
+            }
+            assert_eq!(format!("{params:?}"), before, "nothing has moved");
+            let policy = BlockPolicy::default().set("h.0.e", Block::Matrix).set("h.0.even", Block::Rows(2));
+            let units = fully_shard(&mut params, &["h.*"], &zero3, &policy)?;
+            assert_eq!(units.units()[0].paths, ["h.0.even"]);
+            assert_eq!(params.value(ids[0]).layout().to_string(), "(S0^1, S0^0)");
+        }
+        let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.1).clip(1.0);
+        let x = Tensor::from_vec((0..40).map(|i| (i % 7) as f32 - 3.0).collect(), [8, 5])?;
+        let x = DTensor::distribute(&mesh, &x, params.plan().batch_layout(mesh.mesh()))?;
+        for _ in 0..2 {
+            let cx = Forward::train_without_dropout(&params);
+            let y = x.matmul(&cx.param(ids[0])?)?.matmul(&cx.param(ids[2])?)?;
+            let loss = y.mul(&x.matmul(&cx.param(ids[1])?.sum(&[1], false)?)?)?.sum_all()?;
+            drop(cx);
+            optimizer.step(&mut params, &mut loss.backward()?)?;
+        }
+        params.digest()
+    };
+    let single = spmd(1, move |rank| run(rank, "dp=1")).unwrap_or_else(|e| panic!("{e}"));
+    let all = spmd(4, move |rank| run(rank, "fsdp=2,tp=2")).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(all, [single[0]; 4]);
+}
+
 /// After a first step no block's parameters or gradients are copied outside of collectives, if each rank brings one node of the
 /// reduction tree.
 #[test]
