@@ -5,6 +5,7 @@ use std::fmt;
 use super::block_policy::BlockPolicy;
 use super::packing::lcm;
 use super::planner::ShardPlanner;
+use super::same_on_ranks::same_on_ranks;
 use super::shard_plan::{BlockedTensor, ShardPlan};
 use super::sharding::{Sharding, ShardingAxes};
 use crate::comm::{ModulePath, path_matches};
@@ -20,7 +21,8 @@ use crate::tensor::Shape;
 /// gathered throughout a pass. Without patterns, units are the model's own: its numbered parts. Tensor, sequence and
 /// expert parallelism are the [`Plan`](crate::nn::Plan)'s, on other axes; a part that they leave to a rank is sharded here.
 ///
-/// Moves each parameter once, from the plan's layout to its new one. Declare parameters under
+/// Compares units, layouts and positions over the ranks (one all-gather of 40 bytes per rank; none on a single rank), and
+/// moves each parameter once, from the plan's layout to its new one. Declare parameters under
 /// [`Plan::fsdp`](crate::nn::Plan::fsdp) if no rank has room for all of them. Training then goes on as before, with
 /// equal bits on every mesh.
 ///
@@ -55,45 +57,21 @@ use crate::tensor::Shape;
 /// # Errors
 /// Refuses an axis that the mesh lacks, axes that do not nest ([`Sharding`]), a pattern that matches nothing, a module
 /// inside another unit, blocks that do not fit a parameter, blocks of several rows of a parameter that the plan cuts into unequal
-/// parts, a dtype of reductions that the mode does not have
-/// ([`Sharding::reduce_in`]), and a unit beyond the limit of gathered bytes ([`Sharding::gather_at_most`]); nothing has moved
-/// then. Returns an error if a rank fails.
+/// parts, a dtype of reductions that the mode does not have ([`Sharding::reduce_in`]), and a unit beyond the limit of
+/// gathered bytes ([`Sharding::gather_at_most`]). Refuses, with one text on all ranks, parameters, shardings, units and
+/// positions that differ between ranks. Nothing has moved then. Returns an error if a rank fails.
 pub fn fully_shard(
     params: &mut Params,
     units: &[&str],
     sharding: &Sharding,
     blocks: &BlockPolicy,
 ) -> Result<ShardedUnits> {
-    let mesh = params.mesh().mesh().clone();
-    let axes = sharding.axes(&mesh)?;
-    for pattern in blocks.patterns() {
-        params.matching_for("fully_shard", pattern)?;
-    }
-    let (mut placed, mut sharded) = (Vec::new(), Vec::new());
-    let units = units_of(params, units)?;
-    for pattern in sharding.patterns().iter().chain(sharding.reductions().iter().map(|(pattern, _)| pattern))
-    {
-        if !units.iter().any(|(name, _)| path_matches(pattern, name)) {
-            let given = format!("{pattern:?} among {} units", units.len());
-            return Err(Error::invalid("fully_shard", "a pattern matches no unit", given, ""));
-        }
-    }
-    for (name, ids) in units {
-        let of_unit = sharding.reductions().iter().rev().find(|(pattern, _)| path_matches(pattern, &name));
-        let reduced_in = of_unit.map(|(_, dtype)| *dtype);
-        if let Some(dtype) = reduced_in {
-            dtype.expect_float("fully_shard")?;
-            params.mesh().expect_reduces_in("fully_shard", ModulePath::new(&name), dtype)?;
-        }
-        let stays_gathered = sharding.patterns().iter().any(|pattern| path_matches(pattern, &name));
-        let (unit, placements) = plan_unit(params, &mesh, &axes, name, &ids, blocks)?;
-        let members = ids.into_iter().zip(placements).collect();
-        let (name, padding) = (unit.name.clone(), unit.plan.as_ref().map_or(0, ShardPlan::padding));
-        placed.push(PlacedUnit { name, members, stays_gathered, reduced_in, padding });
-        sharded.push(unit);
-    }
+    let planned = plan_units(params, units, sharding, blocks);
+    let mesh = params.mesh().clone();
+    let same = |(placed, _): &(Vec<PlacedUnit>, _)| same_on_ranks(params, sharding, blocks, placed);
+    let (placed, units) = mesh.expect_same_on_ranks("fully_shard", planned, same)?;
     params.place(placed, sharding.batch(), sharding.gather_limit())?;
-    Ok(ShardedUnits { units: sharded })
+    Ok(ShardedUnits { units })
 }
 
 /// The units of a model that [`fully_shard`] has placed, in the order of their first parameters.
@@ -194,6 +172,44 @@ fn units_of(params: &Params, patterns: &[&str]) -> Result<Vec<(String, Vec<Param
         None => Ok(units),
         Some(k) => params.matching_for("fully_shard", patterns[k]).map(|_| units),
     }
+}
+
+/// Returns the units of the given patterns, with the layouts of their parameters, and their plans.
+fn plan_units(
+    params: &Params,
+    units: &[&str],
+    sharding: &Sharding,
+    blocks: &BlockPolicy,
+) -> Result<(Vec<PlacedUnit>, Vec<ShardedUnit>)> {
+    let mesh = params.mesh().mesh().clone();
+    let axes = sharding.axes(&mesh)?;
+    for pattern in blocks.patterns() {
+        params.matching_for("fully_shard", pattern)?;
+    }
+    let (mut placed, mut sharded) = (Vec::new(), Vec::new());
+    let units = units_of(params, units)?;
+    for pattern in sharding.patterns().iter().chain(sharding.reductions().iter().map(|(pattern, _)| pattern))
+    {
+        if !units.iter().any(|(name, _)| path_matches(pattern, name)) {
+            let given = format!("{pattern:?} among {} units", units.len());
+            return Err(Error::invalid("fully_shard", "a pattern matches no unit", given, ""));
+        }
+    }
+    for (name, ids) in units {
+        let of_unit = sharding.reductions().iter().rev().find(|(pattern, _)| path_matches(pattern, &name));
+        let reduced_in = of_unit.map(|(_, dtype)| *dtype);
+        if let Some(dtype) = reduced_in {
+            dtype.expect_float("fully_shard")?;
+            params.mesh().expect_reduces_in("fully_shard", ModulePath::new(&name), dtype)?;
+        }
+        let stays_gathered = sharding.patterns().iter().any(|pattern| path_matches(pattern, &name));
+        let (unit, placements) = plan_unit(params, &mesh, &axes, name, &ids, blocks)?;
+        let members = ids.into_iter().zip(placements).collect();
+        let (name, padding) = (unit.name.clone(), unit.plan.as_ref().map_or(0, ShardPlan::padding));
+        placed.push(PlacedUnit { name, members, stays_gathered, reduced_in, padding });
+        sharded.push(unit);
+    }
+    Ok((placed, sharded))
 }
 
 /// Plans a unit's buffer over the first axis that shards its parameters, gradients or states.

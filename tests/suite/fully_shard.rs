@@ -416,6 +416,65 @@ fn wrong_input_is_refused_by_name_and_moves_nothing() {
     assert!(refused(&["h.*"], outside, rows()).contains("an axis that shards states shards the batch"));
 }
 
+/// From replicated parameters nothing is sent when units are placed, so each rank would take its own cut for everyone's.
+#[test]
+fn ranks_that_differ_are_refused_by_name_on_every_rank() {
+    type Call = fn(&mut Params, bool) -> Result<()>;
+    let on_odd_rank = |call: Call| {
+        let run = move |rank: Rank| {
+            let mesh = DeviceMesh::parse(&rank, "dp=3")?;
+            let mut params = Params::new(&mesh, Plan::default(), 7)?;
+            for i in 0..2 {
+                params.root().child("h").child(i).param("w", [6, 4], Init::Ones)?;
+            }
+            let before = format!("{params:?}");
+            let said = call(&mut params, rank.rank() == 1).expect_err("they differ").to_string();
+            assert_eq!(format!("{params:?}"), before, "nothing has moved");
+            fully_shard(&mut params, &["h.*"], &Sharding::zero3("dp"), &BlockPolicy::default())?;
+            Ok(said)
+        };
+        let said = spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
+        assert!(said.iter().all(|text| *text == said[0]), "{said:?}");
+        said.into_iter().next().expect("a rank")
+    };
+    fn shard(params: &mut Params, unit: &str, sharding: Sharding, blocks: BlockPolicy) -> Result<()> {
+        fully_shard(params, &[unit], &sharding, &blocks).map(drop)
+    }
+    let said = on_odd_rank(|params, odd| {
+        let block = if odd { Block::Rows(3) } else { Block::Rows(1) };
+        shard(params, "h.*", Sharding::zero3("dp"), BlockPolicy::new(block))
+    });
+    assert_eq!(
+        said,
+        "fully_shard: ranks cut parameters at different places; got BlockPolicy { default: Rows(1), rules: [] } on \
+         rank(s) 0, 2 and BlockPolicy { default: Rows(3), rules: [] } on rank(s) 1; pass equal arguments on all ranks"
+    );
+    let said = on_odd_rank(|params, odd| {
+        let sharding = if odd { Sharding::zero2("dp") } else { Sharding::zero3("dp") };
+        shard(params, "h.*", sharding, BlockPolicy::default())
+    });
+    assert!(said.starts_with("fully_shard: ranks shard in different ways; got Sharding {"), "{said}");
+    let said = on_odd_rank(|params, odd| {
+        let sharding = Sharding::zero3("dp");
+        let sharding = if odd { sharding.gather_at_most(96) } else { sharding };
+        shard(params, "h.*", sharding, BlockPolicy::default())
+    });
+    assert!(said.contains("gather_limit: Some(96) } on rank(s) 1;"), "{said}");
+    let said = on_odd_rank(|params, odd| {
+        shard(params, if odd { "h" } else { "h.*" }, Sharding::zero3("dp"), BlockPolicy::default())
+    });
+    let wanted = "ranks have different units; got h.0, h.1 on rank(s) 0, 2 and h on rank(s) 1;";
+    assert!(said.contains(wanted), "{said}");
+    // A rank that fails by itself.
+    let said = on_odd_rank(|params, odd| {
+        shard(params, if odd { "g.*" } else { "h.*" }, Sharding::zero3("dp"), BlockPolicy::default())
+    });
+    assert!(
+        said.starts_with("fully_shard: some ranks failed; got fully_shard: ") && said.contains("\"g.*\""),
+        "{said}"
+    );
+}
+
 /// Tensor parallelism leaves three rows to one rank and two to the other: such a parameter is cut by rows, outside the unit's
 /// buffer, or refused by path if its blocks are longer.
 #[test]
