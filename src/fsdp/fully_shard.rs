@@ -199,7 +199,7 @@ fn plan_units(
         let of_unit = sharding.reductions().iter().rev().find(|(pattern, _)| path_matches(pattern, &name));
         let reduced_in = of_unit.map(|(_, dtype)| *dtype);
         if let Some(dtype) = reduced_in {
-            dtype.expect_float("fully_shard")?;
+            dtype.expect_float("fully_shard").map_err(|e| e.at(&unit_text(&name)))?;
             params.mesh().expect_reduces_in("fully_shard", ModulePath::new(&name), dtype)?;
         }
         let stays_gathered = sharding.patterns().iter().any(|pattern| path_matches(pattern, &name));
@@ -260,7 +260,8 @@ fn plan_unit(
         tensors.push(Some((BlockedTensor { len: local.numel(), block: block.min(local.numel()) }, local)));
     }
     let inside: Vec<BlockedTensor> = tensors.iter().flatten().map(|(tensor, _)| *tensor).collect();
-    let plan = ShardPlanner::new(mesh.axis_len(planned)).plan(&inside)?;
+    let planner = ShardPlanner::new(mesh.axis_len(planned));
+    let plan = planner.plan(&inside).map_err(|e| e.at(&unit_text(&name)))?;
     let others_len: usize = others.iter().map(|&a| mesh.axis_len(a)).product();
     let mut at = 0;
     let mut placements = Vec::with_capacity(ids.len());
@@ -306,6 +307,11 @@ fn plan_unit(
     let paths = ids.iter().zip(&tensors).filter(|(_, tensor)| tensor.is_some());
     let paths = paths.map(|(&id, _)| params.path(id).to_string()).collect();
     Ok((ShardedUnit { name, paths, plan: Some(plan) }, placements))
+}
+
+/// Returns a unit's name in an error.
+fn unit_text(name: &str) -> String {
+    if name.is_empty() { "the root unit".into() } else { format!("unit {name:?}") }
 }
 
 /// Returns the shape of a rank's part, if all ranks have equal parts that have elements and a dim.
