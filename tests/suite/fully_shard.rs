@@ -139,6 +139,8 @@ fn every_block_and_every_unit_has_the_bits_of_a_single_rank() {
     ];
     let units: [&[&str]; 4] = [&[], &["h.*.attn", "h.*.mlp", "wte"], &["h.0", "h.2"], &["**"]];
     for (blocks, units) in policies.into_iter().zip(units) {
+        // Tensor parallelism cuts its 13 rows unequally, and larger blocks of those are refused.
+        let blocks = blocks.set("wte.weight", Block::Rows(1));
         for mesh in ["fsdp=2", "fsdp=3,tp=2"] {
             let run = Run { blocks: blocks.clone(), units, ..Run::new(mesh, Sharding::zero3("fsdp")) };
             assert_eq!(run.on_its_mesh(), single, "{run:?}");
