@@ -120,6 +120,8 @@ fn every_sharding_has_the_bits_of_a_single_rank() {
         ("dp=2,fsdp=2", Sharding::over(&["dp", "fsdp"]).states(&["fsdp", "dp"])),
         ("fsdp=2,tp=2", Sharding::zero3("fsdp")),
         ("fsdp=3,tp=2", Sharding::zero2("fsdp")),
+        ("dp=2,fsdp=2,tp=2", Sharding::hsdp("dp", "fsdp")),
+        ("dp=2,fsdp=2,tp=2", Sharding::hfsdp("dp", "fsdp")),
     ];
     for (mesh, sharding) in runs {
         let run = Run::new(mesh, sharding);

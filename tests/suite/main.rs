@@ -38,6 +38,7 @@ mod faults;
 mod faults_mesh;
 mod frozen;
 mod fsdp_bytes;
+mod fsdp_modes;
 mod fsdp_order;
 mod fsdp_training;
 mod fully_shard;
