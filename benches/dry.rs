@@ -1,20 +1,24 @@
-//! Times planning: the first training step of one rank of 16,384 without data, and the plan of one operator for it.
-//! `cargo bench --bench dry [-- --json]`.
+//! Times planning: the first training step of one rank of 16,384 without data, the plan of one operator for it, and the
+//! positions of a real layer's parameters in a buffer that ranks share. `cargo bench --bench dry [-- --json]`.
 //!
 //! A step is forward, backward, clipping and AdamW of a GPT with 12 layers, all plans included; the minimum of several
 //! runs. Later steps reuse the plans. The operator is planned on a fresh mesh each time; the minimum of many runs, on
-//! one core.
+//! one core. Shards are those of `docs/padding.md`'s layers by blocks of rows, the minimum of five runs.
 
 use std::time::Instant;
 
 use isoshard::Result;
 use isoshard::comm::{DryRun, Level, Network};
 use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::fsdp::{BlockedTensor, ShardPlanner};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, clip_scale, global_norm};
 use isoshard::placement::Layout;
 use isoshard::rng::Generator;
 use isoshard::tensor::DType;
+
+#[path = "../tests/suite/shard_plans/shapes.rs"]
+mod shapes;
 
 const MESH: &str = "dp=64,fsdp=32,tp=8";
 const WORLD: usize = 64 * 32 * 8;
@@ -45,7 +49,32 @@ fn main() -> Result<()> {
         say(&format!("plan of matmul on {mesh}, {} by {}", layouts[0], layouts[1]), product(mesh, layouts)?);
     }
     say("plan of attention over one sequence on a=8", attention()?);
+    for (layer, shapes) in shapes::layers() {
+        for ranks in [64, 1024, 16_384] {
+            for rows in [1, 16, 128] {
+                let seconds = shard_plan(&shapes, rows, ranks)?;
+                let params = shapes.len();
+                say(&format!("shards of {layer}: {params} parameters, {ranks} ranks, {rows} rows"), seconds);
+            }
+        }
+    }
     Ok(())
+}
+
+/// Returns the least seconds of the positions of one layer's parameters in blocks of rows.
+fn shard_plan(shapes: &[Vec<usize>], rows: usize, ranks: usize) -> Result<f64> {
+    let tensor = |shape: &Vec<usize>| {
+        let block = if shape.len() > 1 { rows * shape[shape.len() - 1] } else { 1 };
+        BlockedTensor { len: shape.iter().product(), block }
+    };
+    let tensors: Vec<BlockedTensor> = shapes.iter().map(tensor).collect();
+    let mut least = f64::INFINITY;
+    for _ in 0..5 {
+        let began = Instant::now();
+        ShardPlanner::new(ranks).plan(&tensors)?;
+        least = least.min(began.elapsed().as_secs_f64());
+    }
+    Ok(least)
 }
 
 /// Returns the least seconds of `call` on a fresh mesh, without elements.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use isoshard::Result;
 use isoshard::comm::{DryReport, DryRun};
-use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
 use isoshard::nn::{Forward, Params};
 use isoshard::optim::{AdamW, clip_scale, global_norm};
 use isoshard::placement::Mesh;
@@ -46,6 +46,8 @@ fn step(dry: &DryRun, args: &Args, sizes: Sizes, batch: usize) -> Result<()> {
     let mut optimizer = AdamW::new((0.9, 0.99), args.weight_decay);
     let mut dropout = Generator::new(args.seed).child("dropout");
     let mut grads = Gradients::default();
+    // Exact mode reduces the gradients of each micro-batch.
+    let unreduced = mesh.reduction() != Reduction::Exact;
     for micro in 0..args.accumulate {
         let tokens = DTensor::zeros(&mesh, DType::I64, [batch, sizes.block()], layout.clone())?;
         let cx = Forward::train(&params, &mut dropout);
@@ -54,7 +56,7 @@ fn step(dry: &DryRun, args: &Args, sizes: Sizes, batch: usize) -> Result<()> {
         if args.accumulate > 1 {
             loss = loss.mul_scalar(1.0 / args.accumulate as f64)?;
         }
-        let _guard = (micro + 1 < args.accumulate).then(|| mesh.no_sync());
+        let _guard = (unreduced && micro + 1 < args.accumulate).then(|| mesh.no_sync());
         loss.backward_freeing_into(&mut grads)?;
         // Training gathers the loss to report it; here there is no value to read.
         loss.full_tensor()?;

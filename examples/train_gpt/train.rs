@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use isoshard::comm::{Launch, Rank, Tally, Traffic};
-use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
 use isoshard::nn::{Forward, Params};
 use isoshard::optim::{AdamW, WarmupCosine, clip_scale, global_norm};
 use isoshard::placement::Mesh;
@@ -233,6 +233,8 @@ impl<'a> Trainer<'a> {
     /// Takes a step at rate `lr`. Returns the mean loss of its micro-batches, and the gradients' norm before clipping.
     fn step(&mut self, batches: &Batches, step: usize, lr: f64) -> Result<(f32, f64)> {
         let micros = self.job.args.accumulate;
+        // Exact mode reduces the gradients of each micro-batch.
+        let unreduced = self.params.mesh().reduction() != Reduction::Exact;
         let mut grads = Gradients::default();
         let mut losses = Vec::with_capacity(micros);
         for micro in 0..micros {
@@ -245,7 +247,7 @@ impl<'a> Trainer<'a> {
                 // The mean of the micro-batches' gradients is the gradient of the mean of their losses.
                 loss = loss.mul_scalar(1.0 / micros as f64)?;
             }
-            let _guard = (micro + 1 < micros).then(|| self.params.mesh().no_sync());
+            let _guard = (unreduced && micro + 1 < micros).then(|| self.params.mesh().no_sync());
             loss.backward_freeing_into(&mut grads)?;
             losses.push(value.full_tensor()?.item()?);
         }

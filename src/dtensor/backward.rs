@@ -32,7 +32,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses a tensor that has more than one element or no history; returns an error if communication fails.
+    /// Refuses a tensor that has more than one element or no history, and a scope of
+    /// [`DeviceMesh::no_sync`](super::DeviceMesh::no_sync) in exact mode; returns an error if communication fails.
     pub fn backward(&self) -> Result<Gradients> {
         self.backward_from(one_of_scalar("backward", self)?)
     }
@@ -55,8 +56,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses a `grad` of another shape, dtype or mesh, and a tensor without history; returns an error if
-    /// communication fails.
+    /// Refuses a `grad` of another shape, dtype or mesh, a tensor without history, and a scope of
+    /// [`DeviceMesh::no_sync`](super::DeviceMesh::no_sync) in exact mode; returns an error if communication fails.
     pub fn backward_from(&self, grad: DTensor) -> Result<Gradients> {
         let mut gradients = Gradients::default();
         self.add_gradients(grad, &mut gradients)?;
@@ -68,7 +69,7 @@ impl DTensor {
     ///
     /// Communicates what [`DTensor::backward`] does. In a scope of [`DeviceMesh::no_sync`](super::DeviceMesh::no_sync), in
     /// fast mode and with groups, gradients stay unreduced; the next call outside such a scope reduces them all, also those
-    /// of leaves that it does not reach.
+    /// of leaves that it does not reach. Exact mode refuses a pass in such a scope.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, Gradients}, tensor::DType};

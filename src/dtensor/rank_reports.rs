@@ -1,5 +1,9 @@
 //! Values gathered from all ranks, and how an error message lists them.
 
+use std::hash::{Hash, Hasher};
+
+use rustc_hash::FxHasher;
+
 use super::device_mesh::DeviceMesh;
 use crate::comm::Group;
 use crate::error::{Error, Result};
@@ -62,7 +66,74 @@ pub(super) fn gather_texts(group: &Group, device: Device, mine: &str) -> Result<
     all.iter().map(|x| Ok(String::from_utf8_lossy(&x.to_vec::<u8>()?).into_owned())).collect()
 }
 
+/// A thing that must be equal on all ranks.
+pub(crate) struct SameOnRanks {
+    /// The rule that ranks break if it differs.
+    pub rule: &'static str,
+    pub hash: u64,
+    /// The text that an error shows.
+    pub shown: String,
+}
+
+impl SameOnRanks {
+    pub fn new(rule: &'static str, value: impl Hash, shown: String) -> SameOnRanks {
+        let mut hasher = FxHasher::default();
+        value.hash(&mut hasher);
+        SameOnRanks { rule, hash: hasher.finish(), shown }
+    }
+}
+
 impl DeviceMesh {
+    /// Refuses things that differ between ranks, and an error of some rank, with the same text on all ranks: one
+    /// all-gather of `8 + 8 N` bytes per rank, and two more for the text of an error. A single rank sends nothing.
+    pub(crate) fn expect_same_on_ranks<T, const N: usize>(
+        &self,
+        verb: &str,
+        mine: Result<T>,
+        things: impl FnOnce(&T) -> [SameOnRanks; N],
+    ) -> Result<T> {
+        let (group, device) = (self.all_ranks()?, self.device());
+        if group.len() == 1 {
+            return mine;
+        }
+        let things = mine.as_ref().ok().map(things);
+        let hash_of = |k: usize| things.as_ref().map_or(0, |all| all[k].hash as i64);
+        let words = [i64::from(mine.is_ok())].into_iter().chain((0..N).map(hash_of)).collect();
+        let all = gather_words(&group, device, words)?;
+        let tell = |text: &str| -> Result<Vec<(String, Vec<usize>)>> {
+            let told = gather_texts(&group, device, text)?;
+            Ok(group_by_value(group.ranks().iter().copied().zip(told)))
+        };
+        if all.iter().any(|words| words[0] == 0) {
+            let text = mine.as_ref().err().map(|e| e.to_string()).unwrap_or_default();
+            let told: Vec<_> = tell(&text)?.into_iter().filter(|(text, _)| !text.is_empty()).collect();
+            return match mine {
+                // One error on all ranks follows from what they share.
+                Err(e) if told.iter().map(|(_, ranks)| ranks.len()).eq([group.len()]) => Err(e),
+                _ => Err(Error::invalid(
+                    verb,
+                    "some ranks failed",
+                    list_values(&told, "others", String::clone),
+                    "",
+                )),
+            };
+        }
+        let Some((things, k)) =
+            things.zip((0..N).find(|k| all.iter().any(|words| words[k + 1] != all[0][k + 1])))
+        else {
+            return mine;
+        };
+        let mut told = tell(&things[k].shown)?;
+        if told.len() == 1 {
+            // The texts do not show the difference.
+            told = group_by_value(group.ranks().iter().copied().zip(&all).map(|(rank, words)| {
+                (rank, format!("{} with hash {:016x}", things[k].shown, words[k + 1] as u64))
+            }));
+        }
+        let told = list_values(&told, "others", String::clone);
+        Err(Error::invalid(verb, things[k].rule, told, "pass equal arguments on all ranks"))
+    }
+
     /// Gathers every rank's words, or returns the same error on every rank if one rank brings an error: all-gathers of
     /// some bytes per rank.
     pub(crate) fn agree(&self, verb: &str, mine: Result<Vec<i64>>) -> Result<Vec<Vec<i64>>> {

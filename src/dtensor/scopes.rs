@@ -1,7 +1,10 @@
 //! Scopes of a mesh: operators that record no history, and gradients that stay unreduced.
 
 use super::device_mesh::DeviceMesh;
+use super::reached_nodes::split_nodes;
 use super::reduction::Reduction;
+use super::tensor::TapeOutput;
+use crate::error::{Error, Result};
 use crate::placement::SumGroups;
 
 impl DeviceMesh {
@@ -36,9 +39,11 @@ impl DeviceMesh {
     /// parameter's shape, in f32, for each of its parts and each use of the parameter. Micro-batches have one shape. A parameter that is
     /// computed with before an operator sums its gradient, other than cast or moved, is reduced each time.
     ///
-    /// In exact mode the guard changes nothing. Parts of different micro-batches are nodes of different reduction trees,
-    /// which depend on the mesh; a sum of parts would give bits that depend on it too. Each micro-batch reduces its
-    /// gradients: `n` micro-batches send `n` times the bytes of one.
+    /// In exact mode ([`Reduction::Exact`]) a backward pass in the scope is refused, on a single rank too. Parts of different
+    /// micro-batches are nodes of different reduction trees, which depend on the mesh; a sum of parts would give bits that
+    /// depend on it too. Without a guard each micro-batch reduces its gradients: `n` micro-batches send `n` times the bytes
+    /// of one. If modules have modes of their own ([`DeviceMesh::set_reduction_of`]), the gradients of those in exact mode
+    /// are reduced each time, and a pass is refused if it reaches no others.
     ///
     /// ```
     /// use isoshard::{comm::{Tally, spmd}, dtensor::{DTensor, DeviceMesh, Gradients, Reduction}, tensor::DType};
@@ -79,6 +84,31 @@ impl DeviceMesh {
         self.reduction().groups().filter(|_| self.is_unsynchronised())
     }
 
+    /// Refuses a backward pass from `roots` that would keep no gradient unreduced, though a scope of
+    /// [`DeviceMesh::no_sync`] asks for it: all leaves that it reaches are in exact mode. All ranks answer alike.
+    pub(super) fn expect_keeps_gradients<'a>(
+        &self,
+        roots: impl IntoIterator<Item = &'a TapeOutput>,
+    ) -> Result<()> {
+        if !self.is_unsynchronised() {
+            return Ok(());
+        }
+        let is_exact = match self.0.reduction.has_paths.get() {
+            false => self.reduction() == Reduction::Exact,
+            true => {
+                let (nodes, _) = split_nodes(roots, |_| true);
+                let mut leaves = nodes.iter().filter(|node| node.call.is_none());
+                leaves.all(|leaf| self.0.reduction.of(leaf.path) == Reduction::Exact)
+            }
+        };
+        if !is_exact {
+            return Ok(());
+        }
+        let rule = "exact mode reduces the gradients of each micro-batch, since bits of a sum of parts depend on the mesh";
+        let remedy = "declare groups (SumGroups), reduce in fast mode, or accumulate outside no_sync";
+        Err(Error::unsupported("no_sync", rule, format!("Reduction::Exact on {}", self.mesh()), remedy))
+    }
+
     pub(crate) fn grad_enabled(&self) -> bool {
         self.0.no_grad.get() == 0
     }
@@ -98,8 +128,8 @@ impl Drop for NoGrad {
     }
 }
 
-/// The guard of [`DeviceMesh::no_sync`]: while it lives, the gradients of leaf tensors stay unreduced, except in exact
-/// mode.
+/// The guard of [`DeviceMesh::no_sync`]: while it lives, the gradients of leaf tensors stay unreduced; in exact mode
+/// backward passes are refused.
 pub struct NoSync(DeviceMesh);
 
 impl Drop for NoSync {
@@ -126,7 +156,6 @@ mod tests {
     use super::*;
     use crate::comm::spmd;
     use crate::dtensor::DTensor;
-    use crate::error::Result;
     use crate::placement::Layout;
     use crate::tensor::DType;
 

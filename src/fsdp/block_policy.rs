@@ -2,6 +2,7 @@
 
 use crate::comm::path_matches;
 use crate::error::{Error, Result};
+use crate::placement::Spec;
 use crate::tensor::Shape;
 
 /// A block: elements of a parameter that lie on one rank.
@@ -112,5 +113,23 @@ impl Block {
                 rows(n)
             }
         }
+    }
+
+    /// Refuses blocks that do not stay whole between indices of dim 0, at which a parameter is cut that other axes cut into
+    /// unequal parts.
+    pub(super) fn expect_whole_between_rows(self, path: &str, spec: &Spec) -> Result<()> {
+        self.numel(path, &spec.local_shape_at(&vec![0; spec.mesh.ndim()]))?;
+        let stays = match self {
+            Block::Element | Block::Rows(1) | Block::Tile { rows: 1, .. } => true,
+            Block::Matrix => spec.shape.len() > 2,
+            Block::Rows(_) | Block::Tile { .. } => false,
+        };
+        if stays {
+            return Ok(());
+        }
+        let rule = "a parameter that the plan cuts into unequal parts is cut by rows, so larger blocks would not stay whole";
+        let given = format!("{self:?} for {spec} at {path}");
+        let remedy = "cut it evenly in the plan, or give it Block::Rows(1)";
+        Err(Error::unsupported("fully_shard", rule, given, remedy))
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use super::block_policy::BlockPolicy;
 use super::packing::lcm;
 use super::planner::ShardPlanner;
+use super::same_on_ranks::same_on_ranks;
 use super::shard_plan::{BlockedTensor, ShardPlan};
 use super::sharding::{Sharding, ShardingAxes};
 use crate::comm::{ModulePath, path_matches};
@@ -20,7 +21,8 @@ use crate::tensor::Shape;
 /// gathered throughout a pass. Without patterns, units are the model's own: its numbered parts. Tensor, sequence and
 /// expert parallelism are the [`Plan`](crate::nn::Plan)'s, on other axes; a part that they leave to a rank is sharded here.
 ///
-/// Moves each parameter once, from the plan's layout to its new one. Declare parameters under
+/// Compares units, layouts and positions over the ranks (one all-gather of 40 bytes per rank; none on a single rank), and
+/// moves each parameter once, from the plan's layout to its new one. Declare parameters under
 /// [`Plan::fsdp`](crate::nn::Plan::fsdp) if no rank has room for all of them. Training then goes on as before, with
 /// equal bits on every mesh.
 ///
@@ -54,45 +56,22 @@ use crate::tensor::Shape;
 ///
 /// # Errors
 /// Refuses an axis that the mesh lacks, axes that do not nest ([`Sharding`]), a pattern that matches nothing, a module
-/// inside another unit, blocks that do not fit a parameter, a dtype of reductions that the mode does not have
-/// ([`Sharding::reduce_in`]), and a unit beyond the limit of gathered bytes ([`Sharding::gather_at_most`]); nothing has moved
-/// then. Returns an error if a rank fails.
+/// inside another unit, blocks that do not fit a parameter, blocks of several rows of a parameter that the plan cuts into unequal
+/// parts, a dtype of reductions that the mode does not have ([`Sharding::reduce_in`]), and a unit beyond the limit of
+/// gathered bytes ([`Sharding::gather_at_most`]). Refuses, with one text on all ranks, parameters, shardings, units and
+/// positions that differ between ranks. Nothing has moved then. Returns an error if a rank fails.
 pub fn fully_shard(
     params: &mut Params,
     units: &[&str],
     sharding: &Sharding,
     blocks: &BlockPolicy,
 ) -> Result<ShardedUnits> {
-    let mesh = params.mesh().mesh().clone();
-    let axes = sharding.axes(&mesh)?;
-    for pattern in blocks.patterns() {
-        params.matching_for("fully_shard", pattern)?;
-    }
-    let (mut placed, mut sharded) = (Vec::new(), Vec::new());
-    let units = units_of(params, units)?;
-    for pattern in sharding.patterns().iter().chain(sharding.reductions().iter().map(|(pattern, _)| pattern))
-    {
-        if !units.iter().any(|(name, _)| path_matches(pattern, name)) {
-            let given = format!("{pattern:?} among {} units", units.len());
-            return Err(Error::invalid("fully_shard", "a pattern matches no unit", given, ""));
-        }
-    }
-    for (name, ids) in units {
-        let of_unit = sharding.reductions().iter().rev().find(|(pattern, _)| path_matches(pattern, &name));
-        let reduced_in = of_unit.map(|(_, dtype)| *dtype);
-        if let Some(dtype) = reduced_in {
-            dtype.expect_float("fully_shard")?;
-            params.mesh().expect_reduces_in("fully_shard", ModulePath::new(&name), dtype)?;
-        }
-        let stays_gathered = sharding.patterns().iter().any(|pattern| path_matches(pattern, &name));
-        let (unit, placements) = plan_unit(params, &mesh, &axes, name, &ids, blocks)?;
-        let members = ids.into_iter().zip(placements).collect();
-        let (name, padding) = (unit.name.clone(), unit.plan.as_ref().map_or(0, ShardPlan::padding));
-        placed.push(PlacedUnit { name, members, stays_gathered, reduced_in, padding });
-        sharded.push(unit);
-    }
+    let planned = plan_units(params, units, sharding, blocks);
+    let mesh = params.mesh().clone();
+    let same = |(placed, _): &(Vec<PlacedUnit>, _)| same_on_ranks(params, sharding, blocks, placed);
+    let (placed, units) = mesh.expect_same_on_ranks("fully_shard", planned, same)?;
     params.place(placed, sharding.batch(), sharding.gather_limit())?;
-    Ok(ShardedUnits { units: sharded })
+    Ok(ShardedUnits { units })
 }
 
 /// The units of a model that [`fully_shard`] has placed, in the order of their first parameters.
@@ -106,7 +85,8 @@ pub struct ShardedUnits {
 pub struct ShardedUnit {
     /// The path of the unit's module; empty for the root.
     pub name: String,
-    /// The paths of the parameters in the buffer, as the plan numbers its tensors.
+    /// The paths of the parameters in the buffer, as the plan numbers its tensors. It lacks those without a dim or without
+    /// elements, and those that the model's plan cuts into unequal parts: they are cut by rows, outside the buffer.
     pub paths: Vec<String>,
     /// Their positions in the buffer; `None` if nothing is sharded.
     pub plan: Option<ShardPlan>,
@@ -194,6 +174,44 @@ fn units_of(params: &Params, patterns: &[&str]) -> Result<Vec<(String, Vec<Param
     }
 }
 
+/// Returns the units of the given patterns, with the layouts of their parameters, and their plans.
+fn plan_units(
+    params: &Params,
+    units: &[&str],
+    sharding: &Sharding,
+    blocks: &BlockPolicy,
+) -> Result<(Vec<PlacedUnit>, Vec<ShardedUnit>)> {
+    let mesh = params.mesh().mesh().clone();
+    let axes = sharding.axes(&mesh)?;
+    for pattern in blocks.patterns() {
+        params.matching_for("fully_shard", pattern)?;
+    }
+    let (mut placed, mut sharded) = (Vec::new(), Vec::new());
+    let units = units_of(params, units)?;
+    for pattern in sharding.patterns().iter().chain(sharding.reductions().iter().map(|(pattern, _)| pattern))
+    {
+        if !units.iter().any(|(name, _)| path_matches(pattern, name)) {
+            let given = format!("{pattern:?} among {} units", units.len());
+            return Err(Error::invalid("fully_shard", "a pattern matches no unit", given, ""));
+        }
+    }
+    for (name, ids) in units {
+        let of_unit = sharding.reductions().iter().rev().find(|(pattern, _)| path_matches(pattern, &name));
+        let reduced_in = of_unit.map(|(_, dtype)| *dtype);
+        if let Some(dtype) = reduced_in {
+            dtype.expect_float("fully_shard").map_err(|e| e.at(&unit_text(&name)))?;
+            params.mesh().expect_reduces_in("fully_shard", ModulePath::new(&name), dtype)?;
+        }
+        let stays_gathered = sharding.patterns().iter().any(|pattern| path_matches(pattern, &name));
+        let (unit, placements) = plan_unit(params, &mesh, &axes, name, &ids, blocks)?;
+        let members = ids.into_iter().zip(placements).collect();
+        let (name, padding) = (unit.name.clone(), unit.plan.as_ref().map_or(0, ShardPlan::padding));
+        placed.push(PlacedUnit { name, members, stays_gathered, reduced_in, padding });
+        sharded.push(unit);
+    }
+    Ok((placed, sharded))
+}
+
 /// Plans a unit's buffer over the first axis that shards its parameters, gradients or states.
 fn plan_unit(
     params: &Params,
@@ -228,6 +246,9 @@ fn plan_unit(
         let (path, value) = (params.path(id), params.value(id));
         let spec = Spec::new(mesh, value.dtype(), value.shape(), used.clone())?;
         let Some(local) = equal_part(&spec) else {
+            if value.shape().numel() > 0 && !value.shape().is_empty() {
+                blocks.of(path).expect_whole_between_rows(path, &spec)?;
+            }
             tensors.push(None);
             continue;
         };
@@ -239,7 +260,8 @@ fn plan_unit(
         tensors.push(Some((BlockedTensor { len: local.numel(), block: block.min(local.numel()) }, local)));
     }
     let inside: Vec<BlockedTensor> = tensors.iter().flatten().map(|(tensor, _)| *tensor).collect();
-    let plan = ShardPlanner::new(mesh.axis_len(planned)).plan(&inside)?;
+    let planner = ShardPlanner::new(mesh.axis_len(planned));
+    let plan = planner.plan(&inside).map_err(|e| e.at(&unit_text(&name)))?;
     let others_len: usize = others.iter().map(|&a| mesh.axis_len(a)).product();
     let mut at = 0;
     let mut placements = Vec::with_capacity(ids.len());
@@ -285,6 +307,11 @@ fn plan_unit(
     let paths = ids.iter().zip(&tensors).filter(|(_, tensor)| tensor.is_some());
     let paths = paths.map(|(&id, _)| params.path(id).to_string()).collect();
     Ok((ShardedUnit { name, paths, plan: Some(plan) }, placements))
+}
+
+/// Returns a unit's name in an error.
+fn unit_text(name: &str) -> String {
+    if name.is_empty() { "the root unit".into() } else { format!("unit {name:?}") }
 }
 
 /// Returns the shape of a rank's part, if all ranks have equal parts that have elements and a dim.

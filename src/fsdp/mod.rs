@@ -25,6 +25,7 @@ mod draw;
 mod fully_shard;
 mod packing;
 mod planner;
+mod same_on_ranks;
 mod shard_plan;
 mod sharded_bytes;
 mod sharding;

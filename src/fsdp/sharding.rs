@@ -30,7 +30,7 @@ use crate::tensor::DType;
 /// // Between ZeRO-1 and ZeRO-3: all three over one axis.
 /// assert_eq!(Sharding::zero3("fsdp").to_string(), "parameters: fsdp, gradients: fsdp, states: fsdp, batch: fsdp");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sharding {
     batch: Vec<String>,
     parameters: Vec<String>,

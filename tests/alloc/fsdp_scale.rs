@@ -184,8 +184,9 @@ impl Row {
     /// Returns the sums of the formula: parameters, their copy in bf16, gradients and states; gathered and unreduced units, and
     /// what arrives of one; activations.
     fn formula(&self) -> [usize; 3] {
-        let ShardedBytes { parameters, gradients, gathered, unreduced, received, .. } = self.sharded;
-        [3 * parameters + parameters / 2 + gradients, gathered + unreduced + received, self.activations]
+        let ShardedBytes { gathered, unreduced, received, .. } = self.sharded;
+        let units = gathered + unreduced + received;
+        [self.sharded.with_states(2) - units, units, self.activations]
     }
 
     fn memory_ratio(&self) -> f64 {

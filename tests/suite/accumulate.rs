@@ -1,12 +1,12 @@
 //! Gradient accumulation: in fast mode and with groups ranks reduce gradients once per step, in exact mode once per
-//! micro-batch; all give the gradients of the whole batch, exact mode and groups with the bits of one rank.
+//! micro-batch, and `no_sync` is refused; all give the gradients of the whole batch, exact mode and groups with the bits of one rank.
 
 use isoshard::Result;
-use isoshard::comm::{Rank, Tally, spmd};
+use isoshard::comm::{ModulePath, Rank, Tally, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, Optimizer, Sgd, UpdateRule};
-use isoshard::placement::{Mesh, SumGroups};
+use isoshard::placement::{Layout, Mesh, SumGroups};
 use isoshard::rng::{Generator, Init};
 use isoshard::tensor::{DType, Tensor};
 
@@ -47,7 +47,8 @@ fn accumulate(
         let cx = Forward::train(&params, &mut dropout);
         let loss = model.loss(&cx, &tokens, &targets)?.mul_scalar(1.0 / micros as f64)?;
         drop(cx);
-        let _guard = (unreduced && micro + 1 < micros).then(|| mesh.no_sync());
+        let keeps = unreduced && reduction != Reduction::Exact && micro + 1 < micros;
+        let _guard = keeps.then(|| mesh.no_sync());
         if unreduced {
             loss.backward_into(&mut gradients)?;
         } else {
@@ -93,6 +94,52 @@ fn fast_mode_reduces_once_per_step_and_exact_mode_once_per_micro_batch() {
                 }
             }
         }
+    }
+}
+
+/// On one rank too; the gradients of earlier passes stay as they were, and nothing is sent.
+#[test]
+fn exact_mode_refuses_unreduced_gradients() {
+    for (mesh, ranks) in [("dp=1", 1), ("dp=2", 2), ("dp=2,fsdp=2", 4)] {
+        let run = move |rank: Rank| {
+            let (rank, tally) = Tally::of(&rank)?;
+            let mesh = DeviceMesh::parse(&rank, mesh)?;
+            let leaf = |path: &str| {
+                let _scope = ModulePath::new(path).enter();
+                DTensor::full(&mesh, DType::F32, [3], 2.0, Layout::replicated(mesh.mesh().ndim()))?
+                    .requires_grad()
+            };
+            let (w, v) = (leaf("w")?, leaf("v")?);
+            let layout = if mesh.mesh().ndim() == 1 { "(S0)" } else { "(S0, S0)" };
+            let x = DTensor::full(&mesh, DType::F32, [8, 3], 1.0, layout.parse()?)?;
+            let loss = |w: &DTensor| x.mul(w)?.sum_all();
+            let mut gradients = Gradients::default();
+            loss(&w)?.backward_into(&mut gradients)?;
+            let calls = tally.total().calls;
+            let guard = mesh.no_sync();
+            let refused = loss(&w)?.backward_into(&mut gradients).unwrap_err().to_string();
+            assert!(loss(&w)?.backward().is_err());
+            // A mode by path keeps the gradients of one leaf, and those of the other are reduced; alone they are refused.
+            mesh.set_reduction_of("v", Reduction::Fast);
+            assert!(loss(&w)?.backward_into(&mut gradients).is_err());
+            assert_eq!(tally.total().calls, calls, "nothing is sent");
+            assert_eq!(gradients.get(&w).expect("the first pass's").local().to_vec::<f32>()?, [8.0; 3]);
+            DTensor::backward_all(&[&loss(&w)?, &loss(&v)?], &mut gradients)?;
+            drop(guard);
+            loss(&v)?.backward_into(&mut gradients)?;
+            for leaf in [&w, &v] {
+                assert_eq!(gradients.get(leaf).expect("a leaf").local().to_vec::<f32>()?, [16.0; 3]);
+            }
+            Ok(refused)
+        };
+        let said = spmd(ranks, run).unwrap_or_else(|e| panic!("{mesh}: {e}"));
+        let axes = mesh.replace(',', ", ");
+        let wanted = format!(
+            "no_sync: exact mode reduces the gradients of each micro-batch, since bits of a sum of parts depend on the \
+             mesh; got Reduction::Exact on ({axes}); declare groups (SumGroups), reduce in fast mode, or accumulate \
+             outside no_sync"
+        );
+        assert_eq!(said, vec![wanted; ranks]);
     }
 }
 

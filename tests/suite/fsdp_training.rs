@@ -161,7 +161,7 @@ fn exact_mode_reduces_in_other_dtypes_only_in_groups() {
         );
         assert!(texts[1].starts_with("fully_shard: the groups of this program send sums as f16; got bf16"));
         assert!(texts[2].contains("a pattern matches no unit; got \"g.*\""), "{}", texts[2]);
-        assert!(texts[3].contains("i64"), "{}", texts[3]);
+        assert!(texts[3].contains("got i64 at unit \"h.0\""), "{}", texts[3]);
     }
 }
 

@@ -1,5 +1,5 @@
-//! `fully_shard`: every sharding of parameters, gradients and states trains with the bits of a single rank, holds the bytes
-//! of its formula, and receives those of its collectives; wrong input is refused and moves nothing.
+//! `fully_shard`: every sharding of parameters, gradients and states trains with the bits of a single rank, in a gather a pass and
+//! a reduction per unit; wrong input is refused and moves nothing.
 
 use isoshard::comm::{DryRun, Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
@@ -120,6 +120,8 @@ fn every_sharding_has_the_bits_of_a_single_rank() {
         ("dp=2,fsdp=2", Sharding::over(&["dp", "fsdp"]).states(&["fsdp", "dp"])),
         ("fsdp=2,tp=2", Sharding::zero3("fsdp")),
         ("fsdp=3,tp=2", Sharding::zero2("fsdp")),
+        ("dp=2,fsdp=2,tp=2", Sharding::hsdp("dp", "fsdp")),
+        ("dp=2,fsdp=2,tp=2", Sharding::hfsdp("dp", "fsdp")),
     ];
     for (mesh, sharding) in runs {
         let run = Run::new(mesh, sharding);
@@ -139,6 +141,8 @@ fn every_block_and_every_unit_has_the_bits_of_a_single_rank() {
     ];
     let units: [&[&str]; 4] = [&[], &["h.*.attn", "h.*.mlp", "wte"], &["h.0", "h.2"], &["**"]];
     for (blocks, units) in policies.into_iter().zip(units) {
+        // Tensor parallelism cuts its 13 rows unequally, and larger blocks of those are refused.
+        let blocks = blocks.set("wte.weight", Block::Rows(1));
         for mesh in ["fsdp=2", "fsdp=3,tp=2"] {
             let run = Run { blocks: blocks.clone(), units, ..Run::new(mesh, Sharding::zero3("fsdp")) };
             assert_eq!(run.on_its_mesh(), single, "{run:?}");
@@ -161,75 +165,6 @@ fn rounded_parameters_and_recomputed_blocks_have_the_bits_of_a_single_rank() {
             let run = with(Run::new(mesh, sharding));
             assert_eq!(run.on_its_mesh(), single, "{run:?}, recomputed: {recompute}");
         }
-    }
-}
-
-/// Twelve matrices of 64 x 32 in three units, on 2 x 2 ranks: the bytes per rank of each formula, and the bytes that a step
-/// receives.
-#[test]
-fn each_sharding_holds_and_moves_the_bytes_of_its_formula() {
-    // Bytes of all parameters in f32.
-    const ALL: usize = 12 * 64 * 32 * 4;
-    let cases = [
-        // Parameters, gradients, held; received by reductions.
-        (Sharding::over(&["dp", "fsdp"]), ALL, ALL, 0, ALL * 3 / 2),
-        (Sharding::over(&["dp", "fsdp"]).states(&["fsdp", "dp"]), ALL / 4, ALL, ALL, ALL * 3 / 2),
-        (
-            Sharding::over(&["dp", "fsdp"]).states(&["fsdp", "dp"]).gradients(&["fsdp", "dp"]),
-            ALL / 4,
-            ALL / 4,
-            ALL,
-            ALL * 3 / 4,
-        ),
-        // A reduce-scatter among two, and an all-reduce of half of the gradients.
-        (Sharding::hsdp("dp", "fsdp"), ALL / 2, ALL / 2, 0, ALL / 2 + ALL / 2),
-        (Sharding::hfsdp("dp", "fsdp"), ALL / 4, ALL / 4, ALL / 2, ALL * 3 / 4),
-    ];
-    for (sharding, stored, gradients, held, reduced) in cases {
-        let text = sharding.to_string();
-        let run = move |rank: Rank| {
-            let mesh = DeviceMesh::parse(&rank, "dp=2,fsdp=2")?;
-            let mut params = Params::new(&mesh, Plan::default(), 7)?;
-            let mut ids = Vec::new();
-            for k in 0..12 {
-                let (name, init) = (format!("w{}", k % 4), Init::Normal { mean: 0.0, std: 0.1 });
-                ids.push(params.root().child("h").child(k / 4).param(&name, [64, 32], init)?);
-            }
-            fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
-            let bytes = ShardedBytes::of(&params)?;
-            let locals: usize = params.values().map(|value| value.local().len_bytes()).sum();
-            assert_eq!((bytes.parameters, bytes.gradients, bytes.held), (stored, gradients, held));
-            assert_eq!(locals, stored);
-            let batch = params.plan().batch_layout(mesh.mesh());
-            let x = DTensor::full(&mesh, DType::F32, [512, 64], 0.5, batch)?;
-            let pass = |params: &Params| -> Result<(Gradients, u64, u64)> {
-                let before = mesh.received_bytes();
-                let cx = Forward::train_without_dropout(params);
-                let mut sum = x.matmul(&cx.param(ids[0])?)?;
-                for &id in &ids[1..] {
-                    sum = sum.add(&x.matmul(&cx.param(id)?)?)?;
-                }
-                let loss = sum.sum_all()?;
-                drop((cx, sum));
-                let forward = mesh.received_bytes();
-                let gradients = loss.backward()?;
-                Ok((gradients, forward - before, mesh.received_bytes() - forward))
-            };
-            let (found, forward, backward) = pass(&params)?;
-            let of: usize =
-                params.values().map(|value| found.get(value).expect("used").local().len_bytes()).sum();
-            assert_eq!(of, gradients);
-            // Each rank lacks this share of each gathered byte; a held value is gathered once per update.
-            let lacks = |held: usize| if held == 0 { 0 } else { held - stored };
-            let gathered = if bytes.gathered > 0 { ALL / 2 } else { 0 };
-            assert_eq!(forward as usize, lacks(held) + gathered);
-            // No derivative reads a parameter.
-            assert_eq!(backward as usize, reduced);
-            let again = pass(&params)?.1 as usize;
-            assert_eq!(again, gathered, "held values stay");
-            Ok(())
-        };
-        spmd(4, run).unwrap_or_else(|e| panic!("{text}: {e}"));
     }
 }
 
@@ -414,6 +349,120 @@ fn wrong_input_is_refused_by_name_and_moves_nothing() {
     assert!(refused(&["h.*"], twice, rows()).contains("axis dp is named twice"));
     let outside = Sharding::over(&["dp"]).states(&["fsdp"]);
     assert!(refused(&["h.*"], outside, rows()).contains("an axis that shards states shards the batch"));
+}
+
+/// From replicated parameters nothing is sent when units are placed, so each rank would take its own cut for everyone's.
+#[test]
+fn ranks_that_differ_are_refused_by_name_on_every_rank() {
+    type Call = fn(&mut Params, bool) -> Result<()>;
+    let on_odd_rank = |call: Call| {
+        let run = move |rank: Rank| {
+            let mesh = DeviceMesh::parse(&rank, "dp=3")?;
+            let mut params = Params::new(&mesh, Plan::default(), 7)?;
+            for i in 0..2 {
+                params.root().child("h").child(i).param("w", [6, 4], Init::Ones)?;
+            }
+            let before = format!("{params:?}");
+            let said = call(&mut params, rank.rank() == 1).expect_err("they differ").to_string();
+            assert_eq!(format!("{params:?}"), before, "nothing has moved");
+            fully_shard(&mut params, &["h.*"], &Sharding::zero3("dp"), &BlockPolicy::default())?;
+            Ok(said)
+        };
+        let said = spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
+        assert!(said.iter().all(|text| *text == said[0]), "{said:?}");
+        said.into_iter().next().expect("a rank")
+    };
+    fn shard(params: &mut Params, unit: &str, sharding: Sharding, blocks: BlockPolicy) -> Result<()> {
+        fully_shard(params, &[unit], &sharding, &blocks).map(drop)
+    }
+    let said = on_odd_rank(|params, odd| {
+        let block = if odd { Block::Rows(3) } else { Block::Rows(1) };
+        shard(params, "h.*", Sharding::zero3("dp"), BlockPolicy::new(block))
+    });
+    assert_eq!(
+        said,
+        "fully_shard: ranks cut parameters at different places; got BlockPolicy { default: Rows(1), rules: [] } on \
+         rank(s) 0, 2 and BlockPolicy { default: Rows(3), rules: [] } on rank(s) 1; pass equal arguments on all ranks"
+    );
+    let said = on_odd_rank(|params, odd| {
+        let sharding = if odd { Sharding::zero2("dp") } else { Sharding::zero3("dp") };
+        shard(params, "h.*", sharding, BlockPolicy::default())
+    });
+    assert!(said.starts_with("fully_shard: ranks shard in different ways; got Sharding {"), "{said}");
+    let said = on_odd_rank(|params, odd| {
+        let sharding = Sharding::zero3("dp");
+        let sharding = if odd { sharding.gather_at_most(96) } else { sharding };
+        shard(params, "h.*", sharding, BlockPolicy::default())
+    });
+    assert!(said.contains("gather_limit: Some(96) } on rank(s) 1;"), "{said}");
+    let said = on_odd_rank(|params, odd| {
+        shard(params, if odd { "h" } else { "h.*" }, Sharding::zero3("dp"), BlockPolicy::default())
+    });
+    let wanted = "ranks have different units; got h.0, h.1 on rank(s) 0, 2 and h on rank(s) 1;";
+    assert!(said.contains(wanted), "{said}");
+    // A rank that fails by itself.
+    let said = on_odd_rank(|params, odd| {
+        shard(params, if odd { "g.*" } else { "h.*" }, Sharding::zero3("dp"), BlockPolicy::default())
+    });
+    assert!(
+        said.starts_with("fully_shard: some ranks failed; got fully_shard: ") && said.contains("\"g.*\""),
+        "{said}"
+    );
+}
+
+/// Tensor parallelism leaves three rows to one rank and two to the other: such a parameter is cut by rows, outside the unit's
+/// buffer, or refused by path if its blocks are longer.
+#[test]
+fn parts_of_unequal_length_are_cut_by_rows_or_refused() {
+    let run = |rank: Rank, mesh: &str| {
+        let mesh = DeviceMesh::parse(&rank, mesh)?;
+        let fsdp = mesh.mesh().axis("fsdp").is_ok();
+        let plan = if fsdp {
+            Plan::default().shard("h.*.w", "tp", 0).shard("h.*.e", "tp", 0)
+        } else {
+            Plan::default()
+        };
+        let mut params = Params::new(&mesh, plan, 7)?;
+        let normal = Init::Normal { mean: 0.0, std: 1.0 };
+        let mut add =
+            |name: &str, shape: &[usize]| params.root().child("h").child(0).param(name, shape, normal);
+        let ids = [add("w", &[5, 4])?, add("e", &[5, 3, 4])?, add("even", &[4, 4])?];
+        if fsdp {
+            let zero3 = Sharding::zero3("fsdp");
+            let before = format!("{params:?}");
+            for (path, block) in [
+                ("h.0.w", Block::Rows(2)),
+                ("h.0.w", Block::Matrix),
+                ("h.0.w", Block::Tile { rows: 2, columns: 2 }),
+                ("h.0.e", Block::Rows(3)),
+                ("h.0.w", Block::Rows(0)),
+            ] {
+                let policy = BlockPolicy::default().set(path, block);
+                let said = fully_shard(&mut params, &["h.*"], &zero3, &policy).unwrap_err().to_string();
+                let remedy = "cut it evenly in the plan, or give it Block::Rows(1)";
+                assert!(said.contains(path) && (said.contains(remedy) || block == Block::Rows(0)), "{said}");
+            }
+            assert_eq!(format!("{params:?}"), before, "nothing has moved");
+            let policy = BlockPolicy::default().set("h.0.e", Block::Matrix).set("h.0.even", Block::Rows(2));
+            let units = fully_shard(&mut params, &["h.*"], &zero3, &policy)?;
+            assert_eq!(units.units()[0].paths, ["h.0.even"]);
+            assert_eq!(params.value(ids[0]).layout().to_string(), "(S0^1, S0^0)");
+        }
+        let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.1).clip(1.0);
+        let x = Tensor::from_vec((0..40).map(|i| (i % 7) as f32 - 3.0).collect(), [8, 5])?;
+        let x = DTensor::distribute(&mesh, &x, params.plan().batch_layout(mesh.mesh()))?;
+        for _ in 0..2 {
+            let cx = Forward::train_without_dropout(&params);
+            let y = x.matmul(&cx.param(ids[0])?)?.matmul(&cx.param(ids[2])?)?;
+            let loss = y.mul(&x.matmul(&cx.param(ids[1])?.sum(&[1], false)?)?)?.sum_all()?;
+            drop(cx);
+            optimizer.step(&mut params, &mut loss.backward()?)?;
+        }
+        params.digest()
+    };
+    let single = spmd(1, move |rank| run(rank, "dp=1")).unwrap_or_else(|e| panic!("{e}"));
+    let all = spmd(4, move |rank| run(rank, "fsdp=2,tp=2")).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(all, [single[0]; 4]);
 }
 
 /// After a first step no block's parameters or gradients are copied outside of collectives, if each rank brings one node of the

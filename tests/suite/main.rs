@@ -37,6 +37,8 @@ mod exact;
 mod faults;
 mod faults_mesh;
 mod frozen;
+mod fsdp_bytes;
+mod fsdp_modes;
 mod fsdp_order;
 mod fsdp_training;
 mod fully_shard;
