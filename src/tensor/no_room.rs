@@ -56,23 +56,6 @@ pub(super) fn unwind(error: Error) -> ! {
     panic!("{error}")
 }
 
-/// Returns a list of `len` zeros, for a kernel's own use.
-///
-/// # Errors
-/// Returns an error if the system has no room.
-pub(crate) fn zeroed<T: Copy + Default>(verb: &str, len: usize) -> Result<Vec<T>> {
-    let mut list = Vec::new();
-    let bytes = len.saturating_mul(size_of::<T>());
-    if list.try_reserve_exact(len).is_err() {
-        let wanted = format!("a list of {len} numbers");
-        let mut error = super::storage::no_room(wanted, bytes);
-        error.name_kernel(verb);
-        return Err(error);
-    }
-    list.resize(len, T::default());
-    Ok(list)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,11 +74,5 @@ mod tests {
         let other = catch_unwind(|| catch_no_room::<()>("fill", || resume_unwind(Box::new("a bug"))));
         assert_eq!(other.unwrap_err().downcast_ref(), Some(&"a bug"));
         assert!(!IS_CAUGHT.get());
-        assert!(
-            zeroed::<u64>("sample", 1 << 50)
-                .unwrap_err()
-                .to_string()
-                .contains("1125899906842624 numbers for sample")
-        );
     }
 }

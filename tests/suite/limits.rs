@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use isoshard::comm::{DryRun, Spmd, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Redistribution};
+use isoshard::ops::LastWrite;
 use isoshard::placement::{Mesh, Spec};
 use isoshard::rng::{Fans, Generator, Init};
 use isoshard::tensor::{DType, ReduceOp, Shape, Tensor, storage};
@@ -98,11 +99,16 @@ fn the_largest_tensors_have_plans() -> Result<()> {
     Ok(())
 }
 
+/// Returns the indices 0, 1 and 2.
+fn indices(mesh: &DeviceMesh) -> Result<DTensor> {
+    DTensor::arange(mesh, DType::I64, 0i64, 3i64, 1i64, "(R)".parse()?)
+}
+
 /// Allocations beyond any address space, which ended the process.
 #[test]
 fn what_no_machine_can_hold_is_an_error_on_every_rank() {
     type Program = fn(&DeviceMesh) -> Result<()>;
-    let programs: [(Program, &str); 8] = [
+    let programs: [(Program, &str); 12] = [
         (
             |mesh| DTensor::zeros(mesh, DType::F32, [1 << 50], "(S0)".parse()?).map(drop),
             "f32[562949953421312]",
@@ -141,6 +147,29 @@ fn what_no_machine_can_hold_is_an_error_on_every_rank() {
                 x.contiguous().map(drop)
             },
             "f32[1125899906842624]",
+        ),
+        (|mesh| indices(mesh)?.bincount(1 << 50).map(drop), "i64[1125899906842624] for bincount"),
+        (
+            |mesh| {
+                let x = DTensor::ones(mesh, DType::F32, [3, 1], "(R)".parse()?)?;
+                x.permute_tokens(&indices(mesh)?.reshape([3, 1])?, 1 << 55).map(drop)
+            },
+            "a list of 562949953421312 numbers for permute_tokens",
+        ),
+        (
+            |mesh| {
+                let x = DTensor::ones(mesh, DType::F32, [3, 5], "(R)".parse()?)?;
+                let index = DTensor::zeros(mesh, DType::I64, [1], "(R)".parse()?)?.expand([1 << 50])?;
+                x.index(&[&index, &index]).map(drop)
+            },
+            "i64[1125899906842624] for linear_index",
+        ),
+        (
+            |mesh| {
+                let last = LastWrite { dim: 0, extent: 1 << 55 };
+                DTensor::apply_one(&last, &[&indices(mesh)?]).map(drop)
+            },
+            "a list of 36028797018963968 numbers for last_write",
         ),
         (
             // A tensor's own constructor has no `Result`.
