@@ -46,6 +46,29 @@ fn caught(payload: Box<dyn Any + Send>) -> Error {
     }
 }
 
+/// Returns true if an allocation without room unwinds the stack up to a [`catch_no_room`].
+pub(super) fn is_caught() -> bool {
+    IS_CAUGHT.get()
+}
+
+/// Runs `f`, a part of a kernel of another thread for which [`is_caught`] was `caught`, and which passes an unwinding on.
+pub(super) fn with_caught(caught: bool, f: impl FnOnce()) {
+    let outer = IS_CAUGHT.replace(caught);
+    f();
+    IS_CAUGHT.set(outer);
+}
+
+/// Continues the unwinding of a thread that helped this one. An error for lack of memory gets this thread's numbers.
+pub(super) fn resume_of_helper(payload: Box<dyn Any + Send>) -> ! {
+    match payload.downcast::<UnwindingError>() {
+        Ok(unwinding) => match unwinding.0 {
+            Error::OutOfMemory(fault) => unwind(super::storage::no_room(fault.wanted, fault.wanted_bytes)),
+            other => unwind(other),
+        },
+        Err(other) => resume_unwind(other),
+    }
+}
+
 /// Ends an allocation that has no `Result` to return `error` in.
 #[cold]
 pub(super) fn unwind(error: Error) -> ! {

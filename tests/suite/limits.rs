@@ -231,6 +231,44 @@ fn a_limit_ends_the_rank_that_meets_it_and_the_others_hear_of_it() {
     assert!(began.elapsed() < Duration::from_secs(30));
 }
 
+/// Attention takes memory on the threads that compute it. At the least limit with which one thread succeeds, a second one
+/// has no room, and its error is the rank's.
+#[test]
+fn the_limit_of_a_rank_is_that_of_all_its_threads() {
+    let run = |limit: usize, threads: usize| {
+        let ends = Spmd::new(1).memory_limit(limit).threads_per_rank(threads).run_each(|rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 1)])?;
+            // The scores of a head are half as large as all keys.
+            let ones = |times: usize| DTensor::ones(&mesh, DType::F32, [1, 16, times, 8], "(R)".parse()?);
+            let (q, k) = (ones(64)?, ones(2048)?);
+            q.attention_at(&k, &k, 0.1, 2048 - 64)?.local().to_vec::<f32>()
+        });
+        match ends.unwrap().remove(0) {
+            Ok(values) => {
+                assert!(values.iter().all(|x| (*x - 1.0).abs() < 1e-5));
+                true
+            }
+            Err(Failure::Error(Error::OutOfMemory(fault))) => {
+                assert_eq!(fault.limit_bytes, limit, "{fault:?}");
+                assert!(
+                    fault.wanted.ends_with(" for attention") || !fault.wanted.contains(" for "),
+                    "{fault:?}"
+                );
+                false
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    };
+    let (mut fails, mut succeeds) = (0, 1 << 26);
+    assert!(run(succeeds, 2));
+    while succeeds - fails > 64 {
+        let middle = (fails + succeeds) / 2;
+        if run(middle, 1) { succeeds = middle } else { fails = middle }
+    }
+    // The second thread may come too late to take part.
+    assert!((0..100).any(|_| !run(succeeds, 2)), "the second thread's memory counts");
+}
+
 /// The member that comes last has no room for the sum that all share.
 #[test]
 fn a_fold_without_room_fails_the_call_on_every_member() {
