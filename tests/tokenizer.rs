@@ -45,6 +45,23 @@ fn a_file_in_pieces_has_the_tokens_of_the_whole_text() {
 
 /// Random texts of characters that the patterns treat differently: at each cut, the words of the two parts are those
 /// of the whole text.
+/// Files without end, which were read until the memory was full.
+#[cfg(unix)]
+#[test]
+fn a_tokenizer_is_a_regular_file_of_some_length() {
+    let said = |path: &std::path::Path| Tokenizer::load(path).unwrap_err().to_string();
+    let dir = std::env::temp_dir();
+    for path in ["/dev/zero".as_ref(), &*dir] {
+        let said = said(path);
+        assert!(said.starts_with("tokenizer: it is no regular file; got "), "{said}");
+    }
+    let long = dir.join(format!("isoshard-long-{}.json", std::process::id()));
+    fs::File::create(&long).unwrap().set_len(2 << 30).unwrap();
+    let said = said(&long);
+    fs::remove_file(&long).unwrap();
+    assert!(said.starts_with("tokenizer: the file has more than 268435456 bytes; got "), "{said}");
+}
+
 #[test]
 fn parts_have_the_words_of_the_whole_text() {
     let alphabet =

@@ -7,7 +7,8 @@ use isoshard::dtensor::DTensor;
 use isoshard::fsdp::{BlockPolicy, Sharding, fully_shard};
 use isoshard::hugging_face::{HuggingFaceConfig, HuggingFaceFormat};
 use isoshard::nn::{
-    Decoder, DecoderConfig, FeedForwardConfig, Forward, Gpt, GptConfig, Llama, LlamaConfig, Module, Params,
+    Decoder, DecoderConfig, DecoderLayer, FeedForwardConfig, Forward, Gpt, GptConfig, Llama, LlamaConfig,
+    Module, Params,
 };
 
 /// A model's sizes.
@@ -60,6 +61,11 @@ pub enum Model {
     Decoder(Decoder),
 }
 
+/// Returns a product, or the largest number if it overflows.
+pub fn product<const N: usize>(factors: [u128; N]) -> u128 {
+    factors.into_iter().fold(1, u128::saturating_mul)
+}
+
 impl Sizes {
     /// Returns the length of the longest sequence.
     pub fn block(&self) -> usize {
@@ -96,22 +102,40 @@ impl Sizes {
         }
     }
 
-    /// Returns the least number of parameters, the layers and the width of a model whose sizes were chosen.
-    pub fn least(&self) -> Option<(u128, u128, u128)> {
+    /// Returns the least number of parameters, the layers and the width. Products that overflow are the largest number.
+    pub fn least(&self) -> (u128, u128, u128) {
         let n = |x: usize| x as u128;
         match self {
             Sizes::Gpt(c) => {
                 let (layers, width) = (n(c.layers), n(c.width));
                 let tables = (n(c.vocabulary) + n(c.block)) * width;
-                Some((tables + 12 * layers * width * width, layers, width))
+                (tables + 12 * layers * width * width, layers, width)
             }
             Sizes::Llama(c) => {
                 let (layers, width) = (n(c.layers), n(c.width));
                 let attention = 2 * (n(c.heads) + n(c.kv_heads)) * n(c.head_width) * width;
                 let block = attention + 3 * n(c.hidden) * width;
-                Some((2 * n(c.vocabulary) * width + layers * block, layers, width))
+                (2 * n(c.vocabulary) * width + layers * block, layers, width)
             }
-            Sizes::Pretrained(_) => None,
+            Sizes::Pretrained(c) => {
+                let (config, width) = (&c.config, n(c.config.width));
+                let layer = |layer: &DecoderLayer| {
+                    let at = &layer.attention;
+                    let heads = n(at.heads) + n(at.kv_heads);
+                    let maps = |gated: bool| if gated { 3 } else { 2 };
+                    let fed = match layer.feed_forward {
+                        FeedForwardConfig::Mlp(mlp) => product([maps(mlp.gated), n(mlp.hidden), width]),
+                        FeedForwardConfig::Moe(moe) => {
+                            product([maps(moe.gated), n(moe.hidden), width, n(moe.experts)])
+                        }
+                    };
+                    product([2, heads, n(at.head_width), width]).saturating_add(fed)
+                };
+                let tables = if config.tied_head { 1 } else { 2 };
+                let tables = product([tables, n(config.vocabulary), width]);
+                let layers = config.layers.iter().map(layer);
+                (layers.fold(tables, u128::saturating_add), n(config.layers.len()), width)
+            }
         }
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use isoshard::comm::nccl::Library;
 use isoshard::comm::{Launch, Process, Rank, Spmd};
+use isoshard::tensor::storage;
 use isoshard::{CommFault, Error, Failure, Result};
 
 use crate::args::EngineName;
@@ -56,8 +57,7 @@ pub fn run(job: &Arc<Job>) -> Outcome {
         (EngineName::Threads, _) => {
             let (shared, device) = (job.clone(), job.args().device);
             // A rank without room says so, before the system ends the process.
-            let limit = room::machine_bytes().map_or(usize::MAX, |bytes| bytes / job.ranks);
-            let ranks = Spmd::new(job.ranks).memory_limit(limit);
+            let ranks = Spmd::new(job.ranks).memory_limit(room::bytes_each(job.ranks));
             let ranks = job.args().threads.into_iter().fold(ranks, Spmd::threads_per_rank);
             threads(job, ranks.run(move |rank| train(&rank.on(device), &shared)))
         }
@@ -103,10 +103,15 @@ fn process(job: &Job, launch: Launch, over: impl FnOnce(Launch) -> Process) -> O
         let remedy = "start as many processes as the mesh has ranks";
         return Outcome::refused(Error::invalid("mesh", "it does not fit the processes", given, remedy));
     }
+    let limit = room::bytes_each(launch.local_len().unwrap_or(1));
     let process = over(launch);
     let process = if job.args().insecure_rendezvous { process.insecure_rendezvous() } else { process };
     let process = job.args().threads.into_iter().fold(process, Process::threads_per_rank);
-    let program = AssertUnwindSafe(|| process.run(|rank: Rank| train(&rank, job)));
+    let run = |rank: Rank| {
+        storage::set_memory_limit(limit);
+        train(&rank, job)
+    };
+    let program = AssertUnwindSafe(|| process.run(run));
     let cause = match catch_unwind(program) {
         Ok(Ok(())) => return Outcome { code: 0, says: None },
         Ok(Err(error)) => Failure::Error(error),

@@ -2,10 +2,11 @@
 
 use std::fs;
 
+use isoshard::comm::Launch;
 use isoshard::{Error, Result};
 
 use crate::args::{Args, EngineName};
-use crate::model::Sizes;
+use crate::model::{Sizes, product};
 
 /// The most ranks that are threads of this process.
 const MOST_THREADS: usize = 1024;
@@ -20,35 +21,53 @@ pub fn machine_bytes() -> Option<usize> {
     line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
+/// Returns the most bytes that each of `ranks` on this machine may take, if the system says.
+pub fn bytes_each(ranks: usize) -> usize {
+    machine_bytes().map_or(usize::MAX, |bytes| bytes / ranks.max(1))
+}
+
 /// Refuses more ranks than a process has threads for, and sizes for which this machine surely has no room. A dry run
-/// computes nothing and takes any; processes may be on several machines.
+/// computes nothing and takes any. Processes may be on several machines: each has its ranks' share of the run.
 ///
 /// # Errors
 /// Names the bound.
 pub fn check(args: &Args, ranks: usize, sizes: &Sizes, batch: usize) -> Result<()> {
-    if args.engine != EngineName::Threads {
-        return Ok(());
-    }
-    if ranks > MOST_THREADS {
+    let here = match args.engine {
+        EngineName::Threads => ranks,
+        EngineName::Mpi => match Launch::from_env()? {
+            Some(launch) => launch.local_len().unwrap_or(1),
+            None => return Ok(()),
+        },
+        EngineName::Nccl | EngineName::Dry => return Ok(()),
+    };
+    if args.engine == EngineName::Threads && ranks > MOST_THREADS {
         let rule = format!("ranks that are threads of one process are at most {MOST_THREADS}");
         let remedy = "use fewer, --engine mpi, or --engine dry to count a step";
         return Err(Error::invalid("mesh", rule, format!("{} of {ranks} ranks", args.mesh), remedy));
     }
     match machine_bytes().filter(|_| args.device == isoshard::tensor::Device::Cpu) {
-        Some(bytes) => fits(sizes, batch, args.recompute, bytes),
+        Some(bytes) => fits(sizes, batch, args.recompute, (here, ranks), bytes),
         None => Ok(()),
     }
 }
 
-/// Refuses sizes that take more than `room` bytes on all ranks together.
-fn fits(sizes: &Sizes, batch: usize, recompute: bool, room: usize) -> Result<()> {
-    let Some((parameters, layers, width)) = sizes.least() else { return Ok(()) };
+/// Refuses sizes if `here` of all `ranks`, which share a machine, take more than `room` bytes together.
+fn fits(
+    sizes: &Sizes,
+    batch: usize,
+    recompute: bool,
+    (here, ranks): (usize, usize),
+    room: usize,
+) -> Result<()> {
+    let (parameters, layers, width) = sizes.least();
     let tokens = batch as u128 * sizes.block() as u128;
     // A block keeps more than eight vectors of a token for its backward pass; the loss reads the scores and makes their
     // gradient.
     let kept = if recompute { 1 } else { 8 };
-    let values = tokens * (width * layers * kept + 2 * sizes.vocabulary() as u128);
-    let least = parameters * PARAMETER_BYTES + values * 4;
+    let of_token = product([width, layers, kept]).saturating_add(2 * sizes.vocabulary() as u128);
+    let of_batch = product([tokens, of_token, 4]);
+    let least = product([parameters, PARAMETER_BYTES]).saturating_add(of_batch);
+    let least = product([least, here as u128]) / ranks.max(1) as u128;
     if least <= room as u128 {
         return Ok(());
     }
@@ -123,6 +142,21 @@ mod tests {
         }
         let (dry, _) = (["train_gpt", "--engine", "dry", "--width", "100000"], ());
         assert!(Job::new(Args::parse_from(dry)).is_ok(), "a dry run takes no room");
+    }
+
+    #[test]
+    fn a_machine_has_room_for_the_share_of_its_ranks() {
+        let args = Args::parse_from(["train_gpt", "--width", "2048", "--layers", "8"]);
+        let (sizes, batch) = args.sizes(0).unwrap();
+        // 403 million parameters take 6.4 GB.
+        let fits = |here, ranks| fits(&sizes, batch, false, (here, ranks), 4_000_000_000);
+        let said = fits(4, 4).unwrap_err().to_string();
+        assert!(
+            said.starts_with("sizes: the run takes more memory than this machine's 4000000000 "),
+            "{said}"
+        );
+        assert!(fits(1, 4).is_ok() && fits(1, 1).is_err());
+        assert_eq!(product([u128::MAX / 2, 3]), u128::MAX);
     }
 
     #[cfg(unix)]

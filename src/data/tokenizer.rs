@@ -1,7 +1,8 @@
 //! Tokenizers of Hugging Face's `tokenizer.json`, and byte-level BPE.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -14,6 +15,9 @@ use super::text_chunks::TextChunks;
 use super::text_cuts::may_be_cut;
 use super::writer::TokenWriter;
 use crate::error::{Error, Result};
+
+/// The most bytes of a `tokenizer.json`; the largest that are published have a tenth of it.
+const MOST_BYTES: u64 = 256 << 20;
 
 /// A tokenizer: text to tokens and back.
 ///
@@ -52,10 +56,10 @@ impl Tokenizer {
     /// ```
     ///
     /// # Errors
-    /// Refuses a file that cannot be read or is no tokenizer.
+    /// Refuses what is no regular file, has more than 256 MiB, cannot be read or is no tokenizer.
     pub fn load(path: impl AsRef<Path>) -> Result<Tokenizer> {
         let path = path.as_ref();
-        let bytes = fs::read(path).map_err(|e| Error::io("tokenizer", path, e))?;
+        let bytes = read(path)?;
         let inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| {
             let given = format!("{}: {e}", path.display());
             Error::invalid("tokenizer", "the file is no tokenizer", given, "give a tokenizer.json")
@@ -296,4 +300,20 @@ fn byte_level() -> ByteLevel {
 
 fn failed(verb: &str, reason: &dyn fmt::Display) -> Error {
     Error::other(format!("tokenizer: cannot {verb}: {reason}"))
+}
+
+/// Reads a file whole, if it is a regular one that is not too long.
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let failed = |e| Error::io("tokenizer", path, e);
+    if !fs::metadata(path).map_err(failed)?.is_file() {
+        let given = path.display().to_string();
+        return Err(Error::invalid("tokenizer", "it is no regular file", given, "give a tokenizer.json"));
+    }
+    let mut bytes = Vec::new();
+    File::open(path).map_err(failed)?.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MOST_BYTES {
+        let rule = format!("the file has more than {MOST_BYTES} bytes");
+        return Err(Error::invalid("tokenizer", rule, path.display().to_string(), "give a tokenizer.json"));
+    }
+    Ok(bytes)
 }

@@ -71,7 +71,7 @@ impl BackwardPass {
         roots: SmallVec<[(R, DTensor); 1]>,
         gradients: &mut Gradients,
     ) -> Result<()> {
-        mesh.expect_keeps_gradients(roots.iter().map(|(root, _)| *root))?;
+        mesh.expect_keeps_gradients(roots.iter().map(|(root, _)| root.borrow()))?;
         let _guard = mesh.no_grad();
         let mut pass = BackwardPass::new(mesh, &roots);
         pass.gradients = std::mem::take(gradients);

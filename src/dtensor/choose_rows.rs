@@ -249,7 +249,7 @@ fn choices(model: &mut CallModel<'_>, known: &KnownRows, op: &dyn Op, a: usize) 
     for (nth, row) in rows.into_iter().enumerate().filter(|(_, row)| fits(row)) {
         let sums = row.outs.iter().enumerate().filter(|(_, s)| exact && s.tree_leaf().is_some());
         let nodes = |(k, _)| match more_nodes(mesh, op, metas, k, a, &row, ragged.as_ref()) {
-            Some(more) => mesh.axis_peers(a).cost(0, (more * outs[k].len_bytes()) as u64),
+            Some(more) => mesh.axis_peers(a).cost(0, more.saturating_mul(outs[k].len_bytes()) as u64),
             // The row splits a leaf: it is not possible, even for empty results.
             None => Cost::INFINITE,
         };

@@ -120,19 +120,21 @@ impl OperandTraffic<'_> {
                 _ if nested && self.mesh.mesh().rank_len() <= COUNTED => {
                     let mesh = self.mesh.mesh();
                     have.common_numel_along(mesh, to, self.f.shape(), coords, &axes).unwrap_or_else(|| {
-                        let mut sum = 0;
-                        let to_rank = |at: &[usize]| sum += self.bounds(to, at).common_numel(have);
+                        let mut sum = 0usize;
+                        let to_rank = |at: &[usize]| {
+                            sum = sum.saturating_add(self.bounds(to, at).common_numel(have));
+                        };
                         self.ranks.visit(coords.into(), |a| axes.contains(&a), to_rank);
                         sum
                     })
                 }
-                Some(group) => self.bounds(group, coords).common_numel(have) * copies,
-                None => have.numel() * copies,
+                Some(group) => self.bounds(group, coords).common_numel(have).saturating_mul(copies),
+                None => have.numel().saturating_mul(copies),
             };
             let sent = sent().saturating_sub(both);
             most = most.max(want.numel() - both).max(sent);
         });
-        self.cost(&axes, most * self.nodes())
+        self.cost(&axes, most.saturating_mul(self.nodes()))
     }
 
     /// A reduction over `axes` in which each rank receives the partial values of the elements that it will hold.
@@ -143,8 +145,10 @@ impl OperandTraffic<'_> {
         all.sort_unstable();
         all.dedup();
         let mut most = 0;
-        self.windows(from, to, |_, [_, want], both| most = most.max(members * want.numel() - both));
-        self.cost(&all, most * self.nodes())
+        self.windows(from, to, |_, [_, want], both| {
+            most = most.max(members.saturating_mul(want.numel()).saturating_sub(both));
+        });
+        self.cost(&all, most.saturating_mul(self.nodes()))
     }
 
     /// A ring all-reduce over `axes` of what a rank holds under `mid`: all partial values of one share of the elements,
@@ -153,7 +157,8 @@ impl OperandTraffic<'_> {
         let members: usize = axes.iter().map(|&a| self.mesh.mesh().axis_len(a)).product();
         let whole = self.bounds(mid, &largest_rank([mid].into_iter())).numel();
         let share = whole.div_ceil(members);
-        self.cost(axes, (members - 1) * share * self.nodes() + (whole - share))
+        let partials = (members - 1).saturating_mul(share).saturating_mul(self.nodes());
+        self.cost(axes, partials.saturating_add(whole - share))
     }
 
     /// Calls `f` with the coordinates of a rank, its windows before and after, and the number of elements in both, for
@@ -185,7 +190,7 @@ impl OperandTraffic<'_> {
     }
 
     fn cost(&self, axes: &[usize], elements: usize) -> MoveCost {
-        let bytes = (elements * self.f.spec().stored_dtype().size_bytes()) as u64;
+        let bytes = elements.saturating_mul(self.f.spec().stored_dtype().size_bytes()) as u64;
         let time = match axes {
             [] => Cost::default(),
             &[a] => self.mesh.axis_peers(a).cost(1, bytes),

@@ -43,9 +43,9 @@ impl Meta {
         Meta { dtype: t.dtype(), shape: t.shape().clone() }
     }
 
-    /// Returns the number of bytes of the global tensor.
+    /// Returns the number of bytes of the global tensor, or `usize::MAX` if it is larger.
     pub fn len_bytes(&self) -> usize {
-        self.shape.numel() * self.dtype.size_bytes()
+        self.shape.numel().saturating_mul(self.dtype.size_bytes())
     }
 }
 

@@ -5,12 +5,13 @@
 //! so every CPU and vector width gives the same bits.
 
 use std::cell::OnceCell;
+use std::sync::Arc;
 
 use super::Draw;
 use super::fill::{RandomFloat, normal};
 use crate::error::Result;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
-use crate::tensor::{Element, zeroed};
+use crate::tensor::{Element, KernelList};
 
 const LANES: usize = 16;
 /// The number of reflections that are applied to a vector while it is in the cache. It changes no bit.
@@ -24,7 +25,7 @@ pub(super) struct Orthogonal {
     rows: usize,
     columns: usize,
     /// Computed for the first element that is needed, so never on a rank that stores no element.
-    vectors: OnceCell<Vec<f64>>,
+    vectors: OnceCell<Arc<KernelList<f64>>>,
 }
 
 impl Orthogonal {
@@ -45,7 +46,7 @@ impl Orthogonal {
         let vectors = match self.vectors.get() {
             Some(vectors) => vectors,
             None => {
-                let vectors = self.vectors()?;
+                let vectors = Arc::new(self.vectors()?);
                 self.vectors.get_or_init(|| vectors)
             }
         };
@@ -64,8 +65,8 @@ impl Orthogonal {
     }
 
     /// Computes the orthonormal vectors times the gain, one after another: rows of a wide matrix, columns of any other.
-    fn vectors(&self) -> Result<Vec<f64>> {
-        let mut vectors: Vec<f64> = zeroed("init", self.rows * self.columns)?;
+    fn vectors(&self) -> Result<KernelList<f64>> {
+        let mut vectors = KernelList::zeros("init", self.rows * self.columns)?;
         let (len, count) = (self.rows.max(self.columns), self.rows.min(self.columns));
         if self.rows < self.columns {
             normal(self.draw, 0, &mut vectors);

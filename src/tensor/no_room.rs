@@ -46,6 +46,29 @@ fn caught(payload: Box<dyn Any + Send>) -> Error {
     }
 }
 
+/// Returns true if an allocation without room unwinds the stack up to a [`catch_no_room`].
+pub(super) fn is_caught() -> bool {
+    IS_CAUGHT.get()
+}
+
+/// Runs `f`, a part of a kernel of another thread for which [`is_caught`] was `caught`, and which passes an unwinding on.
+pub(super) fn with_caught(caught: bool, f: impl FnOnce()) {
+    let outer = IS_CAUGHT.replace(caught);
+    f();
+    IS_CAUGHT.set(outer);
+}
+
+/// Continues the unwinding of a thread that helped this one. An error for lack of memory gets this thread's numbers.
+pub(super) fn resume_of_helper(payload: Box<dyn Any + Send>) -> ! {
+    match payload.downcast::<UnwindingError>() {
+        Ok(unwinding) => match unwinding.0 {
+            Error::OutOfMemory(fault) => unwind(super::storage::no_room(fault.wanted, fault.wanted_bytes)),
+            other => unwind(other),
+        },
+        Err(other) => resume_unwind(other),
+    }
+}
+
 /// Ends an allocation that has no `Result` to return `error` in.
 #[cold]
 pub(super) fn unwind(error: Error) -> ! {
@@ -54,23 +77,6 @@ pub(super) fn unwind(error: Error) -> ! {
         resume_unwind(Box::new(UnwindingError(error)));
     }
     panic!("{error}")
-}
-
-/// Returns a list of `len` zeros, for a kernel's own use.
-///
-/// # Errors
-/// Returns an error if the system has no room.
-pub(crate) fn zeroed<T: Copy + Default>(verb: &str, len: usize) -> Result<Vec<T>> {
-    let mut list = Vec::new();
-    let bytes = len.saturating_mul(size_of::<T>());
-    if list.try_reserve_exact(len).is_err() {
-        let wanted = format!("a list of {len} numbers");
-        let mut error = super::storage::no_room(wanted, bytes);
-        error.name_kernel(verb);
-        return Err(error);
-    }
-    list.resize(len, T::default());
-    Ok(list)
 }
 
 #[cfg(test)]
@@ -91,11 +97,5 @@ mod tests {
         let other = catch_unwind(|| catch_no_room::<()>("fill", || resume_unwind(Box::new("a bug"))));
         assert_eq!(other.unwrap_err().downcast_ref(), Some(&"a bug"));
         assert!(!IS_CAUGHT.get());
-        assert!(
-            zeroed::<u64>("sample", 1 << 50)
-                .unwrap_err()
-                .to_string()
-                .contains("1125899906842624 numbers for sample")
-        );
     }
 }

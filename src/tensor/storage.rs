@@ -360,7 +360,7 @@ pub struct PoolStats {
 /// assert_eq!(now.system_len + now.reused_len, before.system_len + before.reused_len + 1);
 /// ```
 pub fn pool_stats() -> PoolStats {
-    POOL.with(|p| p.borrow().stats)
+    POOL.try_with(|p| p.borrow().stats).unwrap_or_default()
 }
 
 /// Sets the most bytes that the blocks of the calling thread's tensors may take, those kept for reuse included;

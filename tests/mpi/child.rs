@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use isoshard::comm::{Group, Launch, Process, Rank};
+use isoshard::comm::{Call, Group, Launch, Process, Rank, Reduce, Route};
 use isoshard::dtensor::DeviceMesh;
 use isoshard::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 use isoshard::{Error, Result};
@@ -50,10 +50,38 @@ pub fn run_if_asked() {
 /// Trains in place: nothing is copied outside of the calls after a first step.
 fn in_place(rank: &Rank) -> Result<()> {
     let copied = steps_in_place(&DeviceMesh::new(rank, &[("fsdp", rank.world().len())])?, DType::F32)?;
-    assert_eq!(copied.map(|step| step.gather), [0; 3], "{copied:?}");
+    assert_eq!(copied.map(|step| step.gather), [0; 4], "{copied:?}");
     assert!(copied[0].reduce > HEAD_BYTES, "{copied:?}");
     assert!(copied[1..].iter().all(|step| step.reduce <= HEAD_BYTES), "{copied:?}");
     Ok(())
+}
+
+/// Reductions and lists that do not fit a call are refused before a rank enters it.
+fn misfits(rank: &Rank) -> Result<()> {
+    let n = rank.world().len();
+    let channel = rank.engine().open(&(0..n).collect::<Vec<_>>(), "raw")?;
+    let (x, shapes) = (vec![Tensor::zeros(DType::F32, [3]); n], vec![Shape::from([3]); n]);
+    let (route, dtype, op) = (Route::Gather, DType::F32, Some(ReduceOp::Sum));
+    let gather = Call { name: "all_reduce", route, op, dtype, outgoing: &x[..1], incoming: &shapes };
+    let scatter = Call { name: "reduce_scatter", route: Route::AllToAll, outgoing: &x, ..gather };
+    let sum = |members, len: usize| Reduce::halving(ReduceOp::Sum, members, [len].into());
+    let none = Call { outgoing: &[], ..gather };
+    let refused = [
+        channel.all_reduce(sum(n + 1, 3), gather),
+        channel.all_reduce(sum(n, 4), gather),
+        channel.all_reduce(sum(n, 3), none),
+        channel.reduce_scatter(sum(n + 1, 3), scatter),
+        channel.start(none),
+        channel.start(Call { incoming: &[], ..gather }),
+        channel.start(Call { outgoing: &[], ..scatter }),
+        channel.start(Call { route: Route::Send { to: n }, incoming: &shapes[..1], ..gather }),
+    ];
+    for end in refused {
+        let said = end.map(drop).expect_err("it does not fit").to_string();
+        assert!(said.starts_with("all_reduce: ") || said.starts_with("reduce_scatter: "), "{said}");
+    }
+    let sums = [channel.all_reduce(sum(n, 3), gather)?, channel.reduce_scatter(sum(n, 3), scatter)?];
+    sums.into_iter().try_for_each(|sum| sum.wait().map(drop))
 }
 
 fn var(name: &str) -> Option<String> {
@@ -67,6 +95,7 @@ fn run(rank: &Rank, program: &str) -> Result<()> {
         "crossed" => return crossed(rank),
         "chain" => return chain(rank),
         "in_place" => return in_place(rank),
+        "misfits" => return misfits(rank),
         _ => {}
     }
     let number = |name: &str| var(name).and_then(|n| n.parse().ok()).unwrap_or(usize::MAX);

@@ -53,6 +53,12 @@ fn units_are_gathered_and_reduced_in_place() {
 }
 
 #[test]
+fn calls_that_do_not_fit_the_group_are_refused() {
+    let Some(run) = Job::new(2, "misfits").run() else { return };
+    assert_eq!(one_line_each(&run, 2), ["well"; 2]);
+}
+
+#[test]
 fn calls_that_differ_are_named_on_all() {
     for (kind, brought) in DIFFERENT {
         for culprit in [0, 2] {

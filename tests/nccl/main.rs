@@ -18,7 +18,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use isoshard::comm::nccl::Library;
-use isoshard::comm::{Call, Group, Launch, Process, Rank, Route, Spmd, spmd};
+use isoshard::comm::{Call, Group, Launch, Process, Rank, Reduce, Route, Spmd, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::rng::{Draw, Init};
 use isoshard::tensor::{DType, Device, ReduceOp, Shape, Tensor};
@@ -110,13 +110,13 @@ fn units_are_gathered_and_reduced_in_place() {
             steps_in_place(&DeviceMesh::new(&rank, &[("fsdp", rank.world().len())])?, DType::F32)
         };
         for copied in spmd.run(run).unwrap() {
-            assert_eq!(copied.map(|step| step.gather), [0; 3], "{copied:?}");
+            assert_eq!(copied.map(|step| step.gather), [0; 4], "{copied:?}");
             assert!(copied[0].reduce > HEAD_BYTES, "{copied:?}");
             assert!(copied[1..].iter().all(|step| step.reduce <= HEAD_BYTES), "{copied:?}");
         }
-        // The root and three units, forward and backward, in three steps; the root stays gathered.
+        // The root and three units, forward and backward, in four steps; the root stays gathered.
         assert_eq!(fake.count("all_gather") % n, 0);
-        assert!(fake.count("all_gather") >= 3 * 6 * n, "equal shards are the library's own gather");
+        assert!(fake.count("all_gather") >= 4 * 6 * n, "equal shards are the library's own gather");
     }
 }
 
@@ -651,6 +651,42 @@ fn places_that_are_not_the_parts_are_refused() {
         assert!(parts.len() == members.len() && shared.numel() == 3);
         parts.iter().for_each(|part| assert_same(part, &Tensor::zeros(DType::F32, [3])));
         Ok(())
+    });
+}
+
+/// Reductions and lists that do not fit a call are refused before a rank enters it.
+#[test]
+fn calls_that_do_not_fit_the_group_are_refused() {
+    on_all_worlds(|rank, group| {
+        let members: Vec<usize> = (0..group.len()).collect();
+        let channel = rank.engine().open(&members, "raw")?;
+        let (n, zeros) = (members.len(), || Tensor::zeros(DType::F32, [3]).to_device(rank.device()));
+        let (x, shapes) =
+            (members.iter().map(|_| zeros()).collect::<Result<Vec<_>>>()?, vec![Shape::from([3]); n]);
+        let (route, dtype, op) = (Route::Gather, DType::F32, Some(ReduceOp::Sum));
+        let gather = Call { name: "all_reduce", route, op, dtype, outgoing: &x[..1], incoming: &shapes };
+        let scatter = Call { name: "reduce_scatter", route: Route::AllToAll, outgoing: &x, ..gather };
+        let sum = |members, len: usize| Reduce::halving(ReduceOp::Sum, members, [len].into());
+        let none = Call { outgoing: &[], ..gather };
+        let refused = [
+            channel.all_reduce(sum(n + 1, 3), gather),
+            channel.all_reduce(sum(n, 4), gather),
+            channel.all_reduce(sum(n, 3), none),
+            channel.reduce_scatter(sum(n + 1, 3), scatter),
+            channel.reduce_scatter(sum(n, 3), Call { outgoing: &[], ..scatter }),
+            channel.start(none),
+            channel.start(Call { incoming: &[], ..gather }),
+            channel.start(Call { outgoing: &[], ..scatter }),
+            channel.start(Call { route: Route::Broadcast { root: n }, ..gather }),
+            channel.start(Call { route: Route::Send { to: n }, incoming: &shapes[..1], ..gather }),
+            channel.start(Call { route: Route::Recv { from: 0 }, incoming: &[], ..none }),
+        ];
+        for (i, end) in refused.into_iter().enumerate() {
+            let said = end.map(drop).expect_err(&format!("call {i}")).to_string();
+            assert!(said.starts_with("all_reduce: ") || said.starts_with("reduce_scatter: "), "{said}");
+        }
+        let sums = [channel.all_reduce(sum(n, 3), gather)?, channel.reduce_scatter(sum(n, 3), scatter)?];
+        sums.into_iter().try_for_each(|sum| sum.wait().map(drop))
     });
 }
 

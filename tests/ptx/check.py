@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Repeats launches that the shim has recorded, on PTX in the interpreter (machine.py), and compares the memory afterwards.
 
-    tests/ptx/run FOLDER [--plant barrier|wait] [--only TEXT] [--jobs N] [--most N]
+    tests/ptx/run FOLDER [--plant barrier|wait|load|store] [--only TEXT] [--jobs N] [--most N]
     tests/ptx/run --self-test
 
 Every byte that the launch leaves behind has to be the shim's, which the tests compare with the CPU's; NaNs may have other payloads, but
@@ -96,10 +96,23 @@ def forget(folder, most):
             os.remove(path)
 
 
+# Loads and stores of four registers at once, whose first two are swapped.
+SWAPPED = {
+    "load": r"(ld\.global(?:\.nc)?\.v4\.\w+\s*\{)([^,}]+),\s*([^,}]+)",
+    "store": r"(st\.global\.v4\.\w+\s*\[[^\]]*\],\s*\{)([^,}]+),\s*([^,}]+)",
+}
+
+
 def damaged(text, entry, plant):
-    """The PTX with a mistake in one entry, once for each place."""
+    """The PTX with a mistake in one entry, once for each place; one with all mistakes if vectors are swapped."""
     begin = re.search(rf"\.entry {re.escape(entry)}\(", text).start()
     end = re.search(r"^\}$", text[begin:], re.M).start() + begin
+    if plant in SWAPPED:
+        # At all places at once: which of them runs depends on the operands.
+        body, places = re.subn(SWAPPED[plant], r"\1\3, \2", text[begin:end])
+        if places:
+            yield text[:begin] + body + text[end:]
+        return
     old, new = {"barrier": (r"bar\.sync\s+0;", ""), "wait": (r"cp\.async\.wait_group 0;", "cp.async.wait_group 1;")}[plant]
     for place in re.finditer(old, text[begin:end]):
         yield text[: begin + place.start()] + new + text[begin + place.end() :]
@@ -254,7 +267,7 @@ def main():
         return self_test()
     options = argparse.ArgumentParser()
     options.add_argument("folder")
-    options.add_argument("--plant", choices=("barrier", "wait"))
+    options.add_argument("--plant", choices=("barrier", "wait", "load", "store"))
     options.add_argument("--only", default="")
     options.add_argument("--jobs", type=int, default=min(2, os.cpu_count()))
     options.add_argument("--most", type=int, default=1 << 30, help="at most so many launches of an entry with one grid")

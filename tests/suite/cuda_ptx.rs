@@ -64,6 +64,31 @@ fn products() {
     });
 }
 
+/// Whole vectors are stored at once, and operands are loaded in fours along the contraction, and then along their outer
+/// dims: a damaged load or store of four registers would not be noticed if it were not run.
+#[test]
+fn products_of_whole_vectors() {
+    for (name, product, outer_last) in
+        [("along", "m k, n k -> m n", false), ("outer", "k m, k n -> m n", true)]
+    {
+        check(name, &[("load", "_f32"), ("store", "_f32")], move |device| {
+            for dtype in FLOATS {
+                for [m, k, n] in [[64, 96, 64], [132, 64, 128]] {
+                    let shape = |n: usize| if outer_last { [k, n] } else { [n, k] };
+                    let (a, b) = (ordinary(dtype, &shape(m).into(), 1), ordinary(dtype, &shape(n).into(), 2));
+                    compare(&Matmul::new(product).unwrap(), device, &[a, b]);
+                }
+            }
+        });
+    }
+    check("vectors", &[], |device| {
+        for dtype in FLOATS {
+            let (a, b) = (ordinary(dtype, &[130, 64].into(), 1), ordinary(dtype, &[64, 128].into(), 2));
+            compare(&Matmul::new("m k, k n -> m n").unwrap(), device, &[a, b]);
+        }
+    });
+}
+
 #[test]
 fn exact_attention() {
     check("attention", &[], |device| {

@@ -8,14 +8,9 @@ use std::sync::Arc;
 use crate::common::samples::catalog;
 use crate::common::shim::{self, Order};
 use crate::common::{self, bits_differ, mix, ordinary};
-use isoshard::comm::{Rank, spmd};
-use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::nn::{Params, Plan};
 use isoshard::ops::*;
-use isoshard::placement::{Layout, Region};
-use isoshard::rng::Init;
+use isoshard::placement::Region;
 use isoshard::tensor::{DType, Device, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor, cuda};
-use isoshard::{Result, optim};
 
 pub const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 const LENGTHS: [usize; 16] = [1, 2, 3, 9, 31, 32, 33, 63, 65, 97, 128, 129, 300, 1000, 4097, 9001];
@@ -551,48 +546,6 @@ fn optimizers_in_place_and_never_into_a_clone() {
                 assert_same(&op, &outs, &op.eval(&mut ins.to_vec(), &at).unwrap());
             }
         }
-    }
-}
-
-/// A step on many parameters takes one launch per 48 parameters of a dtype, and has the CPU's bits.
-#[test]
-fn a_step_on_many_parameters_is_one_launch() {
-    const PARAMS: usize = 70;
-    let Some((device, shim)) = shim::own_device(shim::Settings::default()) else { return };
-    let train = move |device: Device, sgd: bool| {
-        let shim = shim.clone();
-        let run = move |rank: Rank| {
-            let mesh = DeviceMesh::new(&rank.on(device), &[("dp", 1)])?;
-            let mut params = Params::new(&mesh, Plan::default(), 7)?;
-            for k in 0..PARAMS {
-                let shape: Vec<usize> = if k % 3 == 0 { vec![k + 1] } else { vec![k % 7 + 1, 40 * k] };
-                params.root().param(&format!("p{k}"), shape, Init::Normal { mean: 0.0, std: 1.0 })?;
-            }
-            let scale = DTensor::full(&mesh, DType::F32, [], 0.3, Layout::replicated(1))?;
-            let (mut adam, mut descent) =
-                (optim::AdamW::new((0.9, 0.99), 0.1), optim::Sgd::new(0.9, true, 0.1));
-            for step in 0..3 {
-                // The forward pass's tensors are dropped before the step, so nothing else holds the parameters.
-                let mut grads = {
-                    let squares = params.ids().map(|id| params.value(id).mul(params.value(id))?.sum_all());
-                    let sums = squares.collect::<Result<Vec<DTensor>>>()?;
-                    sums[1..].iter().try_fold(sums[0].clone(), |a, b| a.add(b))?.backward()?
-                };
-                let before = shim.calls_len("launch");
-                match sgd {
-                    true => descent.step(&mut params, &mut grads, &scale, 0.01)?,
-                    false => adam.step(&mut params, &mut grads, &scale, 0.01)?,
-                }
-                if device.is_cuda() && step > 0 {
-                    assert_eq!(shim.calls_len("launch") - before, 2, "{PARAMS} parameters");
-                }
-            }
-            params.digest()
-        };
-        spmd(1, run).unwrap_or_else(|e| panic!("{e}"))
-    };
-    for sgd in [false, true] {
-        assert_eq!(train(device, sgd), train(Device::Cpu, sgd));
     }
 }
 

@@ -6,10 +6,15 @@ use std::sync::mpsc;
 
 use crate::common::ordinary;
 use crate::common::shim::{self, Order, Settings, Shim, Streams};
+use isoshard::comm::{Rank, spmd};
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::nn::{Params, Plan};
 use isoshard::ops::{Add, Mul, Op, eval_whole};
+use isoshard::placement::Layout;
+use isoshard::rng::Init;
 use isoshard::tensor::cuda::{self, Gpu};
 use isoshard::tensor::{DType, Device, Tensor};
-use isoshard::{Error, Result};
+use isoshard::{Error, Result, optim};
 
 /// Ranks exchange tensors: each reads the other's and drops it while it may still be read, allocates new ones in the
 /// freed memory, and overwrites its own.
@@ -205,4 +210,46 @@ fn index_of(device: Device) -> usize {
 fn one(op: impl Op, ins: &[&Tensor]) -> Result<Tensor> {
     let ins: Vec<Tensor> = ins.iter().map(|&x| x.clone()).collect();
     Ok(eval_whole(&op, &ins)?.remove(0))
+}
+
+/// A step on many parameters takes one launch per 48 parameters of a dtype, and has the CPU's bits.
+#[test]
+fn a_step_on_many_parameters_is_one_launch() {
+    const PARAMS: usize = 70;
+    let Some((device, shim)) = shim::own_device(Settings::default()) else { return };
+    let train = move |device: Device, sgd: bool| {
+        let shim = shim.clone();
+        let run = move |rank: Rank| {
+            let mesh = DeviceMesh::new(&rank.on(device), &[("dp", 1)])?;
+            let mut params = Params::new(&mesh, Plan::default(), 7)?;
+            for k in 0..PARAMS {
+                let shape: Vec<usize> = if k % 3 == 0 { vec![k + 1] } else { vec![k % 7 + 1, 40 * k] };
+                params.root().param(&format!("p{k}"), shape, Init::Normal { mean: 0.0, std: 1.0 })?;
+            }
+            let scale = DTensor::full(&mesh, DType::F32, [], 0.3, Layout::replicated(1))?;
+            let (mut adam, mut descent) =
+                (optim::AdamW::new((0.9, 0.99), 0.1), optim::Sgd::new(0.9, true, 0.1));
+            for step in 0..3 {
+                // The forward pass's tensors are dropped before the step, so nothing else holds the parameters.
+                let mut grads = {
+                    let squares = params.ids().map(|id| params.value(id).mul(params.value(id))?.sum_all());
+                    let sums = squares.collect::<Result<Vec<DTensor>>>()?;
+                    sums[1..].iter().try_fold(sums[0].clone(), |a, b| a.add(b))?.backward()?
+                };
+                let before = shim.calls_len("launch");
+                match sgd {
+                    true => descent.step(&mut params, &mut grads, &scale, 0.01)?,
+                    false => adam.step(&mut params, &mut grads, &scale, 0.01)?,
+                }
+                if device.is_cuda() && step > 0 {
+                    assert_eq!(shim.calls_len("launch") - before, 2, "{PARAMS} parameters");
+                }
+            }
+            params.digest()
+        };
+        spmd(1, run).unwrap_or_else(|e| panic!("{e}"))
+    };
+    for sgd in [false, true] {
+        assert_eq!(train(device, sgd), train(Device::Cpu, sgd));
+    }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use isoshard::comm::{DryRun, Spmd, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Redistribution};
+use isoshard::ops::LastWrite;
 use isoshard::placement::{Mesh, Spec};
 use isoshard::rng::{Fans, Generator, Init};
 use isoshard::tensor::{DType, ReduceOp, Shape, Tensor, storage};
@@ -98,11 +99,16 @@ fn the_largest_tensors_have_plans() -> Result<()> {
     Ok(())
 }
 
+/// Returns the indices 0, 1 and 2.
+fn indices(mesh: &DeviceMesh) -> Result<DTensor> {
+    DTensor::arange(mesh, DType::I64, 0i64, 3i64, 1i64, "(R)".parse()?)
+}
+
 /// Allocations beyond any address space, which ended the process.
 #[test]
 fn what_no_machine_can_hold_is_an_error_on_every_rank() {
     type Program = fn(&DeviceMesh) -> Result<()>;
-    let programs: [(Program, &str); 8] = [
+    let programs: [(Program, &str); 12] = [
         (
             |mesh| DTensor::zeros(mesh, DType::F32, [1 << 50], "(S0)".parse()?).map(drop),
             "f32[562949953421312]",
@@ -141,6 +147,29 @@ fn what_no_machine_can_hold_is_an_error_on_every_rank() {
                 x.contiguous().map(drop)
             },
             "f32[1125899906842624]",
+        ),
+        (|mesh| indices(mesh)?.bincount(1 << 50).map(drop), "i64[1125899906842624] for bincount"),
+        (
+            |mesh| {
+                let x = DTensor::ones(mesh, DType::F32, [3, 1], "(R)".parse()?)?;
+                x.permute_tokens(&indices(mesh)?.reshape([3, 1])?, 1 << 55).map(drop)
+            },
+            "a list of 562949953421312 numbers for permute_tokens",
+        ),
+        (
+            |mesh| {
+                let x = DTensor::ones(mesh, DType::F32, [3, 5], "(R)".parse()?)?;
+                let index = DTensor::zeros(mesh, DType::I64, [1], "(R)".parse()?)?.expand([1 << 50])?;
+                x.index(&[&index, &index]).map(drop)
+            },
+            "i64[1125899906842624] for linear_index",
+        ),
+        (
+            |mesh| {
+                let last = LastWrite { dim: 0, extent: 1 << 55 };
+                DTensor::apply_one(&last, &[&indices(mesh)?]).map(drop)
+            },
+            "a list of 36028797018963968 numbers for last_write",
         ),
         (
             // A tensor's own constructor has no `Result`.
@@ -200,6 +229,44 @@ fn a_limit_ends_the_rank_that_meets_it_and_the_others_hear_of_it() {
         );
     }
     assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+/// Attention takes memory on the threads that compute it. At the least limit with which one thread succeeds, a second one
+/// has no room, and its error is the rank's.
+#[test]
+fn the_limit_of_a_rank_is_that_of_all_its_threads() {
+    let run = |limit: usize, threads: usize| {
+        let ends = Spmd::new(1).memory_limit(limit).threads_per_rank(threads).run_each(|rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 1)])?;
+            // The scores of a head are half as large as all keys.
+            let ones = |times: usize| DTensor::ones(&mesh, DType::F32, [1, 16, times, 8], "(R)".parse()?);
+            let (q, k) = (ones(64)?, ones(2048)?);
+            q.attention_at(&k, &k, 0.1, 2048 - 64)?.local().to_vec::<f32>()
+        });
+        match ends.unwrap().remove(0) {
+            Ok(values) => {
+                assert!(values.iter().all(|x| (*x - 1.0).abs() < 1e-5));
+                true
+            }
+            Err(Failure::Error(Error::OutOfMemory(fault))) => {
+                assert_eq!(fault.limit_bytes, limit, "{fault:?}");
+                assert!(
+                    fault.wanted.ends_with(" for attention") || !fault.wanted.contains(" for "),
+                    "{fault:?}"
+                );
+                false
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    };
+    let (mut fails, mut succeeds) = (0, 1 << 26);
+    assert!(run(succeeds, 2));
+    while succeeds - fails > 64 {
+        let middle = (fails + succeeds) / 2;
+        if run(middle, 1) { succeeds = middle } else { fails = middle }
+    }
+    // The second thread may come too late to take part.
+    assert!((0..100).any(|_| !run(succeeds, 2)), "the second thread's memory counts");
 }
 
 /// The member that comes last has no room for the sum that all share.

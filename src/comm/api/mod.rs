@@ -10,6 +10,7 @@ mod pending;
 mod phased_reduce;
 mod process;
 mod rank;
+mod rank_failures;
 mod spmd;
 mod tally;
 mod timeline;

@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 use super::caught::{drop_caught, take_message};
 use super::local_world::LocalWorld;
 use super::rank::Rank;
+use super::rank_failures::{Failures, is_echo, panic_of_drop, record_failure, run_rank};
 use crate::comm::diagnostics::{FlightSettings, flight::SlowRank};
 use crate::comm::machine::Machine;
 use crate::comm::network::Network;
 use crate::comm::transport::nccl::Library;
 use crate::comm::transport::threads::Running;
 use crate::error::{Error, Failure, Result};
-use crate::tensor::{Device, catch_no_room, cpu, storage};
+use crate::tensor::{Device, cpu, storage};
 
 /// The stack size of a rank's thread.
 const STACK_BYTES: usize = 8 << 20;
@@ -419,8 +420,7 @@ impl Spmd {
                 let result = match dropped {
                     None => result,
                     Some(text) => {
-                        let text = format!("while a captured value was dropped: {text}");
-                        record_failure(Failure::Panic(text), rank, &shared, &failures);
+                        record_failure(panic_of_drop(&text), rank, &shared, &failures);
                         None
                     }
                 };
@@ -442,9 +442,17 @@ impl Spmd {
                 }
             }
         }
-        // The last rank to end drops what `f` captured, so that a panic there is the rank's.
-        drop((results, f));
-        let outcomes = self.gather(threads, &arrivals, &failures, &world);
+        drop(results);
+        // The last one to drop `f` drops what it captured: a rank, or this thread if all ranks have ended. A panic there is
+        // the last rank's.
+        let dropped = drop_caught(f);
+        if let Some(text) = &dropped {
+            record_failure(panic_of_drop(text), self.world - 1, &world, &failures);
+        }
+        let mut outcomes = self.gather(threads, &arrivals, &failures, &world);
+        if let (Some(_), Some(last)) = (dropped, outcomes.results.last_mut()) {
+            *last = Some(None);
+        }
         let reporting = outcomes.report_panic.as_ref().filter(|_| outcomes.failures.is_empty());
         let reporting = reporting.map(|text| Error::invalid("spmd", "on_slow panicked", text, ""));
         refused.or(reporting).map_or(Ok(outcomes), Err)
@@ -541,38 +549,6 @@ struct RankOutcomes<T> {
     waited_s: f64,
     /// The message of a panic in the function that reports slow ranks.
     report_panic: Option<String>,
-}
-
-/// The failures in the order in which they happened.
-type Failures = Mutex<Vec<(usize, Failure)>>;
-
-/// Runs one rank's program. Returns its result, or records its failure and returns `None`.
-fn run_rank<T>(
-    f: &(impl Fn(Rank) -> Result<T> + ?Sized),
-    rank: usize,
-    world: &LocalWorld,
-    failures: &Failures,
-) -> Option<T> {
-    let life = || f(world.rank(rank)?).and_then(|result| world.end(rank).map(|()| result));
-    let failure = match catch_unwind(AssertUnwindSafe(|| catch_no_room("", life))) {
-        Ok(Ok(result)) => return Some(result),
-        Ok(Err(error)) => Failure::Error(error),
-        Err(payload) => Failure::Panic(take_message(payload)),
-    };
-    record_failure(failure, rank, world, failures);
-    None
-}
-
-/// Records the failure of a rank and tells the other ranks.
-fn record_failure(failure: Failure, rank: usize, world: &LocalWorld, failures: &Failures) {
-    // Both happen under one lock, so that the first recorded failure is also the one that other ranks report.
-    let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
-    world.fail(rank, failure.to_string(), is_echo(&failure));
-    failures.push((rank, failure));
-}
-
-fn is_echo(failure: &Failure) -> bool {
-    matches!(failure, Failure::Error(error) if error.is_echo())
 }
 
 #[cfg(test)]

@@ -181,6 +181,46 @@ pub trait Request: Send {
     fn is_ready(&self) -> bool;
 }
 
+/// Starts a reduction of member `me` of `members` as an exchange, after which the member folds all parts.
+///
+/// # Errors
+/// Refuses, before any tensor is sent, a reduction that does not fit the call. Returns the errors of [`Channel::start`].
+pub(super) fn start_folding(
+    channel: &dyn Channel,
+    reduce: Reduce,
+    call: Call<'_>,
+    (me, members): (usize, usize),
+) -> Result<Box<dyn Request>> {
+    reduce.check(&call, me, members)?;
+    Ok(Box::new(Folding { inner: channel.start(call)?, reduce }))
+}
+
+/// Checks that the call of member `me` of `members` has as many tensors and shapes as its route takes, and that the member
+/// at its other end exists: engines index by these.
+///
+/// # Errors
+/// Refuses other calls, in their names.
+pub(super) fn check_lists(call: &Call<'_>, me: usize, members: usize) -> Result<()> {
+    let (peer, sent, shapes) = match call.route {
+        Route::Gather => (0, 1, members),
+        Route::AllToAll => (0, members, members),
+        Route::Broadcast { root } => (root, usize::from(root == me), 1),
+        Route::Send { to } => (to, 1, 1),
+        Route::Recv { from } => (from, 0, 1),
+        Route::Barrier => (0, 0, 0),
+    };
+    if peer >= members {
+        let given = format!("member {peer} of {members}");
+        return Err(Error::invalid(call.name, "the group has no such member", given, ""));
+    }
+    if (call.outgoing.len(), call.incoming.len()) == (sent, shapes) {
+        return Ok(());
+    }
+    let given = format!("{} tensors and {} shapes", call.outgoing.len(), call.incoming.len());
+    let rule = format!("the call sends {sent} tensors and has {shapes} shapes");
+    Err(Error::invalid(call.name, rule, given, ""))
+}
+
 /// Checks that each part of a gather fits the tensor in `into` in which it arrives: transports write to its memory without
 /// looking at it again. `member` is this member's position and the number of members, if they are known.
 ///

@@ -45,14 +45,15 @@ impl Op for Bincount {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let (start, held) = (at.outs[0].start(0), at.outs[0].local()[0]);
-        let mut counts = vec![0i64; held];
+        let mut out = Tensor::zeros(DType::I64, [held]);
+        let counts = out.make_mut::<i64>()?;
         for &i in ins[0].contiguous()?.as_slice::<i64>()? {
             let place = checked_index(self.name(), i, self.bins, 0)?.wrapping_sub(start);
             if let Some(count) = counts.get_mut(place) {
                 *count += 1;
             }
         }
-        Ok(smallvec![Tensor::from_vec(counts, [held])?])
+        Ok(smallvec![out])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {

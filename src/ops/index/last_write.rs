@@ -10,7 +10,7 @@ use crate::ops::index::lines::rows_back;
 use crate::ops::{
     AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, KernelList, Tensor};
 
 /// True at the positions along a dim, which is not sharded, whose index no later position has: `y[.., k, ..]` is true
 /// if no `l > k` has `index[.., l, ..] = index[.., k, ..]`. The derivative of [`Scatter`](crate::ops::Scatter) uses it.
@@ -57,7 +57,7 @@ impl Op for LastWrite {
             checked_index(self.name(), i, self.extent, self.dim)?;
         }
         // A row reads only the entries that it has written, so the list needs no reset between rows.
-        let mut last = vec![0; self.extent];
+        let mut last = KernelList::<usize>::zeros(self.name(), self.extent)?;
         let out = Tensor::build(index.shape(), |out: &mut [bool]| {
             for (row, out) in entries.chunks_exact(len.max(1)).zip(out.chunks_exact_mut(len.max(1))) {
                 row.iter().enumerate().for_each(|(k, &i)| last[i as usize] = k);

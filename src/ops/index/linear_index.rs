@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::ops::{
     AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, list,
 };
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::{DType, Dims, Tensor};
 
 /// Joins one index (i64) per dim, all of one shape, to the row-major index of the flattened dims. Each index is checked
 /// against its own dim. [`DTensor::index_put`](crate::dtensor::DTensor::index_put) applies it.
@@ -56,13 +56,14 @@ impl Op for LinearIndex {
     }
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        let mut out = vec![0i64; ins[0].numel()];
+        let mut out = Tensor::zeros(DType::I64, ins[0].shape());
+        let joined = out.make_mut::<i64>()?;
         for (d, (index, &n)) in ins.iter().zip(&self.extents).enumerate() {
-            for (out, &i) in out.iter_mut().zip(index.contiguous()?.as_slice::<i64>()?) {
+            for (out, &i) in joined.iter_mut().zip(index.contiguous()?.as_slice::<i64>()?) {
                 *out = *out * n as i64 + checked_index(self.name(), i, n, d)? as i64;
             }
         }
-        Ok(smallvec![Tensor::from_vec(out, ins[0].shape().clone())?])
+        Ok(smallvec![out])
     }
 
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {

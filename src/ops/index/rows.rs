@@ -3,7 +3,7 @@
 use super::cuda::HeldRange;
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{RowsMut, as_elements_mut, for_each_part};
-use crate::tensor::{Element, Shape, Tensor, for_dtype};
+use crate::tensor::{Element, KernelList, Shape, Tensor, for_dtype};
 
 /// Returns -0, which leaves every sum's bits unchanged. A rank contributes it for elements that another rank stores.
 pub(in crate::ops) fn minus_zero<T: Element>() -> T {
@@ -15,7 +15,7 @@ pub(in crate::ops) fn minus_zero<T: Element>() -> T {
 ///
 /// # Errors
 /// Returns an error that begins with `verb` if a slot is out of range.
-pub(in crate::ops) fn slot_places(verb: &str, slot: &[i64], slots: HeldRange) -> Result<Vec<usize>> {
+pub(in crate::ops) fn slot_places(verb: &str, slot: &[i64], slots: HeldRange) -> Result<KernelList<usize>> {
     let place = |&s: &i64| match usize::try_from(s) {
         Ok(s) if s < slots.n => Ok(s.wrapping_sub(slots.start)),
         _ if s == -1 => Ok(usize::MAX),
@@ -24,7 +24,11 @@ pub(in crate::ops) fn slot_places(verb: &str, slot: &[i64], slots: HeldRange) ->
             Err(Error::invalid(verb, rule, given, "slots are -1 (dropped) or start at 0"))
         }
     };
-    slot.iter().map(place).collect()
+    let mut places = KernelList::zeros(verb, slot.len())?;
+    for (to, slot) in places.iter_mut().zip(slot) {
+        *to = place(slot)?;
+    }
+    Ok(places)
 }
 
 /// Refuses equal slots of one batch entry, and slots that are out of the range of `n`. A batch entry has `each` rows.
@@ -33,7 +37,7 @@ pub(in crate::ops) fn slot_places(verb: &str, slot: &[i64], slots: HeldRange) ->
 /// Returns an error that begins with `verb` if there are such.
 pub(in crate::ops) fn expect_distinct(verb: &str, slot: &[i64], each: usize, n: usize) -> Result<()> {
     let places = slot_places(verb, slot, HeldRange { n, start: 0 })?;
-    let mut taken = vec![0u64; n.div_ceil(64)];
+    let mut taken = KernelList::<u64>::zeros(verb, n.div_ceil(64))?;
     for (b, of_entry) in places.chunks_exact(each.max(1)).enumerate() {
         taken.fill(0);
         for &s in of_entry.iter().filter(|&&s| s < n) {
@@ -85,16 +89,16 @@ pub(in crate::ops) fn write_rows(x: &Tensor, places: &[usize], out: &Shape) -> R
         return Ok(y);
     }
     let strides = x.strides().to_vec();
-    let mut filled = vec![false; batch * held];
+    let mut filled = KernelList::<u8>::zeros("permute_tokens", batch * held)?;
     for_dtype!(any x.dtype(), T => {
         let (x, y) = (x.data::<T>()?, as_elements_mut::<T>(y.bytes_mut()));
         for (i, &place) in places.iter().enumerate().filter(|&(_, &place)| place < held) {
             let (b, t, k) = (i / choices / tokens, i / choices % tokens, i % choices);
             let (from, place) = (b * strides[0] + t * strides[1] + k * strides[2], b * held + place);
-            filled[place] = true;
+            filled[place] = 1;
             y[place * width..][..width].copy_from_slice(&x[from..][..width]);
         }
-        for (row, _) in y.chunks_exact_mut(width).zip(filled).filter(|(_, filled)| !filled) {
+        for (row, _) in y.chunks_exact_mut(width).zip(&*filled).filter(|&(_, &filled)| filled == 0) {
             row.fill(minus_zero());
         }
     });

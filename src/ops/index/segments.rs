@@ -1,7 +1,7 @@
 //! Sums of rows by destination, used by `embedding_grad` and `scatter_add`.
 
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Float, LEAF, SplitRule, cpu};
+use crate::tensor::{DType, Float, KernelList, LEAF, SplitRule, cpu, reserve_list};
 
 use crate::ops::Meta;
 
@@ -34,23 +34,23 @@ pub(in crate::ops) struct SumsByRow<'a, T: Float> {
     extents: &'a [usize],
     width: usize,
     /// Positions by destination, and the end of each destination's run in them.
-    order: Vec<u32>,
-    ends: Vec<u32>,
+    order: KernelList<u32>,
+    ends: KernelList<u32>,
     /// The sum of every destination of rows of one element, and the number of its elements.
     sums: Vec<(T::Acc, u32)>,
     /// The destinations of three or more elements, and the positions of their elements.
-    long: Vec<u32>,
-    hits: Vec<u32>,
+    long: KernelList<u32>,
+    hits: KernelList<u32>,
     /// The path of every position; empty until a sum of three rows needs it.
-    paths: Vec<u64>,
+    paths: KernelList<u64>,
     /// The unfinished sums of a [`LongRun`].
     strips: Vec<[T::Acc; STRIP]>,
 }
 
 impl<'a, T: Float> SumsByRow<'a, T> {
     pub fn new(extents: &'a [usize], width: usize) -> SumsByRow<'a, T> {
-        let (order, ends, long, hits) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (sums, paths, strips) = (Vec::new(), Vec::new(), Vec::new());
+        let (order, ends, long, hits) = Default::default();
+        let (sums, paths, strips) = Default::default();
         SumsByRow { extents, width, order, ends, sums, long, hits, paths, strips }
     }
 
@@ -63,16 +63,17 @@ impl<'a, T: Float> SumsByRow<'a, T> {
         if held > 4 * index.len() + 1024 || held >= u32::MAX as usize {
             // Few rows in a large result: a sort of them costs less than a pass over all destinations.
             let hits = index.iter().enumerate().filter(|&(_, &i)| place(i) < held);
-            let mut hits: Vec<(usize, u32)> = hits.map(|(p, &i)| (place(i), p as u32)).collect();
-            hits.sort_unstable();
+            let mut sorted = KernelList::<[u64; 2]>::new();
+            hits.for_each(|(p, &i)| sorted.push([place(i) as u64, p as u64]));
+            sorted.sort_unstable();
             let mut order = std::mem::take(&mut self.order);
-            order.clear();
-            order.extend(hits.iter().map(|&(_, p)| p));
+            order.resize(sorted.len());
+            order.iter_mut().zip(&*sorted).for_each(|(to, &[_, p])| *to = p as u32);
             let mut end = 0;
-            for run in hits.chunk_by(|a, b| a.0 == b.0) {
+            for run in sorted.chunk_by(|a, b| a[0] == b[0]) {
                 let positions = &order[end..end + run.len()];
                 end += run.len();
-                self.run(positions, src, &mut out[run[0].0 * width..][..width]);
+                self.run(positions, src, &mut out[run[0][0] as usize * width..][..width]);
             }
             self.order = order;
             return;
@@ -82,17 +83,18 @@ impl<'a, T: Float> SumsByRow<'a, T> {
         }
         let (mut order, mut ends) = (std::mem::take(&mut self.order), std::mem::take(&mut self.ends));
         ends.clear();
-        ends.resize(held + 1, 0);
+        ends.resize(held + 1);
+        order.resize(index.len());
+        let (placed, counts) = (&mut order[..], &mut ends[..]);
         // The last entry counts the rows that are skipped.
-        index.iter().for_each(|&i| ends[place(i).min(held)] += 1);
+        index.iter().for_each(|&i| counts[place(i).min(held)] += 1);
         let mut next = 0;
-        for end in &mut ends {
+        for end in &mut *counts {
             next += std::mem::replace(end, next);
         }
-        order.resize(index.len(), 0);
         for (p, &i) in index.iter().enumerate() {
-            let end = &mut ends[place(i).min(held)];
-            order[*end as usize] = p as u32;
+            let end = &mut counts[place(i).min(held)];
+            placed[*end as usize] = p as u32;
             *end += 1;
         }
         let mut first = 0;
@@ -111,8 +113,9 @@ impl<'a, T: Float> SumsByRow<'a, T> {
         // The last place takes the elements that `out` does not have.
         let place = |i: i64| (i as usize).wrapping_sub(start).min(held);
         self.sums.clear();
+        reserve_list(&mut self.sums, held + 1);
         self.sums.resize(held + 1, (zero, 0));
-        self.long.resize(index.len() / LONG as usize + 1, 0);
+        self.long.resize(index.len() / LONG as usize + 1);
         let (sums, long, mut longs) = (&mut self.sums[..], &mut self.long[..], 0);
         // Lists grow without a branch: one that depends on random destinations costs more than a store.
         for (&i, x) in index.iter().zip(src) {
@@ -131,29 +134,30 @@ impl<'a, T: Float> SumsByRow<'a, T> {
         if self.paths.is_empty() {
             self.paths = tree_paths(self.extents);
         }
-        self.ends.resize(held + 1, 0);
+        self.ends.resize(held + 1);
         let (long, ends, mut all) = (&long[..longs], &mut self.ends[..], 0);
         for &place in long {
             ends[place as usize] = all;
             all += sums[place as usize].1;
         }
-        self.hits.resize(index.len() + 1, 0);
+        self.hits.resize(index.len() + 1);
         let (hits, mut hits_len) = (&mut self.hits[..], 0);
         for (p, &i) in index.iter().enumerate() {
             hits[hits_len] = p as u32;
             hits_len += usize::from(sums[place(i)].1 >= LONG);
         }
-        self.order.resize(all as usize, 0);
+        self.order.resize(all as usize);
+        let order = &mut self.order[..];
         for &p in &hits[..hits_len] {
             let end = &mut ends[place(index[p as usize])];
-            self.order[*end as usize] = p;
+            order[*end as usize] = p;
             *end += 1;
         }
         let mut first = 0;
         for &place in long {
             let end = ends[place as usize] as usize;
             if let Some(out) = out.get_mut(place as usize) {
-                *out = T::narrow(zero + tree_sum(&self.order[first..end], &self.paths, src));
+                *out = T::narrow(zero + tree_sum(&order[first..end], &self.paths, src));
             }
             first = end;
         }
@@ -285,28 +289,34 @@ fn tree_sum<T: Float>(positions: &[u32], paths: &[u64], src: &[T]) -> T::Acc {
 
 /// Returns each position's path in the tree over `extents`, with one bit per level: left 0, right 1. Paths ascend, and
 /// the highest bit in which two differ is the level of the node that joins their positions.
-fn tree_paths(extents: &[usize]) -> Vec<u64> {
-    let mut paths = vec![0u64];
+fn tree_paths(extents: &[usize]) -> KernelList<u64> {
+    let mut paths = KernelList::new();
+    paths.push(0u64);
     for (d, &n) in extents.iter().enumerate() {
         let innermost = d + 1 == extents.len();
         // Within a leaf the path is the index in the leaf.
         let leaf_bits = if innermost { LEAF.ilog2() } else { 0 };
         let levels = SplitRule::Halves.depth(n, 1 << leaf_bits) + leaf_bits;
-        let mut of_dim = Vec::with_capacity(n);
+        let mut of_dim = KernelList::new();
         halve(n, 0, levels, leaf_bits, &mut of_dim);
         assert!(
             paths.last().is_none_or(|&p| p.leading_zeros() >= levels),
             "no memory holds so many positions"
         );
-        paths = paths.iter().flat_map(|&outer| of_dim.iter().map(move |&p| outer << levels | p)).collect();
+        let mut finer = KernelList::new();
+        finer.resize(paths.len() * of_dim.len());
+        for (finer, outer) in finer.chunks_exact_mut(of_dim.len().max(1)).zip(&*paths) {
+            finer.iter_mut().zip(&*of_dim).for_each(|(to, p)| *to = outer << levels | p);
+        }
+        paths = finer;
     }
     paths
 }
 
 /// Appends the paths of a range of `n` indices, which lies `levels` above single indices.
-fn halve(n: usize, path: u64, levels: u32, leaf_bits: u32, out: &mut Vec<u64>) {
+fn halve(n: usize, path: u64, levels: u32, leaf_bits: u32, out: &mut KernelList<u64>) {
     if levels == leaf_bits {
-        out.extend((0..n as u64).map(|i| path << leaf_bits | i));
+        (0..n as u64).for_each(|i| out.push(path << leaf_bits | i));
         return;
     }
     let left = if n < 2 { n } else { SplitRule::Halves.left_of(n) };

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use super::key::{OrderEntry, OrderKey, Ordered};
+use crate::tensor::KernelList;
 use crate::tensor::cpu::{Kernel, dispatch};
 
 /// A list of entries of an element's key type.
-type Entries<T> = Vec<<<T as Ordered>::Key as OrderKey>::Entry>;
+type Entries<T> = KernelList<<<T as Ordered>::Key as OrderKey>::Entry>;
 
 /// Orders ranges of rows. It keeps its buffers from one range to the next.
 pub(in crate::ops) struct RowOrder<T: Ordered> {
@@ -23,7 +24,7 @@ const CHUNK: usize = 64;
 impl<T: Ordered> RowOrder<T> {
     /// Creates it for ascending or descending order.
     pub fn new(descending: bool) -> RowOrder<T> {
-        RowOrder { descending, entries: Vec::new(), spare: Vec::new() }
+        RowOrder { descending, entries: KernelList::new(), spare: KernelList::new() }
     }
 
     /// Writes the first `values.len()` elements of `row[range]` in order, and their indices in `row` plus `base`.
@@ -44,7 +45,7 @@ impl<T: Ordered> RowOrder<T> {
         } else {
             self.sort(part);
         }
-        for ((value, index), entry) in values.iter_mut().zip(indices).zip(&self.entries) {
+        for ((value, index), entry) in values.iter_mut().zip(indices).zip(&*self.entries) {
             *value = part[entry.index()];
             *index = (base + range.start + entry.index()) as i64;
         }
@@ -52,8 +53,7 @@ impl<T: Ordered> RowOrder<T> {
 
     /// Fills `entries` with all elements in order.
     fn sort(&mut self, part: &[T]) {
-        self.entries.clear();
-        self.entries.resize(part.len(), Default::default());
+        self.entries.resize(part.len());
         dispatch(KeyLoop { part, descending: self.descending, out: &mut self.entries });
         if part.len() < RADIX_LEN {
             self.entries.sort_unstable();
@@ -63,12 +63,12 @@ impl<T: Ordered> RowOrder<T> {
         // of their indices.
         let digits = (T::BITS / 8) as usize;
         let mut counts = [[0u32; 256]; 8];
-        for entry in &self.entries {
+        for entry in &*self.entries {
             for (d, counts) in counts[..digits].iter_mut().enumerate() {
                 counts[entry.digit(8 * d as u32)] += 1;
             }
         }
-        self.spare.resize(part.len(), Default::default());
+        self.spare.resize(part.len());
         for (d, counts) in counts[..digits].iter_mut().enumerate() {
             let shift = 8 * d as u32;
             if counts[self.entries[0].digit(shift)] as usize == part.len() {
@@ -78,9 +78,10 @@ impl<T: Ordered> RowOrder<T> {
             for count in counts.iter_mut() {
                 start += std::mem::replace(count, start);
             }
-            for &entry in &self.entries {
+            let spare = &mut self.spare[..];
+            for &entry in &*self.entries {
                 let place = &mut counts[entry.digit(shift)];
-                self.spare[*place as usize] = entry;
+                spare[*place as usize] = entry;
                 *place += 1;
             }
             std::mem::swap(&mut self.entries, &mut self.spare);

@@ -1,5 +1,6 @@
 //! Integer keys whose order is that of elements, and entries that join a key with an index.
 
+use bytemuck::Pod;
 use half::{bf16, f16};
 
 use crate::tensor::Element;
@@ -26,7 +27,7 @@ pub(in crate::ops) trait OrderKey:
 }
 
 /// A key and an index below 2^32 in one integer.
-pub(in crate::ops) trait OrderEntry: Copy + Ord + Default {
+pub(in crate::ops) trait OrderEntry: Ord + Pod {
     type Key;
     fn new(key: Self::Key, index: usize) -> Self;
     fn key(self) -> Self::Key;

@@ -9,7 +9,7 @@ use crate::ops::{
     AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work, arity,
 };
 use crate::rng::{self, Draw, IndexRanges};
-use crate::tensor::{DType, Element, Tensor, for_dtype, zeroed};
+use crate::tensor::{DType, Element, KernelList, Tensor, for_dtype};
 
 /// Draws `samples` categories (i64, from 0 to below k) per row of weights: `[.., k] -> [.., samples]`. Applied by
 /// [`DTensor::multinomial`](crate::dtensor::DTensor::multinomial) and
@@ -105,6 +105,14 @@ impl Op for Multinomial {
     }
 }
 
+/// A category, and the time at which it comes in a draw without replacement.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Arrival {
+    time: f64,
+    category: u64,
+}
+
 /// The rows of weights that this rank stores.
 struct WeightRows<'a, T> {
     op: &'a Multinomial,
@@ -115,18 +123,18 @@ struct WeightRows<'a, T> {
 impl<T: Element> WeightRows<'_, T> {
     fn with_replacement(&self) -> Result<Tensor> {
         let window = &self.at.outs[0];
-        let mut words = zeroed("multinomial", window.region.numel())?;
+        let mut words = KernelList::zeros(self.op.name(), window.region.numel())?;
         IndexRanges::of(&window.region, &window.global, |at, here| {
             rng::bits64(self.op.draw.0, at, &mut words[here]);
             Ok(())
         })?;
-        let mut sums = vec![0.0; self.categories_len()];
+        let mut sums = KernelList::<f64>::zeros(self.op.name(), self.categories_len())?;
         self.each_row(|row, weights, out| {
             self.check(row, weights)?;
             let mut sum = 0.0;
-            for (sums, weight) in sums.iter_mut().zip(weights) {
+            for (below, weight) in sums.iter_mut().zip(weights) {
                 sum += weight.to_f64();
-                *sums = sum;
+                *below = sum;
             }
             if !(sum > 0.0 && sum < f64::INFINITY) {
                 return Err(self.refused(
@@ -147,28 +155,31 @@ impl<T: Element> WeightRows<'_, T> {
 
     fn without(&self) -> Result<Tensor> {
         let window = &self.at.ins[0];
-        let mut arrivals = vec![0.0f64; self.weights.len()];
+        let mut arrivals = KernelList::<f64>::zeros(self.op.name(), self.weights.len())?;
         IndexRanges::of(&window.region, &window.global, |at, here| {
             rng::exponential(self.op.draw.0, at, 1.0, &mut arrivals[here])
         })?;
         let k = self.categories_len();
-        let mut race: Vec<(f64, usize)> = Vec::with_capacity(k);
+        let mut race = KernelList::<Arrival>::new();
         self.each_row(|row, weights, out| {
             self.check(row, weights)?;
             race.clear();
             let arrivals = weights.iter().zip(&arrivals[row * k..]).map(|(w, e)| (w.to_f64(), e)).enumerate();
-            race.extend(arrivals.filter(|(_, (w, _))| *w > 0.0).map(|(category, (w, e))| (e / w, category)));
+            for (category, (w, e)) in arrivals.filter(|(_, (w, _))| *w > 0.0) {
+                race.push(Arrival { time: e / w, category: category as u64 });
+            }
             if race.len() < out.len() {
                 let rule = "without replacement a row has as many positive weights as samples";
                 return Err(self.refused(rule, row, format!("{} for {} samples", race.len(), out.len())));
             }
-            let earlier = |a: &(f64, usize), b: &(f64, usize)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
+            let earlier =
+                |a: &Arrival, b: &Arrival| a.time.total_cmp(&b.time).then(a.category.cmp(&b.category));
             if !out.is_empty() && out.len() < race.len() {
                 race.select_nth_unstable_by(out.len() - 1, earlier);
                 race.truncate(out.len());
             }
             race.sort_unstable_by(earlier);
-            out.iter_mut().zip(&race).for_each(|(out, &(_, category))| *out = category as i64);
+            out.iter_mut().zip(&*race).for_each(|(out, arrival)| *out = arrival.category as i64);
             Ok(())
         })
     }

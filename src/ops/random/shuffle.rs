@@ -9,7 +9,7 @@ use crate::ops::{
     Work, arity,
 };
 use crate::rng::{Draw, Generator, Permutation};
-use crate::tensor::Tensor;
+use crate::tensor::{KernelList, Tensor};
 
 /// Puts the indices of a dim, which is not sharded, in random order: `y[.., i, ..] = x[.., order(i), ..]`, with the
 /// draw's [`Permutation`] `order`. The inverse is `y[.., order(i), ..] = x[.., i, ..]`. Applied by
@@ -58,7 +58,7 @@ impl Op for Shuffle {
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let x = ins[0].contiguous()?;
-        let mut order = vec![0; x.shape()[self.dim]];
+        let mut order = KernelList::zeros(self.name(), x.shape()[self.dim])?;
         Permutation::new(self.draw.0, order.len() as u64).fill(0, &mut order)?;
         // Moves bytes, so that one loop serves all dtypes.
         let width = x.shape()[self.dim + 1..].iter().product::<usize>() * x.dtype().size_bytes();

@@ -1,5 +1,7 @@
 //! The CPU kernel of rotary position embedding.
 
+use bytemuck::Pod;
+
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{
     Kernel, Real, RowsMut, StridedRows, as_elements_mut, cast, dispatch, for_each_part,
@@ -7,7 +9,7 @@ use crate::tensor::cpu::{
 use crate::tensor::math::exp::exp_f64;
 use crate::tensor::math::log::ln_f64;
 use crate::tensor::math::trig::sin_cos_2pi_f64;
-use crate::tensor::{DType, Dims, Tensor};
+use crate::tensor::{DType, Dims, KernelList, Tensor};
 
 /// A rotation of elements `i` and `i + d/2` of the last dim, of extent `d`, by `position · base^(-2i/d)` radians. The
 /// position is `start` plus the index along the second-to-last dim.
@@ -66,7 +68,7 @@ impl Rotation {
     }
 
     /// Rotates vectors along the last dim, whose positions count along dim `time`. The result is contiguous.
-    fn rotate<T: Real>(&self, x: &Tensor, time: usize) -> Result<Tensor> {
+    fn rotate<T: Real + Pod>(&self, x: &Tensor, time: usize) -> Result<Tensor> {
         let last = x.shape().len() - 1;
         let (len, d) = (x.shape()[time], x.shape()[last]);
         let copied = if d > 1 && x.strides()[last] != 1 { x.contiguous()? } else { x.clone() };
@@ -77,7 +79,8 @@ impl Rotation {
             let strided = StridedRows::new(&x.shape()[..last], [&copied.strides()[..last], &steps]);
             let mut runs = Vec::with_capacity(strided.row_count());
             strided.each_row(|run| runs.push(*run));
-            let (x, rows, table) = (copied.data::<T>()?, strided.row_len(), Table::new(self, len, d / 2));
+            let (x, rows, table) =
+                (copied.data::<T>()?, strided.row_len(), Table::new("rotary", self, len, d / 2)?);
             let steps = [strided.row_stride(0), strided.row_stride(1)];
             let nanos = out.numel();
             let out = RowsMut { data: as_elements_mut::<T>(out.bytes_mut()), len: rows * d };
@@ -95,23 +98,24 @@ fn misfit(verb: &str, x: &Tensor) -> Error {
 
 /// Cosines and sines `[time, pairs]`.
 struct Table<A> {
-    cos: Vec<A>,
-    sin: Vec<A>,
+    cos: KernelList<A>,
+    sin: KernelList<A>,
     pairs: usize,
 }
 
-impl<A: Real> Table<A> {
-    fn new(rotation: &Rotation, time: usize, pairs: usize) -> Self {
+impl<A: Real + Pod> Table<A> {
+    fn new(verb: &str, rotation: &Rotation, time: usize, pairs: usize) -> Result<Self> {
         // Turns per position.
         let ln = ln_f64(rotation.base);
         let turns: Vec<f64> = (0..pairs)
             .map(|i| exp_f64(-(i as f64 / pairs as f64) * ln) * std::f64::consts::FRAC_1_PI * 0.5)
             .collect();
-        let mut table = Table { cos: vec![A::ZERO; time * pairs], sin: vec![A::ZERO; time * pairs], pairs };
+        let zeros = || KernelList::zeros(verb, time * pairs);
+        let mut table = Table { cos: zeros()?, sin: zeros()?, pairs };
         if pairs > 0 {
             dispatch(FillTable { table: &mut table, turns: &turns, rotation });
         }
-        table
+        Ok(table)
     }
 
     /// Returns the cosines and sines of row `i`.
@@ -129,7 +133,7 @@ struct FillTable<'a, A> {
     rotation: &'a Rotation,
 }
 
-impl<A: Real> Kernel for FillTable<'_, A> {
+impl<A: Real + Pod> Kernel for FillTable<'_, A> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -163,7 +167,7 @@ struct Rotate<'a, T> {
     out: &'a mut [T],
 }
 
-impl<T: Real> Kernel for Rotate<'_, T> {
+impl<T: Real + Pod> Kernel for Rotate<'_, T> {
     type Out = ();
     #[inline(always)]
     fn run(self) {

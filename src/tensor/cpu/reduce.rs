@@ -11,7 +11,7 @@ use super::threads::{allowed, for_each_part};
 use super::tree::{RowTree, merges};
 use super::{StridedRows, as_elements_mut};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Dims, LEAF, ReduceOp, Shape, Tensor, for_dtype};
+use crate::tensor::{DType, Dims, LEAF, ReduceOp, Shape, Tensor, for_dtype, reserve_list};
 
 /// Evaluates `$body` with `$T` as the Rust type of a dtype other than bool.
 macro_rules! for_num {
@@ -200,7 +200,8 @@ impl OuterDims {
         for (len, stride) in dims {
             let list = merges(len, 1);
             depth += stack_height(&list);
-            let mut finer = Vec::with_capacity(steps.len() * len);
+            let mut finer = Vec::new();
+            reserve_list(&mut finer, steps.len().saturating_mul(len));
             for (offset, joins) in steps {
                 for (i, &m) in list.iter().enumerate() {
                     let last = if i + 1 == len { joins } else { 0 };

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Builder};
@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 use super::caches::{Caches, with_caches};
 use super::simd::{Isa, with_isa};
 use crate::error::{Error, Result};
+use crate::tensor::no_room::{is_caught, resume_of_helper, with_caught};
+use crate::tensor::storage::{PoolStats, pool_stats, set_memory_limit, trim_pool};
 
 /// The most threads that [`threads_from_env`] believes.
 const MOST_THREADS: usize = 1024;
@@ -297,6 +299,10 @@ struct TeamTask {
     parts: usize,
     isa: Isa,
     caches: Caches,
+    /// True if an allocation of the kernel without room is an error.
+    is_caught: bool,
+    /// The most bytes of tensors that each thread may take.
+    limit_bytes: usize,
 }
 
 // SAFETY: the function is `Sync`, and `ThreadTeam::run` keeps it alive until no helper can call it.
@@ -354,8 +360,11 @@ impl TeamDesk {
                 state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
             drop(state);
-            // SAFETY: `run` waits until this helper is no longer busy.
-            with_isa(task.isa, || with_caches(task.caches, || unsafe { self.work(task) }));
+            let work = || {
+                // SAFETY: `run` waits until this helper is no longer busy.
+                with_caught(task.is_caught, || unsafe { self.work(task) })
+            };
+            with_isa(task.isa, || with_caches(task.caches, || within(task.limit_bytes, work)));
             let _state = self.state();
             if self.busy.fetch_sub(1, Ordering::Release) == 1 {
                 self.left.notify_one();
@@ -382,7 +391,14 @@ impl ThreadTeam {
         // SAFETY: only the lifetime changes. The task is withdrawn, and no helper is busy with it, before `f` ends.
         let f: *const (dyn Fn(usize) + Sync) =
             unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(f) };
-        let task = TeamTask { f, parts, isa: Isa::current(), caches: Caches::current() };
+        let task = TeamTask {
+            f,
+            parts,
+            isa: Isa::current(),
+            caches: Caches::current(),
+            is_caught: is_caught(),
+            limit_bytes: limit_of_each(helpers + 1),
+        };
         {
             let mut state = desk.state();
             desk.next.store(0, Ordering::Relaxed);
@@ -405,7 +421,7 @@ impl ThreadTeam {
         let panic = state.panic.take();
         drop(state);
         if let Some(panic) = panic {
-            resume_unwind(panic);
+            resume_of_helper(panic);
         }
     }
 }
@@ -416,6 +432,35 @@ impl Drop for ThreadTeam {
         self.desk.task_number.fetch_add(1, Ordering::Release);
         self.desk.wake.notify_all();
     }
+}
+
+/// Returns the most bytes that each of `threads`, this one included, may take for this thread's kernel: equal parts of what
+/// its limit leaves.
+fn limit_of_each(threads: usize) -> usize {
+    let PoolStats { live_bytes, free_bytes, limit_bytes, .. } = pool_stats();
+    if limit_bytes == usize::MAX {
+        return usize::MAX;
+    }
+    let left = limit_bytes.saturating_sub(live_bytes);
+    if free_bytes <= left / 2 {
+        return (left - free_bytes) / threads;
+    }
+    // Only this thread can give back the blocks that it keeps.
+    trim_pool();
+    left / threads
+}
+
+/// Runs `f`, in which this helper's tensors may take `limit_bytes`. With a limit the helper keeps no blocks afterwards,
+/// which would count for no thread.
+fn within(limit_bytes: usize, f: impl FnOnce()) {
+    if limit_bytes == usize::MAX {
+        return f();
+    }
+    trim_pool();
+    set_memory_limit(limit_bytes);
+    f();
+    set_memory_limit(usize::MAX);
+    trim_pool();
 }
 
 /// Waits a short time for `done`. Other threads that are ready to run get the core meanwhile.
@@ -437,6 +482,8 @@ fn spin_until(done: impl Fn() -> bool) {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::resume_unwind;
+
     use super::*;
 
     #[test]
@@ -467,6 +514,37 @@ mod tests {
         let sum = AtomicUsize::new(0);
         run_parts(3, 100, &|i| _ = sum.fetch_add(i, Ordering::Relaxed));
         assert_eq!(sum.into_inner(), 4950);
+    }
+
+    /// Each part takes more than half of the room, or less.
+    #[test]
+    fn helpers_share_the_callers_limit_and_a_part_without_room_is_its_error() {
+        use std::sync::Barrier;
+
+        use crate::tensor::{DType, Tensor, catch_no_room, storage};
+        let run = |bytes: usize| {
+            storage::set_memory_limit(1 << 20);
+            let both = Barrier::new(2);
+            let parts = || {
+                run_parts(2, 2, &|_| {
+                    both.wait();
+                    let taken = catch_unwind(AssertUnwindSafe(|| Tensor::zeros(DType::U8, [bytes])));
+                    both.wait();
+                    taken.unwrap_or_else(|payload| resume_unwind(payload));
+                });
+                Ok(())
+            };
+            let ended = catch_no_room("sums", || with_threads(2, parts));
+            storage::set_memory_limit(usize::MAX);
+            assert_eq!(storage::pool_stats().live_bytes, 0);
+            ended
+        };
+        let ended = thread::spawn(move || [run(400_000), run(600_000), run(400_000)]).join();
+        let [less, more, again] = ended.expect("no panic");
+        assert!(less.is_ok() && again.is_ok(), "{less:?}, {again:?}");
+        let Err(Error::OutOfMemory(fault)) = more else { panic!("{more:?}") };
+        assert_eq!((&*fault.wanted, fault.wanted_bytes), ("u8[600000] for sums", 600_000));
+        assert_eq!(fault.limit_bytes, 1 << 20, "the caller's limit");
     }
 
     #[test]

@@ -14,7 +14,7 @@
 use super::neighbours::{self, Joiner, PAIR, Shuffles, TreeFold};
 use super::real::Num;
 use super::reducer::Reducer;
-use crate::tensor::{LEAF, SplitRule};
+use crate::tensor::{LEAF, SplitRule, reserve_list};
 
 /// The tree over a contiguous row of a fixed length, with the buffers to evaluate it.
 ///
@@ -298,7 +298,9 @@ pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
             *joins = carries as u8;
         }
     }
-    let mut list = vec![0; len];
+    let mut list = Vec::new();
+    reserve_list(&mut list, len);
+    list.resize(len, 0);
     if len > 0 {
         fill(0, len, leaf, &mut list);
     }

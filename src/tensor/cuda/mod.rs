@@ -60,6 +60,7 @@ pub use launch::{Extent, KernelLaunch};
 pub(crate) use map::{FormulaKernels, formula, map, map_to};
 pub(crate) use map_list::{ListKernels, map_list};
 pub use memory::DeviceMemoryStats;
+pub use module::compile_ahead;
 pub(crate) use reduce::reduce;
 pub(crate) use rows::{RowEntries, RowLaunch, entries, statistic};
 pub(crate) use side::{PoisonHandle, SideStream, StreamMark};

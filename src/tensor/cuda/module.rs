@@ -7,14 +7,63 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
-use super::device::{CudaDevice, ModulePlace, Modules};
+use super::device::{self, CudaDevice, ModulePlace, Modules};
 use super::driver::KernelProgram;
 use super::handle::Handle;
 use super::images::{ANY_COMPILER, image_name, read, write};
 use super::lock::lock;
 use super::sources::{self, KernelSource};
 use crate::error::{Error, Result};
+
+/// Loads the modules of several sources of CUDA device `index` on all cores of this machine, and compiles those that no
+/// cache has. Without it, a source is compiled when its first kernel is launched, one after the other.
+///
+/// ```
+/// use isoshard::tensor::cuda;
+///
+/// if cuda::is_available() {
+///     cuda::compile_ahead(0, &["fill".into(), "copy".into()])?;
+/// }
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Errors
+/// Returns the error of the first source that does not compile or load, once all others are done, or an error if there is
+/// no such device.
+pub fn compile_ahead(index: usize, sources: &[KernelSource]) -> Result<()> {
+    let device = &*device::open(index)?;
+    let find = |source| device.modules.find(device, source).map(drop);
+    find_all(device, sources, thread::available_parallelism().map_or(1, usize::from), &find)
+}
+
+/// Calls `find` with each of `sources`, on up to `threads` threads.
+fn find_all(
+    device: &CudaDevice,
+    sources: &[KernelSource],
+    threads: usize,
+    find: &(dyn Fn(KernelSource) -> Result<()> + Sync),
+) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let find_some = || {
+        let bound = device.driver.bind().map_err(|e| device.error("compile_ahead", &e));
+        let mut failed = None;
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&source) = sources.get(at) else { return failed };
+            let found = bound.clone().and_then(|()| find(source));
+            failed = failed.or(found.err().map(|error| (at, error)));
+        }
+    };
+    let failed = thread::scope(|scope| {
+        let running: Vec<_> = (0..threads.min(sources.len())).map(|_| scope.spawn(find_some)).collect();
+        let ended = running.into_iter().map(|thread| thread.join().expect("the driver does not panic"));
+        ended.flatten().min_by_key(|(at, _)| *at)
+    });
+    failed.map_or(Ok(()), |(_, error)| Err(error))
+}
 
 impl Modules {
     /// Returns the module of a source, which is identified by its name.
@@ -182,6 +231,9 @@ mod tests {
         }
         fn compile(&self, program: &KernelProgram) -> std::result::Result<Vec<u8>, String> {
             self.note(format!("compiles {}", program.name));
+            if program.source.contains("wrong") {
+                return Err("an error".into());
+            }
             Ok(b"compiled".to_vec())
         }
         fn load(&self, name: &str, image: &[u8]) -> DriverResult<Handle> {
@@ -192,7 +244,7 @@ mod tests {
             Ok(1)
         }
         fn bind(&self) -> DriverResult<()> {
-            Loader::refuse()
+            Ok(())
         }
         fn memory(&self) -> DriverResult<(usize, usize)> {
             Loader::refuse()
@@ -255,6 +307,34 @@ mod tests {
         let want = "kernel: another source has this name; got fill; give the source another name";
         assert_eq!(modules.place("fill".into()).unwrap_err().to_string(), want);
         assert!(modules.place(other).is_ok() && modules.place("copy".into()).is_ok());
+    }
+
+    #[test]
+    fn sources_are_compiled_ahead_once_each_on_several_threads() {
+        const NAMES: [&str; 5] = ["one", "two", "three", "four", "five"];
+        for threads in [1, 3, 8] {
+            let (device, driver) = Loader::device((9, 0));
+            let find = |source| -> Result<()> {
+                device.modules.place(source)?.get_or_init(|| load(&device, source, None, None)).clone()?;
+                Ok(())
+            };
+            let sources = NAMES.map(|name| KernelSource { name, parts: &["right"] });
+            find_all(&device, &sources, threads, &find).unwrap();
+            let mut done = std::mem::take(&mut *lock(&driver.done));
+            done.sort();
+            let mut want =
+                NAMES.map(|name| [format!("compiles {name}"), format!("loads {name}: compiled")]).concat();
+            want.sort();
+            assert_eq!(done, want);
+            // They are there already; a wrong one does not keep the others from being compiled.
+            let wrong = KernelSource { name: "wrong", parts: &["wrong"] };
+            let later = KernelSource { name: "later", parts: &["right"] };
+            let said =
+                find_all(&device, &[sources[0], wrong, later], threads, &find).unwrap_err().to_string();
+            assert!(said.contains("kernels/wrong.cu") && said.contains("an error"), "{said}");
+            let done = std::mem::take(&mut *lock(&driver.done));
+            assert!(done.contains(&"loads later: compiled".to_string()) && done.len() == 3, "{done:?}");
+        }
     }
 
     #[test]

@@ -75,6 +75,23 @@ fn a_panic_while_captured_values_are_dropped_is_a_ranks() {
     assert_eq!(*cause, Failure::Panic(text.into()));
 }
 
+/// Ranks may end before their caller has let go of their program.
+#[test]
+fn a_panic_of_captured_values_is_a_ranks_if_the_caller_drops_them_last() {
+    for ranks in [1, 2] {
+        for _ in 0..200 {
+            let captured = Explosive("the file is gone");
+            let ends = Spmd::new(ranks).run_each(move |_| {
+                let _captured = &captured;
+                Ok(())
+            });
+            let text = "while a captured value was dropped: the file is gone";
+            let failed = ends.unwrap().into_iter().filter_map(Result::err).collect::<Vec<_>>();
+            assert_eq!(failed, [Failure::Panic(text.into())]);
+        }
+    }
+}
+
 #[test]
 fn a_payload_whose_drop_panics_ends_all_ranks() {
     let began = Instant::now();

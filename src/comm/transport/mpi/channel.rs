@@ -12,8 +12,8 @@ use super::world::MpiWorld;
 use crate::comm::calls::CallSignature;
 use crate::comm::calls::{Call, Route};
 use crate::comm::transport::coordinated::{CallNumber, FailedCall, SelfMessage};
-use crate::comm::transport::engine::check_places;
-use crate::comm::transport::{CallResults, Channel, Request};
+use crate::comm::transport::engine::{check_lists, check_places, start_folding};
+use crate::comm::transport::{CallResults, Channel, Reduce, Request};
 use crate::error::{CallId, Error, Result};
 use crate::tensor::{Device, Tensor};
 
@@ -27,6 +27,8 @@ pub(super) struct MpiChannel {
 impl Channel for MpiChannel {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
         check(&call)?;
+        let state = &self.group.state;
+        check_lists(&call, state.index, state.ranks.len())?;
         self.begin(&call, None).or_else(|e| FailedCall::keep(&self.world.membership, e))
     }
 
@@ -35,6 +37,16 @@ impl Channel for MpiChannel {
         let state = &self.group.state;
         check_places(&call, Some((state.index, state.ranks.len())), &mut into)?;
         self.begin(&call, Some(into)).or_else(|e| FailedCall::keep(&self.world.membership, e))
+    }
+
+    fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
+        let state = &self.group.state;
+        start_folding(self, reduce, call, (state.index, state.ranks.len()))
+    }
+
+    fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
+        let state = &self.group.state;
+        start_folding(self, reduce, call, (state.index, state.ranks.len()))
     }
 }
 

@@ -10,8 +10,8 @@ use super::world::NcclWorld;
 use crate::comm::calls::{Call, Route};
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{CallNumber, FailedCall, GroupMember, SelfMessage, Watchdog};
-use crate::comm::transport::engine::check_places;
-use crate::comm::transport::{CallResults, Channel, Request};
+use crate::comm::transport::engine::{check_lists, check_places, start_folding};
+use crate::comm::transport::{CallResults, Channel, Reduce, Request};
 use crate::error::{Error, Result};
 use crate::tensor::cuda::{Gpu, StreamMark};
 use crate::tensor::{Device, Tensor};
@@ -28,6 +28,8 @@ pub(super) struct NcclChannel {
 impl Channel for NcclChannel {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
         self.check(&call)?;
+        let state = &self.group.state;
+        check_lists(&call, state.index, state.ranks.len())?;
         self.begin(&call, None).or_else(|e| FailedCall::keep(&self.world.membership, e))
     }
 
@@ -36,6 +38,16 @@ impl Channel for NcclChannel {
         let state = &self.group.state;
         check_places(&call, Some((state.index, state.ranks.len())), &mut into)?;
         self.begin(&call, Some(into)).or_else(|e| FailedCall::keep(&self.world.membership, e))
+    }
+
+    fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
+        let state = &self.group.state;
+        start_folding(self, reduce, call, (state.index, state.ranks.len()))
+    }
+
+    fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
+        let state = &self.group.state;
+        start_folding(self, reduce, call, (state.index, state.ranks.len()))
     }
 }
 
