@@ -134,13 +134,16 @@ impl SpanList {
         }
     }
 
-    /// Gives the segments that are free as a whole back to the system. Returns their bytes.
-    pub(super) fn trim(&mut self) -> usize {
+    /// Gives segments that are free as a whole back to the system, until these are `bytes` or more. Returns their bytes.
+    pub(super) fn trim(&mut self, bytes: usize) -> usize {
         let mut freed = 0;
+        if bytes == 0 {
+            return freed;
+        }
         self.spans.retain(|span| {
-            let is_unused = span.is_free && span.is_whole_segment();
-            freed += if is_unused { span.len_bytes } else { 0 };
-            !is_unused
+            let goes_back = freed < bytes && span.is_free && span.is_whole_segment();
+            freed += if goes_back { span.len_bytes } else { 0 };
+            !goes_back
         });
         freed
     }
@@ -206,7 +209,8 @@ mod tests {
         let all: usize = list.spans.iter().map(|span| span.len_bytes).sum();
         taken.iter().for_each(|&(start, _)| assert!(list.give(start) > 0));
         assert!(list.spans.iter().all(Span::is_whole_segment), "free neighbours were joined");
-        assert_eq!((list.trim(), list.spans.len()), (all, 0));
+        assert!(list.trim(1) > 0 && list.trim(0) == 0, "one segment, and none");
+        assert!(list.trim(usize::MAX) < all && list.spans.is_empty());
     }
 
     /// The place of a long block serves several shorter ones.
@@ -217,7 +221,7 @@ mod tests {
         list.give(long);
         let short: Vec<_> = (0..4).map(|_| list.grow_and_take(256 << 10).0).collect();
         assert!(short[0] == long && list.spans.len() == 4, "no further segment");
-        assert_eq!(list.trim(), 0, "the segment is in use");
+        assert_eq!(list.trim(usize::MAX), 0, "the segment is in use");
         for i in [1, 3, 0, 2] {
             list.give(short[i]);
         }

@@ -520,12 +520,11 @@ impl BlockPool {
 
     /// Keeps a block for reuse, or returns it if the pool is full.
     fn put(&mut self, block: PoolBlock) -> Option<PoolBlock> {
-        let is_full = |stats: &PoolStats, bytes: usize| stats.free_bytes + bytes > POOL_LIMIT_BYTES;
         match block.memory {
             BlockMemory::Class(class) => {
                 let bytes = class_bytes(class);
                 self.stats.live_bytes -= bytes;
-                if is_full(&self.stats, bytes) {
+                if self.stats.free_bytes + bytes > POOL_LIMIT_BYTES {
                     return Some(block);
                 }
                 self.stats.free_bytes += bytes;
@@ -535,9 +534,8 @@ impl BlockPool {
                 let bytes = self.spans.give(block.ptr);
                 self.stats.live_bytes -= bytes;
                 self.stats.free_bytes += bytes;
-                if is_full(&self.stats, 0) {
-                    self.stats.free_bytes -= self.spans.trim();
-                }
+                let excess = self.stats.free_bytes.saturating_sub(POOL_LIMIT_BYTES);
+                self.stats.free_bytes -= self.spans.trim(excess);
             }
         }
         None
@@ -551,7 +549,7 @@ impl BlockPool {
             let block = |ptr| PoolBlock { ptr, memory: BlockMemory::Class(class) };
             blocks.drain(..).for_each(|ptr| block(ptr).free());
         }
-        self.stats.free_bytes -= self.spans.trim();
+        self.stats.free_bytes -= self.spans.trim(usize::MAX);
     }
 }
 
