@@ -13,8 +13,6 @@ use super::system_block;
 pub(super) const MIN_SPAN_BYTES: usize = 128 << 10;
 /// Lengths are multiples of a page.
 const PAGE_BYTES: usize = 4096;
-/// The most bytes of a segment that a request did not ask for.
-const MAX_SPARE_BYTES: usize = 32 << 20;
 
 /// A block from the system, which goes back when neither its pool nor a buffer uses it.
 pub(super) struct Segment {
@@ -71,14 +69,6 @@ pub(super) struct SpanList {
 }
 
 impl SpanList {
-    /// Returns the length for a new segment in which a span of `wanted` bytes is needed: up to an eighth of all segments
-    /// longer, so that a program has few of them, and a short program no long ones.
-    pub(super) fn segment_bytes(&self, wanted: usize) -> usize {
-        let all: usize = self.spans.iter().map(|span| span.len_bytes).sum();
-        let spare = (all / 8).min(MAX_SPARE_BYTES) / PAGE_BYTES * PAGE_BYTES;
-        wanted.saturating_add(if spare < MIN_SPAN_BYTES { 0 } else { spare })
-    }
-
     /// Adds a free segment.
     pub(super) fn add(&mut self, segment: Arc<Segment>) {
         let (start, len_bytes) = (segment.start, segment.len_bytes);
@@ -156,7 +146,7 @@ mod tests {
     impl SpanList {
         fn grow_and_take(&mut self, wanted: usize) -> (NonNull<u8>, usize) {
             let taken = self.take(wanted).or_else(|| {
-                self.add(Segment::new(self.segment_bytes(wanted)).expect("there is room"));
+                self.add(Segment::new(wanted).expect("there is room"));
                 self.take(wanted)
             });
             let (start, len_bytes, _) = taken.expect("a segment that is long enough");

@@ -276,7 +276,6 @@ impl Drop for Buffer {
 }
 
 /// The memory of a pool's block.
-#[derive(Clone)]
 enum BlockMemory {
     /// A block from the system, of a class's length.
     Class(usize),
@@ -480,9 +479,9 @@ impl BlockPool {
                 kept
             }
             None => {
-                let (segment, len_bytes) = self.fresh_segment(bytes)?;
+                let segment = self.fresh(bytes, || Segment::new(bytes))?;
                 self.stats.system_len += 1;
-                self.stats.free_bytes += len_bytes;
+                self.stats.free_bytes += bytes;
                 self.spans.add(segment);
                 self.spans.take(bytes)?
             }
@@ -490,13 +489,6 @@ impl BlockPool {
         self.stats.free_bytes -= bytes;
         self.stats.live_bytes += bytes;
         Some(PoolBlock { ptr, memory: BlockMemory::Span { _segment: segment } })
-    }
-
-    /// Returns a segment with room for a span of `bytes`, and its length. Under a limit it has just these.
-    fn fresh_segment(&mut self, bytes: usize) -> Option<(Arc<Segment>, usize)> {
-        let is_limited = self.stats.limit_bytes < usize::MAX;
-        let len_bytes = if is_limited { bytes } else { self.spans.segment_bytes(bytes) };
-        Some((self.fresh(len_bytes, || Segment::new(len_bytes))?, len_bytes))
     }
 
     /// Returns what `allocate` takes from the system, of `bytes`, if need be after giving back all kept blocks.
