@@ -224,7 +224,7 @@ mod tests {
     use crate::placement::Layout;
     use crate::tensor::DType;
 
-    /// A sum of functions of `x`, each of which keeps its operand for the backward pass.
+    /// A sum of functions of `x`, whose operands the tape keeps for the backward pass.
     fn loss(x: &DTensor) -> Result<DTensor> {
         (0..12).try_fold(x.clone(), |y, _| y.gelu())?.sum_all()
     }

@@ -24,22 +24,18 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::Device;
 use super::cuda::DeviceBlock;
 use super::meta::CountedBytes;
+use super::pool_block::{BlockMemory, CLASSES, PoolBlock, ReturnQueue, class_bytes, class_of};
 use super::segments::{MIN_SPAN_BYTES, Segment, SpanList, span_bytes};
-use super::system_block::{self, ALIGN};
+use super::system_block;
 use crate::error::{Error, MemoryFault};
 
-/// The size of the smallest block.
-const MIN_BYTES: usize = 64;
 /// The most bytes that one thread's pool keeps for reuse; further blocks go back to the system.
 const POOL_LIMIT_BYTES: usize = 2 << 30;
-/// The number of size classes, four per doubling, which waste at most a fifth of a block. Longer blocks are spans of
-/// [segments](super::segments).
-const CLASSES: usize = 4 * (MIN_SPAN_BYTES / MIN_BYTES).ilog2() as usize + 1;
 
 /// A block of memory that is the pool's, another owner's (a `Vec`), a file's, a device's, or absent.
 pub(crate) struct Buffer {
@@ -275,64 +271,6 @@ impl Drop for Buffer {
     }
 }
 
-/// The memory of a pool's block.
-enum BlockMemory {
-    /// A block from the system, of a class's length.
-    Class(usize),
-    /// A span of a segment, which lives as long.
-    Span { _segment: Arc<Segment> },
-}
-
-/// A pool's block that no buffer uses.
-struct PoolBlock {
-    ptr: NonNull<u8>,
-    memory: BlockMemory,
-}
-
-// SAFETY: no pointers into the block exist, so it may be freed or reused on any thread.
-unsafe impl Send for PoolBlock {}
-
-impl PoolBlock {
-    /// Returns a block of zeros from the system, if it has room.
-    fn fresh(len_bytes: usize) -> Option<PoolBlock> {
-        if len_bytes > MIN_SPAN_BYTES {
-            let segment = Segment::new(span_bytes(len_bytes)?)?;
-            return Some(PoolBlock { ptr: segment.start(), memory: BlockMemory::Span { _segment: segment } });
-        }
-        let class = class_of(len_bytes);
-        let ptr = system_block::allocate(class_bytes(class))?;
-        Some(PoolBlock { ptr, memory: BlockMemory::Class(class) })
-    }
-
-    /// Gives the block back to the system: a span with the last one of its segment.
-    fn free(self) {
-        if let BlockMemory::Class(class) = self.memory {
-            // SAFETY: the block was allocated with its class's length, and this is its only owner.
-            unsafe { system_block::free(self.ptr, class_bytes(class)) };
-        }
-    }
-}
-
-/// The blocks of a thread's pool that other threads have dropped.
-struct ReturnQueue(Mutex<Vec<PoolBlock>>);
-
-impl ReturnQueue {
-    fn push(&self, block: PoolBlock) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(block);
-    }
-
-    /// Passes each queued block to `take`; the queue keeps its capacity.
-    fn drain(&self, take: impl FnMut(PoolBlock)) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(take);
-    }
-}
-
-impl Drop for ReturnQueue {
-    fn drop(&mut self) {
-        self.drain(PoolBlock::free);
-    }
-}
-
 /// The state of one thread's pool of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolStats {
@@ -551,23 +489,6 @@ impl Drop for BlockPool {
     }
 }
 
-/// Returns the size class of the smallest block that holds `len_bytes`. Class `c` has `MIN_BYTES * 2^(c / 4) * (4 + c %
-/// 4) / 4` bytes.
-fn class_of(len_bytes: usize) -> usize {
-    let units = len_bytes.div_ceil(MIN_BYTES).max(1);
-    if units <= 4 {
-        return [0, 0, 4, 6, 8][units];
-    }
-    let octave = usize::BITS as usize - 1 - (units - 1).leading_zeros() as usize;
-    let step = (units << 2).div_ceil(1 << octave) - 4;
-    4 * octave + step
-}
-
-fn class_bytes(class: usize) -> usize {
-    let (octave, step) = (class / 4, class % 4);
-    ((MIN_BYTES << octave) / 4 * (4 + step)).next_multiple_of(ALIGN)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -602,15 +523,6 @@ mod tests {
     }
 
     #[test]
-    fn classes_hold_and_waste_little() {
-        for n in (0..5000).chain((0..40).map(|k| (1usize << k) + 1)).chain((7..40).map(|k| 1usize << k)) {
-            let bytes = class_bytes(class_of(n));
-            assert!(bytes >= n, "{n} bytes do not fit into {bytes}");
-            assert!(n < 512 || bytes * 4 <= n * 5 + 4 * ALIGN, "{n} bytes take {bytes}");
-        }
-    }
-
-    #[test]
     fn blocks_come_home() {
         trim_pool();
         let lent = block(100_000);
@@ -626,12 +538,6 @@ mod tests {
         let orphan = std::thread::spawn(|| block(64)).join().unwrap();
         drop(orphan); // its thread has ended, so dropping the buffer frees the block
         trim_pool();
-    }
-
-    #[test]
-    fn every_length_up_to_a_span_has_a_class() {
-        assert_eq!(class_of(MIN_SPAN_BYTES), CLASSES - 1);
-        assert_eq!(class_bytes(CLASSES - 1), MIN_SPAN_BYTES);
     }
 
     /// A span outlives the pool of its thread, and goes back to it while it lives.
