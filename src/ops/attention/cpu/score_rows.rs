@@ -102,14 +102,7 @@ impl<'a, T: Gemm> ScoreInputs<'a, T> {
         })
     }
 
-    /// Returns true if scores are the products of the keys in a row's window.
-    #[inline(always)]
-    fn is_plain(&self) -> bool {
-        self.rule.soft_cap.is_none() && !self.has_holes()
-    }
-
     /// Returns true if keys inside a row's window may be left out.
-    #[inline(always)]
     pub(super) fn has_holes(&self) -> bool {
         self.bias.is_some() || self.mask.is_some() || self.documents.is_some()
     }
@@ -143,19 +136,8 @@ impl<'a, T: Gemm> ScoreInputs<'a, T> {
     }
 }
 
-/// Replaces the elements of a leaf by -inf whose indices, from `at` on, are not among the seen ones.
-#[inline(always)]
-fn hide_outside<T: Gemm>(leaf: &mut [T], at: usize, seen: &Range<usize>) {
-    // Indices as wide as elements of f32, so that comparisons and elements take as many lanes.
-    let [from, to] = [seen.start, seen.end].map(|i| i.saturating_sub(at).min(LEAF) as u32);
-    for (i, s) in (0u32..).zip(leaf) {
-        *s = pick((from <= i) & (i < to), *s, T::LOWEST);
-    }
-}
-
 /// Turns the products of row `i` of a block into scores: soft cap, bias, and -inf for keys that are left out. Writes the
-/// derivative of each score by its product, divided by the scale, to `slopes` if there is a soft cap. Leaves that the row does not
-/// see may keep what they have.
+/// derivative of each score by its product, divided by the scale, to `slopes` if there is a soft cap.
 #[inline(always)]
 fn prepare_row<T: Gemm>(
     inputs: &ScoreInputs<'_, T>,
@@ -165,16 +147,6 @@ fn prepare_row<T: Gemm>(
     mut slopes: Option<&mut [T]>,
 ) {
     let span = inputs.rule.span(block.position + i, block.keys);
-    if inputs.is_plain() {
-        let leaves = block.seen_leaves(&inputs.rule, i);
-        let seen =
-            span.start.max(block.from) - block.from..span.end.min(block.to).max(block.from) - block.from;
-        // Leaves between these two are seen in full, and the others add nothing.
-        for leaf in [leaves.start, leaves.end.max(1) - 1].into_iter().filter(|leaf| leaves.contains(leaf)) {
-            hide_outside(&mut row[leaf * LEAF..][..LEAF], leaf * LEAF, &seen);
-        }
-        return;
-    }
     let mut done = 0;
     for run in &block.leaves {
         let from = (run.start * LEAF).max(span.start).max(block.from);
