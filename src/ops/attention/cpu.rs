@@ -19,12 +19,12 @@ use std::ops::Range;
 use super::scores::{ScoreOperands, ScoreRule};
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{
-    BlockTree, Gemm, Kernel, LeafContraction, MatRef, RowsMut, SharedRows, cast, dispatch, expect_matching,
+    BlockTree, Gemm, LeafContraction, MatRef, RowsMut, SharedRows, cast, dispatch, expect_matching,
     for_each_part,
 };
 use crate::tensor::{DType, Tensor};
-use query_block::{BlockSum, Heads, QueryBlock, Scratch, TransposedRows, all_finite, masked_product};
-use score_rows::{Probabilities, ScoreInputs, ScoreTensors};
+use query_block::{BlockSum, Heads, QueryBlock, Scratch, Stripe, TransposedRows, all_finite, masked_product};
+use score_rows::{Probabilities, PutRows, ScoreInputs, ScoreTensors};
 
 /// The largest number of query rows of a block. Any number gives the same bits; a small block has few scores of keys
 /// that a causal mask leaves out, and its scores stay in a cache.
@@ -178,7 +178,7 @@ impl<'a> CpuAttention<'a> {
         let (b, h, tq) = (q.shape()[0], q.shape()[1], q.shape()[2]);
         let (dv, groups) = (v.shape()[3], k.shape()[1]);
         let each = group_len(h, groups);
-        let mut o = Tensor::zeros(T::DTYPE, [b, tq, h, dv]);
+        let mut o = Tensor::uninit(T::DTYPE, [b, tq, h, dv]);
         let mut lse = Tensor::full(T::DTYPE, [b, h, tq], f64::NEG_INFINITY);
         let extra = ScoreTensors::of(&self.operands, T::DTYPE)?;
         let inputs = ScoreInputs::<T>::of(self.rule, &extra)?;
@@ -186,7 +186,7 @@ impl<'a> CpuAttention<'a> {
         let (o_data, lse_data) = (o.make_mut::<T>()?, lse.make_mut::<T>()?);
         let blocks = self.blocks(0..tq, k.len);
         let with_sums = |block: QueryBlock| {
-            let over = block.over_keys();
+            let over = block.over_keys(&(0..usize::MAX)).over;
             (block, over)
         };
         let windows: Vec<(QueryBlock, LeafContraction<T>)> = blocks.into_iter().map(with_sums).collect();
@@ -212,7 +212,11 @@ impl<'a> CpuAttention<'a> {
                     let (block, over) =
                         narrow.as_ref().map_or((window, over_window), |(block, over)| (block, over));
                     let s = &mut scores.get()[..block.rows * block.width];
+                    let first = (head[0] * tq + block.start) * h + head[1];
+                    let rows = &mut rows.get()[..block.rows * dv];
                     if s.is_empty() {
+                        rows.fill(T::ZERO);
+                        dispatch(PutRows { rows, to: &o_rows, first, step: h, sums: None });
                         continue;
                     }
                     self.scores(block, (q.at(head), &columns), s);
@@ -223,12 +227,11 @@ impl<'a> CpuAttention<'a> {
                         s,
                         block,
                         tree: &mut tree,
-                        sums: &mut sums,
+                        sums: &mut sums[..block.rows],
                         lse,
                         find_holes: !finite,
                     });
                     self.drop_probabilities(block, head, s);
-                    let rows = &mut rows.get()[..block.rows * dv];
                     let hidden = match finite {
                         true => [0..0, 0..0],
                         false => block.hidden(&self.rule, left_out || inputs.has_holes()),
@@ -237,12 +240,12 @@ impl<'a> CpuAttention<'a> {
                     masked_product(
                         &hidden,
                         BlockSum::Keys(over),
-                        block.matrix(s),
+                        block.part(s, &(0..block.rows), block.from..block.to),
                         v,
                         (&mut *rows, (dv.max(1), 1)),
                     );
-                    dispatch(ScaleRows { rows, len: dv, sums: &sums[..block.rows] });
-                    put_rows(rows, &o_rows, (head[0] * tq + block.start) * h + head[1], h);
+                    let sums = Some(&sums[..block.rows]);
+                    dispatch(PutRows { rows, to: &o_rows, first, step: h, sums });
                 }
             }
         });
@@ -261,12 +264,26 @@ impl<'a> CpuAttention<'a> {
         blocks
     }
 
-    /// Computes `scale * q k^T` of a block, for the leaves of keys that it has.
+    /// Computes `scale * q k^T` of a block, for the leaves of keys that its rows see.
     fn scores<T: Gemm>(&self, block: &QueryBlock, (q, k): (MatRef<'_, T>, &TransposedRows<T>), s: &mut [T]) {
         let q = q.rows(block.start, block.rows);
-        for keys in block.runs() {
-            let into = block.whole_columns_mut(s, keys.clone());
-            T::product(T::of(self.scale), q, k.whole_columns(keys), T::ZERO, into);
+        self.products(block, T::of(self.scale), (q, k), s);
+    }
+
+    /// Multiplies the block's rows with the columns of keys that they see.
+    fn products<T: Gemm>(
+        &self,
+        block: &QueryBlock,
+        scale: T,
+        (rows, columns): (MatRef<'_, T>, &TransposedRows<T>),
+        s: &mut [T],
+    ) {
+        for Stripe { rows: own, leaves } in block.stripes(&self.rule) {
+            for keys in block.runs_in(&leaves).map(|run| block.keys_of(run)) {
+                let into = block.whole_leaves_mut(s, &own, keys.clone());
+                let rows = rows.rows(own.start, own.len());
+                T::product(scale, rows, columns.whole_columns(keys), T::ZERO, into);
+            }
         }
     }
 
@@ -300,32 +317,6 @@ impl<'a> CpuAttention<'a> {
                 row.iter_mut().zip(keep.iter()).for_each(|(s, &keep)| apply(s, keep, scale));
             }
         }
-    }
-}
-
-/// The kernel that divides the rows of a result by their sums; a row without keys is 0.
-struct ScaleRows<'a, T> {
-    rows: &'a mut [T],
-    len: usize,
-    sums: &'a [T],
-}
-
-impl<T: Gemm> Kernel for ScaleRows<'_, T> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        for (o, &sum) in self.rows.chunks_exact_mut(self.len.max(1)).zip(self.sums) {
-            let scale = if sum == T::ZERO { T::ZERO } else { sum.recip() };
-            o.iter_mut().for_each(|o| *o = *o * scale + T::ZERO);
-        }
-    }
-}
-
-/// Copies rows to the rows of a result from `first` on, `step` rows apart.
-fn put_rows<T: Gemm>(rows: &[T], to: &SharedRows<'_, T>, first: usize, step: usize) {
-    for (i, row) in rows.chunks_exact(to.row_len().max(1)).enumerate() {
-        // SAFETY: the rows are those of one head, or of one group, which only this thread computes.
-        unsafe { to.row(first + i * step) }.copy_from_slice(row);
     }
 }
 

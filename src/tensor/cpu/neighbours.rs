@@ -11,17 +11,19 @@ pub(super) const PAIR: usize = 2 * LEAF;
 /// A computation on a tree, which is compiled for AVX2 by itself. So it does not depend on its caller's instruction set,
 /// nor on what of the caller is inlined.
 pub(super) trait TreeFold<T: Num, F: Reducer<T>> {
+    /// The result.
+    type Out;
     /// Computes it by a joiner. Implementations are `#[inline(always)]`.
-    fn run<J: Joiner>(self, joiner: J) -> T;
+    fn run<J: Joiner>(self, joiner: J) -> Self::Out;
 }
 
 /// Runs `fold` by vectors of f32 if `shuffles` is true and `T` is f32.
 #[inline(always)]
-pub(super) fn run<T: Num, F: Reducer<T>>(fold: impl TreeFold<T, F>, shuffles: Shuffles) -> T {
+pub(super) fn run<T: Num, F: Reducer<T>, R: TreeFold<T, F>>(fold: R, shuffles: Shuffles) -> R::Out {
     #[cfg(target_arch = "x86_64")]
     if shuffles.0 && T::DTYPE == DType::F32 {
         // SAFETY: the CPU has AVX2 and FMA, and `T` is f32, the only type of this dtype.
-        return unsafe { shuffled::run::<T, F>(fold) };
+        return unsafe { shuffled::run::<T, F, R>(fold) };
     }
     let _ = shuffles;
     fold.run(Plain)
@@ -41,6 +43,9 @@ impl Shuffles {
 pub(super) trait Joiner: Copy {
     /// Joins each eight neighbours, three levels of the tree.
     fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8];
+
+    /// Joins all elements of a leaf.
+    fn leaf<T: Num, F: Reducer<T>>(self, x: &[T; LEAF]) -> T;
 
     /// Joins each eight neighbours in two leaves. A leaf has the length in `lens`, and the elements after it count as
     /// padding.
@@ -80,6 +85,12 @@ impl Joiner for Plain {
     }
 
     #[inline(always)]
+    fn leaf<T: Num, F: Reducer<T>>(self, x: &[T; LEAF]) -> T {
+        let eighths = level::<T, F, 8, 4>(&level::<T, F, 16, 8>(&level::<T, F, LEAF, 16>(x)));
+        F::join(F::join(eighths[0], eighths[1]), F::join(eighths[2], eighths[3]))
+    }
+
+    #[inline(always)]
     fn eighths_of<T: Num, F: Reducer<T>>(self, leaves: [&[T; LEAF]; 2], lens: [usize; 2]) -> [T; 8] {
         let mut pair = [F::PAD; PAIR];
         for (place, (leaf, len)) in pair.chunks_exact_mut(LEAF).zip(leaves.iter().zip(lens)) {
@@ -114,7 +125,7 @@ mod shuffled {
     /// # Safety
     /// The CPU has AVX2 and FMA, and `T` is f32.
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn run<T: Num, F: Reducer<T>>(fold: impl TreeFold<T, F>) -> T {
+    pub(super) unsafe fn run<T: Num, F: Reducer<T>, R: TreeFold<T, F>>(fold: R) -> R::Out {
         fold.run(Shuffled(()))
     }
 
@@ -127,6 +138,14 @@ mod shuffled {
         fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8] {
             // SAFETY: [`run`]'s conditions.
             unsafe { eighths::<T, F>(x) }
+        }
+
+        #[inline(always)]
+        fn leaf<T: Num, F: Reducer<T>>(self, x: &[T; LEAF]) -> T {
+            let [a, b, c, d] = x.as_chunks::<8>().0 else { unreachable!("a leaf has four vectors") };
+            // SAFETY: as above.
+            let [a, b, c, d, e, f, g, h] = unsafe { fours::<T, F>([a, b, c, d]) };
+            F::join(F::join(F::join(a, e), F::join(b, f)), F::join(F::join(c, g), F::join(d, h)))
         }
 
         #[inline(always)]

@@ -11,6 +11,8 @@
 //! [`merges`] lists the tree for a stack machine: push an element, then join the two topmost entries a listed number of
 //! times. There an entry can be a block of columns.
 
+use std::ops::Range;
+
 use super::neighbours::{self, Joiner, PAIR, Shuffles, TreeFold};
 use super::real::Num;
 use super::reducer::Reducer;
@@ -91,6 +93,49 @@ impl<T: Num> RowTree<T> {
         }
         stack[0]
     }
+
+    /// Sets `out[i]` to the reduction of row `i` of `rows`. The CPU overlaps the joins of several rows.
+    ///
+    /// ```
+    /// use isoshard::tensor::cpu::{RowTree, SumReducer};
+    /// let mut sums = [0.0; 2];
+    /// RowTree::new(3).fold_rows::<SumReducer>(&[1.0, 2.0, 3.0, 10.0, 20.0, 30.0], &mut sums);
+    /// assert_eq!(sums, [6.0, 60.0]);
+    /// ```
+    ///
+    /// # Panics
+    /// Panics if `rows` has not a row for each result.
+    #[inline(always)]
+    pub fn fold_rows<F: Reducer<T>>(&mut self, rows: &[T], out: &mut [T]) {
+        assert_eq!(rows.len(), self.len * out.len(), "a row of the tree's length for each result");
+        if self.depth > 0 || self.len == 0 {
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = self.fold::<F>(&rows[i * self.len..][..self.len]);
+            }
+            return;
+        }
+        let fold = RowsOfBlock { block: &self.blocks[0], rows, nodes: &mut self.nodes, out };
+        neighbours::run::<T, F, _>(fold, self.shuffles);
+    }
+}
+
+/// The reductions of rows of one block each by [`BlockFold`].
+struct RowsOfBlock<'a, T> {
+    block: &'a BlockLeaves,
+    rows: &'a [T],
+    nodes: &'a mut [T],
+    out: &'a mut [T],
+}
+
+impl<T: Num, F: Reducer<T>> TreeFold<T, F> for RowsOfBlock<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run<J: Joiner>(self, joiner: J) {
+        for (row, out) in self.rows.chunks_exact(self.block.len).zip(self.out) {
+            let fold = BlockFold { block: self.block, row, nodes: &mut *self.nodes };
+            *out = F::finish(TreeFold::<T, F>::run(fold, joiner));
+        }
+    }
 }
 
 impl BlockLeaves {
@@ -116,7 +161,7 @@ impl BlockLeaves {
         if self.len == 0 {
             return F::EMPTY;
         }
-        neighbours::run::<T, F>(BlockFold { block: self, row, nodes }, shuffles)
+        neighbours::run::<T, F, _>(BlockFold { block: self, row, nodes }, shuffles)
     }
 }
 
@@ -128,6 +173,7 @@ struct BlockFold<'a, T> {
 }
 
 impl<T: Num, F: Reducer<T>> TreeFold<T, F> for BlockFold<'_, T> {
+    type Out = T;
     #[inline(always)]
     fn run<J: Joiner>(self, joiner: J) -> T {
         let BlockFold { block, row, nodes } = self;
@@ -138,7 +184,7 @@ impl<T: Num, F: Reducer<T>> TreeFold<T, F> for BlockFold<'_, T> {
                 *node = joiner.eighths::<T, F>(pair);
             }
         } else if block.full {
-            places[0] = joiner.eighths::<T, F>(&padded::<T, F>(row, 0, [LEAF, 0]));
+            return joiner.leaf::<T, F>(row.first_chunk().expect("a whole leaf"));
         } else {
             for (pair, node) in block.pairs.iter().zip(places) {
                 let (start, lens) = (pair.start as usize, pair.lens.map(usize::from));
@@ -198,7 +244,57 @@ impl<T: Num> BlockTree<T> {
             return F::EMPTY;
         }
         let fold = LeavesFold { first, count, row, nodes: &mut self.nodes };
-        neighbours::run::<T, F>(fold, self.shuffles)
+        neighbours::run::<T, F, _>(fold, self.shuffles)
+    }
+
+    /// Sets `out[i]` to the reduction of row `i` of `data`, whose rows have `len` elements: of the leaves `leaves[i]` of
+    /// the row, which are counted from leaf `first` on. The CPU overlaps the joins of several rows.
+    ///
+    /// ```
+    /// use isoshard::tensor::cpu::{BlockTree, SumReducer};
+    /// let rows: Vec<f32> = (0..128).map(|i| i as f32).collect();
+    /// let mut sums = [0.0; 2];
+    /// BlockTree::new(64).fold_rows::<SumReducer>(0, (&rows, 64), &[0..2, 1..2], &mut sums);
+    /// assert_eq!(sums, [2016.0, 3568.0]);
+    /// ```
+    ///
+    /// # Panics
+    /// Panics if a row is longer than the tree allows, or its length is no multiple of [`LEAF`].
+    #[inline(always)]
+    pub fn fold_rows<F: Reducer<T>>(
+        &mut self,
+        first: usize,
+        (data, len): (&[T], usize),
+        leaves: &[Range<usize>],
+        out: &mut [T],
+    ) {
+        assert!(len.is_multiple_of(LEAF) && len / LEAF <= self.nodes.len(), "whole leaves that fit");
+        let nodes = &mut self.nodes[..];
+        neighbours::run::<T, F, _>(RowsOfLeaves { first, data, len, leaves, nodes, out }, self.shuffles);
+    }
+}
+
+/// The reductions of rows by [`LeavesFold`].
+struct RowsOfLeaves<'a, T> {
+    first: usize,
+    data: &'a [T],
+    len: usize,
+    leaves: &'a [Range<usize>],
+    nodes: &'a mut [T],
+    out: &'a mut [T],
+}
+
+impl<T: Num, F: Reducer<T>> TreeFold<T, F> for RowsOfLeaves<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run<J: Joiner>(self, joiner: J) {
+        let rows = self.data.chunks_exact(self.len.max(1)).zip(self.leaves);
+        for ((row, leaves), out) in rows.zip(self.out) {
+            let (first, count) = (self.first + leaves.start, leaves.len());
+            let row = &row[leaves.start * LEAF..leaves.end * LEAF];
+            let fold = LeavesFold { first, count, row, nodes: &mut *self.nodes };
+            *out = if count == 0 { F::EMPTY } else { F::finish(TreeFold::<T, F>::run(fold, joiner)) };
+        }
     }
 }
 
@@ -211,6 +307,7 @@ struct LeavesFold<'a, T> {
 }
 
 impl<T: Num, F: Reducer<T>> TreeFold<T, F> for LeavesFold<'_, T> {
+    type Out = T;
     #[inline(always)]
     fn run<J: Joiner>(self, joiner: J) -> T {
         let LeavesFold { mut first, mut count, row, nodes } = self;
@@ -220,9 +317,8 @@ impl<T: Num, F: Reducer<T>> TreeFold<T, F> for LeavesFold<'_, T> {
             node[0] = F::join(F::join(a, b), F::join(c, d));
             node[1] = F::join(F::join(e, f), F::join(g, h));
         }
-        if !last.is_empty() {
-            let [a, b, c, d, ..] = joiner.eighths::<T, F>(&padded::<T, F>(last, 0, [LEAF, 0]));
-            nodes[count - 1] = F::join(F::join(a, b), F::join(c, d));
+        if let Some(last) = last.first_chunk() {
+            nodes[count - 1] = joiner.leaf::<T, F>(last);
         }
         while count > 1 {
             let (last, parent) = (first + count, first / 2);

@@ -12,15 +12,17 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::query_block::{BlockSum, Heads, QueryBlock, Scratch, TransposedRows, all_finite, masked_product};
-use super::score_rows::{ClearMinusZero, ScoreGradients, ScoreInputs, ScoreTensors};
-use super::{CpuAttention, MULTIPLICATIONS_PER_NANO, ROWS, group_len, put_rows};
+use super::query_block::{
+    BlockSum, Heads, KeySums, QueryBlock, Scratch, Stripe, TransposedRows, all_finite, masked_product,
+};
+use super::score_rows::{PutRows, ScoreGradients, ScoreInputs, ScoreTensors};
+use super::{CpuAttention, MULTIPLICATIONS_PER_NANO, ROWS, group_len};
 use crate::error::Result;
 use crate::tensor::cpu::{Gemm, Kernel, MatRef, RowTree, SharedRows, dispatch, for_each_part, merges};
 use crate::tensor::{SplitRule, Tensor};
 
 /// The largest number of queries of a leaf.
-const LEAF_ROWS: usize = 64;
+pub(super) const LEAF_ROWS: usize = 64;
 
 impl CpuAttention<'_> {
     /// Returns the gradients as buffers `[batch, length, heads, d]`.
@@ -35,11 +37,11 @@ impl CpuAttention<'_> {
         let (o, grad, lse) = (o.contiguous_rows(), grad.contiguous_rows(), lse.packed());
         let extra = ScoreTensors::of(&self.operands, T::DTYPE)?;
         let given = BackwardInputs::of(self, [q, k, v], [&o, &grad], &lse, &extra)?;
-        let mut out = [(h, tq, d), (groups, keys, d), (groups, keys, dv)]
-            .map(|(h, t, d)| Tensor::zeros(T::DTYPE, [b, t, h, d]));
+        let shapes = [(h, tq, d), (groups, keys, d), (groups, keys, dv)].map(|(h, t, d)| [b, t, h, d]);
         if tq == 0 || keys == 0 {
-            return Ok(out);
+            return Ok(shapes.map(|shape| Tensor::zeros(T::DTYPE, shape)));
         }
+        let mut out = shapes.map(|shape| Tensor::uninit(T::DTYPE, shape));
         let [dq, dk, dvs] = &mut out;
         let (dq, dk, dvs) = (dq.make_mut::<T>()?, dk.make_mut::<T>()?, dvs.make_mut::<T>()?);
         let leaves = leaves(tq);
@@ -48,7 +50,14 @@ impl CpuAttention<'_> {
             .filter(|(rows, _)| !rows.is_empty())
             .map(|(rows, joins)| (self.leaf_block(rows, keys), joins))
             .collect();
-        let over: Vec<_> = blocks.iter().map(|(block, _)| block.over_keys()).collect();
+        let stripes_of = |block: &QueryBlock| -> Vec<(Stripe, KeySums<T>)> {
+            let with_sums = |stripe: Stripe| {
+                let sums = block.over_keys(&stripe.leaves);
+                (stripe, sums)
+            };
+            block.stripes(&self.rule).into_iter().map(with_sums).collect()
+        };
+        let stripes: Vec<_> = blocks.iter().map(|(block, _)| stripes_of(block)).collect();
         let head_joins = merges(given.each, 1);
         let (dq, dk, dvs) = (SharedRows::new(dq, d), SharedRows::new(dk, d), SharedRows::new(dvs, dv));
         let pairs = blocks.iter().map(|(block, _)| block.rows * block.width).sum::<usize>();
@@ -58,7 +67,7 @@ impl CpuAttention<'_> {
                 ScoreScratch::new(blocks.iter().map(|b| &b.0), [d, dv], self.rule.soft_cap.is_some());
             let (mut dk_room, mut dv_room) = (Vec::new(), Vec::new());
             let (mut dk_sum, mut dv_sum) = (Scratch::new(keys * d), Scratch::new(keys * dv));
-            let mut dq_rows = Scratch::new(LEAF_ROWS * d);
+            let mut dq_room = Scratch::new(LEAF_ROWS * d);
             for (b, group) in some.map(|i| (i / groups, i % groups)) {
                 let mut dk_nodes = UnfinishedNodes::new(dk_sum.get(), (keys, d), &mut dk_room);
                 let mut dv_nodes = UnfinishedNodes::new(dv_sum.get(), (keys, dv), &mut dv_room);
@@ -66,27 +75,41 @@ impl CpuAttention<'_> {
                     let head = [b, group * given.each + i];
                     for (n, (window, joins)) in blocks.iter().enumerate() {
                         let narrow = given.scores.narrow(window, head);
-                        let over_narrow = narrow.as_ref().map(|block| block.over_keys());
+                        let narrow_stripes = narrow.as_ref().map(stripes_of);
+                        let stripes = narrow_stripes.as_ref().unwrap_or(&stripes[n]);
                         let block = narrow.as_ref().unwrap_or(window);
                         let (p, ds, hidden) = self.block_gradients(block, head, &given, &mut work, true);
-                        let masked = hidden.iter().any(|keys| !keys.is_empty());
-                        let k = given.k.at([b, group]).rows(block.from, block.to - block.from);
-                        if !block.leaves.is_empty() {
-                            let rows = &mut dq_rows.get()[..block.rows * d];
-                            let over = BlockSum::Keys(over_narrow.as_ref().unwrap_or(&over[n]));
-                            masked_product(&hidden, over, block.matrix(ds), k, (&mut *rows, (d.max(1), 1)));
-                            dispatch(ClearMinusZero(rows));
-                            put_rows(rows, &dq, (head[0] * tq + block.start) * h + head[1], h);
+                        let k = given.k.at([b, group]);
+                        let dq_rows = &mut dq_room.get()[..block.rows * d];
+                        for (Stripe { rows, .. }, KeySums { over, keys }) in stripes {
+                            let into = &mut dq_rows[rows.start * d..rows.end * d];
+                            if keys.is_empty() {
+                                into.fill(T::ZERO);
+                                continue;
+                            }
+                            let hidden = hidden.clone().map(|hidden| block.among(hidden, keys));
+                            let (a, b) = (block.part(ds, rows, keys.clone()), k.rows(keys.start, keys.len()));
+                            masked_product(&hidden, BlockSum::Keys(over), a, b, (into, (d.max(1), 1)));
                         }
+                        let first = (head[0] * tq + block.start) * h + head[1];
+                        dispatch(PutRows { rows: dq_rows, to: &dq, first, step: h, sums: None });
+                        // With infinities each row is multiplied by itself, whatever it sees.
+                        let masked = hidden.iter().any(|keys| !keys.is_empty());
+                        let seen_by: Vec<_> = match masked {
+                            true => block.leaves.iter().map(|run| (run.clone(), 0..block.rows)).collect(),
+                            false => {
+                                block.leaves_by_rows(&stripes.iter().map(|s| s.0.clone()).collect::<Vec<_>>())
+                            }
+                        };
                         let joins = joins + if n + 1 == blocks.len() { head_joins } else { 0 };
                         let rows = (head, block.start, block.rows);
-                        dk_nodes.push(block, (masked, ds, given.q.rows(rows)), joins);
-                        dv_nodes.push(block, (masked, p, given.grad.rows(rows)), joins);
+                        dk_nodes.push((block, &seen_by), (masked, ds, given.q.rows(rows)), joins);
+                        dv_nodes.push((block, &seen_by), (masked, p, given.grad.rows(rows)), joins);
                     }
                 }
                 for (sum, to) in [(dk_sum.get(), &dk), (dv_sum.get(), &dvs)] {
-                    dispatch(ClearMinusZero(&mut *sum));
-                    put_rows(sum, to, b * keys * groups + group, groups);
+                    let first = b * keys * groups + group;
+                    dispatch(PutRows { rows: sum, to, first, step: groups, sums: None });
                 }
             }
         });
@@ -120,10 +143,7 @@ impl CpuAttention<'_> {
             work.columns[1].fill(given.v.at(group));
         }
         self.scores(block, (given.q.at(head), &work.columns[0]), p);
-        for keys in block.runs() {
-            let into = block.whole_columns_mut(ds, keys.clone());
-            T::product(T::ONE, given.grad.rows(own), work.columns[1].whole_columns(keys), T::ZERO, into);
-        }
+        self.products(block, T::ONE, (given.grad.rows(own), &work.columns[1]), ds);
         self.drop_gradients(block, head, ds);
         let left_out = dispatch(ScoreGradients {
             inputs: &given.scores,
@@ -136,7 +156,7 @@ impl CpuAttention<'_> {
             lse: &given.lse[(head[0] * h + head[1]) * tq + block.start..][..block.rows],
             o: given.o.rows(own),
             grad: given.grad.rows(own),
-            dot: &mut work.dot,
+            dot: (&mut work.dot, work.products.get()),
             find_holes: !given.finite,
         });
         self.drop_probabilities(block, head, p);
@@ -216,6 +236,7 @@ pub(super) struct ScoreScratch<T> {
     /// One row.
     slopes: Option<Scratch<T>>,
     dot: RowTree<T>,
+    products: Scratch<T>,
     columns: [TransposedRows<T>; 2],
     /// The batch and the group whose keys and values `columns` holds.
     group: Option<[usize; 2]>,
@@ -233,6 +254,7 @@ impl<T: Gemm> ScoreScratch<T> {
             ds: Scratch::new(len),
             slopes: soft_cap.then(|| Scratch::new(width)),
             dot: RowTree::new(dv),
+            products: Scratch::new(LEAF_ROWS * dv),
             columns: [d, dv].map(|d| TransposedRows::new(blocks.clone(), d)),
             group: None,
         }
@@ -258,7 +280,15 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
 
     /// Adds the leaf `aᵀ b` of a block of queries, then joins the two topmost nodes `joins` times. The product itself
     /// performs the first join.
-    fn push(&mut self, block: &QueryBlock, (masked, a, b): (bool, &[T], MatRef<'_, T>), joins: u8) {
+    ///
+    /// Each range of leaves of keys comes with the rows that it is summed over: a node of the tree over the block's rows,
+    /// since the others add zeros.
+    fn push(
+        &mut self,
+        (block, seen_by): (&QueryBlock, &[(Range<usize>, Range<usize>)]),
+        (masked, a, b): (bool, &[T], MatRef<'_, T>),
+        joins: u8,
+    ) {
         let d = self.shape.1;
         if d == 0 {
             return;
@@ -289,9 +319,10 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
             data[block.from * d..block.to * d].fill(T::ZERO);
         }
         let hidden = 0..if masked { block.rows } else { 0 };
-        for keys in block.runs() {
+        for (leaves, rows) in seen_by {
+            let keys = block.keys_of(leaves.clone());
             let into = (&mut data[keys.start * d..], (d, 1));
-            let a = block.columns(a, keys).t();
+            let (a, b) = (block.part(a, rows, keys).t(), b.rows(rows.start, rows.len()));
             masked_product(std::slice::from_ref(&hidden), BlockSum::Queries(onto), a, b, into);
         }
         (1..joins).for_each(|_| self.join());

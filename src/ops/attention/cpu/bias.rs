@@ -3,11 +3,11 @@
 //! The sums follow the reduction tree over the repeated dims, in the order batch, heads, queries; leaves add neighbours.
 
 use super::backward::{BackwardInputs, ScoreScratch, leaves};
-use super::score_rows::{ClearMinusZero, ScoreTensors};
+use super::score_rows::ScoreTensors;
 use super::{CpuAttention, QueryBlock};
 use crate::error::Result;
 use crate::ops::attention::scores::BiasSum;
-use crate::tensor::cpu::{Gemm, cast, dispatch};
+use crate::tensor::cpu::{Gemm, cast};
 use crate::tensor::{DType, Tensor};
 
 impl CpuAttention<'_> {
@@ -95,7 +95,8 @@ impl CpuAttention<'_> {
                 }
             }
         }
-        dispatch(ClearMinusZero(data));
+        // -0 becomes 0.
+        data.iter_mut().for_each(|x| *x = *x + T::ZERO);
         Ok(out)
     }
 }

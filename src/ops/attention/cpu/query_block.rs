@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use crate::error::Result;
 use crate::ops::attention::scores::ScoreRule;
 use crate::tensor::cpu::{
     Gemm, Kernel, LeafContraction, LeafRuns, MatMut, MatRef, as_elements_mut, dispatch,
 };
-use crate::tensor::{LEAF, Tensor};
+use crate::tensor::{LEAF, SplitRule, Tensor};
 
 /// A block of query rows, and the leaves of keys that any of them sees.
 #[derive(Clone, Debug)]
@@ -74,9 +76,55 @@ impl QueryBlock {
         self.to = self.to.min(end.max(self.from));
     }
 
-    /// Returns the keys that are computed, without gaps, as ranges.
-    pub(super) fn runs(&self) -> impl Iterator<Item = Range<usize>> + '_ {
-        self.leaves.iter().map(|run| run.start * LEAF..(run.end * LEAF).min(self.to))
+    /// Returns the rows that the upper half of a tree over all rows has, and the others, each with the leaves that they
+    /// see; or all rows, if both see the same leaves.
+    pub(super) fn stripes(&self, rule: &ScoreRule) -> SmallVec<[Stripe; 2]> {
+        let mid = if self.rows > LEAF { SplitRule::Halves.mid(0, self.rows) } else { self.rows };
+        let first = self.from / LEAF;
+        let stripe = |rows: Range<usize>| {
+            // Windows ascend with the rows, also where they are empty.
+            let [top, last] = [rows.start, rows.end - 1].map(|i| rule.span(self.position + i, self.keys));
+            let [from, to] = [top.start, last.end].map(|key| key.clamp(self.from, self.to) - self.from);
+            let leaves = if from < to { from / LEAF..to.div_ceil(LEAF) } else { 0..0 };
+            Stripe { rows, leaves: first + leaves.start..first + leaves.end }
+        };
+        let mut stripes: SmallVec<[Stripe; 2]> =
+            [0..mid, mid..self.rows].into_iter().filter(|rows| !rows.is_empty()).map(stripe).collect();
+        if stripes.len() == 2 && stripes[0].leaves == stripes[1].leaves {
+            stripes.pop();
+            stripes[0].rows = 0..self.rows;
+        }
+        stripes
+    }
+
+    /// Returns the computed leaves among these, as ranges.
+    pub(super) fn runs_in(&self, leaves: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let (from, to) = (leaves.start, leaves.end);
+        let clipped = move |run: &Range<usize>| run.start.max(from)..run.end.min(to);
+        self.leaves.iter().map(clipped).filter(|run| run.start < run.end)
+    }
+
+    /// Returns the keys of a range of leaves.
+    pub(super) fn keys_of(&self, leaves: Range<usize>) -> Range<usize> {
+        leaves.start * LEAF..(leaves.end * LEAF).min(self.to)
+    }
+
+    /// Returns the ranges of leaves that are computed, each with the rows of the [stripes](QueryBlock::stripes) that see
+    /// it; or with all rows, if none does.
+    pub(super) fn leaves_by_rows(&self, stripes: &[Stripe]) -> Vec<(Range<usize>, Range<usize>)> {
+        let mut list = Vec::with_capacity(3);
+        for run in &self.leaves {
+            let mut at = run.start;
+            while at < run.end {
+                let bounds = stripes.iter().flat_map(|stripe| [stripe.leaves.start, stripe.leaves.end]);
+                let end = bounds.filter(|&leaf| leaf > at).min().unwrap_or(run.end).min(run.end);
+                let seeing = stripes.iter().filter(|stripe| stripe.leaves.contains(&at));
+                let rows = seeing.map(|stripe| stripe.rows.clone()).reduce(|a, b| a.start..b.end);
+                list.push((at..end, rows.unwrap_or(0..self.rows)));
+                at = end;
+            }
+        }
+        list
     }
 
     /// Returns the leaves that row `i` sees in part, of those that are computed, counted from the first one.
@@ -111,26 +159,56 @@ impl QueryBlock {
         scores[from..to].iter().fold(false, |any, &s| any | (s == T::LOWEST))
     }
 
-    /// Returns the sums over keys.
-    pub(super) fn over_keys<T: Gemm>(&self) -> LeafContraction<T> {
-        LeafContraction::new(LeafRuns { len: self.to, runs: &self.leaves })
+    /// Returns the part of a range that is among some keys, counted from the first of them. The range counts from the
+    /// first key that is computed.
+    pub(super) fn among(&self, range: Range<usize>, keys: &Range<usize>) -> Range<usize> {
+        let [start, end] =
+            [range.start, range.end].map(|at| (self.from + at).clamp(keys.start, keys.end) - keys.start);
+        start..end
     }
 
-    pub(super) fn matrix<'a, T>(&self, data: &'a [T]) -> MatRef<'a, T> {
-        self.columns(data, self.from..self.to)
+    /// Returns the sums over the keys of some leaves, and these keys.
+    pub(super) fn over_keys<T: Gemm>(&self, leaves: &Range<usize>) -> KeySums<T> {
+        let runs: SmallVec<[Range<usize>; 4]> = self.runs_in(leaves).collect();
+        let runs = LeafRuns { len: self.to, runs: &runs };
+        KeySums { over: LeafContraction::new(runs), keys: runs.indices() }
     }
 
-    /// Returns the columns of some keys.
-    pub(super) fn columns<'a, T>(&self, data: &'a [T], keys: Range<usize>) -> MatRef<'a, T> {
-        let data = &data[keys.start - self.from..];
-        MatRef::new(data, (self.rows, keys.len()), (self.width, 1)).expect("room for the block")
+    /// Returns the columns of some keys in some rows.
+    pub(super) fn part<'a, T>(
+        &self,
+        data: &'a [T],
+        rows: &Range<usize>,
+        keys: Range<usize>,
+    ) -> MatRef<'a, T> {
+        let data = &data[rows.start * self.width + keys.start - self.from..];
+        MatRef::new(data, (rows.len(), keys.len()), (self.width, 1)).expect("room for the block")
     }
 
-    /// Returns the columns of the leaves of some keys: whole leaves.
-    pub(super) fn whole_columns_mut<'a, T>(&self, data: &'a mut [T], keys: Range<usize>) -> MatMut<'a, T> {
-        let (data, len) = (&mut data[keys.start - self.from..], keys.len().next_multiple_of(LEAF));
-        MatMut::new(data, (self.rows, len), (self.width, 1)).expect("room for the block")
+    /// Returns the columns of the leaves of some keys, whole leaves, in some rows.
+    pub(super) fn whole_leaves_mut<'a, T>(
+        &self,
+        data: &'a mut [T],
+        rows: &Range<usize>,
+        keys: Range<usize>,
+    ) -> MatMut<'a, T> {
+        let data = &mut data[rows.start * self.width + keys.start - self.from..];
+        let shape = (rows.len(), keys.len().next_multiple_of(LEAF));
+        MatMut::new(data, shape, (self.width, 1)).expect("room for the block")
     }
+}
+
+/// Some rows of a [block](QueryBlock), and the range of leaves of keys that they see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stripe {
+    pub(super) rows: Range<usize>,
+    pub(super) leaves: Range<usize>,
+}
+
+/// Sums over the keys of some leaves.
+pub(super) struct KeySums<T> {
+    pub(super) over: LeafContraction<T>,
+    pub(super) keys: Range<usize>,
 }
 
 /// A tensor `[batch, heads, length, d]` as matrices.
@@ -152,9 +230,14 @@ impl<'a, T: Gemm> Heads<'a, T> {
         self.at(head).rows(start, len)
     }
 
-    pub(super) fn at(&self, [b, h]: [usize; 2]) -> MatRef<'a, T> {
+    pub(super) fn at(&self, head: [usize; 2]) -> MatRef<'a, T> {
+        self.side_by_side(head, 1)
+    }
+
+    /// Returns the rows of some heads, which have one element after the other if there are several.
+    fn side_by_side(&self, [b, h]: [usize; 2], heads: usize) -> MatRef<'a, T> {
         let start = (b * self.strides[0] + h * self.strides[1]).min(self.data.len());
-        let (shape, strides) = ((self.len, self.d), (self.strides[2], self.strides[3]));
+        let (shape, strides) = ((self.len, heads * self.d), (self.strides[2], self.strides[3]));
         MatRef::new(&self.data[start..], shape, strides).expect("a tensor's head")
     }
 }
@@ -259,7 +342,11 @@ impl<T: Gemm> TransposedRows<T> {
 
 /// Returns true if no element of the heads is an infinity or a NaN.
 pub(super) fn all_finite<T: Gemm>(heads: &Heads<'_, T>, [batch, count]: [usize; 2]) -> bool {
-    (0..batch).all(|b| (0..count).all(|h| dispatch(IsFinite(heads.at([b, h])))))
+    // Heads side by side are rows of all their elements.
+    let together = if heads.strides[1] == heads.d && heads.strides[3] == 1 { count } else { 1 };
+    (0..batch).all(|b| {
+        (0..count).step_by(together.max(1)).all(|h| dispatch(IsFinite(heads.side_by_side([b, h], together))))
+    })
 }
 
 /// The kernel that returns true if no element is an infinity or a NaN: zero times each of them is a NaN, and so is the sum.
@@ -270,7 +357,7 @@ impl<T: Gemm> Kernel for IsFinite<'_, T> {
     #[inline(always)]
     fn run(self) -> bool {
         /// The sums that run side by side, in vectors.
-        const SUMS: usize = 16;
+        const SUMS: usize = 64;
         let ((m, n), (_, step)) = (self.0.shape(), self.0.strides());
         let mut sums = [T::ZERO; SUMS];
         let add = |sum: &mut T, x: T| *sum = *sum + x * T::ZERO;
@@ -283,8 +370,56 @@ impl<T: Gemm> Kernel for IsFinite<'_, T> {
             for chunk in chunks {
                 sums.iter_mut().zip(chunk).for_each(|(sum, &x)| add(sum, x));
             }
+            let (leaves, rest) = rest.as_chunks::<LEAF>();
+            for leaf in leaves {
+                sums.iter_mut().zip(leaf).for_each(|(sum, &x)| add(sum, x));
+            }
             sums.iter_mut().zip(rest).for_each(|(sum, &x)| add(sum, x));
         }
         sums.iter().all(|&sum| sum == T::ZERO)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every leaf that a row sees is computed for it, and summed over a node of the tree over rows that has the row.
+    #[test]
+    fn stripes_have_all_that_their_rows_see() {
+        let cases =
+            (0..200usize).flat_map(|seed| [(seed, 1), (seed, 31), (seed, 33), (seed, 50), (seed, 64)]);
+        let mut parted = 0;
+        for (seed, rows) in cases {
+            let window = |which: usize| (seed / which % 5 > 0).then_some(seed * which % 97);
+            let rule = ScoreRule { before: window(3), after: window(7), ..ScoreRule::BIDIRECTIONAL };
+            let (position, keys) = (seed * 13 % 150, 1 + seed * 29 % 260);
+            let mut block = QueryBlock::new(&rule, 0, position, rows, keys);
+            if seed % 3 == 0 {
+                block.retain(|keys| (keys.start / LEAF + seed) % 4 != 1);
+            }
+            let stripes = block.stripes(&rule);
+            let by_rows = block.leaves_by_rows(&stripes);
+            let listed: Vec<usize> = by_rows.iter().flat_map(|(leaves, _)| leaves.clone()).collect();
+            assert_eq!(listed, block.leaves.iter().cloned().flatten().collect::<Vec<_>>(), "each leaf once");
+            let mid = SplitRule::Halves.mid(0, rows);
+            for (_, of) in &by_rows {
+                assert!(*of == (0..rows) || rows > LEAF && (*of == (0..mid) || *of == (mid..rows)), "{of:?}");
+            }
+            parted += usize::from(by_rows.iter().any(|(_, of)| *of != (0..rows)));
+            for i in 0..rows {
+                let stripe =
+                    stripes.iter().find(|stripe| stripe.rows.contains(&i)).expect("every row is in one");
+                for leaf in block.seen_leaves(&rule, i).map(|leaf| block.from / LEAF + leaf) {
+                    assert!(
+                        stripe.leaves.contains(&leaf),
+                        "{seed}: row {i} of {rows}, leaf {leaf}, {stripe:?}"
+                    );
+                    let of = by_rows.iter().find(|(leaves, _)| leaves.contains(&leaf));
+                    assert!(of.is_none_or(|(_, of)| of.contains(&i)), "{seed}: row {i}, leaf {leaf}, {of:?}");
+                }
+            }
+        }
+        assert!(parted > 100, "{parted} cases have leaves that half of the rows see");
     }
 }

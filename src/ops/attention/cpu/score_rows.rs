@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
+use super::ROWS;
+use super::backward::LEAF_ROWS;
 use super::query_block::QueryBlock;
 use crate::error::Result;
 use crate::ops::attention::scores::{ScoreOperands, ScoreRule};
-use crate::tensor::cpu::{BlockTree, Gemm, Kernel, MatRef, RowTree, SumReducer, cast, row_max};
+use crate::tensor::cpu::{BlockTree, Gemm, Kernel, MatRef, RowTree, SharedRows, SumReducer, cast, row_max};
 use crate::tensor::{DType, Element, LEAF, Tensor};
 
 /// Returns one of two values. Both are computed, so that loops vectorise.
@@ -86,6 +88,8 @@ pub(super) struct ScoreInputs<'a, T> {
     bias: Option<BroadcastRows<'a, T>>,
     mask: Option<BroadcastRows<'a, bool>>,
     documents: Option<[DocumentRows<'a>; 2]>,
+    /// True if there is more to do to scores than to leave out those outside of the window.
+    treat_scores: bool,
 }
 
 impl<'a, T: Gemm> ScoreInputs<'a, T> {
@@ -94,8 +98,10 @@ impl<'a, T: Gemm> ScoreInputs<'a, T> {
             Some([q, k]) => Some([DocumentRows::of(q)?, DocumentRows::of(k)?]),
             None => None,
         };
+        let operands = tensors.bias.is_some() || tensors.mask.is_some() || tensors.documents.is_some();
         Ok(ScoreInputs {
             rule,
+            treat_scores: operands || rule.soft_cap.is_some(),
             bias: tensors.bias.as_ref().map(BroadcastRows::of).transpose()?,
             mask: tensors.mask.as_ref().map(BroadcastRows::of).transpose()?,
             documents,
@@ -136,18 +142,45 @@ impl<'a, T: Gemm> ScoreInputs<'a, T> {
     }
 }
 
-/// Turns the products of row `i` of a block into scores: soft cap, bias, and -inf for keys that are left out. Writes the
-/// derivative of each score by its product, divided by the scale, to `slopes` if there is a soft cap.
+/// Writes -inf to these places of a row of whole leaves. Its loops have a fixed length: one that began or ended at the
+/// places would cost more than the leaves' exponentials.
+#[inline(always)]
+fn hide<T: Gemm>(row: &mut [T], places: Range<usize>) {
+    if places.is_empty() {
+        return;
+    }
+    let leaves = places.start / LEAF..places.end.div_ceil(LEAF);
+    for (i, leaf) in leaves.clone().zip(&mut row.as_chunks_mut::<LEAF>().0[leaves]) {
+        let [from, to] = [places.start, places.end].map(|at| at.saturating_sub(i * LEAF).min(LEAF) as u32);
+        for (j, s) in (0u32..).zip(leaf) {
+            *s = pick(from <= j && j < to, T::LOWEST, *s);
+        }
+    }
+}
+
+/// Turns the products of row `i` of a block into scores in its `seen` leaves: soft cap, bias, and -inf for keys that are
+/// left out. Writes the derivative of each score by its product, divided by the scale, to `slopes` if there is a soft cap.
+/// The other leaves become [`Num::SUM_PAD`](crate::tensor::cpu::Num::SUM_PAD).
 #[inline(always)]
 fn prepare_row<T: Gemm>(
     inputs: &ScoreInputs<'_, T>,
     block: &QueryBlock,
     ([b, h], i): ([usize; 2], usize),
-    row: &mut [T],
+    (row, seen): (&mut [T], &Range<usize>),
     mut slopes: Option<&mut [T]>,
 ) {
     let span = inputs.rule.span(block.position + i, block.keys);
-    let mut done = 0;
+    let leaves = row.as_chunks_mut::<LEAF>().0;
+    for unseen in [0..seen.start, seen.end..leaves.len()] {
+        leaves[unseen].iter_mut().for_each(|leaf| *leaf = [T::SUM_PAD; LEAF]);
+    }
+    let seen = seen.start * LEAF..seen.end * LEAF;
+    if !inputs.treat_scores && block.leaves.len() == 1 {
+        let [from, to] = [span.start, span.end].map(|key| key.clamp(block.from, block.to) - block.from);
+        hide(row, seen.start..from.clamp(seen.start, seen.end));
+        return hide(row, to.clamp(seen.start, seen.end)..seen.end);
+    }
+    let mut done = seen.start;
     for run in &block.leaves {
         let from = (run.start * LEAF).max(span.start).max(block.from);
         let to = (run.end * LEAF).min(span.end);
@@ -155,7 +188,7 @@ fn prepare_row<T: Gemm>(
             continue;
         }
         let (keys, at) = (from..to, from - block.from);
-        row[done..at].fill(T::LOWEST);
+        hide(row, done..at);
         done = to - block.from;
         let row = &mut row[at..done];
         if let Some(cap) = inputs.rule.soft_cap {
@@ -199,7 +232,7 @@ fn prepare_row<T: Gemm>(
             }
         }
     }
-    row[done..].fill(T::LOWEST);
+    hide(&mut row[..seen.end], done..seen.end);
 }
 
 /// The kernel that turns the products of a block, row by row, into [scores](prepare_row) and exponentials, and computes
@@ -222,24 +255,30 @@ impl<T: Gemm> Kernel for Probabilities<'_, T> {
     fn run(self) -> bool {
         let (block, rule) = (self.block, &self.inputs.rule);
         let mut left_out = false;
-        let rows = self.s.chunks_exact_mut(block.width).zip(self.sums.iter_mut().zip(self.lse));
-        for (i, (row, (sum, lse))) in rows.enumerate() {
-            prepare_row(self.inputs, block, (self.head, i), row, None);
+        // Each loop is over all rows: a row's maximum, its exponentials and its sum are a chain, and a CPU overlaps chains
+        // only if they are short. It also waits if it reads what it has just written in part.
+        let mut maxima = [T::ZERO; ROWS];
+        let mut leaves = [const { 0..0 }; ROWS];
+        for (i, (row, leaves)) in self.s.chunks_exact_mut(block.width).zip(&mut leaves).enumerate() {
+            *leaves = block.seen_leaves(rule, i);
+            prepare_row(self.inputs, block, (self.head, i), (&mut *row, leaves), None);
             left_out = left_out || self.find_holes && block.leaves_out(rule, i, row);
-            // The other leaves add nothing.
-            let leaves = block.seen_leaves(rule, i);
-            let (seen, after) = row.split_at_mut(leaves.end * LEAF);
-            let (before, seen) = seen.split_at_mut(leaves.start * LEAF);
-            before.fill(T::SUM_PAD);
-            after.fill(T::SUM_PAD);
-            let max = row_max(seen);
-            // Scores of NaN alone, which are ignored, or no score at all.
-            let max = pick(max == T::LOWEST, T::ZERO, max);
-            for s in seen.iter_mut() {
-                *s = pick(*s == T::LOWEST, T::SUM_PAD, (*s - max).exp());
+        }
+        let rows = self.s.chunks_exact(block.width).zip(&leaves);
+        for ((row, leaves), max) in rows.zip(&mut maxima) {
+            *max = row_max(&row[leaves.start * LEAF..leaves.end * LEAF]);
+        }
+        // Scores of NaN alone, which are ignored, or no score at all.
+        maxima.iter_mut().for_each(|max| *max = pick(*max == T::LOWEST, T::ZERO, *max));
+        for (row, (leaves, &max)) in self.s.chunks_exact_mut(block.width).zip(leaves.iter().zip(&maxima)) {
+            for leaf in &mut row.as_chunks_mut::<LEAF>().0[leaves.clone()] {
+                leaf.iter_mut().for_each(|s| *s = pick(*s == T::LOWEST, T::SUM_PAD, (*s - max).exp()));
             }
-            *sum = self.tree.fold::<SumReducer>(block.from / LEAF + leaves.start, seen);
-            *lse = pick(*sum == T::ZERO, T::LOWEST, sum.ln() + max);
+        }
+        let (rows, first) = (block.rows, block.from / LEAF);
+        self.tree.fold_rows::<SumReducer>(first, (self.s, block.width), &leaves[..rows], self.sums);
+        for (lse, (&sum, &max)) in self.lse.iter_mut().zip(self.sums.iter().zip(&maxima)) {
+            *lse = pick(sum == T::ZERO, T::LOWEST, sum.ln() + max);
         }
         left_out
     }
@@ -260,7 +299,8 @@ pub(super) struct ScoreGradients<'a, T> {
     pub(super) lse: &'a [T],
     pub(super) o: MatRef<'a, T>,
     pub(super) grad: MatRef<'a, T>,
-    pub(super) dot: &'a mut RowTree<T>,
+    /// The tree over a row of `o`, and room for the products of the rows of `o` and `grad`.
+    pub(super) dot: (&'a mut RowTree<T>, &'a mut [T]),
     pub(super) find_holes: bool,
 }
 
@@ -270,51 +310,84 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
     fn run(mut self) -> bool {
         let (block, rule) = (self.block, &self.inputs.rule);
         let mut left_out = false;
-        let d = self.o.shape().1;
-        let mut products = vec![T::ZERO; d];
-        let width = block.width;
+        let (d, width) = (self.o.shape().1, block.width);
+        let (tree, room) = self.dot;
+        let products = &mut room[..block.rows * d];
+        for (i, products) in products.chunks_exact_mut(d.max(1)).enumerate() {
+            for (product, (&o, &grad)) in products.iter_mut().zip(self.o.row(i).iter().zip(self.grad.row(i)))
+            {
+                *product = o * grad;
+            }
+        }
+        let mut deltas = [T::ZERO; LEAF_ROWS];
+        tree.fold_rows::<SumReducer>(products, &mut deltas[..block.rows]);
+        // Apart from the next loop, because a CPU waits if it reads what it has just written in part.
+        if self.slopes.is_none() {
+            for (i, p) in self.p.chunks_exact_mut(width).enumerate() {
+                let leaves = block.seen_leaves(rule, i);
+                prepare_row(self.inputs, block, (self.head, i), (&mut *p, &leaves), None);
+                left_out = left_out || self.find_holes && block.leaves_out(rule, i, p);
+            }
+        }
         let rows = self.p.chunks_exact_mut(width).zip(self.ds.chunks_exact_mut(width));
-        for (i, ((p, ds), &lse)) in rows.zip(self.lse).enumerate() {
-            prepare_row(self.inputs, block, (self.head, i), p, self.slopes.as_deref_mut());
-            left_out = left_out || self.find_holes && block.leaves_out(rule, i, p);
-            let (o, grad) = (self.o.row(i), self.grad.row(i));
-            for (s, (&o, &grad)) in products.iter_mut().zip(o.iter().zip(grad)) {
-                *s = o * grad;
-            }
-            let delta = self.dot.fold::<SumReducer>(&products);
-            let lse = pick(lse == T::LOWEST, T::ZERO, lse);
+        for (i, ((p, ds), (&lse, &delta))) in rows.zip(self.lse.iter().zip(&deltas)).enumerate() {
             let leaves = block.seen_leaves(rule, i);
-            let seen = leaves.start * LEAF..leaves.end * LEAF;
-            for x in [&mut *p, &mut *ds] {
-                x[..seen.start].fill(T::SUM_PAD);
-                x[seen.end..].fill(T::SUM_PAD);
+            if let Some(slopes) = &mut self.slopes {
+                prepare_row(self.inputs, block, (self.head, i), (&mut *p, &leaves), Some(slopes));
+                left_out = left_out || self.find_holes && block.leaves_out(rule, i, p);
             }
-            let (p, ds) = (&mut p[seen.clone()], &mut ds[seen.clone()]);
+            let lse = pick(lse == T::LOWEST, T::ZERO, lse);
+            let (p, ds) = (p.as_chunks_mut::<LEAF>().0, ds.as_chunks_mut::<LEAF>().0);
+            for unseen in [0..leaves.start, leaves.end..ds.len()] {
+                ds[unseen].iter_mut().for_each(|leaf| *leaf = [T::SUM_PAD; LEAF]);
+            }
+            let seen = p[leaves.clone()].iter_mut().zip(&mut ds[leaves.clone()]);
             if let Some(slopes) = &self.slopes {
-                for ((p, ds), &slope) in p.iter_mut().zip(ds).zip(&slopes[seen]) {
-                    let (seen, e) = (*p != T::LOWEST, (*p - lse).exp());
-                    *p = pick(seen, e, T::SUM_PAD);
-                    *ds = pick(seen, self.scale * (slope * (e * (*ds - delta))) + T::ZERO, T::SUM_PAD);
+                for ((p, ds), slopes) in seen.zip(&slopes.as_chunks::<LEAF>().0[leaves]) {
+                    for ((p, ds), &slope) in p.iter_mut().zip(ds).zip(slopes) {
+                        let (seen, e) = (*p != T::LOWEST, (*p - lse).exp());
+                        *p = pick(seen, e, T::SUM_PAD);
+                        *ds = pick(seen, self.scale * (slope * (e * (*ds - delta))) + T::ZERO, T::SUM_PAD);
+                    }
                 }
                 continue;
             }
-            for (p, ds) in p.iter_mut().zip(ds) {
-                let (seen, e) = (*p != T::LOWEST, (*p - lse).exp());
-                *p = pick(seen, e, T::SUM_PAD);
-                *ds = pick(seen, self.scale * (e * (*ds - delta)) + T::ZERO, T::SUM_PAD);
+            for (p, ds) in seen {
+                for (p, ds) in p.iter_mut().zip(ds) {
+                    let (seen, e) = (*p != T::LOWEST, (*p - lse).exp());
+                    *p = pick(seen, e, T::SUM_PAD);
+                    *ds = pick(seen, self.scale * (e * (*ds - delta)) + T::ZERO, T::SUM_PAD);
+                }
             }
         }
         left_out
     }
 }
 
-/// The kernel that replaces -0 by 0.
-pub(super) struct ClearMinusZero<'a, T>(pub(super) &'a mut [T]);
+/// The kernel that replaces -0 by 0 and writes rows to places that are `step` rows apart, from row `first` of the result on.
+pub(super) struct PutRows<'a, 'o, T> {
+    pub(super) rows: &'a [T],
+    pub(super) to: &'a SharedRows<'o, T>,
+    pub(super) first: usize,
+    pub(super) step: usize,
+    /// Numbers by which the rows are divided first; a row of sum 0 becomes 0.
+    pub(super) sums: Option<&'a [T]>,
+}
 
-impl<T: Gemm> Kernel for ClearMinusZero<'_, T> {
+impl<T: Gemm> Kernel for PutRows<'_, '_, T> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        self.0.iter_mut().for_each(|x| *x = *x + T::ZERO);
+        for (i, row) in self.rows.chunks_exact(self.to.row_len().max(1)).enumerate() {
+            // SAFETY: the rows are those of one head, or of one group, which only this thread computes.
+            let to = unsafe { self.to.row(self.first + i * self.step) };
+            match self.sums.map(|sums| sums[i]) {
+                None => to.iter_mut().zip(row).for_each(|(to, &x)| *to = x + T::ZERO),
+                Some(sum) => {
+                    let scale = if sum == T::ZERO { T::ZERO } else { sum.recip() };
+                    to.iter_mut().zip(row).for_each(|(to, &x)| *to = x * scale + T::ZERO);
+                }
+            }
+        }
     }
 }
