@@ -1,5 +1,5 @@
 //! Measures the kernels of one thread: a table, or with `-- --json` one JSON object per line.
-//! `cargo bench --bench kernels [-- --json]`.
+//! `cargo bench --bench kernels [-- NAME] [--json] [--isa avx2]`.
 //!
 //! Rates of elementwise, reducing and row kernels count the bytes that they must read and write once; rates of products
 //! count floating-point operations. Each value is the best of several runs.
@@ -18,14 +18,28 @@ use isoshard::tensor::cpu::{
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 
 fn main() -> Result<()> {
-    let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
-    let json = args.iter().any(|a| a == "--json");
-    let bench = Bench { json, filter: args.into_iter().find(|a| !a.starts_with("--")).unwrap_or_default() };
-    elementwise(&bench)?;
-    reductions(&bench)?;
-    rows(&bench)?;
-    products(&bench)?;
-    attention(&bench)
+    let (mut bench, mut isa) = (Bench { json: false, filter: String::new() }, Isa::current());
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--json" => bench.json = true,
+            "--isa" => {
+                let name = args.next().unwrap_or_default();
+                let found =
+                    Isa::available().iter().find(|isa| format!("{isa:?}").eq_ignore_ascii_case(&name));
+                isa = *found.unwrap_or_else(|| panic!("--isa {name}: this CPU has {:?}", Isa::available()));
+            }
+            _ if arg.starts_with("--") => {}
+            _ => bench.filter = arg,
+        }
+    }
+    cpu::with_isa(isa, || {
+        elementwise(&bench)?;
+        reductions(&bench)?;
+        rows(&bench)?;
+        products(&bench)?;
+        attention(&bench)
+    })
 }
 
 /// Runs the cases whose names contain `filter`.

@@ -29,7 +29,7 @@ TARGETS = [
 # The bounds of `cargo bench --bench operators`, on one thread of a CPU.
 OPERATORS = [
     (r".*", "torch", ">=", 1.5),
-    (r"(all|arg(max|min|sort)|attention|gather|index_\w+|log_softmax|logsumexp|max|mean|norm|prod|scatter\w*|softmax|sort|sum|topk|var)( .*)? \S+/s", "torch", ">=", 1.0),
+    (r"(all|arg(max|min|sort)|attention|gather|index_\w+|log_softmax|matmul|logsumexp|max|mean|norm|prod|scatter\w*|softmax|sort|sum|topk|var)( .*)? \S+/s", "torch", ">=", 1.0),
 ]
 
 

@@ -145,10 +145,28 @@ def attention():
         case(f"attention {keys}", "GFLOP/s", 2 * 4 * keys * keys * 64, attend)
 
 
+# As PRODUCTS in benches/operators.rs.
+PRODUCTS = {
+    "nn": """512x512x512 1024x1024x1024 2048x2048x2048 768x128x384 768x128x512 768x512x128 768x128x65 1024x384x1152
+        1024x384x1536 1024x1536x384 1024x384x65 1x2048x2048 8x1024x1024 2048x2048x1""",
+    "tn": "128x768x512 512x768x128 384x1024x1536 1536x1024x384",
+    "nt": "768x512x128 768x128x512 1024x1536x384 1024x384x1536 1x2048x2048",
+}
+
+
+def products():
+    for kind, shapes in PRODUCTS.items():
+        for shape in shapes.split():
+            m, k, n = map(int, shape.split("x"))
+            a = noise(k, m).t() if kind == "tn" else noise(m, k)
+            b = noise(n, k).t() if kind == "nt" else noise(k, n)
+            case(f"matmul {shape} {kind}", "GFLOP/s", 2 * m * k * n, lambda: a @ b)
+
+
 def main():
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    for part in (pointwise, ordering, by_index, attention):
+    for part in (pointwise, ordering, by_index, attention, products):
         part()
     print(json.dumps({"bench": "operators", "side": "torch", "torch": torch.__version__, "threads": 1}))
 
