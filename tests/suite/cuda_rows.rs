@@ -1,6 +1,8 @@
 //! Rows that a CUDA device loads by packs of 16 bytes, and the same rows at addresses and of lengths that allow none, have
 //! the CPU's bits: leaves of packs, a pack more or less, one element, few rows, and views that begin anywhere.
 
+use std::slice::from_ref;
+
 use crate::common::shim;
 use crate::common::{mix, ordinary};
 use crate::cuda_reduce::{FLOATS, assert_same, compare, dims, to};
@@ -85,7 +87,7 @@ pub fn losses(device: Device, dtype: DType, shape: [usize; 2], moved: Moved) {
     let logits = ordinary(dtype, &shape.into(), 1);
     let target: Vec<i64> = (0..shape[0]).map(|r| (mix(r as u64) % shape[1] as u64) as i64).collect();
     let target = Tensor::from_vec(target, [shape[0]]).unwrap();
-    let m = anywhere(&Max { dims: dims(&[1]), keep: true }, (device, moved), &[logits.clone()]).remove(0);
+    let m = anywhere(&Max { dims: dims(&[1]), keep: true }, (device, moved), from_ref(&logits)).remove(0);
     let s = anywhere(&SumExp, (device, moved), &[logits.clone(), m.clone()]).remove(0);
     let dy = ordinary(s.dtype(), &[shape[0]].into(), 5);
     let q = ordinary(s.dtype(), &shape.into(), 6);
@@ -128,7 +130,7 @@ pub fn reductions(device: Device, dtype: DType, shape: [usize; 2], moved: Moved)
         ops.push(Box::new(WideSum { dims: dims(), keep: true }));
     }
     for op in ops {
-        anywhere(&*op, (device, moved), &[x.clone()]);
+        anywhere(&*op, (device, moved), from_ref(&x));
         for pad in [1, 8] {
             let long = number([shape[0], shape[1] + 2 * pad]);
             let part = |x: &Tensor| x.narrow(1, pad, shape[1]).unwrap();
