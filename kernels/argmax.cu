@@ -38,7 +38,14 @@ DEVICE void argmax_rows(const T* x, i64* out, const KeptDims& nest, u64 rows, u3
   nest.offsets((u32)(live ? row : rows - 1), from, to);
   const T* at = x + from;
   Best<A> best{(A)widen(at[0]), 0};
-  _Pragma("unroll 8") for (u32 i = (warp & (warps - 1)) * LANES + lane; i < n; i += LANES * warps) best.meet((A)widen(at[i]), i);
+  constexpr u32 V = PACK_LEN<T>;
+  by_packs<V, 2>(
+      at, n, (warp & (warps - 1)) * LANES + lane, LANES * warps,
+      [&](u32 i) {
+        Pack<T, V> pack = load_pack<V>(at + i);
+        UNROLL for (u32 e = 0; e < V; ++e) best.meet((A)widen(pack.at[e]), i + e);
+      },
+      [&](u32 i) { best.meet((A)widen(at[i]), i); });
   UNROLL for (u32 bit = 1; bit < LANES; bit *= 2) {
     A value = __shfl_xor_sync(ALL_LANES, best.value, bit);
     best.meet(value, __shfl_xor_sync(ALL_LANES, best.index, bit));

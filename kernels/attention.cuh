@@ -7,7 +7,8 @@
 //
 // R is 4. A thread's rows have 16 C columns of scores and 64 N columns of results. Kernels that are not CHUNKED
 // hold the whole head's dim in shared memory. Kernels without EXTRAS know a window of positions (causal, full or
-// sliding) and dropout, and no other treatment of the scores, which needs registers that the most frequent calls keep.
+// sliding), and no other treatment of the scores, which needs registers that the most frequent calls keep. Kernels with
+// DROPOUT have sources of their own for the same reason: src/tensor/cuda/variants.rs lists all variants.
 #pragma once
 #include "math.cuh"
 #include "philox.cuh"
@@ -61,11 +62,11 @@ struct ScoreGiven {
 #define ONCE _Pragma("unroll 1")
 #endif
 
-template <class T_, int R_, int C_, int N_, int DEPTH_, bool CHUNKED_, bool EXTRAS_>
+template <class T_, int R_, int C_, int N_, int DEPTH_, bool CHUNKED_, bool EXTRAS_, bool DROPOUT_>
 struct Tiles {
   typedef T_ T;
   typedef Wide<T_> A;
-  enum { R = R_, C = C_, N = N_, DEPTH = DEPTH_, CHUNKED = CHUNKED_, EXTRAS = EXTRAS_ };
+  enum { R = R_, C = C_, N = N_, DEPTH = DEPTH_, CHUNKED = CHUNKED_, EXTRAS = EXTRAS_, DROPOUT = DROPOUT_ };
   enum { ROWS = 64, COLS = 16 * C_, CHUNK = 64 * N_, THREADS = 1024 / R_, WARPS = THREADS / 32 };
   // The pitch of rows of operands and of scores keeps 16 rows in different banks.
   enum { PITCH = CHUNK + 16 / (int)sizeof(A), STEP = ROWS + 16 / (int)sizeof(A) };

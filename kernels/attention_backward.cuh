@@ -33,13 +33,13 @@ DEVICE void slopes(const AttentionCall& call, const ScoreGiven& given, const Til
   A slope = (A)1.0, score = (A)-inf_f64();
   if (pair.seen) score = score_of<S>(call, given, (A)call.scale * s, at, pair.query, pair.key, slope);
   bool none = score == (A)-inf_f64();
-  A factor = !call.dropout ? (A)1.0 : pair.kept ? (A)call.factor : (A)0.0;
+  A factor = !S::DROPOUT ? (A)1.0 : pair.kept ? (A)call.factor : (A)0.0;
   A p = exp_(score - (pair.lse == (A)-inf_f64() ? (A)0.0 : pair.lse));
-  A dp = !call.dropout ? ds : pair.kept ? ds * factor : (A)0.0;
+  A dp = !S::DROPOUT ? ds : pair.kept ? ds * factor : (A)0.0;
   A change = p * (dp - pair.delta);
   if (!OF_SCORE && S::EXTRAS && (call.extras & SOFT_CAP)) change = slope * change;
   if (!OF_SCORE) change = (A)call.scale * change;
-  s = none ? nothing<A>() : call.dropout ? p * factor : p;
+  s = none ? nothing<A>() : S::DROPOUT ? p * factor : p;
   ds = none ? nothing<A>() : change + (A)0.0;
 }
 
@@ -128,7 +128,7 @@ struct Backward {
         Side<S> ys[2] = {{y[0], k + key * call.k[2], call.k[2], keys}, {y[1], v + key * call.v[2], call.v[2], keys}};
         A s[S::R][S::C], ds[S::R][S::C];
         products(s, ds, xs, ys);
-        u32 kept = call.dropout ? keep_tile<S>(call, at) : 0;
+        u32 kept = S::DROPOUT ? keep_tile<S>(call, at) : 0;
         by_rows<S>(
             [&](int r, A(&s)[S::C], A(&ds)[S::C], A& lse, A& delta) {
               UNROLL
@@ -196,7 +196,7 @@ struct Backward {
       dot<S, false>(s, xs[0], ys[0], d, p);
       put<S>(p, s);
       dot<S, false>(ds, xs[1], ys[1], dv, p);
-      u32 kept = call.dropout ? keep_tile_by_keys<S>(call, at) : 0;
+      u32 kept = S::DROPOUT ? keep_tile_by_keys<S>(call, at) : 0;
       u64 first = ((u64)at.batch * call.heads + at.head) * call.queries + at.query;
       bool hole = false;
       by_columns<S>(
@@ -295,7 +295,7 @@ struct BiasGradient {
     A s[S::R][S::C];
     tiles.load_resident(xs);
     tiles.products(s, ds, xs, ys);
-    u32 seen = seen_tile<S, false>(call, given.scores, at), kept = call.dropout ? keep_tile<S>(call, at) : 0;
+    u32 seen = seen_tile<S, false>(call, given.scores, at), kept = S::DROPOUT ? keep_tile<S>(call, at) : 0;
     u64 first = ((u64)at.batch * call.heads + at.head) * call.queries + at.query;
     by_rows<S>(
         [&](int r, A(&s)[S::C], A(&ds)[S::C]) {
@@ -431,8 +431,8 @@ DEVICE void attention_dkv(const AttentionCall& call, const Dim& d, const Dim& dv
   }
 
 // The kernels for head dims up to 64, up to 128, and up to 1024 (for which the host widens f16 and bf16).
-#define NARROW(T, extras) ENTRIES(narrow, T, 512, 4, 4, 1, 1, false, extras)
-#define WIDE(T, extras) ENTRIES(wide, T, 256, 4, 4, 2, 2, false, extras)
-#define ANY(T, extras) ENTRIES(any, T, 256, 4, sizeof(T) == 8 ? 2 : 4, 1, 5, true, extras)
-#define NARROW_BIAS(T) BIAS_ENTRY(narrow, T, 512, 4, 4, 1, 1, false, true)
-#define ANY_BIAS(T) BIAS_ENTRY(any, T, 256, 4, sizeof(T) == 8 ? 2 : 4, 1, 5, true, true)
+#define NARROW(T, extras, dropout) ENTRIES(narrow, T, 512, 4, 4, 1, 1, false, extras, dropout)
+#define WIDE(T, extras, dropout) ENTRIES(wide, T, 256, 4, 4, 2, 2, false, extras, dropout)
+#define ANY(T, extras, dropout) ENTRIES(any, T, 256, 4, sizeof(T) == 8 ? 2 : 4, 1, 5, true, extras, dropout)
+#define NARROW_BIAS(T, dropout) BIAS_ENTRY(narrow, T, 512, 4, 4, 1, 1, false, true, dropout)
+#define ANY_BIAS(T, dropout) BIAS_ENTRY(any, T, 256, 4, sizeof(T) == 8 ? 2 : 4, 1, 5, true, true, dropout)

@@ -10,8 +10,9 @@
 
 // Turns a tile's scores into probabilities, with dropout's factor, and its products with grad into the scores'
 // gradients.
+template <class S>
 DEVICE void fast_slope(const AttentionCall& call, f32& s, f32& ds, f32 base, f32 lse, f32 delta, bool shown, bool kept) {
-  f32 p = exp2_fast(fmaf(s, base, lse * -1.44269504088896340736f)), factor = kept ? (f32)call.factor : 0.0f;
+  f32 p = exp2_fast(fmaf(s, base, lse * -1.44269504088896340736f)), factor = !S::DROPOUT ? 1.0f : kept ? (f32)call.factor : 0.0f;
   s = shown ? p * factor : 0.0f;
   ds = shown ? (f32)call.scale * (p * (ds * factor - delta)) : 0.0f;
 }
@@ -72,13 +73,13 @@ DEVICE void fast_dq(const AttentionCall& call, u32 d, u32 dv, FastGiven<S> given
     flash_dot<S>(ds, gs, vs + at);
     UNROLL
     for (int m = 0; m < S::MT; m++) {
-      u32 kept = call.dropout ? flash_keep_rows<S>(call, batch, head, query, key, m) : 0xffffffffu;
+      u32 kept = S::DROPOUT ? flash_keep_rows<S>(call, batch, head, query, key, m) : 0xffffffffu;
       UNROLL
       for (int n = 0; n < S::NT; n++) {
         UNROLL
         for (int i = 0; i < 4; i++) {
           bool shown = key + flash_col(n, i) < min(call.q_start + query + flash_row<S>(m, i) + 1, keys);
-          fast_slope(call, s[m][n][i], ds[m][n][i], base, lse[m][i / 2], delta[m][i / 2], shown,
+          fast_slope<S>(call, s[m][n][i], ds[m][n][i], base, lse[m][i / 2], delta[m][i / 2], shown,
                      kept >> (4 * n + i) & 1);
         }
       }
@@ -139,7 +140,7 @@ DEVICE void fast_dkv(const AttentionCall& call, u32 d, u32 dv, FastGiven<S> give
     u32 kept[S::MT];
     UNROLL
     for (int m = 0; m < S::MT; m++) {
-      kept[m] = call.dropout ? flash_keep_cols<S>(call, batch, head, query, key, m) : 0xffffffffu;
+      kept[m] = S::DROPOUT ? flash_keep_cols<S>(call, batch, head, query, key, m) : 0xffffffffu;
     }
     UNROLL
     for (int n = 0; n < S::NT; n++) {
@@ -153,7 +154,7 @@ DEVICE void fast_dkv(const AttentionCall& call, u32 d, u32 dv, FastGiven<S> give
           UNROLL
           for (int i = e; i < 4; i += 2) {
             bool shown = there && key + flash_row<S>(m, i) < seen;
-            fast_slope(call, s[m][n][i], ds[m][n][i], base, lse, delta, shown, kept[m] >> (4 * n + i) & 1);
+            fast_slope<S>(call, s[m][n][i], ds[m][n][i], base, lse, delta, shown, kept[m] >> (4 * n + i) & 1);
           }
         }
       }
@@ -184,4 +185,7 @@ DEVICE void fast_dkv(const AttentionCall& call, u32 d, u32 dv, FastGiven<S> give
           const f32* delta, T* dk, T* dvs)) {                                                                       \
     fast_dkv<Flash<T, __VA_ARGS__>>(call, d, dv, {q, k, v, grad, lse, delta}, dk, dvs);                             \
   }
-#define SIZES(T) ENTRY(fast32, T, 32, 1, 8) ENTRY(fast64, T, 64, 1, 8) ENTRY(fast96, T, 96, 1, 4) ENTRY(fast128, T, 128, 1, 4)
+#define FAST32(T, dropout) ENTRY(fast32, T, 32, 1, 8, dropout)
+#define FAST64(T, dropout) ENTRY(fast64, T, 64, 1, 8, dropout)
+#define FAST96(T, dropout) ENTRY(fast96, T, 96, 1, 4, dropout)
+#define FAST128(T, dropout) ENTRY(fast128, T, 128, 1, 4, dropout)

@@ -109,7 +109,7 @@ DEVICE void attention_fast(const AttentionCall& call, u32 d, u32 dv, const typen
       }
     }
     soften<S>(s, stats, sum, base);
-    if (call.dropout) {
+    if constexpr (S::DROPOUT) {
       UNROLL
       for (int m = 0; m < S::MT; m++) {
         u32 kept = flash_keep_rows<S>(call, batch, head, query, key, m);
@@ -150,4 +150,7 @@ DEVICE void attention_fast(const AttentionCall& call, u32 d, u32 dv, const typen
          (AttentionCall call, u32 d, u32 dv, const T* q, const T* k, const T* v, T* o, f32* lse)) {                \
     attention_fast<Flash<T, __VA_ARGS__>>(call, d, dv, q, k, v, o, lse);                                           \
   }
-#define SIZES(T) ENTRY(fast32, T, 32, 2, 8) ENTRY(fast64, T, 64, 2, 8) ENTRY(fast96, T, 96, 2, 4) ENTRY(fast128, T, 128, 2, 4)
+#define FAST32(T, dropout) ENTRY(fast32, T, 32, 2, 8, dropout)
+#define FAST64(T, dropout) ENTRY(fast64, T, 64, 2, 8, dropout)
+#define FAST96(T, dropout) ENTRY(fast96, T, 96, 2, 4, dropout)
+#define FAST128(T, dropout) ENTRY(fast128, T, 128, 2, 4, dropout)

@@ -167,7 +167,7 @@ struct Forward {
         TileKind kind = EMPTY;
         if (any) {
           load_cols(Side<S>{y, v + key * call.v[2], call.v[2], keys}, dv, chunk);
-          if (call.dropout) {
+          if constexpr (S::DROPOUT) {
             u32 kept = keep_tile<S>(call, at);
             UNROLL
             for (int r = 0; r < S::R; r++) {
@@ -247,6 +247,6 @@ DEVICE void attention(const AttentionCall& call, const Dim& d, const Dim& dv, co
   }
 
 // The kernels for head dims up to 64, up to 128, and up to 1024 (for which the host widens f16 and bf16).
-#define NARROW(T, extras) ENTRY(narrow, T, 512, 4, 4, 1, 1, false, extras)
-#define WIDE(T, extras) ENTRY(wide, T, 512, 4, 4, 2, 2, false, extras)
-#define ANY(T, extras) ENTRY(any, T, 256, 4, sizeof(T) == 8 ? 2 : 4, 1, 5, true, extras)
+#define NARROW(T, extras, dropout) ENTRY(narrow, T, 512, 4, 4, 1, 1, false, extras, dropout)
+#define WIDE(T, extras, dropout) ENTRY(wide, T, 512, 4, 4, 2, 2, false, extras, dropout)
+#define ANY(T, extras, dropout) ENTRY(any, T, 256, 4, sizeof(T) == 8 ? 2 : 4, 1, 5, true, extras, dropout)

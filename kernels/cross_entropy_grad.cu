@@ -1,9 +1,8 @@
 // dy (factor e^(logits - m) / s - nll onehot(target)), and 0 in ignored rows.
 //
-// Long rows are divided into pieces of 2048 elements, one per block; in short rows, threads count through all elements.
+// Long rows are divided into pieces, one per block; in short rows, threads count through all elements (pieces.cuh).
 #include "cross_entropy.cuh"
-
-const u32 PIECE = 2048;
+#include "pieces.cuh"
 
 template <class T>
 struct LossRow {
@@ -25,39 +24,36 @@ struct LossRow {
     Wide<T> out = exp_(widen(x) - m) * share;
     return narrow<T>(i == place ? out - dy : out);
   }
+  // The same for the elements of a pack, from index i on.
+  template <u32 V>
+  DEVICE void each(Pack<T, V>& pack, u64 i) const {
+    UNROLL for (u32 e = 0; e < V; ++e) pack.at[e] = at(pack.at[e], i + e);
+  }
 };
 
 template <class T>
 DEVICE void cross_entropy_grad(const T* x, const i64* target, const T* m, const Wide<T>* s, const Wide<T>* dy, T* out, u64 rows,
-                               u32 held, u64 classes, u64 start, u32 pieces, const Terms& terms, u32 code, Fault* faults) {
+                               u32 held, u64 classes, u64 start, u32 pieces, u32 each, const Terms& terms, u32 code, Fault* faults) {
   if (pieces == 0) {
-    u64 e = thread_index(), row = e / held;
+    u64 e = thread_index() * each, row = e / held;
     if (row >= rows) return;
     u32 i = (u32)(e - row * held);
     if (i == 0) LossRow<T>::check(target, row, classes, terms, code, faults);
     LossRow<T> loss(target, m, s, dy, row, start, terms);
-    out[e] = loss.at(x[e], i);
+    gradient_of_few(loss, x + e, out + e, i, each);
     return;
   }
   u64 row = blockIdx.x / pieces;
   u32 piece = blockIdx.x % pieces;
   if (piece == 0 && threadIdx.x == 0) LossRow<T>::check(target, row, classes, terms, code, faults);
   LossRow<T> loss(target, m, s, dy, row, start, terms);
-  x += row * held, out += row * held;
-  u32 first = piece * PIECE + threadIdx.x;
-  if (piece * PIECE + PIECE <= held) {
-    T v[PIECE / 256];
-    UNROLL for (u32 k = 0; k < PIECE / 256; ++k) v[k] = x[first + k * 256];
-    UNROLL for (u32 k = 0; k < PIECE / 256; ++k) out[first + k * 256] = loss.at(v[k], first + k * 256);
-  } else {
-    for (u32 i = first; i < held; i += 256) out[i] = loss.at(x[i], i);
-  }
+  gradient_of_piece(loss, x + row * held, out + row * held, piece, held);
 }
 
 #define ENTRY(T)                                                                                                         \
   KERNEL(cross_entropy_grad_##T, 256,                                                                                    \
          (const T* x, const i64* target, const T* m, const Wide<T>* s, const Wide<T>* dy, T* out, u64 rows, u32 held,    \
-          u64 classes, u64 start, u32 pieces, Terms terms, u32 code, Fault* faults)) {                                   \
-    cross_entropy_grad<T>(x, target, m, s, dy, out, rows, held, classes, start, pieces, terms, code, faults);            \
+          u64 classes, u64 start, u32 pieces, u32 each, Terms terms, u32 code, Fault* faults)) {                         \
+    cross_entropy_grad<T>(x, target, m, s, dy, out, rows, held, classes, start, pieces, each, terms, code, faults);      \
   }
 FLOATS(ENTRY)

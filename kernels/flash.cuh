@@ -7,10 +7,10 @@
 #include "attention.cuh"
 #include "mma.cuh"
 
-template <class T_, int D_, int MT_, int NT_>
+template <class T_, int D_, int MT_, int NT_, bool DROPOUT_>
 struct Flash {
   typedef T_ T;
-  enum { D = D_, MT = MT_, NT = NT_, THREADS = 128, ROWS = 64 * MT_, COLS = 8 * NT_, PITCH = D_ + 8 };
+  enum { D = D_, MT = MT_, NT = NT_, THREADS = 128, ROWS = 64 * MT_, COLS = 8 * NT_, PITCH = D_ + 8, DROPOUT = DROPOUT_ };
   // The accumulators of scores and of a result.
   typedef f32 Scores[MT_][NT_][4];
   typedef f32 Result[MT_][D_ / 8][4];

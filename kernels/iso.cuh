@@ -24,9 +24,16 @@ typedef double f64;
 #define UNROLL _Pragma("unroll")
 #endif
 
-// One entry per dtype: X(f32) X(f64) ...; the entry of f32 ends in _f32.
+// One entry per dtype: X(f32) X(f64) ...; the entry of f32 ends in _f32. Sources with much code are compiled for one dtype
+// at a time: src/tensor/cuda/sources.rs defines these lists before them, and leaves most of them empty.
+#ifndef FLOATS
 #define FLOATS(X) X(f32) X(f64) X(f16) X(bf16)
-#define NUMBERS(X) FLOATS(X) X(i64) X(i32) X(u8)
+#define UP_TO_F32(X) X(f32) X(f16) X(bf16)
+#define HALVES(X) X(f16) X(bf16)
+#define INTEGERS(X) X(i64) X(i32) X(u8)
+#define SMALL_TYPES(X) X(i32) X(u8) X(bool)
+#endif
+#define NUMBERS(X) FLOATS(X) INTEGERS(X)
 #define ALL_TYPES(X) NUMBERS(X) X(bool)
 
 // The order of a sum, as in src/tensor/summation.rs: the largest leaf, and the number of `len` summed indices that go

@@ -3,7 +3,7 @@
 
 template <class T, class Row>
 DEVICE void layer_norm_rows(Row& row, const T* x, const T* weight, const T* bias, T* y, Wide<T>* means, Wide<T>* rstds, f64 eps) {
-  norm_rows(row, x, weight, bias, y, means, rstds, eps);
+  norm_rows<true>(row, x, weight, bias, y, means, rstds, eps);
 }
 
 #define ENTRY(T)                                                                                                         \

@@ -9,9 +9,7 @@ DEVICE void log_softmax_rows(Row& row, const T* x, T* y) {
   fold_largest(row, most, held);
   row.template fold<Sum>(all, [&](u32 j, u32 i) { return exp_(held.at(j, i) - most[row.of(j)]); });
   UNROLL for (u32 k = 0; k < Row::ALL; ++k) all[k] = ln_(all[k]);
-  row.each([&](u32 j, u32 i) {
-    y[row.base(j) + i] = narrow<T>((held.at(j, i) - most[row.of(j)]) - all[row.of(j)]);
-  });
+  row.store(y, [&](u32 j, u32 i) { return (held.at(j, i) - most[row.of(j)]) - all[row.of(j)]; });
 }
 
 #define ENTRY(T) ROWS(log_softmax, T, WITH(const T* x, T* y), x, y)

@@ -8,9 +8,7 @@ DEVICE void log_softmax_grad_rows(Row& row, const T* dy, const T* y, T* dx) {
   auto held_y = row.hold(y);
   A sum[Row::ALL];
   row.template fold<Sum>(sum, [&](u32 j, u32 i) { return held_dy.at(j, i); });
-  row.each([&](u32 j, u32 i) {
-    dx[row.base(j) + i] = narrow<T>(fma_(-exp_(held_y.at(j, i)), sum[row.of(j)], held_dy.at(j, i)));
-  });
+  row.store(dx, [&](u32 j, u32 i) { return fma_(-exp_(held_y.at(j, i)), sum[row.of(j)], held_dy.at(j, i)); });
 }
 
 #define ENTRY(T) ROWS(log_softmax_grad, T, WITH(const T* dy, const T* y, T* dx), dy, y, dx)

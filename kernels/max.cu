@@ -1,8 +1,7 @@
 // Maxima over any dims: one launch per dim, from the innermost reduced dim outwards.
 #include "reduce.cuh"
 
-#define SAME(T) REDUCTION(Max, T)
-#define HALF(T) REDUCTION_OF_HALVES(Max, T)
+#define SAME(T) REDUCTION_IN_ANY_ORDER(Max, T)
+#define HALF(T) REDUCTION_OF_HALVES_IN_ANY_ORDER(Max, T)
 NUMBERS(SAME)
-HALF(f16)
-HALF(bf16)
+HALVES(HALF)

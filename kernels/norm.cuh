@@ -24,8 +24,8 @@ struct Normal {
   DEVICE A of_element(A x) const { return (x * h - mean) * rstd; }
 };
 
-// Weight, bias and mean may be null; statistics are stored in the type that sums are computed in.
-template <class T, class Row>
+// Weight and bias may be null, and so are means unless the norm is CENTRED; statistics are stored in the type that sums are computed in.
+template <bool CENTRED, class T, class Row>
 DEVICE void norm_rows(Row& row, const T* x, const T* weight, const T* bias, T* y, Wide<T>* means, Wide<T>* rstds, f64 eps) {
   typedef Wide<T> A;
   auto held = row.hold(x);
@@ -33,7 +33,7 @@ DEVICE void norm_rows(Row& row, const T* x, const T* weight, const T* bias, T* y
   A mean[Row::ALL], rstd[Row::ALL], h[Row::ALL];
   UNROLL for (u32 k = 0; k < Row::ALL; ++k) h[k] = A(1), mean[k] = A(0);
   ROLLED for (int pass = 0; pass < 2; ++pass) {
-    if (means) {
+    if constexpr (CENTRED) {
       row.template fold<Sum>(mean, [&](u32 j, u32 i) { return held.at(j, i) * h[row.of(j)]; });
       UNROLL for (u32 k = 0; k < Row::ALL; ++k) mean[k] = mean[k] / count;
     }
@@ -57,21 +57,20 @@ DEVICE void norm_rows(Row& row, const T* x, const T* weight, const T* bias, T* y
   }
   row.once([&](u32 j, u64 index) {
     u32 k = row.of(j);
-    if (means) means[index] = mean[k] / h[k];
+    if constexpr (CENTRED) means[index] = mean[k] / h[k];
     rstds[index] = rstd[k] * h[k];
   });
-  row.each([&](u32 j, u32 i) {
+  auto weights = row.repeat(weight);
+  auto biases = row.repeat(bias);
+  auto out = [&](u32 j, u32 i) {
     u32 k = row.of(j);
-    A out = (held.at(j, i) * h[k] - mean[k]) * rstd[k];
-    if (weight && bias) {
-      out = fma_(out, widen(weight[i]), widen(bias[i]));
-    } else if (weight) {
-      out = out * widen(weight[i]);
-    } else if (bias) {
-      out = out + widen(bias[i]);
-    }
-    y[row.base(j) + i] = narrow<T>(out);
-  });
+    A normal = (held.at(j, i) * h[k] - mean[k]) * rstd[k];
+    // The same bits as without a weight of 1 and a bias of -0.
+    return fma_(normal, weight ? weights.at(j, i) : A(1), bias ? biases.at(j, i) : A(-0.0));
+  };
+  // Beside the two sums of a long row, packs of results would spill registers.
+  if constexpr (CENTRED && Row::ONE_PER_BLOCK) row.template store_by<1>(y, out);
+  else row.store(y, out);
 }
 
 template <class T, class Row>
@@ -80,6 +79,7 @@ DEVICE void norm_grad_rows(Row& row, const T* dy, const T* x, const T* weight, c
   typedef Wide<T> A;
   auto held_dy = row.hold(dy);
   auto held_x = row.hold(x);
+  auto weights = row.repeat(weight);
   const A count = (A)row.n;
   Normal<A> to_normal[Row::ALL];
   A rstd[Row::ALL], c1[Row::ALL], c2[Row::ALL];
@@ -88,7 +88,7 @@ DEVICE void norm_grad_rows(Row& row, const T* dy, const T* x, const T* weight, c
     to_normal[k] = Normal<A>(means ? means[row.index(k)] : A(0), rstd[k]);
     c1[k] = A(0);
   }
-  auto grad = [&](u32 j, u32 i) { return weight ? held_dy.at(j, i) * widen(weight[i]) : held_dy.at(j, i); };
+  auto grad = [&](u32 j, u32 i) { return weight ? held_dy.at(j, i) * weights.at(j, i) : held_dy.at(j, i); };
   auto normal = [&](u32 j, u32 i) { return to_normal[row.of(j)].of_element(held_x.at(j, i)); };
   if (means) {
     row.template fold<Sum>(c1, grad);
@@ -96,9 +96,9 @@ DEVICE void norm_grad_rows(Row& row, const T* dy, const T* x, const T* weight, c
   }
   row.template fold<Sum>(c2, [&](u32 j, u32 i) { return grad(j, i) * normal(j, i); });
   UNROLL for (u32 k = 0; k < Row::ALL; ++k) c2[k] = c2[k] / count;
-  row.each([&](u32 j, u32 i) {
+  row.store(dx, [&](u32 j, u32 i) {
     u32 k = row.of(j);
-    dx[row.base(j) + i] = narrow<T>(fma_(normal(j, i), -c2[k], grad(j, i) - c1[k]) * rstd[k]);
+    return fma_(normal(j, i), -c2[k], grad(j, i) - c1[k]) * rstd[k];
   });
 }
 

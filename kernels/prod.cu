@@ -2,6 +2,7 @@
 #include "reduce.cuh"
 
 struct Product {
+  static constexpr bool ANY_ORDER = false;
   template <class A>
   static DEVICE A pad() {
     return A(1);

@@ -11,8 +11,13 @@
 // join twice more, and join the eight leaves' sums three times: 12 shuffles for 256 elements. Several warps form a
 // team, which joins its warps' nodes in shared memory. In sums over columns, a thread has a column and keeps its tree
 // in a few registers.
+//
+// If all leaves of a row have the same length, a multiple of a pack's, and rows begin at 16 bytes, a warp loads its
+// eight leaves by packs instead (LDG.128). A lane then has neighbours, which it joins by itself: 5 or 6 shuffles for 256
+// elements (8 in f64). The host chooses among the entries.
 #pragma once
 #include "num.cuh"
+#include "packs.cuh"
 
 #define LANES 32u
 #define ALL_LANES 0xffffffffu
@@ -24,10 +29,11 @@
 #define ROLLED _Pragma("unroll 1")
 #endif
 
-// ---- Folds: the join of two values, the identity, and the final conversion.
-// ------------------------------------------
+// ---- Folds: the join of two values, the identity, the final conversion, and whether any order of joins gives the same
+// value. -----------------------------------------------------------------------------------------------------------
 
 struct Sum {
+  static constexpr bool ANY_ORDER = false;
   template <class A>
   static DEVICE A pad() {
     return Num<A>::sum_pad();
@@ -44,6 +50,7 @@ struct Sum {
 
 // A NaN becomes the NaN that any join returns, even if nothing was joined.
 struct Max {
+  static constexpr bool ANY_ORDER = true;
   template <class A>
   static DEVICE A pad() {
     return Num<A>::lowest();
@@ -59,6 +66,7 @@ struct Max {
 };
 
 struct Min {
+  static constexpr bool ANY_ORDER = true;
   template <class A>
   static DEVICE A pad() {
     return Num<A>::highest();
@@ -158,6 +166,11 @@ DEVICE A shuffle_xor(A x, u32 lanes) {
   return __shfl_xor_sync(ALL_LANES, x, lanes);
 }
 DEVICE u8 shuffle_xor(u8 x, u32 lanes) { return (u8)__shfl_xor_sync(ALL_LANES, (u32)x, lanes); }
+template <class A>
+DEVICE A shuffle(A x, u32 lane) {
+  return __shfl_sync(ALL_LANES, x, lane);
+}
+DEVICE u8 shuffle(u8 x, u32 lane) { return (u8)__shfl_sync(ALL_LANES, (u32)x, lane); }
 
 // Lanes that differ in BIT join; each keeps half of its R values.
 template <class F, u32 R, u32 BIT, class A, u32 N>
@@ -187,6 +200,50 @@ DEVICE A fold_slots(A (&v)[8], u32 lane, u32 levels) {
 }
 // Also the lane below 8 that a slot is in: its bits reversed.
 DEVICE u32 slot_of(u32 lane) { return (lane & 1) << 2 | (lane & 2) | (lane & 4) >> 2; }
+
+// ---- Leaves by packs. ------------------------------------------------------------------------------------------------
+//
+// Eight leaves of equal length are 8 / V packs of V elements in every lane: pack k of lane l is in leaf
+// k V + l / (32 / V), where it begins with element V (l % (32 / V)).
+
+template <u32 V>
+DEVICE u32 slot_of_pack(u32 k, u32 lane) {
+  return k * V + lane / (LANES / V);
+}
+template <u32 V>
+DEVICE u32 start_of_pack(u32 lane) {
+  return lane % (LANES / V) * V;
+}
+
+template <class F, u32 N, class A>
+DEVICE A fold_registers(const A* v) {
+  if constexpr (N == 1) return v[0];
+  else return F::join(fold_registers<F, N / 2>(v), fold_registers<F, N / 2>(v + N / 2));
+}
+
+// Joins eight leaves, whose packs are in v: afterwards a lane has the joint value of the 2^levels neighbours that contain
+// a leaf; lane_of_leaf(j) contains leaf j. levels is at most 3. All lanes call this.
+template <class F, u32 V, class A>
+DEVICE A fold_packs(const A (&v)[8], u32 lane, u32 levels) {
+  constexpr u32 PACKS = 8 / V, SIDE = LANES / V;
+  A pack[PACKS];
+  UNROLL for (u32 k = 0; k < PACKS; ++k) pack[k] = fold_registers<F, V>(v + k * V);
+  exchange<F, PACKS, 1>(pack, lane);
+  A x = pack[0];
+  UNROLL for (u32 bit = PACKS; bit < SIDE; bit *= 2) x = F::join(x, shuffle_xor(x, bit));
+  // Neighbouring leaves are in neighbouring groups of lanes, then in packs that were exchanged.
+  UNROLL for (u32 level = 0; level < 3; ++level) {
+    u32 bit = SIDE << level < LANES ? SIDE << level : (SIDE << level) / LANES;
+    if (SIDE << level >= LANES) bit = PACKS / 2 / bit;
+    if (level < levels) x = F::join(x, shuffle_xor(x, bit));
+  }
+  return x;
+}
+template <u32 V>
+DEVICE u32 lane_of_leaf(u32 j) {
+  u32 pack = j / V;
+  return j % V * (LANES / V) | (V == 2 ? (pack & 1) << 1 | pack >> 1 : pack);
+}
 
 // Unfinished nodes of 1, 2, 4, ... leaves in registers: a binary counter.
 template <class F, class A, u32 MOST>
@@ -225,6 +282,49 @@ DEVICE A fold_node(Node node, u32 levels, u32 lane, bool halved, Term term) {
     x = pending.push(g, fold_slots<F>(v, lane, 3));
   }
   return x;
+}
+
+// Folds the terms of a node of 2^(levels + 3) leaves of equal length by packs, as fold_node does. `x` is the row.
+template <class F, class A, class T, class Term>
+DEVICE A fold_packed_node(const T* x, Node node, u32 levels, u32 lane, Term term) {
+  // Units of eight leaves whose loads are on their way at once: 1 KiB per warp.
+  constexpr u32 V = PACK_LEN<T>, PACKS = 8 / V, UNITS = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+  u32 leaf = node.len >> (levels + 3), units = 1u << levels, start = start_of_pack<V>(lane);
+  x += node.start + slot_of_pack<V>(0, lane) * leaf + start;
+  bool there = start < leaf;
+  Pending<F, A, 9> pending;
+  A all = F::template pad<A>();
+  ROLLED for (u32 g = 0; g < units; g += UNITS) {
+    Pack<T, V> packs[UNITS][PACKS];
+    UNROLL for (u32 u = 0; u < UNITS; ++u) {
+      UNROLL for (u32 k = 0; k < PACKS; ++k) {
+        if (there && g + u < units) packs[u][k] = load_pack<V>(x + ((g + u) * 8 + k * V) * leaf);
+      }
+    }
+    UNROLL for (u32 u = 0; u < UNITS; ++u) {
+      if (g + u >= units) continue;
+      A v[8];
+      UNROLL for (u32 j = 0; j < 8; ++j) v[j] = there ? term(packs[u][j / V].at[j % V]) : F::template pad<A>();
+      all = pending.push(g + u, fold_packs<F, V>(v, lane, 3));
+    }
+  }
+  return all;
+}
+
+// Folds a run of elements in any order, for folds that give the same value in every order.
+template <class F, class A, class T, class Term>
+DEVICE A fold_run(const T* x, u32 len, u32 lane, Term term) {
+  constexpr u32 V = PACK_LEN<T>;
+  A all = F::template pad<A>();
+  by_packs<V, 4>(
+      x, len, lane, LANES,
+      [&](u32 i) {
+        Pack<T, V> pack = load_pack<V>(x + i);
+        UNROLL for (u32 e = 0; e < V; ++e) all = F::join(all, term(pack.at[e]));
+      },
+      [&](u32 i) { all = F::join(all, term(x[i])); });
+  UNROLL for (u32 bit = 1; bit < LANES; bit *= 2) all = F::join(all, shuffle_xor(all, bit));
+  return all;
 }
 
 // Joins the values of a team of 2^warps neighbouring warps, in order; every thread of the team gets the result. All
@@ -299,14 +399,40 @@ DEVICE void reduce_short_rows(const In* x, Out* out, const KeptDims& nest, u64 r
   if (lane < 8 && (slot & ((1u << depth) - 1)) == 0 && mine < rows) out[to] = narrow<Out>(F::finish(all));
 }
 
+// The same, by packs. Lane j has the offsets of leaf j's row, and lanes up to 8 store results.
+template <class F, class In, class Out, class Term>
+DEVICE void reduce_short_packed_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u32 n, u32 depth, const Term& term) {
+  typedef Wide<Out> A;
+  constexpr u32 V = PACK_LEN<In>;
+  u32 lane = threadIdx.x % LANES, slot = lane % 8, leaf = n >> depth, start = start_of_pack<V>(lane);
+  u64 mine = ((thread_index() / LANES) << (3 - depth)) + (slot >> depth), from, to;
+  nest.offsets((u32)(mine < rows ? mine : rows - 1), from, to);
+  A v[8], with = term.with(to);
+  UNROLL for (u32 k = 0; k < 8 / V; ++k) {
+    u32 j = slot_of_pack<V>(k, lane);
+    u64 base = __shfl_sync(ALL_LANES, from, j);
+    A of_row = with;
+    if constexpr (Term::WITH) of_row = __shfl_sync(ALL_LANES, with, j);
+    Pack<In, V> pack;
+    if (start < leaf) pack = load_pack<V>(x + base + (j & ((1u << depth) - 1)) * leaf + start);
+    UNROLL for (u32 e = 0; e < V; ++e) v[k * V + e] = start < leaf ? term.of(pack.at[e], of_row) : F::template pad<A>();
+  }
+  A all = shuffle(fold_packs<F, V>(v, lane, depth), lane_of_leaf<V>(slot));
+  if (lane < 8 && (slot & ((1u << depth) - 1)) == 0 && mine < rows) out[to] = narrow<Out>(F::finish(all));
+}
+
 // Rows of `n` contiguous elements with 2^depth leaves each, cut into 2^split nodes that are stored separately,
 // `apart` elements from one another. A team of 2^team of the block's 8 warps computes a node. Blocks are
-// one-dimensional.
-template <class F, class In, class Out, class Term>
+// one-dimensional. If PACKED, leaves of rows are packs.
+template <class F, bool PACKED, class In, class Out, class Term>
 DEVICE void reduce_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team,
                         bool halved, const Term& term) {
   typedef Wide<Out> A;
-  if (depth < 3) return reduce_short_rows<F>(x, out, nest, rows, n, depth, halved, term);
+  if (depth < 3) {
+    if constexpr (PACKED) reduce_short_packed_rows<F>(x, out, nest, rows, n, depth, term);
+    else reduce_short_rows<F>(x, out, nest, rows, n, depth, halved, term);
+    return;
+  }
   u32 lane = threadIdx.x % LANES, member = threadIdx.x / LANES & ((1u << team) - 1);
   u64 unit = (thread_index() / LANES) >> team, row = unit >> split, from, to;
   bool live = row < rows;
@@ -315,19 +441,15 @@ DEVICE void reduce_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u
   const In* at = x + from;
   Node node = node_of(n, split + team, part << team | member);
   u32 levels = depth - split - team - 3;
-  A with = term.with(to);
-  A all = fold_node<F, A>(node, levels, lane, halved, [&](u32 i) { return term.of(at[i], with); });
+  A with = term.with(to), all;
+  if constexpr (PACKED) all = fold_packed_node<F, A>(at, node, levels, lane, [&](In e) { return term.of(e, with); });
+  else if constexpr (F::ANY_ORDER) all = fold_run<F, A>(at + node.start, node.len, lane, [&](In e) { return term.of(e, with); });
+  else all = fold_node<F, A>(node, levels, lane, halved, [&](u32 i) { return term.of(at[i], with); });
   all = fold_team<F>(all, team);
   if (live && lane == 0 && member == 0) out[to + part * apart] = narrow<Out>(F::finish(all));
 }
 
 // ---- Reductions of columns. ------------------------------------------------------------------------------------------
-
-template <class F, u32 N, class A>
-DEVICE A fold_registers(const A* v) {
-  if constexpr (N == 1) return v[0];
-  else return F::join(fold_registers<F, N / 2>(v), fold_registers<F, N / 2>(v + N / 2));
-}
 
 // N neighbouring elements; only the first `len` exist.
 template <class F, u32 N, class A, class Term>
@@ -394,18 +516,27 @@ DEVICE void reduce_columns(const In* x, Out* out, const KeptDims& nest, u64 colu
 }
 
 // The entries of a reduction for a type: to the type itself, to the type that it computes in (wide_), and back from
-// that (narrow_).
-#define REDUCTION(F, T) REDUCTION_OF(F, rows_##T, columns_##T, T, T)
-#define WIDE_REDUCTION(F, T, A) REDUCTION_OF(F, wide_rows_##T, wide_columns_##T, T, A)
-#define REDUCTION_OF_HALVES(F, T)                                  \
-  REDUCTION_OF(F, wide_rows_##T, wide_columns_##T, T, Wide<T>)     \
-  REDUCTION_OF(F, narrow_rows_##T, narrow_columns_##T, Wide<T>, T)
-#define REDUCTION_OF(F, ROWS, COLUMNS, IN, OUT)                                                                          \
-  KERNEL(ROWS, 256,                                                                                                      \
+// that (narrow_). Rows have an entry for leaves of packs, except folds in any order, which need none.
+#define REDUCTION(F, T) REDUCTION_OF(F, rows_##T, packed_rows_##T, columns_##T, T, T)
+#define WIDE_REDUCTION(F, T, A) REDUCTION_OF(F, wide_rows_##T, wide_packed_rows_##T, wide_columns_##T, T, A)
+#define REDUCTION_OF_HALVES(F, T)                                                                \
+  REDUCTION_OF(F, wide_rows_##T, wide_packed_rows_##T, wide_columns_##T, T, Wide<T>)             \
+  REDUCTION_OF(F, narrow_rows_##T, narrow_packed_rows_##T, narrow_columns_##T, Wide<T>, T)
+#define REDUCTION_OF(F, ROWS, PACKED_ROWS, COLUMNS, IN, OUT)                                                             \
+  ROWS_OF(F, ROWS, false, IN, OUT)                                                                                       \
+  ROWS_OF(F, PACKED_ROWS, true, IN, OUT)                                                                                 \
+  COLUMNS_OF(F, COLUMNS, IN, OUT)
+#define REDUCTION_IN_ANY_ORDER(F, T) ROWS_OF(F, rows_##T, false, T, T) COLUMNS_OF(F, columns_##T, T, T)
+#define REDUCTION_OF_HALVES_IN_ANY_ORDER(F, T)                                                                           \
+  ROWS_OF(F, wide_rows_##T, false, T, Wide<T>) COLUMNS_OF(F, wide_columns_##T, T, Wide<T>)                               \
+  ROWS_OF(F, narrow_rows_##T, false, Wide<T>, T) COLUMNS_OF(F, narrow_columns_##T, Wide<T>, T)
+#define ROWS_OF(F, NAME, PACKED, IN, OUT)                                                                                \
+  KERNEL(NAME, 256,                                                                                                      \
          (const IN* x, OUT* out, KeptDims nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team, u32 halved)) {   \
-    reduce_rows<F>(x, out, nest, rows, apart, n, depth, split, team, halved, Elements<Wide<OUT>>());                                            \
-  }                                                                                                                      \
-  KERNEL(COLUMNS, 256, (const IN* x, OUT* out, KeptDims nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split, \
-                        u32 team, u32 halved)) {                                                                         \
-    reduce_columns<F>(x, out, nest, columns, stride, apart, n, depth, split, team, halved, Elements<Wide<OUT>>());                              \
+    reduce_rows<F, PACKED>(x, out, nest, rows, apart, n, depth, split, team, halved, Elements<Wide<OUT>>());             \
+  }
+#define COLUMNS_OF(F, NAME, IN, OUT)                                                                                     \
+  KERNEL(NAME, 256, (const IN* x, OUT* out, KeptDims nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split, \
+                     u32 team, u32 halved)) {                                                                            \
+    reduce_columns<F>(x, out, nest, columns, stride, apart, n, depth, split, team, halved, Elements<Wide<OUT>>());       \
   }

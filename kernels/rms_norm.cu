@@ -3,7 +3,7 @@
 
 template <class T, class Row>
 DEVICE void rms_norm_rows(Row& row, const T* x, const T* weight, T* y, Wide<T>* rstds, f64 eps) {
-  norm_rows(row, x, weight, (const T*)nullptr, y, (Wide<T>*)nullptr, rstds, eps);
+  norm_rows<false>(row, x, weight, (const T*)nullptr, y, (Wide<T>*)nullptr, rstds, eps);
 }
 
 #define ENTRY(T) \

@@ -4,18 +4,53 @@
 // up to 16 warps per row. They are read once and written once. A longer row belongs to a block, which holds it in
 // shared memory if there is room, and else reads it again from the second cache in every pass.
 //
-// A body is written once for both kinds of rows:
+// If leaves have equal lengths that are multiples of a pack's, and all rows begin at 16 bytes, as those of most models
+// do, lanes hold packs (reduce.cuh) and load and store 16 bytes at a time. Else they hold single elements of leaves. A
+// long row is copied to shared memory and stored by packs wherever it begins.
+//
+// A body is written once for all kinds of rows:
 //   row.hold(x)                     the row's elements of x, to be asked for by slot and index: held.at(j, i)
+//   row.repeat(w)                   the same of a vector that all rows have in common, or null
 //   row.fold<F>(all, term(j, i))    all[row.of(j)]: what the terms of slot j's row fold to
-//   row.each(f(j, i))               every element once; row.base(j) + i is its place in the tensor
+//   row.store(y, f(j, i))           y = f, every element once
 //   row.once(f(j, index))           once a row, with the row's index
 #pragma once
 #include "reduce.cuh"
+
+// Elements that are read from memory wherever they are asked for.
+template <class T>
+struct Unheld {
+  const T* from;
+  DEVICE Wide<T> at(u32, u32 i) const { return widen(from[i]); }
+};
+
+// Values that are computed once and used again.
+template <class A>
+struct Kept {
+  A v[8];
+  DEVICE A keep(u32 j, A x) { return v[j] = x; }
+  template <class Again>
+  DEVICE A get(u32 j, Again) const {
+    return v[j];
+  }
+};
+// Values that are computed again, because a thread has any number of them.
+template <class A>
+struct Forgotten {
+  DEVICE A keep(u32, A x) { return x; }
+  template <class Again>
+  DEVICE A get(u32, Again again) const {
+    return again();
+  }
+};
 
 // Rows in registers. SHORT: several rows of up to 4 leaves (128 elements) per warp; else one row per team of warps.
 template <bool SHORT>
 struct HeldRows {
   static const u32 ALL = SHORT ? 8 : 1;
+  static constexpr bool ONE_PER_BLOCK = false;
+  template <class A>
+  using Again = Kept<A>;
   u64 rows, row;
   u32 n, depth, lane, team;
   Node node;
@@ -55,23 +90,17 @@ struct HeldRows {
     Wide<T> v[8];
     DEVICE Wide<T> at(u32 j, u32) const { return v[j]; }
   };
+  // The rows of x, or one row that all rows have in common.
   template <class T>
-  DEVICE Held<T> hold(const T* x) {
+  DEVICE Held<T> hold(const T* x, bool repeated = false) {
     Held<T> held;
-    slots([&](u32 j, u32 i, bool there) { held.v[j] = there ? widen(x[base(j) + i]) : Wide<T>(0); });
+    slots([&](u32 j, u32 i, bool there) { held.v[j] = there ? widen(x[(repeated ? 0 : base(j)) + i]) : Wide<T>(0); });
     return held;
   }
-
-  // Values that are computed once and used again.
-  template <class A>
-  struct Kept {
-    A v[8];
-    DEVICE A keep(u32 j, A x) { return v[j] = x; }
-    template <class Again>
-    DEVICE A get(u32 j, Again) const {
-      return v[j];
-    }
-  };
+  template <class T>
+  DEVICE Unheld<T> repeat(const T* w) {
+    return Unheld<T>{w};
+  }
 
   template <class F, class A, class Term>
   DEVICE void fold(A (&all)[ALL], Term term) {
@@ -85,10 +114,10 @@ struct HeldRows {
     }
   }
 
-  template <class Each>
-  DEVICE void each(Each f) const {
+  template <class T, class Each>
+  DEVICE void store(T* y, Each f) const {
     slots([&](u32 j, u32 i, bool there) {
-      if (there && live(j)) f(j, i);
+      if (there && live(j)) y[base(j) + i] = narrow<T>(f(j, i));
     });
   }
 
@@ -104,9 +133,94 @@ struct HeldRows {
   }
 };
 
+// Rows in registers by packs of V elements, whose leaves are packs as well. Slot k V + e is element e of pack k.
+template <u32 V, bool SHORT>
+struct PackedRows {
+  static const u32 PACKS = 8 / V, ALL = SHORT ? PACKS : 1;
+  static constexpr bool ONE_PER_BLOCK = false;
+  template <class A>
+  using Again = Kept<A>;
+  u64 rows, row;
+  u32 n, depth, lane, team, leaf, start, unit;
+
+  DEVICE PackedRows(u64 rows, u32 n, u32 depth)
+      : rows(rows), n(n), depth(depth), lane(threadIdx.x % LANES), leaf(n >> depth), start(start_of_pack<V>(lane)) {
+    u64 all = thread_index() / LANES;
+    team = SHORT ? 0 : depth - 3;
+    row = SHORT ? all << (3 - depth) : all >> team;
+    unit = SHORT ? 0 : (threadIdx.x / LANES & ((1u << team) - 1)) * 8;
+  }
+
+  static DEVICE u32 of(u32 j) { return SHORT ? j / V : 0; }
+  // The row and the leaf of pack k.
+  DEVICE u64 row_of(u32 k) const { return SHORT ? row + (slot_of_pack<V>(k, lane) >> depth) : row; }
+  DEVICE u32 leaf_of(u32 k) const { return slot_of_pack<V>(k, lane) & ((1u << (SHORT ? depth : 3)) - 1); }
+  DEVICE u64 index(u32 k) const {
+    u64 at = row_of(k);
+    return at < rows ? at : rows - 1;
+  }
+  DEVICE bool live(u32 k) const { return row_of(k) < rows; }
+  // The index in the row of the first element of pack k.
+  DEVICE u32 first(u32 k) const { return (unit + leaf_of(k)) * leaf + start; }
+
+  template <class T>
+  struct Held {
+    Pack<T, V> packs[PACKS];
+    DEVICE Wide<T> at(u32 j, u32) const { return widen(packs[j / V].at[j % V]); }
+  };
+  template <class T>
+  DEVICE Held<T> hold(const T* x, bool repeated = false) {
+    Held<T> held = {};
+    UNROLL for (u32 k = 0; k < PACKS; ++k) {
+      if (x && start < leaf) held.packs[k] = load_pack<V>(x + (repeated ? 0 : index(k) * n) + first(k));
+    }
+    return held;
+  }
+  template <class T>
+  DEVICE Held<T> repeat(const T* w) {
+    return hold(w, true);
+  }
+
+  template <class F, class A, class Term>
+  DEVICE void fold(A (&all)[ALL], Term term) {
+    A v[8];
+    UNROLL for (u32 j = 0; j < 8; ++j) v[j] = start < leaf ? term(j, first(j / V) + j % V) : F::template pad<A>();
+    if constexpr (SHORT) {
+      A x = fold_packs<F, V>(v, lane, depth);
+      UNROLL for (u32 k = 0; k < PACKS; ++k) all[k] = shuffle(x, lane_of_leaf<V>(slot_of_pack<V>(k, lane)));
+    } else {
+      all[0] = fold_team<F>(fold_packs<F, V>(v, lane, 3), team);
+    }
+  }
+
+  template <class T, class Each>
+  DEVICE void store(T* y, Each f) const {
+    UNROLL for (u32 k = 0; k < PACKS; ++k) {
+      if (start >= leaf || !live(k)) continue;
+      Pack<T, V> pack;
+      UNROLL for (u32 e = 0; e < V; ++e) pack.at[e] = narrow<T>(f(k * V + e, first(k) + e));
+      store_pack(y + row_of(k) * n + first(k), pack);
+    }
+  }
+
+  template <class Each>
+  DEVICE void once(Each f) const {
+    if constexpr (SHORT) {
+      UNROLL for (u32 k = 0; k < PACKS; ++k) {
+        if (start == 0 && leaf_of(k) == 0 && live(k)) f(k * V, index(k));
+      }
+    } else {
+      if (lane == 0 && unit == 0 && live(0)) f(0, index(0));
+    }
+  }
+};
+
 // One long row per block of 1024 threads; `room` in shared memory holds `held` rows of any of the operands.
 struct LongRow {
   static const u32 ALL = 1;
+  static constexpr bool ONE_PER_BLOCK = true;
+  template <class A>
+  using Again = Forgotten<A>;
   u64 row;
   u32 n, depth, lane, held;
   unsigned char* room;
@@ -115,33 +229,26 @@ struct LongRow {
       : row(blockIdx.x), n(n), depth(depth), lane(threadIdx.x % LANES), held(held), room(room) {}
 
   static DEVICE u32 of(u32) { return 0; }
-  DEVICE u64 base(u32) const { return row * n; }
   DEVICE u64 index(u32) const { return row; }
 
+  // A row lies in shared memory as it does in global memory, modulo 16 bytes, so that packs are packs there.
   template <class T>
-  struct Held {
-    const T* from;
-    DEVICE Wide<T> at(u32, u32 i) const { return widen(from[i]); }
-  };
-  template <class T>
-  DEVICE Held<T> hold(const T* x) {
-    x += base(0);
-    if (held == 0) return Held<T>{x};
-    T* to = (T*)room;
-    held -= 1, room += ((u64)n * sizeof(T) + 15) / 16 * 16;
-    _Pragma("unroll 8") for (u32 i = threadIdx.x; i < n; i += blockDim.x) to[i] = x[i];
+  DEVICE Unheld<T> hold(const T* x, bool repeated = false) {
+    constexpr u32 V = PACK_LEN<T>;
+    if (!repeated) x += row * n;
+    if (held == 0) return Unheld<T>{x};
+    T* to = (T*)(room + (u64)x % 16);
+    held -= 1, room += ((u64)n * sizeof(T) + 31) / 16 * 16;
+    by_packs<V, 4>(
+        x, n, threadIdx.x, blockDim.x, [&](u32 i) { store_pack(to + i, load_pack<V>(x + i)); },
+        [&](u32 i) { to[i] = x[i]; });
     __syncthreads();
-    return Held<T>{to};
+    return Unheld<T>{to};
   }
-
-  template <class A>
-  struct Kept {
-    DEVICE A keep(u32, A x) { return x; }
-    template <class Again>
-    DEVICE A get(u32, Again again) const {
-      return again();
-    }
-  };
+  template <class T>
+  DEVICE Unheld<T> repeat(const T* w) {
+    return Unheld<T>{w};
+  }
 
   template <class F, class A, class Term>
   DEVICE void fold(A (&all)[1], Term term) {
@@ -151,9 +258,21 @@ struct LongRow {
     all[0] = fold_team<F>(x, TEAM);
   }
 
-  template <class Each>
-  DEVICE void each(Each f) const {
-    _Pragma("unroll 4") for (u32 i = threadIdx.x; i < n; i += blockDim.x) f(0, i);
+  template <class T, class Each>
+  DEVICE void store(T* y, Each f) const {
+    store_by<PACK_LEN<T>>(y, f);
+  }
+  template <u32 V, class T, class Each>
+  DEVICE void store_by(T* y, Each f) const {
+    y += row * n;
+    by_packs<V, 1>(
+        y, n, threadIdx.x, blockDim.x,
+        [&](u32 i) {
+          Pack<T, V> pack;
+          UNROLL for (u32 e = 0; e < V; ++e) pack.at[e] = narrow<T>(f(0, i + e));
+          store_pack(y + i, pack);
+        },
+        [&](u32 i) { y[i] = narrow<T>(f(0, i)); });
   }
 
   template <class Each>
@@ -171,23 +290,26 @@ DEVICE void fold_largest(Row& row, A (&most)[Row::ALL], const Held& x) {
   });
 }
 
-// ROWS(softmax, T, (parameters), (arguments)): the entries softmax_T and softmax_long_T, whose body is
-// `softmax_rows<T>(row, arguments...)`. Both take rows, n and the depth last, and the second also the number of held
-// rows.
+// ROWS(softmax, T, (parameters), (arguments)): the entries softmax_T, softmax_packed_T and softmax_long_T, whose body is
+// `softmax_rows<T>(row, arguments...)`. All take rows, n and the depth last, and the third also the number of held rows.
 #define ROWS(name, T, parameters, ...)                                                              \
-  KERNEL(name##_##T, 512,  (parameters, u64 rows, u32 n, u32 depth)) {                              \
-    if (depth < 3) {                                                                                \
-      HeldRows<true> row(rows, n, depth);                                                           \
-      name##_rows<T>(row, __VA_ARGS__);                                                             \
-    } else {                                                                                        \
-      HeldRows<false> row(rows, n, depth);                                                          \
-      name##_rows<T>(row, __VA_ARGS__);                                                             \
-    }                                                                                               \
-  }                                                                                                 \
+  ROWS_IN_REGISTERS(name##_##T, HeldRows<true>, HeldRows<false>, name##_rows<T>, WITH(parameters), __VA_ARGS__) \
+  ROWS_IN_REGISTERS(name##_packed_##T, WITH(PackedRows<PACK_LEN<T>, true>), WITH(PackedRows<PACK_LEN<T>, false>),  \
+                    name##_rows<T>, WITH(parameters), __VA_ARGS__)                                  \
   KERNEL(name##_long_##T, 1024, (parameters, u64 rows, u32 n, u32 depth, u32 held)) {               \
     DYNAMIC_SHARED(room);                                                                           \
     LongRow row(n, depth, held, room);                                                              \
     name##_rows<T>(row, __VA_ARGS__);                                                               \
+  }
+#define ROWS_IN_REGISTERS(entry, SHORT, TEAM, body, parameters, ...)                                \
+  KERNEL(entry, 512, (parameters, u64 rows, u32 n, u32 depth)) {                                    \
+    if (depth < 3) {                                                                                \
+      SHORT row(rows, n, depth);                                                                    \
+      body(row, __VA_ARGS__);                                                                       \
+    } else {                                                                                        \
+      TEAM row(rows, n, depth);                                                                     \
+      body(row, __VA_ARGS__);                                                                       \
+    }                                                                                               \
   }
 // Groups parameters in a macro's argument.
 #define WITH(...) __VA_ARGS__

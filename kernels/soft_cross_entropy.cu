@@ -10,9 +10,11 @@ DEVICE void soft_cross_entropy_rows(Row& row, const T* x, const Wide<T>* q, cons
     most[k] = widen(m[row.index(k)]);
     log[k] = ln_(s[row.index(k)]);
   }
+  auto held = row.hold(x);
+  auto weights = row.hold(q, step == 0);
   row.template fold<Sum>(all, [&](u32 j, u32 i) {
-    A weight = q[(step == 0 ? 0 : row.base(j)) + i];
-    A loss = weight * (log[row.of(j)] - (widen(x[row.base(j) + i]) - most[row.of(j)]));
+    A weight = weights.at(j, i);
+    A loss = weight * (log[row.of(j)] - (held.at(j, i) - most[row.of(j)]));
     return weight == A(0) ? A(0) : loss;
   });
   row.once([&](u32 j, u64 index) { out[index] = all[row.of(j)]; });

@@ -1,9 +1,8 @@
 // dy (sum e^(logits - m) / s - q), with the sum of each row of q as a number or in `sums`.
 //
-// Long rows are divided into pieces of 2048 elements, one per block; in short rows, threads count through all elements.
+// Long rows are divided into pieces, one per block; in short rows, threads count through all elements (pieces.cuh).
 #include "num.cuh"
-
-const u32 PIECE = 2048;
+#include "pieces.cuh"
 
 template <class T>
 struct SoftRow {
@@ -15,30 +14,35 @@ struct SoftRow {
         share(dys[row] * (sums ? sums[row] : of<Wide<T>>(number)) / s[row]),
         dy(dys[row]),
         q(q + row * step) {}
-  DEVICE T at(T x, u64 i) const { return narrow<T>(exp_(widen(x) - m) * share - dy * q[i]); }
+  DEVICE T element(T x, Wide<T> weight) const { return narrow<T>(exp_(widen(x) - m) * share - dy * weight); }
+  DEVICE T at(T x, u64 i) const { return element(x, q[i]); }
+  // The same for the elements of a pack, from index i on.
+  template <u32 V>
+  DEVICE void each(Pack<T, V>& pack, u64 i) const {
+    Pack<Wide<T>, V> weights = load_any<V>(q + i);
+    UNROLL for (u32 e = 0; e < V; ++e) pack.at[e] = element(pack.at[e], weights.at[e]);
+  }
 };
 
 template <class T>
 DEVICE void soft_cross_entropy_grad(const T* x, const Wide<T>* q, const T* m, const Wide<T>* s, const Wide<T>* dy,
-                                    const Wide<T>* sums, T* out, f64 number, u64 step, u64 rows, u32 held, u32 pieces) {
+                                    const Wide<T>* sums, T* out, f64 number, u64 step, u64 rows, u32 held, u32 pieces, u32 each) {
   if (pieces == 0) {
-    u64 e = thread_index(), row = e / held;
+    u64 e = thread_index() * each, row = e / held;
     if (row >= rows) return;
     SoftRow<T> loss(q, m, s, dy, sums, number, row, step);
-    out[e] = loss.at(x[e], e - row * held);
+    gradient_of_few(loss, x + e, out + e, (u32)(e - row * held), each);
     return;
   }
   u64 row = blockIdx.x / pieces;
   SoftRow<T> loss(q, m, s, dy, sums, number, row, step);
-  x += row * held, out += row * held;
-  u32 start = blockIdx.x % pieces * PIECE, end = start + PIECE < held ? start + PIECE : held;
-  for (u32 i = start + threadIdx.x; i < end; i += 256) out[i] = loss.at(x[i], i);
+  gradient_of_piece(loss, x + row * held, out + row * held, blockIdx.x % pieces, held);
 }
 
 #define ENTRY(T)                                                                                                          \
   KERNEL(soft_cross_entropy_grad_##T, 256,                                                                                \
          (const T* x, const Wide<T>* q, const T* m, const Wide<T>* s, const Wide<T>* dy, const Wide<T>* sums, T* out,     \
-          f64 number, u64 step, u64 rows, u32 held, u32 pieces)) {                                                        \
-    soft_cross_entropy_grad<T>(x, q, m, s, dy, sums, out, number, step, rows, held, pieces);                              \
+          f64 number, u64 step, u64 rows, u32 held, u32 pieces, u32 each)) {                                                        \
+    soft_cross_entropy_grad<T>(x, q, m, s, dy, sums, out, number, step, rows, held, pieces, each);                              \
   }
 FLOATS(ENTRY)

@@ -8,9 +8,7 @@ DEVICE void softmax_grad_rows(Row& row, const T* dy, const T* y, T* dx) {
   auto held_y = row.hold(y);
   A dot[Row::ALL];
   row.template fold<Sum>(dot, [&](u32 j, u32 i) { return held_dy.at(j, i) * held_y.at(j, i); });
-  row.each([&](u32 j, u32 i) {
-    dx[row.base(j) + i] = narrow<T>(held_y.at(j, i) * (held_dy.at(j, i) - dot[row.of(j)]));
-  });
+  row.store(dx, [&](u32 j, u32 i) { return held_y.at(j, i) * (held_dy.at(j, i) - dot[row.of(j)]); });
 }
 
 #define ENTRY(T) ROWS(softmax_grad, T, WITH(const T* dy, const T* y, T* dx), dy, y, dx)

@@ -3,10 +3,8 @@
 #include "reduce.cuh"
 
 #define SAME(T) REDUCTION(Sum, T)
+#define WIDE(T) WIDE_REDUCTION(Sum, T, i64)
 #define HALF(T) REDUCTION_OF_HALVES(Sum, T)
 NUMBERS(SAME)
-HALF(f16)
-HALF(bf16)
-WIDE_REDUCTION(Sum, i32, i64)
-WIDE_REDUCTION(Sum, u8, i64)
-WIDE_REDUCTION(Sum, bool, i64)
+HALVES(HALF)
+SMALL_TYPES(WIDE)

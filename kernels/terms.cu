@@ -49,20 +49,25 @@ struct Power : Deviation<A> {
 };
 
 #define ENTRIES(name, TERM, T, A)                                                                                     \
-  KERNEL(name##_rows_##T, 256, (const T* x, const A* with, A* out, KeptDims nest, u64 rows, u64 apart, u32 n,         \
-                                u32 depth, u32 split, u32 team, u32 halved, f64 p)) {                                 \
-    reduce_rows<Sum>(x, out, nest, rows, apart, n, depth, split, team, halved, TERM<A>(with, p));                     \
-  }                                                                                                                   \
+  ROWS_ENTRY(name##_rows_##T, false, TERM, T, A)                                                                      \
   KERNEL(name##_columns_##T, 256, (const T* x, const A* with, A* out, KeptDims nest, u64 columns, u64 stride,         \
                                    u64 apart, u32 n, u32 depth, u32 split, u32 team, u32 halved, f64 p)) {            \
     reduce_columns<Sum>(x, out, nest, columns, stride, apart, n, depth, split, team, halved, TERM<A>(with, p));       \
   }
-#define EACH(T)                                           \
-  ENTRIES(deviation, Deviation, T, Wide<T>)               \
-  ENTRIES(squared_deviation, SquaredDeviation, T, Wide<T>) \
-  ENTRIES(exp_difference, ExpDifference, T, Wide<T>)      \
+#define ROWS_ENTRY(NAME, PACKED, TERM, T, A)                                                                          \
+  KERNEL(NAME, 256, (const T* x, const A* with, A* out, KeptDims nest, u64 rows, u64 apart, u32 n, u32 depth,         \
+                     u32 split, u32 team, u32 halved, f64 p)) {                                                       \
+    reduce_rows<Sum, PACKED>(x, out, nest, rows, apart, n, depth, split, team, halved, TERM<A>(with, p));             \
+  }
+// Powers are long code that memory does not bound, and have no entry for leaves of packs.
+#define BOTH(name, TERM, T, A)    \
+  ENTRIES(name, TERM, T, A)       \
+  ROWS_ENTRY(name##_packed_rows_##T, true, TERM, T, A)
+#define EACH(T)                                        \
+  BOTH(deviation, Deviation, T, Wide<T>)               \
+  BOTH(squared_deviation, SquaredDeviation, T, Wide<T>) \
+  BOTH(exp_difference, ExpDifference, T, Wide<T>)      \
   ENTRIES(power, Power, T, Wide<T>)
 FLOATS(EACH)
-ENTRIES(wide_power, Power, f32, f64)
-ENTRIES(wide_power, Power, f16, f64)
-ENTRIES(wide_power, Power, bf16, f64)
+#define WIDE_POWER(T) ENTRIES(wide_power, Power, T, f64)
+UP_TO_F32(WIDE_POWER)

@@ -15,6 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::common::ordinary;
 use crate::common::shim::{self, Order, Settings, Streams};
 use crate::cuda_reduce::compare;
+use crate::cuda_rows::{self, Moved};
 use crate::{cuda_attention, cuda_attention_fast};
 use isoshard::ops::{Add, Bits, Dropout, Gelu, LayerNorm, Matmul, RmsNorm, Softmax, Sum, Unkeyed};
 use isoshard::rng::Draw;
@@ -48,6 +49,30 @@ fn softmax_and_norms() {
                 compare(&RmsNorm { eps }, device, &[x.clone(), w.clone()]);
                 compare(&LayerNorm { eps, weight: true, bias: false }, device, &[x, w]);
             }
+        }
+    });
+}
+
+/// Rows by packs, and the same rows from addresses that allow none. A damaged load or store of 16 bytes is noticed.
+#[test]
+fn rows_by_packs() {
+    let plants = [("load", "softmax_packed_f32"), ("store", "softmax_packed_bf16")];
+    check("packs", &plants, |device| {
+        for dtype in FLOATS {
+            cuda_rows::softmaxes(device, dtype, [9, 24], Moved::Together);
+            cuda_rows::softmaxes(device, dtype, [1, 768], Moved::Together);
+            cuda_rows::norms(device, dtype, [3, 96], Moved::Together);
+            cuda_rows::reductions(device, dtype, [2, 768], Moved::Together);
+            cuda_rows::losses(device, dtype, [3, 40], Moved::Together);
+        }
+        // A row of a block, in shared memory.
+        let x = ordinary(DType::BF16, &[1, 4101].into(), 1);
+        compare(&Softmax { dim: 1 }, device, &[x]);
+    });
+    check("packs-of-other-sizes", &[], |device| {
+        for dtype in [DType::F64, DType::F16] {
+            cuda_rows::softmaxes(device, dtype, [9, 24], Moved::Together);
+            cuda_rows::reductions(device, dtype, [1, 320], Moved::Together);
         }
     });
 }

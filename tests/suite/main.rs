@@ -27,6 +27,7 @@ mod cuda_pointwise;
 mod cuda_ptx;
 mod cuda_reduce;
 mod cuda_rng;
+mod cuda_rows;
 mod cuda_shim;
 mod cuda_streams;
 mod data;

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::ops::CrossEntropyTerms;
 use crate::ops::index::cuda::HeldRange;
 use crate::tensor::cuda::fault::FaultCode;
-use crate::tensor::cuda::{Gpu, RowEntries, RowLaunch, entries};
+use crate::tensor::cuda::{Gpu, RowEntries, RowLaunch, entries, is_aligned, pack_len};
 use crate::tensor::{Shape, Tensor};
 
 /// Computes this rank's contribution to the loss of each row; see [`CrossEntropy`](crate::ops::CrossEntropy). Copies
@@ -72,25 +72,37 @@ pub(crate) fn cross_entropy_grad(
     if out.numel() == 0 {
         return Ok(out);
     }
-    let (pieces, blocks) = pieces(rows, held);
+    let Pieces { pieces, each, blocks } = Pieces::of(&logits, &out, rows, held);
     let launch = gpu.kernel("cross_entropy_grad", "cross_entropy_grad", logits.dtype())?;
     let launch = launch.read(&logits).read(&target).read(&m).read(&s).read(&dy).write(&mut out);
     let launch = launch.arg(rows as u64).arg(held as u32).arg(classes.n as u64).arg(classes.start as u64);
-    let launch = launch.arg(pieces as u32).arg(TermsArg::new(terms));
+    let launch = launch.arg(pieces as u32).arg(each as u32).arg(TermsArg::new(terms));
     launch.arg(FaultCode::CrossEntropyGrad as u32).faults().start(blocks as u32, 256, 0)?;
     Ok(out)
 }
 
-/// Returns the number of pieces into which the gradient kernels cut a row (0 if several rows share a block of threads),
-/// and the number of blocks.
-fn pieces(rows: usize, held: usize) -> (usize, usize) {
-    // Several rows shorter than this share a block of threads.
-    const SHORT: usize = 512;
-    // Longer rows are cut into pieces of this length, one per block.
-    const PIECE: usize = 2048;
-    match held {
-        ..SHORT => (0, (rows * held).div_ceil(256)),
-        _ => (held.div_ceil(PIECE), rows * held.div_ceil(PIECE)),
+/// The work of the gradient kernels' threads; see `kernels/pieces.cuh`.
+struct Pieces {
+    /// The number of pieces of a row, one per block; 0 if several rows share a block.
+    pieces: usize,
+    /// The number of elements per thread if several rows share a block.
+    each: usize,
+    blocks: usize,
+}
+
+impl Pieces {
+    fn of(logits: &Tensor, out: &Tensor, rows: usize, held: usize) -> Pieces {
+        // Several rows shorter than this share a block of threads.
+        const SHORT: usize = 512;
+        const PIECE: usize = 2048;
+        if held >= SHORT {
+            let pieces = held.div_ceil(PIECE);
+            return Pieces { pieces, each: 1, blocks: rows * pieces };
+        }
+        let pack = pack_len(logits.dtype());
+        let packed = held.is_multiple_of(pack) && is_aligned(logits) && is_aligned(out);
+        let each = if packed { pack } else { 1 };
+        Pieces { pieces: 0, each, blocks: (rows * held / each).div_ceil(256) }
     }
 }
 
@@ -112,7 +124,8 @@ pub(super) fn soft_cross_entropy(
     let (q, step) = repeated_rows(q)?;
     let step = step as u64;
     let rows = RowLaunch::of(verb, &logits)?;
-    let launch = rows.kernel(&gpu, entries!("soft_cross_entropy"))?.read(&logits).read(&q).read(&m).read(&s);
+    let launch = rows.kernel(&gpu, entries!("soft_cross_entropy"), &[&logits, &q])?;
+    let launch = launch.read(&logits).read(&q).read(&m).read(&s);
     rows.run(&gpu, launch.write(&mut out).arg(step), 0)?;
     Ok(out)
 }
@@ -138,10 +151,10 @@ pub(super) fn soft_cross_entropy_grad(
     let (q, step) = repeated_rows(q)?;
     let step = step as u64;
     let (rows, held) = (dy.numel(), logits.shape().last().map_or(0, |&n| n));
-    let (pieces, blocks) = pieces(rows, held);
+    let Pieces { pieces, each, blocks } = Pieces::of(&logits, &out, rows, held);
     let launch = gpu.kernel("soft_cross_entropy_grad", "soft_cross_entropy_grad", logits.dtype())?;
     let launch = launch.read(&logits).read(&q).read(&m).read(&s).read(&dy).read_or_null(row_sums.as_ref());
     let launch = launch.write(&mut out).arg(row_sum).arg(step).arg(rows as u64).arg(held as u32);
-    launch.arg(pieces as u32).start(blocks as u32, 256, 0)?;
+    launch.arg(pieces as u32).arg(each as u32).start(blocks as u32, 256, 0)?;
     Ok(out)
 }

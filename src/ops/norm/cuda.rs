@@ -22,7 +22,8 @@ pub(crate) fn layer_norm(
     let (mut mean, mut rstd) = (statistic(&gpu, &x)?, statistic(&gpu, &x)?);
     if x.numel() > 0 {
         let rows = RowLaunch::of(verb, &x)?;
-        let launch = rows.kernel(&gpu, entries!("layer_norm"))?.read(&x);
+        let operands: Vec<&Tensor> = [&x, &y].into_iter().chain(&weight).chain(&bias).collect();
+        let launch = rows.kernel(&gpu, entries!("layer_norm"), &operands)?.read(&x);
         let launch = launch.read_or_null(weight.as_ref()).read_or_null(bias.as_ref());
         rows.run(&gpu, launch.write(&mut y).write(&mut mean).write(&mut rstd).arg(eps), 1)?;
     }
@@ -44,7 +45,9 @@ pub(crate) fn rms_norm(
     let (mut y, mut rstd) = (gpu.uninit(x.dtype(), x.shape())?, statistic(&gpu, &x)?);
     if x.numel() > 0 {
         let rows = RowLaunch::of(verb, &x)?;
-        let launch = rows.kernel(&gpu, entries!("rms_norm"))?.read(&x).read_or_null(weight.as_ref());
+        let operands: Vec<&Tensor> = [&x, &y].into_iter().chain(&weight).collect();
+        let launch = rows.kernel(&gpu, entries!("rms_norm"), &operands)?.read(&x);
+        let launch = launch.read_or_null(weight.as_ref());
         rows.run(&gpu, launch.write(&mut y).write(&mut rstd).arg(eps), 1)?;
     }
     Ok((y, rstd))
@@ -149,8 +152,9 @@ impl<'a> CudaNormBackward<'a> {
             return Ok(dx);
         }
         let rows = RowLaunch::of(self.verb, x)?;
-        let launch =
-            rows.kernel(gpu, self.entries)?.read(&self.dy).read(x).read_or_null(self.weight.as_ref());
+        let operands: Vec<&Tensor> = [&self.dy, x, &dx].into_iter().chain(&self.weight).collect();
+        let launch = rows.kernel(gpu, self.entries, &operands)?.read(&self.dy).read(x);
+        let launch = launch.read_or_null(self.weight.as_ref());
         let launch = if let Some(mean) = &self.mean { launch.read(mean) } else { launch };
         rows.run(gpu, launch.read(&self.rstd).write(&mut dx), 2)?;
         Ok(dx)

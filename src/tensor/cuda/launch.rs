@@ -90,12 +90,13 @@ impl Gpu {
     }
 
     fn find_kernel(&self, source: KernelSource, stem: &'static str, dtype: DType) -> Result<KernelEntry> {
+        let compiled = source.of_dtype(dtype);
         let device: &CudaDevice = &self.stream().device;
         let name = symbol(stem, dtype);
-        let module = device.modules.find(device, source)?;
+        let module = device.modules.find(device, compiled)?;
         let function = device.driver.function(module, &name);
         let function =
-            function.map_err(|e| device.error(format!("{name} of kernels/{}.cu", source.name), &e))?;
+            function.map_err(|e| device.error(format!("{name} of kernels/{}.cu", compiled.name), &e))?;
         let parameters = device.driver.parameters(function);
         Ok(KernelEntry { source, name, function, parameters })
     }

@@ -39,6 +39,7 @@ mod memory;
 mod module;
 #[cfg(feature = "cuda")]
 pub mod nvidia;
+mod packs;
 mod pinned;
 pub(crate) mod reduce;
 mod rows;
@@ -46,6 +47,7 @@ mod side;
 mod sources;
 mod stream;
 mod transfer;
+mod variants;
 mod walk;
 
 pub use blas::{Blas, Matrix, Product};
@@ -61,6 +63,7 @@ pub(crate) use map::{FormulaKernels, formula, map, map_to};
 pub(crate) use map_list::{ListKernels, map_list};
 pub use memory::DeviceMemoryStats;
 pub use module::compile_ahead;
+pub(crate) use packs::{is_aligned, pack_len};
 pub(crate) use reduce::reduce;
 pub(crate) use rows::{RowEntries, RowLaunch, entries, statistic};
 pub(crate) use side::{PoisonHandle, SideStream, StreamMark};

@@ -5,6 +5,7 @@
 //! keep the device busy, each row's topmost nodes are computed separately and a second launch joins them.
 
 use super::gpu::Gpu;
+use super::packs::{has_packed_leaves, is_aligned, pack_len};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, LEAF, ReduceOp, Shape, SplitRule, Tensor};
 
@@ -99,8 +100,8 @@ pub(crate) fn product_of_rows(verb: &str, x: &Tensor) -> Result<Tensor> {
 /// A term of `kernels/terms.cu`.
 #[derive(Clone, Copy)]
 pub(crate) struct TermKernel<'a> {
-    /// The entries for contiguous rows and for columns.
-    pub stems: [&'static str; 2],
+    /// The entries for contiguous rows, for those whose leaves consist of packs, and for columns.
+    pub stems: [&'static str; 3],
     /// The value of each row or column, in the result's dtype, with extent 1 at the reduced dims.
     pub with: &'a Tensor,
     /// The exponent of a power.
@@ -233,6 +234,11 @@ impl KeptDims {
         Some(nest)
     }
 
+    /// Returns true if all strides of the operand are multiples of `len` elements.
+    fn are_multiples(&self, len: usize) -> bool {
+        self.from[..self.rank as usize].iter().all(|&step| (step as usize).is_multiple_of(len))
+    }
+
     /// Returns true if neighbouring indices are not neighbours in the operand's memory.
     fn is_scattered(&self) -> bool {
         self.rank > 0 && self.from[0] > 1
@@ -279,9 +285,21 @@ fn reduce_dim(
             ));
         }
     };
+    // Leaves of outer dims are halved down to single elements, which differs unless their length is a power of two.
+    let pairs = leaf == LeafKind::Pairs || (n >> spread.depth).is_power_of_two();
+    let packed = by_rows
+        && pairs
+        && has_packed_leaves(n, spread.depth, x.dtype())
+        && nest.are_multiples(pack_len(x.dtype()))
+        && is_aligned(x);
+    let kind = match (by_rows, packed) {
+        (false, _) => LineKind::Columns,
+        (true, true) if !matches!(kernel.file, "max" | "min") => LineKind::PackedRows,
+        (true, _) => LineKind::Rows,
+    };
     let (stem, key) = match kernel.term {
-        Some(term) => (term.stems[usize::from(!by_rows)], x.dtype()),
-        None => entry(by_rows, x.dtype(), out.dtype()),
+        Some(term) => (term.stems[kind as usize], x.dtype()),
+        None => entry(kind, x.dtype(), out.dtype()),
     };
     let apart = out.strides()[dim] as u64;
     let with = kernel.term.map(|term| term.with.expand(out.shape())?.contiguous()).transpose()?;
@@ -319,15 +337,24 @@ fn file(op: ReduceOp) -> &'static str {
     }
 }
 
-fn entry(by_rows: bool, from: DType, to: DType) -> (&'static str, DType) {
-    match (by_rows, from == to, wide(from) == to || to == DType::I64) {
-        (true, true, _) => ("rows", from),
-        (false, true, _) => ("columns", from),
-        (true, _, true) => ("wide_rows", from),
-        (false, _, true) => ("wide_columns", from),
-        (true, ..) => ("narrow_rows", to),
-        (false, ..) => ("narrow_columns", to),
-    }
+/// The layout of the lines that are reduced, for which there are entries. Those of maxima and minima load packs of any
+/// rows, and have none for packed ones.
+#[derive(Clone, Copy)]
+enum LineKind {
+    Rows,
+    PackedRows,
+    Columns,
+}
+
+fn entry(lines: LineKind, from: DType, to: DType) -> (&'static str, DType) {
+    let (stems, key) = if from == to {
+        (["rows", "packed_rows", "columns"], from)
+    } else if wide(from) == to || to == DType::I64 {
+        (["wide_rows", "wide_packed_rows", "wide_columns"], from)
+    } else {
+        (["narrow_rows", "narrow_packed_rows", "narrow_columns"], to)
+    };
+    (stems[lines as usize], key)
 }
 
 #[cfg(test)]

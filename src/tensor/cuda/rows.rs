@@ -2,6 +2,7 @@
 
 use super::gpu::Gpu;
 use super::launch::KernelLaunch;
+use super::packs::{has_packed_leaves, is_aligned};
 use super::reduce::wide;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
@@ -14,17 +15,24 @@ pub(crate) struct RowLaunch {
     dtype: DType,
 }
 
-/// The entries of one operator: one keeps rows in registers, the other takes longer rows.
+/// The entries of one operator: two keep rows in registers, by single elements of leaves or by packs of 16 bytes, and one
+/// takes longer rows.
 #[derive(Clone, Copy)]
 pub(crate) struct RowEntries {
     pub file: &'static str,
     pub short: &'static str,
+    pub packed: &'static str,
     pub long: &'static str,
 }
 
 macro_rules! entries {
     ($file:literal) => {
-        RowEntries { file: $file, short: $file, long: concat!($file, "_long") }
+        RowEntries {
+            file: $file,
+            short: $file,
+            packed: concat!($file, "_packed"),
+            long: concat!($file, "_long"),
+        }
     };
 }
 pub(crate) use entries;
@@ -53,9 +61,21 @@ impl RowLaunch {
         }
     }
 
-    /// Returns a launch of the entry for these rows, to which the caller adds its own arguments.
-    pub fn kernel<'a>(&self, gpu: &'a Gpu, entries: RowEntries) -> Result<KernelLaunch<'a>> {
-        let stem = if self.len <= LONGEST_IN_REGISTERS { entries.short } else { entries.long };
+    /// Returns a launch of the entry for these rows, to which the caller adds its own arguments. `operands` are those
+    /// with the length of a row, also the ones that the kernel writes.
+    pub fn kernel<'a>(
+        &self,
+        gpu: &'a Gpu,
+        entries: RowEntries,
+        operands: &[&Tensor],
+    ) -> Result<KernelLaunch<'a>> {
+        let packed =
+            has_packed_leaves(self.len, self.depth, self.dtype) && operands.iter().all(|x| is_aligned(x));
+        let stem = match packed {
+            _ if self.len > LONGEST_IN_REGISTERS => entries.long,
+            true => entries.packed,
+            false => entries.short,
+        };
         gpu.kernel(entries.file, stem, self.dtype)
     }
 
@@ -64,7 +84,8 @@ impl RowLaunch {
     pub fn run(&self, gpu: &Gpu, launch: KernelLaunch, operands: usize) -> Result<()> {
         let launch = launch.arg(self.rows as u64).arg(self.len as u32).arg(self.depth);
         if self.len > LONGEST_IN_REGISTERS {
-            let row = (self.len * self.dtype.size_bytes()).next_multiple_of(16);
+            // A row begins at its own address modulo 16.
+            let row = (self.len * self.dtype.size_bytes() + 16).next_multiple_of(16);
             let held = (gpu.shared_bytes() / row).min(operands);
             return launch.arg(held as u32).start(self.rows as u32, 1024, held * row);
         }

@@ -1,6 +1,10 @@
 //! The kernel sources of `kernels/`, embedded in the program.
 
+use std::sync::LazyLock;
+
+use super::variants::ATTENTION;
 use crate::error::Error;
+use crate::tensor::DType;
 
 /// The compiler's options, the same for every kernel: IEEE arithmetic without contraction or approximation.
 pub const OPTIONS: &[&str] =
@@ -9,9 +13,9 @@ pub const OPTIONS: &[&str] =
 /// A kernel source: a file of `kernels/`, or the text that an operator's formula generates.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelSource {
-    /// The file's name without `.cu`, or the formula's name.
+    /// The name of a file or variant in [`programs`] without `.cu`, or the formula's name.
     pub name: &'static str,
-    /// The text in parts that are concatenated; empty for a file of `kernels/`.
+    /// The text in parts that are concatenated; empty for a file of `kernels/` and its variants.
     pub parts: &'static [&'static str],
 }
 
@@ -28,6 +32,19 @@ impl KernelSource {
         Error::invalid("kernel", "another source has this name", self.name, remedy)
     }
 
+    /// Returns the source that has the entries of `dtype`: this one, or its variant for the dtype if it is compiled for
+    /// one dtype at a time.
+    pub(super) fn of_dtype(self, dtype: DType) -> KernelSource {
+        let of_dtype = |file: &'static str| {
+            let rest = file.strip_prefix(self.name)?.strip_prefix('_')?;
+            (rest.strip_suffix(".cu") == Some(dtype.name()))
+                .then(|| KernelSource::from(&file[..file.len() - 3]))
+        };
+        let is_whole = !self.parts.is_empty()
+            || FILES.iter().any(|(file, _)| file.strip_suffix(".cu") == Some(self.name));
+        if is_whole { self } else { programs().iter().find_map(|(file, _)| of_dtype(file)).unwrap_or(self) }
+    }
+
     /// Returns the whole text, or `None` if there is no such file.
     ///
     /// ```
@@ -38,7 +55,7 @@ impl KernelSource {
     /// ```
     pub fn text(&self) -> Option<String> {
         if self.parts.is_empty() {
-            return PROGRAMS
+            return programs()
                 .iter()
                 .find(|(file, _)| file.strip_suffix(".cu") == Some(self.name))
                 .map(|(_, text)| text.to_string());
@@ -47,11 +64,71 @@ impl KernelSource {
     }
 }
 
-/// Names a file of `kernels/`.
+/// Names a file of `kernels/`, or a variant of one: a file that is compiled for one dtype at a time has a variant
+/// `<file>_<dtype>` for each.
 impl From<&'static str> for KernelSource {
     fn from(name: &'static str) -> KernelSource {
         KernelSource { name, parts: &[] }
     }
+}
+
+macro_rules! lists {
+    ($floats:literal, $up_to_f32:literal, $halves:literal, $integers:literal, $small:literal) => {
+        concat!(
+            "#define FLOATS(X) ",
+            $floats,
+            "\n#define UP_TO_F32(X) ",
+            $up_to_f32,
+            "\n#define HALVES(X) ",
+            $halves,
+            "\n#define INTEGERS(X) ",
+            $integers,
+            "\n#define SMALL_TYPES(X) ",
+            $small,
+            "\n",
+        )
+    };
+}
+
+/// The lists of `kernels/iso.cuh` with one dtype alone.
+macro_rules! only {
+    (f64) => {
+        lists!("X(f64)", "", "", "", "")
+    };
+    (f32) => {
+        lists!("X(f32)", "X(f32)", "", "", "")
+    };
+    (f16) => {
+        lists!("X(f16)", "X(f16)", "X(f16)", "", "")
+    };
+    (bf16) => {
+        lists!("X(bf16)", "X(bf16)", "X(bf16)", "", "")
+    };
+    (i64) => {
+        lists!("", "", "", "X(i64)", "")
+    };
+    (i32) => {
+        lists!("", "", "", "X(i32)", "X(i32)")
+    };
+    (u8) => {
+        lists!("", "", "", "X(u8)", "X(u8)")
+    };
+    (bool) => {
+        lists!("", "", "", "", "X(bool)")
+    };
+}
+
+/// A file once per dtype, with the dtype's lists before its text.
+macro_rules! variants {
+    ($name:literal, $($dtype:ident)*) => {
+        [$((
+            concat!($name, "_", stringify!($dtype), ".cu"),
+            concat!(only!($dtype), include_str!(concat!("../../../kernels/", $name, ".cu"))),
+        )),*]
+    };
+}
+macro_rules! by_float {
+    ($($name:literal)*) => { &[$(variants!($name, f64 f32 f16 bf16)),*] };
 }
 
 macro_rules! embed {
@@ -68,15 +145,18 @@ pub fn headers() -> &'static [(&'static str, &'static str)] {
     HEADERS
 }
 
-/// Returns the files of `kernels/` with their text: one per operator with kernels of its own, and some that several
-/// operators share. [`ops::cuda_programs`](crate::ops::cuda_programs) has those of formulas as well.
+/// Returns the sources of `kernels/` with their text: one per operator with kernels of its own, and some that several
+/// operators share. A file that is compiled for one dtype at a time is there once per dtype, as `<file>_<dtype>.cu`, with
+/// the dtypes' lists before its text. Attention has a source for each variant. [`ops::cuda_programs`](crate::ops::cuda_programs) has those of formulas as well.
 ///
 /// ```
 /// let (name, text) = isoshard::tensor::cuda::programs()[0];
 /// assert!(name.ends_with(".cu") && text.contains("KERNEL"));
 /// ```
 pub fn programs() -> &'static [(&'static str, &'static str)] {
-    PROGRAMS
+    static ALL: LazyLock<Vec<(&str, &str)>> =
+        LazyLock::new(|| [FILES, &BY_FLOAT.concat(), &BY_NUMBER.concat(), &ATTENTION.concat()].concat());
+    &ALL
 }
 
 const HEADERS: &[(&str, &str)] = embed! {
@@ -99,8 +179,10 @@ const HEADERS: &[(&str, &str)] = embed! {
     "mma.cuh"
     "norm.cuh"
     "num.cuh"
+    "packs.cuh"
     "parameters.cuh"
     "philox.cuh"
+    "pieces.cuh"
     "pointwise.cuh"
     "random.cuh"
     "reduce.cuh"
@@ -109,28 +191,11 @@ const HEADERS: &[(&str, &str)] = embed! {
     "step.cuh"
 };
 
-const PROGRAMS: &[(&str, &str)] = embed! {
+/// The files that are compiled for all their dtypes at once.
+const FILES: &[(&str, &str)] = embed! {
     "adamw.cu"
     "argmax.cu"
-    "attention_bf16.cu"
-    "attention_bias_grad_f32.cu"
-    "attention_bias_grad_f64.cu"
     "attention_delta.cu"
-    "attention_f16.cu"
-    "attention_f32.cu"
-    "attention_f64.cu"
-    "attention_fast_bf16.cu"
-    "attention_fast_f16.cu"
-    "attention_grad_bf16.cu"
-    "attention_grad_f16.cu"
-    "attention_grad_f32.cu"
-    "attention_grad_f64.cu"
-    "attention_grad_fast_bf16.cu"
-    "attention_grad_fast_f16.cu"
-    "attention_masked_f32.cu"
-    "attention_masked_f64.cu"
-    "attention_masked_grad_f32.cu"
-    "attention_masked_grad_f64.cu"
     "bernoulli.cu"
     "cast_bf16.cu"
     "cast_bool.cu"
@@ -143,8 +208,6 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "compare.cu"
     "copy.cu"
     "create.cu"
-    "cross_entropy.cu"
-    "cross_entropy_grad.cu"
     "dropout.cu"
     "embedding_grad.cu"
     "expert_slots.cu"
@@ -158,24 +221,16 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "gather.cu"
     "index_rows.cu"
     "inverse_power_of_two.cu"
-    "layer_norm.cu"
-    "layer_norm_grad.cu"
-    "log_softmax.cu"
-    "log_softmax_grad.cu"
     "mask.cu"
     "matmul_bf16.cu"
     "matmul_f16.cu"
     "matmul_f32.cu"
     "matmul_f64.cu"
-    "max.cu"
-    "min.cu"
     "multinomial.cu"
     "poisson.cu"
     "radix.cu"
     "prod.cu"
     "random.cu"
-    "rms_norm.cu"
-    "rms_norm_grad.cu"
     "rotary.cu"
     "rotary_apply.cu"
     "rotary_table.cu"
@@ -183,12 +238,30 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "select.cu"
     "sgd.cu"
     "shuffle.cu"
-    "soft_cross_entropy.cu"
-    "soft_cross_entropy_grad.cu"
-    "softmax.cu"
     "sort.cu"
-    "softmax_grad.cu"
-    "sum.cu"
-    "sum_exp.cu"
-    "terms.cu"
 };
+
+/// The files that are compiled for one float at a time.
+const BY_FLOAT: &[[(&str, &str); 4]] = by_float! {
+    "cross_entropy"
+    "cross_entropy_grad"
+    "layer_norm"
+    "layer_norm_grad"
+    "log_softmax"
+    "log_softmax_grad"
+    "rms_norm"
+    "rms_norm_grad"
+    "soft_cross_entropy"
+    "soft_cross_entropy_grad"
+    "softmax"
+    "softmax_grad"
+    "sum_exp"
+    "terms"
+};
+
+/// The reductions, which are compiled for one dtype at a time. Only sums have bools.
+const BY_NUMBER: &[&[(&str, &str)]] = &[
+    &variants!("max", f64 f32 f16 bf16 i64 i32 u8),
+    &variants!("min", f64 f32 f16 bf16 i64 i32 u8),
+    &variants!("sum", f64 f32 f16 bf16 i64 i32 u8 bool),
+];

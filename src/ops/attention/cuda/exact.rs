@@ -35,7 +35,7 @@ impl CudaAttention<'_> {
         let chunks = dims[1].chunks as usize;
         let items = b * h * query_blocks(&call);
         let (mut stack, blocks) = kernel.stack(gpu, items, chunks, call.levels as usize, 2)?;
-        gpu.kernel(kernel.files()[0], kernel.stem, kernel.dtype)?
+        gpu.kernel(kernel.sources()[0], kernel.stem, kernel.dtype)?
             .arg(call)
             .arg(dims[0])
             .arg(dims[1])
@@ -73,7 +73,7 @@ impl CudaAttention<'_> {
         let call = extra.call(self).call([&q, &k, &v], Some([&grad, &grad]))?;
         let dims = [d, dv].map(|d| DimArg::new(d, kernel.chunk));
         let launch = |stem| {
-            let launch = gpu.kernel(kernel.files()[1], stem, kernel.dtype)?;
+            let launch = gpu.kernel(kernel.sources()[1], stem, kernel.dtype)?;
             let launch = launch.arg(call).arg(dims[0]).arg(dims[1]).read(&q).read(&k).read(&v).read(&grad);
             let launch = launch.read(lse).read(&delta).read(&extra.bias).read(&extra.mask);
             Ok::<_, Error>(launch.read(&extra.documents[0]).read(&extra.documents[1]))
@@ -134,7 +134,7 @@ impl CudaAttention<'_> {
         let dtype = if kernel.dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let mut stack = gpu.uninit(dtype, [blocks, levels, ROWS * kernel.cols])?;
         let mut out = gpu.uninit(kernel.given, sum.bias)?;
-        let launch = gpu.kernel(kernel.files()[2], kernel.dbias, kernel.dtype)?;
+        let launch = gpu.kernel(kernel.sources()[2], kernel.dbias, kernel.dtype)?;
         let launch = launch.arg(call).arg(dims[0]).arg(dims[1]).arg(shape);
         let launch = launch.read(&q).read(&k).read(&v).read(&grad).read(lse).read(&delta).read(&extra.bias);
         let launch =
@@ -196,15 +196,25 @@ enum KernelPass {
     Bias,
 }
 
+/// The head dims that a kernel takes: up to 64, up to 128, and up to 1024.
+#[derive(Clone, Copy)]
+enum HeadClass {
+    Narrow,
+    Wide,
+    Any,
+}
+
 /// A variant of the kernels: `Tiles` in `kernels/attention.cuh`.
 #[derive(Clone, Copy)]
 struct ExactKernel {
+    class: HeadClass,
     stem: &'static str,
     dq: &'static str,
     dkv: &'static str,
     dbias: &'static str,
     /// True if more than positions decides the scores.
     masked: bool,
+    dropout: bool,
     /// The dtype that the kernel takes.
     dtype: DType,
     /// The dtype of the operands.
@@ -226,20 +236,30 @@ impl ExactKernel {
         let ScoreRule { before: _, after: _, soft_cap, bias, mask, documents } = call.rule;
         let masked = soft_cap.is_some() || bias || mask || documents;
         let narrow = ExactKernel {
+            class: HeadClass::Narrow,
             stem: "narrow",
             dq: "narrow_dq",
             dkv: "narrow_dkv",
             dbias: "narrow_dbias",
             masked,
+            dropout: call.dropout.is_some(),
             dtype: if masked && given != DType::F64 { DType::F32 } else { given },
             given,
             cols: 64,
             chunk: 64,
             resident: 2,
         };
-        let wide =
-            ExactKernel { stem: "wide", dq: "wide_dq", dkv: "wide_dkv", chunk: 128, resident: 1, ..narrow };
+        let wide = ExactKernel {
+            class: HeadClass::Wide,
+            stem: "wide",
+            dq: "wide_dq",
+            dkv: "wide_dkv",
+            chunk: 128,
+            resident: 1,
+            ..narrow
+        };
         let any = ExactKernel {
+            class: HeadClass::Any,
             stem: "any",
             dq: "any_dq",
             dkv: "any_dkv",
@@ -260,18 +280,37 @@ impl ExactKernel {
         }
     }
 
-    /// Returns the source files of the forward kernel, of the derivative's and of the bias's gradient. The kernels are
-    /// large, so each file compiles separately, at its first use.
-    fn files(&self) -> [&'static str; 3] {
-        match (self.dtype, self.masked) {
-            (DType::F64, true) => {
-                ["attention_masked_f64", "attention_masked_grad_f64", "attention_bias_grad_f64"]
-            }
-            (_, true) => ["attention_masked_f32", "attention_masked_grad_f32", "attention_bias_grad_f32"],
-            (DType::F64, _) => ["attention_f64", "attention_grad_f64", "attention_bias_grad_f64"],
-            (DType::F16, _) => ["attention_f16", "attention_grad_f16", "attention_bias_grad_f32"],
-            (DType::BF16, _) => ["attention_bf16", "attention_grad_bf16", "attention_bias_grad_f32"],
-            (..) => ["attention_f32", "attention_grad_f32", "attention_bias_grad_f32"],
+    /// Returns the sources of the forward kernel, of the derivative's and of the bias's gradient. The kernels are large, so
+    /// each variant compiles separately, at its first use.
+    fn sources(&self) -> [&'static str; 3] {
+        macro_rules! of_class {
+            ($class:literal, $bias:literal) => {
+                match (self.masked, self.dropout) {
+                    (false, false) => {
+                        [concat!("attention_", $class), concat!("attention_grad_", $class), $bias]
+                    }
+                    (false, true) => [
+                        concat!("attention_", $class, "_dropout"),
+                        concat!("attention_grad_", $class, "_dropout"),
+                        concat!($bias, "_dropout"),
+                    ],
+                    (true, false) => [
+                        concat!("attention_masked_", $class),
+                        concat!("attention_masked_grad_", $class),
+                        $bias,
+                    ],
+                    (true, true) => [
+                        concat!("attention_masked_", $class, "_dropout"),
+                        concat!("attention_masked_grad_", $class, "_dropout"),
+                        concat!($bias, "_dropout"),
+                    ],
+                }
+            };
+        }
+        match self.class {
+            HeadClass::Narrow => of_class!("narrow", "attention_bias_grad_narrow"),
+            HeadClass::Wide => of_class!("wide", "attention_bias_grad_any"),
+            HeadClass::Any => of_class!("any", "attention_bias_grad_any"),
         }
     }
 

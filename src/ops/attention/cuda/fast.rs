@@ -32,7 +32,7 @@ impl CudaAttention<'_> {
         let [q, k, v] = aligned(ins)?;
         let ([b, h, tq, d], dv) = (extents(&q), v.shape()[3]);
         let mut o = gpu.uninit(q.dtype(), [b, tq, h, dv])?;
-        let launch = gpu.kernel(files(q.dtype())[0], kernel.stem, q.dtype())?;
+        let launch = gpu.kernel(kernel.sources(self.dropout.is_some())[0], kernel.stem, q.dtype())?;
         let launch = launch.arg(self.call([&q, &k, &v], None)?).arg(d as u32).arg(dv as u32);
         let blocks = b * h * tq.div_ceil(FORWARD_ROWS);
         let launch = launch.read(&q).read(&k).read(&v).write(&mut o).write(lse);
@@ -53,7 +53,7 @@ impl CudaAttention<'_> {
         let ([b, h, tq, d], [_, groups, keys, dv]) = (extents(&q), extents(&v));
         let call = self.call([&q, &k, &v], Some([&grad, &grad]))?;
         let launch = |stem| {
-            let launch = gpu.kernel(files(q.dtype())[1], stem, q.dtype())?;
+            let launch = gpu.kernel(kernel.sources(self.dropout.is_some())[1], stem, q.dtype())?;
             let launch = launch.arg(call).arg(d as u32).arg(dv as u32).read(&q).read(&k).read(&v).read(&grad);
             Ok::<_, Error>(launch.read(lse).read(delta))
         };
@@ -69,14 +69,6 @@ impl CudaAttention<'_> {
     }
 }
 
-/// Returns the source files of a dtype's forward and backward kernels.
-fn files(dtype: DType) -> [&'static str; 2] {
-    match dtype {
-        DType::F16 => ["attention_fast_f16", "attention_grad_fast_f16"],
-        _ => ["attention_fast_bf16", "attention_grad_fast_bf16"],
-    }
-}
-
 /// The number of threads per block.
 const THREADS: u32 = 128;
 /// The number of rows of a block's tile.
@@ -86,6 +78,8 @@ const BACKWARD_ROWS: usize = 64;
 /// A variant of the kernels: `Flash` in `kernels/flash.cuh`.
 #[derive(Clone, Copy)]
 pub(super) struct FastKernel {
+    /// The sources of the forward and backward kernels, without and with dropout.
+    sources: [[&'static str; 2]; 2],
     stem: &'static str,
     dq: &'static str,
     dkv: &'static str,
@@ -95,14 +89,34 @@ pub(super) struct FastKernel {
     cols: usize,
 }
 
+macro_rules! kernel {
+    ($stem:literal, $d:literal, $cols:literal) => {
+        FastKernel {
+            sources: [
+                [concat!("attention_", $stem), concat!("attention_grad_", $stem)],
+                [concat!("attention_", $stem, "_dropout"), concat!("attention_grad_", $stem, "_dropout")],
+            ],
+            stem: $stem,
+            dq: concat!($stem, "_dq"),
+            dkv: concat!($stem, "_dkv"),
+            d: $d,
+            cols: $cols,
+        }
+    };
+}
+
 const KERNELS: [FastKernel; 4] = [
-    FastKernel { stem: "fast32", dq: "fast32_dq", dkv: "fast32_dkv", d: 32, cols: 64 },
-    FastKernel { stem: "fast64", dq: "fast64_dq", dkv: "fast64_dkv", d: 64, cols: 64 },
-    FastKernel { stem: "fast96", dq: "fast96_dq", dkv: "fast96_dkv", d: 96, cols: 32 },
-    FastKernel { stem: "fast128", dq: "fast128_dq", dkv: "fast128_dkv", d: 128, cols: 32 },
+    kernel!("fast32", 32, 64),
+    kernel!("fast64", 64, 64),
+    kernel!("fast96", 96, 32),
+    kernel!("fast128", 128, 32),
 ];
 
 impl FastKernel {
+    fn sources(&self, dropout: bool) -> [&'static str; 2] {
+        self.sources[usize::from(dropout)]
+    }
+
     /// Returns the size of shared memory: a tile of `rows` rows, and two stages of two tiles of `cols` rows.
     fn shared_bytes(&self, rows: usize) -> usize {
         (rows + 4 * self.cols) * (self.d + 8) * 2

@@ -103,14 +103,19 @@ impl Op for TermSum {
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        macro_rules! stems {
+            ($name:literal) => {
+                [concat!($name, "_rows"), concat!($name, "_packed_rows"), concat!($name, "_columns")]
+            };
+        }
         let (stems, power) = match self.term {
-            SumTerm::Deviation => (["deviation_rows", "deviation_columns"], 1.0),
-            SumTerm::SquaredDeviation => (["squared_deviation_rows", "squared_deviation_columns"], 2.0),
-            SumTerm::ExpDifference => (["exp_difference_rows", "exp_difference_columns"], 1.0),
+            SumTerm::Deviation => (stems!("deviation"), 1.0),
+            SumTerm::SquaredDeviation => (stems!("squared_deviation"), 2.0),
+            SumTerm::ExpDifference => (stems!("exp_difference"), 1.0),
             SumTerm::Power(p) if ins[1].dtype() == accumulator(ins[0].dtype()) => {
-                (["power_rows", "power_columns"], p.0)
+                (["power_rows", "power_rows", "power_columns"], p.0)
             }
-            SumTerm::Power(p) => (["wide_power_rows", "wide_power_columns"], p.0),
+            SumTerm::Power(p) => (["wide_power_rows", "wide_power_rows", "wide_power_columns"], p.0),
         };
         self.on_shard(ins, at, |x, with, dims| {
             sum_to(self.name(), x, dims, Some(TermKernel { stems, with, power }), with.dtype())

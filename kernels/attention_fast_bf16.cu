@@ -1,4 +1,0 @@
-// Causal attention on matrix units in bf16.
-#include "attention_fast_forward.cuh"
-
-SIZES(bf16)
