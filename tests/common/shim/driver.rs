@@ -163,6 +163,10 @@ unsafe impl Driver for Shim {
         self.put("fill", stream, Task::Fill { at, byte, bytes })
     }
 
+    fn compiler(&self) -> Result<String, String> {
+        Ok(self.compiler.version.clone())
+    }
+
     fn compile(&self, program: &cuda::KernelProgram) -> Result<Vec<u8>, String> {
         self.enter("compile").map_err(|e| e.to_string())?;
         self.compiler.compile(program)
