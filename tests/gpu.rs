@@ -19,6 +19,8 @@ use isoshard::rng::{Draw, Generator};
 use isoshard::tensor::cuda::{self, Gpu};
 use isoshard::tensor::{DType, Device, Tensor};
 
+#[path = "gpu/images.rs"]
+mod images;
 #[path = "gpu/nvrtc.rs"]
 mod nvrtc;
 #[path = "common/shim.rs"]

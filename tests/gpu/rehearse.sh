@@ -87,7 +87,7 @@ run() { # NAME EXIT_CODE [PART ...]
 }
 
 echo "-- without a device the smoke test fails, and nothing else runs"
-run no-device 1
+ISO_SHIM=1 run no-device 1
 has "$OUT/summary.md" '^\| smoke \| FAILED \(101\) '
 has "$work/no-device.txt" 'ISOSHARD_REQUIRE_DEVICE=1, and there is no CUDA device: '
 [ ! -s "$STATE/calls" ] && [ "$(ls "$OUT"/logs/*.row)" = "$OUT/logs/smoke.row" ] || fail "more than the smoke test ran"
