@@ -174,7 +174,7 @@ fn check_some(
             command.args(["--most", &most.to_string()]);
         }
         if let Some((plant, only)) = plant {
-            command.args(["--plant", plant, "--only", only, "--most", "1"]);
+            command.args(["--plant", plant, &format!("--only={only}"), "--most", "1"]);
         }
         let out = command.output().unwrap();
         let said = [out.stdout, out.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();

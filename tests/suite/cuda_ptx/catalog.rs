@@ -12,8 +12,17 @@ use crate::cuda_pointwise;
 use crate::cuda_reduce::compare;
 
 /// The beginnings of the names of sources that no sample in f32 launches. Other tests here run one of each, at least.
-const ELSEWHERE: [&str; 7] =
-    ["attention_", "cast_bf16", "cast_f16", "fold", "matmul_bf16", "matmul_f16", "random"];
+const ELSEWHERE: [&str; 9] = [
+    "attention_",
+    "cast_bf16",
+    "cast_f16",
+    "cast_f64",
+    "fold",
+    "matmul_bf16",
+    "matmul_f16",
+    "matmul_f64",
+    "random",
+];
 
 /// One launch per entry and grid. A new file of `kernels/` needs a sample, or a test here.
 #[test]
@@ -56,7 +65,7 @@ fn casts_and_products_of_other_floats() {
                 DType::I64 => Input::index([301], 1 << 40).values(DType::F32, 1),
                 _ => ordinary(from, &[301].into(), 1),
             };
-            for dtype in [DType::F16, DType::BF16, DType::F32, DType::I64] {
+            for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64, DType::I64] {
                 compare(&Cast { dtype }, device, std::slice::from_ref(&x));
             }
         }
