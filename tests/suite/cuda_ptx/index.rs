@@ -39,7 +39,7 @@ fn rows_by_index_and_sums_by_destination() {
 /// A sort counts digits in shared memory, in several blocks.
 #[test]
 fn sorts() {
-    check("sorts", &[("barrier", "-count_i64"), ("barrier", "-place_i64")], |device| {
+    check("sorts", &[("barrier", "-place_i64")], |device| {
         for dtype in [DType::F32, DType::BF16, DType::I64] {
             // A kernel makes keys of the numbers: the interpreter would take one of -1 for memory that was not written.
             let x = match dtype {
