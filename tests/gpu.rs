@@ -19,6 +19,8 @@ use isoshard::rng::{Draw, Generator};
 use isoshard::tensor::cuda::{self, Gpu};
 use isoshard::tensor::{DType, Device, Tensor};
 
+#[path = "gpu/images.rs"]
+mod images;
 #[path = "gpu/nvrtc.rs"]
 mod nvrtc;
 #[path = "common/shim.rs"]
@@ -371,7 +373,7 @@ fn a_device_says_what_it_is() {
     assert!(gpu.multiprocessors() >= 10 && stats.limit_bytes > 1 << 30, "{stats:?}");
 }
 
-/// Uses each of NVIDIA's libraries once, in under a minute, and prints the files that were loaded.
+/// Uses each of NVIDIA's libraries once, in under a minute, and prints their versions and the files that were loaded.
 #[test]
 fn smoke() {
     let (_alone, Some(device)) = (alone(), device()) else { return };
@@ -393,19 +395,33 @@ fn smoke() {
         false,
     );
     assert_eq!(bits(&fast.unwrap()), exact, "small integers have no rounding");
-    println!("NCCL: {:?}", Library::load().map(|_| "found"));
+    #[cfg(feature = "cuda")]
+    let compiler = cuda::nvidia::compiler_version();
+    #[cfg(not(feature = "cuda"))]
+    let compiler = Err::<String, _>("this program was built without the feature cuda".into());
+    let nccl = Library::load().map(|_| "loaded".into());
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let is_theirs =
-        |file: &&str| ["/libcuda.", "/libnvrtc", "/libcublas", "/libnccl"].iter().any(|n| file.contains(n));
-    let mut files: Vec<&str> = maps.lines().filter_map(|l| l.get(l.find('/')?..)).filter(is_theirs).collect();
+    let mut files: Vec<&str> = maps.lines().filter_map(|l| l.get(l.find('/')?..)).collect();
+    files.sort_unstable();
     files.dedup();
-    files.iter().for_each(|file| println!("loaded {file}"));
-    if is_real("smoke") {
-        for name in ["/libcuda.", "/libnvrtc."] {
-            assert!(
-                files.iter().any(|f| f.contains(name) && !f.contains("/stubs/") && !f.contains("/compat/")),
-                "{name}: {files:?}"
-            );
+    for (library, stem, version) in [
+        ("libcuda", "libcuda.", Ok(String::new())),
+        ("NVRTC", "libnvrtc", compiler),
+        ("cuBLASLt", "libcublas", Ok(String::new())),
+        ("NCCL", "libnccl", nccl.map_err(|reason| reason.to_string())),
+    ] {
+        let is_of = |file: &&&str| file.rsplit('/').next().is_some_and(|name| name.starts_with(stem));
+        let of: Vec<&str> = files.iter().filter(is_of).copied().collect();
+        match version {
+            Ok(_) if of.is_empty() => println!("{library}: not loaded"),
+            Ok(version) => println!("{library}: {version} {}", of.join(" ")),
+            Err(reason) => println!("{library}: {reason}"),
+        }
+        // With packed images no NVRTC is needed, and for one GPU no NCCL.
+        if is_real("smoke") {
+            assert!(library != "libcuda" || !of.is_empty(), "libcuda is not loaded: {files:?}");
+            let wrong = |file: &&str| file.contains("/stubs/") || file.contains("/compat/");
+            assert!(!of.iter().any(wrong), "{library} is no library to run with: {of:?}");
         }
     }
 }

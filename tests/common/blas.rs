@@ -171,6 +171,9 @@ unsafe impl Driver for Wrapped {
         // SAFETY: the caller's promise.
         unsafe { self.inner.fill(at, byte, bytes, stream) }
     }
+    fn compiler(&self) -> Result<String, String> {
+        self.inner.compiler()
+    }
     fn compile(&self, program: &KernelProgram) -> Result<Vec<u8>, String> {
         self.inner.compile(program)
     }

@@ -169,6 +169,8 @@ pub struct Shim {
     calls: Mutex<HashMap<&'static str, Calls>>,
     /// The folder for records of launches.
     record: Mutex<Option<PathBuf>>,
+    /// Ranges that the host has written while launches were recorded, and that look like poison in part.
+    uploads: Mutex<Vec<(u64, usize)>>,
     /// Misuse by a call that cannot return an error; the next call that waits for a stream returns it.
     blamed: Mutex<Option<String>>,
 }
@@ -187,7 +189,6 @@ impl Shim {
         let compiler = Compiler::find(settings.checks)?;
         let properties = DeviceProperties {
             name: "shim".into(),
-            compiler: compiler.version.clone(),
             capability: (9, 0),
             multiprocessors: 3,
             shared_bytes: 227 << 10,
@@ -205,6 +206,7 @@ impl Shim {
             functions: Mutex::default(),
             calls: Mutex::default(),
             record: Mutex::default(),
+            uploads: Mutex::default(),
             blamed: Mutex::default(),
         };
         shim.set_streams(settings.streams);
@@ -325,8 +327,17 @@ impl Shim {
                 if let (Some(dir), Some((before, arguments))) = (&recorded, before) {
                     static NTH: AtomicU64 = AtomicU64::new(0);
                     let nth = NTH.fetch_add(1, Ordering::Relaxed);
-                    record::launch(dir, nth, (&function, grid), &arguments, &before, &lock(&self.memory))
-                        .expect("the folder can be written");
+                    let uploads = lock(&self.uploads).clone();
+                    record::launch(
+                        dir,
+                        nth,
+                        (&function, grid),
+                        &arguments,
+                        &before,
+                        &uploads,
+                        &lock(&self.memory),
+                    )
+                    .expect("the folder can be written");
                 }
                 done.map_err(|why| refusal("launch", "CUDA_ERROR_LAUNCH_FAILED", &why))
             }
@@ -337,6 +348,13 @@ impl Shim {
                 self.holds("copy", from, bytes, from_host)?;
                 // SAFETY: both ranges are in live blocks; overlapping ranges are allowed.
                 unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+                if direction == CopyDirection::ToDevice && lock(&self.record).is_some() {
+                    // SAFETY: as above; nothing else writes there now.
+                    let data = unsafe { std::slice::from_raw_parts(to as *const u8, bytes) };
+                    if data.chunks_exact(4).any(|word| word == [0xff; 4]) {
+                        lock(&self.uploads).push((to, bytes));
+                    }
+                }
                 Ok(())
             }
             Task::Fill { at, byte, bytes } => {

@@ -6,66 +6,27 @@
 #![cfg(feature = "cuda")]
 
 use std::io::Write;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use isoshard::tensor::cuda::{self, KernelProgram, nvidia};
 
 /// Hopper.
 const CAPABILITY: (u32, u32) = (9, 0);
 
-/// The result of compiling one source: the time, and the machine code or the compiler's log.
-type Outcome = (Duration, Result<Vec<u8>, String>);
-
-/// A source of each kind: a formula, one with a constant, a reduction, rows, a product, and one dtype per file.
-const CHOSEN: [&str; 6] =
+/// A source of each kind, which `images.rs` packs: a formula, one with a constant, a reduction, rows, a product, and one
+/// dtype per file.
+pub const CHOSEN: [&str; 6] =
     ["gelu.cu", "pow_scalar.cu", "sum_bf16.cu", "layer_norm_f32.cu", "matmul_bf16.cu", "cast_f16.cu"];
-
-#[test]
-fn embedded_sources_of_each_kind_compile() {
-    if !has_nvrtc("embedded_sources_of_each_kind_compile") {
-        return;
-    }
-    let (mut sources, outcomes) = (isoshard::ops::cuda_programs(), Mutex::new(Vec::new()));
-    sources.retain(|(file, _)| CHOSEN.contains(&file.as_str()));
-    assert_eq!(sources.len(), CHOSEN.len(), "each is embedded once");
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|threads| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
-            threads.spawn(|| {
-                while let Some((file, source)) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let outcome = compile(file, source);
-                    outcomes.lock().expect("no thread panics").push((file.as_str(), outcome));
-                }
-            });
-        }
-    });
-    let mut outcomes: Vec<(&str, Outcome)> = outcomes.into_inner().expect("no thread panics");
-    outcomes.sort_by_key(|(_, (time, _))| std::cmp::Reverse(*time));
-    println!("{} sources; the slowest:", outcomes.len());
-    for (file, (time, code)) in outcomes.iter().take(5) {
-        let bytes = code.as_ref().map_or(0, Vec::len);
-        println!("  {:>6.2} s {:>8} bytes  {file}", time.as_secs_f64(), bytes);
-    }
-    let failed = outcomes.iter().filter_map(|(file, (_, code))| Some((file, code.as_ref().err()?)));
-    let failed: Vec<String> = failed.map(|(file, log)| format!("{file}:\n{log}")).collect();
-    assert!(failed.is_empty(), "{}", failed.join("\n"));
-    for (file, (_, code)) in &outcomes {
-        assert!(code.as_ref().is_ok_and(|c| c.starts_with(b"\x7fELF")), "{file} gives machine code");
-    }
-}
 
 #[test]
 fn the_compilers_own_words_reach_the_caller() {
     if !has_nvrtc("the_compilers_own_words_reach_the_caller") {
         return;
     }
-    let (_, outcome) =
-        compile("wrong.cu", "#include \"iso.cuh\"\nKERNEL(wrong_f32, 32, (f32* y)) { y = z; }\n");
+    let outcome = compile("wrong.cu", "#include \"iso.cuh\"\nKERNEL(wrong_f32, 32, (f32* y)) { y = z; }\n");
     let log = outcome.unwrap_err();
     assert!(log.contains("wrong.cu(2)") && log.contains("\"z\" is undefined"), "{log}");
-    let (_, outcome) = compile("wrong.cu", "#include <vector>\n");
+    let outcome = compile("wrong.cu", "#include <vector>\n");
     assert!(outcome.unwrap_err().contains("vector"), "no header but ours");
 }
 
@@ -91,7 +52,7 @@ fn the_compilers_second_library_is_found_beside_it() {
     }
     let source = "#include \"iso.cuh\"\nKERNEL(f, 32, (f32* y)) { *y = 0; }\n";
     if std::env::var_os(super::CHILD).is_some() {
-        compile("f.cu", source).1.unwrap();
+        compile("f.cu", source).unwrap();
         return;
     }
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -140,15 +101,14 @@ fn images_for_machines_with_a_gpu() {
     println!("{} images", tasks.len());
 }
 
-fn compile(file: &str, source: &str) -> Outcome {
+/// Returns the machine code, or the compiler's log.
+fn compile(file: &str, source: &str) -> Result<Vec<u8>, String> {
     let name = file.strip_suffix(".cu").unwrap_or(file);
     let program = KernelProgram { name, source, headers: cuda::headers(), options: cuda::OPTIONS };
-    let began = Instant::now();
-    let code = nvidia::compile(&program, CAPABILITY);
-    (began.elapsed(), code)
+    nvidia::compile(&program, CAPABILITY)
 }
 
-fn has_nvrtc(test: &str) -> bool {
+pub fn has_nvrtc(test: &str) -> bool {
     let missing = nvidia::compiler_version().err();
     if let Some(reason) = &missing {
         assert!(std::env::var_os("ISOSHARD_REQUIRE_NVRTC").is_none(), "{reason}");

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.."
 # Programs that run on the device (tests/gpu/run.sh says how).
 wanted=(--test suite --test gpu --test nccl)
 limit_bytes=$((60 << 20))
-pack=.gpu
+pack=${ISOSHARD_GPU_PACK:-.gpu}
 features=cuda
 grep -q '^nccl *=' Cargo.toml && features=cuda,nccl
 
@@ -39,9 +39,13 @@ strip "$pack"/bin/*
 if [ $# -gt 0 ]; then
   tools=$(tests/gpu/toolchain.sh)
   mkdir "$pack/bin/images"
-  LD_LIBRARY_PATH=$tools/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} ISOSHARD_PACK=$PWD/$pack/bin/images ISOSHARD_ARCHITECTURES="$*" \
-    "$pack/bin/gpu" --exact nvrtc::images_for_machines_with_a_gpu --nocapture
-  [ -n "$(ls "$pack/bin/images")" ] || { echo "no image was compiled"; exit 1; }
+  images=$(realpath "$pack/bin/images")
+  LD_LIBRARY_PATH=$tools/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} ISOSHARD_PACK=$images ISOSHARD_ARCHITECTURES="$*" \
+    "$pack/bin/gpu" --exact nvrtc::images_for_machines_with_a_gpu --nocapture | tee "$pack/images.txt"
+  made=$(grep -oE '[0-9]+ images' "$pack/images.txt" || true)
+  [ "$made" != "0 images" ] && [ "$made" = "$(ls "$images" | wc -l) images" ] || { echo "$(ls "$images" | wc -l) images in the pack of ${made:-none}"; exit 1; }
+  echo "$made"
+  rm "$pack/images.txt"
 fi
 
 cp benches/torch/*.py "$pack/bin/"

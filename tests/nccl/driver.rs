@@ -229,6 +229,9 @@ unsafe impl Driver for Threaded {
         self.later(stream, move |inner, at_once| unsafe { inner.fill(at, byte, bytes, at_once) });
         Ok(())
     }
+    fn compiler(&self) -> Result<String, String> {
+        self.inner.compiler()
+    }
     fn compile(&self, program: &KernelProgram) -> Result<Vec<u8>, String> {
         self.inner.compile(program)
     }

@@ -250,7 +250,7 @@ def repeat(task):
     made = programs(folder, record.program, record.entry, plant)
     for program in made:
         try:
-            got, ran = machine.run(program, record.entry, record.blocks, record.threads, record.shared, record.arguments, record.before)
+            got, ran = machine.run(program, record.entry, record.blocks, record.threads, record.shared, record.arguments, record.before, record.uploads)
             steps, wrong = steps + ran, difference(record, got)
         except Refused as reason:
             wrong = str(reason)
@@ -278,7 +278,7 @@ def main():
             head = json.loads(file.readline())
         key = (head["entry"], *head["blocks"], *head["threads"], head["shared"])
         seen[key] = seen.get(key, 0) + 1
-        if options.only in path and seen[key] <= options.most:
+        if options.only in os.path.basename(path) and seen[key] <= options.most:
             paths.append((head["program"], path))
     if not paths:
         sys.exit(f"no launches in {options.folder}")

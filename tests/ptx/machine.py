@@ -7,8 +7,8 @@ import numpy as np
 
 import arithmetic
 from arithmetic import BITS, DTYPES
-from program import SIZES, TOGETHER, number
-from spaces import WINDOW, Global, Refused, Shared, refuse
+from program import JUMPS, SIZES, TOGETHER, number
+from spaces import WINDOW, Global, Local, Refused, Shared, refuse
 
 LANES = 2048  # about as many threads at once
 RUNS, AT_WARP, AT_BARRIER, ENDED = range(4)
@@ -34,6 +34,12 @@ class Machine:
         place.update(dict.fromkeys(program.dynamic, at))
         place.update({name: offset for name, offset, _ in entry.parameters})
         place.update(program.places)
+        local = 0
+        for name, (align, size) in entry.local.items():
+            local = -(-local // align) * align
+            place[name] = local
+            local += size
+        self.local = Local(self.lanes_len, local)
         self.symbols = place
         sizes = [SIZES[i.op[-1]] for b in entry.blocks for i in b if "shared" in i.op and i.op[-1] in SIZES]
         self.shared = Shared(count, at + dynamic, min(sizes + [4]))
@@ -53,6 +59,7 @@ class Machine:
         self.made = {}
         self.pc = np.where(self.exists, 0, 1 << 30)
         self.state = np.where(self.exists, RUNS, ENDED)
+        self.back = {}  # function to the block after each lane's call
         self.code = compiled(program, entry)
         self.steps = 0
 
@@ -94,7 +101,7 @@ class Machine:
         block, following = self.entry.blocks[at], at + 1
         if block and block[0].text.startswith(TOGETHER):
             return lambda mask: self.together(block[0], mask, at)
-        last = block[-1] if block and block[-1].op[0] in ("bra", "ret", "exit") else None
+        last = block[-1] if block and block[-1].op[0] in JUMPS else None
         code, names, constants = self.code(at)
         space = dict(self.space, **constants)
         for name, kind in names:
@@ -102,7 +109,9 @@ class Machine:
         exec(code, space)
         body = space["body"]
         guard = self.array(last.guard, "pred") if last is not None and last.guard else None
-        target = self.entry.labels[last.args[0]] if last is not None and last.op[0] == "bra" else None
+        target = self.entry.labels[last.args[0]] if last is not None and last.op[0] in ("bra", "call") else None
+        # Where the lanes that are in a function go on.
+        back = self.back.setdefault(last.args[0], np.zeros(self.lanes_len, np.int64)) if last is not None and last.op[0] in ("call", "return") else None
 
         def run(mask):
             body(mask, True if mask.all() else mask)
@@ -113,7 +122,11 @@ class Machine:
             if last is None:
                 self.pc[mask] = following
             elif target is not None:
+                if back is not None:
+                    back[taken] = following
                 self.pc[taken] = target
+            elif back is not None:
+                self.pc[taken] = back[taken]
             else:
                 self.end(taken, last)
 
@@ -272,6 +285,10 @@ class Machine:
                             loaded[k][part] = got[k]
         elif space == "shared":
             loaded = self.of_shared(address, size, registers, values, slice(None), lanes, instruction)
+        elif space == "local" and load:
+            loaded = [self.local.load(address + np.uint64(k * size), size, lanes, instruction) for k in range(len(registers))]
+        elif space == "local":
+            loaded = [self.local.store(address + np.uint64(k * size), size, value, lanes, instruction) for k, value in enumerate(values)]
         else:
             raise NotImplementedError(instruction.text)
         for register, value in zip(registers, loaded if load else []):
@@ -364,7 +381,7 @@ def compiled(program, entry):
             writer = Writer(program, entry)
             lines = ["def body(mask, all_of):", "  pass"]
             for i in entry.blocks[at]:
-                if i.op[0] not in ("bra", "ret", "exit"):
+                if i.op[0] not in JUMPS:
                     lines += ["  " + line for line in writer.lines(i)]
             made[at] = (compile("\n".join(lines), f"{entry.name} block {at}", "exec"), writer.names, writer.constants)
         return made[at]
@@ -487,7 +504,9 @@ class Writer:
             a = [self.operand(x, kind) for x in args]
             return {"and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "not": "~{0}"}[op].format(*a), kind
         if kind[0] == "f" and op in ("add", "sub", "mul", "fma", "div", "sqrt", "rcp") and i.op[1] != "rn":
-            raise Refused(f"no rounding is named, so a compiler may contract it: {i.text}")
+            if i.op[:2] != ["div", "approx"]:
+                raise Refused(f"no rounding is named, so a compiler may contract it: {i.text}")
+            op = "div.approx"
         if kind[0] == "b":
             kind = kind.replace("b", "u")
         a = [self.operand(x, kind) for x in args]
@@ -499,15 +518,16 @@ class Writer:
             "rem": "A.remainder({0}, {1})", "neg": "-{0}", "abs": "np.abs({0})", "not": "~{0}", "and": "{0} & {1}", "or": "{0} | {1}",
             "xor": "{0} ^ {1}", "min": "A.smaller({0}, {1})" if real else "np.minimum({0}, {1})",
             "max": "A.larger({0}, {1})" if real else "np.maximum({0}, {1})", "sqrt": "np.sqrt({0})", "rcp": f"{one} / {{0}}",
-            "ex2": "A.exp2_fast({0})", "prmt": "A.prmt({0}, {1}, {2})", "brev": "A.reverse({0})",
+            "ex2": "A.exp2_fast({0})", "div.approx": "A.divide_fast({0}, {1})", "copysign": "np.copysign({1}, {0})", "prmt": "A.prmt({0}, {1}, {2})", "brev": "A.reverse({0})",
         }
         if op not in patterns or (op == "mad" and i.op[1] != "lo") or (op == "brev" and BITS[kind] != 32):
             raise NotImplementedError(i.text)
         return patterns[op].format(*a), kind
 
 
-def run(program, name, blocks, threads, dynamic, parameters, memory):
-    """Runs a launch, and returns the memory afterwards with the number of basic blocks that ran. `memory` is a list of (address, bytes)."""
+def run(program, name, blocks, threads, dynamic, parameters, memory, uploads=()):
+    """Runs a launch, and returns the memory afterwards with the number of basic blocks that ran. `memory` is a list of (address, bytes);
+    `uploads` are the ranges of (address, size) in it that the host has written."""
     entry = program.entries[name]
     given, at = b"", 0
     for (_, offset, size), value in zip(entry.parameters, parameters, strict=True):
@@ -518,7 +538,7 @@ def run(program, name, blocks, threads, dynamic, parameters, memory):
     for k, (symbol, data) in enumerate(program.constants.items()):
         program.places[symbol] = (1 << 56) + (k << 20)
         constants.append(((1 << 56) + (k << 20), data))
-    space = Global(list(memory) + constants)
+    space = Global(list(memory) + constants, uploads)
     total, steps = int(np.prod(blocks)), 0
     lanes = -(-int(np.prod(threads)) // 32) * 32
     each = max(LANES // lanes, 1)

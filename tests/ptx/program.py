@@ -1,4 +1,5 @@
-"""Reads PTX text: entries, their parameters, shared and global variables, and instructions in basic blocks."""
+"""Reads PTX text: entries, their parameters, shared and global variables, and instructions in basic blocks. Functions that an entry
+calls become blocks at its end; a lane goes back to the block after its call. Their parameters and results are registers."""
 
 import re
 from dataclasses import dataclass, field
@@ -7,6 +8,9 @@ SIZES = {"pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f1
          "b64": 8, "u64": 8, "s64": 8, "f64": 8}
 # Instructions that lanes of a warp, or threads of a block, execute together. Each is a basic block of its own.
 TOGETHER = ("bar.", "shfl.", "vote.", "ldmatrix.", "mma.", "bar.warp")
+# Instructions that end a basic block.
+JUMPS = ("bra", "ret", "exit", "call", "return")
+PASSES = re.compile(r"(?:ld|st)\.param\.(\w+)\s+(.*)$")
 
 
 @dataclass
@@ -24,8 +28,11 @@ class Entry:
     parameters: list = field(default_factory=list)  # (name, offset, bytes)
     registers: dict = field(default_factory=dict)  # name to type
     shared: dict = field(default_factory=dict)  # name to (align, bytes)
+    local: dict = field(default_factory=dict)  # the same, of each lane
     blocks: list = field(default_factory=list)  # lists of instructions
-    labels: dict = field(default_factory=dict)  # label to the number of a block
+    labels: dict = field(default_factory=dict)  # label or function to the number of a block
+    functions: list = field(default_factory=list)  # names of the functions that it calls
+    passed: set = field(default_factory=set)  # registers that stand for parameters and results of functions
 
 
 @dataclass
@@ -34,6 +41,7 @@ class Program:
     shared: dict  # static variables outside of entries
     dynamic: list  # names of the dynamic shared memory
     constants: dict  # global variables: name to bytes
+    functions: dict = field(default_factory=dict)  # name to (parameters and result, body)
 
 
 def split(text):
@@ -58,7 +66,7 @@ def instruction(text):
 
 def variable(line):
     """(name, align, bytes, initial bytes) of a declaration in shared or global memory."""
-    match = re.match(r"(?:\.visible |\.extern )?\.(?:shared|global|const)(?: \.align (\d+))? \.(\w+) ([\w$]+)(?:\[(\d*)\])?(?: = (.*?))?;?$", line)
+    match = re.match(r"(?:\.visible |\.extern )?\.(?:shared|global|const|local)(?: \.align (\d+))? \.(\w+)\s+([\w$]+)(?:\[(\d*)\])?(?: = (.*?))?;?$", line)
     assert match, f"unreadable: {line}"
     size = SIZES[match[2]]
     count = int(match[4]) if match[4] else 1
@@ -82,9 +90,12 @@ def parse(text):
     text = re.sub(r"//.*", "", text)
     program = Program({}, {}, [], {})
     entry = re.compile(r"^(?:\.visible )?\.entry (.*?)^\{\n(.*?)^\}$", re.S | re.M)
+    function = re.compile(r"^\.func\s+(?:\((.*?)\)\s*)?([\w$]+)\s*\(([^)]*)\)[^;{]*^\{\n(.*?)^\}$", re.S | re.M)
+    for result, name, given, body in function.findall(text):
+        program.functions[name] = (re.findall(r"\.param \.(\w+) ([\w$]+)", f"{given} {result}"), body)
     for header, body in entry.findall(text):
         read(begin(header), body, program)
-    for line in entry.sub("", text).splitlines():
+    for line in function.sub("", entry.sub("", text)).splitlines():
         line = line.strip()
         if line.startswith((".shared", ".extern .shared", ".global", ".visible .global", ".const")):
             name, align, size, data = variable(line)
@@ -98,8 +109,52 @@ def parse(text):
 
 
 def read(entry, body, program):
-    """Adds a body's statements to its entry. Registers that are declared in inner braces get names of their own."""
-    scopes, made = [{}], 0
+    """Adds an entry's statements, and then those of the functions that it calls."""
+    read_body(entry, body, program, "ret")
+    entry.blocks.append([instruction("ret")])
+    begun = 0
+    while begun < len(entry.functions):
+        name, begun = entry.functions[begun], begun + 1
+        variables, body = program.functions[name]
+        for kind, variable in variables:
+            entry.registers[inside(name, variable)] = kind
+            entry.passed.add(inside(name, variable))
+        # Registers of a function are no entry's: they get its name.
+        body = re.sub(r"%([a-z]+\d+|[a-z]+(?=<)|SPL?\b)", lambda m: inside(name, m[1]), body)
+        for _, variable in variables:
+            body = re.sub(rf"\b{re.escape(variable)}\b", inside(name, variable), body)
+        entry.labels[name] = len(entry.blocks)
+        entry.blocks.append([])
+        read_body(entry, body, program, f"return {name}")
+        entry.blocks.append([instruction(f"return {name}")])
+    program.entries[entry.name] = entry
+
+
+def inside(function, name):
+    """The register of an entry that stands for a register, a parameter or the result of a function."""
+    return f"%{re.sub(r'[^a-zA-Z0-9]', '_', function)}__{name.strip('%')}"
+
+
+def call(entry, text, program):
+    """Adds a call: the arguments' registers are copied, and the result's."""
+    result, name, given = re.match(r"call\.uni\s*(?:\(\s*([^)]*?)\s*\)\s*,)?\s*([\w$]+)\s*,?\s*(?:\(\s*([^)]*?)\s*\))?$", text, re.S).groups()
+    variables = [(kind, inside(name, variable)) for kind, variable in program.functions[name][0]]
+    given = [g.strip() for g in (given or "").split(",") if g.strip()]
+    assert len(variables) == len(given) + bool(result), text
+    for (kind, variable), argument in zip(variables, given):
+        add(entry, f"mov.{kind} {variable}, {argument}")
+    if name not in entry.functions:
+        entry.functions.append(name)
+    add(entry, f"call {name}")
+    if result:
+        kind, variable = variables[-1]
+        add(entry, f"mov.{kind} {result}, {variable}")
+
+
+def read_body(entry, body, program, end):
+    """Adds a body's statements to its entry. Registers that are declared in inner braces get names of their own, as have the parameters
+    and results of calls. `end` is the instruction that leaves the body."""
+    scopes = [{}]
     for brace, label, statement in re.findall(r"\s*(?:([{}])|([\w$]+):(?!:)|([^;]*?);)", body):
         statement = statement.strip()
         if brace == "{":
@@ -115,20 +170,30 @@ def read(entry, body, program):
                 name, count = re.match(r"([%\w]+)(?:<(\d+)>)?", name.strip()).groups()
                 names = [f"{name}{i}" for i in range(int(count))] if count else [name]
                 if len(scopes) > 1:
-                    made += 1
-                    scopes[-1][name] = f"%inner{made}"
-                    names = [f"%inner{made}"]
+                    names = [f"%inner{len(entry.registers)}"]
+                    scopes[-1][name] = names[0]
                 entry.registers.update(dict.fromkeys(names, kind))
+        elif statement.startswith(".param"):
+            kind, name = re.match(r"\.param \.(\w+) (\w+)$", statement).groups()
+            scopes[-1][name] = f"%inner{len(entry.registers)}"
+            entry.registers[scopes[-1][name]] = kind
+            entry.passed.add(scopes[-1][name])
         elif statement.startswith(".shared"):
             name, align, size, _ = variable(statement)
             entry.shared[name] = (align, size)
+        elif statement.startswith(".local"):
+            name, align, size, _ = variable(statement)
+            entry.local[name] = (align, size)
         elif statement and not statement.startswith("."):
             for scope in scopes[1:]:
                 for name, inner in scope.items():
                     statement = re.sub(rf"(?<![%\w]){re.escape(name)}(?!\w)", inner, statement)
-            add(entry, statement)
-    entry.blocks.append([instruction("ret")])
-    program.entries[entry.name] = entry
+            if statement.startswith("call"):
+                call(entry, statement, program)
+            elif (moved := PASSES.match(statement)) and (passed := re.search(r"\[(%\w+)(?:\+0)?\]", moved[2])) and passed[1] in entry.passed:
+                add(entry, f"mov.b{8 * SIZES[moved[1]]} {moved[2].replace(passed[0], passed[1])}")
+            else:
+                add(entry, end if statement == "ret" else statement)
 
 
 def begin(header):
@@ -149,6 +214,6 @@ def add(entry, text):
     if together and entry.blocks[-1]:
         entry.blocks.append([])
     entry.blocks[-1].append(found)
-    if together or found.op[0] in ("bra", "ret", "exit"):
+    if together or found.op[0] in JUMPS:
         entry.blocks.append([])
 

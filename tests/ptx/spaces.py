@@ -16,9 +16,10 @@ def refuse(what, instruction, lanes=None):
 
 
 class Global:
-    """Blocks of device memory. Bytes that nothing has written are 0xff."""
+    """Blocks of device memory. Bytes that nothing has written are 0xff; in the ranges `uploads` these are integers such as -1, which the
+    host has written."""
 
-    def __init__(self, blocks):
+    def __init__(self, blocks, uploads=()):
         blocks = sorted(blocks)
         self.starts = np.array([at for at, _ in blocks], np.uint64)
         self.sizes = np.array([len(data) for _, data in blocks], np.uint64)
@@ -28,6 +29,12 @@ class Global:
         for place, (_, data) in zip(places, blocks):
             self.bytes[place : place + len(data)] = np.frombuffer(data, np.uint8)
         self.written = self.bytes != 0xFF
+        for at, size in uploads:
+            block = int(np.searchsorted(self.starts, np.uint64(at), "right")) - 1
+            offset = at - int(self.starts[block])
+            if block >= 0 and offset < self.sizes[block]:
+                place = int(self.places[block]) + offset
+                self.written[place : place + min(size, int(self.sizes[block]) - offset)] = True
 
     def find(self, address, size, instruction, lanes):
         """The places of `size` bytes at these addresses."""
@@ -59,6 +66,33 @@ class Global:
             self.bytes.view(UNSIGNED[size])[at + k] = value
             for byte in range(size):
                 self.written[(at + k) * size + byte] = True
+
+
+class Local:
+    """The memory of each lane."""
+
+    def __init__(self, lanes, size):
+        self.size = -(-size // 16) * 16
+        self.bytes, self.written = np.full(lanes * self.size, 0xFF, np.uint8), np.zeros(lanes * self.size, bool)
+
+    def find(self, address, size, lanes, instruction):
+        """The places of `size` bytes at these addresses, one per lane."""
+        if (address % np.uint64(size)).any():
+            refuse(f"an address is not aligned to {size} bytes", instruction, lanes[address % np.uint64(size) != 0])
+        if (address + np.uint64(size) > np.uint64(self.size)).any():
+            refuse("an address is beyond the lane's local memory", instruction, lanes[address + np.uint64(size) > np.uint64(self.size)])
+        return (lanes * self.size + address.astype(np.int64)) // size
+
+    def load(self, address, size, lanes, instruction):
+        at = self.find(address, size, lanes, instruction)
+        if not self.written[at * size].all():
+            refuse("local memory is read that nothing has written", instruction, lanes[~self.written[at * size]])
+        return self.bytes.view(UNSIGNED[size])[at]
+
+    def store(self, address, size, value, lanes, instruction):
+        at = self.find(address, size, lanes, instruction)
+        self.bytes.view(UNSIGNED[size])[at] = value
+        self.written[(at[:, None] * size + np.arange(size)).ravel()] = True
 
 
 class Shared:

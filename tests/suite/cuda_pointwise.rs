@@ -14,9 +14,9 @@ const NUMBERS: [DType; 7] =
     [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32, DType::U8];
 
 /// A pointwise operator and the dtypes of its operands; `None` stands for the dtype under test.
-type Case = (Arc<dyn Op>, &'static [Option<DType>], &'static [DType]);
+pub type Case = (Arc<dyn Op>, &'static [Option<DType>], &'static [DType]);
 
-fn cases() -> Vec<Case> {
+pub fn cases() -> Vec<Case> {
     const ONE: &[Option<DType>] = &[None];
     const TWO: &[Option<DType>] = &[None; 2];
     const THREE: &[Option<DType>] = &[None; 3];
@@ -120,7 +120,7 @@ fn bits(x: &Tensor) -> Vec<u64> {
 }
 
 /// Runs the operator on the CPU and on the device, on views of the same tensors.
-fn compare(op: &dyn Op, device: Device, ins: &[Tensor], view: &dyn Fn(usize, Tensor) -> Tensor) {
+pub fn compare(op: &dyn Op, device: Device, ins: &[Tensor], view: &dyn Fn(usize, Tensor) -> Tensor) {
     let on = |device: Device| {
         let moved = ins.iter().map(|x| x.to_device(device).expect("there is room")).enumerate();
         let views: Vec<Tensor> = moved.map(|(k, x)| view(k, x)).collect();
@@ -136,7 +136,7 @@ fn compare(op: &dyn Op, device: Device, ins: &[Tensor], view: &dyn Fn(usize, Ten
     }
 }
 
-fn operands(case: &Case, dtype: DType, shape: &Shape, salt: u64) -> Vec<Tensor> {
+pub fn operands(case: &Case, dtype: DType, shape: &Shape, salt: u64) -> Vec<Tensor> {
     let of = |(k, d): (usize, &Option<DType>)| awkward(d.unwrap_or(dtype), shape, salt + k as u64);
     case.1.iter().enumerate().map(of).collect()
 }

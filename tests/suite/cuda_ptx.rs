@@ -7,7 +7,14 @@
 //! with a message. `ISO_SHIM_RECORD=/some/folder cargo test --test suite cuda_reduce:: -- --test-threads=1`, then
 //! `tests/ptx/run /some/folder`, repeats the launches of other tests.
 
-use std::io::Write;
+mod catalog;
+mod index;
+mod random;
+mod rows;
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
@@ -106,7 +113,7 @@ fn products_of_whole_vectors() {
             }
         });
     }
-    check("vectors", &[], |device| {
+    check("vectors", &[("load", "_f32"), ("barrier", "_f32")], |device| {
         for dtype in FLOATS {
             let (a, b) = (ordinary(dtype, &[130, 64].into(), 1), ordinary(dtype, &[64, 128].into(), 2));
             compare(&Matmul::new("m k, k n -> m n").unwrap(), device, &[a, b]);
@@ -160,10 +167,24 @@ fn interpreter() -> Option<PathBuf> {
 /// Records the launches of `run` and repeats them; then, for each mistake in `plants`, repeats those of the entries with
 /// that name on code that has it, which the interpreter has to notice.
 fn check(name: &str, plants: &[(&str, &str)], run: impl FnOnce(Device) + Send + 'static) {
-    let Some(script) = interpreter() else { return };
+    check_some(name, usize::MAX, plants, run);
+}
+
+/// Does the same with at most `most` launches of an entry with one grid. Returns the names of the sources that ran, or
+/// `None` without an interpreter.
+fn check_some(
+    name: &str,
+    most: usize,
+    plants: &[(&str, &str)],
+    run: impl FnOnce(Device) + Send + 'static,
+) -> Option<BTreeSet<String>> {
+    let script = interpreter()?;
     let settings =
         Settings { order: Order::Ascending, streams: Streams::Eager, total_bytes: 1 << 30, checks: false };
-    let Some((device, shim)) = shim::own_device(settings) else { return skip("no C++ compiler") };
+    let Some((device, shim)) = shim::own_device(settings) else {
+        skip("no C++ compiler");
+        return None;
+    };
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ptx-{name}-{}", std::process::id()));
     shim.record_into(Some(dir.clone()));
     std::thread::spawn(move || run(device)).join().unwrap();
@@ -174,8 +195,11 @@ fn check(name: &str, plants: &[(&str, &str)], run: impl FnOnce(Device) + Send + 
     let repeat = |plant: Option<&(&str, &str)>| {
         let mut command = Command::new(&script);
         command.arg(&dir);
+        if plant.is_none() && most < usize::MAX {
+            command.args(["--most", &most.to_string()]);
+        }
         if let Some((plant, only)) = plant {
-            command.args(["--plant", plant, "--only", only, "--most", "1"]);
+            command.args(["--plant", plant, &format!("--only={only}"), "--most", "1"]);
         }
         let out = command.output().unwrap();
         let said = [out.stdout, out.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
@@ -184,7 +208,16 @@ fn check(name: &str, plants: &[(&str, &str)], run: impl FnOnce(Device) + Send + 
     };
     repeat(None);
     plants.iter().for_each(|plant| repeat(Some(plant)));
+    let files = std::fs::read_dir(&dir).unwrap().map(|file| file.unwrap().path());
+    let ran = files.filter(|file| file.extension().is_some_and(|e| e == "launch")).map(|file| {
+        let mut head = String::new();
+        BufReader::new(File::open(file).unwrap()).read_line(&mut head).unwrap();
+        let head: serde_json::Value = serde_json::from_str(&head).unwrap();
+        head["program"].as_str().expect("a name").to_string()
+    });
+    let ran = ran.collect();
     std::fs::remove_dir_all(&dir).unwrap();
+    Some(ran)
 }
 
 fn skip(reason: &str) {

@@ -504,7 +504,7 @@ fn folds_of_every_order() {
     }
 }
 
-fn fold_by_definition(op: ReduceOp, order: &FoldOrder, shape: &Shape, members: &[Tensor]) -> Tensor {
+pub fn fold_by_definition(op: ReduceOp, order: &FoldOrder, shape: &Shape, members: &[Tensor]) -> Tensor {
     let mut stack: Vec<Tensor> = Vec::new();
     for step in order.steps() {
         match *step {

@@ -396,6 +396,8 @@ fn sources_are_compiled_once_and_errors_are_the_compilers() {
     let module = shim.load("one", &images[0]).unwrap();
     assert!(shim.function(module, "one").is_ok() && shim.function(module, "two").is_err());
     assert!(shim.load("one", b"no image").is_err());
+    let unlisted = shim.load("unlisted", &images[0]).unwrap_err().to_string();
+    assert!(unlisted.contains("no unlisted.cu, so pack.sh does not pack it"), "{unlisted}");
 }
 
 /// A shim with the test kernels, and a stream.

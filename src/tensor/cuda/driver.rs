@@ -14,8 +14,6 @@ use super::handle::{Address, DriverResult, Handle};
 pub struct DeviceProperties {
     /// The device's name.
     pub name: String,
-    /// The compiler of the device's images, with its version. Images of another compiler are compiled again.
-    pub compiler: String,
     /// The compute capability, e.g. (9, 0).
     pub capability: (u32, u32),
     /// The number of multiprocessors.
@@ -119,6 +117,9 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// # Safety
     /// The range is allocated until it is done.
     unsafe fn fill(&self, at: Address, byte: u8, bytes: usize, stream: Handle) -> DriverResult<()>;
+    /// Returns the name and version of the compiler that [`Driver::compile`] calls, or the reason for which there is
+    /// none. The cache keeps the images of each compiler apart. It is asked at the first kernel without a packed image.
+    fn compiler(&self) -> std::result::Result<String, String>;
     /// Compiles a source for this device and returns the image that [`Driver::load`] takes, or the compiler's log if
     /// it fails.
     fn compile(&self, program: &KernelProgram) -> std::result::Result<Vec<u8>, String>;

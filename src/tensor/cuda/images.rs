@@ -1,25 +1,45 @@
 //! The files of compiled kernels: their names, which identify everything that an image depends on, and their checksums.
+//!
+//! A packed image has the name [`image_name`], and any compiler may have made it. In the cache each compiler has a file of
+//! its own: [`name_of_compiler`].
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::driver::KernelProgram;
 
-/// The compiler in the names of images that machines with other compilers use.
-pub const ANY_COMPILER: &str = "";
-
-/// Returns the name of an image's file, with a hash of everything that the image depends on, of 128 bits.
-pub fn image_name(program: &KernelProgram, compiler: &str, capability: (u32, u32)) -> String {
+/// Returns the name of an image's file, with a hash of 128 bits of everything that the image depends on but the compiler.
+pub fn image_name(program: &KernelProgram, capability: (u32, u32)) -> String {
     let half = |salt: u8| {
-        let mut hasher = DefaultHasher::new();
         let version = env!("CARGO_PKG_VERSION");
-        (salt, version, compiler, capability, program.source, program.headers, program.options)
-            .hash(&mut hasher);
-        hasher.finish()
+        hash_of(&(salt, version, capability, program.source, program.headers, program.options))
     };
     format!("{}-{:016x}{:016x}", program.name, half(0), half(1))
+}
+
+/// Returns the name of an image's file in the cache, with a hash of the compiler and its version.
+pub fn name_of_compiler(image_name: &str, compiler: &str) -> String {
+    format!("{image_name}-{:016x}", hash_of(compiler))
+}
+
+fn hash_of(what: &(impl Hash + ?Sized)) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    what.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Returns the files of a folder that have this image's name, packed or of any compiler.
+pub fn of_any_compiler(dir: &Path, image_name: &str) -> Vec<PathBuf> {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten().map(|file| file.path());
+    let is_image = |file: &PathBuf| {
+        let name = file.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with(image_name) && !name.contains('.'))
+    };
+    let mut found: Vec<PathBuf> = files.filter(is_image).collect();
+    found.sort();
+    found
 }
 
 /// Writes an image into a folder under the name that machines with any compiler look for.
@@ -30,15 +50,13 @@ pub fn pack(
     capability: (u32, u32),
     image: &[u8],
 ) -> std::io::Result<()> {
-    write(&dir.join(image_name(program, ANY_COMPILER, capability)), image)
+    write(&dir.join(image_name(program, capability)), image)
 }
 
 const MAGIC: &[u8; 8] = b"isocuda1";
 
 fn checksum(image: &[u8]) -> [u8; 8] {
-    let mut hasher = DefaultHasher::new();
-    image.hash(&mut hasher);
-    hasher.finish().to_le_bytes()
+    hash_of(image).to_le_bytes()
 }
 
 /// Returns the image in a file, or `None` if the file is missing, truncated or changed.

@@ -2,8 +2,9 @@
 //!
 //! A source is compiled at its first use in a process, unless the cache on disk has an image of the same text,
 //! headers, options, compiler and architecture. Threads and processes that want the same kernel at the same time wait
-//! for the first one to compile it. Images that were compiled elsewhere, in a folder that `ISOSHARD_IMAGES` names, are
-//! used instead of compiling.
+//! for the first one to compile it. Images that were compiled elsewhere, in a folder that `ISOSHARD_IMAGES` names, go
+//! first, and need no compiler: it is loaded at the first kernel that has none. On a machine without a compiler the cache's
+//! images of any compiler are used.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::thread;
 use super::device::{self, CudaDevice, ModulePlace, Modules};
 use super::driver::KernelProgram;
 use super::handle::Handle;
-use super::images::{ANY_COMPILER, image_name, read, write};
+use super::images::{image_name, name_of_compiler, of_any_compiler, read, write};
 use super::lock::lock;
 use super::sources::{self, KernelSource};
 use crate::error::{Error, Result};
@@ -84,7 +85,7 @@ impl Modules {
     }
 }
 
-/// Loads a source's image: from the folder `cache`, else from the folder `packed`, else compiled into `cache`.
+/// Loads a source's image: from the folder `packed`, else from the folder `cache`, else compiled into `cache`.
 fn load(
     device: &CudaDevice,
     source: KernelSource,
@@ -97,35 +98,70 @@ fn load(
         .ok_or_else(|| Error::unsupported("cuda", format!("there is no kernels/{name}.cu"), "", ""))?;
     let program =
         KernelProgram { name, source: &text, headers: sources::headers(), options: sources::OPTIONS };
-    let properties = device.driver.properties();
-    let of_compiler = image_name(&program, &properties.compiler, properties.capability);
-    let file = cache.map(|dir| dir.join(of_compiler));
-    if !file.as_deref().is_some_and(Path::exists)
-        && let Some(module) = packed.and_then(|dir| load_packed(device, &program, dir))
+    let image_name = image_name(&program, device.driver.properties().capability);
+    let mut damaged = Vec::new();
+    if let Some(dir) = packed
+        && let Some(module) = load_file(device, name, &dir.join(&image_name), &mut damaged)
     {
         return Ok(module);
     }
-    let image = match &file {
+    let compiler = match device.driver.compiler() {
+        Ok(compiler) => compiler,
+        Err(missing) => {
+            let files = cache.map(|dir| of_any_compiler(dir, &image_name)).unwrap_or_default();
+            let mut modules = files.iter().filter_map(|file| load_file(device, name, file, &mut damaged));
+            let found = modules.next();
+            return found.ok_or_else(|| no_image(device, &image_name, (packed, cache), &damaged, &missing));
+        }
+    };
+    let image = match cache.map(|dir| dir.join(name_of_compiler(&image_name, &compiler))) {
         None => compile(device, &program)?,
         Some(file) => {
-            let _lock = Lock::take(file);
-            match read(file) {
-                // A file that does not load is damaged or was written for another machine: it is made again.
-                Some(image) => match device.driver.load(name, &image) {
-                    Ok(module) => return Ok(module),
-                    Err(_) => compile_into(device, &program, file)?,
-                },
-                None => compile_into(device, &program, file)?,
+            let _lock = Lock::take(&file);
+            // A file that does not load is damaged or was written for another machine: it is made again.
+            match load_file(device, name, &file, &mut damaged) {
+                Some(module) => return Ok(module),
+                None => compile_into(device, &program, &file)?,
             }
         }
     };
     device.driver.load(name, &image).map_err(|e| device.error(format!("kernels/{name}.cu"), &e))
 }
 
-/// Loads the image of a program in a folder of packed ones. Returns `None` if it has none that loads.
-fn load_packed(device: &CudaDevice, program: &KernelProgram, dir: &Path) -> Option<Handle> {
-    let file = dir.join(image_name(program, ANY_COMPILER, device.driver.properties().capability));
-    device.driver.load(program.name, &read(&file)?).ok()
+/// Loads the image in a file. Returns `None` if the file is missing, or adds to `damaged` why its image does not load.
+fn load_file(device: &CudaDevice, name: &str, file: &Path, damaged: &mut Vec<String>) -> Option<Handle> {
+    let why = match read(file) {
+        Some(image) => match device.driver.load(name, &image) {
+            Ok(module) => return Some(module),
+            Err(error) => format!("does not load: {error}"),
+        },
+        None if !file.exists() => return None,
+        None => "is truncated or changed".into(),
+    };
+    damaged.push(format!("{} {why}", file.display()));
+    None
+}
+
+/// Returns the error of a kernel that is in no folder, on a machine without a compiler.
+fn no_image(
+    device: &CudaDevice,
+    image_name: &str,
+    (packed, cache): (Option<&Path>, Option<&Path>),
+    damaged: &[String],
+    missing: &str,
+) -> Error {
+    let name = image_name.rsplit_once('-').map_or(image_name, |(name, _)| name);
+    let folder = |dir: Option<&Path>, variable: &str| match dir {
+        Some(dir) => format!("{} ({variable})", dir.display()),
+        None => format!("{variable}, which names no folder"),
+    };
+    let (packed, cache) = (folder(packed, "ISOSHARD_IMAGES"), folder(cache, "ISOSHARD_CACHE"));
+    let damaged: String = damaged.iter().map(|file| format!("; {file}")).collect();
+    Error::Device {
+        verb: format!("kernels/{name}.cu"),
+        device: device.name().to_string(),
+        reason: format!("no image {image_name} in {packed}, or in {cache}{damaged}; {missing}"),
+    }
 }
 
 fn compile(device: &CudaDevice, program: &KernelProgram) -> Result<Vec<u8>> {
@@ -193,21 +229,28 @@ mod tests {
     #[derive(Debug)]
     struct Loader {
         properties: DeviceProperties,
+        compiler: std::result::Result<String, String>,
         /// The programs compiled and loaded, in order.
         done: Mutex<Vec<String>>,
     }
 
     impl Loader {
         fn device(capability: (u32, u32)) -> (CudaDevice, Arc<Loader>) {
+            Loader::with_compiler(capability, Ok("nvrtc 99.9".into()))
+        }
+
+        fn with_compiler(
+            capability: (u32, u32),
+            compiler: std::result::Result<String, String>,
+        ) -> (CudaDevice, Arc<Loader>) {
             let properties = DeviceProperties {
                 name: "loader".into(),
-                compiler: "nvrtc 99.9".into(),
                 capability,
                 multiprocessors: 1,
                 shared_bytes: 0,
                 total_bytes: 0,
             };
-            let driver = Arc::new(Loader { properties, done: Mutex::default() });
+            let driver = Arc::new(Loader { properties, compiler, done: Mutex::default() });
             let (modules, counters) = (Modules::default(), MemoryCounters::new(0));
             (
                 CudaDevice { index: 0, driver: driver.clone(), modules, counters, pools: Mutex::default() },
@@ -228,6 +271,9 @@ mod tests {
     unsafe impl Driver for Loader {
         fn properties(&self) -> &DeviceProperties {
             &self.properties
+        }
+        fn compiler(&self) -> std::result::Result<String, String> {
+            self.compiler.clone()
         }
         fn compile(&self, program: &KernelProgram) -> std::result::Result<Vec<u8>, String> {
             self.note(format!("compiles {}", program.name));
@@ -337,37 +383,101 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_packed_image_is_found_by_its_name_and_needs_no_compiler() {
-        let dir = std::env::temp_dir().join(format!("isoshard-packed-{}", std::process::id()));
-        let (packed, cache) = (dir.join("packed"), dir.join("cache"));
-        fs::create_dir_all(&packed).unwrap();
-        fs::create_dir_all(&cache).unwrap();
-        let (headers, options) = (sources::headers(), sources::OPTIONS);
-        let image = |name: &'static str, capability, image: &[u8]| {
+    /// Two folders, and images in them; removed at the end.
+    struct Folders {
+        dir: PathBuf,
+        packed: PathBuf,
+        cache: PathBuf,
+    }
+
+    impl Folders {
+        fn new(test: &str) -> Folders {
+            let dir = std::env::temp_dir().join(format!("isoshard-{test}-{}", std::process::id()));
+            let (packed, cache) = (dir.join("packed"), dir.join("cache"));
+            fs::create_dir_all(&packed).unwrap();
+            fs::create_dir_all(&cache).unwrap();
+            Folders { dir, packed, cache }
+        }
+
+        fn pack(&self, name: &'static str, capability: (u32, u32), image: &[u8]) -> PathBuf {
             let source = KernelSource::from(name).text().expect("a source of ours");
-            pack(&packed, &KernelProgram { name, source: &source, headers, options }, capability, image)
-                .unwrap();
-        };
-        image("fill", (9, 0), b"packed for 90");
-        image("fill", (12, 0), b"packed for 120");
-        image("copy", (9, 0), b"bad");
+            let (headers, options) = (sources::headers(), sources::OPTIONS);
+            let program = KernelProgram { name, source: &source, headers, options };
+            pack(&self.packed, &program, capability, image).unwrap();
+            self.packed.join(image_name(&program, capability))
+        }
+    }
+
+    impl Drop for Folders {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+
+    #[test]
+    fn a_packed_image_is_found_by_its_name_and_goes_first() {
+        let folders = Folders::new("packed");
+        folders.pack("fill", (9, 0), b"packed for 90");
+        folders.pack("fill", (12, 0), b"packed for 120");
+        folders.pack("copy", (9, 0), b"bad");
         let done = |capability, name: &'static str, cache: Option<&Path>, packed: Option<&Path>| {
             let (device, driver) = Loader::device(capability);
             load(&device, name.into(), cache, packed).expect("a module");
             std::mem::take(&mut *lock(&driver.done)).join(", ")
         };
-        let (here, there) = (Some(&*cache), Some(&*packed));
+        let (here, there) = (Some(&*folders.cache), Some(&*folders.packed));
         assert_eq!(done((9, 0), "fill", here, there), "loads fill: packed for 90");
         assert_eq!(done((12, 0), "fill", None, there), "loads fill: packed for 120");
-        assert!(fs::read_dir(&cache).unwrap().next().is_none(), "nothing was compiled or copied");
+        assert!(fs::read_dir(&folders.cache).unwrap().next().is_none(), "nothing was compiled or copied");
         // Neither another architecture's nor another program's nor one that does not load.
         assert_eq!(done((8, 0), "fill", None, there), "compiles fill, loads fill: compiled");
         assert_eq!(done((9, 0), "flip", None, there), "compiles flip, loads flip: compiled");
         assert_eq!(done((9, 0), "copy", None, there), "compiles copy, loads copy: compiled");
-        // An image by this machine's compiler goes first.
         assert_eq!(done((9, 0), "fill", here, None), "compiles fill, loads fill: compiled");
+        assert_eq!(done((9, 0), "fill", here, None), "loads fill: compiled");
+        assert_eq!(done((9, 0), "fill", here, there), "loads fill: packed for 90");
+        // A packed image that is cut short is compiled, here found in the cache.
+        let whole = folders.pack("fill", (9, 0), b"packed for 90");
+        fs::write(&whole, &fs::read(&whole).unwrap()[..20]).unwrap();
         assert_eq!(done((9, 0), "fill", here, there), "loads fill: compiled");
-        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_machine_without_a_compiler_uses_the_images_that_are_there() {
+        let folders = Folders::new("no-compiler");
+        let (here, there) = (Some(&*folders.cache), Some(&*folders.packed));
+        folders.pack("fill", (9, 0), b"packed for 90");
+        // The cache has what an earlier compiler made, and a file that it locked.
+        let (earlier, _) = Loader::device((9, 0));
+        load(&earlier, "flip".into(), here, None).expect("a module");
+        let find = |name: &'static str, cache: Option<&Path>, packed: Option<&Path>| {
+            let (device, driver) = Loader::with_compiler((9, 0), Err("libcompiler.so is not found".into()));
+            let found = load(&device, name.into(), cache, packed).map_err(|e| e.to_string());
+            found.map(|_| std::mem::take(&mut *lock(&driver.done)).join(", "))
+        };
+        assert_eq!(find("fill", here, there), Ok("loads fill: packed for 90".into()));
+        assert_eq!(find("flip", here, there), Ok("loads flip: compiled".into()));
+        // The error names the kernel, the folders, the files that are there and do not load, and the library.
+        let said = find("copy", here, there).unwrap_err();
+        let (first, rest) = said.split_once(" no image copy-").expect("it names the image");
+        assert_eq!(first, "kernels/copy.cu: cuda:0 failed; got");
+        let (packed, cache) = (folders.packed.display(), folders.cache.display());
+        let want = format!(
+            " in {packed} (ISOSHARD_IMAGES), or in {cache} (ISOSHARD_CACHE); libcompiler.so is not found"
+        );
+        assert_eq!(rest.split_at(32).1, want);
+        let bad = folders.pack("copy", (9, 0), b"bad");
+        let said = find("copy", None, there).unwrap_err();
+        let want =
+            format!("or in ISOSHARD_CACHE, which names no folder; {} does not load: loader", bad.display());
+        assert!(said.contains(&want), "{said}");
+        fs::write(&bad, b"isocuda1").unwrap();
+        let said = find("copy", here, there).unwrap_err();
+        assert!(said.contains(&format!("{} is truncated or changed; lib", bad.display())), "{said}");
+        assert!(
+            find("fill", here, None)
+                .unwrap_err()
+                .contains("in ISOSHARD_IMAGES, which names no folder, or in")
+        );
     }
 }

@@ -1,6 +1,8 @@
 //! The driver's calls, one by one.
 
+use std::collections::HashSet;
 use std::ffi::c_void;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use isoshard::tensor::cuda::{
@@ -163,6 +165,10 @@ unsafe impl Driver for Shim {
         self.put("fill", stream, Task::Fill { at, byte, bytes })
     }
 
+    fn compiler(&self) -> Result<String, String> {
+        Ok(self.compiler.version.clone())
+    }
+
     fn compile(&self, program: &cuda::KernelProgram) -> Result<Vec<u8>, String> {
         self.enter("compile").map_err(|e| e.to_string())?;
         self.compiler.compile(program)
@@ -170,6 +176,10 @@ unsafe impl Driver for Shim {
 
     fn load(&self, name: &str, image: &[u8]) -> DriverResult<Handle> {
         self.enter("load")?;
+        if !is_listed(name) {
+            let why = format!("ops::cuda_programs() has no {name}.cu, so pack.sh does not pack it");
+            return Err(refusal("load", "CUDA_ERROR_NOT_FOUND", &why));
+        }
         let program = LoadedProgram::load(name, image)
             .map_err(|why| refusal("load", "CUDA_ERROR_INVALID_IMAGE", &why))?;
         let mut programs = lock(&self.programs);
@@ -248,4 +258,13 @@ fn legal(
         return Err(format!("{given} arguments for {wants} parameters"));
     }
     Ok(())
+}
+
+/// Returns true for the programs that `pack.sh` packs, and for those of the shim's own tests. Any other would be missing
+/// on a machine without a compiler.
+fn is_listed(name: &str) -> bool {
+    static LISTED: OnceLock<HashSet<String>> = OnceLock::new();
+    let listed =
+        LISTED.get_or_init(|| isoshard::ops::cuda_programs().into_iter().map(|(file, _)| file).collect());
+    ["one", "kernels"].contains(&name) || listed.contains(&format!("{name}.cu"))
 }

@@ -24,13 +24,15 @@ pub fn sources(dir: &Path) -> std::io::Result<()> {
     isoshard::ops::cuda_programs().iter().try_for_each(|(name, text)| fs::write(dir.join(name), text))
 }
 
-/// Writes one launch: a line of JSON, then the blocks' bytes before and after.
+/// Writes one launch: a line of JSON, then the blocks' bytes before and after. `uploads` are ranges that the host has
+/// written: bytes that look like poison there are integers such as -1.
 pub fn launch(
     dir: &Path,
     nth: u64,
     (function, grid): (&Function, Grid),
     arguments: &[Vec<u128>],
     before: &MemoryImage,
+    uploads: &[(u64, usize)],
     memory: &Memory,
 ) -> std::io::Result<()> {
     let after = memory.image();
@@ -44,7 +46,7 @@ pub fn launch(
     let head = json!({
         "program": function.program(), "entry": function.name(), "blocks": grid.blocks, "threads": grid.threads,
         "shared": grid.shared_bytes, "before": blocks(before), "after": blocks(&after),
-        "arguments": arguments.iter().zip(function.parameters()).map(hex).collect::<Vec<_>>(),
+        "uploads": uploads, "arguments": arguments.iter().zip(function.parameters()).map(hex).collect::<Vec<_>>(),
     });
     let mut file = fs::File::create(dir.join(format!("{nth:06}-{}.launch", function.name())))?;
     writeln!(file, "{head}")?;

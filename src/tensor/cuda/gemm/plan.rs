@@ -172,7 +172,6 @@ mod tests {
     fn h100() -> DeviceProperties {
         DeviceProperties {
             name: String::new(),
-            compiler: String::new(),
             capability: (9, 0),
             multiprocessors: 132,
             shared_bytes: 232_448,

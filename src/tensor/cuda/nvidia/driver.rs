@@ -39,7 +39,7 @@ pub(in super::super) fn devices_len() -> Result<usize, String> {
 
 /// Opens the device of this number.
 pub(in super::super) fn open(index: usize) -> Result<Arc<dyn Driver>, String> {
-    Ok(Arc::new(Nvidia::open(index).map_err(|e| e.to_string())??))
+    Ok(Arc::new(Nvidia::open(index).map_err(|e| e.to_string())?))
 }
 
 /// A device behind NVIDIA's driver, in its primary context.
@@ -53,7 +53,7 @@ struct Nvidia {
 }
 
 impl Nvidia {
-    fn open(index: usize) -> DriverResult<Result<Nvidia, String>> {
+    fn open(index: usize) -> DriverResult<Nvidia> {
         result::init().map_err(call_error("cuInit"))?;
         let device = result::device::get(index as i32).map_err(call_error("cuDeviceGet"))?;
         let attribute = |a| {
@@ -66,10 +66,6 @@ impl Nvidia {
         );
         let properties = DeviceProperties {
             name: result::device::get_name(device).map_err(call_error("cuDeviceGetName"))?,
-            compiler: match compiler::compiler_version() {
-                Ok(version) => version,
-                Err(reason) => return Ok(Err(reason)),
-            },
             capability,
             multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
             shared_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
@@ -87,7 +83,7 @@ impl Nvidia {
             .result()
             .map_err(call_error("cuDriverGetVersion"))?;
         let tells_parameters = version >= TELLS_PARAMETERS;
-        Ok(Ok(Nvidia { properties, context: context as usize, tells_parameters, blas: OnceLock::new() }))
+        Ok(Nvidia { properties, context: context as usize, tells_parameters, blas: OnceLock::new() })
     }
 
     /// Makes this device's context current on the calling thread, if it is not.
@@ -226,6 +222,10 @@ unsafe impl Driver for Nvidia {
         // SAFETY: the caller's promise.
         let filled = unsafe { result::memset_d8_async(at, byte, bytes, stream as sys::CUstream) };
         filled.map_err(call_error("cuMemsetD8Async"))
+    }
+
+    fn compiler(&self) -> Result<String, String> {
+        compiler::compiler_version()
     }
 
     fn compile(&self, program: &KernelProgram) -> Result<Vec<u8>, String> {

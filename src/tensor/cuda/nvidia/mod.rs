@@ -1,6 +1,7 @@
 //! The driver over NVIDIA's libraries, which `cudarc` loads at run time.
 //!
-//! Nothing is linked: if `libcuda` or `libnvrtc` is missing, asking for a device returns an error that says so.
+//! Nothing is linked: if `libcuda` is missing, asking for a device returns an error that says so. `libnvrtc` is loaded at the
+//! first kernel that has no packed image; if it is missing, the error names the kernel and the folders.
 //!
 //! ```
 //! use isoshard::tensor::cuda::nvidia;
