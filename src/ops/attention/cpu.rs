@@ -242,7 +242,8 @@ impl<'a> CpuAttention<'a> {
                         (&mut *rows, (dv.max(1), 1)),
                     );
                     dispatch(ScaleRows { rows, len: dv, sums: &sums[..block.rows] });
-                    put_rows(rows, &o_rows, (head[0] * tq + block.start) * h + head[1], h);
+                    // SAFETY: the rows of this head's queries, and a head is in one part of `for_each_part`.
+                    unsafe { put_rows(rows, &o_rows, (head[0] * tq + block.start) * h + head[1], h) };
                 }
             }
         });
@@ -322,9 +323,12 @@ impl<T: Gemm> Kernel for ScaleRows<'_, T> {
 }
 
 /// Copies rows to the rows of a result from `first` on, `step` rows apart.
-fn put_rows<T: Gemm>(rows: &[T], to: &SharedRows<'_, T>, first: usize, step: usize) {
+///
+/// # Safety
+/// No other thread has these rows of the result.
+unsafe fn put_rows<T: Gemm>(rows: &[T], to: &SharedRows<'_, T>, first: usize, step: usize) {
     for (i, row) in rows.chunks_exact(to.row_len().max(1)).enumerate() {
-        // SAFETY: the rows are those of one head, or of one group, which only this thread computes.
+        // SAFETY: the caller's promise; this thread's last reference to a row has ended.
         unsafe { to.row(first + i * step) }.copy_from_slice(row);
     }
 }

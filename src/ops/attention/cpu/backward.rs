@@ -76,7 +76,8 @@ impl CpuAttention<'_> {
                             let over = BlockSum::Keys(over_narrow.as_ref().unwrap_or(&over[n]));
                             masked_product(&hidden, over, block.matrix(ds), k, (&mut *rows, (d.max(1), 1)));
                             dispatch(ClearMinusZero(rows));
-                            put_rows(rows, &dq, (head[0] * tq + block.start) * h + head[1], h);
+                            // SAFETY: the rows of this head's queries; its group is in one part of `for_each_part`.
+                            unsafe { put_rows(rows, &dq, (head[0] * tq + block.start) * h + head[1], h) };
                         }
                         let joins = joins + if n + 1 == blocks.len() { head_joins } else { 0 };
                         let rows = (head, block.start, block.rows);
@@ -86,7 +87,8 @@ impl CpuAttention<'_> {
                 }
                 for (sum, to) in [(dk_sum.get(), &dk), (dv_sum.get(), &dvs)] {
                     dispatch(ClearMinusZero(&mut *sum));
-                    put_rows(sum, to, b * keys * groups + group, groups);
+                    // SAFETY: the rows of this group's keys, and a group is in one part of `for_each_part`.
+                    unsafe { put_rows(sum, to, b * keys * groups + group, groups) };
                 }
             }
         });
