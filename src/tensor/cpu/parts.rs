@@ -1,4 +1,4 @@
-//! What kernels write, cut into parts for several [threads](super::threads).
+//! Results of kernels, which are cut into parts for several [threads](super::threads).
 
 use std::marker::PhantomData;
 
