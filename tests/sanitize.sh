@@ -51,8 +51,8 @@ address() {
 }
 
 part_address() {
-  address --lib -- --skip exhaustive --skip fuzz --skip measure --skip gemm::blocking --skip product::tests::every \
-    --skip product::tests::bits --skip a_rank_that_does_not_read
+  address --lib -- --skip exhaustive --skip fuzz --skip measure --skip tensor::cpu::gemm::blocking \
+    --skip every_node_is_the_sum --skip bits_do_not_depend_on --skip a_rank_that_does_not_read
 }
 
 part_suite() {

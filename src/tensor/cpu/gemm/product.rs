@@ -283,8 +283,9 @@ mod tests {
     /// The last leaf of the longest sum has 31 indices.
     #[test]
     fn the_last_leaf_of_the_longest_sum_is_multiplied() {
-        let last = (1 << 59) - 1;
-        let over = LeafContraction::<f32>::new(LeafRuns { len: usize::MAX, runs: &[last..last + 1] });
+        let last = (1 << 59) - 1..1 << 59;
+        let runs = std::slice::from_ref(&last);
+        let over = LeafContraction::<f32>::new(LeafRuns { len: usize::MAX, runs });
         let (x, mut c) = ([1.0; 31], [0.0]);
         let (a, b) = (MatRef::new(&x, (1, 31), (31, 1)).unwrap(), MatRef::new(&x, (31, 1), (1, 1)).unwrap());
         f32::product_over(&over, a, b, MatMut::new(&mut c, (1, 1), (1, 1)).unwrap());
