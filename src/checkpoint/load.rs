@@ -244,7 +244,8 @@ impl LoadedTensor<'_> {
             });
         }
         self.share = Vec::new();
-        Ok(())
+        // The others may be other processes.
+        expect_bools(self.dtype, into).map_err(|e| e.at(self.name))
     }
 }
 

@@ -21,8 +21,10 @@ impl Tensor {
         if !self.is_unique() || self.offset != 0 {
             self = self.to_owned_copy()?;
         }
-        let ranges: Vec<_> =
-            parts.iter().map(|(start, shape)| start * size..(start + shape.numel()) * size).collect();
+        let range = |(start, shape): &(usize, Shape)| {
+            start.saturating_mul(size)..start.saturating_add(shape.numel()).saturating_mul(size)
+        };
+        let ranges: Vec<_> = parts.iter().map(range).collect();
         let buffers = match std::sync::Arc::try_unwrap(self.storage) {
             Ok(buffer) => buffer.cut(&ranges),
             Err(_) => unreachable!("it was made unique above"),
@@ -200,6 +202,13 @@ mod tests {
     #[should_panic(expected = "parts lie one after the other")]
     fn parts_do_not_overlap() {
         let _ = Tensor::zeros(DType::F32, [4]).cut(&[(0, [3].into()), (2, [2].into())]);
+    }
+
+    /// The last element's byte would be the first one's again.
+    #[test]
+    #[should_panic(expected = "parts lie one after the other")]
+    fn parts_are_inside_the_whole() {
+        let _ = Tensor::zeros(DType::F32, [4]).cut(&[(0, [1 << 62].into())]);
     }
 
     #[test]

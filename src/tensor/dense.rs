@@ -211,8 +211,17 @@ impl Tensor {
         Tensor { storage, dtype, shape, strides, offset: 0 }
     }
 
+    /// Returns the row-major tensor over a buffer's first bytes. Views stay inside of it.
+    ///
+    /// # Panics
+    /// Panics if the buffer is too short for the elements.
     pub(super) fn from_buffer(buffer: Buffer, dtype: DType, shape: Shape) -> Tensor {
-        debug_assert!(buffer.len_bytes() >= shape.numel() * dtype.size_bytes());
+        let len_bytes = shape.numel().saturating_mul(dtype.size_bytes());
+        assert!(
+            len_bytes <= buffer.len_bytes(),
+            "a buffer of {} bytes for {dtype}{shape}",
+            buffer.len_bytes()
+        );
         let strides = shape.strides();
         Tensor { storage: Arc::new(buffer), dtype, shape, strides, offset: 0 }
     }

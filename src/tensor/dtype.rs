@@ -131,8 +131,9 @@ impl fmt::Debug for DType {
 /// ```
 ///
 /// # Safety
-/// `DTYPE.size_bytes()` is the size of the type. Its alignment is at most 64, it has no padding, and all-zero bytes are
-/// a valid value; so is every bit pattern, except for `bool`.
+/// The type has the size and the alignment of the Rust type that its `DTYPE` is named after, `f32` for [`DType::F32`], because
+/// each reads what the other has written. It has no padding, and every bit pattern is a valid value; with [`DType::Bool`]
+/// its values are the bytes 0 and 1 alone.
 pub unsafe trait Element: Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static {
     /// The dtype of this type.
     const DTYPE: DType;
@@ -144,8 +145,8 @@ pub unsafe trait Element: Copy + Default + PartialEq + fmt::Debug + Send + Sync 
 
 macro_rules! element {
     ($($t:ty, $d:ident, $to:expr, $from:expr;)*) => {$(
-        // SAFETY: a primitive type (or `repr(transparent)` around one) of the size that `DType::size_bytes` returns,
-        // valid for zero bytes; only `bool` has invalid bit patterns.
+        // SAFETY: a primitive type (or `repr(transparent)` around one) of the size that `DType::size_bytes` returns; only
+        // `bool` has invalid bit patterns.
         unsafe impl Element for $t {
             const DTYPE: DType = DType::$d;
             #[inline(always)]

@@ -50,8 +50,9 @@ impl Tensor {
         self.expect_dtype("data", T::DTYPE)?;
         self.expect_cpu("data")?;
         let len = self.storage.len_bytes() / T::DTYPE.size_bytes();
-        // SAFETY: the buffer is aligned to 64 bytes (or was a Vec of elements of this size), it is initialised, holds
-        // `len` elements of this dtype, and is not written to while it is shared or borrowed.
+        // SAFETY: the buffer is aligned to 64 bytes, or was a list of elements of this alignment, or is a part of such a one
+        // from an element on. It is initialised, holds `len` elements of this dtype, and is not written while it is shared
+        // or borrowed.
         let all = unsafe { std::slice::from_raw_parts(self.storage.as_ptr().cast::<T>(), len) };
         Ok(&all[self.offset.min(len)..])
     }
@@ -86,8 +87,8 @@ impl Tensor {
         }
         let (offset, len) = (self.offset, self.numel());
         let buffer = exclusive(&mut self.storage).expect("checked or made unique above");
-        // SAFETY: `&mut Buffer` is exclusive, the buffer holds `offset + len` initialised elements of this dtype, and
-        // its alignment suffices.
+        // SAFETY: `&mut Buffer` is exclusive, the tensor is contiguous, so that the buffer holds `offset + len` initialised
+        // elements of this dtype, and its alignment suffices, as in `data`.
         Ok(unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<T>().add(offset), len) })
     }
 

@@ -123,7 +123,8 @@ impl<T: Pod> Deref for KernelList<T> {
 
     fn deref(&self) -> &[T] {
         match &self.block {
-            // SAFETY: the block is initialised, aligned to 64 bytes and has `len` elements, of any bit pattern.
+            // SAFETY: the block is initialised, aligned to 64 bytes and has `len` elements of any bit pattern: `reserve` comes
+            // before `len` grows.
             Some(block) => unsafe { std::slice::from_raw_parts(block.as_ptr().cast(), self.len) },
             None => &[],
         }

@@ -167,8 +167,9 @@ impl FileRegions {
             state.file.write_all(&zeros[..part])?;
             left -= part;
         }
-        // SAFETY: the file has no name, so this process alone has it open, and it is never cut shorter. No other map has
-        // these bytes: the region is not in use, and it is marked as used before the lock is released.
+        // SAFETY: the file has no name, so this process alone has it open, and it is never cut shorter. Nothing uses another
+        // map of these bytes: no tensor has the region, and it is marked as used before the lock is released. A dropped
+        // tensor's map may still be there, which only ends.
         let mut map = unsafe { MmapOptions::new().offset(start).len(len_bytes).map_mut(&state.file)? };
         let ptr = NonNull::new(map.as_mut_ptr()).expect("a map has an address");
         match kept {

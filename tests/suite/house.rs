@@ -13,6 +13,7 @@ mod page;
 mod placements;
 mod prose;
 pub(crate) mod source;
+mod unsafe_code;
 mod uses;
 mod words;
 

@@ -24,7 +24,7 @@ use crate::tensor::cpu::{
 };
 use crate::tensor::{DType, Tensor};
 use query_block::{BlockSum, Heads, QueryBlock, Scratch, Stripe, TransposedRows, all_finite, masked_product};
-use score_rows::{Probabilities, PutRows, ScoreInputs, ScoreTensors};
+use score_rows::{Probabilities, ScoreInputs, ScoreTensors, put_rows};
 
 /// The largest number of query rows of a block. Any number gives the same bits; a small block has few scores of keys
 /// that a causal mask leaves out, and its scores stay in a cache.
@@ -216,7 +216,8 @@ impl<'a> CpuAttention<'a> {
                     let rows = &mut rows.get()[..block.rows * dv];
                     if s.is_empty() {
                         rows.fill(T::ZERO);
-                        dispatch(PutRows { rows, to: &o_rows, first, step: h, sums: None });
+                        // SAFETY: the rows of this head's queries, and a head is in one part of `for_each_part`.
+                        unsafe { put_rows(rows, &o_rows, (first, h), None) };
                         continue;
                     }
                     self.scores(block, (q.at(head), &columns), s);
@@ -245,7 +246,8 @@ impl<'a> CpuAttention<'a> {
                         (&mut *rows, (dv.max(1), 1)),
                     );
                     let sums = Some(&sums[..block.rows]);
-                    dispatch(PutRows { rows, to: &o_rows, first, step: h, sums });
+                    // SAFETY: as above.
+                    unsafe { put_rows(rows, &o_rows, (first, h), sums) };
                 }
             }
         });

@@ -8,9 +8,10 @@ use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
 
 use super::StridedRows;
+use super::parts::RowsMut;
 use super::real::Widen;
 use super::simd::{Kernel, dispatch};
-use super::threads::{RowsMut, for_each_part};
+use super::threads::for_each_part;
 use crate::error::Result;
 use crate::tensor::dtype::odd_f32;
 use crate::tensor::{DType, Element, Tensor};

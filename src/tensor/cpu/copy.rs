@@ -2,15 +2,24 @@
 
 use bytemuck::Pod;
 
-use super::threads::{Cut, for_each_part};
-use crate::tensor::{Dims, Element};
+use super::parts::Cut;
+use super::threads::for_each_part;
+use crate::tensor::{DType, Dims, Element};
 
 /// Returns the bytes of a new buffer as elements of the type for which it was allocated.
+///
+/// # Panics
+/// Panics if the bytes are not aligned for the type, or are to be bools and are not all 0 or 1.
 pub(crate) fn as_elements_mut<T: Element>(bytes: &mut [u8]) -> &mut [T] {
     let len = bytes.len() / T::DTYPE.size_bytes();
     assert!((bytes.as_ptr() as usize).is_multiple_of(align_of::<T>()), "a buffer is aligned for its dtype");
-    // SAFETY: the slice is aligned, as checked above, has the length of the bytes, and keeps their exclusive borrow.
-    // Every bit pattern is an element, except for `bool`, whose new buffers are zeroed.
+    // A new buffer of bools is zeroed. The largest byte is found by vectors, and a search for another byte would not be.
+    assert!(
+        T::DTYPE != DType::Bool || bytes.iter().fold(0, |max, &byte| byte.max(max)) < 2,
+        "bools are 0 or 1"
+    );
+    // SAFETY: the slice is aligned, has the length of the bytes, and keeps their exclusive borrow. Every bit pattern is
+    // an element; bools were looked at above.
     unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), len) }
 }
 
@@ -145,6 +154,13 @@ fn copy_tile<T: Pod + Default>(
 #[cfg(test)]
 mod tests {
     use crate::tensor::Tensor;
+
+    /// Any other byte as a `bool` would be undefined behaviour.
+    #[test]
+    #[should_panic(expected = "bools are 0 or 1")]
+    fn other_bytes_are_no_bools() {
+        super::as_elements_mut::<bool>(&mut [0, 1, 2]);
+    }
 
     #[test]
     fn transposes_at_odd_sizes() {

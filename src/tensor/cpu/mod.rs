@@ -23,6 +23,7 @@ mod loops;
 mod map;
 mod map_slice;
 mod neighbours;
+mod parts;
 mod phi;
 mod pointwise;
 mod rare;
@@ -49,6 +50,7 @@ pub use loops::{
 pub use map::map2;
 pub use map::{map, map1};
 pub use map_slice::map_slice;
+pub(crate) use parts::{Cut, RowsMut, SharedRows};
 pub use phi::NormalFunction;
 pub use pointwise::{compare, compute, expect_matching, select, test};
 pub use real::{Num, Real, Widen, is_nan};
@@ -57,9 +59,9 @@ pub use reducer::{MaxReducer, MinReducer, Reducer, SumReducer};
 pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, prefetch, with_isa};
 pub use strided_rows::{EachChunk, StridedRows};
+pub(crate) use threads::for_each_part;
 #[cfg(test)]
 pub(crate) use threads::set_smallest_part;
-pub(crate) use threads::{Cut, RowsMut, SharedRows, for_each_part};
 pub use threads::{threads_each, threads_from_env, with_threads};
 pub use tree::{BlockTree, RowTree, merges, row_max};
 pub use wide::WideFunction;

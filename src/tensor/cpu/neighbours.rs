@@ -22,7 +22,7 @@ pub(super) trait TreeFold<T: Num, F: Reducer<T>> {
 pub(super) fn run<T: Num, F: Reducer<T>, R: TreeFold<T, F>>(fold: R, shuffles: Shuffles) -> R::Out {
     #[cfg(target_arch = "x86_64")]
     if shuffles.0 && T::DTYPE == DType::F32 {
-        // SAFETY: the CPU has AVX2 and FMA, and `T` is f32, the only type of this dtype.
+        // SAFETY: the CPU has AVX2 and FMA, as `detect` found, and a type of this dtype has 32 bits like f32, as `Element` demands.
         return unsafe { shuffled::run::<T, F, R>(fold) };
     }
     let _ = shuffles;
@@ -123,7 +123,7 @@ mod shuffled {
     /// Runs `fold`.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA, and `T` is f32.
+    /// The CPU has AVX2 and FMA, and `T` has the bits of f32.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn run<T: Num, F: Reducer<T>, R: TreeFold<T, F>>(fold: R) -> R::Out {
         fold.run(Shuffled(()))
@@ -161,7 +161,7 @@ mod shuffled {
     /// Joins each eight neighbours.
     ///
     /// # Safety
-    /// The CPU has AVX2, and `T` is f32.
+    /// The CPU has AVX2, and `T` has the bits of f32.
     #[inline(always)]
     unsafe fn eighths<T: Num, F: Reducer<T>>(x: &[T; PAIR]) -> [T; 8] {
         let v = x.as_chunks::<8>().0;

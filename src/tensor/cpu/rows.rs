@@ -2,9 +2,10 @@
 //! f32 and round once.
 
 use super::cast::cast;
+use super::parts::RowsMut;
 use super::pointwise::expect_matching;
 use super::simd::{Kernel, dispatch};
-use super::threads::{RowsMut, for_each_part};
+use super::threads::for_each_part;
 use super::tree::RowTree;
 use super::{Real, as_elements_mut};
 use crate::error::{Error, Result};

@@ -6,7 +6,6 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,6 +14,7 @@ use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
 use super::caches::{Caches, with_caches};
+use super::parts::Cut;
 use super::simd::{Isa, with_isa};
 use crate::error::{Error, Result};
 use crate::tensor::no_room::{is_caught, resume_of_helper, with_caught};
@@ -115,83 +115,6 @@ pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
     assert!(n > 0, "with_threads: needs one thread or more");
     let _restore = RestoreThreads(THREADS.replace(Some(n)));
     f()
-}
-
-/// Something that kernels write, and that is cut into parts.
-pub(crate) trait Cut: Sized + Send {
-    /// Returns the first `at` of its elements or rows, and the rest.
-    fn cut(self, at: usize) -> (Self, Self);
-}
-
-/// Rows of `len` elements, which are cut between rows.
-pub(crate) struct RowsMut<'a, T> {
-    pub(crate) data: &'a mut [T],
-    pub(crate) len: usize,
-}
-
-/// Rows of `len` elements that several threads write: any rows, in any order.
-pub(crate) struct SharedRows<'a, T> {
-    data: *mut T,
-    elements: usize,
-    len: usize,
-    borrow: PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: `row` gives the elements out for writing, and its callers promise to have one row once at a time.
-unsafe impl<T: Send> Sync for SharedRows<'_, T> {}
-
-impl<'a, T> SharedRows<'a, T> {
-    pub(crate) fn new(data: &'a mut [T], len: usize) -> SharedRows<'a, T> {
-        SharedRows { data: data.as_mut_ptr(), elements: data.len(), len, borrow: PhantomData }
-    }
-
-    pub(crate) fn row_len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns a row.
-    ///
-    /// # Safety
-    /// No other reference to the row lives.
-    #[expect(clippy::mut_from_ref, reason = "the caller promises that the references are to different rows")]
-    pub(crate) unsafe fn row(&self, i: usize) -> &mut [T] {
-        assert!(i < usize::MAX / self.len.max(1) && (i + 1) * self.len <= self.elements, "a row of the data");
-        // SAFETY: the row is inside the data, which is borrowed exclusively, and the caller has it alone.
-        unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.len), self.len) }
-    }
-}
-
-impl Cut for () {
-    fn cut(self, _: usize) -> ((), ()) {
-        ((), ())
-    }
-}
-
-impl<T: Send> Cut for &mut [T] {
-    fn cut(self, at: usize) -> (Self, Self) {
-        self.split_at_mut(at)
-    }
-}
-
-impl<T: Send> Cut for RowsMut<'_, T> {
-    fn cut(self, at: usize) -> (Self, Self) {
-        let (head, tail) = self.data.split_at_mut(at * self.len);
-        (RowsMut { data: head, len: self.len }, RowsMut { data: tail, len: self.len })
-    }
-}
-
-impl<A: Cut, B: Cut> Cut for (A, B) {
-    fn cut(self, at: usize) -> (Self, Self) {
-        let (a, b) = (self.0.cut(at), self.1.cut(at));
-        ((a.0, b.0), (a.1, b.1))
-    }
-}
-
-impl<A: Cut, B: Cut, C: Cut> Cut for (A, B, C) {
-    fn cut(self, at: usize) -> (Self, Self) {
-        let (a, b, c) = (self.0.cut(at), self.1.cut(at), self.2.cut(at));
-        ((a.0, b.0, c.0), (a.1, b.1, c.1))
-    }
 }
 
 /// Returns the number of parts that are worth a thread each.
@@ -313,7 +236,7 @@ impl TeamDesk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Computes parts until none is left.
+    /// Computes parts until none is left. It does not unwind: a panic is kept for the caller.
     ///
     /// # Safety
     /// The task's function lives.
@@ -334,7 +257,11 @@ impl TeamDesk {
         IN_PART.set(in_part);
         if let Err(panic) = ended {
             self.next.store(task.parts, Ordering::Relaxed);
-            self.state().panic.get_or_insert(panic);
+            match &mut self.state().panic {
+                first @ None => *first = Some(panic),
+                // Dropping a panic's value may panic again, and the caller would leave while helpers call its function.
+                Some(_) => std::mem::forget(panic),
+            }
         }
     }
 
@@ -388,7 +315,8 @@ impl ThreadTeam {
             self.helpers_len += 1;
         }
         let desk = &*self.desk;
-        // SAFETY: only the lifetime changes. The task is withdrawn, and no helper is busy with it, before `f` ends.
+        // SAFETY: only the lifetime changes. Helpers get `f` from the desk alone, while they count as busy. Nothing from here
+        // to the end of this function unwinds, which withdraws the task and waits until no helper is busy.
         let f: *const (dyn Fn(usize) + Sync) =
             unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(f) };
         let task = TeamTask {
@@ -484,6 +412,7 @@ fn spin_until(done: impl Fn() -> bool) {
 mod tests {
     use std::panic::resume_unwind;
 
+    use super::super::parts::RowsMut;
     use super::*;
 
     #[test]
@@ -514,6 +443,44 @@ mod tests {
         let sum = AtomicUsize::new(0);
         run_parts(3, 100, &|i| _ = sum.fetch_add(i, Ordering::Relaxed));
         assert_eq!(sum.into_inner(), 4950);
+    }
+
+    /// A panic's value may panic as well when it is dropped. The caller still waits for all helpers, which call its function.
+    #[test]
+    fn the_caller_waits_for_all_parts_also_if_panics_panic() {
+        use std::panic::panic_any;
+        use std::sync::Barrier;
+        use std::sync::atomic::AtomicBool;
+
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                if !thread::panicking() {
+                    panic!("dropped");
+                }
+            }
+        }
+        // All that a part uses outlives the call, also if it does not wait.
+        static ALL: Barrier = Barrier::new(3);
+        static PANICKED: AtomicBool = AtomicBool::new(false);
+        static ENDED: AtomicBool = AtomicBool::new(false);
+        fn part(_: usize) {
+            ALL.wait();
+            if thread::current().name() != Some("isoshard helper") {
+                thread::sleep(Duration::from_millis(100));
+                panic_any(Bomb);
+            }
+            if !PANICKED.swap(true, Ordering::Relaxed) {
+                panic_any(Bomb);
+            }
+            thread::sleep(Duration::from_millis(500));
+            ENDED.store(true, Ordering::Relaxed);
+        }
+        let ended = catch_unwind(|| run_parts(3, 3, &part));
+        assert!(ENDED.load(Ordering::Relaxed), "a helper still calls the function");
+        let panic = ended.expect_err("two parts panicked");
+        assert!(panic.is::<Bomb>(), "the first panic is the caller's");
+        std::mem::forget(panic);
     }
 
     /// Each part takes more than half of the room, or less.

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use libloading::Library;
 
 use super::{Communicator, Nccl, NcclError, NcclResult, Progress};
+use crate::comm::lock::lock;
 use crate::error::{Error, Result};
 use crate::tensor::cuda::{Address, Handle};
 
@@ -128,21 +129,31 @@ struct NvidiaNccl {
 struct CommunicatorEntry {
     comm: AtomicPtr<c_void>,
     parent: Option<Arc<CommunicatorEntry>>,
+    /// Held while the library is asked about the communicator for a child, which its group's lock does not cover.
+    asked: Mutex<()>,
 }
 
 impl CommunicatorEntry {
-    /// Returns the communicator that reports this one's state: its own, or the parent's until it is ready. It is null if the
-    /// parent was freed meanwhile.
-    fn reporter(&self) -> Comm {
+    fn new(parent: Option<Arc<CommunicatorEntry>>) -> Arc<CommunicatorEntry> {
+        Arc::new(CommunicatorEntry { comm: AtomicPtr::default(), parent, asked: Mutex::default() })
+    }
+
+    /// Calls `ask` with the communicator that reports this one's state: its own, or the parent's until it is ready. It is
+    /// null if the parent was freed; the parent is not freed meanwhile.
+    fn ask<T>(&self, ask: impl FnOnce(Comm) -> T) -> T {
         let own = self.comm.load(Ordering::Acquire);
         match &self.parent {
-            Some(parent) if own.is_null() => parent.comm.load(Ordering::Acquire),
-            _ => own,
+            Some(parent) if own.is_null() => {
+                let _kept = lock(&parent.asked);
+                ask(parent.comm.load(Ordering::Acquire))
+            }
+            _ => ask(own),
         }
     }
 
-    /// Returns the pointer in order to free the communicator; children find none from now on.
+    /// Returns the pointer in order to free the communicator, once no child asks; children find none from now on.
     fn take(&self) -> Comm {
+        let _alone = lock(&self.asked);
         self.comm.swap(ptr::null_mut(), Ordering::AcqRel)
     }
 }
@@ -269,7 +280,7 @@ unsafe impl Nccl for NvidiaNccl {
             max_ctas: UNDEFINED,
             net_name: ptr::null(),
         };
-        let kept = Arc::new(CommunicatorEntry { comm: AtomicPtr::default(), parent: None });
+        let kept = CommunicatorEntry::new(None);
         // SAFETY: the pointers are to live memory; the first is kept as long as the communicator, the second is
         // copied.
         let status = unsafe {
@@ -282,7 +293,7 @@ unsafe impl Nccl for NvidiaNccl {
     fn split(&self, parent: Communicator, color: u32, key: usize) -> NcclResult<Communicator> {
         let parent = self.kept(parent);
         let comm = parent.comm.load(Ordering::Acquire);
-        let kept = Arc::new(CommunicatorEntry { comm: AtomicPtr::default(), parent: Some(parent) });
+        let kept = CommunicatorEntry::new(Some(parent));
         let color = c_int::try_from(color).expect("fewer groups than 2^31");
         // SAFETY: the parent is alive; the child's memory is kept until the child is ready. Without a configuration
         // the child inherits its parent's, and so does not block.
@@ -295,12 +306,14 @@ unsafe impl Nccl for NvidiaNccl {
     fn progress(&self, comm: Communicator) -> NcclResult<Progress> {
         let kept = self.kept(comm);
         let waits = kept.comm.load(Ordering::Acquire).is_null();
-        let comm = kept.reporter();
-        let mut state = SUCCESS;
-        // SAFETY: the communicator is alive, or null, which the library refuses; the pointer is to a live variable.
-        let status = unsafe { (self.functions.get_async_error)(comm, &mut state) };
-        self.check("ncclCommGetAsyncError", status, comm)?;
-        self.check("a call before", state, comm)?;
+        let state = kept.ask(|comm| -> NcclResult<Status> {
+            let mut state = SUCCESS;
+            // SAFETY: the communicator is alive, or null, which the library refuses; the pointer is to a live variable.
+            let status = unsafe { (self.functions.get_async_error)(comm, &mut state) };
+            self.check("ncclCommGetAsyncError", status, comm)?;
+            self.check("a call before", state, comm)?;
+            Ok(state)
+        })?;
         let waits = waits && kept.comm.load(Ordering::Acquire).is_null();
         Ok(if state == IN_PROGRESS || waits { Progress::Underway } else { Progress::Ready })
     }
@@ -417,14 +430,32 @@ mod tests {
     #[test]
     fn a_communicator_that_was_freed_reports_nothing() {
         let entry = |at: usize, parent| {
-            Arc::new(CommunicatorEntry { comm: AtomicPtr::new(ptr::without_provenance_mut(at)), parent })
+            let entry = CommunicatorEntry::new(parent);
+            entry.comm.store(ptr::without_provenance_mut(at), Ordering::Release);
+            entry
         };
+        let asked = |of: &CommunicatorEntry| of.ask(|comm| comm.addr());
         let parent = entry(64, None);
         let child = entry(0, Some(parent.clone()));
-        assert_eq!((parent.reporter().addr(), child.reporter().addr()), (64, 64));
+        assert_eq!((asked(&parent), asked(&child)), (64, 64));
         assert_eq!(parent.take().addr(), 64);
-        assert!(parent.reporter().is_null() && child.reporter().is_null(), "nothing asks what was freed");
-        assert_eq!(entry(128, Some(parent)).reporter().addr(), 128);
+        assert_eq!((asked(&parent), asked(&child)), (0, 0), "nothing asks what was freed");
+        assert_eq!(asked(&entry(128, Some(parent))), 128);
+    }
+
+    /// The watchdog frees the communicator of the world, while a thread asks it about a group that is being split off.
+    #[test]
+    fn a_communicator_is_not_freed_while_a_child_asks_it() {
+        let parent = CommunicatorEntry::new(None);
+        parent.comm.store(ptr::without_provenance_mut(64), Ordering::Release);
+        let child = CommunicatorEntry::new(Some(parent.clone()));
+        let freeing = child.ask(|comm| {
+            let freeing = std::thread::spawn(move || parent.take().addr());
+            sleep(Duration::from_millis(100));
+            assert!(comm.addr() == 64 && !freeing.is_finished(), "the child still asks it");
+            freeing
+        });
+        assert_eq!(freeing.join().unwrap(), 64);
     }
 
     /// Without a GPU, checks that all functions are found, and that an error has the library's code and message.

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::query_block::{
     BlockSum, Heads, KeySums, QueryBlock, Scratch, Stripe, TransposedRows, all_finite, masked_product,
 };
-use super::score_rows::{PutRows, ScoreGradients, ScoreInputs, ScoreTensors};
+use super::score_rows::{ScoreGradients, ScoreInputs, ScoreTensors, put_rows};
 use super::{CpuAttention, MULTIPLICATIONS_PER_NANO, ROWS, group_len};
 use crate::error::Result;
 use crate::tensor::cpu::{Gemm, Kernel, MatRef, RowTree, SharedRows, dispatch, for_each_part, merges};
@@ -92,7 +92,8 @@ impl CpuAttention<'_> {
                             masked_product(&hidden, BlockSum::Keys(over), a, b, (into, (d.max(1), 1)));
                         }
                         let first = (head[0] * tq + block.start) * h + head[1];
-                        dispatch(PutRows { rows: dq_rows, to: &dq, first, step: h, sums: None });
+                        // SAFETY: the rows of this head's queries; its group is in one part of `for_each_part`.
+                        unsafe { put_rows(dq_rows, &dq, (first, h), None) };
                         // With infinities each row is multiplied by itself, whatever it sees.
                         let masked = hidden.iter().any(|keys| !keys.is_empty());
                         let seen_by: Vec<_> = match masked {
@@ -109,7 +110,8 @@ impl CpuAttention<'_> {
                 }
                 for (sum, to) in [(dk_sum.get(), &dk), (dv_sum.get(), &dvs)] {
                     let first = b * keys * groups + group;
-                    dispatch(PutRows { rows: sum, to, first, step: groups, sums: None });
+                    // SAFETY: the rows of this group's keys, and a group is in one part of `for_each_part`.
+                    unsafe { put_rows(sum, to, (first, groups), None) };
                 }
             }
         });

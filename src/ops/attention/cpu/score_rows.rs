@@ -7,7 +7,9 @@ use super::backward::LEAF_ROWS;
 use super::query_block::QueryBlock;
 use crate::error::Result;
 use crate::ops::attention::scores::{ScoreOperands, ScoreRule};
-use crate::tensor::cpu::{BlockTree, Gemm, Kernel, MatRef, RowTree, SharedRows, SumReducer, cast, row_max};
+use crate::tensor::cpu::{
+    BlockTree, Gemm, Kernel, MatRef, RowTree, SharedRows, SumReducer, cast, dispatch, row_max,
+};
 use crate::tensor::{DType, Element, LEAF, Tensor};
 
 /// Returns one of two values. Both are computed, so that loops vectorise.
@@ -364,14 +366,27 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
     }
 }
 
-/// The kernel that replaces -0 by 0 and writes rows to places that are `step` rows apart, from row `first` of the result on.
-pub(super) struct PutRows<'a, 'o, T> {
-    pub(super) rows: &'a [T],
-    pub(super) to: &'a SharedRows<'o, T>,
-    pub(super) first: usize,
-    pub(super) step: usize,
-    /// Numbers by which the rows are divided first; a row of sum 0 becomes 0.
-    pub(super) sums: Option<&'a [T]>,
+/// Writes rows to the rows of a result from `first` on, `step` rows apart, with 0 instead of -0. With `sums` each row is
+/// divided by its sum first, and a row of sum 0 becomes 0.
+///
+/// # Safety
+/// No other thread has these rows of the result.
+pub(super) unsafe fn put_rows<T: Gemm>(
+    rows: &[T],
+    to: &SharedRows<'_, T>,
+    (first, step): (usize, usize),
+    sums: Option<&[T]>,
+) {
+    dispatch(PutRows { rows, to, first, step, sums });
+}
+
+/// The kernel of [`put_rows`], which alone makes one.
+struct PutRows<'a, 'o, T> {
+    rows: &'a [T],
+    to: &'a SharedRows<'o, T>,
+    first: usize,
+    step: usize,
+    sums: Option<&'a [T]>,
 }
 
 impl<T: Gemm> Kernel for PutRows<'_, '_, T> {
@@ -379,7 +394,7 @@ impl<T: Gemm> Kernel for PutRows<'_, '_, T> {
     #[inline(always)]
     fn run(self) {
         for (i, row) in self.rows.chunks_exact(self.to.row_len().max(1)).enumerate() {
-            // SAFETY: the rows are those of one head, or of one group, which only this thread computes.
+            // SAFETY: the promise of `put_rows`' caller; this thread's last reference to a row has ended.
             let to = unsafe { self.to.row(self.first + i * self.step) };
             match self.sums.map(|sums| sums[i]) {
                 None => to.iter_mut().zip(row).for_each(|(to, &x)| *to = x + T::ZERO),

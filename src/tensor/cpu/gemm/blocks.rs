@@ -50,10 +50,10 @@ pub(super) unsafe fn run<E: Widen<Wide = T>, T: Real + Tiled>(
     let block_width = blocking.vectors.min(vectors) * kernels.lanes;
     let sizes = [
         if blocking.packs_rows { packed_rows_len(blocking.rows, tree.longest, panel_rows) } else { 0 },
-        if blocking.keeps_cols { k * block_width } else { tree.longest * most * kernels.lanes },
+        if blocking.keeps_cols { k.saturating_mul(block_width) } else { tree.longest * most * kernels.lanes },
         panel_rows * width,
         tree.depth * panel_rows * width,
-        levels * blocking.rows * block_width,
+        levels.saturating_mul(blocking.rows).saturating_mul(block_width),
     ];
     with_scratch::<T, _>(sizes, |[packed_rows, cols, tile, stack, parts]| {
         let mut w = BlockedProduct {

@@ -150,7 +150,7 @@ impl Contraction {
         let to = of.runs.partition_point(|run| run.start < first + size);
         let [here @ .., last] = &of.runs[from..to] else { return false };
         let start = here.first().unwrap_or(last).start.max(first);
-        let len = (last.end.min(first + size) * LEAF).min(of.len) - start * LEAF;
+        let len = last.end.min(first + size).saturating_mul(LEAF).min(of.len) - start * LEAF;
         let starts_block = !inside && here.is_empty() && len <= block;
         let (inside, first_leaf) = (inside || starts_block, self.leaves.len());
         if size == 1 {

@@ -28,7 +28,7 @@ pub(super) struct RowPanels<T> {
 
 /// Returns the number of elements that [`pack_rows`] writes.
 pub(super) fn packed_rows_len(rows: usize, k: usize, panel: usize) -> usize {
-    rows.div_ceil(panel) * packed_panel_len(k, panel)
+    rows.div_ceil(panel).saturating_mul(packed_panel_len(k, panel))
 }
 
 /// Returns the distance between packed panels: not a multiple of a large power of two, which would let panels share few
@@ -151,7 +151,8 @@ pub(super) fn pack_cols<E: Widen>(
     dst: &mut [E::Wide],
 ) {
     let (k, n) = b.shape();
-    let dst = &mut dst[..k * step];
+    let len = k.checked_mul(step).filter(|&len| len <= dst.len());
+    let dst = &mut dst[..len.expect("the rows fit")];
     assert!(n <= step);
     if n < step {
         dst.chunks_exact_mut(step).for_each(|row| row[n..].fill(E::Wide::default()));

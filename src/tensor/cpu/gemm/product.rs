@@ -280,6 +280,34 @@ mod tests {
         assert_eq!(LeafContraction::<f32>::new(LeafRuns { len: 70, runs: &[0..1, 2..3] }).len, 70);
     }
 
+    /// The last leaf of the longest sum has 31 indices.
+    #[test]
+    fn the_last_leaf_of_the_longest_sum_is_multiplied() {
+        let last = (1 << 59) - 1..1 << 59;
+        let runs = std::slice::from_ref(&last);
+        let over = LeafContraction::<f32>::new(LeafRuns { len: usize::MAX, runs });
+        let (x, mut c) = ([1.0; 31], [0.0]);
+        let (a, b) = (MatRef::new(&x, (1, 31), (31, 1)).unwrap(), MatRef::new(&x, (31, 1), (1, 1)).unwrap());
+        f32::product_over(&over, a, b, MatMut::new(&mut c, (1, 1), (1, 1)).unwrap());
+        assert_eq!(c, [31.0]);
+    }
+
+    /// A row that is repeated takes no memory, so that the rows of a copy can be more than any address space has.
+    #[test]
+    fn rows_are_copied_only_where_they_fit() {
+        let (row, mut room) = ([1.0f32; 8], [0.0; 32]);
+        let repeated = |rows: usize| MatRef::new(&row, (rows, 8), (0, 1)).unwrap();
+        let turned = |rows: usize| MatRef::new(&row[..1], (rows, 1), (0, 0)).unwrap();
+        for rows in [5, 1 << 61, usize::MAX] {
+            for (x, step) in [(repeated(rows), 8), (turned(rows), 8)] {
+                let copied = std::panic::AssertUnwindSafe(|| f32::copy_rows(x, step, &mut room));
+                assert!(std::panic::catch_unwind(copied).is_err(), "{rows} rows of {:?}", x.shape());
+            }
+        }
+        f32::copy_rows(repeated(4), 8, &mut room);
+        assert_eq!(room, [1.0; 32]);
+    }
+
     #[test]
     fn every_node_is_the_sum_of_its_halves() {
         for k in 1..=130 {

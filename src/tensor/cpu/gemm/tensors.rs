@@ -1,8 +1,9 @@
 //! Products of tensors.
 
 use super::super::as_elements_mut;
+use super::super::parts::RowsMut;
 use super::super::real::{Num, Real, Widen};
-use super::super::threads::{RowsMut, allowed, for_each_part};
+use super::super::threads::{allowed, for_each_part};
 use super::epilogue::{FusedEpilogue, LinearEpilogue, UnaryF};
 use super::matrix::MatRef;
 use super::product::{Gemm, contraction_len, multiply};

@@ -194,7 +194,7 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
                 }
             }
             for _ in 0..left {
-                prefetch(a.wrapping_add(PREFETCH_DISTANCE * t.a_steps.1));
+                prefetch(a.wrapping_add(t.a_steps.1.wrapping_mul(PREFETCH_DISTANCE)));
                 multiply(a, t.a_steps.0, b, &mut acc);
                 a = a.wrapping_add(t.a_steps.1);
                 b = b.wrapping_add(t.b_step);
