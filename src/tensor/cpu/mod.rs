@@ -22,6 +22,7 @@ mod gemm;
 mod loops;
 mod map;
 mod map_slice;
+mod memory;
 mod neighbours;
 mod phi;
 mod pointwise;
@@ -49,6 +50,7 @@ pub use loops::{
 pub use map::map2;
 pub use map::{map, map1};
 pub use map_slice::map_slice;
+pub use memory::memory_bytes;
 pub use phi::NormalFunction;
 pub use pointwise::{compare, compute, expect_matching, select, test};
 pub use real::{Num, Real, Widen, is_nan};
