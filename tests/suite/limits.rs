@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use isoshard::comm::{DryRun, Rank, Spmd, spmd};
-use isoshard::dtensor::{DTensor, DeviceMesh, Redistribution};
-use isoshard::ops::LastWrite;
+use isoshard::dtensor::{DTensor, DeviceMesh, Redistribution, Reduction};
+use isoshard::ops::{LastWrite, Meta};
 use isoshard::placement::{Mesh, Spec};
 use isoshard::rng::{Fans, Generator, Init};
-use isoshard::tensor::{DType, ReduceOp, Shape, Tensor, cpu, storage};
+use isoshard::tensor::{DType, Device, ReduceOp, Shape, Tensor, cpu, storage};
 use isoshard::{Error, Failure, Result};
 
 use crate::common::baby;
@@ -98,6 +98,33 @@ fn the_largest_tensors_have_plans() -> Result<()> {
             assert!(plan.received_bytes() >= (MOST / 2) as u64, "{plan}");
         }
     }
+    Ok(())
+}
+
+/// The bytes that ranks exchange of such tensors overflow. A product that wrapped made the dearest way the cheapest.
+#[test]
+fn operators_on_the_largest_tensors_are_planned_as_on_smaller_ones() -> Result<()> {
+    let layouts = |n: usize, reduction: Reduction| -> Result<[String; 6]> {
+        let mesh = DeviceMesh::parse(&DryRun::new(4, 0)?.rank()?, "a=4")?;
+        mesh.set_reduction(reduction);
+        let x = |layout: &str| DTensor::zeros(&mesh, DType::F64, [n], layout.parse()?);
+        let local = Tensor::zeros_on(Device::Meta, DType::F64, [n])?;
+        let partial = DTensor::from_local(&mesh, local, [n], "(P(sum))".parse()?)?;
+        let (sharded, whole) = (x("(S0)")?, x("(R)")?);
+        let outs = [
+            partial.exp()?,
+            partial.mul(&sharded)?,
+            partial.mul(&whole)?,
+            partial.add(&sharded)?,
+            sharded.add(&whole)?,
+            sharded.sum_all()?,
+        ];
+        Ok(outs.map(|x| x.layout().to_string()))
+    };
+    for reduction in [Reduction::Exact, Reduction::Fast] {
+        assert_eq!(layouts((1 << 60) - 4, reduction)?, layouts(1 << 24, reduction)?, "{reduction:?}");
+    }
+    assert_eq!(Meta::new(DType::F64, [MOST]).len_bytes(), usize::MAX);
     Ok(())
 }
 
