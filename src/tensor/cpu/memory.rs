@@ -263,8 +263,10 @@ mod tests {
             ([at("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", none), at("x", "")], MACHINE),
             ([at("sys/fs/cgroup/memory/cpu/memory.limit_in_bytes", "1\n"), at("x", "")], MACHINE),
         ] {
-            let files = [MEMINFO, one, group, files[0], files[1]];
+            let files = [one, group, files[0], files[1], MEMINFO];
             assert_eq!(Folder::of(&files).bytes(), Some(bytes), "{files:?}");
+            let told = Folder::of(&files[..4]).bytes();
+            assert_eq!(told, (bytes < MACHINE).then_some(bytes), "{files:?}");
         }
     }
 
@@ -276,7 +278,9 @@ mod tests {
         {
             let mounts = TWO.replace("0:26 /", &format!("0:26 {root}"));
             let group = format!("0::{group}\n");
-            let files = [("proc/self/mountinfo", &*mounts), ("proc/self/cgroup", &*group), MEMINFO, limit];
+            let elsewhere = ("sys/other/memory.max", "5\n");
+            let files =
+                [("proc/self/mountinfo", &*mounts), ("proc/self/cgroup", &*group), MEMINFO, limit, elsewhere];
             assert_eq!(Folder::of(&files).bytes(), Some(5000), "{root} {group}");
         }
         let below = [
