@@ -141,14 +141,14 @@ fn run(axes: &'static [(&'static str, usize)], n: u64) -> Option<Vec<f64>> {
 /// One test, so that no other allocates meanwhile.
 #[test]
 fn every_block_of_a_training_step_may_be_refused() {
-    for (axes, stride) in [(&[("fsdp", 2)][..], 1), (&[("dp", 2), ("tp", 2)], 11)] {
+    for axes in [&[("fsdp", 2)][..], &[("dp", 2), ("tp", 2)]] {
         let losses = run(axes, 0).expect("nothing is refused");
         let mut n = 1;
         while run(axes, n).is_none() {
-            n += stride;
+            n += 1;
         }
         let lists = LISTS.swap(0, Ordering::Relaxed);
-        println!("{axes:?}: {n} blocks or fewer; {lists} of those refused were lists of kernels");
+        println!("{axes:?}: {} blocks, of which {lists} are lists of kernels", n - 1);
         assert!(n > 100 && lists > 0, "{n}, {lists}");
         assert_eq!(run(axes, 0), Some(losses), "later runs are as before");
     }

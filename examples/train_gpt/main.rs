@@ -28,7 +28,7 @@
 //! | `sample` | text that the model writes |
 //! | `report`, `table`, `plot` | the table, JSON lines, the loss curve |
 //! | `ranks` | starting ranks as threads or processes, and how they end |
-//! | `room` | the memory of the machine, and the least that a run takes |
+//! | `room` | the memory that the process may take, and the least that a run takes |
 //! | `dry` | a step that is counted and not computed |
 
 mod args;

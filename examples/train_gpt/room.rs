@@ -182,7 +182,7 @@ mod tests {
         }
         std::fs::write(dir.join("config.json"), config(1_000_000_000_000, 200, 100)).unwrap();
         let said = refused(&["--from", &given]);
-        assert!(said.contains("a model has at most "), "{said}");
+        assert!(said.contains("a size from 1 to 2^20; got num_hidden_layers: 1000000000000 in "), "{said}");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
