@@ -391,7 +391,8 @@ fn an_update_without_room_on_the_cpu_gives_its_operands_back() {
         let sum = DTensor::apply_owned(&Add, &mut ins)?;
         sum[0].full_tensor()?.to_device(Device::Cpu)?.to_vec::<f32>()
     };
-    assert_eq!(spmd(1, run), Ok(vec![vec![4.0; 64 * 64]]));
+    let sums = spmd(1, run).unwrap_or_else(|e| panic!("{e}"));
+    assert!(sums[0].iter().all(|&sum| sum == 4f32), "{:?}", &sums[0][..9]);
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn the_largest_tensors_have_plans() -> Result<()> {
 /// The bytes that ranks exchange of such tensors overflow. A product that wrapped made the dearest way the cheapest.
 #[test]
 fn operators_on_the_largest_tensors_are_planned_as_on_smaller_ones() -> Result<()> {
-    let layouts = |n: usize, reduction: Reduction| -> Result<[String; 6]> {
+    let layouts = |n: usize, reduction: Reduction| -> Result<[String; 5]> {
         let mesh = DeviceMesh::parse(&DryRun::new(4, 0)?.rank()?, "a=4")?;
         mesh.set_reduction(reduction);
         let x = |layout: &str| DTensor::zeros(&mesh, DType::F64, [n], layout.parse()?);
@@ -114,7 +114,6 @@ fn operators_on_the_largest_tensors_are_planned_as_on_smaller_ones() -> Result<(
         let outs = [
             partial.exp()?,
             partial.mul(&sharded)?,
-            partial.mul(&whole)?,
             partial.add(&sharded)?,
             sharded.add(&whole)?,
             sharded.sum_all()?,
@@ -320,7 +319,7 @@ fn a_baby_gpt_in_200_mb_ends_with_an_error_that_names_what_it_lacks() {
             lacking += 1;
             assert_eq!(fault.limit_bytes, limit, "{said}");
             assert!(fault.live_bytes > limit / 2 && fault.live_bytes <= limit, "{said}");
-            assert!(fault.live_bytes + fault.wanted_bytes > limit, "{said}");
+            assert!(fault.live_bytes + fault.kept_bytes + fault.wanted_bytes > limit, "{said}");
             assert!(fault.wanted.contains(" for ") || fault.wanted.contains(" at "), "{said}");
             for number in [fault.wanted_bytes, fault.live_bytes, limit] {
                 assert!(said.contains(&number.to_string()), "{said}");
