@@ -273,7 +273,7 @@ fn a_limit_counts_the_steps_of_reductions_and_the_sums_of_scatter_add() {
     let lacks = |limit: usize, program: fn(&Rank) -> Result<()>| {
         let ends = Spmd::new(1).memory_limit(limit).run_each(move |rank| program(&rank));
         match ends.unwrap().remove(0) {
-            Err(Failure::Error(Error::OutOfMemory(fault))) => fault.wanted,
+            Err(Failure::Error(Error::OutOfMemory(fault))) => (fault.wanted, fault.wanted_bytes),
             other => panic!("{other:?}"),
         }
     };
@@ -282,14 +282,15 @@ fn a_limit_counts_the_steps_of_reductions_and_the_sums_of_scatter_add() {
         let x = Tensor::scalar(1f32).reshape([1, 1])?.expand([1 << 22, 1])?;
         cpu::reduce("sum", &x, &[0, 1], ReduceOp::Sum, false).map(drop)
     }
-    assert_eq!(lacks(1 << 20, steps), "a list of 4194304 numbers");
-    assert_eq!(lacks(32 << 20, steps), "a list of 4194304 numbers");
+    let list = |len: usize, verb: &str| format!("a list of {len} numbers{verb}");
+    assert_eq!(lacks(1 << 20, steps), (list(1 << 22, ""), 4 << 20));
+    assert_eq!(lacks(32 << 20, steps), (list(1 << 22, ""), 64 << 20));
     // Joins of rows: 4 MiB beside an operand of 8 MiB.
     fn rows(_: &Rank) -> Result<()> {
         let x = Tensor::zeros(DType::U8, [1 << 22, 2]);
         cpu::reduce("sum", &x, &[0], ReduceOp::Sum, false).map(drop)
     }
-    assert_eq!(lacks(10 << 20, rows), "a list of 4194304 numbers");
+    assert_eq!(lacks(10 << 20, rows), (list(1 << 22, ""), 4 << 20));
     // Sums of single elements: 2 MiB and 8 bytes, beside 1.8 MiB of operands and results. No sum has three elements.
     fn sums(rank: &Rank) -> Result<()> {
         const N: usize = 1 << 16;
@@ -298,7 +299,7 @@ fn a_limit_counts_the_steps_of_reductions_and_the_sums_of_scatter_add() {
         let src = DTensor::ones(&mesh, DType::F32, [N], "(R)".parse()?)?;
         src.scatter_add(0, &index, 4 * N).map(drop)
     }
-    assert_eq!(lacks(3 << 20, sums), "a list of 262145 numbers for scatter_add");
+    assert_eq!(lacks(3 << 20, sums), (list(262_145, " for scatter_add"), 8 * 262_145));
 }
 
 /// One rank of a GPT of 10.7 million parameters does not fit, nor do two that share its parameters.

@@ -444,6 +444,8 @@ impl Spmd {
             }
         }
         drop(results);
+        #[cfg(test)]
+        thread::sleep(super::rank_failures::tests::LETS_GO_AFTER.get());
         // The last one to drop `f` drops what it captured: a rank, or this thread if all ranks have ended. A panic there is
         // the last rank's.
         let dropped = drop_caught(f);
