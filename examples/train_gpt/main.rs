@@ -78,7 +78,7 @@ fn say(why: &str, to: &mut impl Write) {
 mod tests {
     use super::*;
 
-    /// What arrives, write by write.
+    /// The texts that arrive, one per write.
     #[derive(Default)]
     struct Pieces(Vec<String>);
 

@@ -17,7 +17,7 @@ const NO_LIMIT: usize = 1 << 62;
 /// the control groups that the process is in, and the process's own limits of address space and data (`ulimit -v` and
 /// `ulimit -d`). `None` if the system tells nothing.
 ///
-/// What the process already holds is part of it.
+/// It includes the bytes that the process already holds.
 ///
 /// ```
 /// use isoshard::tensor::cpu::memory_bytes;
@@ -48,7 +48,7 @@ impl System<'_> {
     /// Returns the least limit of the control groups that the process is in.
     fn group_limit(&self) -> Option<usize> {
         let (groups, mounts) = (self.read("proc/self/cgroup")?, self.read("proc/self/mountinfo")?);
-        let folders = groups.lines().filter_map(Membership::parse).flat_map(|of| {
+        let folders = groups.lines().filter_map(ControlGroup::parse).flat_map(|of| {
             let mounts = mounts.lines().filter_map(Mount::parse);
             mounts.filter(move |mount| mount.version == of.version).flat_map(move |mount| {
                 let file = mount.version.file();
@@ -86,13 +86,13 @@ impl GroupVersion {
 }
 
 /// A control group that limits the process's memory: a line of `/proc/self/cgroup`.
-struct Membership<'a> {
+struct ControlGroup<'a> {
     version: GroupVersion,
     path: &'a str,
 }
 
-impl Membership<'_> {
-    fn parse(line: &str) -> Option<Membership<'_>> {
+impl ControlGroup<'_> {
+    fn parse(line: &str) -> Option<ControlGroup<'_>> {
         let (number, rest) = line.split_once(':')?;
         let (controllers, path) = rest.split_once(':')?;
         let version = if (number, controllers) == ("0", "") {
@@ -102,7 +102,7 @@ impl Membership<'_> {
         } else {
             return None;
         };
-        Some(Membership { version, path })
+        Some(ControlGroup { version, path })
     }
 }
 
