@@ -28,7 +28,7 @@
 //! | `sample` | text that the model writes |
 //! | `report`, `table`, `plot` | the table, JSON lines, the loss curve |
 //! | `ranks` | starting ranks as threads or processes, and how they end |
-//! | `room` | the memory of the machine, and the least that a run takes |
+//! | `room` | the memory that the process may take, and the least that a run takes |
 //! | `dry` | a step that is counted and not computed |
 
 mod args;
@@ -64,8 +64,39 @@ fn main() -> ExitCode {
 
 fn end(outcome: Outcome) -> ExitCode {
     if let Some(why) = &outcome.says {
-        // One write: mpirun mixes the output of processes piece by piece.
-        let _ = std::io::stderr().write_all(format!("error: {why}\n").as_bytes());
+        say(why, &mut std::io::stderr());
     }
     ExitCode::from(outcome.code)
+}
+
+/// Prints an error by one write: mpirun mixes the output of processes piece by piece.
+fn say(why: &str, to: &mut impl Write) {
+    let _ = to.write_all(format!("error: {why}\n").as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The texts that arrive, one per write.
+    #[derive(Default)]
+    struct Pieces(Vec<String>);
+
+    impl Write for Pieces {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.push(String::from_utf8_lossy(bytes).into_owned());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_error_is_one_write() {
+        let mut pieces = Pieces::default();
+        say("rank 1: mesh: it does not fit the processes; got 2", &mut pieces);
+        assert_eq!(pieces.0, ["error: rank 1: mesh: it does not fit the processes; got 2\n"]);
+    }
 }

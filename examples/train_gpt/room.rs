@@ -1,8 +1,9 @@
-//! The memory of this machine, and the least that a run takes of it.
+//! The memory that this process may take, and the least that a run takes of it.
 
 use std::fs;
 
 use isoshard::comm::Launch;
+use isoshard::tensor::cpu;
 use isoshard::{Error, Result};
 
 use crate::args::{Args, EngineName};
@@ -14,19 +15,28 @@ const MOST_THREADS: usize = 1024;
 /// The bytes of a parameter: its value, its gradient and AdamW's two moments, all f32.
 const PARAMETER_BYTES: u128 = 16;
 
-/// Returns the bytes of this machine's memory, if the system says.
-pub fn machine_bytes() -> Option<usize> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+/// The part of the memory that is left to lists that no limit counts: a sixteenth.
+const UNCOUNTED_SHARE: usize = 16;
+
+/// Returns the most bytes that the tensors of each of `ranks` on this machine may take, if the system says: equal parts of
+/// what is left beside the text, the program and small lists.
+pub fn bytes_each(ranks: usize) -> usize {
+    cpu::memory_bytes().map_or(usize::MAX, |bytes| share(bytes, resident_bytes().unwrap_or(0), ranks))
+}
+
+fn share(bytes: usize, resident: usize, ranks: usize) -> usize {
+    let left = bytes.saturating_sub(resident);
+    (left - left / UNCOUNTED_SHARE) / ranks.max(1)
+}
+
+/// Returns the bytes of this process that are in memory, if the system says.
+fn resident_bytes() -> Option<usize> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
-/// Returns the most bytes that each of `ranks` on this machine may take, if the system says.
-pub fn bytes_each(ranks: usize) -> usize {
-    machine_bytes().map_or(usize::MAX, |bytes| bytes / ranks.max(1))
-}
-
-/// Refuses more ranks than a process has threads for, and sizes for which this machine surely has no room. A dry run
+/// Refuses more ranks than a process has threads for, and sizes for which this process surely has no room. A dry run
 /// computes nothing and takes any. Processes may be on several machines: each has its ranks' share of the run.
 ///
 /// # Errors
@@ -45,7 +55,7 @@ pub fn check(args: &Args, ranks: usize, sizes: &Sizes, batch: usize) -> Result<(
         let remedy = "use fewer, --engine mpi, or --engine dry to count a step";
         return Err(Error::invalid("mesh", rule, format!("{} of {ranks} ranks", args.mesh), remedy));
     }
-    match machine_bytes().filter(|_| args.device == isoshard::tensor::Device::Cpu) {
+    match cpu::memory_bytes().filter(|_| args.device == isoshard::tensor::Device::Cpu) {
         Some(bytes) => fits(sizes, batch, args.recompute, (here, ranks), bytes),
         None => Ok(()),
     }
@@ -71,7 +81,7 @@ fn fits(
     if least <= room as u128 {
         return Ok(());
     }
-    let rule = format!("the run takes more memory than this machine's {room} bytes");
+    let rule = format!("the run takes more memory than the {room} bytes that the system allows");
     let given = format!("{}, batch {batch}: {least} bytes or more", sizes.describe());
     Err(Error::invalid("sizes", rule, given, "use a smaller model or batch, or --engine dry to count a step"))
 }
@@ -127,7 +137,7 @@ mod tests {
 
     #[test]
     fn sizes_beyond_this_machine_are_refused_with_its_bytes() {
-        let Some(room) = machine_bytes() else { return println!("skipped: the system does not say") };
+        let Some(room) = cpu::memory_bytes() else { return println!("skipped: the system does not say") };
         for words in [
             &["--width", "100000"][..],
             &["--width", "1000000", "--heads", "1000000"],
@@ -137,11 +147,54 @@ mod tests {
             &["--batch", "100000", "--layers", "100"],
         ] {
             let said = refused(words);
-            let rule = format!("sizes: the run takes more memory than this machine's {room} bytes; got ");
+            let rule = format!(
+                "sizes: the run takes more memory than the {room} bytes that the system allows; got "
+            );
             assert!(said.starts_with(&rule), "{words:?}: {said}");
         }
         let (dry, _) = (["train_gpt", "--engine", "dry", "--width", "100000"], ());
         assert!(Job::new(Args::parse_from(dry)).is_ok(), "a dry run takes no room");
+    }
+
+    /// Weights of Hugging Face's format have their sizes in a file, which says anything.
+    #[test]
+    fn a_pretrained_model_beyond_this_machine_is_refused_before_its_weights_are_read() {
+        let Some(room) = cpu::memory_bytes() else { return println!("skipped: the system does not say") };
+        let dir = std::env::temp_dir().join(format!("isoshard-from-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let config = |layers: usize, vocabulary: usize, width: usize| {
+            format!(
+                r#"{{"model_type": "llama", "hidden_act": "silu", "num_hidden_layers": {layers}, "vocab_size": {vocabulary},
+                "num_attention_heads": 10, "num_key_value_heads": 10, "head_dim": 10000, "hidden_size": {width},
+                "intermediate_size": 1000, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
+                "tie_word_embeddings": false}}"#
+            )
+        };
+        let given = dir.display().to_string();
+        for (layers, vocabulary, width) in [(100, 200, 100_000), (1, 1 << 20, 1 << 20)] {
+            std::fs::write(dir.join("config.json"), config(layers, vocabulary, width)).unwrap();
+            let said = refused(&["--from", &given]);
+            let rule = format!(
+                "sizes: the run takes more memory than the {room} bytes that the system allows; got "
+            );
+            assert!(said.starts_with(&rule), "{said}");
+            assert!(said.contains(&format!("of {layers} layers, width {width}, ")), "{said}");
+        }
+        std::fs::write(dir.join("config.json"), config(1_000_000_000_000, 200, 100)).unwrap();
+        let said = refused(&["--from", &given]);
+        assert!(said.contains("a size from 1 to 2^20; got num_hidden_layers: 1000000000000 in "), "{said}");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// A rank's limit leaves room for what no limit counts, so that it is met before the system ends the process.
+    #[test]
+    fn ranks_share_what_is_left_of_the_memory() {
+        assert_eq!(share(1600, 0, 1), 1500);
+        assert_eq!(share(1700, 100, 3), 500);
+        assert_eq!((share(100, 200, 2), share(1600, 0, 0)), (0, 1500));
+        if let Some(bytes) = cpu::memory_bytes() {
+            assert!(bytes_each(2) < bytes / 2 && bytes_each(2) > 0);
+        }
     }
 
     #[test]
@@ -152,7 +205,9 @@ mod tests {
         let fits = |here, ranks| fits(&sizes, batch, false, (here, ranks), 4_000_000_000);
         let said = fits(4, 4).unwrap_err().to_string();
         assert!(
-            said.starts_with("sizes: the run takes more memory than this machine's 4000000000 "),
+            said.starts_with(
+                "sizes: the run takes more memory than the 4000000000 bytes that the system allows; got "
+            ),
             "{said}"
         );
         assert!(fits(1, 4).is_ok() && fits(1, 1).is_err());

@@ -97,7 +97,7 @@ impl Tensor {
         }
         match (self.device(), device) {
             (Device::Cpu, Device::Cuda(index)) => cuda::upload(&Gpu::get(index)?, &self.contiguous()?),
-            (Device::Cuda(_), Device::Cpu) => cuda::download(&self.contiguous()?),
+            (Device::Cuda(_), Device::Cpu) => catch_no_room("", || cuda::download(&self.contiguous()?)),
             (_, Device::Meta) => Tensor::without_elements(self.dtype, self.shape.clone()),
             (Device::Meta, _) => self.refuse_without_elements("to_device"),
             _ => self.to_device(Device::Cpu)?.to_device(device),

@@ -97,15 +97,6 @@ impl<T: Pod> KernelList<T> {
     }
 }
 
-/// Makes room for `len` elements in a list whose memory is not the pool's. Unwinds as [`KernelList::resize`] does if the
-/// system has none; no limit counts the list.
-pub(crate) fn reserve_list<T>(list: &mut Vec<T>, len: usize) {
-    if list.try_reserve(len.saturating_sub(list.len())).is_err() {
-        let wanted = format!("a list of {len} numbers");
-        unwind(no_room(wanted, len.saturating_mul(size_of::<T>())));
-    }
-}
-
 impl<T> Default for KernelList<T> {
     fn default() -> Self {
         KernelList { block: None, len: 0, elements: PhantomData }

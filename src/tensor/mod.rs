@@ -54,7 +54,7 @@ pub use device::Device;
 pub(crate) use dtype::for_dtype;
 pub use dtype::{DType, Element, Float, Scalar};
 pub use fold_order::{FoldOrder, FoldStep};
-pub(crate) use kernel_list::{KernelList, reserve_list};
+pub(crate) use kernel_list::KernelList;
 pub use mapped::MappedFile;
 pub(crate) use no_room::catch_no_room;
 pub use reduce_op::ReduceOp;

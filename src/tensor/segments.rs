@@ -142,6 +142,23 @@ impl SpanList {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::storage::{Buffer, pool_stats};
+
+    /// Nothing touches the blocks, so that they take addresses and no memory.
+    #[test]
+    fn a_full_pool_gives_back_only_what_exceeds_its_limit() {
+        if cfg!(miri) {
+            return;
+        }
+        std::thread::spawn(|| {
+            let blocks = [1; 3].map(|gib: usize| Buffer::uninit(gib << 30).expect("there are addresses"));
+            assert_eq!(pool_stats().live_bytes, 3 << 30);
+            drop(blocks);
+            assert_eq!((pool_stats().live_bytes, pool_stats().free_bytes), (0, 2 << 30));
+        })
+        .join()
+        .expect("no panic");
+    }
 
     impl SpanList {
         fn grow_and_take(&mut self, wanted: usize) -> (NonNull<u8>, usize) {

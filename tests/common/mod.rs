@@ -11,6 +11,7 @@ use isoshard::tensor::Device;
 #[allow(unused_imports, reason = "not every test program uses all")]
 pub use isoshard::testing::{shards::*, values::*};
 
+pub mod baby;
 pub mod blas;
 pub mod failures;
 pub mod in_place;

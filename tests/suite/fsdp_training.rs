@@ -1,15 +1,16 @@
 //! Training under `fully_shard`: reductions in a dtype of choice, several losses, evaluation that gathers once, and parameters and
 //! states in a file; each with the bits of a single rank, and with the calls, bytes and memory that it promises.
 
-use isoshard::Result;
 use isoshard::comm::{Rank, Tally, spmd};
-use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
+use isoshard::dtensor::{DTensor, DTensors, DeviceMesh, Gradients, Reduction};
 use isoshard::fsdp::{BlockPolicy, Sharding, fully_shard};
 use isoshard::nn::{Forward, Gpt, GptConfig, Module, Params, Plan};
+use isoshard::ops::Add;
 use isoshard::optim::{AdamW, ParamGroup};
 use isoshard::placement::{Mesh, SumGroups};
 use isoshard::rng::Init;
 use isoshard::tensor::{DType, Device, MappedFile, Tensor, storage};
+use isoshard::{Error, Result};
 
 use crate::common::shim;
 
@@ -366,6 +367,32 @@ fn a_devices_parameters_and_states_in_a_file_have_the_bits_of_the_cpu() {
             }
         }
     }
+}
+
+/// An update with an offloaded operand copies the others to the CPU; if there is no room, all are where they were.
+#[test]
+fn an_update_without_room_on_the_cpu_gives_its_operands_back() {
+    let Some(device) = shim::device() else { return };
+    let run = move |rank: Rank| {
+        let mesh = DeviceMesh::new(&rank.on(device), &[("dp", 1)])?;
+        let mut params = Params::new(&mesh, Plan::default(), 7)?;
+        let id = params.root().param("w", [64, 64], Init::Constant(3.0))?;
+        let file = MappedFile::in_dir(std::env::temp_dir())?;
+        params.offload(&file)?;
+        let layout = params.value(id).layout().clone();
+        let there = DTensor::ones(&mesh, DType::F32, [64, 64], layout)?;
+        let mut ins: DTensors = [there, params.value(id).detach()].into_iter().collect();
+        storage::trim_pool();
+        storage::set_memory_limit(storage::pool_stats().live_bytes);
+        let lacks = DTensor::apply_owned(&Add, &mut ins).unwrap_err();
+        storage::set_memory_limit(usize::MAX);
+        assert!(matches!(lacks, Error::OutOfMemory(_)), "{lacks}");
+        assert!(ins[0].local().device() == device && ins[1].local().is_mapped(), "{ins:?}");
+        let sum = DTensor::apply_owned(&Add, &mut ins)?;
+        sum[0].full_tensor()?.to_device(Device::Cpu)?.to_vec::<f32>()
+    };
+    let sums = spmd(1, run).unwrap_or_else(|e| panic!("{e}"));
+    assert!(sums[0].iter().all(|&sum| sum == 4f32), "{:?}", &sums[0][..9]);
 }
 
 #[test]

@@ -2,13 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use isoshard::comm::{DryRun, Spmd, spmd};
-use isoshard::dtensor::{DTensor, DeviceMesh, Redistribution};
-use isoshard::ops::LastWrite;
+use isoshard::comm::{DryRun, Rank, Spmd, spmd};
+use isoshard::dtensor::{DTensor, DeviceMesh, Redistribution, Reduction};
+use isoshard::ops::{LastWrite, Meta};
 use isoshard::placement::{Mesh, Spec};
 use isoshard::rng::{Fans, Generator, Init};
-use isoshard::tensor::{DType, ReduceOp, Shape, Tensor, storage};
+use isoshard::tensor::{DType, Device, ReduceOp, Shape, Tensor, cpu, storage};
 use isoshard::{Error, Failure, Result};
+
+use crate::common::baby;
 
 /// The most bytes that an address space can hold.
 const MOST: usize = isize::MAX as usize;
@@ -99,6 +101,32 @@ fn the_largest_tensors_have_plans() -> Result<()> {
     Ok(())
 }
 
+/// The bytes that ranks exchange of such tensors overflow. A product that wrapped made the dearest way the cheapest.
+#[test]
+fn operators_on_the_largest_tensors_are_planned_as_on_smaller_ones() -> Result<()> {
+    let layouts = |n: usize, reduction: Reduction| -> Result<[String; 5]> {
+        let mesh = DeviceMesh::parse(&DryRun::new(4, 0)?.rank()?, "a=4")?;
+        mesh.set_reduction(reduction);
+        let x = |layout: &str| DTensor::zeros(&mesh, DType::F64, [n], layout.parse()?);
+        let local = Tensor::zeros_on(Device::Meta, DType::F64, [n])?;
+        let partial = DTensor::from_local(&mesh, local, [n], "(P(sum))".parse()?)?;
+        let (sharded, whole) = (x("(S0)")?, x("(R)")?);
+        let outs = [
+            partial.exp()?,
+            partial.mul(&sharded)?,
+            partial.add(&sharded)?,
+            sharded.add(&whole)?,
+            sharded.sum_all()?,
+        ];
+        Ok(outs.map(|x| x.layout().to_string()))
+    };
+    for reduction in [Reduction::Exact, Reduction::Fast] {
+        assert_eq!(layouts((1 << 60) - 4, reduction)?, layouts(1 << 24, reduction)?, "{reduction:?}");
+    }
+    assert_eq!(Meta::new(DType::F64, [MOST]).len_bytes(), usize::MAX);
+    Ok(())
+}
+
 /// Returns the indices 0, 1 and 2.
 fn indices(mesh: &DeviceMesh) -> Result<DTensor> {
     DTensor::arange(mesh, DType::I64, 0i64, 3i64, 1i64, "(R)".parse()?)
@@ -108,7 +136,7 @@ fn indices(mesh: &DeviceMesh) -> Result<DTensor> {
 #[test]
 fn what_no_machine_can_hold_is_an_error_on_every_rank() {
     type Program = fn(&DeviceMesh) -> Result<()>;
-    let programs: [(Program, &str); 12] = [
+    let programs: [(Program, &str); 13] = [
         (
             |mesh| DTensor::zeros(mesh, DType::F32, [1 << 50], "(S0)".parse()?).map(drop),
             "f32[562949953421312]",
@@ -117,10 +145,10 @@ fn what_no_machine_can_hold_is_an_error_on_every_rank() {
         (
             |mesh| {
                 let [x, y] =
-                    [[1 << 22, 1], [1, 1 << 25]].map(|n| DTensor::ones(mesh, DType::F32, n, "(R)".parse()?));
+                    [[1 << 20, 1], [1, 1 << 20]].map(|n| DTensor::ones(mesh, DType::F32, n, "(R)".parse()?));
                 x?.matmul(&y?).map(drop)
             },
-            "f32[1, 4194304, 33554432] for matmul",
+            "f32[1, 1048576, 1048576] for matmul of 4398046511104 bytes",
         ),
         (
             |mesh| DTensor::randperm(mesh, 1 << 50, "(R)".parse()?, &mut Generator::new(0)).map(drop),
@@ -129,9 +157,9 @@ fn what_no_machine_can_hold_is_an_error_on_every_rank() {
         (
             |mesh| {
                 let weights = DTensor::ones(mesh, DType::F32, [4], "(R)".parse()?)?;
-                weights.multinomial(1 << 46, true, &mut Generator::new(0)).map(drop)
+                weights.multinomial(1 << 32, true, &mut Generator::new(0)).map(drop)
             },
-            "numbers for multinomial",
+            "a list of 4294967296 numbers for multinomial",
         ),
         (
             |_| {
@@ -174,6 +202,13 @@ fn what_no_machine_can_hold_is_an_error_on_every_rank() {
         (
             // A tensor's own constructor has no `Result`.
             |_| {
+                drop(Tensor::zeros(DType::F32, [1usize << 50]));
+                Ok(())
+            },
+            "f32[1125899906842624]",
+        ),
+        (
+            |_| {
                 drop(Tensor::zeros(DType::F64, [1usize << 49]));
                 Ok(())
             },
@@ -182,8 +217,9 @@ fn what_no_machine_can_hold_is_an_error_on_every_rank() {
     ];
     for (program, wanted) in programs {
         let began = Instant::now();
-        let ends =
-            Spmd::new(2).run_each(move |rank| program(&DeviceMesh::new(&rank, &[("dp", 2)])?)).unwrap();
+        // The draws take 32 GiB, which a machine may have.
+        let spmd = Spmd::new(2).memory_limit(16 << 30);
+        let ends = spmd.run_each(move |rank| program(&DeviceMesh::new(&rank, &[("dp", 2)])?)).unwrap();
         for end in ends {
             let Err(Failure::Error(error)) = end else { panic!("{wanted}: {end:?}") };
             let said = error.to_string();
@@ -229,6 +265,69 @@ fn a_limit_ends_the_rank_that_meets_it_and_the_others_hear_of_it() {
         );
     }
     assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+/// Lists that kernels need besides their operands and results, each larger than what the limit leaves.
+#[test]
+fn a_limit_counts_the_steps_of_reductions_and_the_sums_of_scatter_add() {
+    let lacks = |limit: usize, program: fn(&Rank) -> Result<()>| {
+        let ends = Spmd::new(1).memory_limit(limit).run_each(move |rank| program(&rank));
+        match ends.unwrap().remove(0) {
+            Err(Failure::Error(Error::OutOfMemory(fault))) => (fault.wanted, fault.wanted_bytes),
+            other => panic!("{other:?}"),
+        }
+    };
+    // Steps over the outer dim: 64 MiB, and the operand and the result take nothing. The list of joins takes 4 MiB.
+    fn steps(_: &Rank) -> Result<()> {
+        let x = Tensor::scalar(1f32).reshape([1, 1])?.expand([1 << 22, 1])?;
+        cpu::reduce("sum", &x, &[0, 1], ReduceOp::Sum, false).map(drop)
+    }
+    let list = |len: usize, verb: &str| format!("a list of {len} numbers{verb}");
+    assert_eq!(lacks(1 << 20, steps), (list(1 << 22, ""), 4 << 20));
+    assert_eq!(lacks(32 << 20, steps), (list(1 << 22, ""), 64 << 20));
+    // Joins of rows: 4 MiB beside an operand of 8 MiB.
+    fn rows(_: &Rank) -> Result<()> {
+        let x = Tensor::zeros(DType::U8, [1 << 22, 2]);
+        cpu::reduce("sum", &x, &[0], ReduceOp::Sum, false).map(drop)
+    }
+    assert_eq!(lacks(10 << 20, rows), (list(1 << 22, ""), 4 << 20));
+    // Sums of single elements: 2 MiB and 8 bytes, beside 1.8 MiB of operands and results. No sum has three elements.
+    fn sums(rank: &Rank) -> Result<()> {
+        const N: usize = 1 << 16;
+        let mesh = DeviceMesh::new(rank, &[("dp", 1)])?;
+        let index = DTensor::arange(&mesh, DType::I64, 0i64, N as i64, 1i64, "(R)".parse()?)?;
+        let src = DTensor::ones(&mesh, DType::F32, [N], "(R)".parse()?)?;
+        src.scatter_add(0, &index, 4 * N).map(drop)
+    }
+    assert_eq!(lacks(3 << 20, sums), (list(262_145, " for scatter_add"), 8 * 262_145));
+}
+
+/// One rank of a GPT of 10.7 million parameters does not fit, nor do two that share its parameters.
+#[test]
+fn a_baby_gpt_in_200_mb_ends_with_an_error_that_names_what_it_lacks() {
+    for ranks in [1, 2] {
+        let limit = 200_000_000 / ranks;
+        let spmd = Spmd::new(ranks).memory_limit(limit).on_slow(|_| ());
+        let ends = spmd.run_each(|rank| baby::step(&rank)).unwrap();
+        let mut lacking = 0;
+        for end in ends {
+            let Err(Failure::Error(error)) = end else { panic!("{end:?}") };
+            let said = error.to_string();
+            let Error::OutOfMemory(fault) = &error else {
+                assert!(error.is_echo() && said.contains("memory: cpu has no room; got "), "{said}");
+                continue;
+            };
+            lacking += 1;
+            assert_eq!(fault.limit_bytes, limit, "{said}");
+            assert!(fault.live_bytes > limit / 2 && fault.live_bytes <= limit, "{said}");
+            assert!(fault.live_bytes + fault.kept_bytes + fault.wanted_bytes > limit, "{said}");
+            assert!(fault.wanted.contains(" for ") || fault.wanted.contains(" at "), "{said}");
+            for number in [fault.wanted_bytes, fault.live_bytes, limit] {
+                assert!(said.contains(&number.to_string()), "{said}");
+            }
+        }
+        assert!(lacking > 0, "{ranks} ranks");
+    }
 }
 
 /// Attention takes memory on the threads that compute it. At the least limit with which one thread succeeds, a second one

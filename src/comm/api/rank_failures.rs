@@ -46,3 +46,34 @@ pub(super) fn panic_of_drop(text: &str) -> Failure {
 pub(super) fn is_echo(failure: &Failure) -> bool {
     matches!(failure, Failure::Error(error) if error.is_echo())
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::cell::Cell;
+    use std::panic::resume_unwind;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::comm::api::spmd::Spmd;
+
+    // The time for which this thread keeps the program of the ranks that it starts, so that they end first.
+    thread_local!(pub static LETS_GO_AFTER: Cell<Duration> = const { Cell::new(Duration::ZERO) });
+
+    #[test]
+    fn a_panic_of_captured_values_that_the_caller_drops_last_is_a_ranks() {
+        struct Explosive;
+        impl Drop for Explosive {
+            fn drop(&mut self) {
+                resume_unwind(Box::new("the file is gone"));
+            }
+        }
+        LETS_GO_AFTER.set(Duration::from_millis(300));
+        let captured = Explosive;
+        let ends = Spmd::new(2).run_each(move |_| {
+            let _captured = &captured;
+            Ok(())
+        });
+        LETS_GO_AFTER.set(Duration::ZERO);
+        assert_eq!(ends, Ok(vec![Ok(()), Err(panic_of_drop("the file is gone"))]));
+    }
+}

@@ -281,7 +281,8 @@ impl Spmd {
 
     /// Limits the bytes of each rank's tensors in the CPU's memory, those that it keeps for reuse included. A rank that
     /// would exceed the limit fails with [`Error::OutOfMemory`], before the system ends the process. The default is no
-    /// limit. [`storage::set_memory_limit`] says what counts, and sets the limit of a thread, such as a process's only rank.
+    /// limit. [`storage::set_memory_limit`] says what counts, and sets the limit of a thread, such as a process's only rank;
+    /// [`cpu::memory_bytes`] tells what the system leaves the process.
     ///
     /// ```
     /// use isoshard::{Error, comm::Spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -443,6 +444,8 @@ impl Spmd {
             }
         }
         drop(results);
+        #[cfg(test)]
+        thread::sleep(super::rank_failures::tests::LETS_GO_AFTER.get());
         // The last one to drop `f` drops what it captured: a rank, or this thread if all ranks have ended. A panic there is
         // the last rank's.
         let dropped = drop_caught(f);

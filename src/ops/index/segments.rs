@@ -1,7 +1,11 @@
 //! Sums of rows by destination, used by `embedding_grad` and `scatter_add`.
 
+use std::slice::{from_mut, from_ref};
+
+use bytemuck::{Pod, cast_slice, cast_slice_mut};
+
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Float, KernelList, LEAF, SplitRule, cpu, reserve_list};
+use crate::tensor::{DType, Float, KernelList, LEAF, SplitRule, cpu};
 
 use crate::ops::Meta;
 
@@ -36,8 +40,8 @@ pub(in crate::ops) struct SumsByRow<'a, T: Float> {
     /// Positions by destination, and the end of each destination's run in them.
     order: KernelList<u32>,
     ends: KernelList<u32>,
-    /// The sum of every destination of rows of one element, and the number of its elements.
-    sums: Vec<(T::Acc, u32)>,
+    /// The sum of every destination of rows of one element, and in the second number's bytes its [`count`].
+    sums: KernelList<[T::Acc; 2]>,
     /// The destinations of three or more elements, and the positions of their elements.
     long: KernelList<u32>,
     hits: KernelList<u32>,
@@ -47,7 +51,7 @@ pub(in crate::ops) struct SumsByRow<'a, T: Float> {
     strips: Vec<[T::Acc; STRIP]>,
 }
 
-impl<'a, T: Float> SumsByRow<'a, T> {
+impl<'a, T: Float<Acc: Pod>> SumsByRow<'a, T> {
     pub fn new(extents: &'a [usize], width: usize) -> SumsByRow<'a, T> {
         let (order, ends, long, hits) = Default::default();
         let (sums, paths, strips) = Default::default();
@@ -113,21 +117,21 @@ impl<'a, T: Float> SumsByRow<'a, T> {
         // The last place takes the elements that `out` does not have.
         let place = |i: i64| (i as usize).wrapping_sub(start).min(held);
         self.sums.clear();
-        reserve_list(&mut self.sums, held + 1);
-        self.sums.resize(held + 1, (zero, 0));
+        self.sums.resize(held + 1);
         self.long.resize(index.len() / LONG as usize + 1);
         let (sums, long, mut longs) = (&mut self.sums[..], &mut self.long[..], 0);
         // Lists grow without a branch: one that depends on random destinations costs more than a store.
         for (&i, x) in index.iter().zip(src) {
             let place = place(i);
-            let (sum, count) = &mut sums[place];
+            let [sum, counted] = &mut sums[place];
             *sum = *sum + x.widen();
+            let count = count_mut(counted);
             *count += 1;
             long[longs] = place as u32;
             longs += usize::from(*count == LONG);
         }
-        sums[held].1 = 0;
-        out.iter_mut().zip(&*sums).for_each(|(out, &(sum, _))| *out = T::narrow(sum));
+        *count_mut(&mut sums[held][1]) = 0;
+        out.iter_mut().zip(&*sums).for_each(|(out, &[sum, _])| *out = T::narrow(sum));
         if longs == 0 {
             return;
         }
@@ -138,13 +142,13 @@ impl<'a, T: Float> SumsByRow<'a, T> {
         let (long, ends, mut all) = (&long[..longs], &mut self.ends[..], 0);
         for &place in long {
             ends[place as usize] = all;
-            all += sums[place as usize].1;
+            all += count(&sums[place as usize][1]);
         }
         self.hits.resize(index.len() + 1);
         let (hits, mut hits_len) = (&mut self.hits[..], 0);
         for (p, &i) in index.iter().enumerate() {
             hits[hits_len] = p as u32;
-            hits_len += usize::from(sums[place(i)].1 >= LONG);
+            hits_len += usize::from(count(&sums[place(i)][1]) >= LONG);
         }
         self.order.resize(all as usize);
         let order = &mut self.order[..];
@@ -186,6 +190,19 @@ impl<'a, T: Float> SumsByRow<'a, T> {
         let (paths, strips) = (&self.paths, &mut self.strips);
         cpu::dispatch(LongRun { positions, paths, src, out, strips });
     }
+}
+
+/// Returns the number of elements of a sum, which lies in the bytes of the number beside it, so that both come from one
+/// cache line.
+#[inline(always)]
+fn count<A: Pod>(bytes: &A) -> u32 {
+    cast_slice(from_ref(bytes))[0]
+}
+
+/// Returns [`count`] for writing.
+#[inline(always)]
+fn count_mut<A: Pod>(bytes: &mut A) -> &mut u32 {
+    &mut cast_slice_mut(from_mut(bytes))[0]
 }
 
 /// The number of columns that [`LongRun`] adds at a time, so that unfinished sums stay in the nearest cache.

@@ -22,6 +22,7 @@ mod gemm;
 mod loops;
 mod map;
 mod map_slice;
+mod memory;
 mod neighbours;
 mod parts;
 mod phi;
@@ -50,6 +51,7 @@ pub use loops::{
 pub use map::map2;
 pub use map::{map, map1};
 pub use map_slice::map_slice;
+pub use memory::memory_bytes;
 pub(crate) use parts::{Cut, RowsMut, SharedRows};
 pub use phi::NormalFunction;
 pub use pointwise::{compare, compute, expect_matching, select, test};

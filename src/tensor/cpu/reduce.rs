@@ -3,15 +3,17 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use bytemuck::Pod;
+
 use super::cast::cast;
 use super::real::Num;
 use super::reducer::{MaxReducer, MinReducer, Reducer, SumReducer};
 use super::simd::{Kernel, dispatch};
 use super::threads::{allowed, for_each_part};
-use super::tree::{RowTree, merges};
+use super::tree::{RowTree, merge_list};
 use super::{StridedRows, as_elements_mut};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Dims, LEAF, ReduceOp, Shape, Tensor, for_dtype, reserve_list};
+use crate::tensor::{DType, Dims, KernelList, LEAF, ReduceOp, Shape, Tensor, for_dtype};
 
 /// Evaluates `$body` with `$T` as the Rust type of a dtype other than bool.
 macro_rules! for_num {
@@ -105,7 +107,7 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
 }
 
 /// Reduces in one type; the result has the shape `kept`.
-fn reduce_as<T: Num, F: Reducer<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
+fn reduce_as<T: Num + Pod, F: Reducer<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
     let mut out = Tensor::uninit(T::DTYPE, kept.clone());
     let plan = plan_reduction(x, dims, kept);
     let out_data = as_elements_mut::<T>(out.bytes_mut());
@@ -188,24 +190,25 @@ struct ReducedDims {
 /// The reduced dims except the innermost one.
 struct OuterDims {
     /// The offset of each index, and the number of joins after it.
-    steps: Vec<(usize, u8)>,
+    steps: KernelList<[usize; 2]>,
     /// The largest number of unfinished nodes.
     depth: usize,
 }
 
 impl OuterDims {
     fn new(dims: Vec<(usize, usize)>) -> OuterDims {
-        let mut steps = vec![(0, 0)];
+        let mut steps = KernelList::new();
+        steps.push([0, 0]);
         let mut depth = 1;
         for (len, stride) in dims {
-            let list = merges(len, 1);
+            let list = merge_list(len, 1);
             depth += stack_height(&list);
-            let mut finer = Vec::new();
-            reserve_list(&mut finer, steps.len().saturating_mul(len));
-            for (offset, joins) in steps {
-                for (i, &m) in list.iter().enumerate() {
+            let mut finer = KernelList::new();
+            finer.resize(steps.len().saturating_mul(len));
+            for (finer, &[offset, joins]) in finer.chunks_exact_mut(len.max(1)).zip(&*steps) {
+                for (i, (step, &m)) in finer.iter_mut().zip(&*list).enumerate() {
                     let last = if i + 1 == len { joins } else { 0 };
-                    finer.push((offset + i * stride, m + last));
+                    *step = [offset + i * stride, usize::from(m) + last];
                 }
             }
             steps = finer;
@@ -242,6 +245,7 @@ impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
     #[inline(always)]
     fn run(self) {
         let ByRows { input, columns, at, out, .. } = self;
+        let steps = &input.reduced.outer.steps[..];
         let mut tree = RowTree::<T>::new(input.reduced.inner_len);
         let mut stack = vec![T::ZERO; input.reduced.outer.depth];
         let stride = columns.row_stride(0);
@@ -249,8 +253,7 @@ impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
         columns.each_chunk_of(at, usize::MAX, &mut |&[base], start, len, _| {
             for i in start..start + len {
                 let row = |offset| &input.data[base + i * stride + offset..][..input.reduced.inner_len];
-                let nodes = input.reduced.outer.steps.iter();
-                let nodes = nodes.map(|&(offset, joins)| (tree.fold::<F>(row(offset)), joins));
+                let nodes = steps.iter().map(|&[offset, joins]| (tree.fold::<F>(row(offset)), joins));
                 *out.next().expect("one result per column") = join_nodes::<T, F>(nodes, &mut stack);
             }
         });
@@ -259,7 +262,7 @@ impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
 
 /// Joins nodes, each with the number of joins after it, on a stack with room for those that are unfinished.
 #[inline(always)]
-fn join_nodes<T: Num, F: Reducer<T>>(nodes: impl Iterator<Item = (T, u8)>, stack: &mut [T]) -> T {
+fn join_nodes<T: Num, F: Reducer<T>>(nodes: impl Iterator<Item = (T, usize)>, stack: &mut [T]) -> T {
     let mut top = 0;
     for (mut node, joins) in nodes {
         for _ in 0..joins {
@@ -273,16 +276,17 @@ fn join_nodes<T: Num, F: Reducer<T>>(nodes: impl Iterator<Item = (T, u8)>, stack
 }
 
 /// Computes one result, whose elements begin at `base`: the rows' values in parts, then their sum.
-fn fold_by_parts<T: Num, F: Reducer<T>>(input: &ReductionInput<'_, T>, base: usize, nanos: usize) -> T {
+fn fold_by_parts<T: Num + Pod, F: Reducer<T>>(input: &ReductionInput<'_, T>, base: usize, nanos: usize) -> T {
     let steps = &input.reduced.outer.steps;
-    let mut nodes = vec![T::ZERO; steps.len()];
+    let mut nodes = KernelList::<T>::new();
+    nodes.resize(steps.len());
     for_each_part(steps.len(), nanos, &mut nodes[..], |at, nodes| {
         let mut tree = RowTree::<T>::new(input.reduced.inner_len);
-        for (node, &(offset, _)) in nodes.iter_mut().zip(&steps[at]) {
+        for (node, &[offset, _]) in nodes.iter_mut().zip(&steps[at]) {
             *node = tree.fold::<F>(&input.data[base + offset..][..input.reduced.inner_len]);
         }
     });
-    let nodes = nodes.into_iter().zip(steps).map(|(node, &(_, joins))| (node, joins));
+    let nodes = nodes.iter().zip(&**steps).map(|(&node, &[_, joins])| (node, joins));
     join_nodes::<T, F>(nodes, &mut vec![T::ZERO; input.reduced.outer.depth])
 }
 
@@ -306,12 +310,13 @@ impl<T: Num, F: Reducer<T>> Kernel for ByColumns<'_, T, F> {
     #[inline(always)]
     fn run(self) {
         let ByColumns { input, columns, at, out, .. } = self;
-        let joins = merges(input.reduced.inner_len, LEAF);
+        let steps = &input.reduced.outer.steps[..];
+        let joins = merge_list(input.reduced.inner_len, LEAF);
         let (block, first) = (columns.row_len().min(MAX_BLOCK), at.start);
         let mut stack = vec![T::ZERO; (input.reduced.outer.depth + stack_height(&joins)) * block];
         columns.each_chunk_of(at, block, &mut |&[base], start, width, o| {
             let mut top = 0;
-            for &(offset, outer_joins) in &input.reduced.outer.steps {
+            for &[offset, outer_joins] in steps {
                 let data = &input.data[base + start + offset..];
                 fold_rows::<T, F>(input, data, &joins, outer_joins, (&mut stack, &mut top), (width, block));
             }
@@ -327,7 +332,7 @@ fn fold_rows<T: Num, F: Reducer<T>>(
     input: &ReductionInput<'_, T>,
     data: &[T],
     joins: &[u8],
-    outer_joins: u8,
+    outer_joins: usize,
     (stack, top): (&mut [T], &mut usize),
     (width, block): (usize, usize),
 ) {
@@ -341,7 +346,7 @@ fn fold_rows<T: Num, F: Reducer<T>>(
         };
         let done = [0, 0, 1, 1, 2][taken];
         let last = i + taken == joins.len();
-        let left = joins[i + taken - 1] - done + if last { outer_joins } else { 0 };
+        let left = usize::from(joins[i + taken - 1]) - done + if last { outer_joins } else { 0 };
         // If the rows' node is joined with the topmost entry next, it is added to that entry directly.
         let into = left > 0;
         let slot = if into { *top - 1 } else { *top };
@@ -386,7 +391,7 @@ fn join4<T: Num, F: Reducer<T>, const INTO: bool>(node: &mut [T], [a, b, c, d]: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::cpu::{Isa, with_isa};
+    use crate::tensor::cpu::{Isa, merges, with_isa};
 
     fn noise(shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();

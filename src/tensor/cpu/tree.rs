@@ -16,7 +16,7 @@ use std::ops::Range;
 use super::neighbours::{self, Joiner, PAIR, Shuffles, TreeFold};
 use super::real::Num;
 use super::reducer::Reducer;
-use crate::tensor::{LEAF, SplitRule, reserve_list};
+use crate::tensor::{KernelList, LEAF, SplitRule};
 
 /// The tree over a contiguous row of a fixed length, with the buffers to evaluate it.
 ///
@@ -379,6 +379,11 @@ pub fn row_max<T: Num>(row: &[T]) -> T {
 /// assert_eq!(merges(5, 32), [0, 1, 0, 2, 1]); // ((0 1) (2 3)) 4
 /// ```
 pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
+    merge_list(len, leaf).to_vec()
+}
+
+/// Returns [`merges`] in memory that a limit counts. Unwinds up to `catch_no_room` if there is no room.
+pub(super) fn merge_list(len: usize, leaf: usize) -> KernelList<u8> {
     fn fill(a: usize, b: usize, leaf: usize, list: &mut [u8]) {
         if b - a > leaf {
             let mid = SplitRule::Halves.mid(a, b);
@@ -394,9 +399,8 @@ pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
             *joins = carries as u8;
         }
     }
-    let mut list = Vec::new();
-    reserve_list(&mut list, len);
-    list.resize(len, 0);
+    let mut list = KernelList::new();
+    list.resize(len);
     if len > 0 {
         fill(0, len, leaf, &mut list);
     }

@@ -263,6 +263,7 @@ fn what_a_record_claims_is_bounded() {
         assert!(said.starts_with("flight: not a flight record") && said.contains(why), "{at}: {said}");
     };
     let huge = u64::MAX / 2;
+    refused("/world_len", json!(4_611_686_018_427_387_904u64), "there is no rank 0 of");
     refused("/world_len", json!(huge), "there is no rank 0 of");
     refused("/rank", json!(2), "there is no rank 2 of 2");
     refused("/rank", json!(-1), "invalid value: integer `-1`");
