@@ -68,7 +68,7 @@ fn operators_that_draw() {
             compare(&Dropout { p: Bits(0.4), draw }, device, &[signed]);
             compare(&Bernoulli { draw }, device, &[values(&[301], &[0.0, 0.125, 0.75, 1.0])]);
             let positive = values(&[301], &[0.125, 0.75, 1.0, 3.5, 60.0]);
-            compare(&Exponential { draw }, device, &[positive.clone()]);
+            compare(&Exponential { draw }, device, std::slice::from_ref(&positive));
             compare(&Gamma { draw }, device, &[positive]);
             let rates = values(&[301], &[0.0, 0.5, 9.875, 10.0, 200.0, 30000.0]);
             compare(&Poisson { dtype: DType::I64, draw }, device, &[rates]);

@@ -96,12 +96,11 @@ impl CpuAttention<'_> {
                         unsafe { put_rows(dq_rows, &dq, (first, h), None) };
                         // With infinities each row is multiplied by itself, whatever it sees.
                         let masked = hidden.iter().any(|keys| !keys.is_empty());
-                        let seen_by: Vec<_> = match masked {
-                            true => block.leaves.iter().map(|run| (run.clone(), 0..block.rows)).collect(),
-                            false => {
-                                block.leaves_by_rows(&stripes.iter().map(|s| s.0.clone()).collect::<Vec<_>>())
-                            }
+                        let stripes: SmallVec<[Stripe; 2]> = match masked {
+                            true => SmallVec::new(),
+                            false => stripes.iter().map(|stripe| stripe.0.clone()).collect(),
                         };
+                        let seen_by = block.leaves_by_rows(&stripes);
                         let joins = joins + if n + 1 == blocks.len() { head_joins } else { 0 };
                         let rows = (head, block.start, block.rows);
                         dk_nodes.push((block, &seen_by), (masked, ds, given.q.rows(rows)), joins);
@@ -287,7 +286,7 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
     /// since the others add zeros.
     fn push(
         &mut self,
-        (block, seen_by): (&QueryBlock, &[(Range<usize>, Range<usize>)]),
+        (block, seen_by): (&QueryBlock, &[Stripe]),
         (masked, a, b): (bool, &[T], MatRef<'_, T>),
         joins: u8,
     ) {
@@ -321,7 +320,7 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
             data[block.from * d..block.to * d].fill(T::ZERO);
         }
         let hidden = 0..if masked { block.rows } else { 0 };
-        for (leaves, rows) in seen_by {
+        for Stripe { rows, leaves } in seen_by {
             let keys = block.keys_of(leaves.clone());
             let into = (&mut data[keys.start * d..], (d, 1));
             let (a, b) = (block.part(a, rows, keys).t(), b.rows(rows.start, rows.len()));

@@ -111,7 +111,7 @@ impl QueryBlock {
 
     /// Returns the ranges of leaves that are computed, each with the rows of the [stripes](QueryBlock::stripes) that see
     /// it; or with all rows, if none does.
-    pub(super) fn leaves_by_rows(&self, stripes: &[Stripe]) -> Vec<(Range<usize>, Range<usize>)> {
+    pub(super) fn leaves_by_rows(&self, stripes: &[Stripe]) -> Vec<Stripe> {
         let mut list = Vec::with_capacity(3);
         for run in &self.leaves {
             let mut at = run.start;
@@ -120,7 +120,7 @@ impl QueryBlock {
                 let end = bounds.filter(|&leaf| leaf > at).min().unwrap_or(run.end).min(run.end);
                 let seeing = stripes.iter().filter(|stripe| stripe.leaves.contains(&at));
                 let rows = seeing.map(|stripe| stripe.rows.clone()).reduce(|a, b| a.start..b.end);
-                list.push((at..end, rows.unwrap_or(0..self.rows)));
+                list.push(Stripe { rows: rows.unwrap_or(0..self.rows), leaves: at..end });
                 at = end;
             }
         }
@@ -391,7 +391,7 @@ mod tests {
             (0..200usize).flat_map(|seed| [(seed, 1), (seed, 31), (seed, 33), (seed, 50), (seed, 64)]);
         let mut parted = 0;
         for (seed, rows) in cases {
-            let window = |which: usize| (seed / which % 5 > 0).then_some(seed * which % 97);
+            let window = |which: usize| (!(seed / which).is_multiple_of(5)).then_some(seed * which % 97);
             let rule = ScoreRule { before: window(3), after: window(7), ..ScoreRule::BIDIRECTIONAL };
             let (position, keys) = (seed * 13 % 150, 1 + seed * 29 % 260);
             let mut block = QueryBlock::new(&rule, 0, position, rows, keys);
@@ -400,13 +400,13 @@ mod tests {
             }
             let stripes = block.stripes(&rule);
             let by_rows = block.leaves_by_rows(&stripes);
-            let listed: Vec<usize> = by_rows.iter().flat_map(|(leaves, _)| leaves.clone()).collect();
+            let listed: Vec<usize> = by_rows.iter().flat_map(|stripe| stripe.leaves.clone()).collect();
             assert_eq!(listed, block.leaves.iter().cloned().flatten().collect::<Vec<_>>(), "each leaf once");
             let mid = SplitRule::Halves.mid(0, rows);
-            for (_, of) in &by_rows {
+            for Stripe { rows: of, .. } in &by_rows {
                 assert!(*of == (0..rows) || rows > LEAF && (*of == (0..mid) || *of == (mid..rows)), "{of:?}");
             }
-            parted += usize::from(by_rows.iter().any(|(_, of)| *of != (0..rows)));
+            parted += usize::from(by_rows.iter().any(|stripe| stripe.rows != (0..rows)));
             for i in 0..rows {
                 let stripe =
                     stripes.iter().find(|stripe| stripe.rows.contains(&i)).expect("every row is in one");
@@ -415,8 +415,8 @@ mod tests {
                         stripe.leaves.contains(&leaf),
                         "{seed}: row {i} of {rows}, leaf {leaf}, {stripe:?}"
                     );
-                    let of = by_rows.iter().find(|(leaves, _)| leaves.contains(&leaf));
-                    assert!(of.is_none_or(|(_, of)| of.contains(&i)), "{seed}: row {i}, leaf {leaf}, {of:?}");
+                    let of = by_rows.iter().find(|stripe| stripe.leaves.contains(&leaf));
+                    assert!(of.is_none_or(|of| of.rows.contains(&i)), "{seed}: row {i}, leaf {leaf}, {of:?}");
                 }
             }
         }
