@@ -1,7 +1,6 @@
 //! The index of a checkpoint: a JSON file with the place of each piece of each tensor.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -11,7 +10,7 @@ use serde_json::Value;
 
 use super::block_sums::{BLOCK_BYTES, BlockSums};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Dims, Shape};
+use crate::tensor::{DType, Dims, Shape, open_regular};
 
 /// The name of the index's file. A folder without it is no checkpoint.
 pub(super) const INDEX: &str = "checkpoint.json";
@@ -71,12 +70,9 @@ impl Index {
         let path = dir.join(INDEX);
         let failed = |e: std::io::Error| Error::io("checkpoint", &path, e);
         let mut text = Vec::new();
-        let file = File::open(&path).map_err(failed)?;
-        let found = file.metadata().map_err(failed)?;
-        if !found.is_file() {
-            return Err(refusal("no regular file".into()).at(&path.display().to_string()));
-        }
-        file.take(found.len()).read_to_end(&mut text).map_err(failed)?;
+        let file = open_regular(&path).map_err(failed)?;
+        let len = file.metadata().map_err(failed)?.len();
+        file.take(len).read_to_end(&mut text).map_err(failed)?;
         let index = Index::parse(&text).map_err(|e| e.at(&path.display().to_string()))?;
         for file in &index.files {
             let path = dir.join(&file.name);

@@ -15,7 +15,7 @@ use super::index::{Index, PieceFile, SavedPiece, SavedTensor};
 use super::piece_file::format_name;
 use crate::error::{Error, Result};
 use crate::placement::Region;
-use crate::tensor::DType;
+use crate::tensor::{DType, open_regular};
 
 const VERB: &str = "load";
 /// Bytes are read and summed in parts of this size, so that the second pass finds them in the cache.
@@ -126,7 +126,7 @@ impl OpenFile {
     fn open(dir: &Path, of: &PieceFile) -> Result<OpenFile> {
         let path = dir.join(&of.name);
         let failed = |e: std::io::Error| Error::io(VERB, &path, e);
-        let file = File::open(&path).map_err(failed)?;
+        let file = open_regular(&path).map_err(failed)?;
         let len = file.metadata().map_err(failed)?.len();
         if len != of.bytes {
             return Err(damaged(&path, format!("the index says {} bytes; there are {len}", of.bytes)));

@@ -7,7 +7,7 @@
 //! Missing: kernels that reach a part of these rates only, and the overlap of communication and computation.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::network::{Cost, PICO};
 use crate::error::{Error, Result};
-use crate::tensor::DType;
+use crate::tensor::{DType, open_regular};
 
 /// The rates of one rank's processor and memory, equal on all ranks.
 ///
@@ -85,7 +85,7 @@ impl Machine {
             Error::invalid("machine", rule, format!("{given} in {}", file.display()), "save it again")
         };
         let mut text = String::new();
-        File::open(file)?.take(FILE_BYTES + 1).read_to_string(&mut text)?;
+        open_regular(file)?.take(FILE_BYTES + 1).read_to_string(&mut text)?;
         if text.len() as u64 > FILE_BYTES {
             return Err(refuse("a file has at most 64 KiB", "more".into()));
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::text_cuts::last_cut;
 use crate::error::{Error, Result};
+use crate::tensor::open_regular;
 
 /// Bytes that are read at once.
 const READ: usize = 1 << 20;
@@ -29,7 +30,7 @@ pub(super) struct TextChunks {
 impl TextChunks {
     /// Opens a file. With `whole` it is one piece.
     pub fn open(path: &Path, whole: bool) -> Result<TextChunks> {
-        let file = File::open(path).map_err(|e| Error::io("tokenizer", path, e))?;
+        let file = open_regular(path).map_err(|e| Error::io("tokenizer", path, e))?;
         let read = (!whole).then_some(READ);
         let (text, bytes) = (String::new(), Vec::new());
         Ok(TextChunks { path: path.into(), file, text, bytes, before: 0, read, done: false })

@@ -8,6 +8,7 @@ use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::tensor::open_regular;
 
 /// Bytes at the beginning of a file that show the width of its tokens.
 const PROBE: usize = 1 << 16;
@@ -76,7 +77,7 @@ impl TokenFile {
     /// Refuses a file that cannot be read, is empty, or does not hold a whole number of tokens.
     pub fn open(path: &Path, width: TokenWidth) -> Result<TokenFile> {
         let failed = |e| Error::io("tokens", path, e);
-        let file = File::open(path).map_err(failed)?;
+        let file = open_regular(path).map_err(failed)?;
         let bytes = file.metadata().map_err(failed)?.len();
         let refused = |rule: &str, remedy: &str| {
             let given = format!("{bytes} bytes in {}", path.display());

@@ -1,7 +1,7 @@
 //! Tokenizers of Hugging Face's `tokenizer.json`, and byte-level BPE.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -15,6 +15,7 @@ use super::text_chunks::TextChunks;
 use super::text_cuts::may_be_cut;
 use super::writer::TokenWriter;
 use crate::error::{Error, Result};
+use crate::tensor::open_regular;
 
 /// The most bytes of a `tokenizer.json`; the largest that are published have a tenth of it.
 const MOST_BYTES: u64 = 256 << 20;
@@ -305,12 +306,8 @@ fn failed(verb: &str, reason: &dyn fmt::Display) -> Error {
 /// Reads a file whole, if it is a regular one that is not too long.
 fn read(path: &Path) -> Result<Vec<u8>> {
     let failed = |e| Error::io("tokenizer", path, e);
-    if !fs::metadata(path).map_err(failed)?.is_file() {
-        let given = path.display().to_string();
-        return Err(Error::invalid("tokenizer", "it is no regular file", given, "give a tokenizer.json"));
-    }
     let mut bytes = Vec::new();
-    File::open(path).map_err(failed)?.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    open_regular(path).map_err(failed)?.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > MOST_BYTES {
         let rule = format!("the file has more than {MOST_BYTES} bytes");
         return Err(Error::invalid("tokenizer", rule, path.display().to_string(), "give a tokenizer.json"));

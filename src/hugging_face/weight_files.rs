@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +12,7 @@ use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
 use super::VERB;
 use crate::error::{Error, Result};
-use crate::tensor::Shape;
+use crate::tensor::{Shape, open_regular};
 
 /// The file of a model that is saved in one piece.
 pub(super) const ONE_FILE: &str = "model.safetensors";
@@ -83,7 +82,7 @@ impl WeightFiles {
     /// Maps a file and adds its tensors. `index`, if there is one, assigns each tensor to this file.
     fn add(&mut self, name: String, index: Option<&BTreeMap<String, String>>) -> Result<()> {
         let path = self.dir.join(&name);
-        let file = File::open(&path).map_err(|e| Error::io(VERB, &path, e))?;
+        let file = open_regular(&path).map_err(|e| Error::io(VERB, &path, e))?;
         // SAFETY: the map is read-only. Changing the file of a mapped model is documented as a fault of the caller.
         let bytes = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(VERB, &path, e))?;
         let damaged = |e: safetensors::SafeTensorError| {
@@ -176,7 +175,7 @@ impl<'de> Deserialize<'de> for UniqueKeys {
 pub(super) fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, most: u64) -> Result<T> {
     let failed = |e: std::io::Error| Error::io(VERB, path, e);
     let mut bytes = Vec::new();
-    File::open(path).map_err(failed)?.take(most + 1).read_to_end(&mut bytes).map_err(failed)?;
+    open_regular(path).map_err(failed)?.take(most + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > most {
         return Err(refuse(&format!("the file has more than {most} bytes"), path, ""));
     }

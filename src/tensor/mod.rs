@@ -56,6 +56,7 @@ pub use dtype::{DType, Element, Float, Scalar};
 pub use fold_order::{FoldOrder, FoldStep};
 pub(crate) use kernel_list::KernelList;
 pub use mapped::MappedFile;
+pub(crate) use mapped::open_regular;
 pub(crate) use no_room::catch_no_room;
 pub use reduce_op::ReduceOp;
 pub use shape::{Dims, Shape};

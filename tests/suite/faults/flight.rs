@@ -326,12 +326,12 @@ fn what_a_record_claims_is_bounded() {
     }
     fs::remove_file(folder.file(0)).unwrap();
     fs::create_dir(folder.file(0)).unwrap();
-    assert!(read(&folder.0).unwrap_err().to_string().contains("rank-0.json: it is not a file"));
+    assert!(read(&folder.0).unwrap_err().to_string().contains("rank-0.json: it is no regular file"));
     fs::remove_dir(folder.file(0)).unwrap();
     // A pipe would never end, nor be opened.
     match std::process::Command::new("mkfifo").arg(folder.file(0)).status() {
         Ok(made) if made.success() => {
-            assert!(read(&folder.0).unwrap_err().to_string().contains("rank-0.json: it is not a file"));
+            assert!(read(&folder.0).unwrap_err().to_string().contains("rank-0.json: it is no regular file"));
         }
         _ => println!("SKIPPED: no mkfifo"),
     }

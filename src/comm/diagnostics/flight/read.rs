@@ -1,7 +1,7 @@
 //! Reading records from files.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use super::record::RankRecord;
 use super::report::FlightReport;
 use super::write::{VERSION, file_name};
 use crate::error::{Error, Result};
+use crate::tensor::open_regular;
 
 const VERB: &str = "flight";
 /// The largest record in bytes: 256 calls in 256 groups of 8192 ranks each.
@@ -49,9 +50,6 @@ pub fn read(dir: &Path) -> Result<FlightReport> {
             continue;
         }
         let refused = |why: String| refuse(&path.display().to_string(), &why);
-        if !fs::metadata(&path).map_err(|e| io(&path, e))?.is_file() {
-            return Err(refused("it is not a file".into()));
-        }
         let bytes = first_bytes(&path).map_err(|e| io(&path, e))?;
         let mut record = record(&bytes).map_err(refused)?;
         if name != file_name(record.rank) {
@@ -87,7 +85,7 @@ fn refuse(path: &str, why: &str) -> Error {
 /// Reads a file up to one byte more than a record may have.
 fn first_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    open_regular(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
