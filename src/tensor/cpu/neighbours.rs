@@ -3,7 +3,7 @@
 use super::real::Num;
 use super::reducer::Reducer;
 use super::simd::Isa;
-use crate::tensor::{DType, LEAF};
+use crate::tensor::LEAF;
 
 /// The number of elements in two leaves.
 pub(super) const PAIR: usize = 2 * LEAF;
@@ -21,11 +21,11 @@ pub(super) trait TreeFold<T: Num, F: Reducer<T>> {
 #[inline(always)]
 pub(super) fn run<T: Num, F: Reducer<T>, R: TreeFold<T, F>>(fold: R, shuffles: Shuffles) -> R::Out {
     #[cfg(target_arch = "x86_64")]
-    if shuffles.0 && T::DTYPE == DType::F32 {
+    if shuffles.0 && T::DTYPE == crate::tensor::DType::F32 {
         // SAFETY: the CPU has AVX2 and FMA, as `detect` found, and a type of this dtype has 32 bits like f32, as `Element` demands.
         return unsafe { shuffled::run::<T, F, R>(fold) };
     }
-    let _ = shuffles;
+    let _ = shuffles.0;
     fold.run(Plain)
 }
 
