@@ -183,18 +183,18 @@ fn packed_images_need_no_compiler() {
     assert!(said.contains(&want), "{said}");
     // One that is cut short is refused by name, and compiled again where there is a compiler.
     let sum = std::fs::read_dir(&packed).unwrap().map(|file| file.unwrap().path());
-    let sum: PathBuf = sum.into_iter().find(|path| text(path).contains("/sum-")).expect("it was packed");
+    let sum: PathBuf = sum.into_iter().find(|path| text(path).contains("/sum_bf16-")).expect("it was packed");
     let whole = std::fs::read(&sum).unwrap();
     std::fs::write(&sum, &whole[..whole.len() / 2]).unwrap();
     let (loaded, compiled, said) = load(&packed_text, "", &[]);
     assert_eq!((loaded, compiled), (CHOSEN.len() - 1, 0), "{said}");
     assert!(
-        said.contains("kernels/sum.cu: ") && said.contains(&format!("{} is truncated", text(&sum))),
+        said.contains("kernels/sum_bf16.cu: ") && said.contains(&format!("{} is truncated", text(&sum))),
         "{said}"
     );
     let (loaded, compiled, said) = load(&packed_text, &cache_text, &[(COMPILER, "1")]);
     assert_eq!((loaded, compiled), (CHOSEN.len(), 1), "{said}");
-    assert!(said.contains("compiled sum"), "{said}");
+    assert!(said.contains("compiled sum_bf16"), "{said}");
     // The cache has it now, and a machine that has lost its compiler finds it there.
     let (loaded, compiled, said) = load(&packed_text, &cache_text, &[]);
     assert_eq!((loaded, compiled), (CHOSEN.len(), 0), "{said}");
