@@ -181,7 +181,7 @@ fn packed_images_need_no_compiler() {
     );
     assert!(said.contains(&format!("kernels/gelu.cu: cuda:{INDEX} failed; got no image gelu-")), "{said}");
     assert!(said.contains(&want), "{said}");
-    // One that is cut short is refused by name, and compiled again where there is a compiler.
+    // One that is cut short is refused by name, and compiled again if there is a compiler.
     let sum = std::fs::read_dir(&packed).unwrap().map(|file| file.unwrap().path());
     let sum: PathBuf = sum.into_iter().find(|path| text(path).contains("/sum_bf16-")).expect("it was packed");
     let whole = std::fs::read(&sum).unwrap();

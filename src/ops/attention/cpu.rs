@@ -23,12 +23,10 @@ use crate::tensor::cpu::{
     for_each_part,
 };
 use crate::tensor::{DType, Tensor};
-use query_block::{BlockSum, Heads, QueryBlock, Scratch, Stripe, TransposedRows, all_finite, masked_product};
+use query_block::{
+    BlockSum, Heads, QueryBlock, ROWS, Scratch, Stripe, TransposedRows, all_finite, masked_product,
+};
 use score_rows::{Probabilities, ScoreInputs, ScoreTensors, put_rows};
-
-/// The largest number of query rows of a block. Any number gives the same bits; a small block has few scores of keys
-/// that a causal mask leaves out, and its scores stay in a cache.
-const ROWS: usize = 32;
 
 /// Computes `softmax(scale * q k^T, masked) v` on the CPU.
 ///

@@ -13,16 +13,14 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::query_block::{
-    BlockSum, Heads, KeySums, QueryBlock, Scratch, Stripe, TransposedRows, all_finite, masked_product,
+    BlockSum, Heads, KeySums, LEAF_ROWS, QueryBlock, ROWS, Scratch, Stripe, TransposedRows, all_finite,
+    masked_product,
 };
 use super::score_rows::{ScoreGradients, ScoreInputs, ScoreTensors, put_rows};
-use super::{CpuAttention, MULTIPLICATIONS_PER_NANO, ROWS, group_len};
+use super::{CpuAttention, MULTIPLICATIONS_PER_NANO, group_len};
 use crate::error::Result;
 use crate::tensor::cpu::{Gemm, Kernel, MatRef, RowTree, SharedRows, dispatch, for_each_part, merges};
 use crate::tensor::{SplitRule, Tensor};
-
-/// The largest number of queries of a leaf.
-pub(super) const LEAF_ROWS: usize = 64;
 
 impl CpuAttention<'_> {
     /// Returns the gradients as buffers `[batch, length, heads, d]`.

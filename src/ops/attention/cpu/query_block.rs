@@ -11,6 +11,13 @@ use crate::tensor::cpu::{
 };
 use crate::tensor::{LEAF, SplitRule, Tensor};
 
+/// The largest number of query rows of a block in the forward pass. Any number gives the same bits; a small block has few
+/// scores of keys that a causal mask leaves out, and its scores stay in a cache.
+pub(super) const ROWS: usize = 32;
+
+/// The largest number of queries of a leaf, which is a block in the backward pass.
+pub(super) const LEAF_ROWS: usize = 64;
+
 /// A block of query rows, and the leaves of keys that any of them sees.
 #[derive(Clone, Debug)]
 pub(super) struct QueryBlock {
@@ -82,7 +89,7 @@ impl QueryBlock {
         let mid = if self.rows > LEAF { SplitRule::Halves.mid(0, self.rows) } else { self.rows };
         let first = self.from / LEAF;
         let stripe = |rows: Range<usize>| {
-            // Windows ascend with the rows, also where they are empty.
+            // Windows ascend with the rows, empty ones too.
             let [top, last] = [rows.start, rows.end - 1].map(|i| rule.span(self.position + i, self.keys));
             let [from, to] = [top.start, last.end].map(|key| key.clamp(self.from, self.to) - self.from);
             let leaves = if from < to { from / LEAF..to.div_ceil(LEAF) } else { 0..0 };

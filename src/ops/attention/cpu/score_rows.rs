@@ -2,9 +2,7 @@
 
 use std::ops::Range;
 
-use super::ROWS;
-use super::backward::LEAF_ROWS;
-use super::query_block::QueryBlock;
+use super::query_block::{LEAF_ROWS, QueryBlock, ROWS};
 use crate::error::Result;
 use crate::ops::attention::scores::{ScoreOperands, ScoreRule};
 use crate::tensor::cpu::{
