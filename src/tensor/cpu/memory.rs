@@ -232,9 +232,9 @@ mod tests {
     #[test]
     fn a_control_groups_limit_and_those_around_it_count() {
         let two = ("proc/self/mountinfo", TWO);
-        let group = ("proc/self/cgroup", "0::/work/job 7/step\n");
-        let own = |bytes| ("sys/fs/cgroup/work/job 7/step/memory.max", bytes);
-        let around = |bytes| ("sys/fs/cgroup/work/memory.max", bytes);
+        let group = ("proc/self/cgroup", "0::/jobs/job 7/step\n");
+        let own = |bytes| ("sys/fs/cgroup/jobs/job 7/step/memory.max", bytes);
+        let around = |bytes| ("sys/fs/cgroup/jobs/memory.max", bytes);
         for (files, bytes) in [
             (&[own("1000000\n")][..], 1_000_000),
             (&[own("max\n"), around("2000000\n")], 2_000_000),
