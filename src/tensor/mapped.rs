@@ -1,7 +1,7 @@
 //! Tensors whose elements lie in a file that is mapped into memory.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process;
@@ -16,14 +16,6 @@ use super::{DType, Shape, Tensor};
 use crate::error::{Error, Result};
 
 const VERB: &str = "mapped_file";
-
-/// Opens a file that is there to be read. A pipe or a device is refused: opening or reading it could wait for ever.
-pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
-    if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
-    }
-    File::open(path)
-}
 
 /// Tensors begin at multiples of this many bytes.
 const PAGE_BYTES: u64 = 4096;
@@ -222,22 +214,6 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Opening a pipe waits for a writer, and `/dev/zero` never ends.
-    #[test]
-    fn what_could_be_read_for_ever_is_not_opened() {
-        let pipe = std::env::temp_dir().join(format!("isoshard-pipe-{}", process::id()));
-        let made = process::Command::new("mkfifo").arg(&pipe).status().is_ok_and(|made| made.success());
-        let refused = |path: &Path| open_regular(path).unwrap_err().to_string();
-        for path in [Path::new("/dev/zero"), &std::env::temp_dir()] {
-            assert_eq!(refused(path), "it is no regular file");
-        }
-        if made {
-            assert_eq!(refused(&pipe), "it is no regular file");
-            fs::remove_file(&pipe).unwrap();
-        }
-        assert_eq!(open_regular(&pipe).unwrap_err().kind(), io::ErrorKind::NotFound);
-    }
 
     #[test]
     fn regions_do_not_overlap_and_are_used_again() {

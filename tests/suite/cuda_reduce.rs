@@ -249,6 +249,16 @@ fn argmax_of_ties_and_nans() {
     }
 }
 
+/// Returns softmax, its logarithm and their gradients along dim 1, each with its number of operands.
+pub fn softmax_ops() -> [(Box<dyn Op>, usize); 4] {
+    [
+        (Box::new(Softmax { dim: 1 }), 1),
+        (Box::new(LogSoftmax { dim: 1 }), 1),
+        (Box::new(SoftmaxGrad { dim: 1 }), 2),
+        (Box::new(LogSoftmaxGrad { dim: 1 }), 2),
+    ]
+}
+
 #[test]
 fn softmax_and_its_like_at_every_length() {
     let Some(device) = shim::device() else { return };
@@ -256,13 +266,7 @@ fn softmax_and_its_like_at_every_length() {
         for n in LENGTHS {
             let x = |salt| ordinary(dtype, &[5, n].into(), salt);
             let (y, dy) = (x(1), x(2));
-            let ops: [(Box<dyn Op>, usize); 4] = [
-                (Box::new(Softmax { dim: 1 }), 1),
-                (Box::new(LogSoftmax { dim: 1 }), 1),
-                (Box::new(SoftmaxGrad { dim: 1 }), 2),
-                (Box::new(LogSoftmaxGrad { dim: 1 }), 2),
-            ];
-            for (op, arity) in ops {
+            for (op, arity) in softmax_ops() {
                 let want = compare(&*op, device, &[y.clone(), dy.clone()][..arity]);
                 let views = [strided(device, &y, 1), strided(device, &dy, 2)];
                 assert_same(&*op, &eval_whole(&*op, &views[..arity]).unwrap(), &want);
@@ -365,7 +369,8 @@ pub fn compare_at(op: &dyn Op, device: Device, ins: &[Tensor], at: &Windows) {
     assert_same(op, &got, &want);
 }
 
-fn indices(shape: &[usize], n: usize, salt: u64) -> Tensor {
+/// Returns indices below `n`, a third of which are 0.
+pub fn indices(shape: &[usize], n: usize, salt: u64) -> Tensor {
     let len: usize = shape.iter().product();
     let few = |e: u64| if mix(e ^ salt).is_multiple_of(3) { 0 } else { mix(e + salt) % n as u64 };
     Tensor::from_vec((0..len as u64).map(|e| few(e) as i64).collect(), shape).unwrap()

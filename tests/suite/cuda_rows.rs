@@ -5,7 +5,7 @@ use std::slice::from_ref;
 
 use crate::common::shim;
 use crate::common::{mix, ordinary};
-use crate::cuda_reduce::{FLOATS, assert_same, compare, dims, to};
+use crate::cuda_reduce::{FLOATS, assert_same, compare, dims, softmax_ops, to};
 use isoshard::ops::*;
 use isoshard::tensor::{DType, Device, Tensor};
 
@@ -22,12 +22,13 @@ const LENGTHS: [usize; 22] =
     [1, 2, 7, 8, 9, 16, 24, 31, 32, 40, 48, 64, 72, 96, 128, 192, 256, 320, 777, 1024, 4096, 4104];
 
 #[test]
-fn softmax_and_its_like_by_packs() {
+fn softmax_and_norms_by_packs() {
     let Some(device) = shim::device() else { return };
     for dtype in FLOATS {
         for n in LENGTHS {
             for rows in [1, 9] {
                 softmaxes(device, dtype, [rows, n], Moved::Each);
+                norms(device, dtype, [rows, n], Moved::Each);
             }
         }
     }
@@ -36,26 +37,8 @@ fn softmax_and_its_like_by_packs() {
 /// Compares softmax, its logarithm and their gradients, also of operands that begin one to three elements later.
 pub fn softmaxes(device: Device, dtype: DType, shape: [usize; 2], moved: Moved) {
     let (y, dy) = (ordinary(dtype, &shape.into(), 1), ordinary(dtype, &shape.into(), 2));
-    let ops: [(Box<dyn Op>, usize); 4] = [
-        (Box::new(Softmax { dim: 1 }), 1),
-        (Box::new(LogSoftmax { dim: 1 }), 1),
-        (Box::new(SoftmaxGrad { dim: 1 }), 2),
-        (Box::new(LogSoftmaxGrad { dim: 1 }), 2),
-    ];
-    for (op, arity) in ops {
+    for (op, arity) in softmax_ops() {
         anywhere(&*op, (device, moved), &[y.clone(), dy.clone()][..arity]);
-    }
-}
-
-#[test]
-fn norms_by_packs() {
-    let Some(device) = shim::device() else { return };
-    for dtype in FLOATS {
-        for n in LENGTHS {
-            for rows in [1, 9] {
-                norms(device, dtype, [rows, n], Moved::Each);
-            }
-        }
     }
 }
 

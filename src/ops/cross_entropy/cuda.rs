@@ -124,7 +124,7 @@ pub(super) fn soft_cross_entropy(
     let (q, step) = repeated_rows(q)?;
     let step = step as u64;
     let rows = RowLaunch::of(verb, &logits)?;
-    let launch = rows.kernel(&gpu, entries!("soft_cross_entropy"), &[&logits, &q])?;
+    let launch = rows.kernel(&gpu, entries!("soft_cross_entropy"), [&logits, &q])?;
     let launch = launch.read(&logits).read(&q).read(&m).read(&s);
     rows.run(&gpu, launch.write(&mut out).arg(step), 0)?;
     Ok(out)

@@ -22,8 +22,8 @@ pub(crate) fn layer_norm(
     let (mut mean, mut rstd) = (statistic(&gpu, &x)?, statistic(&gpu, &x)?);
     if x.numel() > 0 {
         let rows = RowLaunch::of(verb, &x)?;
-        let operands: Vec<&Tensor> = [&x, &y].into_iter().chain(&weight).chain(&bias).collect();
-        let launch = rows.kernel(&gpu, entries!("layer_norm"), &operands)?.read(&x);
+        let operands = [&x, &y].into_iter().chain(&weight).chain(&bias);
+        let launch = rows.kernel(&gpu, entries!("layer_norm"), operands)?.read(&x);
         let launch = launch.read_or_null(weight.as_ref()).read_or_null(bias.as_ref());
         rows.run(&gpu, launch.write(&mut y).write(&mut mean).write(&mut rstd).arg(eps), 1)?;
     }
@@ -45,8 +45,8 @@ pub(crate) fn rms_norm(
     let (mut y, mut rstd) = (gpu.uninit(x.dtype(), x.shape())?, statistic(&gpu, &x)?);
     if x.numel() > 0 {
         let rows = RowLaunch::of(verb, &x)?;
-        let operands: Vec<&Tensor> = [&x, &y].into_iter().chain(&weight).collect();
-        let launch = rows.kernel(&gpu, entries!("rms_norm"), &operands)?.read(&x);
+        let operands = [&x, &y].into_iter().chain(&weight);
+        let launch = rows.kernel(&gpu, entries!("rms_norm"), operands)?.read(&x);
         let launch = launch.read_or_null(weight.as_ref());
         rows.run(&gpu, launch.write(&mut y).write(&mut rstd).arg(eps), 1)?;
     }
@@ -152,8 +152,8 @@ impl<'a> CudaNormBackward<'a> {
             return Ok(dx);
         }
         let rows = RowLaunch::of(self.verb, x)?;
-        let operands: Vec<&Tensor> = [&self.dy, x, &dx].into_iter().chain(&self.weight).collect();
-        let launch = rows.kernel(gpu, self.entries, &operands)?.read(&self.dy).read(x);
+        let operands = [&self.dy, x, &dx].into_iter().chain(&self.weight);
+        let launch = rows.kernel(gpu, self.entries, operands)?.read(&self.dy).read(x);
         let launch = launch.read_or_null(self.weight.as_ref());
         let launch = if let Some(mean) = &self.mean { launch.read(mean) } else { launch };
         rows.run(gpu, launch.read(&self.rstd).write(&mut dx), 2)?;

@@ -46,7 +46,7 @@ pub(crate) fn sum_exp(verb: &str, x: &Tensor, m: &Tensor) -> Result<Tensor> {
     let mut sums = statistic(&gpu, &x)?;
     if x.numel() > 0 {
         let rows = RowLaunch::of(verb, &x)?;
-        let launch = rows.kernel(&gpu, entries!("sum_exp"), &[&x])?.read(&x).read(&m).write(&mut sums);
+        let launch = rows.kernel(&gpu, entries!("sum_exp"), [&x])?.read(&x).read(&m).write(&mut sums);
         rows.run(&gpu, launch, 0)?;
     }
     Ok(sums)
@@ -58,8 +58,8 @@ fn over_rows(verb: &str, entries: RowEntries, ins: &[&Tensor]) -> Result<Tensor>
     if out.numel() > 0 {
         let ins = ins.iter().map(|x| x.contiguous()).collect::<Result<Vec<Tensor>>>()?;
         let rows = RowLaunch::of(verb, &ins[0])?;
-        let operands: Vec<&Tensor> = ins.iter().chain([&out]).collect();
-        let launch = ins.iter().fold(rows.kernel(&gpu, entries, &operands)?, |launch, x| launch.read(x));
+        let operands = ins.iter().chain([&out]);
+        let launch = ins.iter().fold(rows.kernel(&gpu, entries, operands)?, |launch, x| launch.read(x));
         rows.run(&gpu, launch.write(&mut out), ins.len())?;
     }
     Ok(out)

@@ -63,14 +63,14 @@ impl RowLaunch {
 
     /// Returns a launch of the entry for these rows, to which the caller adds its own arguments. `operands` are those
     /// with the length of a row, also the ones that the kernel writes.
-    pub fn kernel<'a>(
+    pub fn kernel<'a, 't>(
         &self,
         gpu: &'a Gpu,
         entries: RowEntries,
-        operands: &[&Tensor],
+        operands: impl IntoIterator<Item = &'t Tensor>,
     ) -> Result<KernelLaunch<'a>> {
         let packed =
-            has_packed_leaves(self.len, self.depth, self.dtype) && operands.iter().all(|x| is_aligned(x));
+            has_packed_leaves(self.len, self.depth, self.dtype) && operands.into_iter().all(is_aligned);
         let stem = match packed {
             _ if self.len > LONGEST_IN_REGISTERS => entries.long,
             true => entries.packed,

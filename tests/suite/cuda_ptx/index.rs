@@ -3,17 +3,11 @@
 use std::slice::from_ref;
 
 use isoshard::ops::*;
-use isoshard::tensor::{DType, Tensor};
+use isoshard::tensor::DType;
 
 use super::{FLOATS, check};
-use crate::common::{mix, ordinary, small_ints};
-use crate::cuda_reduce::compare;
-
-fn indices(shape: &[usize], below: usize, salt: u64) -> Tensor {
-    let len: usize = shape.iter().product();
-    let index = |e: u64| if mix(e ^ salt).is_multiple_of(3) { 0 } else { mix(e + salt) % below as u64 };
-    Tensor::from_vec((0..len as u64).map(|e| index(e) as i64).collect(), shape).unwrap()
-}
+use crate::common::{ordinary, small_ints};
+use crate::cuda_reduce::{compare, indices};
 
 #[test]
 fn rows_by_index_and_sums_by_destination() {
