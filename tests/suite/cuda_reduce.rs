@@ -369,7 +369,7 @@ pub fn compare_at(op: &dyn Op, device: Device, ins: &[Tensor], at: &Windows) {
     assert_same(op, &got, &want);
 }
 
-/// Returns indices below `n`, a third of which are 0.
+/// Returns indices below `n`; a third of them are 0.
 pub fn indices(shape: &[usize], n: usize, salt: u64) -> Tensor {
     let len: usize = shape.iter().product();
     let few = |e: u64| if mix(e ^ salt).is_multiple_of(3) { 0 } else { mix(e + salt) % n as u64 };
