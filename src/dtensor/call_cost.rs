@@ -127,26 +127,26 @@ impl<'a> CallModel<'a> {
             }
             let moved = self.of_planned(i, to);
             cost.time = cost.time + moved.time;
-            cost.bytes += moved.bytes;
+            cost.bytes = cost.bytes.saturating_add(moved.bytes);
         }
         if above(&cost) || cost.time == Cost::INFINITE {
             return None;
         }
         let held = |meta: &Meta, layout: &Layout| {
-            ShardBounds::at(self.mesh.mesh(), layout, &meta.shape, &largest).numel() as u64
+            ShardBounds::at(self.mesh.mesh(), layout, &meta.shape, &largest).numel()
         };
-        let bytes = |meta: &Meta, layout: &Layout| held(meta, layout) * meta.dtype.size_bytes() as u64;
+        let bytes = |meta: &Meta, layout: &Layout| meta.dtype.bytes_of(held(meta, layout));
         cost.idle = part_of_elements(
             self.mesh.mesh(),
             &tensors,
             &smallest_rank(ins.iter().chain(&outs), self.mesh.mesh()),
         ) == 0.0;
-        cost.held = self.outs.iter().zip(&outs).map(|(m, l)| held(m, l)).sum();
+        cost.held = self.outs.iter().zip(&outs).map(|(m, l)| held(m, l) as u64).fold(0, u64::saturating_add);
         if let Some(limit) = self.mesh.rank().machine().call_memory_bytes {
             let moved = (0..ins.len()).filter(|&i| ins[i] != *self.ins[i].layout());
-            let taken: u64 = moved.map(|i| bytes(&self.metas[i], &ins[i])).sum::<u64>()
-                + self.outs.iter().zip(&outs).map(|(m, l)| bytes(m, l)).sum::<u64>();
-            cost.over_limit = taken.saturating_sub(limit);
+            let moved = moved.map(|i| bytes(&self.metas[i], &ins[i]));
+            let made = self.outs.iter().zip(&outs).map(|(m, l)| bytes(m, l));
+            cost.over_limit = moved.chain(made).fold(0, u64::saturating_add).saturating_sub(limit);
         }
         Some(cost)
     }
@@ -165,9 +165,9 @@ impl<'a> CallModel<'a> {
             let held = out.spec().local_shape_at(&largest_rank([out.layout()].into_iter())).numel();
             let moved = moved_axes(&made, self.ins, chosen);
             let members: usize = moved.iter().map(|&a| self.mesh.mesh().axis_len(a)).product();
-            let elements = more * held + held / members * (members - 1);
+            let elements = more.saturating_mul(held).saturating_add(held / members * (members - 1));
             if elements > 0 {
-                let bytes = (elements * out.spec().stored_dtype().size_bytes()) as u64;
+                let bytes = out.spec().stored_dtype().bytes_of(elements);
                 let axes = if moved.is_empty() { &made } else { &moved };
                 let along = peers(self.mesh.rank().network(), self.mesh.mesh(), axes);
                 cost.time = cost.time + along.cost(0, bytes);

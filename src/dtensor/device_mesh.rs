@@ -333,6 +333,13 @@ impl DeviceMesh {
         self.0.moving_calls.get()
     }
 
+    /// Counts a call of a redistribution, by which this rank received so many bytes.
+    pub(super) fn count_call(&self, received_bytes: u64) {
+        let MeshState { moved_bytes, moving_calls, .. } = &*self.0;
+        moved_bytes.set(moved_bytes.get().saturating_add(received_bytes));
+        moving_calls.set(moving_calls.get() + 1);
+    }
+
     /// Returns the number of bytes that this rank has copied so far to pack what its redistributions send, and to unpack
     /// what they receive. Bytes that a collective itself moves to their place do not count; those of all meshes of this rank
     /// do.

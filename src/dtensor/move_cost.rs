@@ -82,7 +82,7 @@ pub(super) fn of_move(mesh: &DeviceMesh, f: &TensorMeta, to: &Layout, ranks: &Ra
         let [before, after] = [cut.unwrap_or(&whole), &whole].map(|mid| {
             let sum = traffic.all_reduce(mid, &folded);
             let rest = traffic.exchange(&whole, if std::ptr::eq(mid, to) { mid } else { to });
-            MoveCost { time: sum.time + rest.time, bytes: sum.bytes + rest.bytes }
+            MoveCost { time: sum.time + rest.time, bytes: sum.bytes.saturating_add(rest.bytes) }
         });
         fold.min(before).min(after)
     };

@@ -89,12 +89,8 @@ impl ReductionBucket {
             done[*i] = Some(DTensor::wrap(&xs[*i].mesh, reduce.fold(&parts)?, meta.clone()));
         }
         let others = (0..self.group.len()).filter(|m| *m != self.group.index()).map(total).sum::<usize>();
-        let bytes = (others * self.dtype.size_bytes()) as u64;
         if let Some((i, ..)) = self.members.first() {
-            let moved = &xs[*i].mesh.0.moved_bytes;
-            moved.set(moved.get() + bytes);
-            let calls = &xs[*i].mesh.0.moving_calls;
-            calls.set(calls.get() + 1);
+            xs[*i].mesh.count_call(self.dtype.bytes_of(others));
         }
         Ok(())
     }

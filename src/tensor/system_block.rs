@@ -3,8 +3,11 @@
 //! A fresh page costs a fault when it is first written, which takes longer than the kernels' work on it. So large blocks
 //! ask for huge pages, and are not written here: the system's fresh pages are zeros.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+
+use memmap2::MmapMut;
 
 /// The alignment of blocks in bytes: that of the widest vector and of a cache line.
 pub(super) const ALIGN: usize = 64;
@@ -18,12 +21,28 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// The alignment that every allocation has without being asked. Zeros of a larger alignment are written one by one.
 const FREE_ALIGN: usize = align_of::<usize>();
 
-/// Returns a block of zeros, aligned to [`ALIGN`] bytes, if the system has one. `len_bytes` is not 0.
+/// The bytes that blocks leave to others: to the standard library's lists, whose lack ends the process. They carry an error
+/// that no block was there for.
+const SPARE_BYTES: usize = 4 << 20;
+
+/// Held by a thread that looks for room, so that each finds what the others have left.
+static LOOKING: Mutex<()> = Mutex::new(());
+
+/// Returns a block of zeros, aligned to [`ALIGN`] bytes, if the system has one and [`SPARE_BYTES`] more. `len_bytes` is not 0.
 pub(super) fn allocate(len_bytes: usize) -> Option<NonNull<u8>> {
     let layout = layout_of(len_bytes)?;
-    // SAFETY: the layout has a non-zero size.
-    let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-    if len_bytes < LARGE_BYTES {
+    let is_large = len_bytes >= LARGE_BYTES;
+    let start = {
+        let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
+        if !has_room(layout.size()) {
+            return None;
+        }
+        // SAFETY: the layout has a non-zero size.
+        NonNull::new(unsafe { if is_large { alloc_zeroed(layout) } else { alloc(layout) } })?
+    };
+    if !is_large {
+        // SAFETY: the allocation has `len_bytes` bytes.
+        unsafe { start.write_bytes(0, len_bytes) };
         return Some(start);
     }
     ask_for_huge_pages(start, layout.size());
@@ -35,6 +54,12 @@ pub(super) fn allocate(len_bytes: usize) -> Option<NonNull<u8>> {
         block.cast::<usize>().sub(1).write(offset);
         Some(block)
     }
+}
+
+/// Returns true if the system has so many bytes and [`SPARE_BYTES`]: it maps them, and takes them back before a page is
+/// written. Miri's system has memory without end.
+fn has_room(len_bytes: usize) -> bool {
+    cfg!(miri) || MmapMut::map_anon(len_bytes.saturating_add(SPARE_BYTES)).is_ok()
 }
 
 /// Gives a block back.

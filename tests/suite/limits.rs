@@ -98,6 +98,11 @@ fn the_largest_tensors_have_plans() -> Result<()> {
             assert!(plan.received_bytes() >= (MOST / 2) as u64, "{plan}");
         }
     }
+    // All ranks' values of a part together have more bytes than a counter counts.
+    let mesh = Mesh::parse("dp=64,tp=256", 0)?;
+    let spec = |layout: &str| Spec::parse(&format!("f64[{}]@({layout})", MOST / 8), &mesh);
+    let plan = Redistribution::plan(&spec("dp:P(sum), tp:P(sum)")?, &spec("dp:S0, tp:R")?)?;
+    assert_eq!(plan.received_bytes(), u64::MAX, "{plan}");
     Ok(())
 }
 

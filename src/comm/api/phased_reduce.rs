@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::tensor::{DType, Shape, Tensor};
 
 /// An all-reduce takes two calls if that saves at least this many received bytes per rank.
-const TWO_PHASE_BYTES: usize = 64 << 10;
+const TWO_PHASE_BYTES: u64 = 64 << 10;
 
 /// A reduction in flight. If it takes two calls, the second starts when its owner says so, or waits.
 pub(crate) struct PhasedReduce(ReducePhase);
@@ -33,10 +33,11 @@ impl Group {
     }
 
     fn takes_two_phases(&self, reduce: &Reduce, dtype: DType) -> bool {
-        let bytes = reduce.out_shape().numel() * dtype.size_bytes();
+        let bytes = dtype.bytes_of(reduce.out_shape().numel());
         // A rank receives n - 1 times the tensor in one phase, 2 (n - 1) / n times it in two. With two members the
         // bytes are equal, but two phases still divide the folding.
-        let spared = bytes * ((self.len() - 1) * self.len().saturating_sub(2) / self.len()).max(1);
+        let times = ((self.len() - 1) * self.len().saturating_sub(2) / self.len()).max(1);
+        let spared = bytes.saturating_mul(times as u64);
         spared >= TWO_PHASE_BYTES && self.len() > 1 && !self.inner.channel.reduces_well()
     }
 

@@ -76,7 +76,7 @@ pub struct ModuleTraffic {
     pub traffic: Traffic,
 }
 
-/// Calls, bytes and modelled time.
+/// Calls, bytes and modelled time. A sum ends at the largest number: in a dry run, tensors may have 2^63 bytes each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Total {
     /// The number of calls.
@@ -206,9 +206,9 @@ impl std::ops::Add for Total {
     type Output = Total;
     fn add(self, other: Total) -> Total {
         Total {
-            calls: self.calls + other.calls,
-            sent_bytes: self.sent_bytes + other.sent_bytes,
-            received_bytes: self.received_bytes + other.received_bytes,
+            calls: self.calls.saturating_add(other.calls),
+            sent_bytes: self.sent_bytes.saturating_add(other.sent_bytes),
+            received_bytes: self.received_bytes.saturating_add(other.received_bytes),
             time: self.time + other.time,
         }
     }
@@ -341,8 +341,6 @@ struct CountingChannel {
 impl CountingChannel {
     /// Counts a call. Returns its end on the clock of a dry run.
     fn count(&self, call: &Call<'_>) -> Option<Cost> {
-        let size = call.dtype.size_bytes() as u64;
-        let bytes = |numel: usize| numel as u64 * size;
         let sent_bytes = call.sent_bytes(self.index, self.group_len);
         let mut total = Total { calls: 1, sent_bytes, ..Total::default() };
         let network = &self.tally.0.network;
@@ -356,22 +354,23 @@ impl CountingChannel {
         };
         total.time = network.latency(slowest, latencies(peers));
         let mut come = |level: usize, bytes: u64| {
-            total.received_bytes += bytes;
+            total.received_bytes = total.received_bytes.saturating_add(bytes);
             total.time = total.time + network.transfer(level, bytes);
         };
         match call.route {
             Route::Gather | Route::AllToAll => {
                 let mut start = 0;
                 for &(end, level) in &self.near {
-                    let numel = (start..end).filter(|&i| i != self.index).map(|i| call.incoming[i].numel());
-                    come(level, bytes(numel.sum()));
+                    let others = (start..end).filter(|&i| i != self.index);
+                    let bytes = others.map(|i| call.dtype.bytes_of(call.incoming[i].numel()));
+                    come(level, bytes.fold(0, u64::saturating_add));
                     start = end;
                 }
             }
             Route::Broadcast { root } if root != self.index => {
-                come(self.level_of(root), bytes(call.incoming[0].numel()));
+                come(self.level_of(root), call.dtype.bytes_of(call.incoming[0].numel()));
             }
-            Route::Recv { from } => come(self.level_of(from), bytes(call.incoming[0].numel())),
+            Route::Recv { from } => come(self.level_of(from), call.dtype.bytes_of(call.incoming[0].numel())),
             Route::Broadcast { .. } | Route::Send { .. } | Route::Barrier => {}
         }
         self.add(call.name, total);

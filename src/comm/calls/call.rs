@@ -61,12 +61,13 @@ impl<'a> Call<'a> {
         self.outgoing.first().map(Tensor::device)
     }
 
-    /// Returns the bytes that member `me` of `members` sends to others. A broadcast counts once per receiver.
+    /// Returns the bytes that member `me` of `members` sends to others, at most `u64::MAX`: a dry run's tensors may
+    /// have more. A broadcast counts once per receiver.
     pub(in crate::comm) fn sent_bytes(&self, me: usize, members: usize) -> u64 {
-        let sent = |i: usize| self.outgoing.get(i).map_or(0, |x| self.bytes(x.numel()));
+        let sent = |i: usize| self.outgoing.get(i).map_or(0, |x| self.dtype.bytes_of(x.numel()));
         match self.route {
-            Route::Gather | Route::Broadcast { .. } => (members as u64 - 1) * sent(0),
-            Route::AllToAll => (0..members).filter(|&i| i != me).map(sent).sum(),
+            Route::Gather | Route::Broadcast { .. } => sent(0).saturating_mul(members as u64 - 1),
+            Route::AllToAll => (0..members).filter(|&i| i != me).map(sent).fold(0, u64::saturating_add),
             Route::Send { .. } => sent(0),
             Route::Recv { .. } | Route::Barrier => 0,
         }
@@ -74,17 +75,15 @@ impl<'a> Call<'a> {
 
     /// Returns the bytes that member `me` receives from others.
     pub(in crate::comm) fn received_bytes(&self, me: usize) -> u64 {
-        let come = |i: usize| self.bytes(self.incoming[i].numel());
+        let come = |i: usize| self.dtype.bytes_of(self.incoming[i].numel());
         match self.route {
-            Route::Gather | Route::AllToAll => (0..self.incoming.len()).filter(|&i| i != me).map(come).sum(),
+            Route::Gather | Route::AllToAll => {
+                (0..self.incoming.len()).filter(|&i| i != me).map(come).fold(0, u64::saturating_add)
+            }
             Route::Broadcast { root } if root != me => come(0),
             Route::Recv { .. } => come(0),
             Route::Broadcast { .. } | Route::Send { .. } | Route::Barrier => 0,
         }
-    }
-
-    fn bytes(&self, numel: usize) -> u64 {
-        numel as u64 * self.dtype.size_bytes() as u64
     }
 
     /// Returns what is compared between members and shown in errors, borrowed.

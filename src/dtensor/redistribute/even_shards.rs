@@ -203,7 +203,7 @@ impl EvenShards {
 
     /// Returns the bytes that a member receives if all gather the buffer.
     pub fn received_bytes(&self, dtype: DType) -> u64 {
-        ((self.members_len - 1) * self.shard_len * dtype.size_bytes()) as u64
+        dtype.bytes_of((self.members_len - 1).saturating_mul(self.shard_len))
     }
 
     /// Returns tensors for the parts of all members, which lie one after the other.

@@ -186,7 +186,7 @@ impl Redistribution {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn received_bytes(&self) -> u64 {
-        self.steps.iter().map(|s| s.received_bytes).sum()
+        self.steps.iter().map(|s| s.received_bytes).fold(0, u64::saturating_add)
     }
 
     /// Returns the number of bytes that this rank receives in each step, in order; steps without a call receive 0.
@@ -264,7 +264,7 @@ struct PlanBuilder {
 impl PlanBuilder {
     /// Appends a step, and one that rounds if the stored dtype changes.
     fn push(&mut self, action: StepAction, to: Spec, axes: Dims, received: usize) {
-        let received_bytes = (received * self.cur.stored_dtype().size_bytes()) as u64;
+        let received_bytes = self.cur.stored_dtype().bytes_of(received);
         let from = std::mem::replace(&mut self.cur, to.clone());
         let rounds = from.stored_dtype() != to.stored_dtype();
         self.steps.push(RedistributionStep { action, from, to: to.clone(), axes, received_bytes });
@@ -289,7 +289,12 @@ impl PlanBuilder {
         let members = axes.iter().map(|&a| mesh.axis_len(a)).product();
         let share = crate::placement::chunk(len, members, place).len();
         let action = StepAction::AllReduce(self.op(&axes), axes.clone());
-        self.push(action, to, axes, others * share + outs * (len - share));
+        self.push(
+            action,
+            to,
+            axes,
+            others.saturating_mul(share).saturating_add(outs.saturating_mul(len - share)),
+        );
         Ok(())
     }
 
@@ -298,7 +303,8 @@ impl PlanBuilder {
         let communicating = fold_axes(&self.cur.layout, &to.layout, to.shape.len(), &axes);
         let (wanted, own) = (to.region().numel(), self.own_len(&to));
         let mine = self.cur.nodes_len_at(self.cur.mesh.coords());
-        let received = self.others(&axes) * wanted + mine * (wanted - own);
+        let received =
+            self.others(&axes).saturating_mul(wanted).saturating_add(mine.saturating_mul(wanted - own));
         self.push(StepAction::Fold(self.op(&axes), axes), to, communicating, received);
         Ok(())
     }
@@ -309,7 +315,7 @@ impl PlanBuilder {
         let lacking = to.region().numel() - self.own_len(&to);
         let nodes = self.cur.nodes_len_at(self.cur.mesh.coords());
         let action = StepAction::Exchange(exchange_kind(&self.cur, &to, &axes));
-        self.push(action, to, axes, nodes * lacking);
+        self.push(action, to, axes, nodes.saturating_mul(lacking));
         Ok(())
     }
 

@@ -329,9 +329,7 @@ impl MoveProgress {
             (Stage::Exchange(x), PendingCall::Parts(call)) => x.assemble(&call.wait()?, &local)?,
             _ => unreachable!("other stages wait for nothing"),
         };
-        mesh.0.moving_calls.set(mesh.0.moving_calls.get() + 1);
-        let moved = &mesh.0.moved_bytes;
-        moved.set(moved.get() + plan.plan.steps[stage].received_bytes);
+        mesh.count_call(plan.plan.steps[stage].received_bytes);
         Ok(out)
     }
 }

@@ -54,7 +54,7 @@ pub(in crate::dtensor) fn shared_time<'a>(mesh: &DeviceMesh, moves: impl Iterato
     let plans: Vec<&Redistribution> = moves.iter().map(|m| m.plan()).collect();
     let bytes = match even_shards(&moves) {
         Some(even) => even.received_bytes(plans[0].steps[0].from.dtype),
-        None => plans.iter().map(|plan| plan.received_bytes()).sum(),
+        None => plans.iter().map(|plan| plan.received_bytes()).fold(0, u64::saturating_add),
     };
     match (&plans[..], plans.first().and_then(|plan| plan.steps.first())) {
         ([], _) => Cost::default(),
@@ -175,10 +175,13 @@ impl SharedGather {
                 all = vec![Tensor::joined(rooms).expect("the rooms are those that the call was given")];
                 bytes
             }
-            None => self.gathers.iter().map(|tensor| tensor.plan.plan().received_bytes()).sum(),
+            None => self
+                .gathers
+                .iter()
+                .map(|tensor| tensor.plan.plan().received_bytes())
+                .fold(0, u64::saturating_add),
         };
-        mesh.0.moving_calls.set(mesh.0.moving_calls.get() + 1);
-        mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + bytes);
+        mesh.count_call(bytes);
         Ok(all)
     }
 

@@ -16,9 +16,11 @@ pub(super) fn move_span(plan: &Redistribution) -> Span {
 #[inline]
 pub(super) fn shared_span<'a>(plans: impl ExactSizeIterator<Item = &'a Redistribution> + Clone) -> Span {
     match plans.clone().next() {
-        Some(first) if spans_enabled() => {
-            new_span(first, plans.len() - 1, plans.map(Redistribution::received_bytes).sum())
-        }
+        Some(first) if spans_enabled() => new_span(
+            first,
+            plans.len() - 1,
+            plans.map(Redistribution::received_bytes).fold(0, u64::saturating_add),
+        ),
         _ => Span::none(),
     }
 }

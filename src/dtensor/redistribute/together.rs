@@ -218,11 +218,10 @@ impl SharedReduction {
         let _origin = origin.enter();
         let _span = span.enter();
         let all = call.wait()?;
-        mesh.0.moving_calls.set(mesh.0.moving_calls.get() + 1);
         let calls = shared_calls(moves, stage).expect("it was shared");
-        let planned = moves.iter().map(|m| m.plan().steps[stage].received_bytes).sum::<u64>();
+        let planned = moves.iter().map(|m| m.plan().steps[stage].received_bytes).fold(0, u64::saturating_add);
         let bytes = positions.padded_bytes(&calls, all.dtype(), planned);
-        mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + bytes);
+        mesh.count_call(bytes);
         let locals = results(&calls, *arrangement, positions, all)?;
         start_at(stage + 1, mesh, moves, *arrangement, locals, Some(positions))
     }
@@ -416,7 +415,7 @@ impl Positions {
             return (u128::from(planned) * len as u128 / planned_len.max(1) as u128) as u64;
         }
         let others = reduce.order.nodes().iter().enumerate().filter(|(member, _)| *member != group.index());
-        (others.map(|(_, nodes)| nodes).sum::<usize>() * len * dtype.size_bytes()) as u64
+        dtype.bytes_of(others.map(|(_, nodes)| nodes).sum::<usize>().saturating_mul(len))
     }
 }
 
