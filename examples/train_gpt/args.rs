@@ -130,11 +130,9 @@ pub struct Args {
     /// With --groups: the element type to which parts of sums are rounded before ranks send them.
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub wire: Option<Compute>,
-    /// Drop the blocks' activations after the forward pass, and compute them again in the backward pass.
-    ///
-    /// Takes less memory, and the time of one more forward pass of the blocks, with its communication. Changes no value.
-    #[arg(long)]
-    pub recompute: bool,
+    /// The activations that blocks drop after the forward pass and compute again in the backward pass. Changes no value.
+    #[arg(long, value_enum, default_value_t = RecomputeName::Nothing, value_name = "WHAT")]
+    pub recompute: RecomputeName,
     /// The number of micro-batches per step; their gradients are averaged.
     ///
     /// With --reduction fast and with --groups, ranks send gradients once per step; otherwise once per micro-batch.
@@ -246,6 +244,17 @@ pub enum ReductionName {
     Fast,
 }
 
+/// The activations that the backward pass computes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RecomputeName {
+    /// All are kept.
+    Nothing,
+    /// Results of activation functions and norms: about as fast.
+    Cheap,
+    /// All within a block: takes the time of one more forward pass of the blocks, with its communication.
+    Blocks,
+}
+
 /// The element type in which a model computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Compute {
@@ -285,7 +294,11 @@ impl Args {
     /// Refuses an axis of another name than dp, fsdp and tp.
     pub fn plan(&self, mesh: &Mesh, heads: usize) -> isoshard::Result<Plan> {
         let plan = Plan::transformer(mesh, Parallel { heads, sequence: self.sequence_parallel })?;
-        Ok(if self.recompute { plan.recompute("h.*") } else { plan })
+        Ok(match self.recompute {
+            RecomputeName::Nothing => plan,
+            RecomputeName::Cheap => plan.recompute_cheap("h.*"),
+            RecomputeName::Blocks => plan.recompute("h.*"),
+        })
     }
 
     /// Returns the model's sizes for a vocabulary, and the rows of a batch.

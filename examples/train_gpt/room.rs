@@ -6,7 +6,7 @@ use isoshard::comm::Launch;
 use isoshard::tensor::cpu;
 use isoshard::{Error, Result};
 
-use crate::args::{Args, EngineName};
+use crate::args::{Args, EngineName, RecomputeName};
 use crate::model::{Sizes, product};
 
 /// The most ranks that are threads of this process.
@@ -56,7 +56,7 @@ pub fn check(args: &Args, ranks: usize, sizes: &Sizes, batch: usize) -> Result<(
         return Err(Error::invalid("mesh", rule, format!("{} of {ranks} ranks", args.mesh), remedy));
     }
     match cpu::memory_bytes().filter(|_| args.device == isoshard::tensor::Device::Cpu) {
-        Some(bytes) => fits(sizes, batch, args.recompute, (here, ranks), bytes),
+        Some(bytes) => fits(sizes, batch, args.recompute == RecomputeName::Blocks, (here, ranks), bytes),
         None => Ok(()),
     }
 }

@@ -35,7 +35,7 @@ type Programs = SmallVec<[(Needs, Rc<DerivativeProgram>); 1]>;
 pub(super) struct CallPlan {
     pub op: Arc<dyn Op>,
     ins: SmallVec<[u32; 4]>,
-    reduction: Reduction,
+    pub reduction: Reduction,
     pub moves: OperandMoves,
     pub windows: Windows,
     /// Set if the kernel runs once per node of a partial sum, or once per box of ragged operands.
@@ -169,6 +169,11 @@ impl CallPlan {
     /// Returns the dtype and shape that this rank stores, per result.
     pub fn stored(&self) -> impl Iterator<Item = (DType, Shape)> + '_ {
         self.outs.iter().map(|f| (f.spec().stored_dtype(), f.stored_shape().clone()))
+    }
+
+    /// Returns true if all calls of this plan compute the same, so that one of them can be made again.
+    pub fn can_repeat(&self) -> bool {
+        self.programs.is_some()
     }
 
     /// Returns the derivative with respect to the operands in `needs`.

@@ -97,7 +97,7 @@ impl DTensor {
                 if !alike.all(|other| operands[i].has_history_of(operands[other])) {
                     return (Saved::Kept(x.detach()), SavedTensorOrigin::Intermediate);
                 }
-                let saved = ins[i].origin.as_ref().map(|origin| Saved::Regather(origin.clone()));
+                let saved = ins[i].origin.clone().map(Saved::Again);
                 return (saved.unwrap_or(Saved::Kept(x.detach())), SavedTensorOrigin::Operand(i));
             }
             let result = results.iter().position(|y| same(y, &x));

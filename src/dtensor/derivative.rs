@@ -91,7 +91,7 @@ impl SavedValues<'_> {
             SavedValues::Owned(all) => match all.next().expect("the node keeps what its program reads") {
                 _ if !wanted => Ok(None),
                 Saved::Kept(x) => Ok(Some(x)),
-                saved @ Saved::Regather(_) => read(&saved),
+                saved @ Saved::Again(_) => read(&saved),
             },
         }
     }

@@ -45,6 +45,8 @@ pub(super) struct MeshState {
     pub no_grad: Cell<usize>,
     /// The number of guards that leave gradients unreduced.
     pub no_sync: Cell<usize>,
+    /// The number of guards under which the tape does not keep the results of cheap calls.
+    pub recompute_cheap: Cell<usize>,
     pub plans: MeshCache,
     pub moves: MeshCache,
     pub moved_bytes: Cell<u64>,
@@ -217,6 +219,7 @@ impl DeviceMesh {
             reduction: ReductionModes::default(),
             no_grad: Cell::new(0),
             no_sync: Cell::new(0),
+            recompute_cheap: Cell::new(0),
             plans: MeshCache::default(),
             moves: MeshCache::default(),
             moved_bytes: Cell::new(0),

@@ -12,7 +12,7 @@ use rustc_hash::FxHashSet;
 use super::device_mesh::DeviceMesh;
 use super::reached_nodes::split_nodes;
 use super::tensor::{
-    CallDerivative, DTensor, GatheredFrom, Recomputation, RecomputeInput, RecomputedFunction, Saved,
+    CallDerivative, DTensor, GatheredFrom, Origin, Recomputation, RecomputeInput, RecomputedFunction, Saved,
     TapeCall, TapeNode, TapeOutput, next_id,
 };
 use super::tensor_meta::TensorMeta;
@@ -124,18 +124,14 @@ impl DTensor {
 impl RecomputeInput {
     /// Keeps `x`, or the shards from which it is gathered again if it is so marked.
     pub(crate) fn new(x: &DTensor) -> RecomputeInput {
-        let saved = match &x.origin {
-            Some(origin) => Saved::Regather(origin.clone()),
-            None => Saved::Kept(x.detach()),
-        };
-        RecomputeInput { saved, history: x.history.clone() }
+        RecomputeInput { saved: Saved::of(x), history: x.history.clone() }
     }
 
     /// Starts to gather the tensors that are not kept.
     pub(crate) fn prefetch<'a>(all: impl Iterator<Item = &'a RecomputeInput>) -> Result<()> {
         GatheredFrom::prefetch(all.filter_map(|input| match &input.saved {
-            Saved::Kept(_) => None,
-            Saved::Regather(origin) => Some(origin.clone()),
+            Saved::Again(Origin::Gathered(origin)) => Some(origin.clone()),
+            Saved::Kept(_) | Saved::Again(Origin::Computed(_)) => None,
         }))
     }
 

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use super::start_moves::{TensorMove, start_moves};
-use super::tensor::{DTensor, GatheredFrom, HeldGather, Saved, UnitGathers};
+use super::tensor::{DTensor, GatheredFrom, HeldGather, Origin, UnitGathers};
 use crate::comm::{ModulePath, operator_scope};
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -31,26 +31,26 @@ impl DTensor {
         };
         let origin = Rc::new(origin);
         unit.0.borrow_mut().push(Rc::downgrade(&origin));
-        DTensor { origin: Some(origin), ..gathered }
+        DTensor { origin: Some(Origin::Gathered(origin)), ..gathered }
     }
 
     /// Lets the backward pass use this tensor, which was marked so, as long as the forward pass holds it.
     pub(crate) fn hold_gathered(&self) {
-        if let Some(origin) = &self.origin {
+        if let Some(Origin::Gathered(origin)) = &self.origin {
             *origin.held.borrow_mut() = HeldGather::ByForward(self.local.clone());
         }
     }
 
     /// Ends [`DTensor::hold_gathered`]: the backward pass gathers the tensor again.
     pub(crate) fn drop_gathered(&self) {
-        if let Some(origin) = &self.origin {
+        if let Some(Origin::Gathered(origin)) = &self.origin {
             *origin.held.borrow_mut() = HeldGather::Dropped;
         }
     }
 
     /// Leaves this tensor, which was held until now, to the first node of the tape that reads it, if there is one.
     pub(crate) fn leave_gathered(self) {
-        let DTensor { origin: Some(origin), local, .. } = self else { return };
+        let DTensor { origin: Some(Origin::Gathered(origin)), local, .. } = self else { return };
         // This handle is the only one besides the tape's.
         if Rc::strong_count(&origin) > 1 {
             *origin.held.borrow_mut() = HeldGather::ForFirstUse(local);
@@ -59,43 +59,30 @@ impl DTensor {
 
     /// Returns the handle of this tensor, if it was marked so.
     pub(crate) fn regather(&self) -> Option<Regather> {
-        self.origin.as_ref().map(|o| Regather(Rc::downgrade(o)))
-    }
-}
-
-impl Saved {
-    /// Returns the value, without history.
-    pub(super) fn value(&self) -> Result<DTensor> {
-        match self {
-            Saved::Kept(x) => Ok(x.clone()),
-            Saved::Regather(origin) => origin.value(),
-        }
-    }
-
-    /// Returns the shards from which a recorded pass gathers the value again, if it is not kept. That pass reads the
-    /// units in another order, so it starts no gather ahead: the units would stay in memory until its end.
-    pub(super) fn origin_of_recorded(&self) -> Option<Rc<GatheredFrom>> {
-        match self {
-            Saved::Kept(_) => None,
-            Saved::Regather(origin) => {
-                let GatheredFrom { shard, path, meta, .. } = &**origin;
-                let (shard, path, meta) = (shard.clone(), *path, meta.clone());
-                Some(Rc::new(GatheredFrom {
-                    shard,
-                    path,
-                    meta,
-                    in_flight: RefCell::new(None),
-                    held: RefCell::default(),
-                    earlier: Vec::new(),
-                    unit: UnitGathers::default(),
-                    read_in: Cell::new(0),
-                }))
-            }
+        match self.origin.as_ref()? {
+            Origin::Gathered(origin) => Some(Regather(Rc::downgrade(origin))),
+            Origin::Computed(_) => None,
         }
     }
 }
 
 impl GatheredFrom {
+    /// Returns the same shards for a recorded pass. That pass reads the units in another order, so it starts no gather ahead: the
+    /// units would stay in memory until its end.
+    pub(super) fn of_recorded(&self) -> Rc<GatheredFrom> {
+        let GatheredFrom { shard, path, meta, .. } = self;
+        Rc::new(GatheredFrom {
+            shard: shard.clone(),
+            path: *path,
+            meta: meta.clone(),
+            in_flight: RefCell::new(None),
+            held: RefCell::default(),
+            earlier: Vec::new(),
+            unit: UnitGathers::default(),
+            read_in: Cell::new(0),
+        })
+    }
+
     /// Returns the gathered tensor, and starts the gathers of the earlier ones. The first tensor of a unit that a pass reads
     /// gathers all of them, unless they were gathered ahead. Those that the pass does not read stay until the tape is freed.
     pub(super) fn value(&self) -> Result<DTensor> {
@@ -181,8 +168,7 @@ mod tests {
             let first = gather(0, &[])?;
             let second = gather(1, &[first.regather().expect("marked")])?;
             let product = first.mul(&second)?;
-            let (first, second) =
-                [first, second].map(|t| Rc::downgrade(t.origin.as_ref().expect("marked"))).into();
+            let (first, second) = [first, second].map(|t| t.regather().expect("marked").0).into();
             let in_flight = |o: &Weak<GatheredFrom>| o.upgrade().map(|o| o.in_flight.borrow().is_some());
             assert_eq!(
                 (in_flight(&first), in_flight(&second)),

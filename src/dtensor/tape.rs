@@ -9,6 +9,7 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::call_plan::{CallPlan, Needs};
+use super::recompute_cheap::mark_cheap;
 use super::tensor::{CallDerivative, DTensor, Saved, TapeCall, TapeNode, TapeOutput};
 use crate::error::Result;
 use crate::ops::Op;
@@ -92,10 +93,10 @@ fn record_call(
             Some(Some(m)) if x.layout().has_partial() => m,
             _ => x,
         };
-        saved.push(match &x.origin {
-            Some(origin) => Saved::Regather(origin.clone()),
-            None => Saved::Kept(x.detach()),
-        });
+        saved.push(Saved::of(x));
+    }
+    if ins[0].mesh.0.recompute_cheap.get() > 0 {
+        mark_cheap(op, plan, &program, ins, &saved, outs)?;
     }
     for (o, _) in outs.iter().zip(result_reads).filter(|(_, reads)| **reads) {
         saved.push(Saved::Kept(o.detach()));

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -14,9 +15,9 @@ use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
 use crate::comm::ModulePath;
 use crate::error::{Error, Result};
-use crate::ops::Meta;
+use crate::ops::{Meta, Op};
 use crate::placement::{Layout, Spec};
-use crate::tensor::{DType, Scalar, Shape, Tensor};
+use crate::tensor::{DType, Shape, Tensor};
 
 /// One tensor, sharded or replicated on a mesh of ranks.
 ///
@@ -54,8 +55,8 @@ pub struct DTensor {
     pub(super) meta: Rc<TensorMeta>,
     pub(super) mesh: DeviceMesh,
     pub(super) history: Option<TapeOutput>,
-    /// The shards from which the backward pass gathers this tensor again instead of keeping it, if it is so marked.
-    pub(super) origin: Option<Rc<GatheredFrom>>,
+    /// How the backward pass gets this tensor again instead of keeping it, if it is so marked.
+    pub(super) origin: Option<Origin>,
 }
 
 /// One result of a tape node.
@@ -156,9 +157,31 @@ pub(super) enum SavedTensorOrigin {
 }
 
 /// A value that the derivative reads.
+#[derive(Clone)]
 pub(super) enum Saved {
     Kept(DTensor),
-    Regather(Rc<GatheredFrom>),
+    Again(Origin),
+}
+
+/// How a value that is not kept is had again.
+#[derive(Clone)]
+pub(super) enum Origin {
+    Gathered(Rc<GatheredFrom>),
+    Computed(Rc<ComputedFrom>),
+}
+
+/// The call that computes a tensor again ([`DeviceMesh::recompute_cheap`]).
+pub(super) struct ComputedFrom {
+    pub op: Arc<dyn Op>,
+    pub ins: SmallVec<[Saved; 3]>,
+    /// The number of the call's result.
+    pub out: usize,
+    pub mesh: DeviceMesh,
+    /// The module and the mode in which it was computed first.
+    pub path: ModulePath,
+    pub reduction: Reduction,
+    /// One more than that of its operands; 1 if all are kept.
+    pub depth: usize,
 }
 
 /// The shards from which the backward pass gathers a tensor again.
@@ -257,58 +280,6 @@ impl DTensor {
         let cut = Self::wrap(mesh, whole.clone(), meta).redistribute(layout)?;
         let local = cut.local.to_device(mesh.device())?;
         Ok(DTensor { local, ..cut })
-    }
-
-    /// Creates a tensor with all elements equal to `value`. Each rank allocates its shard only; communicates nothing.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [3, 2], 0.5, "(S0)".parse()?)?;
-    ///     assert_eq!(x.local().shape()[0], [2, 1][rank.rank()]);
-    ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [0.5; 6]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses a layout that does not fit the shape, and a `Partial` layout.
-    pub fn full(
-        mesh: &DeviceMesh,
-        dtype: DType,
-        shape: impl Into<Shape>,
-        value: impl Into<Scalar>,
-        layout: Layout,
-    ) -> Result<DTensor> {
-        let meta = mesh.meta(dtype, &shape.into(), &layout)?;
-        refuse_partial("full", &meta)?;
-        Ok(Self::wrap(mesh, Tensor::full_on(mesh.device(), dtype, meta.local_shape(), value)?, meta))
-    }
-
-    /// Creates a tensor of zeros. Each rank allocates its shard only; communicates nothing.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::I64, [4], "(S0)".parse()?)?;
-    ///     assert_eq!(x.local().to_vec::<i64>()?, [0, 0]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses what [`DTensor::full`] refuses.
-    pub fn zeros(
-        mesh: &DeviceMesh,
-        dtype: DType,
-        shape: impl Into<Shape>,
-        layout: Layout,
-    ) -> Result<DTensor> {
-        Self::full(mesh, dtype, shape, 0.0, layout)
     }
 
     /// Creates a tensor without history from its stored tensor and metadata.
@@ -481,7 +452,9 @@ impl DTensor {
     pub fn detach(&self) -> DTensor {
         let DTensor { local, meta, mesh, history: _, origin } = self;
         let (local, meta, mesh) = (local.clone(), meta.clone(), mesh.clone());
-        DTensor { local, meta, mesh, history: None, origin: origin.clone() }
+        // What is written to has other values than the call had.
+        let origin = origin.clone().filter(|origin| matches!(origin, Origin::Gathered(_)));
+        DTensor { local, meta, mesh, history: None, origin }
     }
 
     /// Returns this value as a leaf tensor: [`DTensor::backward`] computes its gradient, in this layout.
@@ -503,7 +476,10 @@ impl DTensor {
     pub fn requires_grad(&self) -> Result<DTensor> {
         self.dtype().expect_float("requires_grad")?;
         refuse_partial("requires_grad", &self.meta)?;
-        Ok(DTensor { history: Some(TapeOutput { node: TapeNode::leaf(self, None), out: 0 }), ..self.clone() })
+        Ok(DTensor {
+            history: Some(TapeOutput { node: TapeNode::leaf(self, None), out: 0 }),
+            ..self.detach()
+        })
     }
 
     /// Returns [`DTensor::requires_grad`] of a leaf whose gradient arrives in `layout`, and is reduced together with those of
@@ -520,7 +496,7 @@ impl DTensor {
         refuse_partial("requires_grad", &meta)?;
         let destination = Some(Box::new(GradientDestination { meta, unit, number }));
         let output = TapeOutput { node: TapeNode::leaf(self, destination), out: 0 };
-        Ok(DTensor { history: Some(output), ..self.clone() })
+        Ok(DTensor { history: Some(output), ..self.detach() })
     }
 
     /// Returns true if a backward pass reaches this value.

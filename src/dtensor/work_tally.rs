@@ -182,17 +182,24 @@ impl WorkTotal {
     }
 }
 
+impl CallPlan {
+    /// Returns the work of a call of `op` by this plan, and this rank's share of it.
+    pub(super) fn work_of(&self, mesh: &DeviceMesh, op: &dyn Op) -> [Work; 2] {
+        *self.work.get_or_init(|| {
+            let specs = self.targets.iter().chain(&self.outs);
+            let tensors: Vec<_> = specs.map(|m| (m.shape(), m.layout())).collect();
+            let part = part_of_elements(mesh.mesh(), &tensors, mesh.mesh().coords());
+            let outs: Vec<_> = self.outs.iter().map(|m| m.meta()).collect();
+            let whole = op.work(&self.metas, &outs);
+            let of = |n: u64| (n as f64 * part).round() as u64;
+            [whole, Work { flops: of(whole.flops), bytes: of(whole.bytes) }]
+        })
+    }
+}
+
 /// Adds a call to the tallies that count.
 pub(super) fn count(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
-    let [whole, share] = *plan.work.get_or_init(|| {
-        let specs = plan.targets.iter().chain(&plan.outs);
-        let tensors: Vec<_> = specs.map(|m| (m.shape(), m.layout())).collect();
-        let part = part_of_elements(mesh.mesh(), &tensors, mesh.mesh().coords());
-        let outs: Vec<_> = plan.outs.iter().map(|m| m.meta()).collect();
-        let whole = op.work(&plan.metas, &outs);
-        let of = |n: u64| (n as f64 * part).round() as u64;
-        [whole, Work { flops: of(whole.flops), bytes: of(whole.bytes) }]
-    });
+    let [whole, share] = plan.work_of(mesh, op);
     let dtype = plan.metas.first().map_or(DType::F32, |meta| meta.dtype);
     mesh.rank().compute(dtype, share.flops, share.bytes);
     let call = WorkTotal { calls: 1, whole, share };

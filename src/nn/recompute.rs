@@ -170,9 +170,10 @@ impl Forward<'_> {
             return Err(Error::invalid("block", "no module declared the block", format!("{path:?}"), remedy));
         };
         let _scope = module.enter();
-        match params.plan().recomputes(path) {
-            true => recompute(self, operands, f),
-            false => f(self, &cloned(operands)),
+        if params.plan().recomputes(path) {
+            return recompute(self, operands, f);
         }
+        let _cheap = params.plan().recomputes_cheap(path).then(|| params.mesh().recompute_cheap());
+        f(self, &cloned(operands))
     }
 }

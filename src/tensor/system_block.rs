@@ -3,7 +3,7 @@
 //! A fresh page costs a fault when it is first written, which takes longer than the kernels' work on it. So large blocks
 //! ask for huge pages, and are not written here: the system's fresh pages are zeros.
 
-use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
@@ -31,18 +31,15 @@ static LOOKING: Mutex<()> = Mutex::new(());
 /// Returns a block of zeros, aligned to [`ALIGN`] bytes, if the system has one and [`SPARE_BYTES`] more. `len_bytes` is not 0.
 pub(super) fn allocate(len_bytes: usize) -> Option<NonNull<u8>> {
     let layout = layout_of(len_bytes)?;
-    let is_large = len_bytes >= LARGE_BYTES;
     let start = {
         let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
         if !has_room(layout.size()) {
             return None;
         }
         // SAFETY: the layout has a non-zero size.
-        NonNull::new(unsafe { if is_large { alloc_zeroed(layout) } else { alloc(layout) } })?
+        NonNull::new(unsafe { alloc_zeroed(layout) })?
     };
-    if !is_large {
-        // SAFETY: the allocation has `len_bytes` bytes.
-        unsafe { start.write_bytes(0, len_bytes) };
+    if len_bytes < LARGE_BYTES {
         return Some(start);
     }
     ask_for_huge_pages(start, layout.size());

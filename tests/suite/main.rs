@@ -68,6 +68,7 @@ mod pointwise;
 mod programs;
 mod ragged;
 mod recompute;
+mod recompute_cheap;
 mod redistribute;
 mod redistribute_async;
 mod redistribute_pairs;

@@ -13,15 +13,15 @@ use isoshard::placement::Mesh;
 use isoshard::rng::{Generator, Init};
 use isoshard::tensor::{DType, Tensor};
 
-type Loss = Box<dyn Fn(&Forward, &DTensor, &DTensor) -> Result<DTensor>>;
+pub(crate) type Loss = Box<dyn Fn(&Forward, &DTensor, &DTensor) -> Result<DTensor>>;
 
-fn on(mesh: &'static str, run: impl Fn(&Rank, DeviceMesh) -> Result<()> + Send + Sync + 'static) {
+pub(crate) fn on(mesh: &'static str, run: impl Fn(&Rank, DeviceMesh) -> Result<()> + Send + Sync + 'static) {
     let ranks = Mesh::parse(mesh, 0).unwrap().rank_len();
     let run = move |rank: Rank| run(&rank, DeviceMesh::parse(&rank, mesh)?);
     spmd(ranks, run).unwrap_or_else(|e| panic!("{mesh}: {e}"));
 }
 
-fn declare(params: &mut Params, llama: bool, bias: bool, dropout: f64) -> Result<Loss> {
+pub(crate) fn declare(params: &mut Params, llama: bool, bias: bool, dropout: f64) -> Result<Loss> {
     let (vocabulary, block, layers, heads, width) = (11, 6, 3, 2, 10);
     if llama {
         let (kv_heads, head_width, hidden, base) = (2, 4, 13, 1e4);
@@ -49,7 +49,7 @@ fn plan(mesh: &DeviceMesh, recomputed: &[&str]) -> Result<Plan> {
     Ok(recomputed.iter().fold(plan, |plan, pattern| plan.recompute(pattern)))
 }
 
-fn batch(mesh: &DeviceMesh, plan: &Plan) -> Result<[DTensor; 2]> {
+pub(crate) fn batch(mesh: &DeviceMesh, plan: &Plan) -> Result<[DTensor; 2]> {
     let text = |from: i64| Tensor::from_vec((from..from + 30).map(|i| i * i % 11).collect(), [5, 6]);
     let put = |text: Tensor| DTensor::distribute(mesh, &text, plan.batch_layout(mesh.mesh()));
     Ok([put(text(0)?)?, put(text(1)?)?])

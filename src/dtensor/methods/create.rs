@@ -1,4 +1,4 @@
-//! Tensors made from global indices: sequences, bands of diagonals, masks, one-hot rows, and a program's own formulas.
+//! Tensors made from one value or from global indices: sequences, bands of diagonals, masks, one-hot rows, and a program's own formulas.
 //!
 //! Every rank computes its own shard; no rank holds the whole, and nothing is communicated.
 
@@ -9,8 +9,60 @@ use crate::ops::{DiagonalBand, IndexSequence, KeepBand, OneHot, band, sequence};
 use crate::placement::Layout;
 use crate::tensor::{DType, Element, Scalar, Shape, Tensor};
 
-/// Creation from global indices.
+/// Creation from a value, and from global indices.
 impl DTensor {
+    /// Creates a tensor with all elements equal to `value`. Each rank allocates its shard only; communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [3, 2], 0.5, "(S0)".parse()?)?;
+    ///     assert_eq!(x.local().shape()[0], [2, 1][rank.rank()]);
+    ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [0.5; 6]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit the shape, and a `Partial` layout.
+    pub fn full(
+        mesh: &DeviceMesh,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        value: impl Into<Scalar>,
+        layout: Layout,
+    ) -> Result<DTensor> {
+        let meta = mesh.meta(dtype, &shape.into(), &layout)?;
+        refuse_partial("full", &meta)?;
+        Ok(Self::wrap(mesh, Tensor::full_on(mesh.device(), dtype, meta.local_shape(), value)?, meta))
+    }
+
+    /// Creates a tensor of zeros. Each rank allocates its shard only; communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::I64, [4], "(S0)".parse()?)?;
+    ///     assert_eq!(x.local().to_vec::<i64>()?, [0, 0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses what [`DTensor::full`] refuses.
+    pub fn zeros(
+        mesh: &DeviceMesh,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        layout: Layout,
+    ) -> Result<DTensor> {
+        Self::full(mesh, dtype, shape, 0.0, layout)
+    }
+
     /// Creates a tensor of ones (true for bools). Communicates nothing.
     ///
     /// ```
