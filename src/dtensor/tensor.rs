@@ -55,7 +55,7 @@ pub struct DTensor {
     pub(super) meta: Rc<TensorMeta>,
     pub(super) mesh: DeviceMesh,
     pub(super) history: Option<TapeOutput>,
-    /// How the backward pass gets this tensor again instead of keeping it, if it is so marked.
+    /// The way in which the backward pass gets this tensor again instead of keeping it, if it is so marked.
     pub(super) origin: Option<Origin>,
 }
 
@@ -163,7 +163,7 @@ pub(super) enum Saved {
     Again(Origin),
 }
 
-/// How a value that is not kept is had again.
+/// The way in which a derivative gets a value that the tape does not keep.
 #[derive(Clone)]
 pub(super) enum Origin {
     Gathered(Rc<GatheredFrom>),
@@ -452,7 +452,7 @@ impl DTensor {
     pub fn detach(&self) -> DTensor {
         let DTensor { local, meta, mesh, history: _, origin } = self;
         let (local, meta, mesh) = (local.clone(), meta.clone(), mesh.clone());
-        // What is written to has other values than the call had.
+        // A program may write other values to this tensor than the call computed.
         let origin = origin.clone().filter(|origin| matches!(origin, Origin::Gathered(_)));
         DTensor { local, meta, mesh, history: None, origin }
     }

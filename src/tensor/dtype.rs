@@ -59,7 +59,7 @@ impl DType {
         }
     }
 
-    /// Returns the bytes of so many elements, at most `u64::MAX`: ranks of a dry run may exchange more than there are
+    /// Returns the bytes of so many elements, at most `u64::MAX`: the elements of several tensors may be more than there are
     /// addresses.
     pub(crate) fn bytes_of(self, numel: usize) -> u64 {
         (numel as u64).saturating_mul(self.size_bytes() as u64)

@@ -12,7 +12,7 @@ use isoshard::tensor::{DType, Tensor};
 
 use crate::recompute::{batch, declare, on};
 
-/// What a step of a model shows of itself.
+/// The values and the communication of a model's passes.
 #[derive(Debug, PartialEq)]
 struct Step {
     /// The bits of the loss and of all gradients, of a pass that keeps the tape and of one that frees it.

@@ -17,6 +17,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("cross_entropy_with", &["cross_entropy_dim", "cross_entropy_probabilities"]),
     ("first_index", &["argmin", "max_with_index"]),
     ("float_test", &["isnan", "isinf", "isfinite"]),
+    ("full", &["full_like"]),
     ("inverse_power_of_two", &["norm"]),
     ("keep_band", &["tril", "triu"]),
     ("kl_div_loss", &["kl_div_log"]),
@@ -41,6 +42,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("attention_bias_grad", &["attention_bias"]),
     ("soft_cross_entropy_grad", &["cross_entropy_probabilities"]),
     ("zero_grad", &["sign", "floor"]),
+    ("zeros", &["zeros_like"]),
 ];
 
 /// Operators and methods that are not compared with PyTorch, by reason.
