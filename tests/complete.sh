@@ -4,6 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# Every source of kernels; `.ci/run` leaves out those that differ from another in a name alone.
+tests/gpu/compile_kernels.py
+
 # The listing of the public API, which needs a nightly toolchain's rustdoc.
 tests/api/list.py --check
 

@@ -4,6 +4,8 @@ as the crate does: by NVRTC with the crate's options, and warnings are errors. N
 and those that formulas generate; examples/kernel_sources.rs writes both.
 
     tests/gpu/compile_kernels.py [NAME.cu ...]      all sources without arguments; named ones for both architectures
+    tests/gpu/compile_kernels.py --sample           leaves out those that differ from another in a name alone: f16 beside
+                                                    bf16, i32 and u8 beside i64; and dropout on Ampere
 
 Writes every kernel's registers, stack, spills and static shared memory to target/gpu/kernels.tsv, and the largest ones
 and the longest compilations to standard output. A kernel that spills or has a stack frame (which is in slow local memory) fails, unless spills.txt in
@@ -123,7 +125,13 @@ def main():
     logs = os.path.join(toolchain.stdout.strip(), "kernel-logs")
     os.makedirs(logs, exist_ok=True)
     subprocess.run(["cargo", "run", "--quiet", "--example", "kernel_sources", "--", SOURCES], check=True, cwd=ROOT)
-    names = sys.argv[1:] or sorted(n for n in os.listdir(SOURCES) if n.endswith(".cu"))
+    sample = sys.argv[1:] == ["--sample"]
+    named = [] if sample else sys.argv[1:]
+    names = named or sorted(n for n in os.listdir(SOURCES) if n.endswith(".cu"))
+    if sample:
+        alike = {"f16": "bf16", "i32": "i64", "u8": "i64"}
+        twin = lambda n: re.sub(r"_(f16|i32|u8)\.cu$", lambda m: f"_{alike[m[1]]}.cu", n)
+        names = [n for n in names if twin(n) == n or twin(n) not in names]
     assert names, "no sources to compile"
     options = read("options.txt").split()
     library = os.path.join(folder, "libnvrtc.so.13")
@@ -133,7 +141,8 @@ def main():
     # Only matrix units have instructions of an architecture; other sources also share most of their code.
     headers = {h: read(h) for h in os.listdir(SOURCES) if h.endswith(".cuh")}
     others = [n for n in sorted(names) if "mma.cuh" not in included(read(n), headers)]
-    left_out = set(others) - set(others[::8]) - set(sys.argv[1:])
+    left_out = set(others) - set(others[::8]) - set(named)
+    left_out |= {n for n in names if sample and "_dropout_" in n}
     tasks = [(n, a, library, logs, options) for n in dict.fromkeys(order) for a in ARCHITECTURES
              if a != "sm_80" or n not in left_out]
     with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
