@@ -318,7 +318,17 @@ fn products(bench: &Bench) -> Result<()> {
         ("tn", &[[128, 768, 384], [512, 768, 128], [65, 768, 128], [384, 4096, 1536], [1536, 4096, 384]]),
         ("nt", &[[768, 384, 128], [768, 512, 128], [768, 128, 512], [768, 65, 128], [4096, 1536, 384]]),
         ("nn", &[[1, 2048, 2048], [3, 1024, 1024], [8, 1024, 1024], [1024, 1024, 3], [2048, 2048, 1]]),
-        ("nt", &[[1, 2048, 2048], [17, 512, 512]]),
+        (
+            "nt",
+            &[
+                [1, 2048, 2048],
+                [2, 2048, 2048],
+                [4, 2048, 2048],
+                [8, 2048, 2048],
+                [17, 512, 512],
+                [1, 1000, 3000],
+            ],
+        ),
     ];
     for (kind, shapes) in cases {
         shapes.iter().for_each(|&shape| Product::of(shape, kind).measure(bench));
@@ -332,6 +342,16 @@ fn products(bench: &Bench) -> Result<()> {
         let (a, b) = (cpu::cast(&a, dtype)?, cpu::cast(&b, dtype)?);
         let product = || cpu::gemm("matmul", &a, &b, &[512]);
         bench.case(&format!("matmul 768x512x512 {dtype}"), "GFLOP/s", flops, product);
+    }
+    // One row, or eight, by a matrix of 16-bit elements.
+    for (dtype, m) in [DType::BF16, DType::F16].into_iter().flat_map(|dtype| [(dtype, 1), (dtype, 8)]) {
+        let (x, w) = (noise([1, m, 2048]), noise([1, 2048, 2048]));
+        let (x, w) = (cpu::cast(&x, dtype)?, cpu::cast(&w, dtype)?);
+        let flops = 2.0 * (m * 2048 * 2048) as f64;
+        for (kind, w) in [("nn", w.clone()), ("nt", w.transpose(1, 2)?)] {
+            let product = || cpu::gemm("matmul", &x, &w, &[2048]);
+            bench.case(&format!("matmul {m}x2048x2048 {kind} {dtype}"), "GFLOP/s", flops, product);
+        }
     }
     let bias = noise([512]);
     let fused = || cpu::gemm_fused("linear", &a, &b, &[512], Some(&bias), Some(TanhGelu));
@@ -348,6 +368,9 @@ fn products(bench: &Bench) -> Result<()> {
     }
     let two = || cpu::with_threads(2, || cpu::gemm("matmul", &a, &b, &[512]));
     bench.case("matmul 768x512x512 2 threads", "GFLOP/s", flops, two);
+    let (x, w) = (noise([1, 1, 2048]), noise([1, 2048, 2048]).transpose(1, 2)?);
+    let two = || cpu::with_threads(2, || cpu::gemm("matmul", &x, &w, &[2048]));
+    bench.case("matmul 1x2048x2048 nt 2 threads", "GFLOP/s", 2.0 * 2048.0 * 2048.0, two);
     Ok(())
 }
 

@@ -219,27 +219,30 @@ fn measure(mesh: &DeviceMesh, bench: &OperatorBench) -> Result<()> {
     bench.case("cast bf16", "GB/s", 1.5 * bytes, || x.cast(DType::BF16))
 }
 
-/// Multiplies `[m, k]` by `[k, n]`: general shapes, those of two GPTs forward and backward, thin ones. In `tn` and `nt` the
-/// first or the second operand is stored transposed.
+/// Multiplies `[m, k]` by `[k, n]`: general shapes, those of two GPTs forward and backward, thin ones, as decoding steps with and
+/// without a batch have. In `tn` and `nt` the first or the second operand is stored transposed.
 const PRODUCTS: &[(&str, &[[usize; 3]])] = &[
     ("nn", &[[512, 512, 512], [1024, 1024, 1024], [2048, 2048, 2048]]),
     ("nn", &[[768, 128, 384], [768, 128, 512], [768, 512, 128], [768, 128, 65]]),
     ("nn", &[[1024, 384, 1152], [1024, 384, 1536], [1024, 1536, 384], [1024, 384, 65]]),
     ("tn", &[[128, 768, 512], [512, 768, 128], [384, 1024, 1536], [1536, 1024, 384]]),
     ("nt", &[[768, 512, 128], [768, 128, 512], [1024, 1536, 384], [1024, 384, 1536]]),
-    ("nn", &[[1, 2048, 2048], [8, 1024, 1024], [2048, 2048, 1]]),
-    ("nt", &[[1, 2048, 2048]]),
+    ("nn", &[[1, 2048, 2048], [8, 1024, 1024], [2048, 2048, 1], [2048, 2048, 4], [2048, 2048, 8]]),
+    ("nt", &[[1, 2048, 2048], [2, 2048, 2048], [4, 2048, 2048], [8, 2048, 2048], [1, 1000, 3000]]),
+    ("nn bf16", &[[512, 512, 512], [1, 2048, 2048], [8, 2048, 2048], [2048, 2048, 1]]),
+    ("nt bf16", &[[512, 512, 512], [1, 2048, 2048], [4, 2048, 2048], [8, 2048, 2048]]),
 ];
 
 fn products(mesh: &DeviceMesh, bench: &OperatorBench) -> Result<()> {
     let cases = PRODUCTS.iter().flat_map(|(kind, shapes)| shapes.iter().map(move |&shape| (*kind, shape)));
     for (kind, [m, k, n]) in cases {
-        let put = |t: Tensor| DTensor::distribute(mesh, &t, Layout::replicated(0));
+        let dtype = if kind.ends_with("bf16") { DType::BF16 } else { DType::F32 };
+        let put = |t: Tensor| DTensor::distribute(mesh, &t.cast(dtype)?, Layout::replicated(0));
         let stored = |shape: [usize; 2], turned: bool| match turned {
             true => put(noise([shape[1], shape[0]]))?.transpose(0, 1),
             false => put(noise(shape)),
         };
-        let (a, b) = (stored([m, k], kind == "tn")?, stored([k, n], kind == "nt")?);
+        let (a, b) = (stored([m, k], kind.starts_with("tn"))?, stored([k, n], kind.starts_with("nt"))?);
         let flops = 2.0 * (m * k * n) as f64;
         bench.case(&format!("matmul {m}x{k}x{n} {kind}"), "GFLOP/s", flops, || a.matmul(&b))?;
     }

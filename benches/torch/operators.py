@@ -148,9 +148,13 @@ def attention():
 # As PRODUCTS in benches/operators.rs.
 PRODUCTS = {
     "nn": """512x512x512 1024x1024x1024 2048x2048x2048 768x128x384 768x128x512 768x512x128 768x128x65 1024x384x1152
-        1024x384x1536 1024x1536x384 1024x384x65 1x2048x2048 8x1024x1024 2048x2048x1""",
+        1024x384x1536 1024x1536x384 1024x384x65 1x2048x2048 8x1024x1024 2048x2048x1 2048x2048x4
+        2048x2048x8""",
     "tn": "128x768x512 512x768x128 384x1024x1536 1536x1024x384",
-    "nt": "768x512x128 768x128x512 1024x1536x384 1024x384x1536 1x2048x2048",
+    "nt": """768x512x128 768x128x512 1024x1536x384 1024x384x1536 1x2048x2048 2x2048x2048 4x2048x2048 8x2048x2048
+        1x1000x3000""",
+    "nn bf16": "512x512x512 1x2048x2048 8x2048x2048 2048x2048x1",
+    "nt bf16": "512x512x512 1x2048x2048 4x2048x2048 8x2048x2048",
 }
 
 
@@ -158,8 +162,9 @@ def products():
     for kind, shapes in PRODUCTS.items():
         for shape in shapes.split():
             m, k, n = map(int, shape.split("x"))
-            a = noise(k, m).t() if kind == "tn" else noise(m, k)
-            b = noise(n, k).t() if kind == "nt" else noise(k, n)
+            dtype = torch.bfloat16 if kind.endswith("bf16") else torch.float32
+            a = noise(k, m).to(dtype).t() if kind.startswith("tn") else noise(m, k).to(dtype)
+            b = noise(n, k).to(dtype).t() if kind.startswith("nt") else noise(k, n).to(dtype)
             case(f"matmul {shape} {kind}", "GFLOP/s", 2 * m * k * n, lambda: a @ b)
 
 

@@ -132,6 +132,7 @@ mod tests {
     use super::super::super::simd::{Isa, with_isa};
     use super::super::epilogue::{FusedEpilogue, LinearEpilogue};
     use super::super::product::{Gemm, multiply};
+    use super::super::stored::Stored;
     use super::super::tensors::Unchanged;
     use super::super::tile::Tiled;
     use super::*;
@@ -166,7 +167,7 @@ mod tests {
     }
 
     /// Multiplies with each description and each instruction set; `bits` shows an element of the result exactly.
-    fn check<E: Widen<Wide: Gemm>>(of: impl Fn(f64) -> E, bits: impl Fn(&E) -> u64) {
+    fn check<E: Stored<Wide: Gemm>>(of: impl Fn(f64) -> E, bits: impl Fn(&E) -> u64) {
         let noise = |i: usize| ((i * 7919 + 13) % 1009) as f64 * 0.01 - 5.0;
         // Miri is slow: it gets sizes that only narrow types pack rows of, and caches that split everything.
         let sizes: &[_] = match (cfg!(miri), E::NATIVE) {

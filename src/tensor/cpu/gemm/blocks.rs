@@ -7,7 +7,7 @@
 //! A contraction longer than a block is computed block by block. Each tile has a stack of its finished blocks in
 //! memory, and joins them in the order of the tree while it has the newest one in registers.
 
-use super::super::real::{Real, Widen};
+use super::super::real::Real;
 use super::super::simd::Isa;
 use super::ahead::Ahead;
 use super::blocking::{Blocking, MIN_ROWS_TO_PACK};
@@ -16,6 +16,7 @@ use super::epilogue::{DirectStore, Epilogue};
 use super::matrix::MatRef;
 use super::pack::{RowPanels, native, pack_cols, pack_rows, packed_rows_len};
 use super::scratch::with_scratch;
+use super::stored::Stored;
 use super::tile::{Tile, TileKernels, Tiled};
 
 /// A panel with fewer bytes is not prefetched.
@@ -33,7 +34,7 @@ pub(super) struct GemmOperands<'a, E> {
 ///
 /// # Safety
 /// The result of `epilogue` has the product's shape, and no other code reads or writes it.
-pub(super) unsafe fn run<E: Widen<Wide = T>, T: Real + Tiled>(
+pub(super) unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
     operands: &GemmOperands<'_, E>,
     epilogue: &dyn Epilogue<T>,
 ) {
@@ -124,7 +125,7 @@ struct ColumnPanel<T> {
     step: usize,
 }
 
-impl<E: Widen<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
+impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
     /// Computes one block of the contraction. The buffer has room for packed rows, if they are packed.
     ///
     /// # Safety

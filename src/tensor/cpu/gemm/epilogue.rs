@@ -1,7 +1,8 @@
 //! Epilogues: they store the finished sums of a product.
 
-use super::super::real::{Num, Real, Widen};
+use super::super::real::Real;
 use super::super::simd::{Kernel, dispatch};
+use super::stored::Stored;
 
 /// A function that a fused product applies to each element before storing it. Implement `apply` `#[inline(always)]`.
 pub trait UnaryF: Copy {
@@ -10,7 +11,7 @@ pub trait UnaryF: Copy {
 }
 
 /// The largest number of elements in a tile.
-const MAX_TILE_LEN: usize = 512;
+pub(super) const MAX_TILE_LEN: usize = 512;
 
 /// Stores finished sums. Concurrent calls from several threads store different elements.
 ///
@@ -90,7 +91,7 @@ pub(super) struct FusedEpilogue<'a, E, F> {
 unsafe impl<E: Sync, F: Sync> Sync for FusedEpilogue<'_, E, F> {}
 
 // SAFETY: `direct` returns `None`.
-unsafe impl<E: Widen<Wide: Real>, F: UnaryF + Sync> Epilogue<E::Wide> for FusedEpilogue<'_, E, F> {
+unsafe impl<E: Stored, F: UnaryF + Sync> Epilogue<E::Wide> for FusedEpilogue<'_, E, F> {
     fn direct(&self) -> Option<DirectStore<E::Wide>> {
         None
     }
@@ -101,7 +102,7 @@ unsafe impl<E: Widen<Wide: Real>, F: UnaryF + Sync> Epilogue<E::Wide> for FusedE
 }
 
 /// The loop that stores one tile of a [`FusedEpilogue`].
-struct FusedEpilogueTile<'a, 'b, E: Widen, F> {
+struct FusedEpilogueTile<'a, 'b, E: Stored, F> {
     finish: &'a FusedEpilogue<'b, E, F>,
     at: (usize, usize),
     shape: (usize, usize),
@@ -109,46 +110,26 @@ struct FusedEpilogueTile<'a, 'b, E: Widen, F> {
     step: usize,
 }
 
-impl<E: Widen<Wide: Real>, F: UnaryF> Kernel for FusedEpilogueTile<'_, '_, E, F> {
+impl<E: Stored, F: UnaryF> Kernel for FusedEpilogueTile<'_, '_, E, F> {
     type Out = ();
     #[inline(always)]
-    fn run(mut self) {
-        let len = self.shape.0 * self.step;
-        if E::NATIVE {
-            self.steps(len, (&mut [], &mut []));
-        } else {
-            self.steps(
-                len,
-                (&mut [E::default(); MAX_TILE_LEN][..len], &mut [E::Wide::ZERO; MAX_TILE_LEN][..len]),
-            );
-        }
-    }
-}
-
-impl<E: Widen<Wide: Real>, F: UnaryF> FusedEpilogueTile<'_, '_, E, F> {
-    /// Applies the steps to the first `len` values and stores them. The buffers have room for `len` values, or none if
-    /// values are not rounded.
-    #[inline(always)]
-    fn steps(&mut self, len: usize, (narrow, wide): (&mut [E], &mut [E::Wide])) {
+    fn run(self) {
         let (finish, (row, col), cols) = (self.finish, self.at, self.shape.1);
-        let values = &mut self.values[..len];
+        let values = &mut self.values[..self.shape.0 * self.step];
         if let Some((bias, steps)) = finish.bias {
-            round(values, narrow, wide);
             for (i, line) in values.chunks_exact_mut(self.step).enumerate() {
                 let bias = &bias[(row + i) * steps.0 + col * steps.1..];
                 if steps.1 == 1 {
-                    let bias = E::load(&bias[..cols], wide);
-                    line.iter_mut().zip(bias).for_each(|(x, &b)| *x = *x + b);
+                    line.iter_mut().zip(&bias[..cols]).for_each(|(x, b)| *x = rounded::<E>(*x) + b.widen());
                 } else {
-                    let bias = E::load(&bias[..1], wide)[0];
-                    line.iter_mut().for_each(|x| *x = *x + bias);
+                    let bias = bias[0].widen();
+                    line.iter_mut().for_each(|x| *x = rounded::<E>(*x) + bias);
                 }
             }
         }
         if let Some(f) = finish.f {
-            round(values, narrow, wide);
             for x in values.iter_mut() {
-                *x = f.apply(*x);
+                *x = f.apply(rounded::<E>(*x));
             }
         }
         for (i, line) in values.chunks_exact(self.step).enumerate() {
@@ -157,23 +138,19 @@ impl<E: Widen<Wide: Real>, F: UnaryF> FusedEpilogueTile<'_, '_, E, F> {
             if finish.strides.1 == 1 {
                 // SAFETY: a row of the tile, which the caller of `put` promises that no other code uses.
                 let c = unsafe { std::slice::from_raw_parts_mut(c, cols) };
-                E::store(c, wide, |dst| dst.copy_from_slice(line));
+                c.iter_mut().zip(line).for_each(|(c, &x)| *c = E::narrow(x));
                 continue;
             }
             for (j, &x) in line.iter().enumerate() {
                 // SAFETY: as above, for one element.
-                let c = unsafe { &mut *c.add(j * finish.strides.1) };
-                E::store(std::slice::from_mut(c), wide, |dst| dst[0] = x);
+                unsafe { *c.add(j * finish.strides.1) = E::narrow(x) };
             }
         }
     }
 }
 
-/// Rounds values to `E` and widens them again.
+/// Rounds a value to `E`.
 #[inline(always)]
-fn round<E: Widen<Wide: Real>>(values: &mut [E::Wide], narrow: &mut [E], wide: &mut [E::Wide]) {
-    if !E::NATIVE {
-        E::store(narrow, wide, |dst| dst.copy_from_slice(values));
-        E::widen_into(narrow, values);
-    }
+fn rounded<E: Stored>(x: E::Wide) -> E::Wide {
+    E::narrow(x).widen()
 }

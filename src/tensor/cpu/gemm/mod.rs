@@ -9,7 +9,8 @@
 //!
 //! A [tile] holds a leaf's accumulators in registers and finished nodes on a small stack. [`blocks`] has the loops
 //! around the tile, which read operands in place if that is fast and else [pack] them; f16 and bf16 are converted to
-//! f32 while they are packed. [`blocking`] fits the loops to the caches. An [`epilogue`] stores finished sums: directly, or after a factor, a bias, a function or
+//! f32 while they are packed. [`thin`] has the products of a few rows and a matrix that is read once, in the order in
+//! which it lies. [`blocking`] fits the loops to the caches. An [`epilogue`] stores finished sums: directly, or after a factor, a bias, a function or
 //! a rounding.
 
 mod ahead;
@@ -17,15 +18,20 @@ mod blocking;
 mod blocks;
 mod contraction;
 mod epilogue;
+mod lines;
 mod matrix;
 mod pack;
 mod product;
 mod scratch;
+mod stored;
 mod tensors;
+mod thin;
+mod thin_tile;
 mod threads;
 mod tile;
 mod transpose;
 mod vector;
+mod widen;
 
 pub use contraction::LeafRuns;
 pub use epilogue::UnaryF;

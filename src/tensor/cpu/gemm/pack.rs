@@ -2,8 +2,10 @@
 //! that form are read in place.
 
 use super::super::real::Widen;
+use super::super::simd::Isa;
 use super::ahead::LINE_BYTES;
 use super::matrix::MatRef;
+use super::stored::Stored;
 use super::tile::INTERLEAVED;
 use super::transpose::TransposeFn;
 use super::vector::prefetch;
@@ -39,7 +41,7 @@ fn packed_panel_len(k: usize, panel: usize) -> usize {
 
 /// Packs rows into panels of `panel` rows: the elements of a panel's rows at one index of the contraction become
 /// contiguous, and the panel as a whole.
-pub(super) fn pack_rows<E: Widen>(
+pub(super) fn pack_rows<E: Stored>(
     a: MatRef<'_, E>,
     panel: usize,
     interleave: TransposeFn<E::Wide>,
@@ -52,7 +54,7 @@ pub(super) fn pack_rows<E: Widen>(
 }
 
 /// Writes the panels of [`pack_rows`].
-fn write_row_panels<E: Widen>(
+fn write_row_panels<E: Stored>(
     a: MatRef<'_, E>,
     panel: usize,
     interleave: TransposeFn<E::Wide>,
@@ -76,6 +78,16 @@ fn write_row_panels<E: Widen>(
                 unsafe { interleave(a.data().as_ptr(), row_step, lines, k, dst.as_mut_ptr(), panel) };
                 continue;
             }
+            // A line that is longer than a vector's part is read with those after it, which the next panel overwrites.
+            let kernels = E::stored_kernels(Isa::current());
+            let lanes = kernels.line_lanes.0;
+            if (panel..=INTERLEAVED).contains(&lanes) && lanes <= m - first {
+                let from = a.data()[first * row_step..].as_ptr();
+                // SAFETY: `lanes` lines are inside the source, as every `MatRef` is; `k` columns are inside `dst`, with
+                // room for `INTERLEAVED` elements in each; this CPU has the kernel's instruction set.
+                unsafe { (kernels.widen_lines)(from, row_step, lanes, k, dst.as_mut_ptr(), panel) };
+                continue;
+            }
             for start in (0..k).step_by(CHUNK) {
                 let len = CHUNK.min(k - start);
                 for (i, line) in wide.chunks_exact_mut(CHUNK).take(lines).enumerate() {
@@ -92,10 +104,15 @@ fn write_row_panels<E: Widen>(
         && row_step == 1
     {
         match panel {
+            1 => pack_columns::<_, 1>(a, dst),
+            2 => pack_columns::<_, 2>(a, dst),
+            3 => pack_columns::<_, 3>(a, dst),
             4 => pack_columns::<_, 4>(a, dst),
+            5 => pack_columns::<_, 5>(a, dst),
             6 => pack_columns::<_, 6>(a, dst),
+            7 => pack_columns::<_, 7>(a, dst),
             8 => pack_columns::<_, 8>(a, dst),
-            _ => unreachable!("a tile has 4, 6 or 8 rows"),
+            _ => unreachable!("a panel has 1 to 8 rows"),
         }
         return;
     }
@@ -144,13 +161,13 @@ fn pack_columns<T: Copy, const P: usize>(a: MatRef<'_, T>, dst: &mut [T]) {
 
 /// Packs columns: the elements at one index of the contraction become contiguous, `step` apart from those at the next
 /// index; zeros fill the gap.
-pub(super) fn pack_cols<E: Widen>(
+pub(super) fn pack_cols<E: Stored>(
     b: MatRef<'_, E>,
     step: usize,
     transpose: TransposeFn<E::Wide>,
     dst: &mut [E::Wide],
 ) {
-    let (k, n) = b.shape();
+    let (kernels, (k, n)) = (E::stored_kernels(Isa::current()), b.shape());
     let len = k.checked_mul(step).filter(|&len| len <= dst.len());
     let dst = &mut dst[..len.expect("the rows fit")];
     assert!(n <= step);
@@ -163,16 +180,19 @@ pub(super) fn pack_cols<E: Widen>(
             // inside `dst`.
             unsafe { copy_rows(b.data().as_ptr(), apart, n, k, dst.as_mut_ptr()) };
         }
-        ((_, 1), _) => {
-            for (i, row) in dst.chunks_exact_mut(step).enumerate() {
-                E::widen_into(b.row(i), &mut row[..n]);
-            }
+        ((apart, 1), _) => {
+            // SAFETY: `k` rows of `n`, `apart`, are inside the source, as every `MatRef` is, and `k` rows of `step` inside
+            // `dst`; this CPU has the kernel's instruction set.
+            unsafe { (kernels.widen_rows)(b.data().as_ptr(), apart, k, n, dst.as_mut_ptr(), step) };
         }
         ((1, apart), Some(b)) => {
             // SAFETY: the source is inside its slice, as every `MatRef` is, and `k` rows of `step` are inside `dst`.
             unsafe { transpose(b.data().as_ptr(), apart, n, k, dst.as_mut_ptr(), step) };
         }
-        ((1, _), None) => transpose_widened(b, step, transpose, dst),
+        ((1, apart), None) => {
+            // SAFETY: as above, for `n` lines of `k`.
+            unsafe { (kernels.widen_lines)(b.data().as_ptr(), apart, n, k, dst.as_mut_ptr(), step) };
+        }
         ((row_step, col_step), _) => {
             let mut gathered = vec![E::default(); n];
             for (i, row) in dst.chunks_exact_mut(step).enumerate() {
@@ -211,24 +231,4 @@ unsafe fn copy_rows<T: Copy>(mut src: *const T, apart: usize, n: usize, k: usize
         };
     }
     of!(32 64 128 192);
-}
-
-/// Packs columns that are contiguous along the contraction, a chunk of indices at a time, with widening.
-fn transpose_widened<E: Widen>(
-    b: MatRef<'_, E>,
-    step: usize,
-    transpose: TransposeFn<E::Wide>,
-    dst: &mut [E::Wide],
-) {
-    let ((k, n), (_, col_step)) = (b.shape(), b.strides());
-    let mut wide = vec![E::Wide::default(); n * CHUNK];
-    for start in (0..k).step_by(CHUNK) {
-        let len = CHUNK.min(k - start);
-        for (j, line) in wide.chunks_exact_mut(CHUNK).enumerate() {
-            E::widen_into(&b.data()[j * col_step + start..][..len], &mut line[..len]);
-        }
-        let dst = &mut dst[start * step..][..len * step];
-        // SAFETY: `n` lines of `CHUNK` are inside `wide`, and `len` rows of `step` inside `dst`.
-        unsafe { transpose(wide.as_ptr(), CHUNK, n, len, dst.as_mut_ptr(), step) };
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::super::real::{Num, Real, Widen};
+use super::super::real::{Num, Real};
 use super::super::simd::Isa;
 use super::blocking::block_len;
 use super::blocks::GemmOperands;
@@ -10,6 +10,8 @@ use super::contraction::{Contraction, LeafRuns};
 use super::epilogue::{Epilogue, LinearEpilogue};
 use super::matrix::{MatMut, MatRef};
 use super::pack::pack_cols;
+use super::stored::Stored;
+use super::thin;
 use super::threads::run_on_threads;
 use super::tile::Tiled;
 
@@ -134,14 +136,17 @@ pub(super) unsafe fn multiply<E, S>(
     strides: (usize, usize),
     epilogue: impl FnOnce((usize, usize), bool) -> S,
 ) where
-    E: Widen<Wide: Gemm>,
+    E: Stored<Wide: Gemm>,
     S: Epilogue<E::Wide>,
 {
     assert_eq!(contraction_len(extents), Some(a.shape().1), "extents of the contraction");
-    let (m, n) = (a.shape().0, b.shape().1);
-    let (rows, cols, row_strides) =
-        if prefers_transposed::<E>((m, n), strides) { (n, m, b.t().strides()) } else { (m, n, a.strides()) };
-    let block = block_len(E::Wide::kernels(Isa::current()), rows, cols, row_strides);
+    let (rows, cols) = if prefers_transposed(a, b, strides) { (b.t(), a.t()) } else { (a, b) };
+    let block = if thin::fits(rows, cols) {
+        usize::MAX
+    } else {
+        let (m, n) = (rows.shape().0, cols.shape().1);
+        block_len(E::Wide::kernels(Isa::current()), m, n, rows.strides())
+    };
     let tree = Contraction::cached(extents, block);
     // SAFETY: the caller's promise.
     unsafe { multiply_along(a, b, &tree, strides, epilogue) };
@@ -158,14 +163,14 @@ unsafe fn multiply_along<E, S>(
     strides: (usize, usize),
     epilogue: impl FnOnce((usize, usize), bool) -> S,
 ) where
-    E: Widen<Wide: Gemm>,
+    E: Stored<Wide: Gemm>,
     S: Epilogue<E::Wide>,
 {
     let (m, n) = (a.shape().0, b.shape().1);
     if m == 0 || n == 0 {
         return;
     }
-    let transposed = prefers_transposed::<E>((m, n), strides);
+    let transposed = prefers_transposed(a, b, strides);
     let (a, b, strides) = if transposed { (b.t(), a.t(), (strides.1, strides.0)) } else { (a, b, strides) };
     let epilogue = epilogue(strides, transposed);
     if tree.blocks.is_empty() {
@@ -187,8 +192,17 @@ pub(super) fn contraction_len(extents: &[usize]) -> Option<usize> {
     extents.iter().try_fold(1usize, |len, &extent| len.checked_mul(extent))
 }
 
-/// Returns true if the transposed product is faster: it wastes fewer lanes, or only its result has contiguous columns.
-fn prefers_transposed<E: Widen<Wide: Gemm>>((m, n): (usize, usize), (rs, cs): (usize, usize)) -> bool {
+/// Returns true if the transposed product is faster: only it reads an operand once, it wastes fewer lanes, or only its
+/// result has contiguous columns.
+fn prefers_transposed<E: Stored<Wide: Gemm>>(
+    a: MatRef<'_, E>,
+    b: MatRef<'_, E>,
+    (rs, cs): (usize, usize),
+) -> bool {
+    let (m, n) = (a.shape().0, b.shape().1);
+    if thin::fits(a, b) || thin::fits(b.t(), a.t()) {
+        return !thin::fits(a, b);
+    }
     let lanes = E::Wide::kernels(Isa::current()).lanes;
     let (straight, transposed) = (m * n.next_multiple_of(lanes), n * m.next_multiple_of(lanes));
     if cs != 1 && rs == 1 { 2 * transposed <= 3 * straight } else { 3 * transposed <= 2 * straight }
@@ -208,7 +222,7 @@ mod tests {
         b: Vec<T>,
     }
 
-    impl<T: Gemm> Case<T> {
+    impl<T: Gemm + Stored> Case<T> {
         fn new(m: usize, k: usize, n: usize) -> Self {
             // Values whose sum has other bits in any other order.
             let value = |i: usize| {

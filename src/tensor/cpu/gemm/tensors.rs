@@ -2,11 +2,12 @@
 
 use super::super::as_elements_mut;
 use super::super::parts::RowsMut;
-use super::super::real::{Num, Real, Widen};
+use super::super::real::{Num, Real};
 use super::super::threads::{allowed, for_each_part};
 use super::epilogue::{FusedEpilogue, LinearEpilogue, UnaryF};
 use super::matrix::MatRef;
 use super::product::{Gemm, contraction_len, multiply};
+use super::stored::Stored;
 use crate::error::{Error, Result};
 use crate::tensor::{Tensor, for_dtype};
 
@@ -111,7 +112,7 @@ fn gemm_as<E, F>(
     f: Option<F>,
 ) -> Result<Tensor>
 where
-    E: Widen<Wide: Gemm>,
+    E: Stored<Wide: Gemm>,
     F: UnaryF + Sync,
 {
     let (batch, m, k, n) = (a.shape()[0], a.shape()[1], a.shape()[2], b.shape()[2]);

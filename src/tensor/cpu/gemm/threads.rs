@@ -1,26 +1,32 @@
 //! One product on several threads.
 
-use super::super::real::{Real, Widen};
+use super::super::real::Real;
 use super::super::simd::Isa;
 use super::super::threads::{allowed, run_parts, worth};
-use super::blocks::{GemmOperands, run};
+use super::blocks::{self, GemmOperands};
 use super::epilogue::{DirectStore, Epilogue};
+use super::stored::Stored;
+use super::thin;
 use super::tile::Tiled;
 
 /// About the speed of a thread.
 const MULTIPLICATIONS_PER_NANO: usize = 40;
+/// About the speed at which a thread reads the columns, if there are few rows.
+const BYTES_PER_NANO: usize = 32;
 
-/// Runs [`run`] on the allowed number of threads. Each computes some rows, or some columns if there are more columns
+/// Computes the product on the allowed number of threads. Each computes some rows, or some columns if there are more columns
 /// than rows.
 ///
 /// # Safety
-/// The conditions of [`run`] hold.
-pub(super) unsafe fn run_on_threads<E: Widen<Wide = T>, T: Real + Tiled>(
+/// The conditions of [`blocks::run`] hold.
+pub(super) unsafe fn run_on_threads<E: Stored<Wide = T>, T: Real + Tiled>(
     operands: &GemmOperands<'_, E>,
     epilogue: &dyn Epilogue<T>,
 ) {
     let ((m, k), n) = (operands.a.shape(), operands.b.shape().1);
-    let threads = allowed().min(worth(m.saturating_mul(n).saturating_mul(k) / MULTIPLICATIONS_PER_NANO));
+    let (products, bytes) =
+        (m.saturating_mul(n).saturating_mul(k), n.saturating_mul(k).saturating_mul(size_of::<E>()));
+    let threads = allowed().min(worth((products / MULTIPLICATIONS_PER_NANO).max(bytes / BYTES_PER_NANO)));
     if threads <= 1 {
         // SAFETY: the caller's promise.
         return unsafe { run(operands, epilogue) };
@@ -40,6 +46,24 @@ pub(super) unsafe fn run_on_threads<E: Widen<Wide = T>, T: Real + Tiled>(
         unsafe { run(&GemmOperands { a, b, tree: operands.tree }, &OffsetEpilogue { epilogue, at }) };
     };
     run_parts(threads, len.div_ceil(share), &|i| part(i * share));
+}
+
+/// Computes the product on this thread.
+///
+/// # Safety
+/// The conditions of [`blocks::run`] hold.
+unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
+    operands: &GemmOperands<'_, E>,
+    epilogue: &dyn Epilogue<T>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if thin::fits(operands.a, operands.b) {
+            thin::run(operands, epilogue)
+        } else {
+            blocks::run(operands, epilogue)
+        }
+    }
 }
 
 /// An epilogue for the part of the result that begins at `at`.

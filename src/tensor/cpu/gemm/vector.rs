@@ -86,7 +86,7 @@ vectors! {
 
 /// A vector as an array, for every CPU.
 #[derive(Clone, Copy)]
-pub(super) struct ArrayVector<T, const N: usize>([T; N]);
+pub(super) struct ArrayVector<T, const N: usize>(pub(super) [T; N]);
 
 macro_rules! lanes {
     ($($t:ty, $n:expr, $fma:path;)*) => {$(
