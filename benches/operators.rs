@@ -206,6 +206,8 @@ fn measure(mesh: &DeviceMesh, bench: &OperatorBench) -> Result<()> {
     for (name, f) in ALONG {
         bench.case(name, "GB/s", bytes, || f(&x))?;
     }
+    bench.case("sum all", "GB/s", bytes, || x.sum(&[0, 1], false))?;
+    odd_rows(mesh, bench)?;
     ordering(mesh, bench)?;
     by_index(mesh, bench)?;
     for keys in [64, 256, 1024, 4096] {
@@ -254,6 +256,17 @@ fn foreach(mesh: &DeviceMesh, bench: &OperatorBench) -> Result<()> {
     let put = |_| DTensor::distribute(mesh, &noise([4096]), Layout::replicated(0));
     let x: Vec<DTensor> = (0..64).map(put).collect::<Result<_>>()?;
     bench.case("foreach_add", "GB/s", (3 * 64 * 4 * 4096) as f64, || DTensor::foreach_add(x.clone(), &x))
+}
+
+/// Reduces rows whose length is no multiple of a vector's; they are larger than most caches.
+fn odd_rows(mesh: &DeviceMesh, bench: &OperatorBench) -> Result<()> {
+    let x = DTensor::distribute(mesh, &noise([16_777, 1000]), Layout::replicated(0))?;
+    let bytes = x.local().len_bytes() as f64;
+    let reductions = ["argmax", "max", "mean", "norm 2", "prod", "sum"];
+    for (name, f) in ALONG.iter().filter(|(name, _)| reductions.contains(name)) {
+        bench.case(&format!("{name} 16777x1000"), "GB/s", bytes, || f(&x))?;
+    }
+    Ok(())
 }
 
 /// Sorts whole rows, few and long or many and short; counts elements.

@@ -110,6 +110,10 @@ def pointwise():
     case("foreach_add", "GB/s", 3 * 64 * 4 * 4096, lambda: torch._foreach_add(some, some))
     for name, f in ALONG.items():
         case(name, "GB/s", size, lambda: f(x))
+    case("sum all", "GB/s", size, lambda: x.sum())
+    odd = noise(16777, 1000)
+    for name in ("argmax", "max", "mean", "norm 2", "prod", "sum"):
+        case(f"{name} 16777x1000", "GB/s", 4 * odd.numel(), lambda: ALONG[name](odd))
     case("cast bf16", "GB/s", 1.5 * size, lambda: x.bfloat16())
 
 

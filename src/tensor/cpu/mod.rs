@@ -18,7 +18,10 @@ mod bit_num;
 mod caches;
 mod cast;
 mod copy;
+mod extremes;
 mod gemm;
+mod lanes;
+mod leaves;
 mod loops;
 mod map;
 mod map_slice;
@@ -42,6 +45,7 @@ pub use bit_num::BitNum;
 pub use caches::{Caches, with_caches};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
+pub(crate) use extremes::{fast_extreme, first_with};
 pub use gemm::{Gemm, LeafContraction, LeafRuns, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused};
 pub use loops::{
     BitFunction, Constants, FloatPredicate, FloatPredicateLoops, Function, Loops, NumFunction, Relation,
@@ -57,7 +61,7 @@ pub use phi::NormalFunction;
 pub use pointwise::{compare, compute, expect_matching, select, test};
 pub use real::{Num, Real, Widen, is_nan};
 pub use reduce::{reduce, reduce_wide};
-pub use reducer::{MaxReducer, MinReducer, Reducer, SumReducer};
+pub use reducer::{JoinOperation, MaxReducer, MinReducer, Reducer, SumReducer};
 pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, prefetch, with_isa};
 pub use strided_rows::{EachChunk, StridedRows};

@@ -104,7 +104,7 @@ impl Joiner for Plain {
 
 /// Joins neighbours, one level of the tree.
 #[inline(always)]
-fn level<T: Num, F: Reducer<T>, const N: usize, const HALF: usize>(x: &[T; N]) -> [T; HALF] {
+pub(super) fn level<T: Num, F: Reducer<T>, const N: usize, const HALF: usize>(x: &[T; N]) -> [T; HALF] {
     let mut joined = [T::ZERO; HALF];
     for (node, pair) in joined.iter_mut().zip(x.as_chunks::<2>().0) {
         *node = F::join(pair[0], pair[1]);

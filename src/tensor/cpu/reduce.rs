@@ -6,6 +6,8 @@ use std::ops::Range;
 use bytemuck::Pod;
 
 use super::cast::cast;
+use super::extremes::RowReducer;
+use super::leaves::RowStarts;
 use super::real::Num;
 use super::reducer::{MaxReducer, MinReducer, Reducer, SumReducer};
 use super::simd::{Kernel, dispatch};
@@ -107,7 +109,7 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
 }
 
 /// Reduces in one type; the result has the shape `kept`.
-fn reduce_as<T: Num + Pod, F: Reducer<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
+fn reduce_as<T: Num + Pod, F: RowReducer<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
     let mut out = Tensor::uninit(T::DTYPE, kept.clone());
     let plan = plan_reduction(x, dims, kept);
     let out_data = as_elements_mut::<T>(out.bytes_mut());
@@ -238,9 +240,9 @@ struct ByRows<'a, T, F> {
     fold: PhantomData<F>,
 }
 
-impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
+impl<T: Num, F: RowReducer<T>> Kernel for ByRows<'_, T, F> {
     type Out = ();
-    /// The loops are bound by memory, and the tree has its own vectors.
+    /// The reducers have their own vectors.
     const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {
@@ -248,46 +250,72 @@ impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
         let steps = &input.reduced.outer.steps[..];
         let mut tree = RowTree::<T>::new(input.reduced.inner_len);
         let mut stack = vec![T::ZERO; input.reduced.outer.depth];
-        let stride = columns.row_stride(0);
-        let mut out = out.iter_mut();
-        columns.each_chunk_of(at, usize::MAX, &mut |&[base], start, len, _| {
-            for i in start..start + len {
-                let row = |offset| &input.data[base + i * stride + offset..][..input.reduced.inner_len];
-                let nodes = steps.iter().map(|&[offset, joins]| (tree.fold::<F>(row(offset)), joins));
-                *out.next().expect("one result per column") = join_nodes::<T, F>(nodes, &mut stack);
+        let (stride, first) = (columns.row_stride(0), at.start);
+        columns.each_chunk_of(at, usize::MAX, &mut |&[base], start, len, o| {
+            let out = &mut out[o - first..][..len];
+            if let [_] = steps {
+                let starts = RowStarts::Strided { first: base + start * stride, stride };
+                F::fold_at(&mut tree, input.data, starts, out);
+                return out.iter_mut().for_each(|node| *node = F::finish(*node));
+            }
+            for (i, out) in out.iter_mut().enumerate() {
+                let base = base + (start + i) * stride;
+                let (mut nodes, mut top) = ([T::ZERO; ROWS], 0);
+                for steps in steps.chunks(ROWS) {
+                    let nodes = &mut nodes[..steps.len()];
+                    F::fold_at(
+                        &mut tree,
+                        input.data,
+                        RowStarts::Listed { first: base, offsets: steps },
+                        nodes,
+                    );
+                    let joins = steps.iter().map(|&[_, joins]| joins);
+                    join_nodes::<T, F>(nodes.iter().copied().zip(joins), &mut stack, &mut top);
+                }
+                *out = F::finish(stack[0]);
             }
         });
     }
 }
 
-/// Joins nodes, each with the number of joins after it, on a stack with room for those that are unfinished.
+/// The number of rows whose nodes are computed before they are joined.
+const ROWS: usize = 64;
+
+/// Joins nodes, each with the number of joins after it, on a stack with room for those that are unfinished; there are
+/// `top` of them.
 #[inline(always)]
-fn join_nodes<T: Num, F: Reducer<T>>(nodes: impl Iterator<Item = (T, usize)>, stack: &mut [T]) -> T {
-    let mut top = 0;
+fn join_nodes<T: Num, F: Reducer<T>>(
+    nodes: impl Iterator<Item = (T, usize)>,
+    stack: &mut [T],
+    top: &mut usize,
+) {
     for (mut node, joins) in nodes {
         for _ in 0..joins {
-            top -= 1;
-            node = F::join(stack[top], node);
+            *top -= 1;
+            node = F::join(stack[*top], node);
         }
-        stack[top] = node;
-        top += 1;
+        stack[*top] = node;
+        *top += 1;
     }
-    F::finish(stack[0])
 }
 
 /// Computes one result, whose elements begin at `base`: the rows' values in parts, then their sum.
-fn fold_by_parts<T: Num + Pod, F: Reducer<T>>(input: &ReductionInput<'_, T>, base: usize, nanos: usize) -> T {
+fn fold_by_parts<T: Num + Pod, F: RowReducer<T>>(
+    input: &ReductionInput<'_, T>,
+    base: usize,
+    nanos: usize,
+) -> T {
     let steps = &input.reduced.outer.steps;
     let mut nodes = KernelList::<T>::new();
     nodes.resize(steps.len());
     for_each_part(steps.len(), nanos, &mut nodes[..], |at, nodes| {
-        let mut tree = RowTree::<T>::new(input.reduced.inner_len);
-        for (node, &[offset, _]) in nodes.iter_mut().zip(&steps[at]) {
-            *node = tree.fold::<F>(&input.data[base + offset..][..input.reduced.inner_len]);
-        }
+        let (mut tree, steps) = (RowTree::<T>::new(input.reduced.inner_len), &steps[at]);
+        F::fold_at(&mut tree, input.data, RowStarts::Listed { first: base, offsets: steps }, nodes);
     });
     let nodes = nodes.iter().zip(&**steps).map(|(&node, &[_, joins])| (node, joins));
-    join_nodes::<T, F>(nodes, &mut vec![T::ZERO; input.reduced.outer.depth])
+    let mut stack = vec![T::ZERO; input.reduced.outer.depth];
+    join_nodes::<T, F>(nodes, &mut stack, &mut 0);
+    F::finish(stack[0])
 }
 
 /// The loop for contiguous columns: it joins whole rows, on a stack of blocks of columns.

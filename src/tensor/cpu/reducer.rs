@@ -2,13 +2,26 @@
 
 use super::real::Num;
 
+/// An operation of a vector's lanes that a join can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JoinOperation {
+    /// The sum.
+    Add,
+    /// The product.
+    Mul,
+    /// Another operation.
+    Other,
+}
+
 /// The operation that joins two nodes of a tree.
 pub trait Reducer<T>: Copy {
-    /// The identity on the right: `join(a, PAD)` is `a`.
+    /// The operation that `join` is for floats, if it is one that vectors have. Loops then use it instead of `join`.
+    const OPERATION: JoinOperation = JoinOperation::Other;
+    /// The identity: `join(a, PAD)` is `a`.
     const PAD: T;
     /// The result over no elements.
     const EMPTY: T;
-    /// Joins two nodes; `a` has the lower indices.
+    /// Joins two nodes. `join(a, b)` and `join(b, a)` have the same bits, except those of a NaN.
     fn join(a: T, b: T) -> T;
     /// Returns the result from the node of the whole range, which may be a single element that was never joined.
     #[inline(always)]
@@ -30,6 +43,7 @@ pub struct MaxReducer;
 pub struct MinReducer;
 
 impl<T: Num> Reducer<T> for SumReducer {
+    const OPERATION: JoinOperation = JoinOperation::Add;
     const PAD: T = T::SUM_PAD;
     const EMPTY: T = T::ZERO;
     #[inline(always)]

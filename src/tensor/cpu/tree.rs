@@ -5,17 +5,21 @@
 //! and 3, …, then those sums in the same way; an element without a neighbour moves up unchanged. So a leaf is a tree
 //! itself, and any aligned part of it whose length is a power of two is one of its nodes.
 //!
-//! The tree is evaluated in two ways, which both vectorise. [`RowTree`] takes a contiguous row: it pads every leaf to
-//! 32 elements with the reduction's identity, joins the [neighbours](super::neighbours) in two leaves at a time, and
-//! then the results level by level. A long row is evaluated block by block, so that its levels stay in the nearest cache.
+//! The tree is evaluated in two ways, which both vectorise. [`RowTree`] takes contiguous rows. In a short row it pads every
+//! leaf to 32 elements with the reduction's identity, joins the [neighbours](super::neighbours) in two leaves at a time, and
+//! then the results level by level. In several rows, or in a long one, it evaluates as many [leaves](super::leaves) at a
+//! time as a vector has lanes.
 //! [`merges`] lists the tree for a stack machine: push an element, then join the two topmost entries a listed number of
 //! times. There an entry can be a block of columns.
 
 use std::ops::Range;
 
+use super::lanes;
+use super::leaves::{RowStarts, RowsFold, leaf_count};
 use super::neighbours::{self, Joiner, PAIR, Shuffles, TreeFold};
 use super::real::Num;
 use super::reducer::Reducer;
+use super::simd::Isa;
 use crate::tensor::{KernelList, LEAF, SplitRule};
 
 /// The tree over a contiguous row of a fixed length, with the buffers to evaluate it.
@@ -28,12 +32,13 @@ use crate::tensor::{KernelList, LEAF, SplitRule};
 /// ```
 pub struct RowTree<T> {
     len: usize,
-    /// The number of splits between the row and its blocks.
-    depth: u32,
-    /// The trees over the blocks: those of the longer ones, then those that are shorter by one element.
-    blocks: [BlockLeaves; 2],
+    /// The leaves of a row that is no longer than a block.
+    block: BlockLeaves,
     nodes: Vec<T>,
     shuffles: Shuffles,
+    isa: Isa,
+    /// The memory of [`RowsFold`].
+    many_nodes: Vec<T>,
 }
 
 /// The largest number of elements in a block. A block's nodes fill a part of the nearest cache.
@@ -57,44 +62,33 @@ struct LeafPair {
 impl<T: Num> RowTree<T> {
     /// Returns the tree over `len` elements.
     pub fn new(len: usize) -> Self {
-        let depth = SplitRule::Halves.depth(len, BLOCK);
-        let long = BlockLeaves::new(len.div_ceil(1 << depth));
-        let short = BlockLeaves::new(len >> depth);
+        let block = BlockLeaves::new(if len <= BLOCK { len } else { 0 });
         // Each pair of leaves leaves the joiner 8 nodes.
-        let nodes = vec![T::ZERO; 8 * long.pair_count().max(short.pair_count())];
-        RowTree { len, depth, blocks: [long, short], nodes, shuffles: Shuffles::detect() }
+        let nodes = vec![T::ZERO; 8 * block.pair_count()];
+        RowTree {
+            len,
+            block,
+            nodes,
+            shuffles: Shuffles::detect(),
+            isa: Isa::current(),
+            many_nodes: Vec::new(),
+        }
     }
 
     /// Returns the reduction of `row`.
     #[inline(always)]
     pub fn fold<F: Reducer<T>>(&mut self, row: &[T]) -> T {
         assert_eq!(row.len(), self.len, "the row has the tree's length");
-        if self.depth == 0 {
-            return self.blocks[0].fold::<T, F>(row, &mut self.nodes, self.shuffles);
+        if self.len <= BLOCK {
+            return self.block.fold::<T, F>(row, &mut self.nodes, self.shuffles);
         }
-        // The blocks are the leaves of a perfect binary tree, whose nodes are joined as a binary counter carries.
-        let mut stack = [T::ZERO; usize::BITS as usize];
-        let (mut start, mut top) = (0, 0);
-        for i in 0..1usize << self.depth {
-            // A node of odd length has the longer part on its left.
-            let len = (0..self.depth).rev().fold(self.len, |len, level| {
-                let left = SplitRule::Halves.left_of(len);
-                if i >> level & 1 == 0 { left } else { len - left }
-            });
-            let block = &self.blocks[usize::from(len < self.blocks[0].len)];
-            let mut node = block.fold::<T, F>(&row[start..], &mut self.nodes, self.shuffles);
-            for _ in 0..i.trailing_ones() {
-                top -= 1;
-                node = F::join(stack[top], node);
-            }
-            stack[top] = node;
-            top += 1;
-            start += len;
-        }
-        stack[0]
+        let mut node = [T::ZERO];
+        self.fold_at::<F>(row, RowStarts::Strided { first: 0, stride: 0 }, &mut node);
+        node[0]
     }
 
-    /// Sets `out[i]` to the reduction of row `i` of `rows`. The CPU overlaps the joins of several rows.
+    /// Sets `out[i]` to the reduction of row `i` of `rows`. Many leaves are evaluated at once, so this is faster than a
+    /// call per row.
     ///
     /// ```
     /// use isoshard::tensor::cpu::{RowTree, SumReducer};
@@ -108,33 +102,27 @@ impl<T: Num> RowTree<T> {
     #[inline(always)]
     pub fn fold_rows<F: Reducer<T>>(&mut self, rows: &[T], out: &mut [T]) {
         assert_eq!(rows.len(), self.len * out.len(), "a row of the tree's length for each result");
-        if self.depth > 0 || self.len == 0 {
-            for (i, out) in out.iter_mut().enumerate() {
-                *out = self.fold::<F>(&rows[i * self.len..][..self.len]);
-            }
-            return;
-        }
-        let fold = RowsOfBlock { block: &self.blocks[0], rows, nodes: &mut self.nodes, out };
-        neighbours::run::<T, F, _>(fold, self.shuffles);
+        self.fold_at::<F>(rows, RowStarts::Strided { first: 0, stride: self.len }, out);
+        out.iter_mut().for_each(|node| *node = F::finish(*node));
     }
-}
 
-/// The reductions of rows of one block each by [`BlockFold`].
-struct RowsOfBlock<'a, T> {
-    block: &'a BlockLeaves,
-    rows: &'a [T],
-    nodes: &'a mut [T],
-    out: &'a mut [T],
-}
-
-impl<T: Num, F: Reducer<T>> TreeFold<T, F> for RowsOfBlock<'_, T> {
-    type Out = ();
+    /// Sets `out[i]` to the node of row `i` of `data`. It is not finished.
+    ///
+    /// # Panics
+    /// Panics if a row is not inside `data`.
     #[inline(always)]
-    fn run<J: Joiner>(self, joiner: J) {
-        for (row, out) in self.rows.chunks_exact(self.block.len).zip(self.out) {
-            let fold = BlockFold { block: self.block, row, nodes: &mut *self.nodes };
-            *out = F::finish(TreeFold::<T, F>::run(fold, joiner));
+    pub(super) fn fold_at<F: Reducer<T>>(&mut self, data: &[T], starts: RowStarts<'_>, out: &mut [T]) {
+        if self.len == 0 {
+            return out.fill(F::EMPTY);
         }
+        let leaves = leaf_count(out.len(), self.len);
+        let fold = RowsFold { data, len: self.len, starts, nodes: &mut self.many_nodes, out };
+        lanes::run::<T, F, _>(self.isa, leaves, fold);
+    }
+
+    /// Returns the length of a row.
+    pub(super) fn row_len(&self) -> usize {
+        self.len
     }
 }
 
@@ -154,8 +142,7 @@ impl BlockLeaves {
         self.pairs.len().max(self.len.div_ceil(PAIR))
     }
 
-    /// Returns the reduction of the first elements of `row`, which continues after the block if the block is not the last.
-    /// `nodes` has room for eight nodes per pair.
+    /// Returns the reduction of `row`, which is as long as the block. `nodes` has room for eight nodes per pair.
     #[inline(always)]
     fn fold<T: Num, F: Reducer<T>>(&self, row: &[T], nodes: &mut [T], shuffles: Shuffles) -> T {
         if self.len == 0 {
@@ -467,7 +454,7 @@ mod tests {
         assert!(RowTree::new(3).fold::<MinReducer>(&[1.0f32, f32::NAN, 0.0]).is_nan());
     }
 
-    /// A join whose result depends on the order and the grouping of its operands.
+    /// A join whose result depends on the grouping of its operands.
     #[derive(Clone, Copy)]
     struct Uneven;
 
@@ -476,8 +463,11 @@ mod tests {
         const EMPTY: T = T::ZERO;
         #[inline(always)]
         fn join(a: T, b: T) -> T {
-            let joint = a.add(a).sub(b).add(T::constant(0.75));
-            if b == Self::PAD { a } else { joint }
+            let apart = a.sub(b);
+            let float = T::DTYPE.is_float();
+            let joint = if float { apart.magnitude().add(T::constant(0.75)) } else { apart.mul(apart) };
+            let joint = if b == Self::PAD { a } else { joint };
+            if a == Self::PAD { b } else { joint }
         }
     }
 

@@ -1,7 +1,7 @@
 //! CPU kernels of `prod` and its derivative.
 
 use crate::error::Result;
-use crate::tensor::cpu::{Kernel, Num, Reducer, RowTree, as_elements_mut, cast, dispatch};
+use crate::tensor::cpu::{JoinOperation, Kernel, Num, Reducer, RowTree, as_elements_mut, cast, dispatch};
 use crate::tensor::{DType, Dims, Shape, Tensor};
 
 /// The product.
@@ -9,6 +9,7 @@ use crate::tensor::{DType, Dims, Shape, Tensor};
 struct ProductReducer;
 
 impl<T: Num> Reducer<T> for ProductReducer {
+    const OPERATION: JoinOperation = JoinOperation::Mul;
     const PAD: T = T::ONE;
     const EMPTY: T = T::ONE;
     #[inline(always)]
@@ -58,12 +59,11 @@ struct ProductRows<'a, T> {
 
 impl<T: Num> Kernel for ProductRows<'_, T> {
     type Out = ();
+    /// The tree has its own vectors.
+    const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {
-        let mut tree = RowTree::<T>::new(self.n);
-        for (r, out) in self.out.iter_mut().enumerate() {
-            *out = tree.fold::<ProductReducer>(&self.rows[r * self.n..][..self.n]);
-        }
+        RowTree::<T>::new(self.n).fold_rows::<ProductReducer>(self.rows, self.out);
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::sum_term::SumTerm;
 use crate::error::Result;
-use crate::tensor::cpu::{Kernel, Real, dispatch, map};
-use crate::tensor::{DType, Tensor, cpu};
+use crate::tensor::cpu::{Kernel, Real, RowTree, SumReducer, as_elements_mut, dispatch, for_each_part, map};
+use crate::tensor::{DType, Element, Tensor, cpu};
 
 /// Computes the terms of a block in `with`'s dtype, which is f32 or f64.
 ///
@@ -34,20 +34,85 @@ impl<A: Real> Kernel for TermLoop<'_, A> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        let TermLoop { term, x, with, out } = self;
-        let all = out.iter_mut().zip(x.iter().zip(with));
-        match term {
-            SumTerm::Deviation => all.for_each(|(o, (&x, &m))| *o = x - m),
-            SumTerm::SquaredDeviation => all.for_each(|(o, (&x, &m))| *o = (x - m) * (x - m)),
-            SumTerm::ExpDifference => all.for_each(|(o, (&x, &m))| *o = (x - m).exp()),
-            SumTerm::Power(p) if p.0 == 2.0 => all.for_each(|(o, (&x, &m))| *o = (x * m) * (x * m)),
-            SumTerm::Power(p) if (1.0..=8.0).contains(&p.0) && p.0.fract() == 0.0 => {
-                for (o, (&x, &m)) in all {
-                    let y = (x * m).abs();
-                    *o = (1..p.0 as u32).fold(y, |product, _| product * y);
-                }
+        each_term(self.term, self.x.iter().zip(self.with).map(|(&x, &m)| (x, m)), self.out);
+    }
+}
+
+/// Writes the term of each element and its value `m`.
+#[inline(always)]
+fn each_term<A: Real>(term: SumTerm, operands: impl Iterator<Item = (A, A)>, out: &mut [A]) {
+    let all = out.iter_mut().zip(operands);
+    match term {
+        SumTerm::Deviation => all.for_each(|(o, (x, m))| *o = x - m),
+        SumTerm::SquaredDeviation => all.for_each(|(o, (x, m))| *o = (x - m) * (x - m)),
+        SumTerm::ExpDifference => all.for_each(|(o, (x, m))| *o = (x - m).exp()),
+        SumTerm::Power(p) if p.0 == 2.0 => all.for_each(|(o, (x, m))| *o = (x * m) * (x * m)),
+        SumTerm::Power(p) if (1.0..=8.0).contains(&p.0) && p.0.fract() == 0.0 => {
+            for (o, (x, m)) in all {
+                let y = (x * m).abs();
+                *o = (1..p.0 as u32).fold(y, |product, _| product * y);
             }
-            SumTerm::Power(p) => all.for_each(|(o, (&x, &m))| *o = (A::of(p.0) * (x * m).abs().ln()).exp()),
+        }
+        SumTerm::Power(p) => all.for_each(|(o, (x, m))| *o = (A::of(p.0) * (x * m).abs().ln()).exp()),
+    }
+}
+
+/// The most elements of a row whose terms are written to a buffer, which stays in the nearest caches.
+const LONGEST_ROW: usize = 4096;
+/// The number of elements in a buffer that has several rows.
+const ROWS_BUFFER: usize = 1024;
+
+/// Sums the terms of each row of a contiguous tensor over its last dim, which stays with extent 1. Returns `None` if the
+/// operands are others, or the rows too long. The bits are those of [`sum_blocks`](crate::ops::reduce::blocks::sum_blocks).
+///
+/// # Errors
+/// Returns an error if the elements are not in the CPU's memory.
+pub(super) fn sum_rows(term: SumTerm, x: &Tensor, with: &Tensor, dims: &[usize]) -> Result<Option<Tensor>> {
+    let Some(last) = x.shape().len().checked_sub(1) else { return Ok(None) };
+    if dims != [last] || !(1..=LONGEST_ROW).contains(&x.shape()[last]) || !x.is_contiguous() {
+        return Ok(None);
+    }
+    match (x.dtype(), with.dtype()) {
+        (DType::F32, DType::F32) => rows_as::<f32, f32>(term, x, with).map(Some),
+        (DType::F32, DType::F64) => rows_as::<f32, f64>(term, x, with).map(Some),
+        (DType::F64, DType::F64) => rows_as::<f64, f64>(term, x, with).map(Some),
+        _ => Ok(None),
+    }
+}
+
+fn rows_as<S: Element, A: Real + From<S>>(term: SumTerm, x: &Tensor, with: &Tensor) -> Result<Tensor> {
+    let (n, values) = (x.shape()[x.shape().len() - 1], with.packed());
+    let mut out = Tensor::uninit(A::DTYPE, with.shape());
+    let (x, with, out_data) =
+        (x.as_slice::<S>()?, values.as_slice::<A>()?, as_elements_mut::<A>(out.bytes_mut()));
+    for_each_part(out_data.len(), x.len(), out_data, |at, out| {
+        dispatch(TermRows { term, x: &x[at.start * n..at.end * n], n, with: &with[at], out });
+    });
+    Ok(out)
+}
+
+/// The loop over rows of `n` elements, each with its value in `with`.
+struct TermRows<'a, S, A> {
+    term: SumTerm,
+    x: &'a [S],
+    n: usize,
+    with: &'a [A],
+    out: &'a mut [A],
+}
+
+impl<S: Copy, A: Real + From<S>> Kernel for TermRows<'_, S, A> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let (n, rows) = (self.n, (ROWS_BUFFER / self.n).max(1));
+        let mut tree = RowTree::<A>::new(n);
+        let mut buffer = vec![A::ZERO; rows * n];
+        let chunks = self.x.chunks(rows * n).zip(self.with.chunks(rows)).zip(self.out.chunks_mut(rows));
+        for ((x, with), out) in chunks {
+            for ((x, &m), terms) in x.chunks_exact(n).zip(with).zip(buffer.chunks_exact_mut(n)) {
+                each_term(self.term, x.iter().map(|&x| (A::from(x), m)), terms);
+            }
+            tree.fold_rows::<SumReducer>(&buffer[..x.len()], out);
         }
     }
 }
@@ -100,5 +165,47 @@ mod tests {
                 assert_eq!(got.as_bytes().unwrap(), want.as_bytes().unwrap(), "{shape:?} {dims:?} {term:?}");
             }
         }
+    }
+
+    /// Rows change no bit either, with any instruction set and number of threads.
+    #[test]
+    fn rows_follow_the_tree() {
+        cpu::set_smallest_part(1);
+        let terms_of = [
+            SumTerm::Deviation,
+            SumTerm::SquaredDeviation,
+            SumTerm::ExpDifference,
+            SumTerm::Power(Bits(2.0)),
+            SumTerm::Power(Bits(3.0)),
+            SumTerm::Power(Bits(0.5)),
+        ];
+        for shape in
+            [&[1][..], &[7, 1], &[5, 31], &[2, 3, 100], &[33, 127], &[3, 1024], &[4, LONGEST_ROW - 1]]
+        {
+            let last = shape.len() - 1;
+            for (from, to) in [(DType::F32, DType::F32), (DType::F32, DType::F64), (DType::F64, DType::F64)] {
+                let x = cpu::cast(&noise(shape), from).unwrap();
+                let with = cpu::cast(&noise(kept_shape(&shape.into(), &[last])), to).unwrap();
+                for term in terms_of {
+                    let whole = terms(term, &x, &with).unwrap();
+                    let want = cpu::reduce("sum", &whole, &[last], ReduceOp::Sum, true).unwrap();
+                    for &isa in cpu::Isa::available() {
+                        let rows = || sum_rows(term, &x, &with, &[last]).unwrap().unwrap();
+                        let got = cpu::with_isa(isa, || cpu::with_threads(3, rows));
+                        assert_eq!(got.shape(), want.shape());
+                        assert_eq!(
+                            got.as_bytes().unwrap(),
+                            want.as_bytes().unwrap(),
+                            "{shape:?} {term:?} {from} {to} {isa:?}"
+                        );
+                    }
+                }
+            }
+        }
+        let (x, one) = (noise([3, 5]), noise([3, 1]));
+        assert!(sum_rows(SumTerm::Deviation, &x, &noise([1, 5]), &[0]).unwrap().is_none());
+        let turned = noise([5, 3]).transpose(0, 1).unwrap();
+        assert!(sum_rows(SumTerm::Deviation, &turned, &one, &[1]).unwrap().is_none());
+        assert!(sum_rows(SumTerm::Deviation, &noise([3, 0]), &one, &[1]).unwrap().is_none());
     }
 }

@@ -99,7 +99,10 @@ impl Op for TermSum {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let terms = |x: &Tensor, with: Option<&Tensor>| cpu::terms(self.term, x, with.expect("given below"));
-        self.on_shard(ins, at, |x, with, dims| sum_blocks(x, Some(with), dims, with.dtype(), &terms))
+        self.on_shard(ins, at, |x, with, dims| match cpu::sum_rows(self.term, x, with, dims)? {
+            Some(sums) => Ok(sums),
+            None => sum_blocks(x, Some(with), dims, with.dtype(), &terms),
+        })
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {

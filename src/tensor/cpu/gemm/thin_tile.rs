@@ -101,7 +101,7 @@ unsafe fn join<V: Vector>(sums: &mut [V], merges: u32, mut stack: *mut V::T) -> 
 /// the CPU sees the chains of several leaves at a time.
 const BLOCK: usize = 8;
 
-/// Returns the sums of neighbouring leaves of these lengths, of which the first begins at the index `start`.
+/// Returns the sums of neighbouring leaves of these lengths; the first begins at the index `start`.
 ///
 /// # Safety
 /// The conditions of [`sums_of_lines`] hold; the leaves are inside the lines.
