@@ -25,6 +25,8 @@ export CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
 export PROPTEST_CASES=${PROPTEST_CASES:-4}
 # A backtrace takes Miri half a minute, and some tests panic on purpose.
 export RUST_BACKTRACE=0
+# Kernels that are inlined into one function have large frames without optimisation: sums of rows overflowed the default stack.
+export RUST_MIN_STACK=67108864
 # Tests ask for more memory than any machine has, and expect an error.
 export ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=allocator_may_return_null=1
 
