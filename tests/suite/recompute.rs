@@ -391,14 +391,15 @@ fn a_second_run_that_differs_is_refused() {
             said,
             "block: no module declared the block; got \"h.7\"; declare it with Scope::block_here"
         );
-        let plan = Plan::default().recompute("layers.*");
-        let mut params = Params::new(&mesh, plan, 7)?;
-        drop(declare(&mut params, false, true, 0.0)?);
-        let said = params.check_plan().unwrap_err().to_string();
-        assert!(
-            said.starts_with("plan: a pattern matches no block; got \"layers.*\" among 3 block(s)"),
-            "{said}"
-        );
+        for plan in [Plan::default().recompute("layers.*"), Plan::default().recompute_cheap("layers.*")] {
+            let mut params = Params::new(&mesh, plan, 7)?;
+            drop(declare(&mut params, false, true, 0.0)?);
+            let said = params.check_plan().unwrap_err().to_string();
+            assert!(
+                said.starts_with("plan: a pattern matches no block; got \"layers.*\" among 3 block(s)"),
+                "{said}"
+            );
+        }
         Ok(())
     });
 }
