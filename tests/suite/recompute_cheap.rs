@@ -158,8 +158,13 @@ fn a_leaf_is_not_computed_again() {
             sgd.step(&mut params, &mut gradients, &one, 0.25)?;
         }
         let leaf = x.gelu()?.requires_grad()?;
+        let tally = mesh.tally_work();
         let of_leaf = leaf.square()?.sum_all()?.backward()?;
         assert!(of_leaf.get(&leaf).is_some() && of_leaf.get(&x).is_none());
+        assert!(
+            tally.rows().iter().all(|row| row.operator != "gelu"),
+            "the call that made it is not repeated"
+        );
         Ok(())
     });
 }
