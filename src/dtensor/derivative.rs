@@ -19,7 +19,7 @@ use super::tensor::{DTensor, Saved, TapeNode, TapeOutput};
 use super::tensor_meta::TensorMeta;
 use crate::comm::operator_scope;
 use crate::error::Result;
-use crate::ops::{Tensors, VjpStep};
+use crate::ops::{Tensors, VjpStep, VjpValue};
 use crate::placement::{Layout, Placement, SumGroups};
 use crate::tensor::Tensor;
 
@@ -66,6 +66,15 @@ impl DerivativeValues {
 
     fn take(&mut self, v: usize) -> DTensor {
         self.0[v].take().expect("programs read what they declared or computed")
+    }
+
+    /// Returns what step `k` gives if it adds a missing gradient, which is zero: the other term.
+    fn other_term(&mut self, program: &DerivativeProgram, k: usize) -> Option<DTensor> {
+        let [x, y] = program.steps[k].ins[..] else { return None };
+        let missing = |v: VjpValue| program.is_only_added(v.index()) && self.0[v.index()].is_none();
+        let (i, other) = if missing(y) { (0, x) } else { Some((1, y)).filter(|_| missing(x))? };
+        let is_last = program.last_reads[k] >> i & 1 == 1;
+        Some(if is_last { self.take(other.index()) } else { self.get(other.index()).clone() })
     }
 
     fn metas(&self, step: &VjpStep) -> SmallVec<[&Rc<TensorMeta>; 4]> {
@@ -122,10 +131,11 @@ impl DerivativeRun<'_> {
         for (k, grad) in grads.iter_mut().enumerate() {
             let (v, grad) = (saved_len + k, grad.take());
             if program.reads[v] && is_live(v) {
-                values.0[v] = Some(match grad {
-                    Some(grad) => grad,
-                    None => zeros(mesh, &node.outs[k])?,
-                });
+                let fills = || !program.is_only_added(v);
+                values.0[v] = match grad {
+                    None if fills() => Some(zeros(mesh, &node.outs[k])?),
+                    grad => grad,
+                };
             }
         }
         for (k, out) in node.outs.iter().enumerate().filter(|(_, out)| out.layout().has_partial()) {
@@ -137,6 +147,10 @@ impl DerivativeRun<'_> {
         }
         for (k, step) in program.steps.iter().enumerate() {
             if live.as_ref().is_some_and(|live| !step.outs().any(|out| live[out])) {
+                continue;
+            }
+            if let Some(term) = values.other_term(program, k) {
+                values.0[step.out.index()] = Some(term);
                 continue;
             }
             let leaves =

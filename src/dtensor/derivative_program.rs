@@ -3,8 +3,10 @@
 use std::cell::OnceCell;
 use std::ops::Deref;
 
+use smallvec::SmallVec;
+
 use super::device_mesh::MeshCache;
-use crate::ops::{VjpProgram, VjpValue};
+use crate::ops::{Add, VjpProgram, VjpStep, VjpValue};
 
 /// A derivative program that knows when its values are read for the last time, and remembers how it ran last.
 pub(super) struct DerivativeProgram {
@@ -14,6 +16,9 @@ pub(super) struct DerivativeProgram {
     pub last_reads: Vec<u64>,
     /// True if the only step passes partial sums on by bits, once it has been asked for.
     pub passes_sums: OnceCell<bool>,
+    /// The incoming gradients that only one step reads, which adds them to something: they need not be there if they are
+    /// zero.
+    only_added: SmallVec<[VjpValue; 1]>,
     /// The plans of the steps' last calls, which the file that runs programs keeps here.
     pub plans: MeshCache,
 }
@@ -30,7 +35,14 @@ impl DerivativeProgram {
                 }
             }
         }
-        DerivativeProgram { program, last_reads, passes_sums: OnceCell::new(), plans: MeshCache::default() }
+        let only_added = only_added(&program);
+        let (passes_sums, plans) = (OnceCell::new(), MeshCache::default());
+        DerivativeProgram { program, last_reads, passes_sums, only_added, plans }
+    }
+
+    /// Returns true if value `v` is an incoming gradient that one step adds, and nothing else reads.
+    pub fn is_only_added(&self, v: usize) -> bool {
+        self.only_added.iter().any(|added| added.index() == v) && !self.is_gradient(v)
     }
 
     /// Returns true if value `v` is the gradient of an operand, unchanged.
@@ -46,6 +58,20 @@ impl DerivativeProgram {
         let read = self.program.steps.iter().flat_map(|step| &step.ins).any(|r| r.0 as usize == v);
         only < 64 && operands >> only & 1 == 1 && !read
     }
+}
+
+/// Returns the incoming gradients that one step adds to a value that is none, and that no other step reads.
+fn only_added(program: &VjpProgram) -> SmallVec<[VjpValue; 1]> {
+    let incoming = program.reads.len() - program.constants.len()..program.reads.len();
+    let is_incoming = |v: &&VjpValue| incoming.contains(&v.index());
+    let reads =
+        |v: VjpValue| program.steps.iter().flat_map(|step| &step.ins).filter(move |read| **read == v).count();
+    let term = |step: &VjpStep| {
+        let mut terms = step.ins.iter().filter(is_incoming);
+        let only = terms.next().filter(|_| terms.next().is_none());
+        only.copied().filter(|&v| step.op.as_any().is::<Add>() && reads(v) == 1)
+    };
+    program.steps.iter().filter_map(term).collect()
 }
 
 impl Deref for DerivativeProgram {

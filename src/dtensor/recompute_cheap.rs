@@ -115,6 +115,24 @@ pub(super) fn mark_cheap(
     Ok(())
 }
 
+/// Marks a result of a call that computed more than it, as what `op` gives for `ins`: these must be what the tape keeps, or
+/// small.
+pub(super) fn mark_as_computed(y: &mut DTensor, op: &dyn Op, ins: &[&DTensor]) -> Result<()> {
+    if y.mesh.0.recompute_cheap.get() == 0 || !y.has_history() {
+        return Ok(());
+    }
+    let keep = |x: &&DTensor| {
+        // A view would hold the memory of all that was gathered with it.
+        let local = if x.origin.is_some() { x.local.to_owned_copy()? } else { x.local.clone() };
+        Ok(Saved::Kept(DTensor::wrap(&x.mesh, local, x.meta.clone())))
+    };
+    let ins = ins.iter().map(keep).collect::<Result<_>>()?;
+    let (mesh, path, reduction) = (y.mesh.clone(), ModulePath::current(), y.mesh.reduction());
+    let from = ComputedFrom { op: op.to_shared(), ins, out: 0, mesh, path, reduction, depth: 1 };
+    y.origin = Some(Origin::Computed(Rc::new(from)));
+    Ok(())
+}
+
 impl Saved {
     /// Keeps a value, or how it is had again if it is so marked.
     pub(super) fn of(x: &DTensor) -> Saved {

@@ -299,9 +299,10 @@ impl Module for Decoder {
 impl DecoderBlock {
     fn forward(&self, cx: &Forward, x: &DTensor, sequences: &Sequences) -> Result<DTensor> {
         let y = self.attn.forward_in(cx, &self.attn_norm.forward(cx, x)?, sequences)?;
-        let x = &normalised(&self.attn_after_norm, cx, y)?.add(x)?;
-        let y = self.mlp.forward(cx, &self.mlp_norm.forward(cx, x)?)?;
-        normalised(&self.mlp_after_norm, cx, y)?.add(x)
+        let y = normalised(&self.attn_after_norm, cx, y)?;
+        let (y, x) = self.mlp_norm.forward_sum(cx, &y, x)?;
+        let y = self.mlp.forward(cx, &y)?;
+        normalised(&self.mlp_after_norm, cx, y)?.add(&x)
     }
 }
 

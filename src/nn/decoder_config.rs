@@ -1,9 +1,9 @@
 //! The sizes and kinds of a decoder's parts.
 
-use super::activation::Activation;
 use super::moe::MoeConfig;
 use super::norm_config::NormConfig;
 use super::self_attention::SelfAttentionConfig;
+use crate::ops::Activation;
 
 /// The configuration of a [`Decoder`](super::Decoder): GPT-2, Llama, Mistral, Qwen, Gemma and their mixtures of experts
 /// are values of it.

@@ -1,6 +1,5 @@
 //! GPT: the decoder-only transformer of Radford et al. 2019. Its head shares the token table.
 
-use super::activation::Activation;
 use super::decoder::Decoder;
 use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
 use super::forward::Forward;
@@ -10,6 +9,7 @@ use super::params::Params;
 use super::self_attention::SelfAttentionConfig;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
+use crate::ops::Activation;
 
 /// The sizes of a GPT.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,4 +1,4 @@
-//! Linear maps, embeddings and normalisations.
+//! Linear maps and embeddings.
 
 use super::adapter::{AdaptedMap, Adapter, LoraConfig};
 use super::expert_map::ExpertMap;
@@ -11,8 +11,10 @@ use super::scope::Scope;
 use crate::comm::ModulePath;
 use crate::dtensor::{DTensor, product_over_last};
 use crate::error::Result;
+use crate::ops::Activation;
 use crate::placement::Layout;
 use crate::rng::Init;
+use crate::tensor::DType;
 
 /// A linear map `x wᵀ + b` over the last dim, with `w` of shape `[outputs, inputs]`.
 #[derive(Clone, Debug)]
@@ -137,6 +139,19 @@ impl Linear {
         maps.iter().zip(ys).map(|(map, y)| map.complete(cx, x, y)).collect()
     }
 
+    /// Returns a function of the map's result, in one pass if that changes no bit ([`DTensor::linear`]).
+    pub(super) fn forward_then(&self, cx: &Forward, x: &DTensor, f: Option<Activation>) -> Result<DTensor> {
+        let _scope = self.path.enter();
+        if self.adapter.is_none() && fuses(cx, &self.site, x)? {
+            return cx.with_param(self.weight, |weight| match self.bias {
+                Some(bias) => x.linear(weight, Some(&cx.param(bias)?), f),
+                None => x.linear(weight, None, f),
+            });
+        }
+        let y = self.complete(cx, x, cx.with_param(self.weight, |weight| product_over_last(x, weight))?)?;
+        f.map_or(Ok(y.clone()), |f| f.apply(&y))
+    }
+
     /// Returns the map's result, given the product of `x` and the weight.
     fn complete(&self, cx: &Forward, x: &DTensor, product: DTensor) -> Result<DTensor> {
         let _scope = self.path.enter();
@@ -160,9 +175,15 @@ impl Module for Linear {
     /// # Errors
     /// Refuses an `x` whose last dim is not `inputs`; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
-        let _scope = self.path.enter();
-        self.complete(cx, x, cx.with_param(self.weight, |weight| product_over_last(x, weight))?)
+        self.forward_then(cx, x, None)
     }
+}
+
+/// Returns true if the product of a map may be finished with its bias and a function in one pass: f16 and bf16 would
+/// round less often, and a site may stand between them.
+fn fuses(cx: &Forward, site: &str, x: &DTensor) -> Result<bool> {
+    cx.params().check_plan()?;
+    Ok(matches!(x.dtype(), DType::F32 | DType::F64) && cx.params().plan().leaves_site(site))
 }
 
 /// Several linear maps of one input whose weights are one parameter ([`FusedMaps`]).
@@ -222,11 +243,19 @@ impl Module for FusedLinear {
     /// Refuses an `x` whose last dim is not `inputs`; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
         let _scope = self.path.enter();
-        let y = cx.site(&self.site, cx.with_param(self.weight, |weight| product_over_last(x, weight))?)?;
         let rows = [self.maps.groups(), self.maps.rows_per_group()];
         let y = match self.bias {
-            Some(bias) => cx.with_param(bias, |bias| y.add(&bias.reshape(rows)?))?,
-            None => y,
+            Some(bias) if fuses(cx, &self.site, x)? => cx.with_param(self.weight, |weight| {
+                x.linear(weight, Some(&cx.param(bias)?.reshape(rows)?), None)
+            })?,
+            bias => {
+                let product = cx.with_param(self.weight, |weight| product_over_last(x, weight))?;
+                let y = cx.site(&self.site, product)?;
+                match bias {
+                    Some(bias) => cx.with_param(bias, |bias| y.add(&bias.reshape(rows)?))?,
+                    None => y,
+                }
+            }
         };
         if self.adapters.iter().all(Option::is_none) {
             return Ok(y);
@@ -385,167 +414,5 @@ impl Module for Embedding {
     fn forward(&self, cx: &Forward, index: &DTensor) -> Result<DTensor> {
         let _scope = self.path.enter();
         cx.with_param(self.weight, |table| table.embedding(index))
-    }
-}
-
-/// Layer normalisation over the last dim (Ba et al. 2016).
-#[derive(Clone, Debug)]
-pub struct LayerNorm {
-    weight: ParamId,
-    bias: Option<ParamId>,
-    eps: f64,
-    path: ModulePath,
-}
-
-impl LayerNorm {
-    /// Declares a `weight` `[width]` of ones and, if `bias` is set, a `bias` `[width]` of zeros. Its eps is 1e-5.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, tensor::Tensor};
-    /// use isoshard::nn::{Forward, LayerNorm, Module, Params, Plan};
-    /// spmd(1, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[])?;
-    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
-    ///     let norm = LayerNorm::new(params.root().child("norm"), 2, true)?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[1.0f32, 5.0], [2])?, Layout::replicated(0))?;
-    ///     let y = norm.forward(&Forward::eval(&params), &x)?.full_tensor()?.to_vec::<f32>()?;
-    ///     assert!((y[0] + 1.0).abs() < 1e-5 && (y[1] - 1.0).abs() < 1e-5);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses what [`Scope::param`] refuses.
-    pub fn new(mut scope: Scope<'_>, width: usize, bias: bool) -> Result<LayerNorm> {
-        let weight = scope.param("weight", [width], Init::Ones)?;
-        let bias = if bias { Some(scope.param("bias", [width], Init::Zeros)?) } else { None };
-        Ok(LayerNorm { weight, bias, eps: 1e-5, path: scope.module_path() })
-    }
-
-    /// Adds `eps` to variances instead.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// use isoshard::nn::{Forward, LayerNorm, Module, Params, Plan};
-    /// spmd(1, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[])?;
-    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
-    ///     let norm = LayerNorm::new(params.root().child("norm"), 2, false)?.eps(3.0);
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[1.0f32, -1.0], [2])?, "()".parse()?)?;
-    ///     let y = norm.forward(&Forward::eval(&params), &x)?;
-    ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [0.5, -0.5]); // divided by sqrt(1 + 3)
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn eps(self, eps: f64) -> LayerNorm {
-        LayerNorm { eps, ..self }
-    }
-}
-
-impl Module for LayerNorm {
-    /// Normalises each vector of the last dim of `x` `[.., width]`.
-    ///
-    /// # Errors
-    /// Refuses an `x` of another width; returns an error if a rank fails.
-    fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
-        let _scope = self.path.enter();
-        let bias = self.bias.map(|b| cx.param(b)).transpose()?;
-        cx.with_param(self.weight, |weight| x.layer_norm(weight, bias.as_ref(), self.eps))
-    }
-}
-
-/// Root-mean-square normalisation over the last dim (Zhang & Sennrich 2019).
-#[derive(Clone, Debug)]
-pub struct RmsNorm {
-    weight: ParamId,
-    eps: f64,
-    /// `true` if the factor is `1 + weight`.
-    unit_offset: bool,
-    path: ModulePath,
-}
-
-impl RmsNorm {
-    /// Declares a `weight` `[width]` of ones. Its eps is 1e-6.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, tensor::Tensor};
-    /// use isoshard::nn::{Forward, Module, Params, Plan, RmsNorm};
-    /// spmd(1, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[])?;
-    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
-    ///     let norm = RmsNorm::new(params.root().child("norm"), 2)?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[1.0f32, 7.0], [2])?, Layout::replicated(0))?;
-    ///     let y = norm.forward(&Forward::eval(&params), &x)?.full_tensor()?.to_vec::<f32>()?;
-    ///     assert!((y[0] - 0.2).abs() < 1e-6 && (y[1] - 1.4).abs() < 1e-6); // divided by sqrt((1 + 49) / 2)
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses what [`Scope::param`] refuses.
-    pub fn new(mut scope: Scope<'_>, width: usize) -> Result<RmsNorm> {
-        let weight = scope.param("weight", [width], Init::Ones)?;
-        Ok(RmsNorm { weight, eps: 1e-6, unit_offset: false, path: scope.module_path() })
-    }
-
-    /// Declares a `weight` `[width]` of zeros; vectors are multiplied by `1 + weight`, as in Gemma. Its eps is 1e-6.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// use isoshard::nn::{Forward, Module, Params, Plan, RmsNorm};
-    /// spmd(1, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[])?;
-    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
-    ///     let norm = RmsNorm::with_unit_offset(params.root().child("norm"), 2)?.eps(0.0);
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[2.0f32, -2.0], [2])?, "()".parse()?)?;
-    ///     let y = norm.forward(&Forward::eval(&params), &x)?;
-    ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, -1.0]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses what [`Scope::param`] refuses.
-    pub fn with_unit_offset(mut scope: Scope<'_>, width: usize) -> Result<RmsNorm> {
-        let weight = scope.param("weight", [width], Init::Zeros)?;
-        Ok(RmsNorm { weight, eps: 1e-6, unit_offset: true, path: scope.module_path() })
-    }
-
-    /// Adds `eps` to mean squares instead.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// use isoshard::nn::{Forward, Module, Params, Plan, RmsNorm};
-    /// spmd(1, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[])?;
-    ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
-    ///     let norm = RmsNorm::new(params.root().child("norm"), 1)?.eps(12.0);
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[2.0f32], [1])?, "()".parse()?)?;
-    ///     let y = norm.forward(&Forward::eval(&params), &x)?;
-    ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [0.5]); // divided by sqrt(4 + 12)
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn eps(self, eps: f64) -> RmsNorm {
-        RmsNorm { eps, ..self }
-    }
-}
-
-impl Module for RmsNorm {
-    /// Normalises each vector of the last dim of `x` `[.., width]`.
-    ///
-    /// # Errors
-    /// Refuses an `x` of another width; returns an error if a rank fails.
-    fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
-        let _scope = self.path.enter();
-        cx.with_param(self.weight, |weight| match self.unit_offset {
-            true => x.rms_norm(&weight.add_scalar(1.0)?, self.eps),
-            false => x.rms_norm(weight, self.eps),
-        })
     }
 }

@@ -1,6 +1,5 @@
 //! Llama: the decoder-only transformer of Touvron et al. 2023.
 
-use super::activation::Activation;
 use super::decoder::Decoder;
 use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
 use super::forward::Forward;
@@ -11,6 +10,7 @@ use super::rotary_config::RotaryConfig;
 use super::self_attention::SelfAttentionConfig;
 use crate::dtensor::DTensor;
 use crate::error::Result;
+use crate::ops::Activation;
 
 /// The sizes of a Llama.
 #[derive(Clone, Copy, Debug, PartialEq)]

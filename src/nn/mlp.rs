@@ -1,6 +1,5 @@
 //! The feed-forward layers of transformers.
 
-use super::activation::Activation;
 use super::forward::Forward;
 use super::layers::{AdaptedLinear, FusedLinear, Linear};
 use super::module::Module;
@@ -9,6 +8,7 @@ use super::scope::Scope;
 use crate::comm::ModulePath;
 use crate::dtensor::DTensor;
 use crate::error::Result;
+use crate::ops::Activation;
 use crate::rng::Init;
 use crate::tensor::LEAF;
 
@@ -98,7 +98,7 @@ impl Module for Mlp {
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
         let _scope = self.path.enter();
         let x = cx.site(&self.input, x.clone())?;
-        let y = self.down.forward(cx, &self.activation.apply(&self.up.forward(cx, &x)?)?)?;
+        let y = self.down.forward(cx, &self.up.forward_then(cx, &x, Some(self.activation))?)?;
         cx.dropout(y, self.dropout)
     }
 }

@@ -57,6 +57,7 @@ mod freeze;
 mod fused_param;
 mod gpt;
 mod grouped_attention;
+mod last_dim_norms;
 mod layers;
 mod llama;
 mod lora;
@@ -79,7 +80,7 @@ mod self_attention;
 mod sequences;
 mod update;
 
-pub use activation::Activation;
+pub use crate::ops::Activation;
 pub use adapter::LoraConfig;
 pub use attention::CausalAttention;
 pub use decoder::Decoder;
@@ -87,7 +88,8 @@ pub use decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConf
 pub use forward::Forward;
 pub use gpt::{Gpt, GptConfig};
 pub use grouped_attention::{GroupedAttention, GroupedHeads};
-pub use layers::{Embedding, FusedLinear, LayerNorm, Linear, RmsNorm};
+pub use last_dim_norms::{LayerNorm, RmsNorm};
+pub use layers::{Embedding, FusedLinear, Linear};
 pub use llama::{Llama, LlamaConfig};
 pub use mlp::{GatedMlp, Mlp};
 pub use module::Module;

@@ -3,7 +3,6 @@
 //! Missing: an all-to-all of tokens without a capacity; biases of experts; noise of the router; routers that choose by
 //! groups of experts or with a bias per expert. No field of [`MoeConfig`] asks for them.
 
-use super::activation::Activation;
 use super::expert_map::ExpertMap;
 use super::forward::Forward;
 use super::layers::{AdaptedLinear, Linear};
@@ -13,6 +12,7 @@ use super::scope::Scope;
 use crate::comm::ModulePath;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
+use crate::ops::Activation;
 use crate::ops::GroupSizes;
 use crate::placement::Placement;
 use crate::rng::Init;

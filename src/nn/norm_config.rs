@@ -1,11 +1,12 @@
 //! The normalisations between the parts of a transformer.
 
 use super::forward::Forward;
-use super::layers::{LayerNorm, RmsNorm};
+use super::last_dim_norms::{LayerNorm, RmsNorm};
 use super::module::Module;
 use super::scope::Scope;
 use crate::dtensor::DTensor;
 use crate::error::Result;
+use crate::tensor::DType;
 
 /// The kind of a transformer's normalisations.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,6 +66,27 @@ impl Norm {
                 Norm::Rms(RmsNorm::with_unit_offset(scope, width)?.eps(eps))
             }
         })
+    }
+}
+
+impl Norm {
+    /// Returns the norm of `x + residual`, and the sum; in one pass if that changes no bit and moves nothing.
+    pub(super) fn forward_sum(
+        &self,
+        cx: &Forward,
+        x: &DTensor,
+        residual: &DTensor,
+    ) -> Result<(DTensor, DTensor)> {
+        let fits =
+            x.layout() == residual.layout() && !x.layout().has_partial() && x.meta() == residual.meta();
+        if fits && matches!(x.dtype(), DType::F32 | DType::F64) {
+            return match self {
+                Norm::Layer(norm) => norm.forward_sum(cx, x, residual),
+                Norm::Rms(norm) => norm.forward_sum(cx, x, residual),
+            };
+        }
+        let sum = x.add(residual)?;
+        Ok((self.forward(cx, &sum)?, sum))
     }
 }
 

@@ -363,6 +363,11 @@ impl Plan {
         })
     }
 
+    /// Returns true if no rule places a site.
+    pub(super) fn leaves_site(&self, path: &str) -> bool {
+        !self.sites.iter().any(|rule| matches(&rule.pattern, path))
+    }
+
     /// Returns true if the activations of a block are recomputed.
     pub(super) fn recomputes(&self, path: &str) -> bool {
         self.recomputed.iter().any(|pattern| matches(pattern, path))

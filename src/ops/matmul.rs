@@ -86,6 +86,11 @@ impl Matmul {
         let of = |n: usize| if n == 2 { &[][..] } else { batch };
         Ok(Matmul { signature: Signature::of([(of(lhs), b"mk"), (of(rhs), b"kn")], (batch, b"mn")) })
     }
+
+    /// Returns the derivative with respect to operand `i`, which takes the result's gradient and the other operand.
+    pub(super) fn transposed(&self, i: usize) -> Matmul {
+        Matmul { signature: self.signature.transposed(i) }
+    }
 }
 
 impl Op for Matmul {
@@ -131,7 +136,7 @@ impl Op for Matmul {
         for i in 0..2 {
             if g.needs(i) {
                 let (dy, other) = (g.grad(0), g.input(1 - i));
-                let dx = g.apply(Matmul { signature: self.signature.transposed(i) }, &[dy, other])?;
+                let dx = g.apply(self.transposed(i), &[dy, other])?;
                 g.set(i, dx);
             }
         }

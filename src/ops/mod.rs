@@ -120,6 +120,7 @@
 //! [`cuda`] export those that can be called directly. [`catalog`] lists [samples](Sample) of every operator, which the
 //! tests run under all placements.
 
+mod activation;
 mod attention;
 mod attributes;
 mod catalog;
@@ -129,6 +130,7 @@ mod cross_entropy;
 pub mod cuda;
 mod dropout;
 mod index;
+mod linear;
 mod matmul;
 mod meta;
 mod moe;
@@ -152,6 +154,7 @@ mod unfused;
 mod vjp;
 mod work;
 
+pub use activation::Activation;
 pub use attention::Attention;
 pub use attention::scores::{ScoreOperands, ScoreRule};
 pub use attributes::{
@@ -173,6 +176,7 @@ pub use index::gather::Gather;
 pub use index::last_write::LastWrite;
 pub use index::linear_index::LinearIndex;
 pub use index::scatter::{Scatter, ScatterRule};
+pub use linear::Linear;
 pub use matmul::Matmul;
 pub(crate) use meta::list;
 pub use meta::{Meta, Metas};
@@ -180,6 +184,7 @@ pub use moe::expert_slots::ExpertSlots;
 pub use moe::group_sizes::GroupSizes;
 pub use moe::grouped_matmul::GroupedMatmul;
 pub use moe::unpermute_tokens::UnpermuteTokens;
+pub use norm::add_norm::{AddLayerNorm, AddRmsNorm};
 pub use norm::layer_norm::LayerNorm;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;

@@ -44,6 +44,7 @@ mod fsdp_order;
 mod fsdp_training;
 mod fully_shard;
 mod functions;
+mod fused_operators;
 mod gradients;
 mod groups;
 mod house;

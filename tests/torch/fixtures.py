@@ -680,10 +680,21 @@ def steps():
             case("sgd", sgd, [p, g, m, one], [0.01, 0.9, 0.1, int(nesterov)], grad=False)
 
 
+def fused():
+    """Operators that compute in one pass what PyTorch's functions do one after the other, in dtypes that round alike."""
+    functions = {"none": lambda x: x, "gelu": F.gelu, "silu": F.silu, "relu": F.relu}
+    for d in (F32, F64):
+        for name, f in functions.items():
+            case("linear", lambda x, w, b: f(F.linear(x, w, b)), [normal(2, 3, 5, dtype=d), normal(7, 5, dtype=d), normal(7, dtype=d)], [name])
+        x, r, w, b = normal(5, 7, dtype=d), normal(5, 7, dtype=d), normal(7, dtype=d), normal(7, dtype=d)
+        case("add_layer_norm", lambda x, r, w, b: (F.layer_norm(x + r, (7,), w, b, 1e-5), x + r), [x, r, w, b], [1e-5])
+        case("add_rms_norm", lambda x, r, w: (F.rms_norm(x + r, (7,), w, 1e-5), x + r), [x, r, w], [1e-5])
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     old = (pointwise, functions, reductions, shapes, indices, products, attention, losses)
-    more = (created, more_pointwise, more_reductions, more_indices, experts, more_attention, rotated, more_losses, steps)
+    more = (created, more_pointwise, more_reductions, more_indices, experts, more_attention, rotated, more_losses, steps, fused)
     for family in (*old, *more):
         family()
     path = os.path.join(HERE, "fixtures.jsonl")

@@ -1,7 +1,84 @@
-//! The product of linear maps.
+//! Linear maps over the last dim.
+
+use smallvec::SmallVec;
 
 use crate::dtensor::DTensor;
+use crate::dtensor::recompute_cheap::mark_as_computed;
 use crate::error::{Error, Result};
+use crate::ops::{Activation, Linear, Meta, Op};
+use crate::placement::Placement;
+use crate::tensor::DType;
+
+/// Linear maps.
+impl DTensor {
+    /// Returns `f(x wᵀ + b)` over the last dim of this tensor, in one pass over the result.
+    ///
+    /// This tensor is `[.., inputs]`, the weight `[outputs, inputs]` or `[groups, rows, inputs]`, and the bias has one
+    /// element per row of the weight. In f32 and f64, results and gradients have the bits of
+    /// [`einsum`](DTensor::einsum), [`add`](DTensor::add) and the function one after the other. In f16 and bf16 they are
+    /// computed in f32 and rounded once, where three operators round three times. So a program says which it means by
+    /// what it calls; both give the same bits on every mesh.
+    ///
+    /// Communicates what the product does. If the inputs over which it sums are sharded, f32 and f64 reduce the product
+    /// before the bias is added; f16 and bf16 gather the operands, since a rounded sum cannot be rounded once more.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops::Activation, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let put = |x: &[f32], shape: &[usize], layout: &str| {
+    ///         DTensor::distribute(&mesh, &Tensor::from_slice(x, shape)?, layout.parse()?)
+    ///     };
+    ///     let x = put(&[1.0, 2.0], &[1, 2], "(R)")?;
+    ///     // Each rank computes one of the two outputs.
+    ///     let (w, b) = (put(&[1.0, 1.0, 3.0, -4.0], &[2, 2], "(S0)")?, put(&[0.5, 0.5], &[2], "(S0)")?);
+    ///     let y = x.linear(&w, Some(&b), Some(Activation::Relu))?;
+    ///     assert_eq!(y.spec().to_string(), "f32[1, 2]@(tp:S1)");
+    ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [3.5, 0.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses operands whose shapes or dtypes do not fit; returns an error if communication fails.
+    pub fn linear(
+        &self,
+        weight: &DTensor,
+        bias: Option<&DTensor>,
+        activation: Option<Activation>,
+    ) -> Result<DTensor> {
+        let op = Linear { bias: bias.is_some(), activation };
+        let ins: SmallVec<[&DTensor; 3]> = [self, weight].into_iter().chain(bias).collect();
+        let rounds = matches!(self.dtype(), DType::F16 | DType::BF16);
+        let plain = bias.is_none() && activation.is_none();
+        if plain || !rounds && (self.mesh.reduction().groups().is_some() || !follow_rows(&ins)) {
+            let metas: SmallVec<[Meta; 3]> = ins.iter().map(|x| x.meta().clone()).collect();
+            op.infer(&metas)?;
+            let product = product_over_last(self, weight)?;
+            let sum = bias.map_or(Ok(product.clone()), |bias| product.add(bias))?;
+            return activation.map_or(Ok(sum.clone()), |f| DTensor::apply_one(f.operator(), &[&sum]));
+        }
+        let mut results = DTensor::apply(&op, &ins)?;
+        if let (Some(f), [y, z], false) = (activation, &mut results[..], rounds) {
+            mark_as_computed(y, f.operator(), &[z])?;
+        }
+        Ok(results.remove(0))
+    }
+}
+
+/// Returns true if a row of the operator fits these operands without a move along the dim that is summed over.
+fn follow_rows(ins: &[&DTensor]) -> bool {
+    let follows = |(i, x): (usize, &&DTensor)| {
+        let summed = (i < 2).then(|| x.shape().len().wrapping_sub(1));
+        x.layout().placements().iter().all(|placement| match placement {
+            Placement::Replicate => true,
+            Placement::Shard(dim) => Some(*dim) != summed,
+            Placement::Partial(_) | Placement::RaggedShard { .. } => false,
+        })
+    };
+    ins.iter().enumerate().all(follows)
+}
 
 /// Returns `x wᵀ` over the last dim of `x`, for any number of leading dims and for weights `[outputs, inputs]` and
 /// `[groups, rows, inputs]`.

@@ -5,12 +5,16 @@
 //!
 //! A row whose squares overflow is multiplied by a power of two first, which changes no bit of any other row.
 
+mod forward;
+
+use forward::{NormResults, expect_rows, forward, power_of_two, statistics_shape};
+
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{
     Kernel, Real, RowTree, RowsMut, SumReducer, as_elements_mut, cast, dispatch, expect_matching,
     for_each_part, reduce,
 };
-use crate::tensor::{DType, ReduceOp, Shape, Tensor, with_places};
+use crate::tensor::{DType, ReduceOp, Tensor, with_places};
 
 /// Computes `(x - mean) / sqrt(variance + eps) * weight + bias` along the last dim. Returns the result, and per row the
 /// mean and `1 / sqrt(variance + eps)`, with last extent 1. The variance is the mean square deviation.
@@ -33,8 +37,32 @@ pub fn layer_norm(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    let (y, mean, rstd) = forward(verb, x, [weight, bias], eps, true)?;
+    let NormResults { y, mean, rstd, .. } = forward(verb, x, None, [weight, bias], eps, true)?;
     Ok((y, mean, rstd))
+}
+
+/// Computes a [`layer_norm`] of `x + residual`. Returns its result, the sum, the means and `1 / sqrt(variance + eps)`.
+/// For f16 and bf16 the sum is not rounded before it is normalised.
+pub(super) fn add_layer_norm(
+    verb: &str,
+    [x, residual]: [&Tensor; 2],
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Tensor, Tensor, Tensor)> {
+    let NormResults { y, sum, mean, rstd } = forward(verb, x, Some(residual), [weight, bias], eps, true)?;
+    Ok((y, sum.expect("there is a residual"), mean, rstd))
+}
+
+/// Computes an [`rms_norm`] of `x + residual`, as [`add_layer_norm`] does.
+pub(super) fn add_rms_norm(
+    verb: &str,
+    [x, residual]: [&Tensor; 2],
+    weight: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let NormResults { y, sum, rstd, .. } = forward(verb, x, Some(residual), [weight, None], eps, false)?;
+    Ok((y, sum.expect("there is a residual"), rstd))
 }
 
 /// Computes `x / sqrt(mean(x^2) + eps) * weight` along the last dim. Returns the result, and per row
@@ -50,7 +78,7 @@ pub fn layer_norm(
 /// # Errors
 /// Returns the errors of [`layer_norm`].
 pub fn rms_norm(verb: &str, x: &Tensor, weight: Option<&Tensor>, eps: f64) -> Result<(Tensor, Tensor)> {
-    let (y, _, rstd) = forward(verb, x, [weight, None], eps, false)?;
+    let NormResults { y, rstd, .. } = forward(verb, x, None, [weight, None], eps, false)?;
     Ok((y, rstd))
 }
 
@@ -119,131 +147,6 @@ pub(super) fn layer_norm_input_backward(
 /// Sums the products per element of a gradient of the weight.
 fn weight_gradient(verb: &str, products: &Tensor, dtype: DType) -> Result<Tensor> {
     cast(&over_leading(verb, products)?, dtype)
-}
-
-fn forward(
-    verb: &str,
-    x: &Tensor,
-    affine: [Option<&Tensor>; 2],
-    eps: f64,
-    centred: bool,
-) -> Result<(Tensor, Tensor, Tensor)> {
-    expect_rows(verb, x, &affine)?;
-    let (x, affine) = (x.packed(), affine.map(|t| t.map(Tensor::packed)));
-    let affine = [affine[0].as_ref(), affine[1].as_ref()];
-    match x.dtype() {
-        DType::F32 => forward_as::<f32>(&x, affine, eps, centred),
-        DType::F64 => forward_as::<f64>(&x, affine, eps, centred),
-        half => {
-            let wide = |t: &Tensor| cast(t, DType::F32);
-            let (w, b) = (affine[0].map(wide).transpose()?, affine[1].map(wide).transpose()?);
-            let (y, mean, rstd) = forward_as::<f32>(&wide(&x)?, [w.as_ref(), b.as_ref()], eps, centred)?;
-            Ok((cast(&y, half)?, mean, rstd))
-        }
-    }
-}
-
-fn forward_as<T: Real>(
-    x: &Tensor,
-    [weight, bias]: [Option<&Tensor>; 2],
-    eps: f64,
-    centred: bool,
-) -> Result<(Tensor, Tensor, Tensor)> {
-    let stats = statistics_shape(x);
-    let mut y = Tensor::uninit(T::DTYPE, x.shape());
-    let mut mean = Tensor::zeros(T::DTYPE, stats.clone());
-    let mut rstd = Tensor::zeros(T::DTYPE, stats);
-    if x.numel() > 0 {
-        let len = x.shape()[x.shape().len() - 1];
-        let x = x.as_slice::<T>()?;
-        let weight = weight.map(Tensor::as_slice).transpose()?;
-        let bias = bias.map(Tensor::as_slice).transpose()?;
-        let rows = RowsMut { data: as_elements_mut(y.bytes_mut()), len };
-        let out = (rows, mean.make_mut()?, rstd.make_mut()?);
-        for_each_part(x.len() / len, x.len(), out, |at, (y, mean, rstd)| {
-            let x = &x[at.start * len..at.end * len];
-            dispatch(NormForward::<T> { x, weight, bias, len, eps, centred, y: y.data, mean, rstd });
-        });
-    }
-    Ok((y, mean, rstd))
-}
-
-struct NormForward<'a, T> {
-    x: &'a [T],
-    weight: Option<&'a [T]>,
-    bias: Option<&'a [T]>,
-    len: usize,
-    eps: f64,
-    centred: bool,
-    y: &'a mut [T],
-    mean: &'a mut [T],
-    rstd: &'a mut [T],
-}
-
-impl<T: Real> Kernel for NormForward<'_, T> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        let len = self.len;
-        let mut tree = RowTree::new(len);
-        let (mut squares, mut scaled) = (vec![T::ZERO; len], Vec::new());
-        let rows = self.x.chunks_exact(len).zip(self.y.chunks_exact_mut(len));
-        for ((x, y), (mean, rstd)) in rows.zip(self.mean.iter_mut().zip(self.rstd)) {
-            let (mut x, mut scale) = (x, 1.0);
-            let (mut center, mut variance) = moments(x, self.centred, &mut tree, &mut squares);
-            if variance * T::ZERO != T::ZERO {
-                // The variance is infinite or NaN.
-                scale = if T::DTYPE == DType::F64 { power_of_two(-600) } else { power_of_two(-100) };
-                scaled.clear();
-                scaled.extend(x.iter().map(|&x| x * T::of(scale)));
-                x = &scaled;
-                (center, variance) = moments(x, self.centred, &mut tree, &mut squares);
-            }
-            let sum = variance + T::of(self.eps * scale * scale);
-            // Beside the variance 0 of large equal elements the scaled eps underflows.
-            let spread = match sum == T::ZERO {
-                true => T::of(self.eps).sqrt().recip() / T::of(scale),
-                false => sum.sqrt().recip(),
-            };
-            (*mean, *rstd) = (center / T::of(scale), spread * T::of(scale));
-            let (mean, rstd) = (center, spread);
-            match (self.weight, self.bias) {
-                (Some(w), Some(b)) => {
-                    for ((y, &x), (&w, &b)) in y.iter_mut().zip(x).zip(w.iter().zip(b)) {
-                        *y = ((x - mean) * rstd).mul_add(w, b);
-                    }
-                }
-                (Some(w), None) => {
-                    for ((y, &x), &w) in y.iter_mut().zip(x).zip(w) {
-                        *y = (x - mean) * rstd * w;
-                    }
-                }
-                (None, b) => {
-                    for (i, (y, &x)) in y.iter_mut().zip(x).enumerate() {
-                        let normal = (x - mean) * rstd;
-                        *y = if let Some(b) = b { normal + b[i] } else { normal };
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Returns a row's mean, or 0 if it is not `centred`, and the mean of the squared distances to it. It is not a closure,
-/// because a closure would be compiled without the loop's instruction set.
-#[inline(always)]
-fn moments<T: Real>(x: &[T], centred: bool, tree: &mut RowTree<T>, squares: &mut [T]) -> (T, T) {
-    let count = T::of(x.len() as f64);
-    let mean = if centred { tree.fold::<SumReducer>(x) / count } else { T::ZERO };
-    for (s, &x) in squares.iter_mut().zip(x) {
-        *s = (x - mean) * (x - mean);
-    }
-    (mean, tree.fold::<SumReducer>(squares) / count)
-}
-
-/// Returns 2 to the power of an exponent that f64 has.
-fn power_of_two(exponent: i64) -> f64 {
-    f64::from_bits(((1023 + exponent) as u64) << 52)
 }
 
 /// The normalised elements of a row, computed from its statistics. In rows of large elements, whose distance to the
@@ -384,29 +287,6 @@ impl<T: Real> Kernel for NormBackward<'_, T> {
 fn over_leading(verb: &str, x: &Tensor) -> Result<Tensor> {
     let leading: Vec<usize> = (0..x.shape().len() - 1).collect();
     reduce(verb, x, &leading, ReduceOp::Sum, false)
-}
-
-fn statistics_shape(x: &Tensor) -> Shape {
-    let mut shape = x.shape().clone();
-    let last = shape.len() - 1;
-    shape[last] = 1;
-    shape
-}
-
-fn expect_rows(verb: &str, x: &Tensor, affine: &[Option<&Tensor>]) -> Result<()> {
-    x.dtype().expect_float(verb)?;
-    let Some(&len) = x.shape().last() else {
-        return Err(Error::invalid(verb, "wants a last dim", x.notation(), "reshape it to [1]"));
-    };
-    match affine.iter().flatten().find(|t| t.shape()[..] != [len] || t.dtype() != x.dtype()) {
-        Some(t) => Err(Error::invalid(
-            verb,
-            "weight and bias are not of the input's last dim and dtype",
-            format!("{} for {}", t.notation(), x.notation()),
-            format!("give {}[{len}]", x.dtype()),
-        )),
-        None => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //!
 //! Missing: rows that shard the last dim, which is gathered instead.
 
+pub(super) mod add_norm;
 pub(super) mod cpu;
 mod cuda;
 pub(super) mod layer_norm;

@@ -130,7 +130,7 @@ macro_rules! function {
 
         impl $Type {
             /// The formula's loops.
-            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::floats::<$Type, { arity!($($x),+) }>();
+            pub(in crate::ops) const LOOPS: Loops = Loops::floats::<$Type, { arity!($($x),+) }>();
         }
     };
     (@loops $Type:ident functions, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
@@ -162,7 +162,7 @@ macro_rules! function {
 
         impl $Type {
             /// The formula's loops.
-            pub(in crate::ops::pointwise) const LOOPS: Loops =
+            pub(in crate::ops) const LOOPS: Loops =
                 Loops::floats_with_phi::<$Type, { arity!($($x),+) }>();
         }
     };
@@ -177,7 +177,7 @@ macro_rules! function {
 
         impl $Type {
             /// The formula's loops.
-            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::wide::<$Type, { arity!($($x),+) }>();
+            pub(in crate::ops) const LOOPS: Loops = Loops::wide::<$Type, { arity!($($x),+) }>();
         }
     };
     (@loops $Type:ident rare_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
@@ -197,7 +197,7 @@ macro_rules! function {
 
         impl $Type {
             /// The formula's loops.
-            pub(in crate::ops::pointwise) const LOOPS: Loops =
+            pub(in crate::ops) const LOOPS: Loops =
                 Loops::floats_with_rare::<$Type, { arity!($($x),+) }>();
         }
     };
@@ -218,7 +218,7 @@ macro_rules! function {
 
         impl $Type {
             /// The formula's loops.
-            pub(in crate::ops::pointwise) const LOOPS: Loops =
+            pub(in crate::ops) const LOOPS: Loops =
                 Loops::wide_with_rare::<$Type, { arity!($($x),+) }>();
         }
     };
@@ -233,7 +233,7 @@ macro_rules! function {
 
         impl $Type {
             /// The formula's loops.
-            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::numbers::<$Type, { arity!($($x),+) }>();
+            pub(in crate::ops) const LOOPS: Loops = Loops::numbers::<$Type, { arity!($($x),+) }>();
         }
     };
     (@loops $Type:ident $class:ident, ($($x:ident),+) () [$($v:ident = $e:expr),*] $value:expr) => {
@@ -247,7 +247,7 @@ macro_rules! function {
 
         impl $Type {
             /// The formula's loops.
-            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::$class::<$Type, { arity!($($x),+) }>();
+            pub(in crate::ops) const LOOPS: Loops = Loops::$class::<$Type, { arity!($($x),+) }>();
         }
     };
     (@base wide_floats) => {

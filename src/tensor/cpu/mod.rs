@@ -46,7 +46,7 @@ pub use caches::{Caches, with_caches};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
 pub(crate) use extremes::{fast_extreme, first_with};
-pub use gemm::{Gemm, LeafContraction, LeafRuns, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused};
+pub use gemm::{Gemm, LeafContraction, LeafRuns, MatMut, MatRef, gemm, linear};
 pub use loops::{
     BitFunction, Constants, FloatPredicate, FloatPredicateLoops, Function, Loops, NumFunction, Relation,
     RelationLoops,

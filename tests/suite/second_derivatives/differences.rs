@@ -6,7 +6,7 @@
 
 use isoshard::comm::spmd;
 use isoshard::dtensor::{AttentionOptions, CrossEntropyOptions, DTensor, DeviceMesh};
-use isoshard::ops::{Bits, LayerNorm, Max, SoftCrossEntropy, SumExp, Vjp, catalog};
+use isoshard::ops::{Activation, Bits, LayerNorm, Max, SoftCrossEntropy, SumExp, Vjp, catalog};
 use isoshard::placement::Layout;
 use isoshard::rng::Draw;
 use isoshard::tensor::{DType, Tensor};
@@ -112,6 +112,24 @@ fn composites(mesh: &DeviceMesh) -> Result<Vec<Composite>> {
                 Ok(DTensor::apply(&op, x)?.remove(0))
             }),
             vec![n(&[3, 5], 1)],
+        ),
+        (
+            "add_layer_norm",
+            Box::new(|x| {
+                let (y, sum) = x[0].add_layer_norm(x[1], x[2], Some(x[3]), 0.1)?;
+                y.mul(&sum)
+            }),
+            vec![n(&[3, 5], 1), n(&[3, 5], 2), n(&[5], 3), n(&[5], 4)],
+        ),
+        (
+            "add_rms_norm",
+            Box::new(|x| Ok(x[0].add_rms_norm(x[1], x[2], 0.1)?.0)),
+            vec![n(&[3, 5], 1), n(&[3, 5], 2), n(&[5], 3)],
+        ),
+        (
+            "linear",
+            Box::new(|x| x[0].linear(x[1], Some(x[2]), Some(Activation::Silu))),
+            vec![n(&[2, 5], 1), n(&[3, 5], 2), n(&[3], 3)],
         ),
         ("rms_norm", Box::new(|x| x[0].rms_norm(x[1], 0.1)), vec![n(&[3, 5], 1), n(&[5], 2)]),
         ("prod", Box::new(|x| x[0].prod(&[0, 2], false)), vec![n(&[3, 2, 5], 1)]),

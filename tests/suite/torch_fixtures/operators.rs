@@ -5,7 +5,8 @@ use isoshard::dtensor::{
     AttentionOptions, BatchStatistics, BinaryLossOptions, CrossEntropyOptions, DTensor, LossReduction,
 };
 use isoshard::ops::{
-    AdamWStep, Bits, DiagonalBand, GroupSizes, Pad, RotaryFrequencies, RotaryPairing, SgdStep, Unkeyed,
+    Activation, AdamWStep, Bits, DiagonalBand, GroupSizes, Pad, RotaryFrequencies, RotaryPairing, SgdStep,
+    Unkeyed,
 };
 use isoshard::tensor::DType;
 use serde_json::Value;
@@ -211,10 +212,21 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     log_softmax |x, a| near_one(4.0), sums(4.0), x[0].log_softmax(integer(a, 0));
     sum_all |x, _| sums(4.0), EQUAL, x[0].sum_all();
     mean_all |x, _| sums(4.0), ulp(1.0), x[0].mean_all();
+    linear |x, a| sums(4.0), sums(8.0), {
+        let f = match a[0].as_str().expect("a name") {
+            "gelu" => Some(Activation::Gelu),
+            "silu" => Some(Activation::Silu),
+            "relu" => Some(Activation::Relu),
+            _ => None,
+        };
+        x[0].linear(&x[1], Some(&x[2]), f)
+    };
     layer_norm |x, a| sums(4.0), sums(8.0), x[0].layer_norm(&x[1], Some(&x[2]), number(a, 0));
     layer_norm_plain |x, a| sums(4.0), sums(8.0), x[0].layer_norm_over(1, None, None, number(a, 0));
     layer_norm_over |x, a| sums(4.0), sums(8.0),
         x[0].layer_norm_over(count(a, 0), Some(&x[1]), Some(&x[2]), number(a, 1));
+    add_layer_norm |x, a| sums(4.0), sums(8.0), x[0].add_layer_norm(&x[1], &x[2], Some(&x[3]), number(a, 0));
+    add_rms_norm |x, a| sums(4.0), sums(8.0), x[0].add_rms_norm(&x[1], &x[2], number(a, 0));
     group_norm |x, a| sums(4.0), sums(8.0), x[0].group_norm(count(a, 0), Some((&x[1], &x[2])), number(a, 1));
     instance_norm |x, a| sums(4.0), sums(8.0), x[0].instance_norm(Some((&x[1], &x[2])), number(a, 0));
     batch_norm |x, a| sums(4.0), sums(8.0),

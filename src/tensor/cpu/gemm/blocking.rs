@@ -130,10 +130,9 @@ mod tests {
     use super::super::super::caches::with_caches;
     use super::super::super::real::Real;
     use super::super::super::simd::{Isa, with_isa};
-    use super::super::epilogue::{FusedEpilogue, LinearEpilogue};
+    use super::super::epilogue::{LinearEpilogue, RoundingEpilogue};
     use super::super::product::{Gemm, multiply};
     use super::super::stored::Stored;
-    use super::super::tensors::Unchanged;
     use super::super::tile::Tiled;
     use super::*;
     use crate::tensor::SplitRule;
@@ -213,11 +212,9 @@ mod tests {
                                     beta: None,
                                 });
                             } else {
-                                multiply(a, b, &[k], (n, 1), |strides, _| FusedEpilogue::<E, Unchanged> {
+                                multiply(a, b, &[k], (n, 1), |strides, _| RoundingEpilogue {
                                     c: data,
                                     strides,
-                                    bias: None,
-                                    f: None,
                                 });
                             }
                         }

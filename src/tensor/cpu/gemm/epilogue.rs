@@ -1,14 +1,9 @@
 //! Epilogues: they store the finished sums of a product.
 
-use super::super::real::Real;
+use super::super::loops::LoopFn;
+use super::super::real::{Num, Real};
 use super::super::simd::{Kernel, dispatch};
 use super::stored::Stored;
-
-/// A function that a fused product applies to each element before storing it. Implement `apply` `#[inline(always)]`.
-pub trait UnaryF: Copy {
-    /// Returns the function's value.
-    fn apply<A: Real>(self, x: A) -> A;
-}
 
 /// The largest number of elements in a tile.
 pub(super) const MAX_TILE_LEN: usize = 512;
@@ -77,65 +72,107 @@ unsafe impl<T: Real> Epilogue<T> for LinearEpilogue<T> {
     }
 }
 
-/// `c = f(sum + bias)`, rounded to `E` after every step.
-pub(super) struct FusedEpilogue<'a, E, F> {
+/// `c = sum`, rounded once.
+pub(super) struct RoundingEpilogue<E> {
     pub(super) c: *mut E,
     pub(super) strides: (usize, usize),
-    /// The bias as a matrix: its strides are (0, 1), or (1, 0) if the product is transposed.
-    pub(super) bias: Option<(&'a [E], (usize, usize))>,
-    /// `None` if no function is applied.
-    pub(super) f: Option<F>,
 }
 
-// SAFETY: as for `LinearEpilogue`; the function is only called.
-unsafe impl<E: Sync, F: Sync> Sync for FusedEpilogue<'_, E, F> {}
+// SAFETY: as for `LinearEpilogue`.
+unsafe impl<E: Sync> Sync for RoundingEpilogue<E> {}
 
 // SAFETY: `direct` returns `None`.
-unsafe impl<E: Stored, F: UnaryF + Sync> Epilogue<E::Wide> for FusedEpilogue<'_, E, F> {
+unsafe impl<E: Stored> Epilogue<E::Wide> for RoundingEpilogue<E> {
     fn direct(&self) -> Option<DirectStore<E::Wide>> {
         None
     }
 
     unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &mut [E::Wide], step: usize) {
-        dispatch(FusedEpilogueTile { finish: self, at, shape, values, step });
+        dispatch(StoreTile { c: self.c, strides: self.strides, at, shape, values, step });
     }
 }
 
-/// The loop that stores one tile of a [`FusedEpilogue`].
-struct FusedEpilogueTile<'a, 'b, E: Stored, F> {
-    finish: &'a FusedEpilogue<'b, E, F>,
-    at: (usize, usize),
+/// `z = sum + bias` and `y = f(z)`. Both are computed in the wide type and rounded once.
+pub(super) struct MapEpilogue<'a, E: Stored> {
+    pub(super) y: *mut E,
+    /// The place of `z`, and `f`. Without them, `y` is `z`.
+    pub(super) activation: Option<(*mut E, LoopFn<E::Wide, E::Wide>)>,
+    pub(super) strides: (usize, usize),
+    /// The bias as a matrix: its strides are (0, 1), or (1, 0) if the product is transposed.
+    pub(super) bias: Option<(&'a [E], (usize, usize))>,
+}
+
+// SAFETY: as for `LinearEpilogue`; the function is only called.
+unsafe impl<E: Stored> Sync for MapEpilogue<'_, E> {}
+
+// SAFETY: `direct` returns `None`.
+unsafe impl<E: Stored> Epilogue<E::Wide> for MapEpilogue<'_, E> {
+    fn direct(&self) -> Option<DirectStore<E::Wide>> {
+        None
+    }
+
+    unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &mut [E::Wide], step: usize) {
+        let strides = self.strides;
+        if let Some((bias, steps)) = self.bias {
+            let bias = &bias[at.0 * steps.0 + at.1 * steps.1..];
+            dispatch(AddBias { bias, steps, shape, values: &mut *values, step });
+        }
+        let Some((z, f)) = self.activation else {
+            dispatch(StoreTile { c: self.y, strides, at, shape, values, step });
+            return;
+        };
+        dispatch(StoreTile { c: z, strides, at, shape, values: &*values, step });
+        let (mut results, len) = ([E::Wide::ZERO; MAX_TILE_LEN], shape.0 * step);
+        f([0.0; 2], &[&values[..len]], &mut results[..len]);
+        dispatch(StoreTile { c: self.y, strides, at, shape, values: &results, step });
+    }
+}
+
+/// The loop that adds a bias to a tile.
+struct AddBias<'a, E: Stored> {
+    /// The bias from the tile's first element on.
+    bias: &'a [E],
+    steps: (usize, usize),
     shape: (usize, usize),
     values: &'a mut [E::Wide],
     step: usize,
 }
 
-impl<E: Stored, F: UnaryF> Kernel for FusedEpilogueTile<'_, '_, E, F> {
+impl<E: Stored> Kernel for AddBias<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        let (finish, (row, col), cols) = (self.finish, self.at, self.shape.1);
-        let values = &mut self.values[..self.shape.0 * self.step];
-        if let Some((bias, steps)) = finish.bias {
-            for (i, line) in values.chunks_exact_mut(self.step).enumerate() {
-                let bias = &bias[(row + i) * steps.0 + col * steps.1..];
-                if steps.1 == 1 {
-                    line.iter_mut().zip(&bias[..cols]).for_each(|(x, b)| *x = rounded::<E>(*x) + b.widen());
-                } else {
-                    let bias = bias[0].widen();
-                    line.iter_mut().for_each(|x| *x = rounded::<E>(*x) + bias);
-                }
+        for (i, line) in self.values.chunks_mut(self.step).take(self.shape.0).enumerate() {
+            if self.steps.1 == 1 {
+                let bias = &self.bias[..self.shape.1];
+                line.iter_mut().zip(bias).for_each(|(x, b)| *x = *x + b.widen());
+            } else {
+                let bias = self.bias[i * self.steps.0].widen();
+                line.iter_mut().for_each(|x| *x = *x + bias);
             }
         }
-        if let Some(f) = finish.f {
-            for x in values.iter_mut() {
-                *x = f.apply(rounded::<E>(*x));
-            }
-        }
-        for (i, line) in values.chunks_exact(self.step).enumerate() {
+    }
+}
+
+/// The loop that stores one tile of the matrix `c`.
+struct StoreTile<'a, E: Stored> {
+    c: *mut E,
+    strides: (usize, usize),
+    at: (usize, usize),
+    shape: (usize, usize),
+    values: &'a [E::Wide],
+    step: usize,
+}
+
+impl<E: Stored> Kernel for StoreTile<'_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let ((row, col), (rows, cols)) = (self.at, self.shape);
+        for (i, line) in self.values.chunks(self.step).take(rows).enumerate() {
             let line = &line[..cols];
-            let c = finish.c.wrapping_add((row + i) * finish.strides.0 + col * finish.strides.1);
-            if finish.strides.1 == 1 {
+            let c = self.c.wrapping_add((row + i) * self.strides.0 + col * self.strides.1);
+            if self.strides.1 == 1 {
                 // SAFETY: a row of the tile, which the caller of `put` promises that no other code uses.
                 let c = unsafe { std::slice::from_raw_parts_mut(c, cols) };
                 c.iter_mut().zip(line).for_each(|(c, &x)| *c = E::narrow(x));
@@ -143,14 +180,8 @@ impl<E: Stored, F: UnaryF> Kernel for FusedEpilogueTile<'_, '_, E, F> {
             }
             for (j, &x) in line.iter().enumerate() {
                 // SAFETY: as above, for one element.
-                unsafe { *c.add(j * finish.strides.1) = E::narrow(x) };
+                unsafe { *c.add(j * self.strides.1) = E::narrow(x) };
             }
         }
     }
-}
-
-/// Rounds a value to `E`.
-#[inline(always)]
-fn rounded<E: Stored>(x: E::Wide) -> E::Wide {
-    E::narrow(x).widen()
 }

@@ -18,6 +18,7 @@ mod blocking;
 mod blocks;
 mod contraction;
 mod epilogue;
+mod linear;
 mod lines;
 mod matrix;
 mod pack;
@@ -34,7 +35,7 @@ mod vector;
 mod widen;
 
 pub use contraction::LeafRuns;
-pub use epilogue::UnaryF;
+pub use linear::linear;
 pub use matrix::{MatMut, MatRef};
 pub use product::{Gemm, LeafContraction};
-pub use tensors::{Unchanged, gemm, gemm_fused};
+pub use tensors::gemm;

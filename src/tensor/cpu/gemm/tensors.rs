@@ -2,9 +2,9 @@
 
 use super::super::as_elements_mut;
 use super::super::parts::RowsMut;
-use super::super::real::{Num, Real};
+use super::super::real::Num;
 use super::super::threads::{allowed, for_each_part};
-use super::epilogue::{FusedEpilogue, LinearEpilogue, UnaryF};
+use super::epilogue::{LinearEpilogue, RoundingEpilogue};
 use super::matrix::MatRef;
 use super::product::{Gemm, contraction_len, multiply};
 use super::stored::Stored;
@@ -31,57 +31,15 @@ use crate::tensor::{Tensor, for_dtype};
 /// Returns an error that names `verb` if an operand does not have three dims, if the shapes do not fit, if the dtypes
 /// differ or are integers, or if the product of `tree` is not `k`.
 pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize]) -> Result<Tensor> {
-    gemm_fused::<Unchanged>(verb, a, b, tree, None, None)
-}
-
-/// Returns `f(a @ b + bias)` for operands as in [`gemm`] and a `bias` of shape `[n]`, in one pass.
-///
-/// The result has the bits of three separate operators: f16 and bf16 are rounded after every step.
-///
-/// ```
-/// use isoshard::tensor::cpu::{self, Real, UnaryF};
-/// use isoshard::tensor::Tensor;
-///
-/// #[derive(Clone, Copy)]
-/// struct Square;
-/// impl UnaryF for Square {
-///     #[inline(always)]
-///     fn apply<A: Real>(self, x: A) -> A {
-///         x * x
-///     }
-/// }
-/// let a = Tensor::from_vec(vec![1.0f32, 2.0], [1, 1, 2])?;
-/// let b = Tensor::from_vec(vec![3.0f32, 4.0], [1, 2, 1])?;
-/// let bias = Tensor::from_vec(vec![-1.0f32], [1])?;
-/// let y = cpu::gemm_fused("linear", &a, &b, &[2], Some(&bias), Some(Square))?;
-/// assert_eq!(y.item()?, 100.0);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-///
-/// # Errors
-/// Returns the errors of [`gemm`], and an error if the bias has another dtype or shape.
-pub fn gemm_fused<F: UnaryF + Sync>(
-    verb: &str,
-    a: &Tensor,
-    b: &Tensor,
-    tree: &[usize],
-    bias: Option<&Tensor>,
-    f: Option<F>,
-) -> Result<Tensor> {
     let fits = match (&a.shape()[..], &b.shape()[..]) {
-        ([ab, _, ak], [bb, bk, n]) => {
-            (ab, ak) == (bb, bk)
-                && contraction_len(tree) == Some(*ak)
-                && bias.is_none_or(|x| x.shape()[..] == [*n] && x.dtype() == a.dtype())
-        }
+        ([ab, _, ak], [bb, bk, _]) => (ab, ak) == (bb, bk) && contraction_len(tree) == Some(*ak),
         _ => false,
     };
     if !fits || a.dtype() != b.dtype() {
-        let bias = bias.map(|x| format!(", bias {}", x.notation())).unwrap_or_default();
         return Err(Error::invalid(
             verb,
-            "wants [batch, m, k], [batch, k, n] and a bias [n] of one dtype, and extents whose product is k",
-            format!("{}, {}{bias}, extents {tree:?}", a.notation(), b.notation()),
+            "wants [batch, m, k] and [batch, k, n] of one dtype, and extents whose product is k",
+            format!("{}, {}, extents {tree:?}", a.notation(), b.notation()),
             "reshape, expand or cast them first",
         ));
     }
@@ -89,32 +47,11 @@ pub fn gemm_fused<F: UnaryF + Sync>(
         let given = a.notation();
         return Err(Error::unsupported(verb, "integer products are not built", given, "cast to f64 first"));
     }
-    for_dtype!(float verb, a.dtype(), E => gemm_as::<E, F>(a, b, tree, bias, f))
+    for_dtype!(float verb, a.dtype(), E => gemm_as::<E>(a, b, tree))
 }
 
-/// The identity, as the type argument of a [`gemm_fused`] without a function.
-#[derive(Clone, Copy, Debug)]
-pub struct Unchanged;
-
-impl UnaryF for Unchanged {
-    #[inline(always)]
-    fn apply<A: Real>(self, x: A) -> A {
-        x
-    }
-}
-
-/// [`gemm_fused`] for element type `E`, with checked shapes.
-fn gemm_as<E, F>(
-    a: &Tensor,
-    b: &Tensor,
-    tree: &[usize],
-    bias: Option<&Tensor>,
-    f: Option<F>,
-) -> Result<Tensor>
-where
-    E: Stored<Wide: Gemm>,
-    F: UnaryF + Sync,
-{
+/// [`gemm`] for element type `E`, with checked shapes.
+fn gemm_as<E: Stored<Wide: Gemm>>(a: &Tensor, b: &Tensor, tree: &[usize]) -> Result<Tensor> {
     let (batch, m, k, n) = (a.shape()[0], a.shape()[1], a.shape()[2], b.shape()[2]);
     let mut out = Tensor::uninit(E::DTYPE, [batch, m, n]);
     if out.numel() == 0 {
@@ -122,8 +59,6 @@ where
     }
     let (ad, asr) = (a.data::<E>()?, a.strides());
     let (bd, bsr) = (b.data::<E>()?, b.strides());
-    let bias = bias.map(Tensor::packed);
-    let bias = bias.as_ref().map(|x| x.as_slice::<E>()).transpose()?;
     let c = as_elements_mut::<E>(out.bytes_mut());
     let shared_b = batch == 1 || bsr[0] == 0;
     let batch_extends_rows = batch == 1 || m == 1 || asr[0] == m * asr[1];
@@ -137,7 +72,7 @@ where
         // SAFETY: both epilogues store to this chunk, which is borrowed exclusively and has the product's shape; if `E`
         // is its own wide type, the pointers' types are the same.
         unsafe {
-            if E::NATIVE && bias.is_none() && f.is_none() {
+            if E::NATIVE {
                 multiply(a, b, tree, (n, 1), |strides, _| LinearEpilogue {
                     c: c.cast::<E::Wide>(),
                     strides,
@@ -145,10 +80,7 @@ where
                     beta: None,
                 });
             } else {
-                multiply(a, b, tree, (n, 1), |strides, transposed| {
-                    let steps = if transposed { (1, 0) } else { (0, 1) };
-                    FusedEpilogue { c, strides, bias: bias.map(|data| (data, steps)), f }
-                });
+                multiply(a, b, tree, (n, 1), |strides, _| RoundingEpilogue { c, strides });
             }
         }
     };
@@ -175,7 +107,7 @@ fn from<E>(data: &[E], start: usize) -> &[E] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::cpu::{Constants, Function, Isa, Loops, cast, compute, with_isa};
+    use crate::tensor::cpu::cast;
     use crate::tensor::{DType, Shape};
 
     fn noise(shape: impl Into<Shape>, seed: usize) -> Tensor {
@@ -271,69 +203,5 @@ mod tests {
         let (a, b) = (Tensor::zeros(DType::F32, [1, 2, 0]), Tensor::zeros(DType::F32, [1, 0, 2]));
         assert!(gemm("matmul", &a, &b, &[2; 64]).is_err());
         assert_eq!(gemm("matmul", &a, &b, &[1 << 40, 0, 1 << 40]).unwrap().to_f64_vec(), [0.0; 4]);
-    }
-
-    struct AddTwo;
-    impl Function<2> for AddTwo {
-        #[inline(always)]
-        fn at<A: Real>(_: Constants, [x, y]: [A; 2]) -> A {
-            x + y
-        }
-    }
-
-    #[derive(Clone, Copy)]
-    struct Swish;
-    impl UnaryF for Swish {
-        #[inline(always)]
-        fn apply<A: Real>(self, x: A) -> A {
-            x * x.sigmoid()
-        }
-    }
-    impl Function<1> for Swish {
-        #[inline(always)]
-        fn at<A: Real>(_: Constants, [x]: [A; 1]) -> A {
-            Swish.apply(x)
-        }
-    }
-
-    #[test]
-    fn fused_steps_have_the_bits_of_separate_ones() {
-        for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
-            for (m, k, n) in [(1, 40, 130), (70, 33, 65), (40, 7, 1), (3, 0, 5)] {
-                let of = |x: Tensor| cast(&x, dtype).unwrap();
-                let (a, b, bias) = (of(noise([1, m, k], 1)), of(noise([1, k, n], 2)), of(noise([n], 3)));
-                let product = plain(&a, &b);
-                let swish = |x: &Tensor| {
-                    compute("swish", &Loops::floats::<Swish, 1>(), [0.0; 2], &mut [x.clone()]).unwrap()
-                };
-                let mut terms = [product.clone(), bias.expand([1, m, n]).unwrap()];
-                let sum = compute("add", &Loops::floats::<AddTwo, 2>(), [0.0; 2], &mut terms).unwrap();
-                let want = [swish(&sum), sum, swish(&product)];
-                for &isa in Isa::available() {
-                    let got = with_isa(isa, || {
-                        [
-                            gemm_fused("linear", &a, &b, &[k], Some(&bias), Some(Swish)),
-                            gemm_fused::<Unchanged>("linear", &a, &b, &[k], Some(&bias), None),
-                            gemm_fused("linear", &a, &b, &[k], None, Some(Swish)),
-                        ]
-                    });
-                    for (got, want) in got.into_iter().zip(&want) {
-                        assert_eq!(
-                            got.unwrap().as_bytes().unwrap(),
-                            want.as_bytes().unwrap(),
-                            "{dtype} {isa:?}"
-                        );
-                    }
-                }
-            }
-        }
-        let (a, b) = (noise([1, 2, 3], 1), noise([1, 3, 4], 2));
-        let refused =
-            gemm_fused::<Unchanged>("linear", &a, &b, &[3], Some(&noise([3], 0)), None).unwrap_err();
-        assert_eq!(
-            refused.to_string(),
-            "linear: wants [batch, m, k], [batch, k, n] and a bias [n] of one dtype, and extents whose product is k; \
-             got f32[1, 2, 3], f32[1, 3, 4], bias f32[3], extents [3]; reshape, expand or cast them first"
-        );
     }
 }
