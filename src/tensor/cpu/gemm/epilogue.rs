@@ -1,7 +1,7 @@
 //! Epilogues: they store the finished sums of a product.
 
 use super::super::loops::LoopFn;
-use super::super::real::{Num, Real};
+use super::super::real::{Num, Real, Widen};
 use super::super::simd::{Kernel, dispatch};
 use super::stored::Stored;
 
@@ -92,11 +92,14 @@ unsafe impl<E: Stored> Epilogue<E::Wide> for RoundingEpilogue<E> {
     }
 }
 
+/// A function of sums, which are wide.
+type MapFn<E> = LoopFn<<E as Widen>::Wide, <E as Widen>::Wide>;
+
 /// `z = sum + bias` and `y = f(z)`. Both are computed in the wide type and rounded once.
 pub(super) struct MapEpilogue<'a, E: Stored> {
     pub(super) y: *mut E,
     /// The place of `z`, and `f`. Without them, `y` is `z`.
-    pub(super) activation: Option<(*mut E, LoopFn<E::Wide, E::Wide>)>,
+    pub(super) activation: Option<(*mut E, MapFn<E>)>,
     pub(super) strides: (usize, usize),
     /// The bias as a matrix: its strides are (0, 1), or (1, 0) if the product is transposed.
     pub(super) bias: Option<(&'a [E], (usize, usize))>,
