@@ -292,6 +292,7 @@ fn over_leading(verb: &str, x: &Tensor) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::Shape;
     use crate::tensor::cpu::{Isa, with_isa};
 
     fn noise(shape: impl Into<Shape>, seed: usize) -> Tensor {
