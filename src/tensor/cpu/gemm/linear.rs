@@ -174,9 +174,11 @@ mod tests {
                             );
                         };
                         let (y, z) = run(Some(&bias), Some(&SWISH));
-                        (same(&y, &swish(&sum)), same(&z.unwrap(), &sum));
+                        same(&y, &swish(&sum));
+                        same(&z.unwrap(), &sum);
                         let (y, z) = run(None, Some(&SWISH));
-                        (same(&y, &swish(&product)), same(&z.unwrap(), &product));
+                        same(&y, &swish(&product));
+                        same(&z.unwrap(), &product);
                         let (y, z) = run(Some(&bias), None);
                         same(&y, &sum);
                         assert!(z.is_none());
