@@ -21,10 +21,15 @@ use super::tile::Tiled;
 pub(super) fn fits<E: Stored>(a: MatRef<'_, E>, b: MatRef<'_, E>) -> bool {
     let kernels = E::stored_kernels(Isa::current());
     let ((m, k), (n, strides)) = (a.shape(), (b.shape().1, b.strides()));
-    let (lanes, shortest) = kernels.line_lanes;
-    let lines = strides.0 == 1 && k >= shortest && n >= lanes;
     let columns = strides.1 == 1 && !E::NATIVE && k > 0 && n >= kernels.lanes;
-    m > 0 && m <= kernels.lines.len() && (lines || columns)
+    m > 0 && m <= kernels.lines.len() && (has_lines(b) || columns)
+}
+
+/// Returns true if the columns of `b` are lines that the kernels can read. The elements of two lines may coincide, so columns
+/// can be contiguous as well.
+fn has_lines<E: Stored>(b: MatRef<'_, E>) -> bool {
+    let (lanes, shortest) = E::stored_kernels(Isa::current()).line_lanes;
+    b.strides().0 == 1 && b.shape().0 >= shortest && b.shape().1 >= lanes
 }
 
 /// Computes a product that [`fits`], and passes every element to `epilogue`.
@@ -43,7 +48,7 @@ pub(super) unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
         "the tree is inside the contraction"
     );
     let kernels = E::stored_kernels(Isa::current());
-    let (step, apart, lanes, (vectors, kernel), narrow) = if b.strides().0 == 1 {
+    let (step, apart, lanes, (vectors, kernel), narrow) = if has_lines(b) {
         let kernel = kernels.lines[m - 1];
         (b.strides().1, b.strides().1, kernels.line_lanes.0, (1, kernel), kernel)
     } else {
@@ -275,6 +280,33 @@ mod tests {
         }
         check::<bf16>();
         check::<f16>();
+    }
+
+    /// Such columns are too short to be lines: a piece of one would exceed the slice.
+    #[test]
+    fn short_columns_that_overlap_are_contiguous_ones() {
+        let case = Case::<bf16>::new(64);
+        for &isa in Isa::available() {
+            for (k, n) in [(1, 34), (2, 33), (3, 32)] {
+                let last = &case.lines[case.lines.len() - (n + k - 1)..];
+                let a = MatRef::new(&case.rows, (2, k), (k, 1)).unwrap();
+                let b = MatRef::new(last, (k, n), (1, 1)).unwrap();
+                let tree = Contraction::new(&[k], usize::MAX);
+                with_isa(isa, || assert!(fits(a, b) && !has_lines(b)));
+                let product = |thin: bool| {
+                    let mut c = vec![f32::LOWEST; 2 * n];
+                    let epilogue =
+                        LinearEpilogue { c: c.as_mut_ptr(), strides: (n, 1), alpha: 1.0, beta: None };
+                    let operands = GemmOperands { a, b, tree: &tree };
+                    // SAFETY: the sums have the product's shape.
+                    with_isa(isa, || unsafe {
+                        if thin { run(&operands, &epilogue) } else { blocks::run(&operands, &epilogue) }
+                    });
+                    c
+                };
+                expect_equal(&product(true), product(false).into_iter(), &(k, n, isa));
+            }
+        }
     }
 
     #[test]
