@@ -14,7 +14,6 @@ use crate::error::Result;
 use crate::ops::Activation;
 use crate::placement::Layout;
 use crate::rng::Init;
-use crate::tensor::DType;
 
 /// A linear map `x wᵀ + b` over the last dim, with `w` of shape `[outputs, inputs]`.
 #[derive(Clone, Debug)]
@@ -149,7 +148,10 @@ impl Linear {
             });
         }
         let y = self.complete(cx, x, cx.with_param(self.weight, |weight| product_over_last(x, weight))?)?;
-        f.map_or(Ok(y.clone()), |f| f.apply(&y))
+        match f {
+            Some(f) => f.apply(&y),
+            None => Ok(y),
+        }
     }
 
     /// Returns the map's result, given the product of `x` and the weight.
@@ -183,7 +185,7 @@ impl Module for Linear {
 /// round less often, and a site may stand between them.
 fn fuses(cx: &Forward, site: &str, x: &DTensor) -> Result<bool> {
     cx.params().check_plan()?;
-    Ok(matches!(x.dtype(), DType::F32 | DType::F64) && cx.params().plan().leaves_site(site))
+    Ok(!x.dtype().is_half() && cx.params().plan().leaves_site(site))
 }
 
 /// Several linear maps of one input whose weights are one parameter ([`FusedMaps`]).

@@ -12,8 +12,7 @@ use super::scope::Scope;
 use crate::comm::ModulePath;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
-use crate::ops::Activation;
-use crate::ops::GroupSizes;
+use crate::ops::{Activation, GroupSizes};
 use crate::placement::Placement;
 use crate::rng::Init;
 

@@ -6,7 +6,6 @@ use super::module::Module;
 use super::scope::Scope;
 use crate::dtensor::DTensor;
 use crate::error::Result;
-use crate::tensor::DType;
 
 /// The kind of a transformer's normalisations.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,9 +66,7 @@ impl Norm {
             }
         })
     }
-}
 
-impl Norm {
     /// Returns the norm of `x + residual`, and the sum; in one pass if that changes no bit and moves nothing.
     pub(super) fn forward_sum(
         &self,
@@ -79,7 +76,7 @@ impl Norm {
     ) -> Result<(DTensor, DTensor)> {
         let fits =
             x.layout() == residual.layout() && !x.layout().has_partial() && x.meta() == residual.meta();
-        if fits && matches!(x.dtype(), DType::F32 | DType::F64) {
+        if fits && !x.dtype().is_half() {
             return match self {
                 Norm::Layer(norm) => norm.forward_sum(cx, x, residual),
                 Norm::Rms(norm) => norm.forward_sum(cx, x, residual),

@@ -4,16 +4,17 @@
 //! the bias and the function follow the last addition. [`DTensor::linear`](crate::dtensor::DTensor::linear) applies
 //! separate operators to operands that are so sharded.
 //!
-//! On a CUDA device, the product and the functions are separate launches with the bits of the CPU.
+//! On a CUDA device, the product and the functions are separate launches with the bits of the CPU, in f32 for f16 and bf16.
 
 use smallvec::SmallVec;
 
 use super::{
-    Activation, Add, AxisPlacement, Cast, Input, Matmul, MeshAxis, Meta, Metas, Op, Row, Sample, Sum,
-    Tensors, Vjp, VjpValue, Windows, Work, list,
+    Activation, Add, AxisPlacement, Input, Matmul, MeshAxis, Meta, Metas, Op, Row, Sample, Sum, Tensors, Vjp,
+    VjpValue, Windows, Work, list,
 };
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Shape, Tensor, cpu, cuda};
+use crate::ops::softmax::sum_exp::accumulator;
+use crate::tensor::{Shape, Tensor, cpu, cuda};
 
 /// A linear map over the last dim: `(x, w[, b]) -> (y[, z])` with `z = x wᵀ + b` and `y = f(z)`. Applied by
 /// [`DTensor::linear`](crate::dtensor::DTensor::linear).
@@ -122,21 +123,16 @@ impl Op for Linear {
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let (x, w, bias, shape) = self.matrices(ins)?;
         let (m, n, inputs) = (x.shape()[0], w.shape()[0], x.shape()[1]);
-        let dtype = x.dtype();
-        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let (dtype, wide) = (x.dtype(), accumulator(x.dtype()));
         let run = |op: &dyn Op, ins: &mut [Tensor]| Ok::<Tensor, Error>(op.cuda(ins, at)?.remove(0));
-        let cast = |x: Tensor, dtype| {
-            if x.dtype() == dtype { Ok(x) } else { run(&Cast { dtype }, &mut [x]) }
-        };
-        let a = cast(x, wide)?.reshape([1, m, inputs])?;
-        let b = cast(w, wide)?.reshape([1, n, inputs])?.transpose(1, 2)?;
+        let a = x.cast(wide)?.reshape([1, m, inputs])?;
+        let b = w.cast(wide)?.reshape([1, n, inputs])?.transpose(1, 2)?;
         let mut z = cuda::gemm(self.name(), &a, &b, &[inputs], at.exact)?.reshape([m, n])?;
         if let Some(bias) = bias {
-            z = run(&Add, &mut [z, cast(bias, wide)?.expand([m, n])?])?;
+            z = run(&Add, &mut [z, bias.cast(wide)?.expand([m, n])?])?;
         }
         let y = self.activation.map(|f| run(f.operator(), &mut [z.clone()])).transpose()?;
-        let results = y.into_iter().chain([z]);
-        results.map(|result| cast(result, dtype)?.reshape(shape.clone())).collect()
+        y.into_iter().chain([z]).map(|result| result.cast(dtype)?.reshape(shape.clone())).collect()
     }
 
     /// `2mnk` for the product, and per element of a result 1 for the bias and the function's operations.

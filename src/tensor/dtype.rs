@@ -75,6 +75,11 @@ impl DType {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
     }
 
+    /// Returns true for f16 and bf16, which are computed in f32.
+    pub(crate) const fn is_half(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16)
+    }
+
     /// Returns the name, as in the notation `bf16[2, 3]`.
     ///
     /// ```

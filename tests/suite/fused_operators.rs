@@ -104,14 +104,19 @@ const LAYOUTS: [(&str, [&str; 3]); 6] = [
     ("dp=2,tp=2", ["(S0, S2)", "(S0, S1)", "(R, R)"]),
 ];
 
+/// An input, a weight and a bias.
+fn operands(mesh: &DeviceMesh, dtype: DType, layouts: [&str; 3]) -> Result<[DTensor; 3]> {
+    let shapes: [&[usize]; 3] = [&[3, 4, 70], &[9, 70], &[9]];
+    let of = |i: usize| leaf(mesh, dtype, shapes[i], layouts[i]);
+    Ok([of(0)?, of(1)?, of(2)?])
+}
+
 #[test]
 fn wide_dtypes_have_the_bits_of_separate_operators() {
     for (axes, layouts) in LAYOUTS {
         on(axes, move |mesh| {
             for dtype in [DType::F32, DType::F64] {
-                let x = leaf(&mesh, dtype, &[3, 4, 70], layouts[0])?;
-                let (w, b) =
-                    (leaf(&mesh, dtype, &[9, 70], layouts[1])?, leaf(&mesh, dtype, &[9], layouts[2])?);
+                let [x, w, b] = operands(&mesh, dtype, layouts)?;
                 for f in FUNCTIONS {
                     let sum = x.einsum("b t k, n k -> b t n", &w)?.add(&b)?;
                     let separate = f.map_or(Ok(sum.clone()), |f| f.apply(&sum))?;
@@ -143,9 +148,7 @@ fn narrow_dtypes_round_once() {
     for (axes, layouts) in LAYOUTS {
         on(axes, move |mesh| {
             for dtype in [DType::F16, DType::BF16] {
-                let x = leaf(&mesh, dtype, &[3, 4, 70], layouts[0])?;
-                let (w, b) =
-                    (leaf(&mesh, dtype, &[9, 70], layouts[1])?, leaf(&mesh, dtype, &[9], layouts[2])?);
+                let [x, w, b] = operands(&mesh, dtype, layouts)?;
                 let wide = |x: &DTensor| x.detach().cast(DType::F32);
                 let same = |one: &DTensor, other: &DTensor| -> Result<bool> {
                     Ok(one.full_tensor()?.as_bytes()? == other.full_tensor()?.as_bytes()?)

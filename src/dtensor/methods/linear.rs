@@ -7,7 +7,6 @@ use crate::dtensor::recompute_cheap::mark_as_computed;
 use crate::error::{Error, Result};
 use crate::ops::{Activation, Linear, Meta, Op};
 use crate::placement::Placement;
-use crate::tensor::DType;
 
 /// Linear maps.
 impl DTensor {
@@ -50,14 +49,20 @@ impl DTensor {
     ) -> Result<DTensor> {
         let op = Linear { bias: bias.is_some(), activation };
         let ins: SmallVec<[&DTensor; 3]> = [self, weight].into_iter().chain(bias).collect();
-        let rounds = matches!(self.dtype(), DType::F16 | DType::BF16);
-        let plain = bias.is_none() && activation.is_none();
-        if plain || !rounds && (self.mesh.reduction().groups().is_some() || !follow_rows(&ins)) {
+        let (rounds, plain) = (self.dtype().is_half(), bias.is_none() && activation.is_none());
+        // A mode with groups joins the parts of a product before anything is added.
+        let is_apart = || self.mesh.reduction().groups().is_some() || !follow_rows(&ins);
+        if plain || !rounds && is_apart() {
             let metas: SmallVec<[Meta; 3]> = ins.iter().map(|x| x.meta().clone()).collect();
             op.infer(&metas)?;
-            let product = product_over_last(self, weight)?;
-            let sum = bias.map_or(Ok(product.clone()), |bias| product.add(bias))?;
-            return activation.map_or(Ok(sum.clone()), |f| DTensor::apply_one(f.operator(), &[&sum]));
+            let mut y = product_over_last(self, weight)?;
+            if let Some(bias) = bias {
+                y = y.add(bias)?;
+            }
+            if let Some(f) = activation {
+                y = DTensor::apply_one(f.operator(), &[&y])?;
+            }
+            return Ok(y);
         }
         let mut results = DTensor::apply(&op, &ins)?;
         if let (Some(f), [y, z], false) = (activation, &mut results[..], rounds) {

@@ -6,7 +6,6 @@ use crate::dtensor::DTensor;
 use crate::dtensor::recompute_cheap::mark_as_computed;
 use crate::error::Result;
 use crate::ops::{AddLayerNorm, AddRmsNorm, Bits, LayerNorm, LogSoftmax, Op, RmsNorm, Softmax};
-use crate::tensor::DType;
 
 /// Softmax and normalisation.
 impl DTensor {
@@ -169,7 +168,7 @@ impl DTensor {
             [self, residual].into_iter().chain(weights.iter().copied()).collect();
         let mut results = DTensor::apply(op, &ins)?;
         if let [y, sum, ..] = &mut results[..]
-            && matches!(y.dtype(), DType::F32 | DType::F64)
+            && !y.dtype().is_half()
         {
             let ins: SmallVec<[&DTensor; 3]> =
                 std::iter::once(&*sum).chain(weights.iter().copied()).collect();

@@ -10,10 +10,10 @@ use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::work::elements;
 use crate::ops::{
-    Add, AxisPlacement, Bits, Cast, Input, LayerNormGrad, MeshAxis, Meta, Metas, Op, RmsNormGrad, Row,
-    Sample, Tensors, Vjp, VjpValue, Windows, Work, arity, list,
+    Add, AxisPlacement, Bits, Input, LayerNormGrad, MeshAxis, Meta, Metas, Op, RmsNormGrad, Row, Sample,
+    Tensors, Vjp, VjpValue, Windows, Work, arity, list,
 };
-use crate::tensor::{DType, Tensor};
+use crate::tensor::Tensor;
 
 /// A residual addition with a layer norm: `(x, residual, w[, b]) -> (y, sum, mean, rstd)`, where `sum` is
 /// `x + residual` and the others are the results of [`LayerNorm`](crate::ops::LayerNorm) of it. Applied by
@@ -84,7 +84,7 @@ impl Op for AddLayerNorm {
         let (sum, weights) = wide_sum(ins, at)?;
         let (y, mean, rstd) =
             cuda::layer_norm(self.name(), &sum, weights.first(), weights.get(1), self.eps.0)?;
-        Ok(smallvec![cast(y, dtype, at)?, cast(sum, dtype, at)?, mean, rstd])
+        Ok(smallvec![y.cast(dtype)?, sum.cast(dtype)?, mean, rstd])
     }
 
     /// Per element: 1 for the sum and 7 for the norm, and 1 for the bias. Per row: 4.
@@ -125,7 +125,7 @@ impl Op for AddRmsNorm {
         let dtype = ins[0].dtype();
         let (sum, weights) = wide_sum(ins, at)?;
         let (y, rstd) = cuda::rms_norm(self.name(), &sum, weights.first(), self.eps.0)?;
-        Ok(smallvec![cast(y, dtype, at)?, cast(sum, dtype, at)?, rstd])
+        Ok(smallvec![y.cast(dtype)?, sum.cast(dtype)?, rstd])
     }
 
     /// Per element: 1 for the sum, 2 for the mean of squares and 2 for the result. Per row: 4.
@@ -158,18 +158,19 @@ fn rows(x: &Meta, weights: usize, results: usize) -> Vec<Row> {
     (0..x.shape.len() - 1).map(|d| cut(AxisPlacement::S(d))).collect()
 }
 
+/// Returns the work of so many operations per element, and 4 per row.
 fn work(per_element: u64, ins: &[Meta], outs: &[Meta]) -> Work {
-    let rows = elements(&outs[2]).saturating_mul(4);
-    // `elementwise` counts each element of x once.
-    Work::elementwise(per_element, ins, outs).plus(rows)
+    Work::elementwise(per_element, ins, outs).plus(elements(&outs[2]).saturating_mul(4))
 }
 
 /// Sets the gradients of both terms and of the weights, given those of the norm's operands.
 fn set_gradients(g: &mut Vjp, of_norm: &[VjpValue]) -> Result<()> {
-    let own = g.grad(1);
-    let sum = g.apply(Add, &[of_norm[0], own])?;
-    g.set(0, sum);
-    g.set(1, sum);
+    if g.needs(0) || g.needs(1) {
+        let own = g.grad(1);
+        let sum = g.apply(Add, &[of_norm[0], own])?;
+        g.set(0, sum);
+        g.set(1, sum);
+    }
     for (i, &grad) in of_norm.iter().enumerate().skip(1) {
         g.set(1 + i, grad);
     }
@@ -179,13 +180,9 @@ fn set_gradients(g: &mut Vjp, of_norm: &[VjpValue]) -> Result<()> {
 /// Returns the sum and the weights on a CUDA device, in the dtype of the arithmetic.
 fn wide_sum(ins: &[Tensor], at: &Windows) -> Result<(Tensor, SmallVec<[Tensor; 2]>)> {
     let wide = accumulator(ins[0].dtype());
-    let mut terms = [cast(ins[0].clone(), wide, at)?, cast(ins[1].clone(), wide, at)?];
-    let weights = ins[2..].iter().map(|w| cast(w.clone(), wide, at)).collect::<Result<_>>()?;
+    let mut terms = [ins[0].cast(wide)?, ins[1].cast(wide)?];
+    let weights = ins[2..].iter().map(|w| w.cast(wide)).collect::<Result<_>>()?;
     Ok((Add.cuda(&mut terms, at)?.remove(0), weights))
-}
-
-fn cast(x: Tensor, dtype: DType, at: &Windows) -> Result<Tensor> {
-    if x.dtype() == dtype { Ok(x) } else { Ok(Cast { dtype }.cuda(&mut [x], at)?.remove(0)) }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

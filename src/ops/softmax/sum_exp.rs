@@ -140,7 +140,7 @@ pub(in crate::ops) fn statistic_shape(x: &Meta) -> crate::tensor::Shape {
 
 /// Returns the dtype in which sums of `dtype` are stored.
 pub(crate) fn accumulator(dtype: DType) -> DType {
-    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
+    if dtype.is_half() { DType::F32 } else { dtype }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -80,7 +80,7 @@ pub fn reduce(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: b
 /// # Errors
 /// Returns the errors of [`reduce`].
 pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: bool) -> Result<Tensor> {
-    if matches!(x.dtype(), DType::F16 | DType::BF16) {
+    if x.dtype().is_half() {
         return reduce_wide(verb, &cast(x, DType::F32)?, dims, op, keep_dims);
     }
     let mut dims = dims.to_vec();

@@ -148,7 +148,7 @@ pub(crate) fn run_stages(
 
 /// Returns the dtype that sums of `dtype` are kept in.
 pub(crate) fn wide(dtype: DType) -> DType {
-    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
+    if dtype.is_half() { DType::F32 } else { dtype }
 }
 
 /// The distribution of a dim's tree over a device.

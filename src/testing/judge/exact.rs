@@ -144,7 +144,7 @@ impl BitsCase<'_> {
 
     fn judge_one(&self, cuts: &AxisCuts) -> Result<RowOutcome, Discrepancy> {
         let sums_pass = self.rows.iter().any(|r| r.ins.contains(&AxisPlacement::SUM));
-        if is_half(self.trial.dtype) && sums_pass && self.rows.iter().all(|r| r.by_bits) {
+        if self.trial.dtype.is_half() && sums_pass && self.rows.iter().all(|r| r.by_bits) {
             // Partial sums that follow the reduction tree are stored in f32 and rounded when the sum is complete.
             self.judge_stored(cuts, true)?;
         }
@@ -256,7 +256,7 @@ impl BitsCase<'_> {
         want: &Tensors,
     ) -> Result<Vec<Vec<Vec<Tensor>>>, String> {
         let (dims, forest_of) = (self.term_rows(k), tree[k].as_ref().expect("asked for it"));
-        let widen = outs.iter().zip(tree).any(|(s, t)| t.is_some() && is_half(s.dtype));
+        let widen = outs.iter().zip(tree).any(|(s, t)| t.is_some() && s.dtype.is_half());
         let mut all = Vec::new();
         for rank in self.mesh.ranks() {
             let coords = self.mesh.coords_of(rank).expect("a rank of the mesh");
@@ -272,7 +272,7 @@ impl BitsCase<'_> {
                 };
                 let part = |(o, w): (&PartialOperand, &Window)| {
                     let x = cut(&o.shares[o.share_of(&coords)], w);
-                    if widen && is_half(x.dtype()) { rounded(&x, DType::F32) } else { x }
+                    if widen && x.dtype().is_half() { rounded(&x, DType::F32) } else { x }
                 };
                 let mut locals: Tensors = operands.iter().zip(&at.ins).map(part).collect();
                 let outs = self.trial.op().eval(&mut locals, &at).map_err(|e| e.to_string())?;
@@ -329,7 +329,7 @@ impl BitsCase<'_> {
                 Placement::Partial(op) => *op,
                 _ => unreachable!("an open axis is partial"),
             });
-            let dtype = if tree.is_some() && is_half(spec.dtype) { DType::F32 } else { spec.dtype };
+            let dtype = if tree.is_some() && spec.dtype.is_half() { DType::F32 } else { spec.dtype };
             let part = |m: usize, node: usize| parts(self.mesh.position_of(&members[m]))[node].clone();
             let got = match fold(op, &order, part, || Tensor::zeros(dtype, region.local.clone())) {
                 Ok(got) => rounded(&got, spec.dtype),
@@ -368,7 +368,7 @@ impl PartialOperand {
         };
         let lens: Vec<usize> = PartialOperand::open(&spec).map(|a| spec.mesh.axis_len(a)).collect();
         let n = lens.iter().product();
-        let dtype = if wide && op == ReduceOp::Sum && is_half(spec.dtype) { DType::F32 } else { spec.dtype };
+        let dtype = if wide && op == ReduceOp::Sum && spec.dtype.is_half() { DType::F32 } else { spec.dtype };
         let shares = trial.parts(i, op, n, dtype);
         let whole = fold(op, &nested(&lens), |m, _| shares[m].clone(), || unreachable!("a rank has a part"));
         let whole = rounded(&whole.expect("parts of one shape"), spec.dtype);
@@ -390,10 +390,6 @@ impl PartialOperand {
         };
         self.spec.mesh.ranks().map(local).collect()
     }
-}
-
-fn is_half(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
 }
 
 /// Returns the numbers in another dtype, rounded once.

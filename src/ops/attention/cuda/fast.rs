@@ -3,14 +3,14 @@
 use super::{CudaAttention, extents};
 use crate::error::{Error, Result};
 use crate::ops::attention::scores::ScoreRule;
+use crate::tensor::Tensor;
 use crate::tensor::cuda::Gpu;
-use crate::tensor::{DType, Tensor};
 
 impl CudaAttention<'_> {
     /// Returns the kernels for these operands, or `None` if there are none or results must have the CPU's bits.
     pub(super) fn fast_kernel(&self, gpu: &Gpu, q: &Tensor, v: &Tensor) -> Option<FastKernel> {
         let (d, dv) = (q.shape()[3], v.shape()[3]);
-        let half = matches!(q.dtype(), DType::F16 | DType::BF16);
+        let half = q.dtype().is_half();
         let whole = d % 8 == 0 && dv % 8 == 0 && d > 0 && dv > 0;
         // The kernels take the maximum before scaling, which is right for a positive scale only.
         let positive = self.scale > 0.0;

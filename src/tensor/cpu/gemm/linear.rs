@@ -114,15 +114,9 @@ fn linear_as<E: Stored<Wide: Gemm + WideLoop>>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::tensors::tests::noise;
     use super::*;
-    use crate::tensor::Shape;
     use crate::tensor::cpu::{Constants, Function, Isa, Real, cast, compute, gemm, with_isa};
-
-    fn noise(shape: impl Into<Shape>, seed: usize) -> Tensor {
-        let shape = shape.into();
-        let value = |i: usize| ((i * 7919 + seed * 31) % 1009) as f32 * 0.01 - 5.0;
-        Tensor::from_vec((0..shape.numel()).map(value).collect(), shape).unwrap()
-    }
 
     struct AddTwo;
     impl Function<2> for AddTwo {

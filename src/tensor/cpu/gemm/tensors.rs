@@ -105,12 +105,13 @@ fn from<E>(data: &[E], start: usize) -> &[E] {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::tensor::cpu::cast;
     use crate::tensor::{DType, Shape};
 
-    fn noise(shape: impl Into<Shape>, seed: usize) -> Tensor {
+    /// Returns a tensor of numbers from -5 to 5.
+    pub(in super::super) fn noise(shape: impl Into<Shape>, seed: usize) -> Tensor {
         let shape = shape.into();
         let value = |i: usize| ((i * 7919 + seed * 31) % 1009) as f32 * 0.01 - 5.0;
         Tensor::from_vec((0..shape.numel()).map(value).collect(), shape).unwrap()
