@@ -81,6 +81,10 @@ pub(super) unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
                     unsafe { w.block(&at, packed_rows) };
                     level = level + 1 - block.merges as usize;
                 }
+                let col = vector * kernels.lanes;
+                let shape = (w.rows.1, (w.vectors.1 * kernels.lanes).min(n - col));
+                // SAFETY: the part is inside the result, and its sums are stored.
+                unsafe { epilogue.complete((row, col), shape) };
             }
         }
     });
@@ -259,7 +263,7 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
             c: target.c,
             c_step: target.step,
             alpha: target.alpha,
-            beta: target.beta,
+            added: target.added,
         };
         for first in (0..self.rows.1).step_by(panel_rows) {
             let count = panel_rows.min(self.rows.1 - first);
@@ -283,7 +287,8 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
                 // SAFETY: the tile is inside the result.
                 unsafe { self.epilogue.put((self.rows.0 + first, panel.col), shape, self.tile, width) };
             } else if !via_epilogue {
-                tile.c = tile.c.wrapping_add(panel_rows.wrapping_mul(target.step));
+                let next = target.at(first + panel_rows, 0);
+                (tile.c, tile.added) = (next.c, next.added);
             }
         }
     }
@@ -293,9 +298,9 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
         let width = panel.vectors * self.kernels.lanes;
         match self.epilogue.direct() {
             Some(d) if panel.col + width <= self.operands.b.shape().1 => {
-                (DirectStore { c: d.c.wrapping_add(self.rows.0 * d.step + panel.col), ..d }, false)
+                (d.at(self.rows.0, panel.col), false)
             }
-            _ => (DirectStore { c: self.tile.as_mut_ptr(), step: width, alpha: T::ONE, beta: None }, true),
+            _ => (DirectStore { c: self.tile.as_mut_ptr(), step: width, alpha: T::ONE, added: None }, true),
         }
     }
 }

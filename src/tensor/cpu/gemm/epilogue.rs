@@ -1,4 +1,4 @@
-//! Epilogues: they store the finished sums of a product.
+//! Epilogues: they store the finished sums of a product, and complete the stored elements.
 
 use super::super::loops::LoopFn;
 use super::super::real::{Num, Real, Widen};
@@ -11,7 +11,7 @@ pub(super) const MAX_TILE_LEN: usize = 512;
 /// Stores finished sums. Concurrent calls from several threads store different elements.
 ///
 /// # Safety
-/// The pointer of [`Epilogue::direct`] is valid for writing every element of the result.
+/// The pointers of [`Epilogue::direct`] are valid for writing and reading every element of the result.
 pub(super) unsafe trait Epilogue<T>: Sync {
     /// Returns the result itself, if its columns are contiguous and tiles may be stored in it directly.
     fn direct(&self) -> Option<DirectStore<T>>;
@@ -22,15 +22,45 @@ pub(super) unsafe trait Epilogue<T>: Sync {
     /// # Safety
     /// The tile is inside the result, and no other code reads or writes these elements.
     unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &mut [T], step: usize);
+
+    /// Completes the part of `shape` at `(row, col)` whose sums are all stored, and still in a cache. It is called once
+    /// for each element.
+    ///
+    /// # Safety
+    /// The part is inside the result, and no other code reads or writes these elements.
+    unsafe fn complete(&self, _at: (usize, usize), _shape: (usize, usize)) {}
 }
 
-/// A direct store of tiles: `c = alpha * sum + beta * c`.
+/// A direct store of tiles: `c = alpha * sum`, or with `added`, `c = alpha * sum + factor * x`.
+#[derive(Clone, Copy)]
 pub(super) struct DirectStore<T> {
     pub(super) c: *mut T,
-    /// The distance from row to row.
+    /// The distance from row to row; columns are contiguous.
     pub(super) step: usize,
     pub(super) alpha: T,
-    pub(super) beta: Option<T>,
+    pub(super) added: Option<Added<T>>,
+}
+
+/// A matrix that is added to sums.
+#[derive(Clone, Copy)]
+pub(super) struct Added<T> {
+    pub(super) factor: T,
+    /// The first element. It may be the result's, which is read before it is written.
+    pub(super) x: *const T,
+    /// The distance from row to row, which may be 0; columns are contiguous.
+    pub(super) step: usize,
+}
+
+impl<T> DirectStore<T> {
+    /// Returns the store of the part that begins at `(row, col)`.
+    pub(super) fn at(self, row: usize, col: usize) -> Self {
+        let added = self.added.map(|added| Added {
+            x: added.x.wrapping_add(row.wrapping_mul(added.step).wrapping_add(col)),
+            ..added
+        });
+        let c = self.c.wrapping_add(row.wrapping_mul(self.step).wrapping_add(col));
+        DirectStore { c, added, ..self }
+    }
 }
 
 /// `c = alpha * sum + beta * c`.
@@ -48,8 +78,9 @@ unsafe impl<T: Sync> Sync for LinearEpilogue<T> {}
 // SAFETY: `c` is valid for the whole result.
 unsafe impl<T: Real> Epilogue<T> for LinearEpilogue<T> {
     fn direct(&self) -> Option<DirectStore<T>> {
-        let direct = DirectStore { c: self.c, step: self.strides.0, alpha: self.alpha, beta: self.beta };
-        (self.strides.1 == 1).then_some(direct)
+        let (c, step) = (self.c, self.strides.0);
+        let added = self.beta.map(|factor| Added { factor, x: c.cast_const(), step });
+        (self.strides.1 == 1).then_some(DirectStore { c, step, alpha: self.alpha, added })
     }
 
     unsafe fn put(
@@ -95,7 +126,8 @@ unsafe impl<E: Stored> Epilogue<E::Wide> for RoundingEpilogue<E> {
 /// A function of sums, which are wide.
 type MapFn<E> = LoopFn<<E as Widen>::Wide, <E as Widen>::Wide>;
 
-/// `z = sum + bias` and `y = f(z)`. Both are computed in the wide type and rounded once.
+/// `z = sum + bias` and `y = f(z)`. Both are computed in the wide type and rounded once: `f` reads `z` from the result if
+/// its elements are wide, else from the tile.
 pub(super) struct MapEpilogue<'a, E: Stored> {
     pub(super) y: *mut E,
     /// The place of `z`, and `f`. Without them, `y` is `z`.
@@ -108,10 +140,18 @@ pub(super) struct MapEpilogue<'a, E: Stored> {
 // SAFETY: as for `LinearEpilogue`; the function is only called.
 unsafe impl<E: Stored> Sync for MapEpilogue<'_, E> {}
 
-// SAFETY: `direct` returns `None`.
+// SAFETY: `z` and `y` are valid for the whole result, and the bias has an element for every column. If `E` is its own
+// wide type, the pointers' types are the same.
 unsafe impl<E: Stored> Epilogue<E::Wide> for MapEpilogue<'_, E> {
     fn direct(&self) -> Option<DirectStore<E::Wide>> {
-        None
+        let added = self.bias.map(|(bias, steps)| (bias.as_ptr().cast::<E::Wide>(), steps));
+        let direct = E::NATIVE && self.strides.1 == 1 && added.is_none_or(|(_, steps)| steps.1 == 1);
+        direct.then(|| DirectStore {
+            c: self.activation.map_or(self.y, |(z, _)| z).cast::<E::Wide>(),
+            step: self.strides.0,
+            alpha: E::Wide::ONE,
+            added: added.map(|(x, (step, _))| Added { factor: E::Wide::ONE, x, step }),
+        })
     }
 
     unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &mut [E::Wide], step: usize) {
@@ -125,9 +165,29 @@ unsafe impl<E: Stored> Epilogue<E::Wide> for MapEpilogue<'_, E> {
             return;
         };
         dispatch(StoreTile { c: z, strides, at, shape, values: &*values, step });
+        if E::NATIVE {
+            return;
+        }
         let (mut results, len) = ([E::Wide::ZERO; MAX_TILE_LEN], shape.0 * step);
         f([0.0; 2], &[&values[..len]], &mut results[..len]);
         dispatch(StoreTile { c: self.y, strides, at, shape, values: &results, step });
+    }
+
+    unsafe fn complete(&self, (row, col): (usize, usize), (rows, cols): (usize, usize)) {
+        let Some((z, f)) = self.activation.filter(|_| E::NATIVE) else { return };
+        let first = row * self.strides.0 + col * self.strides.1;
+        // The elements of one dim are contiguous.
+        let (lines, step, len) =
+            if self.strides.1 == 1 { (rows, self.strides.0, cols) } else { (cols, self.strides.1, rows) };
+        let (lines, len) = if step == len { (1, lines * len) } else { (lines, len) };
+        for start in (0..lines).map(|i| first + i * step) {
+            // SAFETY: a line of the part, whose `z` is stored; the caller promises that no other code uses it.
+            let (z, y) = unsafe {
+                let z = std::slice::from_raw_parts(z.add(start).cast::<E::Wide>(), len);
+                (z, std::slice::from_raw_parts_mut(self.y.add(start).cast::<E::Wide>(), len))
+            };
+            f([0.0; 2], &[z], y);
+        }
     }
 }
 

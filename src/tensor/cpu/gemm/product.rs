@@ -178,6 +178,8 @@ unsafe fn multiply_along<E, S>(
             // SAFETY: the element is inside the result.
             unsafe { epilogue.put((row, col), (1, 1), &mut [E::Wide::ZERO], 1) };
         }
+        // SAFETY: the whole result.
+        unsafe { epilogue.complete((0, 0), (a.shape().0, b.shape().1)) };
         return;
     }
     // SAFETY: the caller's promise; the transposed product has the transposed result.

@@ -92,8 +92,12 @@ pub(super) unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
                 unsafe { kernel(&tile) };
                 done += of * lanes;
             }
+            let shape = (m, width - before);
             // SAFETY: the columns are inside the result.
-            unsafe { epilogue.put((0, col), (m, width - before), &mut sums[before..], width) };
+            unsafe {
+                epilogue.put((0, col), shape, &mut sums[before..], width);
+                epilogue.complete((0, col), shape);
+            }
             col += width - before;
         }
     });

@@ -75,13 +75,17 @@ struct OffsetEpilogue<'a, T> {
 // SAFETY: the part is inside the whole result.
 unsafe impl<T> Epilogue<T> for OffsetEpilogue<'_, T> {
     fn direct(&self) -> Option<DirectStore<T>> {
-        let direct = self.epilogue.direct()?;
-        Some(DirectStore { c: direct.c.wrapping_add(self.at.0 * direct.step + self.at.1), ..direct })
+        Some(self.epilogue.direct()?.at(self.at.0, self.at.1))
     }
 
     unsafe fn put(&self, (row, col): (usize, usize), shape: (usize, usize), values: &mut [T], step: usize) {
         // SAFETY: the caller's promise.
         unsafe { self.epilogue.put((self.at.0 + row, self.at.1 + col), shape, values, step) }
+    }
+
+    unsafe fn complete(&self, (row, col): (usize, usize), shape: (usize, usize)) {
+        // SAFETY: the caller's promise.
+        unsafe { self.epilogue.complete((self.at.0 + row, self.at.1 + col), shape) }
     }
 }
 

@@ -8,6 +8,7 @@ use std::array::from_fn;
 use super::super::simd::Isa;
 use super::ahead::LINE_BYTES;
 use super::contraction::ContractionLeaf;
+use super::epilogue::Added;
 use super::transpose::{TransposeFn, transpose_plain};
 #[cfg(target_arch = "x86_64")]
 use super::transpose::{interleave_f32, interleave_f64, transpose_f32, transpose_f64};
@@ -39,8 +40,8 @@ pub(super) struct Tile<T> {
     pub(super) c_step: usize,
     /// The factor of the sum.
     pub(super) alpha: T,
-    /// The factor of the result's old value; `None` if it is not read.
-    pub(super) beta: Option<T>,
+    /// What is added to it, from the tile's first element on.
+    pub(super) added: Option<Added<T>>,
 }
 
 /// A function that computes a tile.
@@ -146,12 +147,12 @@ unsafe fn plain<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS:
 /// The distance along the contraction at which rows are prefetched.
 const PREFETCH_DISTANCE: usize = 12;
 
-/// Sets `c = alpha * sum + beta * c`, with the sum of `a * b` in the order of the tree; or with `BLOCKS`, joins the sum
+/// Sets `c = alpha * sum + factor * x`, with the sum of `a * b` in the order of the tree; or with `BLOCKS`, joins the sum
 /// with finished blocks, and may keep it among them.
 ///
 /// # Safety
 /// The CPU has `V`'s instruction set. `a` covers `ROWS` rows and `b` `VECTORS` vectors, both over the leaves' lengths.
-/// `c` covers the tile, and no other code writes it. The stack has room for the tiles of all unfinished nodes.
+/// `c` and what is added cover the tile, and no other code writes them. The stack has room for the tiles of all unfinished nodes.
 #[inline(always)]
 unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
     // SAFETY: the caller's promise, for everything below.
@@ -268,12 +269,12 @@ unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
     // SAFETY: the caller's promise, for everything below.
     unsafe {
         let alpha = V::splat(t.alpha);
-        if let Some(beta) = t.beta {
-            let beta = V::splat(beta);
+        if let Some(added) = t.added {
+            let factor = V::splat(added.factor);
             for (i, acc) in acc.iter().enumerate() {
                 for (j, acc) in acc.iter().enumerate() {
-                    let c = t.c.add(i * t.c_step + j * V::LANES);
-                    alpha.mul(*acc).add(beta.mul(V::load(c))).store(c);
+                    let x = V::load(added.x.add(i * added.step + j * V::LANES));
+                    alpha.mul(*acc).add(factor.mul(x)).store(t.c.add(i * t.c_step + j * V::LANES));
                 }
             }
             return;
