@@ -85,10 +85,9 @@ impl Op for Linear {
         let rows = match &w.shape[..] {
             [rows @ .., k] if k == inputs && matches!(rows.len(), 1 | 2) => rows,
             _ => {
-                return refused(
-                    "wants weights [rows, inputs] or [groups, rows, inputs]".into(),
-                    "transpose them",
-                );
+                let rule =
+                    format!("wants weights [rows, {inputs}] or [groups, rows, {inputs}] for x's last dim");
+                return refused(rule, "transpose them");
             }
         };
         if ins.get(2).is_some_and(|bias| *bias.shape != *rows) {

@@ -295,8 +295,8 @@ fn errors_inside_a_layer_name_the_parameter() {
             let map = Linear::new(block.child("h").child(3).child("up"), 4, 6, true, Init::Ones)?;
             map.forward(&Forward::eval(&params), &zeros(mesh, &[1, 3, 5], "(R)")?).map(drop)
         },
-        "matmul: dim k has extents 5 and 4; got f32[1, 3, 5], f32[6, 4] at gpt.h.3.up.weight; the operands are \
-         b t k, n k -> b t n",
+        "linear: wants weights [rows, 5] or [groups, rows, 5] for x's last dim; got f32[1, 3, 5], f32[6, 4], f32[6] at \
+         gpt.h.3.up.weight; transpose them",
     );
     refused(
         2,

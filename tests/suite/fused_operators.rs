@@ -239,7 +239,7 @@ fn operands_that_do_not_fit_are_refused() {
         );
         assert!(
             linear(&x, &b, None)
-                .starts_with("linear: wants weights [rows, inputs] or [groups, rows, inputs]")
+                .starts_with("linear: wants weights [rows, 5] or [groups, rows, 5] for x's last dim")
         );
         assert!(linear(&x, &w.cast(DType::F64)?, None).starts_with("linear: wants one floating dtype"));
         // Without a bias and a function it is a product, which is refused alike.

@@ -4,6 +4,7 @@ use super::super::loops::LoopFn;
 use super::super::real::{Num, Real, Widen};
 use super::super::simd::{Kernel, dispatch};
 use super::stored::Stored;
+use super::tile::Added;
 
 /// The largest number of elements in a tile.
 pub(super) const MAX_TILE_LEN: usize = 512;
@@ -39,16 +40,6 @@ pub(super) struct DirectStore<T> {
     pub(super) step: usize,
     pub(super) alpha: T,
     pub(super) added: Option<Added<T>>,
-}
-
-/// A matrix that is added to sums.
-#[derive(Clone, Copy)]
-pub(super) struct Added<T> {
-    pub(super) factor: T,
-    /// The first element. It may be the result's, which is read before it is written.
-    pub(super) x: *const T,
-    /// The distance from row to row, which may be 0; columns are contiguous.
-    pub(super) step: usize,
 }
 
 impl<T> DirectStore<T> {

@@ -8,7 +8,6 @@ use std::array::from_fn;
 use super::super::simd::Isa;
 use super::ahead::LINE_BYTES;
 use super::contraction::ContractionLeaf;
-use super::epilogue::Added;
 use super::transpose::{TransposeFn, transpose_plain};
 #[cfg(target_arch = "x86_64")]
 use super::transpose::{interleave_f32, interleave_f64, transpose_f32, transpose_f64};
@@ -40,8 +39,18 @@ pub(super) struct Tile<T> {
     pub(super) c_step: usize,
     /// The factor of the sum.
     pub(super) alpha: T,
-    /// What is added to it, from the tile's first element on.
+    /// The matrix added to it, from the tile's first element on.
     pub(super) added: Option<Added<T>>,
+}
+
+/// A matrix that is added to sums.
+#[derive(Clone, Copy)]
+pub(super) struct Added<T> {
+    pub(super) factor: T,
+    /// The first element. It may be the result's, which is read before it is written.
+    pub(super) x: *const T,
+    /// The distance from row to row, which may be 0; columns are contiguous.
+    pub(super) step: usize,
 }
 
 /// A function that computes a tile.
