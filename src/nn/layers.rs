@@ -141,8 +141,7 @@ impl Linear {
     /// Returns a function of the map's result, in one pass if that changes no bit ([`DTensor::linear`]).
     pub(super) fn forward_then(&self, cx: &Forward, x: &DTensor, f: Option<Activation>) -> Result<DTensor> {
         let _scope = self.path.enter();
-        let finished = self.bias.is_some() || f.is_some();
-        if finished && self.adapter.is_none() && fuses(cx, &self.site, x)? {
+        if self.adapter.is_none() && fuses(cx, &self.site, x)? {
             return cx.with_param(self.weight, |weight| match self.bias {
                 Some(bias) => x.linear(weight, Some(&cx.param(bias)?), f),
                 None => x.linear(weight, None, f),

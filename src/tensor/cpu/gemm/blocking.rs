@@ -209,7 +209,7 @@ mod tests {
                                     c: data.cast::<E::Wide>(),
                                     strides,
                                     alpha: E::Wide::of(1.0),
-                                    beta: None,
+                                    added: None,
                                 });
                             } else {
                                 multiply(a, b, &[k], (n, 1), |strides, _| RoundingEpilogue {

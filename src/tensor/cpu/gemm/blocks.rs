@@ -81,10 +81,6 @@ pub(super) unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
                     unsafe { w.block(&at, packed_rows) };
                     level = level + 1 - block.merges as usize;
                 }
-                let col = vector * kernels.lanes;
-                let shape = (w.rows.1, (w.vectors.1 * kernels.lanes).min(n - col));
-                // SAFETY: the part is inside the result, and its sums are stored.
-                unsafe { epilogue.complete((row, col), shape) };
             }
         }
     });

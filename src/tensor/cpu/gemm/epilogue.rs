@@ -1,7 +1,7 @@
-//! Epilogues: they store the finished sums of a product, and complete the stored elements.
+//! Epilogues: they store the finished sums of a product.
 
 use super::super::loops::LoopFn;
-use super::super::real::{Num, Real, Widen};
+use super::super::real::Real;
 use super::super::simd::{Kernel, dispatch};
 use super::stored::Stored;
 use super::tile::Added;
@@ -12,7 +12,8 @@ pub(super) const MAX_TILE_LEN: usize = 512;
 /// Stores finished sums. Concurrent calls from several threads store different elements.
 ///
 /// # Safety
-/// The pointers of [`Epilogue::direct`] are valid for writing and reading every element of the result.
+/// The pointers of [`Epilogue::direct`] are valid for every element of the result: `c` for writing, the added matrix for
+/// reading.
 pub(super) unsafe trait Epilogue<T>: Sync {
     /// Returns the result itself, if its columns are contiguous and tiles may be stored in it directly.
     fn direct(&self) -> Option<DirectStore<T>>;
@@ -23,20 +24,13 @@ pub(super) unsafe trait Epilogue<T>: Sync {
     /// # Safety
     /// The tile is inside the result, and no other code reads or writes these elements.
     unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &mut [T], step: usize);
-
-    /// Completes the part of `shape` at `(row, col)` whose sums are all stored, and still in a cache. It is called once
-    /// for each element.
-    ///
-    /// # Safety
-    /// The part is inside the result, and no other code reads or writes these elements.
-    unsafe fn complete(&self, _at: (usize, usize), _shape: (usize, usize)) {}
 }
 
-/// A direct store of tiles: `c = alpha * sum`, or with `added`, `c = alpha * sum + factor * x`.
+/// A direct store of tiles: `c = alpha * sum`, plus a matrix if one is added. Columns are contiguous.
 #[derive(Clone, Copy)]
 pub(super) struct DirectStore<T> {
     pub(super) c: *mut T,
-    /// The distance from row to row; columns are contiguous.
+    /// The distance from row to row.
     pub(super) step: usize,
     pub(super) alpha: T,
     pub(super) added: Option<Added<T>>,
@@ -45,33 +39,29 @@ pub(super) struct DirectStore<T> {
 impl<T> DirectStore<T> {
     /// Returns the store of the part that begins at `(row, col)`.
     pub(super) fn at(self, row: usize, col: usize) -> Self {
-        let added = self.added.map(|added| Added {
-            x: added.x.wrapping_add(row.wrapping_mul(added.step).wrapping_add(col)),
-            ..added
-        });
         let c = self.c.wrapping_add(row.wrapping_mul(self.step).wrapping_add(col));
-        DirectStore { c, added, ..self }
+        DirectStore { c, added: self.added.map(|added| added.at(row, col)), ..self }
     }
 }
 
-/// `c = alpha * sum + beta * c`.
+/// `c = alpha * sum`, plus a matrix if one is added.
 pub(super) struct LinearEpilogue<T> {
     pub(super) c: *mut T,
     pub(super) strides: (usize, usize),
     pub(super) alpha: T,
-    /// `None` if `c` is not read.
-    pub(super) beta: Option<T>,
+    pub(super) added: Option<Added<T>>,
 }
 
-// SAFETY: the pointer is to a result that is borrowed exclusively; threads write different elements.
+// SAFETY: `c` is a result that is borrowed exclusively, the added matrix is that or borrowed; threads write different
+// elements.
 unsafe impl<T: Sync> Sync for LinearEpilogue<T> {}
 
-// SAFETY: `c` is valid for the whole result.
+// SAFETY: `c` and the added matrix are valid for the whole result.
 unsafe impl<T: Real> Epilogue<T> for LinearEpilogue<T> {
     fn direct(&self) -> Option<DirectStore<T>> {
-        let (c, step) = (self.c, self.strides.0);
-        let added = self.beta.map(|factor| Added { factor, x: c.cast_const(), step });
-        (self.strides.1 == 1).then_some(DirectStore { c, step, alpha: self.alpha, added })
+        let contiguous = self.strides.1 == 1 && self.added.is_none_or(|added| added.strides.1 == 1);
+        let direct = DirectStore { c: self.c, step: self.strides.0, alpha: self.alpha, added: self.added };
+        contiguous.then_some(direct)
     }
 
     unsafe fn put(
@@ -87,7 +77,7 @@ unsafe impl<T: Real> Epilogue<T> for LinearEpilogue<T> {
                 unsafe {
                     let c = self.c.add((row + i) * self.strides.0 + (col + j) * self.strides.1);
                     let sum = self.alpha * sum;
-                    *c = self.beta.map_or(sum, |beta| sum + beta * *c);
+                    *c = self.added.map_or(sum, |added| sum + added.factor * *added.at(row + i, col + j).x);
                 }
             }
         }
@@ -114,38 +104,26 @@ unsafe impl<E: Stored> Epilogue<E::Wide> for RoundingEpilogue<E> {
     }
 }
 
-/// A function of sums, which are wide.
-type MapFn<E> = LoopFn<<E as Widen>::Wide, <E as Widen>::Wide>;
-
-/// `z = sum + bias` and `y = f(z)`. Both are computed in the wide type and rounded once: `f` reads `z` from the result if
-/// its elements are wide, else from the tile.
-pub(super) struct MapEpilogue<'a, E: Stored> {
+/// `z = sum + bias` and `y = f(z)` for f16 and bf16. Both are computed in f32 and rounded once.
+pub(super) struct MapEpilogue<'a, E: Stored<Wide = f32>> {
     pub(super) y: *mut E,
     /// The place of `z`, and `f`. Without them, `y` is `z`.
-    pub(super) activation: Option<(*mut E, MapFn<E>)>,
+    pub(super) activation: Option<(*mut E, LoopFn<f32, f32>)>,
     pub(super) strides: (usize, usize),
     /// The bias as a matrix: its strides are (0, 1), or (1, 0) if the product is transposed.
     pub(super) bias: Option<(&'a [E], (usize, usize))>,
 }
 
 // SAFETY: as for `LinearEpilogue`; the function is only called.
-unsafe impl<E: Stored> Sync for MapEpilogue<'_, E> {}
+unsafe impl<E: Stored<Wide = f32>> Sync for MapEpilogue<'_, E> {}
 
-// SAFETY: `z` and `y` are valid for the whole result, and the bias has an element for every column. If `E` is its own
-// wide type, the pointers' types are the same.
-unsafe impl<E: Stored> Epilogue<E::Wide> for MapEpilogue<'_, E> {
-    fn direct(&self) -> Option<DirectStore<E::Wide>> {
-        let added = self.bias.map(|(bias, steps)| (bias.as_ptr().cast::<E::Wide>(), steps));
-        let direct = E::NATIVE && self.strides.1 == 1 && added.is_none_or(|(_, steps)| steps.1 == 1);
-        direct.then(|| DirectStore {
-            c: self.activation.map_or(self.y, |(z, _)| z).cast::<E::Wide>(),
-            step: self.strides.0,
-            alpha: E::Wide::ONE,
-            added: added.map(|(x, (step, _))| Added { factor: E::Wide::ONE, x, step }),
-        })
+// SAFETY: `direct` returns `None`.
+unsafe impl<E: Stored<Wide = f32>> Epilogue<f32> for MapEpilogue<'_, E> {
+    fn direct(&self) -> Option<DirectStore<f32>> {
+        None
     }
 
-    unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &mut [E::Wide], step: usize) {
+    unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &mut [f32], step: usize) {
         let strides = self.strides;
         if let Some((bias, steps)) = self.bias {
             let bias = &bias[at.0 * steps.0 + at.1 * steps.1..];
@@ -156,29 +134,9 @@ unsafe impl<E: Stored> Epilogue<E::Wide> for MapEpilogue<'_, E> {
             return;
         };
         dispatch(StoreTile { c: z, strides, at, shape, values: &*values, step });
-        if E::NATIVE {
-            return;
-        }
-        let (mut results, len) = ([E::Wide::ZERO; MAX_TILE_LEN], shape.0 * step);
+        let (mut results, len) = ([0.0; MAX_TILE_LEN], shape.0 * step);
         f([0.0; 2], &[&values[..len]], &mut results[..len]);
         dispatch(StoreTile { c: self.y, strides, at, shape, values: &results, step });
-    }
-
-    unsafe fn complete(&self, (row, col): (usize, usize), (rows, cols): (usize, usize)) {
-        let Some((z, f)) = self.activation.filter(|_| E::NATIVE) else { return };
-        let first = row * self.strides.0 + col * self.strides.1;
-        // The elements of one dim are contiguous.
-        let (lines, step, len) =
-            if self.strides.1 == 1 { (rows, self.strides.0, cols) } else { (cols, self.strides.1, rows) };
-        let (lines, len) = if step == len { (1, lines * len) } else { (lines, len) };
-        for start in (0..lines).map(|i| first + i * step) {
-            // SAFETY: a line of the part, whose `z` is stored; the caller promises that no other code uses it.
-            let (z, y) = unsafe {
-                let z = std::slice::from_raw_parts(z.add(start).cast::<E::Wide>(), len);
-                (z, std::slice::from_raw_parts_mut(self.y.add(start).cast::<E::Wide>(), len))
-            };
-            f([0.0; 2], &[z], y);
-        }
     }
 }
 

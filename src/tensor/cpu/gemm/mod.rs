@@ -10,8 +10,8 @@
 //! A [tile] holds a leaf's accumulators in registers and finished nodes on a small stack. [`blocks`] has the loops
 //! around the tile, which read operands in place if that is fast and else [pack] them; f16 and bf16 are converted to
 //! f32 while they are packed. [`thin`] has the products of a few rows and a matrix that is read once, in the order in
-//! which it lies. [`blocking`] fits the loops to the caches. An [`epilogue`] stores finished sums: directly, or after a factor, a bias, a function or
-//! a rounding.
+//! which it lies. [`blocking`] fits the loops to the caches. An [`epilogue`] stores finished sums: directly, with a factor
+//! and an added matrix or bias, or after a function and a rounding.
 
 mod ahead;
 mod blocking;

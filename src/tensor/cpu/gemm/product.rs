@@ -13,7 +13,7 @@ use super::pack::pack_cols;
 use super::stored::Stored;
 use super::thin;
 use super::threads::run_on_threads;
-use super::tile::Tiled;
+use super::tile::{Added, Tiled};
 
 /// An element type that the product kernels take: f32 or f64.
 pub trait Gemm: Real + Tiled {
@@ -94,11 +94,15 @@ macro_rules! product {
             fn product(alpha: $t, a: MatRef<'_, $t>, b: MatRef<'_, $t>, beta: $t, mut c: MatMut<'_, $t>) {
                 let ((m, n), strides, k) = (c.shape(), c.strides(), b.shape().0);
                 assert!(a.shape() == (m, k) && b.shape().1 == n, "{:?} {:?} {:?}", a.shape(), b.shape(), (m, n));
-                let beta = (beta != 0.0).then_some(beta);
                 let c_data = c.as_mut_ptr();
                 // SAFETY: the epilogue is over `c`, which is borrowed exclusively and has the product's shape; its
                 // elements are inside its slice and do not coincide.
-                unsafe { multiply(a, b, &[k], strides, |strides, _| LinearEpilogue { c: c_data, strides, alpha, beta }) };
+                unsafe {
+                    multiply(a, b, &[k], strides, |strides, _| {
+                        let added = Added { factor: beta, x: c_data.cast_const(), strides };
+                        LinearEpilogue { c: c_data, strides, alpha, added: (beta != 0.0).then_some(added) }
+                    });
+                }
             }
 
             fn copy_rows(x: MatRef<'_, $t>, step: usize, to: &mut [$t]) {
@@ -114,7 +118,7 @@ macro_rules! product {
                 let ((m, n), strides, k) = (c.shape(), c.strides(), b.shape().0);
                 assert!(a.shape() == (m, k) && b.shape().1 == n && k == over.len, "{:?} {:?}", a.shape(), over);
                 let (c, tree) = (c.as_mut_ptr(), &over.tree);
-                let plain = |strides, _| LinearEpilogue { c, strides, alpha: 1.0, beta: None };
+                let plain = |strides, _| LinearEpilogue { c, strides, alpha: 1.0, added: None };
                 // SAFETY: as above.
                 unsafe { multiply_along(a, b, tree, strides, plain) };
             }
@@ -178,8 +182,6 @@ unsafe fn multiply_along<E, S>(
             // SAFETY: the element is inside the result.
             unsafe { epilogue.put((row, col), (1, 1), &mut [E::Wide::ZERO], 1) };
         }
-        // SAFETY: the whole result.
-        unsafe { epilogue.complete((0, 0), (a.shape().0, b.shape().1)) };
         return;
     }
     // SAFETY: the caller's promise; the transposed product has the transposed result.
@@ -247,7 +249,7 @@ mod tests {
             let b = MatRef::new(&self.b, (self.k, self.n), (self.n, 1)).unwrap().rows(start, len);
             let mut c = vec![T::LOWEST; self.m * self.n];
             let data = c.as_mut_ptr();
-            let plain = |strides, _| LinearEpilogue { c: data, strides, alpha: T::ONE, beta: None };
+            let plain = |strides, _| LinearEpilogue { c: data, strides, alpha: T::ONE, added: None };
             // SAFETY: `c` has the product's shape.
             unsafe { multiply(a, b, extents, (self.n, 1), plain) };
             c

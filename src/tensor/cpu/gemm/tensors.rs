@@ -77,7 +77,7 @@ fn gemm_as<E: Stored<Wide: Gemm>>(a: &Tensor, b: &Tensor, tree: &[usize]) -> Res
                     c: c.cast::<E::Wide>(),
                     strides,
                     alpha: E::Wide::ONE,
-                    beta: None,
+                    added: None,
                 });
             } else {
                 multiply(a, b, tree, (n, 1), |strides, _| RoundingEpilogue { c, strides });

@@ -92,12 +92,8 @@ pub(super) unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
                 unsafe { kernel(&tile) };
                 done += of * lanes;
             }
-            let shape = (m, width - before);
             // SAFETY: the columns are inside the result.
-            unsafe {
-                epilogue.put((0, col), shape, &mut sums[before..], width);
-                epilogue.complete((0, col), shape);
-            }
+            unsafe { epilogue.put((0, col), (m, width - before), &mut sums[before..], width) };
             col += width - before;
         }
     });
@@ -193,7 +189,7 @@ mod tests {
             let b = MatRef::new(lines, (k, n), (1, self.step)).unwrap();
             let mut sums = vec![E::Wide::LOWEST; m * n];
             let epilogue =
-                LinearEpilogue { c: sums.as_mut_ptr(), strides: (n, 1), alpha: E::Wide::ONE, beta: None };
+                LinearEpilogue { c: sums.as_mut_ptr(), strides: (n, 1), alpha: E::Wide::ONE, added: None };
             let operands = GemmOperands { a, b, tree };
             // SAFETY: the sums have the product's shape.
             unsafe { if thin { run(&operands, &epilogue) } else { blocks::run(&operands, &epilogue) } };
@@ -264,7 +260,7 @@ mod tests {
                         let product = |thin: bool| {
                             let mut c = vec![E::Wide::LOWEST; m * n];
                             let (strides, alpha) = ((n, 1), E::Wide::ONE);
-                            let epilogue = LinearEpilogue { c: c.as_mut_ptr(), strides, alpha, beta: None };
+                            let epilogue = LinearEpilogue { c: c.as_mut_ptr(), strides, alpha, added: None };
                             let operands = GemmOperands { a, b, tree: &tree };
                             // SAFETY: the sums have the product's shape.
                             unsafe {
@@ -300,7 +296,7 @@ mod tests {
                 let product = |thin: bool| {
                     let mut c = vec![f32::LOWEST; 2 * n];
                     let epilogue =
-                        LinearEpilogue { c: c.as_mut_ptr(), strides: (n, 1), alpha: 1.0, beta: None };
+                        LinearEpilogue { c: c.as_mut_ptr(), strides: (n, 1), alpha: 1.0, added: None };
                     let operands = GemmOperands { a, b, tree: &tree };
                     // SAFETY: the sums have the product's shape.
                     with_isa(isa, || unsafe {

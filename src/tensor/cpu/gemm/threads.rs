@@ -82,11 +82,6 @@ unsafe impl<T> Epilogue<T> for OffsetEpilogue<'_, T> {
         // SAFETY: the caller's promise.
         unsafe { self.epilogue.put((self.at.0 + row, self.at.1 + col), shape, values, step) }
     }
-
-    unsafe fn complete(&self, (row, col): (usize, usize), shape: (usize, usize)) {
-        // SAFETY: the caller's promise.
-        unsafe { self.epilogue.complete((self.at.0 + row, self.at.1 + col), shape) }
-    }
 }
 
 #[cfg(test)]

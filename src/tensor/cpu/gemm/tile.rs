@@ -39,18 +39,26 @@ pub(super) struct Tile<T> {
     pub(super) c_step: usize,
     /// The factor of the sum.
     pub(super) alpha: T,
-    /// The matrix added to it, from the tile's first element on.
+    /// The matrix added to it, from the tile's first element on. Its columns are contiguous.
     pub(super) added: Option<Added<T>>,
 }
 
-/// A matrix that is added to sums.
+/// A matrix that is added to sums, times a factor.
 #[derive(Clone, Copy)]
 pub(super) struct Added<T> {
     pub(super) factor: T,
-    /// The first element. It may be the result's, which is read before it is written.
+    /// The first element. The matrix may be the result, which is read before it is written.
     pub(super) x: *const T,
-    /// The distance from row to row, which may be 0; columns are contiguous.
-    pub(super) step: usize,
+    /// The distances from row to row and from column to column: 0 for rows or columns that are equal.
+    pub(super) strides: (usize, usize),
+}
+
+impl<T> Added<T> {
+    /// Returns the part of the matrix that begins at `(row, col)`.
+    pub(super) fn at(self, row: usize, col: usize) -> Self {
+        let offset = row.wrapping_mul(self.strides.0).wrapping_add(col.wrapping_mul(self.strides.1));
+        Added { x: self.x.wrapping_add(offset), ..self }
+    }
 }
 
 /// A function that computes a tile.
@@ -161,7 +169,8 @@ const PREFETCH_DISTANCE: usize = 12;
 ///
 /// # Safety
 /// The CPU has `V`'s instruction set. `a` covers `ROWS` rows and `b` `VECTORS` vectors, both over the leaves' lengths.
-/// `c` and what is added cover the tile, and no other code writes them. The stack has room for the tiles of all unfinished nodes.
+/// `c` and the added matrix cover the tile, and no other code writes them. The stack has room for the tiles of all
+/// unfinished nodes.
 #[inline(always)]
 unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
     // SAFETY: the caller's promise, for everything below.
@@ -282,7 +291,7 @@ unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
             let factor = V::splat(added.factor);
             for (i, acc) in acc.iter().enumerate() {
                 for (j, acc) in acc.iter().enumerate() {
-                    let x = V::load(added.x.add(i * added.step + j * V::LANES));
+                    let x = V::load(added.x.add(i * added.strides.0 + j * V::LANES));
                     alpha.mul(*acc).add(factor.mul(x)).store(t.c.add(i * t.c_step + j * V::LANES));
                 }
             }
