@@ -138,7 +138,7 @@ impl Linear {
         maps.iter().zip(ys).map(|(map, y)| map.complete(cx, x, y)).collect()
     }
 
-    /// Returns a function of the map's result, in one pass if that changes no bit ([`DTensor::linear`]).
+    /// Returns a function of the map's result, by one operator if that changes no bit ([`DTensor::linear`]).
     pub(super) fn forward_then(&self, cx: &Forward, x: &DTensor, f: Option<Activation>) -> Result<DTensor> {
         let _scope = self.path.enter();
         if self.adapter.is_none() && fuses(cx, &self.site, x)? {
@@ -181,7 +181,7 @@ impl Module for Linear {
     }
 }
 
-/// Returns true if the product of a map may be finished with its bias and a function in one pass: f16 and bf16 would
+/// Returns true if the product of a map may be finished with its bias and a function by one operator: f16 and bf16 would
 /// round less often, and a site may stand between them.
 fn fuses(cx: &Forward, site: &str, x: &DTensor) -> Result<bool> {
     cx.params().check_plan()?;

@@ -1,4 +1,4 @@
-//! `linear`: a linear map with a bias and an activation function, in one pass over its results.
+//! `linear`: a linear map with a bias and an activation function, as one operator.
 //!
 //! Rows shard the leading dims of the input, or the rows of the weight. None shards the inputs over which the map sums:
 //! the bias and the function follow the last addition. [`DTensor::linear`](crate::dtensor::DTensor::linear) applies

@@ -10,7 +10,7 @@ use crate::placement::Placement;
 
 /// Linear maps.
 impl DTensor {
-    /// Returns `f(x wᵀ + b)` over the last dim of this tensor, in one pass over the result.
+    /// Returns `f(x wᵀ + b)` over the last dim of this tensor, as one operator.
     ///
     /// This tensor is `[.., inputs]`, the weight `[outputs, inputs]` or `[groups, rows, inputs]`, and the bias has one
     /// element per row of the weight. In f32 and f64, results and gradients have the bits of
