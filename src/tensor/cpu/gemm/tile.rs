@@ -178,7 +178,6 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
         let (mut a, mut b, mut stack) = (t.a, t.b, t.stack);
         let leaves = &*t.leaves;
         let mut at = 0;
-        let mut acc;
         let packed = BLOCKS && t.a_steps == (1, ROWS);
         if BLOCKS && (t.joins > 0 || t.keep) {
             let first = t.parts.wrapping_sub(t.joins as usize * ROWS * VECTORS * V::LANES);
@@ -194,11 +193,12 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
                 }
             }
         }
+        let mut acc = first_products::<V, ROWS, VECTORS>(a, t.a_steps.0, b);
         loop {
+            a = a.wrapping_add(t.a_steps.1);
+            b = b.wrapping_add(t.b_step);
             let leaf = leaves[at];
-            // Adding a product to -0.0 gives that product, also if it is a signed zero.
-            acc = [[V::sum_identity(); VECTORS]; ROWS];
-            let mut left = leaf.len;
+            let mut left = leaf.len - 1;
             if packed {
                 while left >= 4 {
                     // A line has at least two steps of packed rows.
@@ -228,9 +228,7 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
             if at == leaves.len() {
                 break;
             }
-            for (i, acc) in acc.as_flattened().iter().enumerate() {
-                acc.store(stack.add(i * V::LANES));
-            }
+            push_and_multiply(&mut acc, stack, a, t.a_steps.0, b);
             stack = stack.add(ROWS * VECTORS * V::LANES);
         }
         if BLOCKS {
@@ -249,6 +247,52 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
             }
         }
         finish(t, acc);
+    }
+}
+
+/// Returns the products of `ROWS` elements, `row_step` apart, and the vectors at `b`.
+///
+/// # Safety
+/// The CPU has `V`'s instruction set; `a` covers the rows and `b` the vectors.
+#[inline(always)]
+unsafe fn first_products<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    a: *const V::T,
+    row_step: usize,
+    b: *const V::T,
+) -> [[V; VECTORS]; ROWS] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
+        from_fn(|i| {
+            let x = V::splat(*a.add(i * row_step));
+            columns.map(|column| x.mul(column))
+        })
+    }
+}
+
+/// Stores a finished node at `to` and replaces it by [`first_products`]. Each vector is stored just before it is replaced:
+/// a row of stores alone would keep the multipliers waiting for twenty cycles.
+///
+/// # Safety
+/// The conditions of [`first_products`] hold; the node fits at `to`.
+#[inline(always)]
+unsafe fn push_and_multiply<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    acc: &mut [[V; VECTORS]; ROWS],
+    to: *mut V::T,
+    a: *const V::T,
+    row_step: usize,
+    b: *const V::T,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
+        for (i, acc) in acc.iter_mut().enumerate() {
+            let x = V::splat(*a.add(i * row_step));
+            for (j, (acc, &column)) in acc.iter_mut().zip(&columns).enumerate() {
+                acc.store(to.add((i * VECTORS + j) * V::LANES));
+                *acc = x.mul(column);
+            }
+        }
     }
 }
 
