@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::super::real::{Num, Real};
 use super::super::simd::Isa;
-use super::blocking::block_len;
+use super::blocking::{block_len, long_block_len};
 use super::blocks::GemmOperands;
 use super::contraction::{Contraction, LeafRuns};
 use super::epilogue::{Epilogue, LinearEpilogue};
@@ -83,7 +83,7 @@ impl<T: Gemm> LeafContraction<T> {
     pub fn new(over: LeafRuns<'_>) -> Self {
         over.expect_leaves_of_the_sum();
         // Few rows at a time are multiplied along such sums.
-        let tree = Contraction::over_runs(over, block_len(T::kernels(Isa::current()), 1, 1, (1, 1)));
+        let tree = Contraction::over_runs(over, long_block_len::<T>());
         LeafContraction { tree, len: over.indices().len(), element: PhantomData }
     }
 }
@@ -148,8 +148,8 @@ pub(super) unsafe fn multiply<E, S>(
     let block = if thin::fits(rows, cols) {
         usize::MAX
     } else {
-        let (m, n) = (rows.shape().0, cols.shape().1);
-        block_len(E::Wide::kernels(Isa::current()), m, n, rows.strides())
+        let ((m, k), n) = (rows.shape(), cols.shape().1);
+        block_len(E::Wide::kernels(Isa::current()), (m, k, n), rows.strides())
     };
     let tree = Contraction::cached(extents, block);
     // SAFETY: the caller's promise.
