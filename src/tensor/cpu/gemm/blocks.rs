@@ -242,7 +242,8 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
         let panel_rows = self.kernels.tiles.len();
         let (width, n) = (panel.vectors * self.kernels.lanes, self.operands.b.shape().1);
         let (target, via_epilogue) = self.target(panel);
-        let blocks = self.blocking.packs_rows || self.levels > 0;
+        let packed = self.blocking.packs_rows;
+        let blocks = packed || self.levels > 0;
         let kernels = if blocks { self.kernels.block_tiles } else { self.kernels.tiles };
         let before = (panel.col - self.vectors.0 * self.kernels.lanes) * self.blocking.rows;
         let mut parts = self.parts[self.levels * before..].as_mut_ptr();
@@ -261,8 +262,14 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
             alpha: target.alpha,
             added: target.added,
         };
-        for first in (0..self.rows.1).step_by(panel_rows) {
-            let count = panel_rows.min(self.rows.1 - first);
+        let mut row = 0;
+        while row < self.rows.1 {
+            let count = match self.rows.1 - row {
+                left if left <= panel_rows => left,
+                // A tile of one or two rows would wait for its own sums, so the last two tiles share their rows.
+                left if !packed && left <= panel_rows + panel_rows / 2 => left.div_ceil(2),
+                _ => panel_rows,
+            };
             let kernel = match kernels[count - 1].get(panel.vectors - 1) {
                 Some(&kernel) => kernel,
                 None => self.kernels.wide_row.1[usize::from(blocks)],
@@ -276,14 +283,17 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
             // SAFETY: the operands cover the tile and the block; the result is the epilogue's or the tile's buffer; the
             // stacks have room for the tree's depth and levels; this CPU has the kernel's instruction set.
             unsafe { kernel(&tile) };
-            tile.a = tile.a.wrapping_add(rows.panel_step);
-            parts = parts.wrapping_add(self.levels * panel_rows * width);
+            let first = row;
+            row += count;
+            let row_step = if packed { rows.panel_step } else { count.wrapping_mul(rows.steps.0) };
+            tile.a = tile.a.wrapping_add(row_step);
+            parts = parts.wrapping_add(self.levels * count * width);
             if via_epilogue && at.last {
                 let shape = (count, width.min(n - panel.col));
                 // SAFETY: the tile is inside the result.
                 unsafe { self.epilogue.put((self.rows.0 + first, panel.col), shape, self.tile, width) };
             } else if !via_epilogue {
-                let next = target.at(first + panel_rows, 0);
+                let next = target.at(row, 0);
                 (tile.c, tile.added) = (next.c, next.added);
             }
         }
