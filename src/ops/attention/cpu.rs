@@ -19,7 +19,7 @@ use std::ops::Range;
 use super::scores::{ScoreOperands, ScoreRule};
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{
-    BlockTree, Caches, Gemm, LeafContraction, MatRef, RowsMut, SharedRows, cast, dispatch, expect_matching,
+    BlockTree, Gemm, LeafContraction, MatRef, RowsMut, SharedRows, cast, dispatch, expect_matching,
     for_each_part,
 };
 use crate::tensor::{DType, Tensor};
@@ -182,7 +182,7 @@ impl<'a> CpuAttention<'a> {
         let inputs = ScoreInputs::<T>::of(self.rule, &extra)?;
         let (q, k, v) = (Heads::<T>::of(q)?, Heads::<T>::of(k)?, Heads::<T>::of(v)?);
         let (o_data, lse_data) = (o.make_mut::<T>()?, lse.make_mut::<T>()?);
-        let blocks = self.blocks::<T>(0..tq, k.len);
+        let blocks = self.blocks(0..tq, k.len);
         let with_sums = |block: QueryBlock| {
             let over = block.over_keys(&(0..usize::MAX)).over;
             (block, over)
@@ -252,15 +252,12 @@ impl<'a> CpuAttention<'a> {
         Ok((o, lse))
     }
 
-    /// Divides these queries into blocks that end at multiples of the block size: of so many rows that their scores take
-    /// half of the second cache, if that is enough rows for products.
-    fn blocks<T: Gemm>(&self, queries: Range<usize>, keys: usize) -> Vec<QueryBlock> {
-        let fit = Caches::current().second / 2 / (keys * size_of::<T>()).max(1);
-        let most = if fit < ROWS { ROWS / 2 } else { ROWS };
+    /// Divides these queries into blocks that end at multiples of the block size.
+    fn blocks(&self, queries: Range<usize>, keys: usize) -> Vec<QueryBlock> {
         let (mut blocks, mut start) = (Vec::new(), queries.start);
         while start < queries.end {
             let position = self.q_start + start;
-            let rows = (most - position % most).min(queries.end - start);
+            let rows = (ROWS - position % ROWS).min(queries.end - start);
             blocks.push(QueryBlock::new(&self.rule, start, position, rows, keys));
             start += rows;
         }
