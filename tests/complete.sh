@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The checks that take too long for `cargo test` and `.ci/run`: the judge over every combination of placements, the oracle of plans, all programs on the
-# emulated device, ten million fuzzed conversations and checkpoints, and whole default runs of train_gpt. For a new operator, a new row, a new message, or new defaults; takes minutes.
+# The checks that take too long for `cargo test` and `.ci/run`: the judge over every combination of placements, the oracle of plans, all programs, also on the
+# emulated device, shuttle's schedules, ten million fuzzed conversations and checkpoints, and whole default runs of train_gpt. For a new operator, a new row, a new message, or new defaults; takes minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,8 +10,11 @@ tests/gpu/compile_kernels.py
 # The listing of the public API, which needs a nightly toolchain's rustdoc.
 tests/api/list.py --check
 
-# Three random worlds per operator and mesh; `cargo test` takes two in exact mode, and one in fast mode.
-ISOSHARD_TEST_COMPLETE=1 cargo test --test suite equivalence:: "$@"
+# Three random worlds per operator and mesh, and all random programs; `cargo test` takes one world, and half of the programs.
+ISOSHARD_TEST_COMPLETE=1 cargo test --test suite "$@" -- equivalence:: programs::
+
+# Orders of the thread engine's threads that shuttle draws; `.ci/run` has loom, which tries all orders of smaller programs.
+RUSTFLAGS="--cfg shuttle" cargo test --target-dir target/shuttle --lib comm::transport::threads::models
 
 # For operators of more than three operands `cargo test` judges a sample.
 ISOSHARD_TEST_COMPLETE=1 cargo test --test suite rules:: "$@"

@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use crate::common::failures::Failures;
+use crate::common::failures::{Failures, is_complete};
 use crate::common::program::{KINDS, Program, Value, long_programs, programs};
 use crate::common::{agree, bits_differ, on_mesh, ordinary, owned, small_ints, spread, spread_by};
 use isoshard::testing::strategies::{layouts, meshes};
@@ -40,12 +40,17 @@ fn long_sums_have_the_bits_of_a_single_rank() {
     over_meshes(Reduction::Exact, 96, long_programs);
 }
 
+/// Returns the number of programs to run: half of them, unless `tests/complete.sh` asks for all.
+fn half_of(cases: u32) -> u32 {
+    if is_complete() { cases } else { cases / 2 }
+}
+
 fn over_meshes<S: Strategy<Value = Arc<Program>>>(mode: Reduction, cases: u32, programs: impl Fn() -> S) {
     let mut failures = Failures::default();
     for text in MESHES {
         let mesh = Mesh::parse(text, 0).expect("a mesh");
         let given = programs().prop_flat_map(|p| Given::any(mode, &mesh, p));
-        failures.check(text, cases, &given, |given| run(&mesh, given));
+        failures.check(text, half_of(cases), &given, |given| run(&mesh, given));
     }
     failures.report();
 }
@@ -58,7 +63,7 @@ fn on_any_mesh() {
         (Just(mesh), given)
     });
     let mut failures = Failures::default();
-    failures.check("any mesh", 256, &given, |(mesh, given)| run(&mesh, given));
+    failures.check("any mesh", half_of(256), &given, |(mesh, given)| run(&mesh, given));
     failures.report();
 }
 

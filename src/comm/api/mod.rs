@@ -11,6 +11,7 @@ mod phased_reduce;
 mod process;
 mod rank;
 mod rank_failures;
+mod rank_outcomes;
 mod spmd;
 mod tally;
 mod timeline;

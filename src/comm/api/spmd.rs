@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use super::caught::{drop_caught, take_message};
 use super::local_world::LocalWorld;
 use super::rank::Rank;
-use super::rank_failures::{Failures, is_echo, panic_of_drop, record_failure, run_rank};
+use super::rank_failures::{Failures, panic_of_drop, record_failure, run_rank};
+use super::rank_outcomes::{AnyResult, Program, RankOutcomes, program_of, result_of};
 use crate::comm::diagnostics::{FlightSettings, flight::SlowRank};
 use crate::comm::machine::Machine;
 use crate::comm::network::Network;
@@ -343,18 +344,7 @@ impl Spmd {
         T: Send + 'static,
         F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
     {
-        let RankOutcomes { results, mut failures, waited_s, .. } = self.start(f)?;
-        let real = failures.iter().position(|(_, cause)| !is_echo(cause));
-        if !failures.is_empty() {
-            let stuck = results.iter().position(Option::is_none);
-            let (rank, cause) = match stuck {
-                Some(stuck) if real.is_none() => (stuck, Failure::Stuck(waited_s)),
-                _ => failures.swap_remove(real.unwrap_or(0)),
-            };
-            return Err(Error::Rank { rank, cause: Box::new(cause) });
-        }
-        let result = |r: Option<Option<T>>| r.flatten().expect("a rank without failure has a result");
-        Ok(results.into_iter().map(result).collect())
+        Ok(self.start(program_of(f))?.results()?.into_iter().map(result_of).collect())
     }
 
     /// Like [`Spmd::run`], but returns each rank's own outcome in rank order: its result or its failure.
@@ -374,23 +364,11 @@ impl Spmd {
         T: Send + 'static,
         F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
     {
-        let RankOutcomes { results, mut failures, waited_s, .. } = self.start(f)?;
-        let end = |(rank, result): (usize, Option<Option<T>>)| {
-            let own = failures.iter().position(|(failed, _)| *failed == rank);
-            match (result.flatten(), own) {
-                (Some(result), _) => Ok(result),
-                (None, Some(at)) => Err(failures.swap_remove(at).1),
-                (None, None) => Err(Failure::Stuck(waited_s)),
-            }
-        };
-        Ok(results.into_iter().enumerate().map(end).collect())
+        let ends = self.start(program_of(f))?.ends();
+        Ok(ends.into_iter().map(|end| end.map(result_of)).collect())
     }
 
-    fn start<T, F>(self, f: F) -> Result<RankOutcomes<T>>
-    where
-        T: Send + 'static,
-        F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
-    {
+    fn start(self, f: Program) -> Result<RankOutcomes> {
         self.check()?;
         let threads_per_rank = self.threads_per_rank.map_or_else(|| cpu::threads_each(self.world), Ok)?;
         let world = || {
@@ -403,7 +381,6 @@ impl Spmd {
         let world = Arc::new(world?);
         let failures = Arc::new(Mutex::new(Vec::new()));
         let (results, arrivals) = channel();
-        let f = Arc::new(f);
         let memory_limit = self.memory_limit;
         let (mut threads, mut refused) = (Vec::new(), None);
         for rank in 0..self.world {
@@ -482,14 +459,14 @@ impl Spmd {
         Ok(())
     }
 
-    fn gather<T>(
+    fn gather(
         &self,
         mut threads: Vec<Option<JoinHandle<()>>>,
-        arrivals: &Receiver<(usize, Option<T>)>,
+        arrivals: &Receiver<(usize, Option<AnyResult>)>,
         failures: &Failures,
         world: &LocalWorld,
-    ) -> RankOutcomes<T> {
-        let mut results: Vec<Option<Option<T>>> = (0..self.world).map(|_| None).collect();
+    ) -> RankOutcomes {
+        let mut results: Vec<Option<Option<AnyResult>>> = (0..self.world).map(|_| None).collect();
         let mut last = Instant::now();
         let mut report_panic = None;
         while let Some((rank, result)) = self.next(arrivals, failures, last, world, &mut report_panic) {
@@ -541,17 +518,6 @@ impl Spmd {
             }
         }
     }
-}
-
-/// The outcomes of all ranks.
-struct RankOutcomes<T> {
-    /// By rank: `None` for an abandoned rank, `Some(None)` for a failed one, otherwise its result.
-    results: Vec<Option<Option<T>>>,
-    failures: Vec<(usize, Failure)>,
-    /// The seconds since the last rank ended.
-    waited_s: f64,
-    /// The message of a panic in the function that reports slow ranks.
-    report_panic: Option<String>,
 }
 
 #[cfg(test)]

@@ -34,13 +34,26 @@ pub(super) trait Lanes<const N: usize>: Copy {
     /// # Safety
     /// `x` points to `len` elements, and `len` is at most `N`.
     unsafe fn load_first<T: Num>(self, x: *const T, len: usize, pad: T) -> [T; N];
+
+    /// Runs a part of a computation: inlined, but in a function of its own in builds with debug assertions. A part that
+    /// many places inline makes functions so long, with the checks of each place, that compiling them takes minutes.
+    fn apart<T: Num, F: Reducer<T>, P: LanesPart<T, F, N>>(self, part: P);
 }
+
+/// True if [`Lanes::apart`] calls a function.
+const APART: bool = cfg!(debug_assertions);
 
 /// A computation that is compiled for each kind of vectors by itself. So it does not depend on its caller's instruction
 /// set, nor on what of the caller is inlined.
 pub(super) trait LanesFold<T: Num, F: Reducer<T>> {
     /// Runs the computation. Implementations are `#[inline(always)]`.
     fn run<L: Lanes<N>, const N: usize>(self, lanes: L);
+}
+
+/// A part of a computation on vectors of `N` lanes, for [`Lanes::apart`].
+pub(super) trait LanesPart<T: Num, F: Reducer<T>, const N: usize> {
+    /// Runs the part. Implementations are `#[inline(always)]`.
+    fn run<L: Lanes<N>>(self, lanes: L);
 }
 
 /// Runs `fold` with the widest vectors of `isa` that `leaves` leaves can fill. Integers have plain ones.
@@ -72,6 +85,12 @@ pub(super) fn run<T: Num, F: Reducer<T>, R: LanesFold<T, F>>(isa: Isa, leaves: u
 #[inline(never)]
 fn run_plain<T: Num, F: Reducer<T>, R: LanesFold<T, F>>(fold: R) {
     fold.run::<_, 4>(PlainLanes);
+}
+
+/// Runs `part` with plain vectors.
+#[inline(never)]
+fn apart_plain<T: Num, F: Reducer<T>, P: LanesPart<T, F, N>, const N: usize>(part: P) {
+    part.run(PlainLanes);
 }
 
 /// `K` vectors for each of `N` leaves.
@@ -211,6 +230,15 @@ impl<const N: usize> Lanes<N> for PlainLanes {
         }
         vector
     }
+
+    #[inline(always)]
+    fn apart<T: Num, F: Reducer<T>, P: LanesPart<T, F, N>>(self, part: P) {
+        if APART {
+            apart_plain::<T, F, P, N>(part);
+        } else {
+            part.run(self);
+        }
+    }
 }
 
 /// Levels by shuffles, which compilers do not find by themselves. The halves are joined in any order, since joins commute:
@@ -220,7 +248,7 @@ mod x86 {
     use std::arch::x86_64::*;
     use std::mem::transmute_copy;
 
-    use super::{JoinOperation, Lanes, LanesFold, Num, Reducer, joined};
+    use super::{APART, JoinOperation, Lanes, LanesFold, LanesPart, Num, Reducer, joined};
 
     /// Runs `fold` with vectors of AVX-512.
     ///
@@ -234,6 +262,19 @@ mod x86 {
         fold.run::<_, N>(Avx512Lanes(()));
     }
 
+    /// Runs `part` with vectors of AVX-512.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
+    unsafe fn apart_avx512<T: Num, F: Reducer<T>, P: LanesPart<T, F, N>, const N: usize>(part: P)
+    where
+        Avx512Lanes: Lanes<N>,
+    {
+        part.run(Avx512Lanes(()));
+    }
+
     /// Runs `fold` with vectors of AVX2.
     ///
     /// # Safety
@@ -244,6 +285,19 @@ mod x86 {
         Avx2Lanes: Lanes<N>,
     {
         fold.run::<_, N>(Avx2Lanes(()));
+    }
+
+    /// Runs `part` with vectors of AVX2.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn apart_avx2<T: Num, F: Reducer<T>, P: LanesPart<T, F, N>, const N: usize>(part: P)
+    where
+        Avx2Lanes: Lanes<N>,
+    {
+        part.run(Avx2Lanes(()));
     }
 
     /// Vectors of 64 bytes. Only [`run_avx512`] makes it, so its conditions hold.
@@ -290,7 +344,7 @@ mod x86 {
     /// Writes the functions that differ in types and names only: the join, and the level from its shuffles. Compilers take
     /// vectors apart if the join is a loop, so sums and products of floats have their own instructions.
     macro_rules! joins_and_levels {
-        ($n:literal, $v:ty, [$add:ident, $mul:ident, $max:ident, $min:ident, $mark:ident],
+        ($n:literal, $v:ty, $apart:ident, [$add:ident, $mul:ident, $max:ident, $min:ident, $mark:ident],
             |$a:ident, $b:ident, $D:ident| $shuffles:expr) => {
             #[inline(always)]
             fn join<T: Num, F: Reducer<T>>(self, a: [T; $n], b: [T; $n]) -> [T; $n] {
@@ -302,6 +356,16 @@ mod x86 {
                         JoinOperation::Mul => bits($mul(bits(a), bits(b))),
                         JoinOperation::Other => joined::<T, F, $n>(a, b),
                     }
+                }
+            }
+
+            #[inline(always)]
+            fn apart<T: Num, F: Reducer<T>, P: LanesPart<T, F, $n>>(self, part: P) {
+                if APART {
+                    // SAFETY: as above.
+                    unsafe { $apart::<T, F, P, $n>(part) }
+                } else {
+                    part.run(self);
                 }
             }
 
@@ -345,6 +409,7 @@ mod x86 {
         joins_and_levels!(
             16,
             __m512,
+            apart_avx512,
             [_mm512_add_ps, _mm512_mul_ps, _mm512_max_ps, _mm512_min_ps, mark_512_ps],
             |a, b, D| match D {
                 1 => {
@@ -374,6 +439,7 @@ mod x86 {
         joins_and_levels!(
             8,
             __m512d,
+            apart_avx512,
             [_mm512_add_pd, _mm512_mul_pd, _mm512_max_pd, _mm512_min_pd, mark_512_pd],
             |a, b, D| match D {
                 1 => (_mm512_mask_blend_pd(0xaa, a, b), _mm512_shuffle_pd::<0x55>(a, b)),
@@ -413,6 +479,7 @@ mod x86 {
         joins_and_levels!(
             8,
             __m256,
+            apart_avx2,
             [_mm256_add_ps, _mm256_mul_ps, _mm256_max_ps, _mm256_min_ps, mark_256_ps],
             |a, b, D| match D {
                 1 | 2 => (_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xdd>(a, b)),
@@ -435,6 +502,7 @@ mod x86 {
         joins_and_levels!(
             4,
             __m256d,
+            apart_avx2,
             [_mm256_add_pd, _mm256_mul_pd, _mm256_max_pd, _mm256_min_pd, mark_256_pd],
             |a, b, D| match D {
                 1 => (_mm256_blend_pd::<0xa>(a, b), _mm256_shuffle_pd::<0x5>(a, b)),

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::lanes::{LaneSource, Lanes, LanesFold, collapse};
+use super::lanes::{LaneSource, Lanes, LanesFold, LanesPart, collapse};
 use super::neighbours::level;
 use super::real::Num;
 use super::reducer::Reducer;
@@ -98,7 +98,7 @@ impl<T: Num, F: Reducer<T>> LanesFold<T, F> for RowsFold<'_, T> {
                     nodes.copy_from_slice(&group);
                 }
             }
-            join_levels::<T, F, L, N>(lanes, nodes, out.len() << depth, depth);
+            lanes.apart::<T, F, _>(LevelsOfNodes { nodes, len: out.len() << depth, levels: depth });
             out.copy_from_slice(&nodes[..out.len()]);
         }
     }
@@ -217,7 +217,7 @@ impl<const N: usize> RowLeaves<N> {
         for i in 0..1usize << (self.depth - LEVELS) {
             // SAFETY: the caller's promise.
             unsafe { self.write_nodes::<T, F, L>(lanes, &mut at, i * groups..(i + 1) * groups, nodes) };
-            join_levels::<T, F, L, N>(lanes, nodes, 1 << LEVELS, LEVELS);
+            lanes.apart::<T, F, _>(LevelsOfNodes { nodes, len: 1 << LEVELS, levels: LEVELS });
             let mut node = nodes[0];
             for _ in 0..i.trailing_ones() {
                 top -= 1;
@@ -326,7 +326,25 @@ impl<P: Copy, L: Lanes<N>, const N: usize> VectorsOfGroup<'_, P, L, N> {
     where
         P: Places<T>,
     {
-        let VectorsOfGroup { lanes, at, lens, full } = self;
+        let mut nodes = [F::PAD; N];
+        self.lanes.apart::<T, F, _>(PairOfGroup { group: self, i, nodes: &mut nodes });
+        nodes
+    }
+}
+
+/// The vectors `i` and `i + 1` of each node of a group. [`VectorsOfGroup::pair`] makes it, so its promise holds.
+struct PairOfGroup<'a, T, P, L, const N: usize> {
+    group: VectorsOfGroup<'a, P, L, N>,
+    i: usize,
+    nodes: &'a mut [T; N],
+}
+
+impl<T: Num, F: Reducer<T>, P: Places<T>, M, const N: usize> LanesPart<T, F, N>
+    for PairOfGroup<'_, T, P, M, N>
+{
+    #[inline(always)]
+    fn run<L: Lanes<N>>(self, lanes: L) {
+        let PairOfGroup { group: VectorsOfGroup { at, lens, full, .. }, i, nodes } = self;
         let (vectors, pad) = (FullVectors { at, skipped: i * N }, F::PAD);
         let lens = [&lens[i], &lens[i + 1]];
         let [a, b] = if i + 1 < full {
@@ -342,7 +360,7 @@ impl<P: Copy, L: Lanes<N>, const N: usize> VectorsOfGroup<'_, P, L, N> {
                 FirstElements::<_, _, _, N, false> { lanes, vectors, lens, pad },
             )
         };
-        lanes.join::<T, F>(a, b)
+        *nodes = lanes.join::<T, F>(a, b);
     }
 }
 
@@ -356,7 +374,7 @@ struct FullVectors<P> {
 impl<T: Num, P: Places<T>, const N: usize> LaneSource<T, N, 2> for FullVectors<P> {
     #[inline(always)]
     fn vectors(self, i: usize) -> [[T; N]; 2] {
-        // SAFETY: `VectorsOfGroup::pair` makes it of vectors that are full in every node.
+        // SAFETY: `PairOfGroup` makes it of vectors that are full in every node.
         unsafe { self.at.at(i).wrapping_add(self.skipped).cast::<[[T; N]; 2]>().read() }
     }
 }
@@ -387,35 +405,39 @@ impl<T: Num, P: Places<T>, L: Lanes<N>, const N: usize, const FULL: bool> LaneSo
     }
 }
 
-/// Joins neighbours in the first `len` nodes, `levels` times, in place. `len` is a multiple of `2^levels`.
-#[inline(always)]
-fn join_levels<T: Num, F: Reducer<T>, L: Lanes<N>, const N: usize>(
-    lanes: L,
-    nodes: &mut [T],
-    mut len: usize,
-    mut levels: u32,
-) {
-    while levels >= N.ilog2() && len >= N * N {
-        // Nodes after the last one are joined as well, and not used.
-        for i in 0..len.div_ceil(N * N) {
-            let square = NodeVectors { nodes: &nodes[i * N * N..][..N * N] };
-            // The places written are before all that are still to be read.
-            let [joined] = collapse::<T, F, L, _, N, 1>(lanes, square);
-            nodes[i * N..][..N].copy_from_slice(&joined);
+/// The joins of neighbours in the first `len` nodes, `levels` times, in place. `len` is a multiple of `2^levels`.
+struct LevelsOfNodes<'a, T> {
+    nodes: &'a mut [T],
+    len: usize,
+    levels: u32,
+}
+
+impl<T: Num, F: Reducer<T>, const N: usize> LanesPart<T, F, N> for LevelsOfNodes<'_, T> {
+    #[inline(always)]
+    fn run<L: Lanes<N>>(self, lanes: L) {
+        let LevelsOfNodes { nodes, mut len, mut levels } = self;
+        while levels >= N.ilog2() && len >= N * N {
+            // Nodes after the last one are joined as well, and not used.
+            for i in 0..len.div_ceil(N * N) {
+                let square = NodeVectors { nodes: &nodes[i * N * N..][..N * N] };
+                // The places written are before all that are still to be read.
+                let [joined] = collapse::<T, F, L, _, N, 1>(lanes, square);
+                nodes[i * N..][..N].copy_from_slice(&joined);
+            }
+            (len, levels) = (len / N, levels - N.ilog2());
         }
-        (len, levels) = (len / N, levels - N.ilog2());
-    }
-    for _ in 0..levels {
-        len /= 2;
-        let mut i = 0;
-        while i + 16 <= len {
-            let joined = level::<T, F, 32, 16>(nodes[2 * i..].first_chunk().expect("two nodes for each"));
-            nodes[i..][..16].copy_from_slice(&joined);
-            i += 16;
-        }
-        while i < len {
-            nodes[i] = F::join(nodes[2 * i], nodes[2 * i + 1]);
-            i += 1;
+        for _ in 0..levels {
+            len /= 2;
+            let mut i = 0;
+            while i + 16 <= len {
+                let joined = level::<T, F, 32, 16>(nodes[2 * i..].first_chunk().expect("two nodes for each"));
+                nodes[i..][..16].copy_from_slice(&joined);
+                i += 16;
+            }
+            while i < len {
+                nodes[i] = F::join(nodes[2 * i], nodes[2 * i + 1]);
+                i += 1;
+            }
         }
     }
 }
