@@ -59,7 +59,7 @@ pub(super) unsafe fn widen_lines<V, E>(
 {
     let piece = V::PIECE * E::PER_UNIT;
     if lines < V::LANES || len < piece {
-        for (line, k) in (0..lines).flat_map(|line| (0..len).map(move |k| (line, k))) {
+        for (k, line) in (0..len).flat_map(|k| (0..lines).map(move |line| (k, line))) {
             // SAFETY: the caller's promise; an element is a slice of one.
             unsafe {
                 let from = std::slice::from_raw_parts(src.add(line * src_step + k), 1);
@@ -87,5 +87,48 @@ pub(super) unsafe fn widen_lines<V, E>(
             }
         }
         line += V::LANES;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::super::super::real::Real;
+    use super::super::super::simd::Isa;
+    use super::super::stored::Stored;
+
+    /// Columns that are closer together than a vector is long have the elements of their own lines, also if lines are
+    /// shorter than a piece.
+    fn check<E: Stored>(of: impl Fn(f64) -> E) {
+        for &isa in Isa::available() {
+            let kernels = E::stored_kernels(isa);
+            let lanes = kernels.line_lanes.0;
+            for (len, apart) in (1..=33).flat_map(|len| (1..=lanes + 1).map(move |apart| (len, apart))) {
+                let (step, room) = (len + 3, len * apart + lanes);
+                let lines: Vec<E> = (0..lanes * step).map(|i| of((i % 97) as f64)).collect();
+                let mut columns = vec![E::Wide::of(-1.0); room];
+                // SAFETY: the lines are there, and room for whole vectors; this CPU has the kernel's instruction set.
+                unsafe {
+                    (kernels.widen_lines)(lines.as_ptr(), step, lanes, len, columns.as_mut_ptr(), apart);
+                }
+                for (k, line) in (0..len).flat_map(|k| (0..apart.min(lanes)).map(move |line| (k, line))) {
+                    let (got, want) =
+                        (columns[k * apart + line], E::Wide::of(((line * step + k) % 97) as f64));
+                    assert!(
+                        got == want,
+                        "{isa:?}, {len} of {lanes} lines, {apart} apart: {got:?} at {k}, {line}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_column_has_its_own_lines() {
+        check(|x| x as f32);
+        check(|x| x);
+        check(bf16::from_f64);
+        check(f16::from_f64);
     }
 }
