@@ -12,12 +12,12 @@ use super::tile::TileKernels;
 use crate::tensor::LEAF;
 
 /// With fewer rows than this, packing would cost more than it saves.
-pub(super) const MIN_ROWS_TO_PACK: usize = 16;
+pub(super) const MIN_ROWS_TO_PACK: usize = 32;
 /// Contiguous columns that are shorter than this, and those of wide tiles, are packed for many rows only.
 const MIN_LEN_TO_PACK: usize = 128;
 /// With fewer rows than this, such columns are read in place.
 const MIN_ROWS_TO_PACK_SHORT: usize = 320;
-/// The most indices of columns in place that are one block.
+/// The most indices of contiguous columns that are one block for few rows.
 const MAX_LEN_IN_PLACE: usize = 512;
 /// The largest blocks of more of them. (On a Zen 3, blocks of 64 and of 256 differ less from these than runs do, and blocks of
 /// 1,024 take 1.1 to 2.6 times as long.)
@@ -48,21 +48,21 @@ pub(super) struct Blocking {
     pub(super) keeps_cols: bool,
 }
 
-/// Returns the largest number of indices in a contraction block of a product of these numbers of rows, indices and
-/// columns.
+/// Returns the largest number of indices in a contraction block of the product `a @ b`.
 ///
 /// A panel of columns takes half of the first cache if rows are packed, so that they, results and the stack have room.
-/// Few rows go over columns in place, whose lines at a large distance share few sets of a cache and many pages: so a
-/// block's panel is short.
-pub(super) fn block_len<T>(
+/// Few rows go over columns whose lines at a large distance share few sets of a cache and many pages: so a block's panel
+/// is short.
+pub(super) fn block_len<E: Widen<Wide = T>, T>(
+    a: MatRef<'_, E>,
+    b: MatRef<'_, E>,
     kernels: &TileKernels<T>,
-    (rows, k, cols): (usize, usize, usize),
-    row_strides: (usize, usize),
 ) -> usize {
+    let ((m, k), n) = (a.shape(), b.shape().1);
     let panel_bytes = kernels.tiles[0].len() * kernels.lanes * size_of::<T>();
-    if packing_rows_pays(kernels, rows, cols, row_strides) {
+    if packing_rows_pays(kernels, m, n, a.strides()) {
         (Caches::current().first / 2 / panel_bytes).max(LEAF)
-    } else if !is_wide(kernels) && rows < MIN_ROWS_TO_PACK && k > MAX_LEN_IN_PLACE {
+    } else if !is_wide(kernels) && m < MIN_ROWS_TO_PACK && b.strides().1 == 1 && k > MAX_LEN_IN_PLACE {
         BLOCK_LEN_IN_PLACE
     } else {
         long_block_len::<T>()
@@ -262,7 +262,7 @@ mod tests {
         let kernels = f32::kernels(Isa::Baseline);
         let of = |caches| {
             with_caches(caches, || {
-                let len = block_len(kernels, (1000, 1024, 1000), a.strides());
+                let len = block_len(a, b, kernels);
                 let tree = Contraction::new(&[1024], len);
                 let blocking = Blocking::new(a, b, &tree, kernels);
                 (tree.longest, blocking.rows, blocking.vectors * kernels.lanes, blocking.keeps_cols)

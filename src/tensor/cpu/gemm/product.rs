@@ -82,7 +82,7 @@ impl<T: Gemm> LeafContraction<T> {
     /// Panics if the runs do not ascend, are empty, or exceed the sum's leaves.
     pub fn new(over: LeafRuns<'_>) -> Self {
         over.expect_leaves_of_the_sum();
-        // Few rows at a time are multiplied along such sums.
+        // Rows are read in place along such sums.
         let tree = Contraction::over_runs(over, long_block_len::<T>());
         LeafContraction { tree, len: over.indices().len(), element: PhantomData }
     }
@@ -148,8 +148,7 @@ pub(super) unsafe fn multiply<E, S>(
     let block = if thin::fits(rows, cols) {
         usize::MAX
     } else {
-        let ((m, k), n) = (rows.shape(), cols.shape().1);
-        block_len(E::Wide::kernels(Isa::current()), (m, k, n), rows.strides())
+        block_len(rows, cols, E::Wide::kernels(Isa::current()))
     };
     let tree = Contraction::cached(extents, block);
     // SAFETY: the caller's promise.
