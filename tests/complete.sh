@@ -11,7 +11,9 @@ tests/gpu/compile_kernels.py
 tests/api/list.py --check
 
 # Three random worlds per operator and mesh, and all random programs; `cargo test` takes one world, and half of the programs.
-ISOSHARD_TEST_COMPLETE=1 cargo test --test suite "$@" -- equivalence:: programs::
+for module in equivalence programs; do
+  ISOSHARD_TEST_COMPLETE=1 cargo test --test suite "$module::" "$@"
+done
 
 # Orders of the thread engine's threads that shuttle draws; `.ci/run` has loom, which tries all orders of smaller programs.
 RUSTFLAGS="--cfg shuttle" cargo test --target-dir target/shuttle --lib comm::transport::threads::models
