@@ -303,6 +303,8 @@ struct Words {
   WORD_1(ln, ln_)
   WORD_1(tanh, tanh_)
   WORD_1(erf, erf_)
+  WORD_1(bell, bell_)
+  WORD_1(mills, mills_)
   WORD_1(sigmoid, sigmoid_)
   WORD_1(sqrt, sqrt_)
   WORD_1(abs, abs_)

@@ -31,7 +31,7 @@ pub(super) const fn operations(formula: &str, known: KnownFlops) -> u64 {
 const fn word(name: &[u8], known: KnownFlops) -> u64 {
     match name {
         b"of" | b"wide" | b"inf" | b"nan" => 0,
-        b"exp" | b"ln" | b"tanh" | b"erf" | b"sigmoid" => Work::SPECIAL,
+        b"exp" | b"ln" | b"tanh" | b"erf" | b"bell" | b"mills" | b"sigmoid" => Work::SPECIAL,
         b"sin" | b"cos" | b"tan" | b"asin" | b"acos" | b"atan" | b"atan2" => Work::SPECIAL,
         b"sinh" | b"cosh" | b"asinh" | b"acosh" | b"atanh" | b"lgamma" | b"digamma" | b"trigamma" => {
             Work::SPECIAL

@@ -142,18 +142,19 @@ macro_rules! function {
             }
         }
     };
-    (@loops $Type:ident phi_floats, ($($x:ident),+) () [$b:ident = $bound:expr, $p:ident = $phi:expr $(, $v:ident = $e:expr)*] $value:expr) => {
-        function!(@loops $Type functions, ($($x),+) () [$b = $bound, $p = $phi $(, $v = $e)*] $value);
+    (@loops $Type:ident two_pass_floats, ($($x:ident),+) () [$b:ident = $bound:expr, $first:ident = $part:expr $(, $v:ident = $e:expr)*] $value:expr) => {
+        function!(@loops $Type functions, ($($x),+) () [$b = $bound, $first = $part $(, $v = $e)*] $value);
 
-        impl NormalFunction<{ arity!($($x),+) }> for $Type {
+        impl TwoPasses<{ arity!($($x),+) }> for $Type {
             #[inline(always)]
             #[allow(unused_variables)]
-            fn operand<A: Real>([$($x),+]: [A; arity!($($x),+)]) -> A {
-                $bound
+            fn first<A: Real>([$($x),+]: [A; arity!($($x),+)]) -> A {
+                let $b = $bound;
+                $part
             }
 
             #[inline(always)]
-            fn with_phi<A: Real>([$($x),+]: [A; arity!($($x),+)], $p: A) -> A {
+            fn second<A: Real>([$($x),+]: [A; arity!($($x),+)], $first: A) -> A {
                 let $b = $bound;
                 $(let $v = $e;)*
                 $value
@@ -163,7 +164,7 @@ macro_rules! function {
         impl $Type {
             /// The formula's loops.
             pub(in crate::ops) const LOOPS: Loops =
-                Loops::floats_with_phi::<$Type, { arity!($($x),+) }>();
+                Loops::floats_in_two_passes::<$Type, { arity!($($x),+) }>();
         }
     };
     (@loops $Type:ident wide_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
@@ -265,7 +266,7 @@ macro_rules! function {
     (@each wide_floats) => {
         "EACH_FLOAT"
     };
-    (@each phi_floats) => {
+    (@each two_pass_floats) => {
         "EACH_FLOAT"
     };
     (@each rare_floats) => {

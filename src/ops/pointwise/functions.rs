@@ -24,9 +24,9 @@ functions! {
     }
 
     /// Clamps `x` to ±10⁴, where distribution functions are already 0 or 1 and `x³` is still finite. NaN stays NaN.
-    fn bounded(x) = select(abs(x) > of(1e4), copysign(of(1e4), x), x);
-    /// The normal distribution function.
-    fn phi(x) = fma(of(0.5), erf(x * of(FRAC_1_SQRT_2)), of(0.5));
+    fn bounded(x) = select(x < of(-1e4), of(-1e4), select(x > of(1e4), of(1e4), x));
+    /// The normal distribution function, from `e = bell(x)`.
+    fn phi(x, e) [tail = e * mills(abs(x))] = select(x < of(0.0), tail, sub(of(1.0), tail));
     /// `x^y` with IEEE 754's special cases. Called with f64 only.
     fn power(x, y) [
         a = abs(x),

@@ -58,6 +58,10 @@ words! { Real:
     tanh(x) = Real::tanh;
     /// The error function.
     erf(x) = Real::erf;
+    /// `e^(-x²/2)`.
+    bell(x) = Real::bell;
+    /// `(1 - Φ(x)) · e^(x²/2)` for `x >= 0`.
+    mills(x) = Real::mills;
     /// `1 / (1 + e^-x)`.
     sigmoid(x) = Real::sigmoid;
     /// 2 to the power of `x`.

@@ -4,7 +4,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use half::{bf16, f16};
 
-use crate::tensor::math::{circular, erf, exp, exponential, hyperbolic, log, logarithm};
+use crate::tensor::math::{circular, erf, exp, exponential, hyperbolic, log, logarithm, normal};
 use crate::tensor::{Element, Float};
 
 /// f32 or f64, with the functions that kernels may use. Each is a fixed sequence of IEEE operations, so its result has
@@ -39,6 +39,10 @@ pub trait Real:
     fn tanh(self) -> Self;
     /// Returns the error function.
     fn erf(self) -> Self;
+    /// Returns `e^(-x²/2)`.
+    fn bell(self) -> Self;
+    /// Returns `(1 - Φ(x)) · e^(x²/2)` for `x >= 0`.
+    fn mills(self) -> Self;
     /// Returns the logistic function `1 / (1 + e^-x)`.
     fn sigmoid(self) -> Self;
     /// Returns 2 to the power of this value.
@@ -356,12 +360,12 @@ macro_rules! float_num {
 }
 
 float_num! {
-    f32: exp = exp::exp_f32, ln = log::ln_f32, tanh = exp::tanh_f32, erf = erf::erf_f32,
+    f32: exp = exp::exp_f32, ln = log::ln_f32, tanh = exp::tanh_f32, erf = erf::erf_f32, bell = normal::bell_f32, mills = normal::mills_f32,
         sigmoid = exp::sigmoid_f32, exp2 = exponential::exp2_f32, expm1 = exponential::expm1_f32, ln_1p = logarithm::ln_1p_f32,
         log2 = logarithm::log2_f32, log10 = logarithm::log10_f32, atanh = hyperbolic::atanh_f32,
         sin = circular::sin_f32, cos = circular::cos_f32, tan = circular::tan_f32,
         sin_near = circular::sin_near_f32, cos_near = circular::cos_near_f32, tan_near = circular::tan_near_f32;
-    f64: exp = exp::exp_f64, ln = log::ln_f64, tanh = exp::tanh_f64, erf = erf::erf_f64,
+    f64: exp = exp::exp_f64, ln = log::ln_f64, tanh = exp::tanh_f64, erf = erf::erf_f64, bell = normal::bell_f64, mills = normal::mills_f64,
         sigmoid = exp::sigmoid_f64, exp2 = exponential::exp2_f64, expm1 = exponential::expm1_f64, ln_1p = logarithm::ln_1p_f64,
         log2 = logarithm::log2_f64, log10 = logarithm::log10_f64, atanh = hyperbolic::atanh_f64,
         sin = circular::sin_f64, cos = circular::cos_f64, tan = circular::tan_f64,

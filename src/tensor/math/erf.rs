@@ -18,16 +18,15 @@ use super::exp::{exp_mid_f32, exp_mid_f64};
 /// Returns the error function `2 / sqrt(pi) * integral of e^(-t^2) from 0 to x`.
 #[inline(always)]
 pub fn erf_f32(x: f32) -> f32 {
-    erf_from_tail_f32(x, erfc_tail_f32(erfc_exponent_f32(x)))
-}
-
-/// Returns the logarithm of `1 - erf |x|`, for |x| that are not small.
-#[inline(always)]
-pub(in crate::tensor) fn erfc_exponent_f32(x: f32) -> f32 {
     let a = x.abs();
+    let small = horner!(
+        f32,
+        a * a,
+        [-5.966_928_7e-4, 4.988_535e-3, -2.676_348_7e-2, 1.128_173_1e-1, -3.761_248_6e-1, 1.283_791_5e-1]
+    );
     // erf(4) is 1 in f32.
     let b = if a > 4.0 { 4.0 } else { a };
-    horner!(
+    let log_erfc = horner!(
         f32,
         b,
         [
@@ -39,25 +38,8 @@ pub(in crate::tensor) fn erfc_exponent_f32(x: f32) -> f32 {
             -1.127_667_3,
             -1.977_367e-4
         ]
-    )
-}
-
-/// Returns `1 - erf |x|` from its [logarithm](erfc_exponent_f32).
-#[inline(always)]
-pub(in crate::tensor) fn erfc_tail_f32(exponent: f32) -> f32 {
-    exp_mid_f32(exponent)
-}
-
-/// Returns the error function from its [tail](erfc_tail_f32), which is used if |x| is not small.
-#[inline(always)]
-pub(in crate::tensor) fn erf_from_tail_f32(x: f32, tail: f32) -> f32 {
-    let a = x.abs();
-    let small = horner!(
-        f32,
-        a * a,
-        [-5.966_928_7e-4, 4.988_535e-3, -2.676_348_7e-2, 1.128_173_1e-1, -3.761_248_6e-1, 1.283_791_5e-1]
     );
-    let (small, big) = (small.mul_add(a, a), 1.0 - tail);
+    let (small, big) = (small.mul_add(a, a), 1.0 - exp_mid_f32(log_erfc));
     (if a < 0.92 { small } else { big }).copysign(x)
 }
 

@@ -27,6 +27,7 @@ pub mod hyperbolic;
 pub mod inverse_trig;
 pub mod log;
 pub mod logarithm;
+pub mod normal;
 pub mod poisson;
 pub mod power;
 pub mod trig;

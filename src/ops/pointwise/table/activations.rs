@@ -6,13 +6,13 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, floats as phi_floats};
+use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, floats as two_pass_floats};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::rows::select_rows;
 use crate::ops::pointwise::second_derivatives::{gelu_curvature, gelu_tanh_curvature, silu_curvature};
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, InputFill, Meta, Op, Row, Sample, Vjp, Windows};
-use crate::tensor::cpu::{self, Constants, Function, Loops, NormalFunction, Real};
+use crate::tensor::cpu::{self, Constants, Function, Loops, Real, TwoPasses};
 use crate::tensor::{DType, Tensor, cuda};
 
 macro_rules! activations_table {
@@ -31,8 +31,8 @@ macro_rules! activations_table {
             example [-1.0, 2.0] => [0.0, 2.0];
         /// Returns `x · Φ(x)`, with `Φ` the normal distribution function `(1 + erf(x / √2)) / 2`: the Gaussian error
         /// linear unit (Hendrycks, Gimpel 2016).
-        Gelu gelu(x) [b = bounded(x), p = phi(b)] = select(x < b, b, x) * p,
-            for phi_floats, Opaque "Neither linear nor monotone.",
+        Gelu gelu(x) [b = bounded(x), e = bell(b), p = phi(b, e)] = select(x < b, b, x) * p,
+            for two_pass_floats, Opaque "Neither linear nor monotone.",
             gradient |dy, y| { x => (dy.gelu_grad(x)) },
             samples [Ints, Positive],
             example [-1.0, 2.0] => "[-0.159, 1.954]";
@@ -65,8 +65,8 @@ macro_rules! activations_table {
             example [1.0, 1.0], [-3.0, 3.0] => [0.0, 1.0];
         /// The derivative of [`Gelu`]: takes `(dy, x)` and returns `dy · gelu'(x)`.
         GeluGrad gelu_grad(dy, x)
-                [b = bounded(x), p = phi(b), density = exp(b * b * of(-0.5)) * of(DENSITY)] = dy * fma(b, density, p),
-            for phi_floats, Linear "Linear in the incoming gradient.",
+                [b = bounded(x), e = bell(b), p = phi(b, e)] = dy * fma(b, e * of(DENSITY), p),
+            for two_pass_floats, Linear "Linear in the incoming gradient.",
             gradient |d, dx| { dy => (d.gelu_grad(x)), x => (gelu_curvature(d * dy, x)) },
             samples [Ints Ints] rounded 4,
             example [1.0, 2.0], [0.0, 0.0] => [0.5, 1.0];
