@@ -125,13 +125,16 @@ macro_rules! function {
             "(", $calls, arity!($($x),+), ", ", stringify!($name), ")\n"
         )
     };
+    (@constant $Type:ident, $loops:expr) => {
+        impl $Type {
+            /// The formula's loops.
+            pub(in crate::ops) const LOOPS: Loops = $loops;
+        }
+    };
     (@loops $Type:ident floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         function!(@loops $Type functions, ($($x),+) ($($s),*) [$($v = $e),*] $value);
 
-        impl $Type {
-            /// The formula's loops.
-            pub(in crate::ops) const LOOPS: Loops = Loops::floats::<$Type, { arity!($($x),+) }>();
-        }
+        function!(@constant $Type, Loops::floats::<$Type, { arity!($($x),+) }>());
     };
     (@loops $Type:ident functions, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         impl Function<{ arity!($($x),+) }> for $Type {
@@ -161,11 +164,7 @@ macro_rules! function {
             }
         }
 
-        impl $Type {
-            /// The formula's loops.
-            pub(in crate::ops) const LOOPS: Loops =
-                Loops::floats_in_two_passes::<$Type, { arity!($($x),+) }>();
-        }
+        function!(@constant $Type, Loops::floats_in_two_passes::<$Type, { arity!($($x),+) }>());
     };
     (@loops $Type:ident wide_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         impl WideFunction<{ arity!($($x),+) }> for $Type {
@@ -176,12 +175,9 @@ macro_rules! function {
             }
         }
 
-        impl $Type {
-            /// The formula's loops.
-            pub(in crate::ops) const LOOPS: Loops = Loops::wide::<$Type, { arity!($($x),+) }>();
-        }
+        function!(@constant $Type, Loops::wide::<$Type, { arity!($($x),+) }>());
     };
-    (@loops $Type:ident rare_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
+    (@loops $Type:ident rare_functions, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         impl Function<{ arity!($($x),+) }> for $Type {
             #[inline(always)]
             fn at<A: Real>([$($s,)* ..]: Constants, [$($x),+]: [A; arity!($($x),+)]) -> A {
@@ -195,12 +191,17 @@ macro_rules! function {
                 $value
             }
         }
+    };
+    (@loops $Type:ident rare_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
+        function!(@loops $Type rare_functions, ($($x),+) ($($s),*) [$($v = $e),*] $value);
 
-        impl $Type {
-            /// The formula's loops.
-            pub(in crate::ops) const LOOPS: Loops =
-                Loops::floats_with_rare::<$Type, { arity!($($x),+) }>();
-        }
+        function!(@constant $Type, Loops::floats_with_rare::<$Type, { arity!($($x),+) }>());
+    };
+    (@loops $Type:ident rare_numbers, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
+        function!(@loops $Type rare_functions, ($($x),+) ($($s),*) [$($v = $e),*] $value);
+        function!(@loops $Type num_functions, ($($x),+) ($($s),*) [$($v = $e),*] $value);
+
+        function!(@constant $Type, Loops::numbers_with_rare::<$Type, { arity!($($x),+) }>());
     };
     (@loops $Type:ident far_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         impl WideFunction<{ arity!($($x),+) }> for $Type {
@@ -217,13 +218,9 @@ macro_rules! function {
             }
         }
 
-        impl $Type {
-            /// The formula's loops.
-            pub(in crate::ops) const LOOPS: Loops =
-                Loops::wide_with_rare::<$Type, { arity!($($x),+) }>();
-        }
+        function!(@constant $Type, Loops::wide_with_rare::<$Type, { arity!($($x),+) }>());
     };
-    (@loops $Type:ident numbers, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
+    (@loops $Type:ident num_functions, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         impl NumFunction<{ arity!($($x),+) }> for $Type {
             #[inline(always)]
             fn at<A: Num>([$($s,)* ..]: Constants, [$($x),+]: [A; arity!($($x),+)]) -> A {
@@ -231,11 +228,11 @@ macro_rules! function {
                 $value
             }
         }
+    };
+    (@loops $Type:ident numbers, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
+        function!(@loops $Type num_functions, ($($x),+) ($($s),*) [$($v = $e),*] $value);
 
-        impl $Type {
-            /// The formula's loops.
-            pub(in crate::ops) const LOOPS: Loops = Loops::numbers::<$Type, { arity!($($x),+) }>();
-        }
+        function!(@constant $Type, Loops::numbers::<$Type, { arity!($($x),+) }>());
     };
     (@loops $Type:ident $class:ident, ($($x:ident),+) () [$($v:ident = $e:expr),*] $value:expr) => {
         impl BitFunction<{ arity!($($x),+) }> for $Type {
@@ -246,10 +243,7 @@ macro_rules! function {
             }
         }
 
-        impl $Type {
-            /// The formula's loops.
-            pub(in crate::ops) const LOOPS: Loops = Loops::$class::<$Type, { arity!($($x),+) }>();
-        }
+        function!(@constant $Type, Loops::$class::<$Type, { arity!($($x),+) }>());
     };
     (@base wide_floats) => {
         ", ComputedInF64"
@@ -282,6 +276,9 @@ macro_rules! function {
         "EACH_BITS"
     };
     (@each numbers) => {
+        "EACH_NUMBER"
+    };
+    (@each rare_numbers) => {
         "EACH_NUMBER"
     };
 }

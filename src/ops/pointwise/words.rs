@@ -182,6 +182,15 @@ pub mod near {
         tan(x) = Real::tan_near;
     }
 
+    words! { Real:
+        /// The remainder of the division that truncates.
+        fmod(x, y) = Real::fmod_near;
+        /// The remainder of the division that rounds down.
+        remainder(x, y) = Real::remainder_near;
+        /// The quotient rounded down.
+        floor_div(x, y) = Real::floor_div_near;
+    }
+
     wide_words! {
         /// The logarithm of the gamma function.
         lgamma(x) = gamma::lgamma_near_f64;
@@ -194,6 +203,7 @@ pub mod near {
 
 /// The functions of [`near`] for all arguments.
 pub mod far {
+    pub use crate::ops::pointwise::words::{floor_div, fmod, remainder};
     use crate::tensor::cpu::Real;
     use crate::tensor::math::gamma;
 

@@ -248,6 +248,7 @@ mod x86 {
     use std::arch::x86_64::*;
     use std::mem::transmute_copy;
 
+    use super::super::simd::opaque;
     use super::{APART, JoinOperation, Lanes, LanesFold, LanesPart, Num, Reducer, joined};
 
     /// Runs `fold` with vectors of AVX-512.
@@ -482,7 +483,7 @@ mod x86 {
             apart_avx2,
             [_mm256_add_ps, _mm256_mul_ps, _mm256_max_ps, _mm256_min_ps, mark_256_ps],
             |a, b, D| match D {
-                1 | 2 => (_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xdd>(a, b)),
+                1 | 2 => (opaque(_mm256_shuffle_ps::<0x88>(a, b)), _mm256_shuffle_ps::<0xdd>(a, b)),
                 _ => (_mm256_blend_ps::<0xf0>(a, b), _mm256_permute2f128_ps::<0x21>(a, b)),
             }
         );

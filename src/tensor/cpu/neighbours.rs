@@ -118,6 +118,7 @@ pub(super) fn level<T: Num, F: Reducer<T>, const N: usize, const HALF: usize>(x:
 mod shuffled {
     use std::arch::x86_64::*;
 
+    use super::super::simd::opaque;
     use super::{Joiner, LEAF, Num, PAIR, Reducer, TreeFold};
 
     /// Runs `fold`.
@@ -236,7 +237,7 @@ mod shuffled {
         // SAFETY: the caller's promise.
         unsafe {
             let (a, b) = (load(a), load(b));
-            joined::<T, F>(_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xDD>(a, b))
+            joined::<T, F>(opaque(_mm256_shuffle_ps::<0x88>(a, b)), _mm256_shuffle_ps::<0xDD>(a, b))
         }
     }
 

@@ -2,7 +2,9 @@
 //!
 //! The loop without branches gives NaN there; a second pass looks for NaN, and computes these elements one by one.
 
-use super::loops::{Constants, ElementFn, ElementLoop, FloatFormula, FloatLoops, Function, Loops, pieces};
+use super::loops::{
+    Constants, ElementFn, ElementLoop, FloatFormula, FloatLoops, Function, Loops, NumFunction, pieces,
+};
 use super::real::{Real, is_nan};
 use super::simd::{Kernel, dispatch};
 
@@ -14,6 +16,11 @@ impl Loops {
     pub const fn floats_with_rare<F: Function<N>, const N: usize>() -> Loops {
         let (f32, f64) = (rare_loop::<F, f32, N>, rare_loop::<F, f64, N>);
         Loops { floats: Some(FloatLoops { f32, half: f32, f64 }), integers: None, bools: None }
+    }
+
+    /// Compiles a function of floats and integers, with rare operands of floats ([`Function::at_rare`]); bool is refused.
+    pub const fn numbers_with_rare<F: Function<N> + NumFunction<N>, const N: usize>() -> Loops {
+        Loops { floats: Loops::floats_with_rare::<F, N>().floats, ..Loops::numbers::<F, N>() }
     }
 }
 

@@ -85,6 +85,12 @@ pub trait Real:
     fn round(self) -> Self;
     /// Returns this value's magnitude with the sign of `sign`.
     fn copysign(self, sign: Self) -> Self;
+    /// Returns [`Num::fmod`], or NaN if the quotient is large: without branches.
+    fn fmod_near(self, y: Self) -> Self;
+    /// Returns [`Num::remainder`], or NaN if the quotient is large.
+    fn remainder_near(self, y: Self) -> Self;
+    /// Returns [`Num::floor_div`], or NaN if the quotient is large.
+    fn floor_div_near(self, y: Self) -> Self;
 }
 
 /// A number type: f32, f64, i64, i32 or u8. Integers wrap.
@@ -263,6 +269,25 @@ pub fn narrow_bf16(x: f32) -> u16 {
     select(bits & 0x7fff_ffff > 0x7f80_0000, bits >> 16 | 0x40, rounded) as u16
 }
 
+/// Returns the remainder of the division that rounds down, from that of the one that truncates.
+#[inline(always)]
+fn remainder_of<A: Real>(rest: A, y: A) -> A {
+    let shifted = select((rest < A::ZERO) != (y < A::ZERO), rest + y, rest);
+    select(rest == A::ZERO, rest.copysign(y), shifted)
+}
+
+/// Returns the quotient rounded down, from the remainder of the division that truncates.
+#[inline(always)]
+fn quotient_of<A: Real>(x: A, rest: A, y: A) -> A {
+    let down = select((rest != A::ZERO) & ((rest < A::ZERO) != (y < A::ZERO)), A::ONE, A::ZERO);
+    let quotient = (x - rest) / y - down;
+    // The quotient is within rounding of an integer.
+    let floor = quotient.floor();
+    let whole = select(quotient - floor > A::of(0.5), floor + A::ONE, floor);
+    let whole = select(quotient == A::ZERO, A::ZERO.copysign(x / y), whole);
+    select(y == A::ZERO, x / y, whole)
+}
+
 macro_rules! float_num {
     ($($t:ident: $($function:ident = $path:path),*;)*) => {$(
         impl Num for $t {
@@ -285,37 +310,13 @@ macro_rules! float_num {
             fn magnitude(self) -> $t { $t::abs(self) }
             #[inline(always)]
             fn fmod(self, y: $t) -> $t {
-                if $t::abs(self) < $t::abs(y) {
-                    return self;
-                }
-                // With a quotient that is surely exact, one step of the division gives the remainder, which is
-                // representable. Rounding may have made the quotient 1 too large.
-                let quotient = $t::trunc(self / y);
-                if $t::abs(quotient) < 0.25 / $t::EPSILON {
-                    let rest = $t::mul_add(-quotient, y, self);
-                    let low = (rest < 0.0) != (self < 0.0) && rest != 0.0;
-                    let step = select((y < 0.0) == (self < 0.0), y, -y);
-                    return $t::copysign(select(low, rest + step, rest), self);
-                }
-                self % y
+                let near = self.fmod_near(y);
+                if near.is_nan() { self % y } else { near }
             }
             #[inline(always)]
-            fn remainder(self, y: $t) -> $t {
-                let rest = Num::fmod(self, y);
-                let shifted = select((rest < 0.0) != (y < 0.0), rest + y, rest);
-                select(rest == 0.0, $t::copysign(rest, y), shifted)
-            }
+            fn remainder(self, y: $t) -> $t { remainder_of(Num::fmod(self, y), y) }
             #[inline(always)]
-            fn floor_div(self, y: $t) -> $t {
-                let rest = Num::fmod(self, y);
-                let down = select(rest != 0.0 && (rest < 0.0) != (y < 0.0), 1.0, 0.0);
-                let quotient = (self - rest) / y - down;
-                // The quotient is within rounding of an integer.
-                let floor = $t::floor(quotient);
-                let whole = select(quotient - floor > 0.5, floor + 1.0, floor);
-                let whole = select(quotient == 0.0, $t::copysign(0.0, self / y), whole);
-                select(y == 0.0, self / y, whole)
-            }
+            fn floor_div(self, y: $t) -> $t { quotient_of(self, Num::fmod(self, y), y) }
             #[inline(always)]
             fn max(self, other: $t) -> $t {
                 // `a` and `b` differ only if the values are zeros of different sign or if one is a NaN.
@@ -355,6 +356,22 @@ macro_rules! float_num {
             fn round(self) -> $t { $t::round_ties_even(self) }
             #[inline(always)]
             fn copysign(self, sign: $t) -> $t { $t::copysign(self, sign) }
+            #[inline(always)]
+            fn fmod_near(self, y: $t) -> $t {
+                // With a quotient that is surely exact, one step of the division gives the remainder, which is
+                // representable. Rounding may have made the quotient 1 too large.
+                let quotient = $t::trunc(self / y);
+                let rest = $t::mul_add(-quotient, y, self);
+                let low = ((rest < 0.0) != (self < 0.0)) & (rest != 0.0);
+                let step = select((y < 0.0) == (self < 0.0), y, -y);
+                let rest = $t::copysign(select(low, rest + step, rest), self);
+                let rest = select($t::abs(quotient) < 0.25 / $t::EPSILON, rest, $t::NAN);
+                select($t::abs(self) < $t::abs(y), self, rest)
+            }
+            #[inline(always)]
+            fn remainder_near(self, y: $t) -> $t { remainder_of(self.fmod_near(y), y) }
+            #[inline(always)]
+            fn floor_div_near(self, y: $t) -> $t { quotient_of(self, self.fmod_near(y), y) }
         }
     )*};
 }

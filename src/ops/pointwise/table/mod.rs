@@ -12,8 +12,9 @@
 //! ```
 //!
 //! The class `wide_floats` computes in f64 for every dtype and rounds once. The class `rare_floats` calls the words of
-//! `words::far` if those of `words::near` return NaN. The class `far_floats` does both. In the class `phi_floats` the
-//! second local name is the normal distribution function of the first one; loops for f32 compute it in passes.
+//! `words::far` if those of `words::near` return NaN. The class `far_floats` does both. The class
+//! `rare_numbers` is `rare_floats` with integers. In the class `two_pass_floats` loops for f32 compute the second local name
+//! in a pass of its own.
 //!
 //! Macros generate from it the record, the loops, the kernels, the samples, and the methods of
 //! [`DTensor`](crate::dtensor::DTensor) and [`GradientExpr`]. Rows after `derivatives` have no method of `DTensor`.

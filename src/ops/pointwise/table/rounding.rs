@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, numbers};
+use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, numbers as rare_numbers};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, InputFill, Meta, Op, Sample, Vjp, Windows};
@@ -49,21 +49,21 @@ macro_rules! rounding_table {
         /// Returns the remainder of a division that truncates, `x - y · trunc(x / y)`, exactly. It has the sign of `x`,
         /// as C's `fmod` and Rust's `%`. Divided by 0, a float gives NaN and an integer itself.
         Fmod fmod(x, y) = fmod(x, y),
-            for numbers, Opaque "Neither linear nor monotone.",
+            for rare_numbers, Opaque "Neither linear nor monotone.",
             gradient |dz, z| { x => (dz), y => (-(dz * ((x - z) / y).round())) },
             samples [] not_smooth [Ints Positive, Positive Ints],
             example [-5.0, 5.5], [3.0, 2.0] => [-2.0, 1.5];
         /// Returns the remainder of a division that rounds down, `x - y · floor(x / y)`. It has the sign of `y`, as
         /// Python's `%`. Divided by 0, a float gives NaN and an integer itself.
         Remainder remainder(x, y) = remainder(x, y),
-            for numbers, Opaque "Neither linear nor monotone.",
+            for rare_numbers, Opaque "Neither linear nor monotone.",
             gradient |dz, z| { x => (dz), y => (-(dz * x.floor_div(y))) },
             samples [] not_smooth [Ints Positive, Positive Ints],
             example [-5.0, 5.5], [3.0, 2.0] => [1.0, 1.5];
         /// Returns the quotient rounded down, `floor(x / y)` without an error of rounding: Python's `//`. Divided by 0,
         /// a float gives an infinity or NaN, and an integer 0. The gradient is 0.
         FloorDiv floor_div(x, y) = floor_div(x, y),
-            for numbers, Opaque "Not linear.",
+            for rare_numbers, Opaque "Not linear.",
             gradient |dz, z| { x => (dz.zero()), y => (dz.zero()) },
             samples [] not_smooth [Ints Positive, Positive Ints],
             example [-5.0, 5.5], [3.0, 2.0] => [-2.0, 2.0];

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use super::super::real::{Real, Widen, narrow_bf16, narrow_f16, widen_bf16, widen_f16};
 use super::super::simd::Isa;
 use super::lines::{LineVector, StoredIn, UnitsIn};
+use super::strip::{Strip, sums_of_strip};
 use super::thin_tile::{ThinTile, sums_of_columns, sums_of_lines};
 use super::tile::Tiled;
 use super::vector::{ArrayVector, Vector};
@@ -12,6 +13,9 @@ use super::widen::{widen_lines, widen_rows};
 
 /// A function that computes the sums of a [`ThinTile`].
 pub(super) type ThinFn<E> = unsafe fn(&ThinTile<'_, E>);
+
+/// A function that computes the sums of a [`Strip`].
+pub(super) type StripFn<E> = unsafe fn(&Strip<'_, E>);
 
 /// A function that copies elements, widened: [`widen_rows`] or [`widen_lines`].
 pub(super) type WidenFn<E> = unsafe fn(*const E, usize, usize, usize, *mut <E as Widen>::Wide, usize);
@@ -28,6 +32,8 @@ pub(super) struct StoredKernels<E: Widen + 'static> {
     pub(super) columns: &'static [(usize, ThinFn<E>)],
     /// The kernels for one vector of contiguous columns.
     pub(super) column: &'static [ThinFn<E>],
+    /// The kernels for strips of contiguous columns; longer lists of rows have too many sums for them.
+    pub(super) strips: &'static [StripFn<E>],
     /// Copies rows.
     pub(super) widen_rows: WidenFn<E>,
     /// Copies lines to columns.
@@ -47,13 +53,14 @@ pub(super) trait Stored: Widen<Wide: Real + Tiled> {
 /// Lists kernels by rows, with leaves side by side, as many chains as multiply-adds are under way at a time, and vectors of
 /// columns, as many as there are registers for.
 macro_rules! kernels {
-    ($name:ident, $isa:ident, $e:ty, $v:ty, $few:ty, [$($rows:literal: $leaves:literal $vectors:literal,)*]) => {
+    ($name:ident, $isa:ident, $e:ty, $v:ty, $few:ty, [$($rows:literal: $leaves:literal $vectors:literal,)*], [$($few_rows:literal: $depth:literal,)*]) => {
         pub(super) static $name: StoredKernels<$e> = StoredKernels {
             line_lanes: (<$few as Vector>::LANES, <$few as LineVector>::PIECE * <$e as UnitsIn<$few>>::PER_UNIT),
             lines: &[$($isa::lines::<$few, $e, $rows, $leaves>),*],
             lanes: <$v as Vector>::LANES,
             columns: &[$(($vectors, $isa::columns::<$v, $e, $rows, $vectors>)),*],
             column: &[$($isa::columns::<$v, $e, $rows, 1>),*],
+            strips: &[$($isa::strips::<$v, $e, $few_rows, $depth>),*],
             widen_rows: $isa::rows_wide::<$v, $e>,
             widen_lines: $isa::lines_wide::<$few, $e>,
         };
@@ -71,15 +78,15 @@ macro_rules! stored {
             $(
                 kernels!($avx512, for_avx512, $e, $v512, $v256, [
                     1: 4 16, 2: 4 8, 3: 2 6, 4: 2 5, 5: 1 4, 6: 1 4, 7: 1 3, 8: 1 3,
-                ]);
+                ], [1: 8, 2: 8, 3: 4, 4: 4,]);
                 kernels!($avx2, for_avx2, $e, $v256, $v256, [
                     1: 4 8, 2: 2 5, 3: 2 3, 4: 1 2, 5: 1 2, 6: 1 2,
-                ]);
+                ], [1: 8, 2: 8, 3: 4, 4: 4,]);
             )*
         }
 
         $(
-            kernels!($plain, for_every_cpu, $e, $array, $array, [1: 4 8, 2: 2 4, 3: 2 2, 4: 1 2,]);
+            kernels!($plain, for_every_cpu, $e, $array, $array, [1: 4 8, 2: 2 4, 3: 2 2, 4: 1 2,], [1: 8, 2: 8, 3: 4, 4: 4,]);
 
             impl Stored for $e {
                 fn stored_kernels(isa: Isa) -> &'static StoredKernels<$e> {
@@ -137,6 +144,16 @@ macro_rules! compiled {
             {
                 // SAFETY: the caller's promise.
                 unsafe { sums_of_columns::<V, E, ROWS, VECTORS>(t) }
+            }
+
+            $(#[$attribute])*
+            pub(super) unsafe fn strips<V, E, const ROWS: usize, const DEPTH: usize>(t: &Strip<'_, E>)
+            where
+                V: Vector,
+                E: StoredIn<V> + Widen<Wide = V::T>,
+            {
+                // SAFETY: the caller's promise.
+                unsafe { sums_of_strip::<V, E, ROWS, DEPTH>(t) }
             }
 
             $(#[$attribute])*

@@ -3,7 +3,8 @@
 //! Packing the matrix would take as long as multiplying it. If its columns are contiguous along the contraction (`y = x W^T`),
 //! they are *lines*: as many as a vector has lanes are read side by side and transposed in [registers](super::lines). A lane
 //! is the chain of one line. Chains of several leaves run side by side, since a chain alone would wait for each of its
-//! multiply-adds. Otherwise columns are next to each other, and 16-bit elements are converted as they are loaded.
+//! multiply-adds. Otherwise columns are next to each other, and are read in [strips](super::strip); if 16-bit elements have more
+//! rows than strips take, a few vectors of columns go down the matrix.
 //! Every element has the bits that it has in any other tile.
 
 use super::super::real::Real;
@@ -14,6 +15,7 @@ use super::matrix::MatRef;
 use super::pack::{native, pack_rows, packed_rows_len};
 use super::scratch::with_scratch;
 use super::stored::Stored;
+use super::strip::{Strip, most_columns, place, room};
 use super::thin_tile::ThinTile;
 use super::tile::Tiled;
 
@@ -21,7 +23,7 @@ use super::tile::Tiled;
 pub(super) fn fits<E: Stored>(a: MatRef<'_, E>, b: MatRef<'_, E>) -> bool {
     let kernels = E::stored_kernels(Isa::current());
     let ((m, k), (n, strides)) = (a.shape(), (b.shape().1, b.strides()));
-    let columns = strides.1 == 1 && !E::NATIVE && k > 0 && n >= kernels.lanes;
+    let columns = strides.1 == 1 && k > 0 && n >= kernels.lanes && (!E::NATIVE || has_strips(a, b));
     m > 0 && m <= kernels.lines.len() && (has_lines(b) || columns)
 }
 
@@ -30,6 +32,13 @@ pub(super) fn fits<E: Stored>(a: MatRef<'_, E>, b: MatRef<'_, E>) -> bool {
 fn has_lines<E: Stored>(b: MatRef<'_, E>) -> bool {
     let (lanes, shortest) = E::stored_kernels(Isa::current()).line_lanes;
     b.strides().0 == 1 && b.shape().0 >= shortest && b.shape().1 >= lanes
+}
+
+/// Returns true if strips are the fastest way for columns that are contiguous. A strip of few vectors waits for each of its
+/// sums.
+fn has_strips<E: Stored>(a: MatRef<'_, E>, b: MatRef<'_, E>) -> bool {
+    let (kernels, m) = (E::stored_kernels(Isa::current()), a.shape().0);
+    m <= kernels.strips.len() && b.shape().1 >= (2 * m + 2) * kernels.lanes
 }
 
 /// Computes a product that [`fits`], and passes every element to `epilogue`.
@@ -48,6 +57,10 @@ pub(super) unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
         "the tree is inside the contraction"
     );
     let kernels = E::stored_kernels(Isa::current());
+    if !has_lines(b) && has_strips(a, b) {
+        // SAFETY: the caller's promise.
+        return unsafe { run_strips(operands, epilogue) };
+    }
     let (step, apart, lanes, (vectors, kernel), narrow) = if has_lines(b) {
         let kernel = kernels.lines[m - 1];
         (b.strides().1, b.strides().1, kernels.line_lanes.0, (1, kernel), kernel)
@@ -99,10 +112,61 @@ pub(super) unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
     });
 }
 
+/// Computes a product of contiguous columns and as many rows as strips have.
+///
+/// # Safety
+/// The conditions of [`run`] hold.
+unsafe fn run_strips<E: Stored<Wide = T>, T: Real + Tiled>(
+    operands: &GemmOperands<'_, E>,
+    epilogue: &dyn Epilogue<T>,
+) {
+    let GemmOperands { a, b, tree } = *operands;
+    let ((m, k), n) = (a.shape(), b.shape().1);
+    let kernels = E::stored_kernels(Isa::current());
+    let (kernel, lanes) = (kernels.strips[m - 1], kernels.lanes);
+    let most = most_columns::<T>(m, lanes);
+    let in_place = native(a).filter(|a| (m == 1 || a.strides().0 == 1) && a.strides().1 == m);
+    let sizes = [
+        if in_place.is_some() { 0 } else { packed_rows_len(m, k, m) },
+        (tree.depth + tree.levels + 1) * m * room(most.min(n), lanes),
+        MAX_TILE_LEN,
+    ];
+    with_scratch::<T, _>(sizes, |[packed, nodes, tile]| {
+        let rows = match in_place {
+            Some(a) => a.data().as_ptr(),
+            None => pack_rows(a, m, T::kernels(Isa::current()).interleave, packed).data,
+        };
+        let mut first = 0;
+        while first < n {
+            // Less than a vector is not left over.
+            let rest = n - first;
+            let columns = if rest <= most || rest - most >= lanes { most.min(rest) } else { most - lanes };
+            let matrix = b.data()[first..].as_ptr();
+            let strip = Strip { rows, matrix, step: b.strides().0, columns, tree, nodes: nodes.as_mut_ptr() };
+            // SAFETY: the columns are inside the matrix, as every `MatRef` is; the rows have `m` elements for each index;
+            // the nodes have room for those of the tree; this CPU has the kernel's instruction set.
+            unsafe { kernel(&strip) };
+            let node = room(columns, lanes);
+            for done in (0..columns).step_by(MAX_TILE_LEN / m) {
+                let width = (columns - done).min(MAX_TILE_LEN / m);
+                for (row, tile) in tile.chunks_mut(width).take(m).enumerate() {
+                    for (i, sum) in tile.iter_mut().enumerate() {
+                        *sum = nodes[row * node + place(done + i, columns, lanes)];
+                    }
+                }
+                // SAFETY: the columns are inside the result.
+                unsafe { epilogue.put((0, first + done), (m, width), &mut tile[..m * width], width) };
+            }
+            first += columns;
+        }
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use half::{bf16, f16};
 
+    use super::super::super::caches::{Caches, with_caches};
     use super::super::super::real::{Num, is_nan};
     use super::super::super::simd::with_isa;
     use super::super::blocks;
@@ -249,11 +313,23 @@ mod tests {
     #[test]
     fn sums_of_contiguous_columns_are_those_of_other_kernels() {
         fn check<E: Stored>() {
-            for (k, n) in [(1usize, 32usize), (31, 21), (70, 45), (40, 301)] {
-                let case = Case::<E>::new(if k > n { k } else { n });
+            let detected = Caches::current();
+            for (k, n, first) in [
+                (1usize, 32usize, detected.first),
+                (31, 21, detected.first),
+                (70, 45, 1),
+                (40, 301, detected.first),
+                // Strips of two vectors, of one, and of several that end within one.
+                (70, 163, 1),
+                (33, 145, 500),
+                (100, 300, 700),
+            ] {
+                let case = Case::<E>::new(if n > 2 * LINES { 3 * n } else { k.max(n) });
                 let tree = Contraction::new(&[k], if n == 45 { LEAF } else { usize::MAX });
+                let caches = Caches { first, ..detected };
                 for &isa in Isa::available() {
-                    for m in 1..=E::stored_kernels(isa).lines.len() {
+                    let most = E::stored_kernels(isa).lines.len();
+                    for m in (1..=most).filter(|m| !E::NATIVE || *m <= 4 && n >= (2 * m + 2) * 16) {
                         let a = MatRef::new(&case.rows, (m, k), (k, 1)).unwrap();
                         let b =
                             MatRef::new(&case.lines[..(k - 1) * (n + 2) + n], (k, n), (n + 2, 1)).unwrap();
@@ -272,12 +348,15 @@ mod tests {
                             };
                             c
                         };
-                        let [thin, other] = [true, false].map(|thin| with_isa(isa, || product(thin)));
+                        let [thin, other] =
+                            [true, false].map(|thin| with_caches(caches, || with_isa(isa, || product(thin))));
                         expect_equal(&thin, other.into_iter(), &(std::any::type_name::<E>(), m, k, n, isa));
                     }
                 }
             }
         }
+        check::<f32>();
+        check::<f64>();
         check::<bf16>();
         check::<f16>();
     }
