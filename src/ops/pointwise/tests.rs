@@ -34,6 +34,26 @@ fn values_by_definition_and_limits() {
     }
 }
 
+/// `1 - erf` in f32 would have no digit right at -5.5. Expected values are `x · erfc(-x / √2) / 2`, from mpmath.
+#[test]
+fn gelu_has_its_tail_in_f32() {
+    let (points, want) = (
+        vec![-1.0f32, -4.0, -5.5, -9.0, -13.5],
+        [
+            -0.158_655_253_931_457_05,
+            -1.266_849_673_324_796_9e-4,
+            -1.044_425_935_623_824_6e-7,
+            -1.015_729_565_358_456_6e-18,
+            0.0,
+        ],
+    );
+    let x = Tensor::from_vec(points, [5]).expect("five");
+    let got = eval_whole(&Gelu, &[x]).expect("legal")[0].to_f64_vec();
+    for (got, want) in got.iter().zip(want) {
+        assert!((got - want).abs() <= 1e-6 * f64::abs(want), "{got:e}, wanted {want:e}");
+    }
+}
+
 /// The loops that go over a chunk several times compute what the formula does for each element.
 #[test]
 fn passes_change_no_bit() {
