@@ -10,8 +10,10 @@ tests/gpu/compile_kernels.py
 # The listing of the public API, which needs a nightly toolchain's rustdoc.
 tests/api/list.py --check
 
-# Three random worlds per operator and mesh, and all random programs; `cargo test` takes one world, and half of the programs.
-for module in equivalence programs; do
+# Three random worlds per operator on each of seven meshes, all random programs, the longest rows of every dtype on the emulated
+# device, and all formulas in the interpreter of PTX; `cargo test` takes one world on four of the meshes, half of the programs, the
+# longest rows of one dtype, and every eighth formula.
+for module in equivalence programs cuda_rows cuda_ptx; do
   ISOSHARD_TEST_COMPLETE=1 cargo test --test suite "$module::" "$@"
 done
 
@@ -24,7 +26,7 @@ ISOSHARD_TEST_COMPLETE=1 cargo test --test suite rules:: "$@"
 # The plans of all operators' samples against all other plans; `cargo test` takes a part of the samples.
 ISOSHARD_ORACLE_STEP=1 cargo test --lib exhaustive_rows
 
-# On the emulated device `.ci/run` tries a third of the layouts and programs, and four of seven meshes.
+# On the emulated device `.ci/run` tries a third of the layouts and programs, and three of seven meshes.
 ISOSHARD_TEST_COMPLETE=1 ISOSHARD_TEST_DEVICE=shim cargo test --test suite -- \
     equivalence:: exact:: programs:: redistribute:: --skip fast_ --skip rules_exact
 

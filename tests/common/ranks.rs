@@ -21,6 +21,16 @@ where
     }
 }
 
+/// Returns true if a test is to run a world of so many ranks. Over MPI a larger world than all processes would be threads in
+/// each of them, which other runs have tried.
+pub fn is_tried(world: usize) -> bool {
+    match std::env::var("ISOSHARD_TEST_ENGINE") {
+        #[cfg(feature = "mpi")]
+        Ok(name) if name == "mpi" => world <= mpi::processes(),
+        _ => true,
+    }
+}
+
 /// Worlds of MPI's processes: each process of `mpirun` runs the whole test program, whose ranks are then processes.
 ///
 /// Consecutive blocks of `k` processes each form a world of `k` ranks. Processes that are left over, or all if there
@@ -57,6 +67,11 @@ mod mpi {
                 resume_unwind(panic)
             }
         }
+    }
+
+    /// Returns the number of processes.
+    pub fn processes() -> usize {
+        whole().world_len()
     }
 
     /// Consecutive processes as a world.

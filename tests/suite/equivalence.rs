@@ -1,5 +1,5 @@
-//! Every operator, on every mesh and from random legal layouts of its operands, gives the results of a single rank,
-//! forward and backward, over the real engine.
+//! Every operator, on meshes of one and two axes and from random legal layouts of its operands, gives the results of a
+//! single rank, forward and backward, over the real engine.
 //!
 //! Layouts are replicated, sharded (uneven and empty shards, both nesting orders), ragged with empty ranks, and
 //! partial. A failure prints sample, mesh and layouts in the notation, shrunk towards replication.
@@ -27,16 +27,17 @@ use proptest::option;
 use proptest::prelude::{BoxedStrategy, Strategy};
 
 use crate::common::failures::{Failures, is_complete, is_emulated};
-use crate::common::samples::{catalog, long_sums};
+use crate::common::samples::{catalog, is_whole, long_sums};
 use crate::common::{
     agree, bits_differ, bound, epsilon, has_no_derivative, magnitude, on_mesh, ordinary, ordinary_values,
     owned, small_ints, spread, spread_by, values,
 };
 use isoshard::testing::strategies::layouts;
 
-const MESHES: [&str; 7] = ["1", "a=2", "a=3", "a=4", "a=5", "a=2,b=2", "a=2,b=3"];
-/// The meshes for the kernels of the emulated device; the CPU tries all.
-const EMULATED: [&str; 4] = ["1", "a=2", "a=3", "a=2,b=2"];
+/// The meshes, in groups. `cargo test` takes one mesh per sample and group, in turn, and `tests/complete.sh` all.
+const MESHES: [&[&str]; 4] = [&["1"], &["a=2", "a=3"], &["a=4", "a=5"], &["a=2,b=2", "a=2,b=3"]];
+/// The groups for the kernels of the emulated device.
+const EMULATED: [&[&str]; 3] = [&["1"], &["a=2", "a=3"], &["a=2,b=2"]];
 /// Worlds per sample and mesh, and those of `tests/complete.sh`.
 const WORLDS: [u32; 2] = [1, 3];
 /// The largest number of layouts per world; later ones find the cached plans of earlier ones.
@@ -269,7 +270,19 @@ fn single_rank(
     outs.iter().map(from).collect()
 }
 
-/// Runs `check` for every sample on every mesh, from random layouts, and reports failures.
+/// Returns the meshes for a sample: all if the run is complete or for named operators alone, else one per group.
+fn meshes(turn: usize) -> Vec<&'static str> {
+    match is_complete() || !is_whole() {
+        true => MESHES.concat(),
+        false => {
+            let groups = if is_emulated() { &EMULATED[..] } else { &MESHES[..] };
+            groups.iter().enumerate().map(|(g, group)| group[(turn + g) % group.len()]).collect()
+        }
+    }
+}
+
+/// Runs `check` for every sample on its meshes, from random layouts, and reports failures. The two modes take different
+/// meshes of a group for a sample, and so do results and gradients.
 fn over_all(
     mode: Reduction,
     gradients: bool,
@@ -277,15 +290,18 @@ fn over_all(
 ) {
     let mut failures = Failures::default();
     let worlds = WORLDS[usize::from(is_complete())];
-    let meshes = if is_emulated() && !is_complete() { &EMULATED[..] } else { &MESHES[..] };
-    for sample in samples(mode).into_iter().filter(|s| !gradients || !has_no_derivative(s)) {
+    let first = usize::from((mode == Reduction::Exact) == gradients);
+    for (i, sample) in samples(mode).into_iter().enumerate() {
+        if gradients && has_no_derivative(&sample) {
+            continue;
+        }
         let seen: RefCell<HashMap<u64, Arc<Known>>> = RefCell::default();
         let known = |salt: u64| {
             let of =
                 || Known::of(mode, &sample, salt, gradients).unwrap_or_else(|e| panic!("{sample:?}: {e}"));
             seen.borrow_mut().entry(salt).or_insert_with(|| Arc::new(of())).clone()
         };
-        for &text in meshes {
+        for text in meshes(first + i) {
             let mesh = Mesh::parse(text, 0).expect("a mesh");
             let world = vec(Given::any(mode, &mesh, &known(0), gradients), 1..=CASES);
             failures.check(&format!("{sample:?} on {text}"), worlds, &world, |cases| {

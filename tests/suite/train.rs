@@ -182,8 +182,11 @@ fn every_mesh(single: Run) {
 
 fn on_meshes(single: Run, meshes: &[&'static str]) {
     let expected = outcome_on(Device::Cpu, single);
-    assert_eq!(outcome(single), expected, "{single:?} on {}", common::device());
-    for &mesh in meshes {
+    if common::device() != Device::Cpu {
+        assert_eq!(outcome(single), expected, "{single:?} on {}", common::device());
+    }
+    let is_tried = |mesh: &&str| common::ranks::is_tried(Mesh::parse(mesh, 0).unwrap().rank_len());
+    for mesh in meshes.iter().copied().filter(is_tried) {
         for sequence in [false, true] {
             if !sequence || mesh.contains("tp") {
                 let run = Run { mesh, sequence, ..single };

@@ -56,32 +56,64 @@ impl RankDifferences {
     /// If two layouts part ways after some equal cuts, ranks differ along the later axes only: then a rank that is first
     /// along one layout's next axis and last along the other's holds different indices before and after.
     pub fn new(mesh: &Mesh, shape: &[usize], from: &Layout, to: &Layout) -> RankDifferences {
+        let cuts = |layout| LayoutCuts::new(mesh, shape, layout);
+        RankDifferences::between((from, &cuts(from)), (to, &cuts(to)))
+    }
+
+    /// Returns the differences in a move between two layouts of one tensor with these cuts.
+    pub fn between(
+        (from, old): (&Layout, &LayoutCuts),
+        (to, new): (&Layout, &LayoutCuts),
+    ) -> RankDifferences {
         let (mut axes, mut even, mut apart) = (Dims::new(), true, false);
-        let cuts = |layout: &Layout, d: usize| -> Dims {
-            layout.splitters(d).filter(|&a| mesh.axis_len(a) > 1).collect()
-        };
-        for (d, &n) in shape.iter().enumerate() {
-            let (old, new) = (cuts(from, d), cuts(to, d));
-            if old.is_empty() && new.is_empty() {
+        for (old, new) in old.0.iter().zip(&new.0) {
+            if old.axes.is_empty() && new.axes.is_empty() {
                 continue;
             }
-            let plain = |layout: &Layout, cuts: &Dims| cuts.iter().all(|&a| is_even(layout.axis(a)));
-            let divides = |cuts: &Dims| n.is_multiple_of(cuts.iter().map(|&a| mesh.axis_len(a)).product());
             let alike = |(a, b): &(&usize, &usize)| a == b && from.axis(**a) == to.axis(**a);
-            let same = old.iter().zip(&new).take_while(alike).count();
-            let is_plain = plain(from, &old) && plain(to, &new);
-            if is_plain && old.len() == same && new.len() == same {
+            let same = old.axes.iter().zip(&new.axes).take_while(alike).count();
+            let is_plain = old.is_plain && new.is_plain;
+            if is_plain && old.axes.len() == same && new.axes.len() == same {
                 continue;
             }
-            if !is_plain || !divides(&old) || !divides(&new) {
+            if !is_plain || !old.divides || !new.divides {
                 even = false;
-                axes.extend(old.into_iter().chain(new));
-            } else if old.len() > same && new.len() > same {
-                apart |= old[same] != new[same];
-                axes.extend(old[same..].iter().chain(&new[same..]).copied());
+                axes.extend_from_slice(&old.axes);
+                axes.extend_from_slice(&new.axes);
+            } else if old.axes.len() > same && new.axes.len() > same {
+                apart |= old.axes[same] != new.axes[same];
+                axes.extend_from_slice(&old.axes[same..]);
+                axes.extend_from_slice(&new.axes[same..]);
             }
         }
         RankDifferences { axes, apart: apart && even }
+    }
+}
+
+/// The cuts that a layout makes in each dim of a tensor.
+pub(in crate::dtensor) struct LayoutCuts(SmallVec<[DimCuts; 4]>);
+
+/// The cuts of one dim.
+struct DimCuts {
+    /// The axes of several ranks that cut the dim, the outermost first.
+    axes: Dims,
+    /// True if each of them gives its ranks equal parts of a dim that divides.
+    is_plain: bool,
+    /// True if the extent divides by the number of parts.
+    divides: bool,
+}
+
+impl LayoutCuts {
+    pub fn new(mesh: &Mesh, shape: &[usize], layout: &Layout) -> LayoutCuts {
+        let of = |(d, n): (usize, &usize)| {
+            let axes: Dims = layout.splitters(d).filter(|&a| mesh.axis_len(a) > 1).collect();
+            DimCuts {
+                is_plain: axes.iter().all(|&a| is_even(layout.axis(a))),
+                divides: n.is_multiple_of(axes.iter().map(|&a| mesh.axis_len(a)).product()),
+                axes,
+            }
+        };
+        LayoutCuts(shape.iter().enumerate().map(of).collect())
     }
 }
 

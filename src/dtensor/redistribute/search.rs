@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use super::super::exchange_piece::communicating_axes;
 use super::cost::{CostModel, PlanCost, StepTraffic};
-use super::rank_samples::{RankDifferences, RankSamples};
+use super::rank_samples::{LayoutCuts, RankDifferences, RankSamples};
 use super::states::candidate_layouts;
 use crate::comm::{self, Network};
 use crate::error::Result;
@@ -135,7 +135,9 @@ struct SearchLevel {
 /// A layout in a level, with the cheapest path to it so far.
 struct State {
     layout: Layout,
-    /// The shards of the sampled ranks, once they have been asked for.
+    cuts: LayoutCuts,
+    /// The shard of the first rank, and those of the sampled ranks, once they have been asked for.
+    first: OnceCell<ShardBounds>,
     shards: OnceCell<Vec<ShardBounds>>,
     best: Option<(PlanCost, ReachedBy)>,
     /// The cost of the remaining exchange to the target, if nothing is left to fold and it has been asked for.
@@ -152,8 +154,9 @@ struct ReachedBy {
 }
 
 impl State {
-    fn new(layout: Layout) -> State {
-        State { layout, shards: OnceCell::new(), best: None, rest: None }
+    fn new(src: &Spec, layout: Layout) -> State {
+        let cuts = LayoutCuts::new(&src.mesh, &src.shape, &layout);
+        State { layout, cuts, first: OnceCell::new(), shards: OnceCell::new(), best: None, rest: None }
     }
 }
 
@@ -173,7 +176,7 @@ impl<'a> Search<'a> {
             plain: plain_bits,
             any_order,
             samples,
-            goal: State::new(target.clone()),
+            goal: State::new(src, target.clone()),
             levels,
             best: None,
         }
@@ -308,15 +311,15 @@ impl<'a> Search<'a> {
     /// Returns the number of values that the sampled rank that lacks most lacks, if each element takes those of `members`
     /// ranks.
     fn most_lacking(&self, from: &State, to: &State, members: u64) -> u64 {
-        let ranks = RankDifferences::new(&self.src.mesh, &self.src.shape, &from.layout, &to.layout);
+        let ranks = RankDifferences::between((&from.layout, &from.cuts), (&to.layout, &to.cuts));
         let lacks = |have: &ShardBounds, want: &ShardBounds| {
             members.saturating_mul(want.numel() as u64) - have.common_numel(want) as u64
         };
         if ranks.apart {
-            return members.saturating_mul(self.first(&to.layout).numel() as u64);
+            return members.saturating_mul(self.first(to).numel() as u64);
         }
         if ranks.axes.is_empty() {
-            return lacks(&self.first(&from.layout), &self.first(&to.layout));
+            return lacks(self.first(from), self.first(to));
         }
         let each = self.shards(from).iter().zip(self.shards(to));
         each.map(|(have, want)| lacks(have, want)).max().unwrap_or(0)
@@ -324,9 +327,10 @@ impl<'a> Search<'a> {
 
     /// Returns the number of elements of the sampled rank that holds most.
     fn most_held(&self, state: &State) -> u64 {
-        let ranks = RankDifferences::new(&self.src.mesh, &self.src.shape, &state.layout, &state.layout);
+        let at = (&state.layout, &state.cuts);
+        let ranks = RankDifferences::between(at, at);
         let most = match ranks.axes.is_empty() {
-            true => self.first(&state.layout).numel(),
+            true => self.first(state).numel(),
             false => self.shards(state).iter().map(ShardBounds::numel).max().unwrap_or(0),
         };
         most as u64
@@ -347,8 +351,8 @@ impl<'a> Search<'a> {
     }
 
     /// Returns the shard of the first rank.
-    fn first(&self, layout: &Layout) -> ShardBounds {
-        self.bounds(layout, &Dims::from_elem(0, self.src.mesh.ndim()))
+    fn first<'s>(&self, state: &'s State) -> &'s ShardBounds {
+        state.first.get_or_init(|| self.bounds(&state.layout, &Dims::from_elem(0, self.src.mesh.ndim())))
     }
 
     fn bounds(&self, layout: &Layout, coords: &[usize]) -> ShardBounds {
@@ -439,7 +443,7 @@ impl<'a> Search<'a> {
         // A plain all-reduce is always a path.
         let alone = std::iter::once(spec.layout.clone()).filter(|l| !all_layouts.contains(l));
         let all_layouts: Vec<Layout> = all_layouts.iter().cloned().chain(alone).collect();
-        level.states = all_layouts.into_iter().map(State::new).collect();
+        level.states = all_layouts.into_iter().map(|layout| State::new(self.src, layout)).collect();
         Ok(level)
     }
 
