@@ -33,7 +33,7 @@ pub(super) fn add_samples<P: Pointwise + Copy>(
     let whole = &[InputFill::Index(9); 3][..P::ARITY];
     match class {
         "numbers" if P::ARITY == 1 => add(SHAPES[1], &[InputFill::Ints], DType::I64, false),
-        "numbers" => add(SHAPES[1], whole, DType::I64, false),
+        "numbers" | "rare_numbers" => add(SHAPES[1], whole, DType::I64, false),
         "integers" | "bits" => {
             add(SHAPES[0], &[InputFill::Ints, InputFill::Index(9)][..P::ARITY], DType::I64, false);
             add(SHAPES[1], &[InputFill::Ints; 2][..P::ARITY], DType::I32, false);
