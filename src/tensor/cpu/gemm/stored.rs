@@ -32,7 +32,7 @@ pub(super) struct StoredKernels<E: Widen + 'static> {
     pub(super) columns: &'static [(usize, ThinFn<E>)],
     /// The kernels for one vector of contiguous columns.
     pub(super) column: &'static [ThinFn<E>],
-    /// The kernels for strips of contiguous columns; longer lists of rows have too many sums for them.
+    /// The kernels for strips of contiguous columns; more rows would have too many sums.
     pub(super) strips: &'static [StripFn<E>],
     /// Copies rows.
     pub(super) widen_rows: WidenFn<E>,

@@ -41,6 +41,13 @@ fn has_strips<E: Stored>(a: MatRef<'_, E>, b: MatRef<'_, E>) -> bool {
     m <= kernels.strips.len() && b.shape().1 >= (2 * m + 2) * kernels.lanes
 }
 
+/// Returns the rows if they lie as kernels read them: the elements at one index of the contraction side by side.
+fn rows_in_place<E: Stored<Wide = T>, T: Real + Tiled>(a: MatRef<'_, E>) -> Option<*const T> {
+    let m = a.shape().0;
+    let in_place = native(a).filter(|a| (m == 1 || a.strides().0 == 1) && a.strides().1 == m);
+    in_place.map(|a| a.data().as_ptr())
+}
+
 /// Computes a product that [`fits`], and passes every element to `epilogue`.
 ///
 /// # Safety
@@ -67,17 +74,16 @@ pub(super) unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
     } else {
         (b.strides().0, 1, kernels.lanes, kernels.columns[m - 1], kernels.column[m - 1])
     };
-    let in_place = native(a).filter(|a| (m == 1 || a.strides().0 == 1) && a.strides().1 == m);
     // An epilogue takes as many columns at a time as fit in a tile.
     let most = MAX_TILE_LEN / (m * vectors * lanes) * vectors * lanes;
     let sizes = [
-        if in_place.is_some() { 0 } else { packed_rows_len(m, k, m) },
+        if rows_in_place(a).is_some() { 0 } else { packed_rows_len(m, k, m) },
         m * most + lanes,
         (tree.depth + tree.levels) * m * vectors * lanes,
     ];
     with_scratch::<T, _>(sizes, |[packed, sums, stack]| {
-        let rows = match in_place {
-            Some(a) => a.data().as_ptr(),
+        let rows = match rows_in_place(a) {
+            Some(rows) => rows,
             None => pack_rows(a, m, T::kernels(Isa::current()).interleave, packed).data,
         };
         let mut col = 0;
@@ -125,15 +131,14 @@ unsafe fn run_strips<E: Stored<Wide = T>, T: Real + Tiled>(
     let kernels = E::stored_kernels(Isa::current());
     let (kernel, lanes) = (kernels.strips[m - 1], kernels.lanes);
     let most = most_columns::<T>(m, lanes);
-    let in_place = native(a).filter(|a| (m == 1 || a.strides().0 == 1) && a.strides().1 == m);
     let sizes = [
-        if in_place.is_some() { 0 } else { packed_rows_len(m, k, m) },
+        if rows_in_place(a).is_some() { 0 } else { packed_rows_len(m, k, m) },
         (tree.depth + tree.levels + 1) * m * room(most.min(n), lanes),
         MAX_TILE_LEN,
     ];
     with_scratch::<T, _>(sizes, |[packed, nodes, tile]| {
-        let rows = match in_place {
-            Some(a) => a.data().as_ptr(),
+        let rows = match rows_in_place(a) {
+            Some(rows) => rows,
             None => pack_rows(a, m, T::kernels(Isa::current()).interleave, packed).data,
         };
         let mut first = 0;
