@@ -13,15 +13,20 @@ use isoshard::{Error, Result};
 
 use crate::common::in_place::{HEAD_BYTES, steps_in_place};
 
-const DEADLINE: Duration = Duration::from_secs(1);
 const CALLS: usize = 6;
+
+/// The deadline of the job: [`Job::patient`](crate::mpirun::Job::patient), or one second.
+fn deadline() -> Duration {
+    let seconds = var("ISOSHARD_CHILD_DEADLINE_S").map_or(1, |s| s.parse().expect("whole seconds"));
+    Duration::from_secs(seconds)
+}
 
 /// Runs as a rank if a job asks for it, and ends the process.
 pub fn run_if_asked() {
     let Some(program) = var("ISOSHARD_CHILD") else { return };
     let launch = Launch::from_env().unwrap().expect("a launcher");
     let rank = launch.rank();
-    let mut process = Process::new(launch.clone()).mpi().deadline(DEADLINE);
+    let mut process = Process::new(launch.clone()).mpi().deadline(deadline());
     if program == "cuda" {
         process = process.on(Device::Cuda(0));
     }
@@ -116,14 +121,14 @@ fn run(rank: &Rank, program: &str) -> Result<()> {
             "error" => return Err(Error::invalid("step", "went wrong", "", "")),
             // Unlike panic!, this prints nothing.
             "panic" => resume_unwind(Box::new("boom")),
-            "late" => sleep(DEADLINE * 2),
+            "late" => sleep(deadline() * 2),
             "busy" => {
                 let _busy = rank.busy("saving");
-                sleep(DEADLINE * 3);
+                sleep(deadline() * 2);
             }
             "busy_limit" => {
-                let _busy = rank.busy_for("saving", DEADLINE / 2);
-                sleep(DEADLINE * 3);
+                let _busy = rank.busy_for("saving", deadline() / 2);
+                sleep(deadline() * 3);
             }
             "busy_killed" => {
                 let _busy = rank.busy("saving");
@@ -152,7 +157,7 @@ fn call(g: &Group, i: usize) -> Result<()> {
         // After a fault every call returns the same error at once.
         let began = Instant::now();
         let again = g.barrier().unwrap_err();
-        assert!(began.elapsed() < DEADLINE / 2, "{again}");
+        assert!(began.elapsed() < deadline() / 2, "{again}");
     }
     done
 }
@@ -180,7 +185,7 @@ fn chain(rank: &Rank) -> Result<()> {
     let [a, b] = [[0, 1], [1, 2]].map(|ranks| ranks.contains(&me).then(|| rank.group(&ranks, "pair")));
     if me == 0 {
         let _busy = rank.busy("saving");
-        sleep(DEADLINE * 3);
+        sleep(deadline() * 2);
     }
     for group in [a, b].into_iter().flatten() {
         group?.barrier()?;

@@ -38,7 +38,7 @@ fn child() {
 
 #[test]
 fn what_nobody_disturbs_ends_well() {
-    let Some(run) = Job::new(3, "well").run() else { return };
+    let Some(run) = Job::new(3, "well").patient(20).run() else { return };
     assert_eq!(run.code, Some(0), "{run:?}");
     assert_eq!(one_line_each(&run, 3), ["well"; 3]);
 }
@@ -47,14 +47,14 @@ fn what_nobody_disturbs_ends_well() {
 #[test]
 fn units_are_gathered_and_reduced_in_place() {
     for ranks in [2, 4] {
-        let Some(run) = Job::new(ranks, "in_place").run() else { return };
+        let Some(run) = Job::new(ranks, "in_place").patient(20).run() else { return };
         assert_eq!(one_line_each(&run, ranks), vec!["well"; ranks]);
     }
 }
 
 #[test]
 fn calls_that_do_not_fit_the_group_are_refused() {
-    let Some(run) = Job::new(2, "misfits").run() else { return };
+    let Some(run) = Job::new(2, "misfits").patient(20).run() else { return };
     assert_eq!(one_line_each(&run, 2), ["well"; 2]);
 }
 
@@ -177,14 +177,18 @@ fn a_killed_process_is_named_by_the_others() {
 /// A rank that announces its work is waited for beyond the deadline, by ranks that wait for it through others too.
 #[test]
 fn a_busy_rank_is_waited_for() {
-    for (program, culprit, compared) in
-        [("busy", 0, "1"), ("busy", 2, "1"), ("busy", 1, "0"), ("chain", 0, "1"), ("chain", 0, "0")]
-    {
-        let job = Job::new(3, program).culprit(culprit, 2).with("ISOSHARD_CHILD_COMPARED", compared);
-        let Some(run) = job.run() else { return };
-        assert_eq!(one_line_each(&run, 3), ["well"; 3], "{program} of rank {culprit}: {run:?}");
-        assert!(run.took >= Duration::from_secs(3), "{run:?}");
-    }
+    let jobs = [("busy", 0, "1"), ("busy", 2, "1"), ("busy", 1, "0"), ("chain", 0, "1"), ("chain", 0, "0")];
+    // All at a time, because they wait.
+    thread::scope(|scope| {
+        for (program, culprit, compared) in jobs {
+            scope.spawn(move || {
+                let job = Job::new(3, program).culprit(culprit, 2).with("ISOSHARD_CHILD_COMPARED", compared);
+                let Some(run) = job.patient(5).run() else { return };
+                assert_eq!(one_line_each(&run, 3), ["well"; 3], "{program} of rank {culprit}: {run:?}");
+                assert!(run.took >= Duration::from_secs(10), "{run:?}");
+            });
+        }
+    });
 }
 
 #[test]
@@ -225,10 +229,8 @@ fn a_killed_process_ends_the_job() {
 #[test]
 fn a_process_that_is_stopped_for_a_while_disturbs_nobody() {
     for culprit in [0, 1] {
-        let Some(run) = Job::new(3, "stopped").culprit(culprit, 2).with("ISOSHARD_CHILD_STOP_S", "0.4").run()
-        else {
-            return;
-        };
+        let job = Job::new(3, "stopped").culprit(culprit, 2).with("ISOSHARD_CHILD_STOP_S", "0.4");
+        let Some(run) = job.patient(5).run() else { return };
         assert_eq!(one_line_each(&run, 3), ["well"; 3], "{run:?}");
     }
 }
@@ -263,7 +265,7 @@ fn nothing_mixes_where_nothing_is_compared() {
 fn large_messages_go_in_pieces() {
     for piece in ["97", "4096"] {
         let job = Job::new(3, "exchanges").with("ISOSHARD_MPI_PIECE_BYTES", piece);
-        let Some(run) = job.run() else { return };
+        let Some(run) = job.patient(20).run() else { return };
         assert_eq!(one_line_each(&run, 3), ["well"; 3], "{run:?}");
     }
     let Some(run) = Job::new(2, "well").with("ISOSHARD_MPI_PIECE_BYTES", "0").run() else { return };

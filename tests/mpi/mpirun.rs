@@ -47,6 +47,11 @@ impl Job {
         vars.iter().fold(self, |job, (name, value)| job.with(name, value))
     }
 
+    /// Sets the deadline of a job that nothing disturbs to `seconds`, so that a loaded machine does not either.
+    pub fn patient(self, seconds: u64) -> Job {
+        self.with("ISOSHARD_CHILD_DEADLINE_S", &seconds.to_string())
+    }
+
     /// The end of one rank does not end the others.
     pub fn recovering(mut self) -> Job {
         self.recovering = true;
