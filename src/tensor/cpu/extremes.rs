@@ -6,26 +6,52 @@ use std::marker::PhantomData;
 use super::lanes::{self, Lanes, LanesFold};
 use super::leaves::RowStarts;
 use super::real::{Num, is_nan, select};
-use super::reducer::{MaxReducer, MinReducer, Reducer, SumReducer};
+use super::reducer::{MaxReducer, MinReducer, Reducer, SquareSumReducer, SumReducer};
+use super::row_terms::{Elements, RowTerm, Squares};
 use super::simd::{Isa, Kernel, dispatch};
 use super::tree::RowTree;
 
 /// A reduction of contiguous rows.
 pub(super) trait RowReducer<T: Num>: Reducer<T> {
+    /// The terms that are joined.
+    type Term: RowTerm<T>;
+
     /// Sets `out[i]` to the node of row `i` of `data`, which has the tree's length. It is not finished.
-    fn fold_at(tree: &mut RowTree<T>, data: &[T], starts: RowStarts<'_>, out: &mut [T]);
+    fn fold_at(
+        tree: &mut RowTree<T>,
+        data: &[<Self::Term as RowTerm<T>>::Element],
+        starts: RowStarts<'_>,
+        out: &mut [T],
+    );
 }
 
-impl<T: Num> RowReducer<T> for SumReducer {
-    #[inline(always)]
-    fn fold_at(tree: &mut RowTree<T>, data: &[T], starts: RowStarts<'_>, out: &mut [T]) {
-        tree.fold_at::<Self>(data, starts, out);
-    }
+macro_rules! sums_of_rows {
+    ($($Type:ident, $T:ident $(: $Num:ident)?, $Term:ident;)*) => {$(
+        impl$(<$T: $Num>)? RowReducer<$T> for $Type {
+            type Term = $Term;
+
+            #[inline(always)]
+            fn fold_at(
+                tree: &mut RowTree<$T>,
+                data: &[<$Term as RowTerm<$T>>::Element],
+                starts: RowStarts<'_>,
+                out: &mut [$T],
+            ) {
+                tree.fold_terms_at::<$Term, Self>(data, starts, out);
+            }
+        }
+    )*};
+}
+sums_of_rows! {
+    SumReducer, T: Num, Elements;
+    SquareSumReducer, f64, Squares;
 }
 
 macro_rules! extreme_rows {
     ($($Type:ident)*) => {$(
         impl<T: Num> RowReducer<T> for $Type {
+            type Term = Elements;
+
             #[inline(always)]
             fn fold_at(tree: &mut RowTree<T>, data: &[T], starts: RowStarts<'_>, out: &mut [T]) {
                 dispatch(ExtremeRows { data, len: tree.row_len(), starts, out, of: PhantomData::<$Type> });
@@ -164,7 +190,7 @@ mod tests {
     use crate::tensor::cpu::{Isa, with_isa};
 
     /// Compares rows that begin anywhere with joins in order.
-    fn check<T: Num, F: Extreme<T> + RowReducer<T>>(x: &[T], bits: impl Fn(T) -> u64) {
+    fn check<T: Num, F: Extreme<T> + RowReducer<T, Term = Elements>>(x: &[T], bits: impl Fn(T) -> u64) {
         for len in (0..200).chain([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 77]) {
             let starts = RowStarts::Strided { first: 1, stride: 7 };
             for &isa in Isa::available() {

@@ -7,7 +7,9 @@
 //! leaves, and after all levels lane `i` holds the node over leaf `i`.
 
 use super::real::{Num, is_nan, select};
-use super::reducer::{JoinOperation, Reducer};
+#[cfg(target_arch = "x86_64")]
+use super::reducer::JoinOperation;
+use super::reducer::Reducer;
 use super::simd::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::tensor::DType;
@@ -34,6 +36,31 @@ pub(super) trait Lanes<const N: usize>: Copy {
     /// # Safety
     /// `x` points to `len` elements, and `len` is at most `N`.
     unsafe fn load_first<T: Num>(self, x: *const T, len: usize, pad: T) -> [T; N];
+
+    /// Loads the squares of `N` elements.
+    ///
+    /// # Safety
+    /// `x` points to `N` elements.
+    #[inline(always)]
+    unsafe fn load_squares(self, x: *const f32) -> [f64; N] {
+        // SAFETY: the caller's promise.
+        unsafe { self.load_first_squares(x, N) }
+    }
+
+    /// Loads the squares of the first `len` elements, followed by zeros.
+    ///
+    /// # Safety
+    /// `x` points to `len` elements, and `len` is at most `N`.
+    #[inline(always)]
+    unsafe fn load_first_squares(self, x: *const f32, len: usize) -> [f64; N] {
+        let mut squares = [0.0; N];
+        for (i, square) in squares.iter_mut().enumerate().take(len) {
+            // SAFETY: the caller's promise.
+            let x = f64::from(unsafe { *x.add(i) });
+            *square = x * x;
+        }
+        squares
+    }
 
     /// Runs a part of a computation: inlined, but in a function of its own in builds with debug assertions. A part that
     /// many places inline makes functions so long, with the checks of each place, that compiling them takes minutes.
@@ -460,6 +487,24 @@ mod x86 {
                 bits(_mm512_mask_loadu_pd(pad, *MASKS.get_unchecked(len) as u8, x.cast()))
             }
         }
+
+        #[inline(always)]
+        unsafe fn load_squares(self, x: *const f32) -> [f64; 8] {
+            // SAFETY: as above.
+            unsafe {
+                let x = _mm512_cvtps_pd(_mm256_loadu_ps(x));
+                bits(_mm512_mul_pd(x, x))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn load_first_squares(self, x: *const f32, len: usize) -> [f64; 8] {
+            // SAFETY: as above.
+            unsafe {
+                let x = _mm512_cvtps_pd(_mm256_maskz_loadu_ps(*MASKS.get_unchecked(len) as u8, x));
+                bits(_mm512_mul_pd(x, x))
+            }
+        }
     }
 
     /// All bits set, then none: a window of it selects the first elements of a vector.
@@ -518,6 +563,24 @@ mod x86 {
                 let (pad, kept) = (_mm256_set1_pd(bits(pad)), kept(2 * len));
                 let loaded = _mm256_maskload_pd(x.cast(), kept);
                 bits(_mm256_blendv_pd(pad, loaded, _mm256_castsi256_pd(kept)))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn load_squares(self, x: *const f32) -> [f64; 4] {
+            // SAFETY: as above.
+            unsafe {
+                let x = _mm256_cvtps_pd(_mm_loadu_ps(x));
+                bits(_mm256_mul_pd(x, x))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn load_first_squares(self, x: *const f32, len: usize) -> [f64; 4] {
+            // SAFETY: as above.
+            unsafe {
+                let x = _mm256_cvtps_pd(_mm_maskload_ps(x, _mm256_castsi256_si128(kept(len))));
+                bits(_mm256_mul_pd(x, x))
             }
         }
     }

@@ -7,12 +7,14 @@
 //! are the [lanes](super::lanes) of a vector. A group's nodes are neighbours in a row, or in several short rows, and memory
 //! is read in order. Joins of whole levels follow.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::lanes::{LaneSource, Lanes, LanesFold, LanesPart, collapse};
 use super::neighbours::level;
 use super::real::Num;
 use super::reducer::Reducer;
+use super::row_terms::RowTerm;
 use crate::tensor::{LEAF, SplitRule};
 
 /// The most splits of a row whose nodes are joined by whole levels. A longer row is several of such rows, so that nodes
@@ -41,8 +43,8 @@ impl RowStarts<'_> {
 }
 
 /// Rows of one length, at least 1, and their results. The nodes of whole rows are not [finished](Reducer::finish).
-pub(super) struct RowsFold<'a, T> {
-    pub(super) data: &'a [T],
+pub(super) struct RowsFold<'a, X: RowTerm<T>, T: Num> {
+    pub(super) data: &'a [X::Element],
     pub(super) len: usize,
     pub(super) starts: RowStarts<'a>,
     /// Memory for nodes, which grows to what is needed.
@@ -55,7 +57,7 @@ pub(super) fn leaf_count(rows: usize, len: usize) -> usize {
     rows.saturating_mul(1 << SplitRule::Halves.depth(len, LEAF))
 }
 
-impl<T: Num, F: Reducer<T>> LanesFold<T, F> for RowsFold<'_, T> {
+impl<X: RowTerm<T>, T: Num, F: Reducer<T>> LanesFold<T, F> for RowsFold<'_, X, T> {
     #[inline(always)]
     fn run<L: Lanes<N>, const N: usize>(self, lanes: L) {
         let leaves = RowLeaves::<N>::new(self.len);
@@ -71,7 +73,7 @@ impl<T: Num, F: Reducer<T>> LanesFold<T, F> for RowsFold<'_, T> {
         if depth > LEVELS {
             for (i, out) in self.out.iter_mut().enumerate() {
                 // SAFETY: `row` has checked that the row is inside.
-                *out = unsafe { leaves.long_row::<T, F, L>(lanes, row(i), nodes) };
+                *out = unsafe { leaves.long_row::<X, T, F, L>(lanes, row(i), nodes) };
             }
             return;
         }
@@ -81,20 +83,21 @@ impl<T: Num, F: Reducer<T>> LanesFold<T, F> for RowsFold<'_, T> {
                 for (i, nodes) in (0..out.len()).zip(nodes.chunks_exact_mut(1 << depth)) {
                     let mut at = row(first + i);
                     // SAFETY: as above.
-                    unsafe { leaves.write_nodes::<T, F, L>(lanes, &mut at, 0..leaves.groups, nodes) };
+                    unsafe { leaves.write_nodes::<X, T, F, L>(lanes, &mut at, 0..leaves.groups, nodes) };
                 }
             } else {
                 let rows = N >> depth;
                 for (group, nodes) in (0..out.len().div_ceil(rows)).zip(nodes.chunks_exact_mut(N)) {
                     // The last group has the last row several times.
                     let of_lane = |lane: usize| group * rows + (lane >> depth);
-                    let at: [*const T; N] =
+                    let at: [*const X::Element; N] =
                         std::array::from_fn(|lane| row(first + of_lane(lane).min(out.len() - 1)));
                     let pattern = &leaves.patterns[0];
                     // A place is relative to its row.
                     let at: [_; N] = std::array::from_fn(|lane| at[lane].wrapping_add(pattern.places[lane]));
                     // SAFETY: as above.
-                    let group = unsafe { leaves.nodes::<T, F, _, _>(lanes, EachPlace(&at), &pattern.lens) };
+                    let group =
+                        unsafe { leaves.nodes::<X, T, F, _, _>(lanes, EachPlace(&at), &pattern.lens) };
                     nodes.copy_from_slice(&group);
                 }
             }
@@ -171,10 +174,10 @@ impl<const N: usize> RowLeaves<N> {
     /// # Safety
     /// The elements of the groups follow `at`.
     #[inline(always)]
-    unsafe fn write_nodes<T: Num, F: Reducer<T>, L: Lanes<N>>(
+    unsafe fn write_nodes<X: RowTerm<T>, T: Num, F: Reducer<T>, L: Lanes<N>>(
         &self,
         lanes: L,
-        at: &mut *const T,
+        at: &mut *const X::Element,
         groups: Range<usize>,
         nodes: &mut [T],
     ) {
@@ -182,7 +185,8 @@ impl<const N: usize> RowLeaves<N> {
         if self.full == LEAF / N {
             for (_, nodes) in nodes {
                 // SAFETY: the caller's promise.
-                *nodes = unsafe { self.nodes::<T, F, _, _>(lanes, WholeLeaves(*at), &self.patterns[0].lens) };
+                *nodes =
+                    unsafe { self.nodes::<X, T, F, _, _>(lanes, WholeLeaves(*at), &self.patterns[0].lens) };
                 *at = at.wrapping_add(LEAF * N);
             }
             return;
@@ -195,7 +199,7 @@ impl<const N: usize> RowLeaves<N> {
             let pattern = &patterns[usize::from(more)];
             let places = PlacesAfter { at: *at, places: &pattern.places };
             // SAFETY: the caller's promise.
-            *nodes = unsafe { self.nodes::<T, F, _, _>(lanes, places, &pattern.lens) };
+            *nodes = unsafe { self.nodes::<X, T, F, _, _>(lanes, places, &pattern.lens) };
             *at = at.wrapping_add(pattern.len);
         }
     }
@@ -205,10 +209,10 @@ impl<const N: usize> RowLeaves<N> {
     /// # Safety
     /// The elements of the row follow `at`.
     #[inline(always)]
-    unsafe fn long_row<T: Num, F: Reducer<T>, L: Lanes<N>>(
+    unsafe fn long_row<X: RowTerm<T>, T: Num, F: Reducer<T>, L: Lanes<N>>(
         &self,
         lanes: L,
-        mut at: *const T,
+        mut at: *const X::Element,
         nodes: &mut [T],
     ) -> T {
         // The tree above is perfect. Its nodes are joined as a binary counter carries.
@@ -216,7 +220,7 @@ impl<const N: usize> RowLeaves<N> {
         let (mut top, groups) = (0, (1 << LEVELS) / N);
         for i in 0..1usize << (self.depth - LEVELS) {
             // SAFETY: the caller's promise.
-            unsafe { self.write_nodes::<T, F, L>(lanes, &mut at, i * groups..(i + 1) * groups, nodes) };
+            unsafe { self.write_nodes::<X, T, F, L>(lanes, &mut at, i * groups..(i + 1) * groups, nodes) };
             lanes.apart::<T, F, _>(LevelsOfNodes { nodes, len: 1 << LEVELS, levels: LEVELS });
             let mut node = nodes[0];
             for _ in 0..i.trailing_ones() {
@@ -234,7 +238,7 @@ impl<const N: usize> RowLeaves<N> {
     /// # Safety
     /// As many elements as `lens` says follow each place.
     #[inline(always)]
-    unsafe fn nodes<T: Num, F: Reducer<T>, L: Lanes<N>, P: Places<T>>(
+    unsafe fn nodes<X: RowTerm<T>, T: Num, F: Reducer<T>, L: Lanes<N>, P: Places<X::Element>>(
         &self,
         lanes: L,
         at: P,
@@ -244,18 +248,18 @@ impl<const N: usize> RowLeaves<N> {
         // SAFETY: the caller's promise.
         unsafe {
             match LEAF / N {
-                2 => group.pair::<T, F>(0),
-                4 if self.used > 2 => lanes.join::<T, F>(group.pair::<T, F>(0), group.pair::<T, F>(2)),
-                4 => group.pair::<T, F>(0),
+                2 => group.pair::<X, T, F>(0),
+                4 if self.used > 2 => lanes.join::<T, F>(group.pair::<X, T, F>(0), group.pair::<X, T, F>(2)),
+                4 => group.pair::<X, T, F>(0),
                 _ => {
-                    let mut node = group.pair::<T, F>(0);
+                    let mut node = group.pair::<X, T, F>(0);
                     if self.used > 2 {
-                        node = lanes.join::<T, F>(node, group.pair::<T, F>(2));
+                        node = lanes.join::<T, F>(node, group.pair::<X, T, F>(2));
                     }
                     if self.used > 4 {
-                        let mut upper = group.pair::<T, F>(4);
+                        let mut upper = group.pair::<X, T, F>(4);
                         if self.used > 6 {
-                            upper = lanes.join::<T, F>(upper, group.pair::<T, F>(6));
+                            upper = lanes.join::<T, F>(upper, group.pair::<X, T, F>(6));
                         }
                         node = lanes.join::<T, F>(node, upper);
                     }
@@ -275,7 +279,7 @@ trait Places<T>: Copy {
 #[derive(Clone, Copy)]
 struct WholeLeaves<T>(*const T);
 
-impl<T: Num> Places<T> for WholeLeaves<T> {
+impl<T: Copy> Places<T> for WholeLeaves<T> {
     #[inline(always)]
     fn at(self, lane: usize) -> *const T {
         self.0.wrapping_add(lane * LEAF)
@@ -289,7 +293,7 @@ struct PlacesAfter<'a, T, const N: usize> {
     places: &'a [usize; N],
 }
 
-impl<T: Num, const N: usize> Places<T> for PlacesAfter<'_, T, N> {
+impl<T: Copy, const N: usize> Places<T> for PlacesAfter<'_, T, N> {
     #[inline(always)]
     fn at(self, lane: usize) -> *const T {
         self.at.wrapping_add(self.places[lane])
@@ -300,7 +304,7 @@ impl<T: Num, const N: usize> Places<T> for PlacesAfter<'_, T, N> {
 #[derive(Clone, Copy)]
 struct EachPlace<'a, T, const N: usize>(&'a [*const T; N]);
 
-impl<T: Num, const N: usize> Places<T> for EachPlace<'_, T, N> {
+impl<T: Copy, const N: usize> Places<T> for EachPlace<'_, T, N> {
     #[inline(always)]
     fn at(self, lane: usize) -> *const T {
         self.0[lane]
@@ -322,43 +326,38 @@ impl<P: Copy, L: Lanes<N>, const N: usize> VectorsOfGroup<'_, P, L, N> {
     /// # Safety
     /// As many elements as `lens` says follow each place.
     #[inline(always)]
-    unsafe fn pair<T: Num, F: Reducer<T>>(self, i: usize) -> [T; N]
+    unsafe fn pair<X: RowTerm<T>, T: Num, F: Reducer<T>>(self, i: usize) -> [T; N]
     where
-        P: Places<T>,
+        P: Places<X::Element>,
     {
         let mut nodes = [F::PAD; N];
-        self.lanes.apart::<T, F, _>(PairOfGroup { group: self, i, nodes: &mut nodes });
+        self.lanes.apart::<T, F, _>(PairOfGroup { group: self, i, nodes: &mut nodes, of: PhantomData::<X> });
         nodes
     }
 }
 
 /// The vectors `i` and `i + 1` of each node of a group. [`VectorsOfGroup::pair`] makes it, so its promise holds.
-struct PairOfGroup<'a, T, P, L, const N: usize> {
+struct PairOfGroup<'a, X, T, P, L, const N: usize> {
     group: VectorsOfGroup<'a, P, L, N>,
     i: usize,
     nodes: &'a mut [T; N],
+    of: PhantomData<X>,
 }
 
-impl<T: Num, F: Reducer<T>, P: Places<T>, M, const N: usize> LanesPart<T, F, N>
-    for PairOfGroup<'_, T, P, M, N>
+impl<X: RowTerm<T>, T: Num, F: Reducer<T>, P: Places<X::Element>, M, const N: usize> LanesPart<T, F, N>
+    for PairOfGroup<'_, X, T, P, M, N>
 {
     #[inline(always)]
     fn run<L: Lanes<N>>(self, lanes: L) {
-        let PairOfGroup { group: VectorsOfGroup { at, lens, full, .. }, i, nodes } = self;
-        let (vectors, pad) = (FullVectors { at, skipped: i * N }, F::PAD);
+        let PairOfGroup { group: VectorsOfGroup { at, lens, full, .. }, i, nodes, of } = self;
+        let (vectors, pad) = (FullVectors { lanes, at, skipped: i * N, of }, F::PAD);
         let lens = [&lens[i], &lens[i + 1]];
         let [a, b] = if i + 1 < full {
             collapse::<T, F, L, _, N, 2>(lanes, vectors)
         } else if i < full {
-            collapse::<T, F, L, _, N, 2>(
-                lanes,
-                FirstElements::<_, _, _, N, true> { lanes, vectors, lens, pad },
-            )
+            collapse::<T, F, L, _, N, 2>(lanes, FirstElements::<_, _, _, _, N, true> { vectors, lens, pad })
         } else {
-            collapse::<T, F, L, _, N, 2>(
-                lanes,
-                FirstElements::<_, _, _, N, false> { lanes, vectors, lens, pad },
-            )
+            collapse::<T, F, L, _, N, 2>(lanes, FirstElements::<_, _, _, _, N, false> { vectors, lens, pad })
         };
         *nodes = lanes.join::<T, F>(a, b);
     }
@@ -366,41 +365,45 @@ impl<T: Num, F: Reducer<T>, P: Places<T>, M, const N: usize> LanesPart<T, F, N>
 
 /// Two whole vectors, after as many elements as are skipped.
 #[derive(Clone, Copy)]
-struct FullVectors<P> {
+struct FullVectors<X, P, L> {
+    lanes: L,
     at: P,
     skipped: usize,
+    of: PhantomData<X>,
 }
 
-impl<T: Num, P: Places<T>, const N: usize> LaneSource<T, N, 2> for FullVectors<P> {
+impl<X: RowTerm<T>, T: Num, P: Places<X::Element>, L: Lanes<N>, const N: usize> LaneSource<T, N, 2>
+    for FullVectors<X, P, L>
+{
     #[inline(always)]
     fn vectors(self, i: usize) -> [[T; N]; 2] {
+        let at = self.at.at(i).wrapping_add(self.skipped);
         // SAFETY: `PairOfGroup` makes it of vectors that are full in every node.
-        unsafe { self.at.at(i).wrapping_add(self.skipped).cast::<[[T; N]; 2]>().read() }
+        unsafe { [X::whole(self.lanes, at), X::whole(self.lanes, at.wrapping_add(N))] }
     }
 }
 
 /// The first elements of two vectors, and padding. If `FULL` the first vector is whole.
 #[derive(Clone, Copy)]
-struct FirstElements<'a, T, P, L, const N: usize, const FULL: bool> {
-    lanes: L,
-    vectors: FullVectors<P>,
+struct FirstElements<'a, X, T, P, L, const N: usize, const FULL: bool> {
+    vectors: FullVectors<X, P, L>,
     lens: [&'a [u8; N]; 2],
     pad: T,
 }
 
-impl<T: Num, P: Places<T>, L: Lanes<N>, const N: usize, const FULL: bool> LaneSource<T, N, 2>
-    for FirstElements<'_, T, P, L, N, FULL>
+impl<X: RowTerm<T>, T: Num, P: Places<X::Element>, L: Lanes<N>, const N: usize, const FULL: bool>
+    LaneSource<T, N, 2> for FirstElements<'_, X, T, P, L, N, FULL>
 {
     #[inline(always)]
     fn vectors(self, i: usize) -> [[T; N]; 2] {
         let [first, second] = self.lens.map(|lens| usize::from(lens[i]));
-        let at = self.vectors.at.at(i).wrapping_add(self.vectors.skipped);
+        let FullVectors { lanes, at, skipped, .. } = self.vectors;
+        let at = at.at(i).wrapping_add(skipped);
         // SAFETY: the elements belong to the node, as the caller of `VectorsOfGroup::pair` promises; no vector has more than
         // `N`.
         unsafe {
-            let first =
-                if FULL { at.cast::<[T; N]>().read() } else { self.lanes.load_first(at, first, self.pad) };
-            [first, self.lanes.load_first(at.wrapping_add(N), second, self.pad)]
+            let first = if FULL { X::whole(lanes, at) } else { X::first(lanes, at, first, self.pad) };
+            [first, X::first(lanes, at.wrapping_add(N), second, self.pad)]
         }
     }
 }

@@ -9,7 +9,8 @@ use super::cast::cast;
 use super::extremes::RowReducer;
 use super::leaves::RowStarts;
 use super::real::Num;
-use super::reducer::{MaxReducer, MinReducer, Reducer, SumReducer};
+use super::reducer::{MaxReducer, MinReducer, Reducer, SquareSumReducer, SumReducer};
+use super::row_terms::RowTerm;
 use super::simd::{Kernel, dispatch};
 use super::threads::{allowed, for_each_part};
 use super::tree::{RowTree, merge_list};
@@ -83,18 +84,7 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
     if x.dtype().is_half() {
         return reduce_wide(verb, &cast(x, DType::F32)?, dims, op, keep_dims);
     }
-    let mut dims = dims.to_vec();
-    dims.sort_unstable();
-    if dims.windows(2).any(|w| w[0] == w[1]) || dims.last().is_some_and(|&d| d >= x.shape().len()) {
-        return Err(Error::invalid(
-            verb,
-            "wants dims of the tensor, each once",
-            format!("dims {dims:?} of {}", x.notation()),
-            "",
-        ));
-    }
-    let kept: Shape =
-        x.shape().iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect();
+    let (dims, kept) = reduced_dims(verb, x, dims)?;
     let out = for_num!(verb, x, T => Ok(match op {
         ReduceOp::Sum => reduce_as::<<T as super::real::Widen>::Wide, SumReducer>(x, &dims, &kept),
         ReduceOp::Max => reduce_as::<<T as super::real::Widen>::Wide, MaxReducer>(x, &dims, &kept),
@@ -108,6 +98,25 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
     out.reshape(shape)
 }
 
+/// Returns the sums of the squares of f32 over some dims, which stay with extent 1: in f64, so that nothing overflows or
+/// underflows and each square is exact. The sums follow the [tree](super::tree).
+///
+/// # Errors
+/// Returns an error for another dtype, and if a dim does not exist or is named twice, or if there is none.
+pub(crate) fn sum_of_squares(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    const VERB: &str = "sum_of_squares";
+    if x.dtype() != DType::F32 || dims.is_empty() {
+        return Err(Error::invalid(
+            VERB,
+            "wants f32 and a dim",
+            format!("dims {dims:?} of {}", x.notation()),
+            "",
+        ));
+    }
+    let (dims, kept) = reduced_dims(VERB, x, dims)?;
+    Ok(reduce_as::<f64, SquareSumReducer>(x, &dims, &kept))
+}
+
 /// Reduces in one type; the result has the shape `kept`.
 fn reduce_as<T: Num + Pod, F: RowReducer<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
     let mut out = Tensor::uninit(T::DTYPE, kept.clone());
@@ -117,7 +126,10 @@ fn reduce_as<T: Num + Pod, F: RowReducer<T>>(x: &Tensor, dims: &[usize], kept: &
         ReductionPlan::Copy => return x.packed_copy(),
         ReductionPlan::Empty => out_data.fill(F::EMPTY),
         ReductionPlan::Fold { x, reduced, columns, by_columns } => {
-            let input = ReductionInput { data: x.data::<T>().expect("the dtype was matched"), reduced };
+            let input = ReductionInput {
+                data: x.data::<RowElement<T, F>>().expect("the dtype was matched"),
+                reduced,
+            };
             let (input, columns) = (&input, &columns);
             // The loops read several elements per nanosecond.
             let nanos = x.numel() / 4;
@@ -137,6 +149,18 @@ fn reduce_as<T: Num + Pod, F: RowReducer<T>>(x: &Tensor, dims: &[usize], kept: &
         }
     }
     out
+}
+
+/// Returns the dims in ascending order, and the shape of `x` with extent 1 at each of them.
+fn reduced_dims(verb: &str, x: &Tensor, dims: &[usize]) -> Result<(Vec<usize>, Shape)> {
+    let mut dims = dims.to_vec();
+    dims.sort_unstable();
+    if dims.windows(2).any(|w| w[0] == w[1]) || dims.last().is_some_and(|&d| d >= x.shape().len()) {
+        let given = format!("dims {dims:?} of {}", x.notation());
+        return Err(Error::invalid(verb, "wants dims of the tensor, each once", given, ""));
+    }
+    let kept = x.shape().iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect();
+    Ok((dims, kept))
 }
 
 /// The loops that a reduction runs, for any type.
@@ -176,9 +200,12 @@ fn plan_reduction(x: &Tensor, dims: &[usize], kept: &Shape) -> ReductionPlan {
     }
 }
 
+/// The type of the elements whose terms `F` joins.
+type RowElement<T, F> = <<F as RowReducer<T>>::Term as RowTerm<T>>::Element;
+
 /// The elements of the tensor and the dims that are reduced.
-struct ReductionInput<'a, T> {
-    data: &'a [T],
+struct ReductionInput<'a, E> {
+    data: &'a [E],
     reduced: ReducedDims,
 }
 
@@ -231,8 +258,8 @@ fn stack_height(joins: &[u8]) -> usize {
 }
 
 /// The loop for contiguous rows: it folds each row, and the outer dims join the rows' values.
-struct ByRows<'a, T, F> {
-    input: &'a ReductionInput<'a, T>,
+struct ByRows<'a, T: Num, F: RowReducer<T>> {
+    input: &'a ReductionInput<'a, RowElement<T, F>>,
     columns: &'a StridedRows<1>,
     /// The results that are computed.
     at: Range<usize>,
@@ -301,7 +328,7 @@ fn join_nodes<T: Num, F: Reducer<T>>(
 
 /// Computes one result, whose elements begin at `base`: the rows' values in parts, then their sum.
 fn fold_by_parts<T: Num + Pod, F: RowReducer<T>>(
-    input: &ReductionInput<'_, T>,
+    input: &ReductionInput<'_, RowElement<T, F>>,
     base: usize,
     nanos: usize,
 ) -> T {
@@ -319,8 +346,8 @@ fn fold_by_parts<T: Num + Pod, F: RowReducer<T>>(
 }
 
 /// The loop for contiguous columns: it joins whole rows, on a stack of blocks of columns.
-struct ByColumns<'a, T, F> {
-    input: &'a ReductionInput<'a, T>,
+struct ByColumns<'a, T: Num, F: RowReducer<T>> {
+    input: &'a ReductionInput<'a, RowElement<T, F>>,
     columns: &'a StridedRows<1>,
     /// The results that are computed.
     at: Range<usize>,
@@ -331,7 +358,7 @@ struct ByColumns<'a, T, F> {
 /// The largest number of columns in a block.
 const MAX_BLOCK: usize = 1024;
 
-impl<T: Num, F: Reducer<T>> Kernel for ByColumns<'_, T, F> {
+impl<T: Num, F: RowReducer<T>> Kernel for ByColumns<'_, T, F> {
     type Out = ();
     /// The loops are bound by memory.
     const PLAIN: bool = true;
@@ -356,9 +383,9 @@ impl<T: Num, F: Reducer<T>> Kernel for ByColumns<'_, T, F> {
 
 /// Pushes the rows of one outer index, up to four at once.
 #[inline(always)]
-fn fold_rows<T: Num, F: Reducer<T>>(
-    input: &ReductionInput<'_, T>,
-    data: &[T],
+fn fold_rows<T: Num, F: RowReducer<T>>(
+    input: &ReductionInput<'_, RowElement<T, F>>,
+    data: &[RowElement<T, F>],
     joins: &[u8],
     outer_joins: usize,
     (stack, top): (&mut [T], &mut usize),
@@ -384,8 +411,8 @@ fn fold_rows<T: Num, F: Reducer<T>>(
             (4, false) => join4::<T, F, false>(node, [row(i), row(i + 1), row(i + 2), row(i + 3)]),
             (2, true) => join2::<T, F, true>(node, row(i), row(i + 1)),
             (2, false) => join2::<T, F, false>(node, row(i), row(i + 1)),
-            (_, true) => node.iter_mut().zip(row(i)).for_each(|(n, &a)| *n = F::join(*n, a)),
-            (_, false) => node.copy_from_slice(row(i)),
+            (_, true) => node.iter_mut().zip(row(i)).for_each(|(n, &a)| *n = F::join(*n, F::Term::of(a))),
+            (_, false) => node.iter_mut().zip(row(i)).for_each(|(n, &a)| *n = F::Term::of(a)),
         }
         *top = slot + 1;
         for _ in 1..left {
@@ -400,17 +427,22 @@ fn fold_rows<T: Num, F: Reducer<T>>(
 
 /// Writes the node of two rows, joined with `node` if `INTO`.
 #[inline(always)]
-fn join2<T: Num, F: Reducer<T>, const INTO: bool>(node: &mut [T], a: &[T], b: &[T]) {
+fn join2<T: Num, F: RowReducer<T>, const INTO: bool>(
+    node: &mut [T],
+    a: &[RowElement<T, F>],
+    b: &[RowElement<T, F>],
+) {
     for (n, (&a, &b)) in node.iter_mut().zip(a.iter().zip(b)) {
-        let joint = F::join(a, b);
+        let joint = F::join(F::Term::of(a), F::Term::of(b));
         *n = if INTO { F::join(*n, joint) } else { joint };
     }
 }
 
 /// Writes the node of four rows, joined with `node` if `INTO`.
 #[inline(always)]
-fn join4<T: Num, F: Reducer<T>, const INTO: bool>(node: &mut [T], [a, b, c, d]: [&[T]; 4]) {
+fn join4<T: Num, F: RowReducer<T>, const INTO: bool>(node: &mut [T], [a, b, c, d]: [&[RowElement<T, F>]; 4]) {
     for (n, ((&a, &b), (&c, &d))) in node.iter_mut().zip(a.iter().zip(b).zip(c.iter().zip(d))) {
+        let [a, b, c, d] = [a, b, c, d].map(F::Term::of);
         let joint = F::join(F::join(a, b), F::join(c, d));
         *n = if INTO { F::join(*n, joint) } else { joint };
     }

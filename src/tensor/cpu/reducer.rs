@@ -34,6 +34,10 @@ pub trait Reducer<T>: Copy {
 #[derive(Clone, Copy)]
 pub struct SumReducer;
 
+/// The sum of squares of f32, in f64: all of them are exact and in range.
+#[derive(Clone, Copy)]
+pub struct SquareSumReducer;
+
 /// The maximum, [`Num::max`].
 #[derive(Clone, Copy)]
 pub struct MaxReducer;
@@ -49,6 +53,17 @@ impl<T: Num> Reducer<T> for SumReducer {
     #[inline(always)]
     fn join(a: T, b: T) -> T {
         a.add(b)
+    }
+}
+
+impl Reducer<f64> for SquareSumReducer {
+    const OPERATION: JoinOperation = JoinOperation::Add;
+    // No square is -0, so 0 is the identity.
+    const PAD: f64 = 0.0;
+    const EMPTY: f64 = 0.0;
+    #[inline(always)]
+    fn join(a: f64, b: f64) -> f64 {
+        a + b
     }
 }
 

@@ -19,6 +19,7 @@ use super::leaves::{RowStarts, RowsFold, leaf_count};
 use super::neighbours::{self, Joiner, PAIR, Shuffles, TreeFold};
 use super::real::Num;
 use super::reducer::Reducer;
+use super::row_terms::{Elements, RowTerm};
 use super::simd::Isa;
 use crate::tensor::{KernelList, LEAF, SplitRule};
 
@@ -112,11 +113,22 @@ impl<T: Num> RowTree<T> {
     /// Panics if a row is not inside `data`.
     #[inline(always)]
     pub(super) fn fold_at<F: Reducer<T>>(&mut self, data: &[T], starts: RowStarts<'_>, out: &mut [T]) {
+        self.fold_terms_at::<Elements, F>(data, starts, out);
+    }
+
+    /// Does the same with terms of the elements.
+    #[inline(always)]
+    pub(super) fn fold_terms_at<X: RowTerm<T>, F: Reducer<T>>(
+        &mut self,
+        data: &[X::Element],
+        starts: RowStarts<'_>,
+        out: &mut [T],
+    ) {
         if self.len == 0 {
             return out.fill(F::EMPTY);
         }
         let leaves = leaf_count(out.len(), self.len);
-        let fold = RowsFold { data, len: self.len, starts, nodes: &mut self.many_nodes, out };
+        let fold = RowsFold::<X, T> { data, len: self.len, starts, nodes: &mut self.many_nodes, out };
         lanes::run::<T, F, _>(self.isa, leaves, fold);
     }
 

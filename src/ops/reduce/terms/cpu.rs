@@ -2,6 +2,7 @@
 
 use super::sum_term::SumTerm;
 use crate::error::Result;
+use crate::ops::Bits;
 use crate::tensor::cpu::{Kernel, Real, RowTree, SumReducer, as_elements_mut, dispatch, for_each_part, map};
 use crate::tensor::{DType, Element, Tensor, cpu};
 
@@ -54,6 +55,28 @@ fn each_term<A: Real>(term: SumTerm, operands: impl Iterator<Item = (A, A)>, out
             }
         }
         SumTerm::Power(p) => all.for_each(|(o, (x, m))| *o = (A::of(p.0) * (x * m).abs().ln()).exp()),
+    }
+}
+
+/// Sums the squares of elements that nothing scales: of f32, in f64, with each value in `with` being 1. Returns `None` if
+/// the term or the operands are others. The bits are those of [`sum_blocks`](crate::ops::reduce::blocks::sum_blocks).
+///
+/// # Errors
+/// Returns an error if the elements are not in the CPU's memory.
+pub(super) fn sum_squares(
+    term: SumTerm,
+    x: &Tensor,
+    with: &Tensor,
+    dims: &[usize],
+) -> Result<Option<Tensor>> {
+    let fits = term == SumTerm::Power(Bits(2.0)) && with.dtype() == DType::F64 && !dims.is_empty();
+    if !fits || !x.dtype().is_float() || x.dtype() == DType::F64 || with.numel() > x.numel() {
+        return Ok(None);
+    }
+    let with = with.packed();
+    match with.as_slice::<f64>()?.iter().all(|&m| m == 1.0) {
+        true => cpu::sum_of_squares(&cpu::cast(x, DType::F32)?, dims).map(Some),
+        false => Ok(None),
     }
 }
 
@@ -164,6 +187,52 @@ mod tests {
                 let got = sum_blocks(&turned, Some(&with), dims, DType::F32, &of).unwrap();
                 assert_eq!(got.as_bytes().unwrap(), want.as_bytes().unwrap(), "{shape:?} {dims:?} {term:?}");
             }
+        }
+    }
+
+    /// Squares that nothing scales have the bits of their terms, over any dims, with any instruction set and number of threads.
+    #[test]
+    fn squares_follow_the_tree() {
+        cpu::set_smallest_part(1);
+        let square = SumTerm::Power(Bits(2.0));
+        for (shape, dims) in [
+            (&[1][..], &[0][..]),
+            (&[0, 3], &[0]),
+            (&[5, 31], &[1]),
+            (&[33, 127], &[1]),
+            (&[7, 1024], &[1]),
+            (&[2, 70_001], &[1]),
+            (&[300, 701], &[0]),
+            (&[300, 701], &[0, 1]),
+            (&[9, 110, 83], &[0, 2]),
+            (&[9, 110, 83], &[1]),
+        ] {
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
+                let x = cpu::cast(&noise(shape), dtype).unwrap();
+                let one = Tensor::full(DType::F64, kept_shape(&shape.into(), dims), 1.0);
+                let whole = terms(square, &x, &one).unwrap();
+                let want = cpu::reduce("sum", &whole, dims, ReduceOp::Sum, true).unwrap();
+                let order: Vec<usize> = (0..shape.len()).rev().collect();
+                let turned = x.permute(&order).unwrap().contiguous().unwrap().permute(&order).unwrap();
+                for x in [&x, &turned] {
+                    for &isa in cpu::Isa::available() {
+                        let squares = || sum_squares(square, x, &one, dims).unwrap().unwrap();
+                        let got = cpu::with_isa(isa, || cpu::with_threads(3, squares));
+                        assert_eq!(got.shape(), want.shape());
+                        let same = got.as_bytes().unwrap() == want.as_bytes().unwrap();
+                        assert!(same, "{shape:?} {dims:?} {dtype} {isa:?}");
+                    }
+                }
+            }
+        }
+        let x = Tensor::from_vec(vec![3e38f32, -1e-45, f32::INFINITY, f32::NAN], [2, 2]).unwrap();
+        let one = |len: usize| Tensor::full(DType::F64, [len, 1], 1.0);
+        let sums = sum_squares(square, &x, &one(2), &[1]).unwrap().unwrap().to_f64_vec();
+        assert!(sums[0] == f64::from(3e38f32).powi(2) && sums[1].is_nan(), "{sums:?}");
+        for (term, with) in
+            [(SumTerm::Power(Bits(3.0)), one(2)), (square, Tensor::full(DType::F64, [2, 1], 0.5))]
+        {
+            assert!(sum_squares(term, &x, &with, &[1]).unwrap().is_none());
         }
     }
 

@@ -99,9 +99,14 @@ impl Op for TermSum {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let terms = |x: &Tensor, with: Option<&Tensor>| cpu::terms(self.term, x, with.expect("given below"));
-        self.on_shard(ins, at, |x, with, dims| match cpu::sum_rows(self.term, x, with, dims)? {
-            Some(sums) => Ok(sums),
-            None => sum_blocks(x, Some(with), dims, with.dtype(), &terms),
+        self.on_shard(ins, at, |x, with, dims| {
+            if let Some(sums) = cpu::sum_squares(self.term, x, with, dims)? {
+                return Ok(sums);
+            }
+            match cpu::sum_rows(self.term, x, with, dims)? {
+                Some(sums) => Ok(sums),
+                None => sum_blocks(x, Some(with), dims, with.dtype(), &terms),
+            }
         })
     }
 
