@@ -125,6 +125,8 @@ pub fn shim() -> Option<&'static Arc<Shim>> {
 /// Returns a device for one test, under the next free number.
 pub fn own_device(settings: Settings) -> Option<(Device, Arc<Shim>)> {
     static NEXT: AtomicUsize = AtomicUsize::new(64);
+    // First, because it asks for a real device, and takes this one for it.
+    device()?;
     let index = NEXT.fetch_add(1, Ordering::Relaxed);
     install(index, settings).map(|shim| (Device::Cuda(index), shim))
 }

@@ -93,27 +93,18 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
     if keep_dims {
         return Ok(out);
     }
-    let shape: Shape =
-        x.shape().iter().enumerate().filter(|(d, _)| !dims.contains(d)).map(|(_, &n)| n).collect();
-    out.reshape(shape)
+    out.reshape((0..x.shape().len()).filter(|d| !dims.contains(d)).map(|d| x.shape()[d]).collect::<Shape>())
 }
 
-/// Returns the sums of the squares of f32 over some dims, which stay with extent 1: in f64, so that nothing overflows or
-/// underflows and each square is exact. The sums follow the [tree](super::tree).
+/// Returns the sums of the squares of f32 over at least one dim; the dims stay with extent 1. They are in f64, so that nothing
+/// overflows or underflows and each square is exact, and follow the [tree](super::tree).
 ///
 /// # Errors
-/// Returns an error for another dtype, and if a dim does not exist or is named twice, or if there is none.
+/// Returns an error for another dtype, and if a dim does not exist or is named twice.
 pub(crate) fn sum_of_squares(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
-    const VERB: &str = "sum_of_squares";
-    if x.dtype() != DType::F32 || dims.is_empty() {
-        return Err(Error::invalid(
-            VERB,
-            "wants f32 and a dim",
-            format!("dims {dims:?} of {}", x.notation()),
-            "",
-        ));
-    }
-    let (dims, kept) = reduced_dims(VERB, x, dims)?;
+    x.data::<f32>()?;
+    let (dims, kept) = reduced_dims("sum_of_squares", x, dims)?;
+    assert!(!dims.is_empty(), "squares of single elements are no sums");
     Ok(reduce_as::<f64, SquareSumReducer>(x, &dims, &kept))
 }
 

@@ -1,4 +1,4 @@
-//! What the elements of a row count as in a reduction: themselves, or their squares.
+//! The terms that reductions of rows join: elements, or squares of elements.
 
 use super::lanes::Lanes;
 use super::real::Num;
