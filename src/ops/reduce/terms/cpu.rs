@@ -59,7 +59,7 @@ fn each_term<A: Real>(term: SumTerm, operands: impl Iterator<Item = (A, A)>, out
 }
 
 /// Sums the squares of elements that nothing scales: of f32, in f64, with each value in `with` being 1. Returns `None` if
-/// the term or the operands are others. The bits are those of [`sum_blocks`](crate::ops::reduce::blocks::sum_blocks).
+/// the term or the operands are others; f16 and bf16 would be cast as a whole first. The bits are those of [`sum_blocks`](crate::ops::reduce::blocks::sum_blocks).
 ///
 /// # Errors
 /// Returns an error if the elements are not in the CPU's memory.
@@ -70,14 +70,10 @@ pub(super) fn sum_squares(
     dims: &[usize],
 ) -> Result<Option<Tensor>> {
     let fits = term == SumTerm::Power(Bits(2.0)) && with.dtype() == DType::F64 && !dims.is_empty();
-    if !fits || !x.dtype().is_float() || x.dtype() == DType::F64 {
+    if !fits || x.dtype() != DType::F32 || with.packed().as_slice::<f64>()?.iter().any(|&m| m != 1.0) {
         return Ok(None);
     }
-    let with = with.packed();
-    match with.as_slice::<f64>()?.iter().all(|&m| m == 1.0) {
-        true => cpu::sum_of_squares(&cpu::cast(x, DType::F32)?, dims).map(Some),
-        false => Ok(None),
-    }
+    cpu::sum_of_squares(x, dims).map(Some)
 }
 
 /// The most elements of a row whose terms are written to a buffer, which stays in the nearest caches.
@@ -207,21 +203,18 @@ mod tests {
             (&[9, 110, 83], &[0, 2]),
             (&[9, 110, 83], &[1]),
         ] {
-            for dtype in [DType::F32, DType::BF16, DType::F16] {
-                let x = cpu::cast(&noise(shape), dtype).unwrap();
-                let one = Tensor::full(DType::F64, kept_shape(&shape.into(), dims), 1.0);
-                let whole = terms(square, &x, &one).unwrap();
-                let want = cpu::reduce("sum", &whole, dims, ReduceOp::Sum, true).unwrap();
-                let order: Vec<usize> = (0..shape.len()).rev().collect();
-                let turned = x.permute(&order).unwrap().contiguous().unwrap().permute(&order).unwrap();
-                for x in [&x, &turned] {
-                    for &isa in cpu::Isa::available() {
-                        let squares = || sum_squares(square, x, &one, dims).unwrap().unwrap();
-                        let got = cpu::with_isa(isa, || cpu::with_threads(3, squares));
-                        assert_eq!(got.shape(), want.shape());
-                        let same = got.as_bytes().unwrap() == want.as_bytes().unwrap();
-                        assert!(same, "{shape:?} {dims:?} {dtype} {isa:?}");
-                    }
+            let (x, one) = (noise(shape), Tensor::full(DType::F64, kept_shape(&shape.into(), dims), 1.0));
+            let whole = terms(square, &x, &one).unwrap();
+            let want = cpu::reduce("sum", &whole, dims, ReduceOp::Sum, true).unwrap();
+            let order: Vec<usize> = (0..shape.len()).rev().collect();
+            let turned = x.permute(&order).unwrap().contiguous().unwrap().permute(&order).unwrap();
+            for x in [&x, &turned] {
+                for &isa in cpu::Isa::available() {
+                    let squares = || sum_squares(square, x, &one, dims).unwrap().unwrap();
+                    let got = cpu::with_isa(isa, || cpu::with_threads(3, squares));
+                    assert_eq!(got.shape(), want.shape());
+                    let same = got.as_bytes().unwrap() == want.as_bytes().unwrap();
+                    assert!(same, "{shape:?} {dims:?} {isa:?}");
                 }
             }
         }
@@ -229,10 +222,10 @@ mod tests {
         let one = |len: usize| Tensor::full(DType::F64, [len, 1], 1.0);
         let sums = sum_squares(square, &x, &one(2), &[1]).unwrap().unwrap().to_f64_vec();
         assert!(sums[0] == f64::from(3e38f32).powi(2) && sums[1].is_nan(), "{sums:?}");
-        for (term, with) in
-            [(SumTerm::Power(Bits(3.0)), one(2)), (square, Tensor::full(DType::F64, [2, 1], 0.5))]
-        {
-            assert!(sum_squares(term, &x, &with, &[1]).unwrap().is_none());
+        let (cube, half) = (SumTerm::Power(Bits(3.0)), Tensor::full(DType::F64, [2, 1], 0.5));
+        let wide = cpu::cast(&x, DType::F64).unwrap();
+        for (term, x, with) in [(cube, &x, &one(2)), (square, &x, &half), (square, &wide, &one(2))] {
+            assert!(sum_squares(term, x, with, &[1]).unwrap().is_none());
         }
     }
 
