@@ -17,34 +17,23 @@ pub(super) trait RowReducer<T: Num>: Reducer<T> {
     type Term: RowTerm<T>;
 
     /// Sets `out[i]` to the node of row `i` of `data`, which has the tree's length. It is not finished.
+    #[inline(always)]
     fn fold_at(
         tree: &mut RowTree<T>,
         data: &[<Self::Term as RowTerm<T>>::Element],
         starts: RowStarts<'_>,
         out: &mut [T],
-    );
+    ) {
+        tree.fold_terms_at::<Self::Term, Self>(data, starts, out);
+    }
 }
 
-macro_rules! sums_of_rows {
-    ($($Type:ident, $T:ident $(: $Num:ident)?, $Term:ident;)*) => {$(
-        impl$(<$T: $Num>)? RowReducer<$T> for $Type {
-            type Term = $Term;
-
-            #[inline(always)]
-            fn fold_at(
-                tree: &mut RowTree<$T>,
-                data: &[<$Term as RowTerm<$T>>::Element],
-                starts: RowStarts<'_>,
-                out: &mut [$T],
-            ) {
-                tree.fold_terms_at::<$Term, Self>(data, starts, out);
-            }
-        }
-    )*};
+impl<T: Num> RowReducer<T> for SumReducer {
+    type Term = Elements;
 }
-sums_of_rows! {
-    SumReducer, T: Num, Elements;
-    SquareSumReducer, f64, Squares;
+
+impl RowReducer<f64> for SquareSumReducer {
+    type Term = Squares;
 }
 
 macro_rules! extreme_rows {
