@@ -313,7 +313,9 @@ fn run_step(
     // Without elements, a result would take over any operand that fits.
     let keeps = locals.first().is_some_and(Tensor::is_meta) && !step.op.writes_in_place();
     let _held = keeps.then(|| locals.clone());
-    execute(step.op.as_ref(), plan, mesh, &mut locals)
+    let mut outs = Tensors::new();
+    execute(step.op.as_ref(), plan, mesh, &mut locals, &mut outs)?;
+    Ok(outs)
 }
 
 /// Returns zeros with this metadata, for a result without a gradient.

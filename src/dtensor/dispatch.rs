@@ -20,7 +20,7 @@ use super::tensor_meta::TensorMeta;
 use super::work_tally;
 use crate::comm::operator_scope;
 use crate::error::{Error, Result};
-use crate::ops::{Batched, Meta, Op, Tensors, meta_results, run};
+use crate::ops::{Batched, Meta, Op, Tensors, meta_results, run_into};
 use crate::tensor::Tensor;
 
 impl DTensor {
@@ -51,7 +51,9 @@ impl DTensor {
     /// Applies an operator by the plan for these operands.
     pub(super) fn apply_by(plan: &CallPlan, op: &dyn Op, ins: &[&DTensor]) -> Result<DTensors> {
         let moved = move_operands(plan, op, ins)?;
-        let locals = execute(op, plan, &ins[0].mesh, &mut local_operands(ins, &moved)?)?;
+        let (mut operands, mut locals) = (Tensors::new(), Tensors::new());
+        add_local_operands(ins, &moved, &mut operands)?;
+        execute(op, plan, &ins[0].mesh, &mut operands, &mut locals)?;
         let mut outs = wrap_results(&ins[0].mesh, plan, locals);
         tape::record(op, plan, ins, &moved, &mut outs)?;
         Ok(outs)
@@ -86,7 +88,9 @@ impl DTensor {
         };
         let _span = operator_span(op, &plan);
         let moved = move_operands(&plan, op, ins)?;
-        let mut locals = execute(op, &plan, &ins[0].mesh, &mut local_operands(ins, &moved)?)?;
+        let (mut operands, mut locals) = (Tensors::new(), Tensors::new());
+        add_local_operands(ins, &moved, &mut operands)?;
+        execute(op, &plan, &ins[0].mesh, &mut operands, &mut locals)?;
         let local = locals.pop().expect("the results are those of the plan");
         let mut out = DTensor::wrap(&ins[0].mesh, local, meta.clone());
         tape::record(op, &plan, ins, &moved, std::slice::from_mut(&mut out))?;
@@ -121,8 +125,9 @@ impl DTensor {
     fn run_owned(op: &dyn Op, ins: &mut DTensors, plan: Rc<CallPlan>) -> Result<DTensors> {
         let _span = operator_span(op, &plan);
         let mut prepared = PreparedCall::new(op, ins, plan)?;
-        let outs = execute(op, &prepared.plan, &prepared.mesh, &mut prepared.locals);
-        let outs = outs.and_then(|locals| prepared.wrap_where_it_was(locals));
+        let mut locals = Tensors::new();
+        let ended = execute(op, &prepared.plan, &prepared.mesh, &mut prepared.locals, &mut locals);
+        let outs = ended.and_then(|()| prepared.wrap_where_it_was(locals));
         prepared.end(ins, outs.is_ok());
         outs
     }
@@ -318,14 +323,13 @@ fn move_operands(plan: &CallPlan, op: &dyn Op, ins: &[&DTensor]) -> Result<Vec<O
     Ok(moved)
 }
 
-/// Returns the operands' local tensors after their redistribution.
-fn local_operands(ins: &[&DTensor], moved: &[Option<DTensor>]) -> Result<Tensors> {
-    let mut locals = Tensors::new();
+/// Adds the operands' local tensors after their redistribution.
+fn add_local_operands(ins: &[&DTensor], moved: &[Option<DTensor>], locals: &mut Tensors) -> Result<()> {
     for (i, x) in ins.iter().enumerate() {
         let moved = moved.get(i).and_then(Option::as_ref);
         locals.push(moved.unwrap_or(x).resident()?);
     }
-    Ok(locals)
+    Ok(())
 }
 
 /// Returns the results of a call, given their local tensors.
@@ -352,7 +356,8 @@ pub(super) fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<CallPlan>> {
             "make both on one DeviceMesh",
         ));
     }
-    let meta: SmallVec<[_; 4]> = ins.iter().map(|x| &x.meta).collect();
+    let mut meta = SmallVec::<[_; 4]>::new();
+    ins.iter().for_each(|x| meta.push(&x.meta));
     CallPlan::find(&first.mesh, op, &meta)
 }
 
@@ -371,26 +376,27 @@ pub(super) fn observe(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
     }
 }
 
-/// Computes the local results of a call from its operands, which have been moved as the plan says.
+/// Computes the local results of a call from its operands, which have been moved as the plan says, and writes them to
+/// `outs`, which is empty before. A list of tensors takes as long to move as a small kernel.
 pub(super) fn execute(
     op: &dyn Op,
     plan: &CallPlan,
     mesh: &DeviceMesh,
     locals: &mut Tensors,
-) -> Result<Tensors> {
+    outs: &mut Tensors,
+) -> Result<()> {
     #[cfg(test)]
     CALLS.with(|c| c.set(c.get() + 1));
     observe(mesh, op, plan);
-    let outs = match &plan.nodes {
+    match &plan.nodes {
         // A dry run has no elements: the plan gives the results' shapes.
         nodes if locals.first().is_some_and(Tensor::is_meta) && !(op.is_view() && nodes.is_none()) => {
-            meta_results(locals, plan.stored())?
+            *outs = meta_results(locals, plan.stored())?;
         }
-        None => run(op, locals, &plan.windows)?,
-        Some(nodes) => nodes.run(op, locals, &plan.windows, &plan.outs)?,
-    };
-    check_results(op, plan, &outs)?;
-    Ok(outs)
+        None => run_into(op, locals, &plan.windows, outs)?,
+        Some(nodes) => *outs = nodes.run(op, locals, &plan.windows, &plan.outs)?,
+    }
+    check_results(op, plan, outs)
 }
 
 /// Refuses results that are not the shards which the operator's record states: its kernel is wrong.

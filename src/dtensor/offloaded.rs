@@ -12,6 +12,7 @@ use crate::ops::Tensors;
 use crate::tensor::{Device, MappedFile, Tensor};
 
 /// Returns a local tensor on the mesh's device.
+#[inline]
 pub(super) fn on_device_of(mesh: &DeviceMesh, local: Tensor) -> Result<Tensor> {
     if mesh.device().is_cuda() && local.device() == Device::Cpu {
         return local.to_device(mesh.device());
@@ -44,6 +45,7 @@ pub(super) fn returned_to(mut place: Tensor, from: &Tensor) -> Result<Tensor> {
 
 impl DTensor {
     /// Returns this rank's elements on the mesh's device.
+    #[inline]
     pub(super) fn resident(&self) -> Result<Tensor> {
         on_device_of(&self.mesh, self.local.clone())
     }

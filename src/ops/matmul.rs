@@ -2,11 +2,14 @@
 //!
 //! The matrix product, the linear layer and the derivatives of both are one operator with different signatures.
 
-use smallvec::{SmallVec, smallvec};
+use std::borrow::Cow;
 
+use smallvec::smallvec;
+
+use super::signature::Letters;
 use super::{Input, MeshAxis, Meta, Metas, Op, Row, Sample, Signature, Tensors, Vjp, Windows, Work, list};
 use crate::error::{Error, Result};
-use crate::tensor::{Dims, Shape, Tensor, cpu, cuda};
+use crate::tensor::{Dims, Tensor, cpu, cuda};
 
 /// The product of two operands, summed over the dims that the result lacks. Applied by
 /// [`DTensor::matmul`](crate::dtensor::DTensor::matmul) and [`DTensor::einsum`](crate::dtensor::DTensor::einsum).
@@ -152,54 +155,59 @@ impl Op for Matmul {
     }
 }
 
-/// The letters by their role in the product.
-struct Roles {
-    batch: SmallVec<[u8; 6]>,
-    rows: SmallVec<[u8; 6]>,
-    cols: SmallVec<[u8; 6]>,
-    summed: SmallVec<[u8; 6]>,
-}
-
 /// A kernel for `[batch, m, k]` times `[batch, k, n]`. The third argument is the list of extents whose product is `k`.
 type Multiply<'a> = &'a dyn Fn(&Tensor, &Tensor, &[usize]) -> Result<Tensor>;
 
 /// Reshapes both operands to `[batch, m, k]` and `[batch, k, n]`, as views if strides allow, and multiplies.
 fn product(sig: &Signature, a: &Tensor, b: &Tensor, multiply: Multiply) -> Result<Tensor> {
     let (x, y, z) = (sig.operand(0), sig.operand(1), sig.result());
-    let pick = |from: &[u8], f: &dyn Fn(u8) -> bool| from.iter().copied().filter(|&l| f(l)).collect();
-    let roles = Roles {
-        batch: pick(z, &|l| x.contains(&l) && y.contains(&l)),
-        rows: pick(z, &|l| !y.contains(&l)),
-        cols: pick(z, &|l| !x.contains(&l)),
-        summed: pick(x, &|l| !z.contains(&l)),
+    let place = |of: &[u8], l: u8| of.iter().position(|&m| m == l);
+    let (mut batch, mut rows, mut cols, mut summed) =
+        (Letters::new(), Letters::new(), Letters::new(), Letters::new());
+    for &l in z {
+        match (place(x, l), place(y, l)) {
+            (Some(_), Some(_)) => batch.push(l),
+            (Some(_), None) => rows.push(l),
+            _ => cols.push(l),
+        }
+    }
+    x.iter().filter(|&&l| place(z, l).is_none()).for_each(|&l| summed.push(l));
+    let extent = |l: u8| match place(x, l) {
+        Some(d) => a.shape()[d],
+        None => b.shape()[place(y, l).expect("an operand has the letter")],
     };
-    let extent = |l: u8| {
-        x.iter()
-            .position(|&m| m == l)
-            .map(|d| a.shape()[d])
-            .unwrap_or_else(|| b.shape()[y.iter().position(|&m| m == l).expect("an operand has the letter")])
+    let extents = |letters: &[u8]| {
+        let mut list = Dims::new();
+        letters.iter().for_each(|&l| list.push(extent(l)));
+        list
     };
     let size = |letters: &[u8]| letters.iter().map(|&l| extent(l)).product::<usize>();
-    let matrix = |t: &Tensor, letters: &[u8], first: &[u8], second: &[u8]| -> Result<Tensor> {
-        let order: Dims = [&roles.batch, first, second]
-            .iter()
-            .flat_map(|group| group.iter())
-            .map(|l| letters.iter().position(|m| m == l).expect("roles are the operand's letters"))
-            .collect();
-        t.permute(&order)?.reshape([size(&roles.batch), size(first), size(second)])
+    let matrix = |t: &Tensor, letters: &[u8], first: &[u8], second: &[u8]| {
+        let shape = [size(&batch), size(first), size(second)];
+        reordered(t, letters, [&batch, first, second].into_iter().flatten())?.reshape(shape)
     };
-    let c = multiply(
-        &matrix(a, x, &roles.rows, &roles.summed)?,
-        &matrix(b, y, &roles.summed, &roles.cols)?,
-        &roles.summed.iter().map(|&l| extent(l)).collect::<Dims>(),
-    )?;
-    // Reorder [batch, rows, cols] to the result's letters.
-    let natural: SmallVec<[u8; 6]> =
-        roles.batch.iter().chain(&roles.rows).chain(&roles.cols).copied().collect();
-    let c = c.reshape(natural.iter().map(|&l| extent(l)).collect::<Shape>())?;
-    let order: Dims =
-        z.iter().map(|l| natural.iter().position(|m| m == l).expect("the same letters")).collect();
-    c.permute(&order)
+    let c = multiply(&matrix(a, x, &rows, &summed)?, &matrix(b, y, &summed, &cols)?, &extents(&summed))?;
+    // From [batch, rows, cols] to the result's letters.
+    let mut natural = batch.clone();
+    natural.extend_from_slice(&rows);
+    natural.extend_from_slice(&cols);
+    let c = c.reshape(extents(&natural))?;
+    Ok(reordered(&c, &natural, z.iter())?.into_owned())
+}
+
+/// Returns a tensor whose dims have letters with its dims in another order of these letters.
+fn reordered<'a, 'b>(
+    t: &'a Tensor,
+    letters: &[u8],
+    to: impl Iterator<Item = &'b u8>,
+) -> Result<Cow<'a, Tensor>> {
+    let (mut order, mut is_same) = (Dims::new(), true);
+    for l in to {
+        let d = letters.iter().position(|m| m == l).expect("the same letters");
+        is_same &= d == order.len();
+        order.push(d);
+    }
+    Ok(if is_same { Cow::Borrowed(t) } else { Cow::Owned(t.permute(&order)?) })
 }
 
 pub(super) fn samples() -> Vec<Sample> {

@@ -145,6 +145,7 @@ mod reduce;
 mod refusals;
 mod rotary;
 mod row;
+mod run;
 mod sample;
 mod shape;
 mod signature;
@@ -205,11 +206,11 @@ pub use random::gamma::Gamma;
 pub use random::multinomial::Multinomial;
 pub use random::poisson::Poisson;
 pub use random::shuffle::Shuffle;
+pub(crate) use record::has_unkeyed;
 pub use record::{
     Batched, Bits, Op, OpKey, Statistic, Tensors, Unkeyed, Vjp, VjpProgram, VjpStep, VjpValue, Window,
-    Windows, eval_whole,
+    Windows,
 };
-pub(crate) use record::{has_unkeyed, infer_results, meta_results, run};
 pub use reduce::argmax::Argmax;
 pub use reduce::first_index::FirstIndex;
 pub use reduce::inverse_power_of_two::InversePowerOfTwo;
@@ -226,6 +227,8 @@ pub use rotary::apply::{RotaryApply, RotaryPairing};
 pub use rotary::frequencies::{Llama3Scaling, RotaryFrequencies, YarnScaling};
 pub use rotary::table::RotaryTable;
 pub use row::{Algebra, AxisPlacement, MeshAxis, RaggedCut, Row};
+pub use run::eval_whole;
+pub(crate) use run::{infer_results, meta_results, run, run_into};
 pub use sample::{Input, InputFill, Sample};
 pub use shape::cat::Cat;
 pub use shape::diagonal::{DiagEmbed, Diagonal, MatrixDiagonal};

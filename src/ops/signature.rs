@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::placement::Leaf;
 use crate::tensor::Shape;
 
-type Letters = SmallVec<[u8; 6]>;
+/// A few dims by name.
+pub(super) type Letters = SmallVec<[u8; 6]>;
 
 /// The dims of operands and result by name, as in `einsum`: letters that the result lacks are summed over.
 /// [`DTensor::einsum`](crate::dtensor::DTensor::einsum) takes the same text.

@@ -9,7 +9,8 @@
 use smallvec::SmallVec;
 
 use super::meta::Meta;
-use super::record::{Op, Vjp, VjpStep, VjpValue, infer_results};
+use super::record::{Op, Vjp, VjpStep, VjpValue};
+use super::run::infer_results;
 use super::softmax::sum_exp::accumulator;
 use super::vjp::live_values;
 use super::{Add, Bits, Cast, Expand, Metas, MulScalar, Reshape, Sum, ZeroGrad};

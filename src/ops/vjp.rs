@@ -9,7 +9,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::meta::{Meta, Metas};
-use super::record::{Op, Vjp, VjpProgram, VjpStep, VjpValue, infer_results};
+use super::record::{Op, Vjp, VjpProgram, VjpStep, VjpValue};
+use super::run::infer_results;
 use crate::error::{Error, Result};
 
 impl VjpValue {

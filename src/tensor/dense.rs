@@ -123,7 +123,7 @@ impl Tensor {
     /// Panics as [`Tensor::build`] does.
     pub(crate) fn uninit(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();
-        if let Some(place) = take_place(Device::Cpu, dtype, shape.numel()) {
+        if let Some(place) = take_place(Device::Cpu, dtype, &shape) {
             return Tensor::in_place(place, dtype, shape);
         }
         Tensor::scratch(dtype, shape)
@@ -132,13 +132,14 @@ impl Tensor {
     /// Returns [`Tensor::uninit`], or an error if there is no room.
     pub(crate) fn try_uninit(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
-        if let Some(place) = take_place(Device::Cpu, dtype, shape.numel()) {
+        if let Some(place) = take_place(Device::Cpu, dtype, &shape) {
             return Ok(Tensor::in_place(place, dtype, shape));
         }
         Ok(Tensor::over(Tensor::buffer(dtype, &shape)?, dtype, shape))
     }
 
     /// Returns [`Tensor::uninit`] for a kernel's own use: it takes no [place](super::places) of a result.
+    #[inline]
     pub(super) fn scratch(dtype: DType, shape: Shape) -> Tensor {
         match Tensor::buffer(dtype, &shape) {
             Ok(buffer) => Tensor::over(buffer, dtype, shape),
@@ -146,13 +147,16 @@ impl Tensor {
         }
     }
 
+    #[inline]
     fn buffer(dtype: DType, shape: &Shape) -> Result<Buffer> {
         let bytes = shape.checked_bytes("tensor", dtype)?;
         Buffer::uninit(bytes).ok_or_else(|| storage::no_room(format!("{dtype}{shape}"), bytes))
     }
 
+    /// Returns the row-major tensor over a new buffer, which is long enough.
+    #[inline]
     fn over(buffer: Buffer, dtype: DType, shape: Shape) -> Tensor {
-        let mut out = Tensor::from_buffer(buffer, dtype, shape);
+        let mut out = Tensor::in_place(Arc::new(buffer), dtype, shape);
         if dtype == DType::Bool {
             out.bytes_mut().fill(0);
         }
@@ -206,6 +210,7 @@ impl Tensor {
     }
 
     /// Returns the tensor whose elements fill a buffer that nothing else holds.
+    #[inline]
     pub(super) fn in_place(storage: Storage, dtype: DType, shape: Shape) -> Tensor {
         let strides = shape.strides();
         Tensor { storage, dtype, shape, strides, offset: 0 }
@@ -222,8 +227,7 @@ impl Tensor {
             "a buffer of {} bytes for {dtype}{shape}",
             buffer.len_bytes()
         );
-        let strides = shape.strides();
-        Tensor { storage: Arc::new(buffer), dtype, shape, strides, offset: 0 }
+        Tensor::in_place(Arc::new(buffer), dtype, shape)
     }
 
     /// Returns the device that holds the elements.
@@ -232,6 +236,7 @@ impl Tensor {
     /// use isoshard::tensor::{Device, Tensor};
     /// assert_eq!(Tensor::scalar(1u8).device(), Device::Cpu);
     /// ```
+    #[inline]
     pub fn device(&self) -> Device {
         self.storage.device()
     }
@@ -242,6 +247,7 @@ impl Tensor {
     /// use isoshard::tensor::{DType, Tensor};
     /// assert_eq!(Tensor::scalar(true).dtype(), DType::Bool);
     /// ```
+    #[inline]
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -253,6 +259,7 @@ impl Tensor {
     /// let x = Tensor::build([4, 0, 2], |_: &mut [f32]| {});
     /// assert_eq!((x.shape()[0], x.shape().len(), x.numel()), (4, 3, 0));
     /// ```
+    #[inline]
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -314,6 +321,7 @@ impl Tensor {
     /// assert!(!x.transpose(0, 1)?.is_contiguous() && !x.narrow(1, 0, 2)?.is_contiguous());
     /// # Ok::<(), isoshard::Error>(())
     /// ```
+    #[inline]
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         for (&n, &s) in self.shape.iter().zip(&self.strides).rev() {

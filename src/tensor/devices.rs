@@ -198,7 +198,7 @@ impl Tensor {
     /// Returns an error if the number of bytes overflows.
     pub(crate) fn without_elements(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
-        if let Some(place) = take_place(Device::Meta, dtype, shape.numel()) {
+        if let Some(place) = take_place(Device::Meta, dtype, &shape) {
             return Ok(Tensor::in_place(place, dtype, shape));
         }
         let bytes = shape.checked_bytes("meta", dtype)?;

@@ -46,6 +46,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Returns an error if the dtype is not `T`'s or if the elements are not in the CPU's memory.
+    #[inline]
     pub fn data<T: Element>(&self) -> Result<&[T]> {
         self.expect_dtype("data", T::DTYPE)?;
         self.expect_cpu("data")?;
@@ -269,23 +270,29 @@ impl Tensor {
     }
 
     /// Returns an error that names `verb` if the elements are not in the CPU's memory.
+    #[inline]
     pub(crate) fn expect_cpu(&self, verb: &str) -> Result<()> {
-        match self.device() {
-            Device::Cpu => Ok(()),
-            Device::Meta => self.refuse_without_elements(verb),
-            device => {
-                let given = format!("{} on {device}", self.notation());
-                let rule = "the elements are not in the CPU's memory";
-                Err(Error::invalid(verb, rule, given, "call to_device(Device::Cpu) first"))
-            }
+        if self.device() == Device::Cpu { Ok(()) } else { self.refuse_device(verb) }
+    }
+
+    #[cold]
+    fn refuse_device(&self, verb: &str) -> Result<()> {
+        if self.device() == Device::Meta {
+            return self.refuse_without_elements(verb);
         }
+        let given = format!("{} on {}", self.notation(), self.device());
+        let rule = "the elements are not in the CPU's memory";
+        Err(Error::invalid(verb, rule, given, "call to_device(Device::Cpu) first"))
     }
 
     /// Returns an error that names `verb` if the dtype is another one.
+    #[inline]
     pub(crate) fn expect_dtype(&self, verb: &str, dtype: DType) -> Result<()> {
-        if self.dtype == dtype {
-            return Ok(());
-        }
+        if self.dtype == dtype { Ok(()) } else { self.refuse_dtype(verb, dtype) }
+    }
+
+    #[cold]
+    fn refuse_dtype(&self, verb: &str, dtype: DType) -> Result<()> {
         Err(Error::invalid(verb, format!("the elements are not {dtype}"), self.notation(), "cast first"))
     }
 }

@@ -24,17 +24,12 @@ struct UnwindingError(Error);
 #[inline]
 pub(crate) fn catch_no_room<T>(verb: &str, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let outer = IS_CAUGHT.replace(true);
-    // The result is written in place, because a list of tensors takes as long to move as a small kernel.
-    let mut result = Err(Error::Device { verb: String::new(), device: String::new(), reason: String::new() });
-    let ended = catch_unwind(AssertUnwindSafe(|| result = f()));
+    let ended = catch_unwind(AssertUnwindSafe(f));
     IS_CAUGHT.set(outer);
-    if let Err(payload) = ended {
-        result = Err(caught(payload));
-    }
-    if let Err(error) = &mut result {
+    ended.unwrap_or_else(|payload| Err(caught(payload))).map_err(|mut error| {
         error.name_kernel(verb);
-    }
-    result
+        error
+    })
 }
 
 /// Returns the error that has unwound the stack; continues another panic.

@@ -8,7 +8,7 @@
 use std::cell::{Cell, RefCell};
 
 use super::storage::Storage;
-use super::{DType, Device};
+use super::{DType, Device, Shape};
 
 thread_local! {
     /// True if there are places, which every allocation asks.
@@ -43,10 +43,10 @@ pub(super) fn offer<T>(places: Vec<Place>, f: impl FnOnce() -> T) -> (T, Vec<Opt
     (result, left)
 }
 
-/// Returns a buffer for `numel` elements, if one is offered.
+/// Returns a buffer for the elements of a shape, if one is offered.
 #[inline]
-pub(super) fn take_place(device: Device, dtype: DType, numel: usize) -> Option<Storage> {
-    if IS_OFFERED.get() { take_offered(device, dtype, numel) } else { None }
+pub(super) fn take_place(device: Device, dtype: DType, shape: &Shape) -> Option<Storage> {
+    if IS_OFFERED.get() { take_offered(device, dtype, shape.numel()) } else { None }
 }
 
 #[cold]

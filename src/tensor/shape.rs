@@ -1,6 +1,7 @@
 //! The shape of a tensor, and strides.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ops::{Deref, DerefMut};
 
 use serde::{Deserialize, Serialize, Serializer};
@@ -25,9 +26,23 @@ pub type Dims = SmallVec<[usize; 5]>;
 /// let halved: Shape = shape.iter().map(|n| n / 2).collect();
 /// assert_eq!(halved, Shape::from(vec![32, 64]));
 /// ```
-#[derive(PartialEq, Eq, Hash, Default, Deserialize)]
+#[derive(Eq, Default, Deserialize)]
 #[serde(from = "Vec<usize>")]
 pub struct Shape(Dims);
+
+/// Compares the few extents one by one: the call that compares bytes takes longer.
+impl PartialEq for Shape {
+    #[inline]
+    fn eq(&self, other: &Shape) -> bool {
+        self.len() == other.len() && self.iter().zip(other.iter()).all(|(n, m)| n == m)
+    }
+}
+
+impl Hash for Shape {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
 
 /// Returns a copy of a list. A list that has no allocation is copied whole, which is faster than number by number.
 #[inline]
@@ -72,14 +87,15 @@ impl Shape {
     /// extent 1.
     pub fn checked_numel(&self, verb: &str) -> Result<usize> {
         // Extents of 0 count as 1, so that no product of some of the extents overflows either.
-        let all = self.0.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1)));
-        match all.filter(|&n| n <= isize::MAX as usize) {
-            Some(n) => Ok(if self.0.contains(&0) { 0 } else { n }),
-            None => {
-                let rule = "the number of elements overflows";
-                Err(Error::invalid(verb, rule, self.to_string(), "use smaller extents"))
-            }
+        let (mut all, mut is_empty) = (1usize, false);
+        for &n in &self.0 {
+            (all, is_empty) = (all.saturating_mul(n.max(1)), is_empty | (n == 0));
         }
+        if all > isize::MAX as usize {
+            let rule = "the number of elements overflows";
+            return Err(Error::invalid(verb, rule, self.to_string(), "use smaller extents"));
+        }
+        Ok(if is_empty { 0 } else { all })
     }
 
     /// Returns the number of bytes of a tensor of this shape.
@@ -185,14 +201,15 @@ impl DerefMut for Shape {
 }
 
 impl<const N: usize> From<[usize; N]> for Shape {
+    #[inline]
     fn from(dims: [usize; N]) -> Self {
-        Shape(dims.iter().copied().collect())
+        Shape(Dims::from_slice(&dims))
     }
 }
 
 impl From<&[usize]> for Shape {
     fn from(dims: &[usize]) -> Self {
-        Shape(dims.iter().copied().collect())
+        Shape(Dims::from_slice(dims))
     }
 }
 

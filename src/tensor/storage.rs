@@ -41,6 +41,8 @@ const POOL_LIMIT_BYTES: usize = 2 << 30;
 pub(crate) struct Buffer {
     ptr: BufferStart,
     len_bytes: usize,
+    /// The device that holds the bytes.
+    device: Device,
     owner: BufferOwner,
 }
 
@@ -82,6 +84,10 @@ pub(crate) type Storage = Arc<Buffer>;
 
 /// Returns the buffer for writing if nothing else shares its bytes.
 pub(super) fn exclusive(storage: &mut Storage) -> Option<&mut Buffer> {
+    // A shared buffer, the common case for operands, is known without the locked instruction of `get_mut`.
+    if Arc::strong_count(storage) > 1 {
+        return None;
+    }
     Arc::get_mut(storage).filter(|buffer| !matches!(buffer.owner, BufferOwner::Joined { .. }))
 }
 
@@ -107,19 +113,21 @@ impl Buffer {
         // Without a pool, the thread is ending.
         let (block, origin) = from_pool.unwrap_or_else(|_| Some((PoolBlock::fresh(len_bytes)?, None)))?;
         let owner = BufferOwner::Pool { memory: block.memory, origin };
-        Some(Buffer { ptr: BufferStart(block.ptr), len_bytes, owner })
+        Some(Buffer { ptr: BufferStart(block.ptr), len_bytes, device: Device::Cpu, owner })
     }
 
     /// Takes over `data` without copying it.
     pub(crate) fn adopt<T: super::Element>(mut data: Vec<T>) -> Buffer {
         let ptr = NonNull::new(data.as_mut_ptr().cast()).expect("a Vec's pointer is never null");
         let len_bytes = std::mem::size_of_val(data.as_slice());
-        Buffer { ptr: BufferStart(ptr), len_bytes, owner: BufferOwner::Foreign { _keep: Box::new(data) } }
+        let owner = BufferOwner::Foreign { _keep: Box::new(data) };
+        Buffer { ptr: BufferStart(ptr), len_bytes, device: Device::Cpu, owner }
     }
 
     /// Returns the buffer of a region of a file, which is mapped at `ptr` and readable and writable until `region` is dropped.
     pub(super) fn mapped(ptr: NonNull<u8>, len_bytes: usize, region: Box<dyn Any + Send + Sync>) -> Buffer {
-        Buffer { ptr: BufferStart(ptr), len_bytes, owner: BufferOwner::Mapped { _region: region } }
+        let owner = BufferOwner::Mapped { _region: region };
+        Buffer { ptr: BufferStart(ptr), len_bytes, device: Device::Cpu, owner }
     }
 
     /// Returns true if a file has the bytes.
@@ -129,7 +137,8 @@ impl Buffer {
 
     /// Returns the buffer of the first `len_bytes` of a device's block.
     pub(crate) fn on_device(block: DeviceBlock, len_bytes: usize) -> Buffer {
-        Buffer { ptr: BufferStart(NonNull::dangling()), len_bytes, owner: BufferOwner::Device(block) }
+        let device = block.owner().device();
+        Buffer { ptr: BufferStart(NonNull::dangling()), len_bytes, device, owner: BufferOwner::Device(block) }
     }
 
     /// Returns a buffer without bytes that counts as `len_bytes`.
@@ -137,27 +146,27 @@ impl Buffer {
         Buffer {
             ptr: BufferStart(NonNull::dangling()),
             len_bytes,
+            device: Device::Meta,
             owner: BufferOwner::Meta { _counted: counted },
         }
     }
 
     /// Returns the device that holds the bytes.
+    #[inline]
     pub(super) fn device(&self) -> Device {
-        match &self.owner {
-            BufferOwner::Device(block) => block.owner().device(),
-            BufferOwner::Meta { .. } => Device::Meta,
-            BufferOwner::Part { whole, .. } | BufferOwner::Joined { whole, .. } => whole.device(),
-            BufferOwner::Pool { .. } | BufferOwner::Foreign { .. } | BufferOwner::Mapped { .. } => {
-                Device::Cpu
-            }
-        }
+        self.device
     }
 
     /// Returns the device's block, or `None` if the buffer is not on a CUDA device.
+    #[inline]
     pub(crate) fn device_block(&self) -> Option<&DeviceBlock> {
+        if self.device.is_cuda() { self.block() } else { None }
+    }
+
+    fn block(&self) -> Option<&DeviceBlock> {
         match &self.owner {
             BufferOwner::Device(block) => Some(block),
-            BufferOwner::Part { whole, .. } | BufferOwner::Joined { whole, .. } => whole.device_block(),
+            BufferOwner::Part { whole, .. } | BufferOwner::Joined { whole, .. } => whole.block(),
             BufferOwner::Pool { .. }
             | BufferOwner::Foreign { .. }
             | BufferOwner::Mapped { .. }
@@ -185,13 +194,13 @@ impl Buffer {
             let Range { start, end } = *range;
             assert!(free <= start && start <= end && end <= whole.len_bytes, "parts lie one after the other");
             free = end;
-            let ptr = match whole.has_address() {
+            let ptr = match whole.device == Device::Cpu {
                 // SAFETY: the part starts inside the block, or at its end.
                 true => BufferStart(unsafe { whole.ptr.0.add(start) }),
                 false => whole.ptr,
             };
             let owner = BufferOwner::Part { whole: whole.clone(), start, index, parts_len };
-            Buffer { ptr, len_bytes: end - start, owner }
+            Buffer { ptr, len_bytes: end - start, device: whole.device, owner }
         };
         ranges.iter().enumerate().map(part).collect()
     }
@@ -211,8 +220,8 @@ impl Buffer {
         }
         let whole = whole.clone();
         let parts = parts.into_iter().map(|(_, part)| part).collect();
-        let (ptr, len_bytes) = (whole.ptr, whole.len_bytes);
-        Some(Buffer { ptr, len_bytes, owner: BufferOwner::Joined { whole, _parts: parts } })
+        let (ptr, len_bytes, device) = (whole.ptr, whole.len_bytes, whole.device);
+        Some(Buffer { ptr, len_bytes, device, owner: BufferOwner::Joined { whole, _parts: parts } })
     }
 
     /// Returns the address of the buffer that this one is a part of, its number among the parts, and its first byte.
@@ -228,11 +237,6 @@ impl Buffer {
     /// Returns true for a part of a buffer that was cut.
     pub(super) fn is_part(&self) -> bool {
         matches!(self.owner, BufferOwner::Part { .. })
-    }
-
-    /// Returns true if the bytes have addresses in the CPU's memory.
-    fn has_address(&self) -> bool {
-        self.device() == Device::Cpu
     }
 
     pub(crate) fn len_bytes(&self) -> usize {
@@ -382,6 +386,7 @@ impl PoolStats {
 
 impl BlockPool {
     /// Returns a kept block of the length, else one from the system, or `None` if there is no room for it.
+    #[inline]
     fn take(&mut self, len_bytes: usize) -> Option<PoolBlock> {
         if len_bytes > MIN_SPAN_BYTES {
             return self.take_span(span_bytes(len_bytes)?);
@@ -408,6 +413,7 @@ impl BlockPool {
     }
 
     /// Returns a span of kept segments, else of a new one, or `None` if there is no room for it.
+    #[inline(never)]
     fn take_span(&mut self, bytes: usize) -> Option<PoolBlock> {
         self.take_back();
         let kept = self.spans.take(bytes);

@@ -1,5 +1,6 @@
 //! Views: tensors of other shapes over the same buffer. No method copies elements, except `reshape` if no strides fit.
 
+use super::shape::copy_of;
 use super::{Dims, Shape, Tensor};
 use crate::error::{Error, Result};
 
@@ -61,9 +62,12 @@ impl Tensor {
                 format!("name each of 0..{n} once"),
             ));
         }
-        let shape = order.iter().map(|&d| self.shape[d]).collect();
-        let strides = order.iter().map(|&d| self.strides[d]).collect();
-        Ok(self.view(shape, strides, self.offset))
+        let (mut shape, mut strides) = (Dims::new(), Dims::new());
+        for &d in order {
+            shape.push(self.shape[d]);
+            strides.push(self.strides[d]);
+        }
+        Ok(self.view(shape.into(), strides, self.offset))
     }
 
     /// Returns the view with dims `a` and `b` swapped.
@@ -231,11 +235,10 @@ impl Tensor {
                 "",
             ));
         }
-        let mut shape = self.shape.to_vec();
-        let mut strides = self.strides.to_vec();
+        let (mut shape, mut strides) = (Dims::from_slice(&self.shape), copy_of(&self.strides));
         shape.insert(dim, 1);
         strides.insert(dim, 0);
-        Ok(self.view(shape.into(), strides.into(), self.offset))
+        Ok(self.view(shape.into(), strides, self.offset))
     }
 
     /// Returns the view of index `index` of `dim`, without that dim.
@@ -277,11 +280,10 @@ impl Tensor {
                 "",
             ));
         }
-        let mut shape = self.shape.to_vec();
-        let mut strides = self.strides.to_vec();
+        let (mut shape, mut strides) = (Dims::from_slice(&self.shape), copy_of(&self.strides));
         shape.remove(dim);
         strides.remove(dim);
-        Ok(self.view(shape.into(), strides.into(), self.offset))
+        Ok(self.view(shape.into(), strides, self.offset))
     }
 }
 

@@ -6,7 +6,6 @@
 //! buffers and in-place results ([`map`]).
 
 use half::{bf16, f16};
-use smallvec::SmallVec;
 
 use super::loops::{Constants, FloatPredicateLoops, LoopFn, Loops, RelationLoops};
 use super::map::{MAX_OPERANDS, map, map_in_place, select_as};
@@ -24,7 +23,9 @@ use crate::tensor::{DType, Tensor, for_dtype};
 /// differ.
 pub fn compute(verb: &str, loops: &Loops, s: Constants, ins: &mut [Tensor]) -> Result<Tensor> {
     let (first, others) = ins.split_first().expect("a function has variables");
-    expect_matching(verb, first, &others.iter().collect::<SmallVec<[&Tensor; MAX_OPERANDS]>>())?;
+    if !others.iter().all(|y| is_like(first, y)) {
+        return Err(mismatch(verb, &ins.iter().collect::<Vec<_>>()));
+    }
     let refused = || unsupported_dtype(verb, loops, &ins[0]);
     let (floats, integers) = (|| loops.floats.ok_or_else(refused), || loops.integers.ok_or_else(refused));
     match ins[0].dtype() {
@@ -113,10 +114,16 @@ pub fn select(verb: &str, mut ins: [&mut Tensor; 3], on: bool) -> Result<Tensor>
 /// # Errors
 /// Returns an error that names `verb` if a dtype or shape differs.
 pub fn expect_matching(verb: &str, x: &Tensor, others: &[&Tensor]) -> Result<()> {
-    if others.iter().all(|y| y.dtype() == x.dtype() && y.shape() == x.shape()) {
+    if others.iter().all(|y| is_like(x, y)) {
         return Ok(());
     }
     Err(mismatch(verb, &[&[x], others].concat()))
+}
+
+/// Returns true if the tensors have one dtype and shape.
+#[inline]
+fn is_like(x: &Tensor, y: &Tensor) -> bool {
+    y.dtype() == x.dtype() && y.shape() == x.shape()
 }
 
 /// [`compute`] for operands of element type `T`.
@@ -146,6 +153,7 @@ fn unsupported_dtype(verb: &str, loops: &Loops, x: &Tensor) -> Error {
 }
 
 /// Returns the error for operands whose dtypes or shapes differ.
+#[cold]
 fn mismatch(verb: &str, operands: &[&Tensor]) -> Error {
     let given: Vec<String> = operands.iter().map(|t| t.notation()).collect();
     Error::invalid(

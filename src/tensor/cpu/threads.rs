@@ -139,12 +139,12 @@ pub(crate) fn set_smallest_part(nanos: usize) {
 /// Calls `f` on parts of `0..len` and of `out`, which is written, on the threads that this one may use. `nanos` is about
 /// the time that one thread needs for everything; if it is short, there is one part.
 pub(crate) fn for_each_part<S: Cut>(len: usize, nanos: usize, out: S, f: impl Fn(Range<usize>, S) + Sync) {
-    let threads = allowed();
-    let most = if threads > 1 { threads.saturating_mul(PARTS_PER_THREAD) } else { 1 };
-    let parts = most.min(worth(nanos)).min(len);
-    if parts <= 1 {
+    let worthwhile = worth(nanos).min(len);
+    let threads = if worthwhile > 1 { allowed() } else { 1 };
+    if threads == 1 {
         return f(0..len, out);
     }
+    let parts = worthwhile.min(threads.saturating_mul(PARTS_PER_THREAD));
     let (mut list, mut rest) = (Vec::with_capacity(parts), out);
     for i in 0..parts {
         // No product overflows, since neither is longer than memory.

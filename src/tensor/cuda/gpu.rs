@@ -145,7 +145,7 @@ impl Gpu {
     /// Allocates as [`Gpu::uninit`] does, but leaves bools without a valid value until a kernel has written every
     /// element.
     pub(super) fn uninit_bools(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
-        if let Some(place) = take_place(Device::Cuda(self.index()), dtype, shape.numel()) {
+        if let Some(place) = take_place(Device::Cuda(self.index()), dtype, &shape) {
             return Ok(Tensor::in_place(place, dtype, shape));
         }
         let bytes = shape.checked_bytes("tensor", dtype)?;

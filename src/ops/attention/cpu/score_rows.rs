@@ -1,6 +1,7 @@
 //! Loops over the rows of a block of scores: mask, soft cap and bias; exponentials; gradients.
 
 use std::ops::Range;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::query_block::{LEAF_ROWS, QueryBlock, ROWS};
 use crate::error::Result;
@@ -10,10 +11,45 @@ use crate::tensor::cpu::{
 };
 use crate::tensor::{DType, Element, LEAF, Tensor};
 
+/// The number of leaves whose exponentials are computed in one go, in two passes.
+const GROUP: usize = 16;
+
 /// Returns one of two values. Both are computed, so that loops vectorise.
 #[inline(always)]
 fn pick<T>(condition: bool, yes: T, no: T) -> T {
     if condition { yes } else { no }
+}
+
+/// The first pass over the scores of a leaf: replaces each by one part of its [exponential](Real::exp_begin) over `e^max`, and writes
+/// the other part to `marks`, or 0 for a key that is left out.
+#[inline(always)]
+fn begin_exponentials<T: Gemm>(leaf: &mut [T; LEAF], marks: &mut [T; LEAF], max: T) {
+    for (s, mark) in leaf.iter_mut().zip(marks) {
+        let [first, second] = (*s - max).exp_begin();
+        *mark = pick(*s == T::LOWEST, T::ZERO, first);
+        *s = second;
+    }
+}
+
+/// The second pass: returns the exponential, or -0 for a key that is left out.
+#[inline(always)]
+fn end_exponential<T: Gemm>(mark: T, second: T) -> T {
+    pick(mark == T::ZERO, T::SUM_PAD, T::exp_end([mark, second]))
+}
+
+/// The second pass with gradients: replaces the gradients `ds` of a leaf's probabilities by those of the products, which `of` makes of
+/// each key's number and the gradient of its score.
+#[inline(always)]
+fn end_gradients<T: Gemm>(
+    (p, ds): (&mut [T; LEAF], &mut [T; LEAF]),
+    marks: &[T; LEAF],
+    delta: T,
+    of: impl Fn(usize, T) -> T,
+) {
+    for (j, ((p, ds), &mark)) in p.iter_mut().zip(ds).zip(marks).enumerate() {
+        *p = end_exponential(mark, *p);
+        *ds = pick(mark == T::ZERO, T::SUM_PAD, of(j, *p * (*ds - delta)) + T::ZERO);
+    }
 }
 
 /// The optional operands of the scores, with contiguous rows and in the dtype of the computation.
@@ -142,6 +178,13 @@ impl<'a, T: Gemm> ScoreInputs<'a, T> {
     }
 }
 
+/// Keeps the compiler from making a masked store of a loop that reads scores before this and writes most of them back after
+/// it: a Zen 3 takes more than ten times as long for such a store.
+#[inline(always)]
+fn end_reads() {
+    compiler_fence(Ordering::SeqCst);
+}
+
 /// Writes -inf to these places of a row of whole leaves. Its loops have a fixed length: one that began or ended at the
 /// places would cost more than the leaves' exponentials.
 #[inline(always)]
@@ -152,9 +195,28 @@ fn hide<T: Gemm>(row: &mut [T], places: Range<usize>) {
     let leaves = places.start / LEAF..places.end.div_ceil(LEAF);
     for (i, leaf) in leaves.clone().zip(&mut row.as_chunks_mut::<LEAF>().0[leaves]) {
         let [from, to] = [places.start, places.end].map(|at| at.saturating_sub(i * LEAF).min(LEAF) as u32);
-        for (j, s) in (0u32..).zip(leaf) {
-            *s = pick(from <= j && j < to, T::LOWEST, *s);
+        let scores = *leaf;
+        end_reads();
+        for (j, (s, score)) in (0u32..).zip(leaf.iter_mut().zip(scores)) {
+            *s = pick((from <= j) & (j < to), T::LOWEST, score);
         }
+    }
+}
+
+/// Writes -inf to the scores of a row whose mark, of `marks`, `keeps` refuses.
+#[inline(always)]
+fn leave_out<T: Gemm, M: Copy>(row: &mut [T], marks: &[M], keeps: impl Fn(M) -> bool) {
+    let (leaves, rest) = row.as_chunks_mut::<LEAF>();
+    let (leaf_marks, rest_marks) = marks.as_chunks::<LEAF>();
+    for (leaf, marks) in leaves.iter_mut().zip(leaf_marks) {
+        let scores = *leaf;
+        end_reads();
+        for (s, (score, &mark)) in leaf.iter_mut().zip(scores.into_iter().zip(marks)) {
+            *s = pick(keeps(mark), score, T::LOWEST);
+        }
+    }
+    for (s, &mark) in rest.iter_mut().zip(rest_marks) {
+        *s = pick(keeps(mark), *s, T::LOWEST);
     }
 }
 
@@ -218,18 +280,12 @@ fn prepare_row<T: Gemm>(
                         row.fill(T::LOWEST);
                     }
                 }
-                mask => {
-                    for (s, &seen) in row.iter_mut().zip(mask) {
-                        *s = pick(seen, *s, T::LOWEST);
-                    }
-                }
+                mask => leave_out(row, mask, |seen| seen),
             }
         }
         if let Some([of_q, of_k]) = inputs.documents {
             let own = of_q.row(b)[block.start + i];
-            for (s, &of_k) in row.iter_mut().zip(&of_k.row(b)[keys]) {
-                *s = pick(of_k == own, *s, T::LOWEST);
-            }
+            leave_out(row, &of_k.row(b)[keys], |of_k| of_k == own);
         }
     }
     hide(&mut row[..seen.end], done..seen.end);
@@ -270,9 +326,15 @@ impl<T: Gemm> Kernel for Probabilities<'_, T> {
         }
         // Scores of NaN alone, which are ignored, or no score at all.
         maxima.iter_mut().for_each(|max| *max = pick(*max == T::LOWEST, T::ZERO, *max));
+        let mut marks = [[T::ZERO; LEAF]; GROUP];
         for (row, (leaves, &max)) in self.s.chunks_exact_mut(block.width).zip(leaves.iter().zip(&maxima)) {
-            for leaf in &mut row.as_chunks_mut::<LEAF>().0[leaves.clone()] {
-                leaf.iter_mut().for_each(|s| *s = pick(*s == T::LOWEST, T::SUM_PAD, (*s - max).exp()));
+            for group in row.as_chunks_mut::<LEAF>().0[leaves.clone()].chunks_mut(GROUP) {
+                for (leaf, marks) in group.iter_mut().zip(&mut marks) {
+                    begin_exponentials(leaf, marks, max);
+                }
+                for (leaf, marks) in group.iter_mut().zip(&marks) {
+                    leaf.iter_mut().zip(marks).for_each(|(s, &mark)| *s = end_exponential(mark, *s));
+                }
             }
         }
         let (rows, first) = (block.rows, block.from / LEAF);
@@ -329,6 +391,7 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
                 left_out = left_out || self.find_holes && block.leaves_out(rule, i, p);
             }
         }
+        let mut marks = [[T::ZERO; LEAF]; GROUP];
         let rows = self.p.chunks_exact_mut(width).zip(self.ds.chunks_exact_mut(width));
         for (i, ((p, ds), (&lse, &delta))) in rows.zip(self.lse.iter().zip(&deltas)).enumerate() {
             let leaves = block.seen_leaves(rule, i);
@@ -341,22 +404,22 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
             for unseen in [0..leaves.start, leaves.end..ds.len()] {
                 ds[unseen].iter_mut().for_each(|leaf| *leaf = [T::SUM_PAD; LEAF]);
             }
-            let seen = p[leaves.clone()].iter_mut().zip(&mut ds[leaves.clone()]);
-            if let Some(slopes) = &self.slopes {
-                for ((p, ds), slopes) in seen.zip(&slopes.as_chunks::<LEAF>().0[leaves]) {
-                    for ((p, ds), &slope) in p.iter_mut().zip(ds).zip(slopes) {
-                        let (seen, e) = (*p != T::LOWEST, (*p - lse).exp());
-                        *p = pick(seen, e, T::SUM_PAD);
-                        *ds = pick(seen, self.scale * (slope * (e * (*ds - delta))) + T::ZERO, T::SUM_PAD);
-                    }
+            let slopes = self.slopes.as_ref().map(|slopes| &slopes.as_chunks::<LEAF>().0[leaves.clone()]);
+            let groups = p[leaves.clone()].chunks_mut(GROUP).zip(ds[leaves].chunks_mut(GROUP));
+            for (g, (p, ds)) in groups.enumerate() {
+                for (p, marks) in p.iter_mut().zip(&mut marks) {
+                    begin_exponentials(p, marks, lse);
                 }
-                continue;
-            }
-            for (p, ds) in seen {
-                for (p, ds) in p.iter_mut().zip(ds) {
-                    let (seen, e) = (*p != T::LOWEST, (*p - lse).exp());
-                    *p = pick(seen, e, T::SUM_PAD);
-                    *ds = pick(seen, self.scale * (e * (*ds - delta)) + T::ZERO, T::SUM_PAD);
+                for (i, ((p, ds), marks)) in p.iter_mut().zip(ds).zip(&marks).enumerate() {
+                    match slopes {
+                        Some(slopes) => {
+                            let slopes = &slopes[g * GROUP + i];
+                            end_gradients((p, ds), marks, delta, |j, change| {
+                                self.scale * (slopes[j] * change)
+                            });
+                        }
+                        None => end_gradients((p, ds), marks, delta, |_, change| self.scale * change),
+                    }
                 }
             }
         }

@@ -23,8 +23,10 @@ use super::tile::Tiled;
 pub(super) fn fits<E: Stored>(a: MatRef<'_, E>, b: MatRef<'_, E>) -> bool {
     let kernels = E::stored_kernels(Isa::current());
     let ((m, k), (n, strides)) = (a.shape(), (b.shape().1, b.strides()));
-    let columns = strides.1 == 1 && k > 0 && n >= kernels.lanes && (!E::NATIVE || has_strips(a, b));
-    m > 0 && m <= kernels.lines.len() && (has_lines(b) || columns)
+    if m == 0 || m > kernels.lines.len() {
+        return false;
+    }
+    has_lines(b) || strides.1 == 1 && k > 0 && n >= kernels.lanes && (!E::NATIVE || has_strips(a, b))
 }
 
 /// Returns true if the columns of `b` are lines that the kernels can read. The elements of two lines may coincide, so columns
