@@ -8,8 +8,8 @@
 //!
 //! The argument is `x = n ln 2 + r` with `|r| <= ln(2) / 2`; adding and subtracting `1.5 * 2^p` rounds to the integer
 //! `n`. `e^r` is its Taylor series up to a term whose successor is far below half an ulp. `2^n` is applied as two
-//! factors, so that subnormal results are rounded once. For -inf, which masks write, both factors are 0: a Zen 3 takes as long
-//! for a product that underflows as for ten others.
+//! factors, so that subnormal results are rounded once. For -inf, which masks write, both factors are 0: products that underflow
+//! make a Zen 3 take 1.0 instead of 0.65 ns per element if a third of them does.
 //!
 //! Error bounds in ulp over all arguments (f32: measured over every float):
 //!
@@ -208,6 +208,18 @@ pub(super) mod tests {
         assert!(exp.0 <= 1.1 && tanh.0 <= 2.5 && sigmoid.0 <= 2.5, "{exp:?} {tanh:?} {sigmoid:?}");
         assert_eq!(tanh_f32(-0.0).to_bits(), (-0.0f32).to_bits());
         assert_eq!((exp_f32(f32::NEG_INFINITY), exp_f32(0.0), exp_f32(89.0)), (0.0, 1.0, f32::INFINITY));
+    }
+
+    /// Between the least result and the argument at which both factors are 0, one of them may be.
+    #[test]
+    fn arguments_far_below_give_zero() {
+        let bits = (-104f32).to_bits()..=f32::NEG_INFINITY.to_bits();
+        for x in bits.step_by(1009).map(f32::from_bits).chain([f32::NEG_INFINITY]) {
+            assert_eq!(exp_f32(x).to_bits(), 0, "{x}");
+        }
+        for x in (-1_500_000..-745_134).map(|i| f64::from(i) * 1e-3).chain([-1e300, f64::NEG_INFINITY]) {
+            assert_eq!(exp_f64(x).to_bits(), 0, "{x}");
+        }
     }
 
     #[test]

@@ -178,8 +178,8 @@ impl<'a, T: Gemm> ScoreInputs<'a, T> {
     }
 }
 
-/// Keeps the compiler from making a masked store of a loop that reads scores before this and writes most of them back after
-/// it: a Zen 3 takes more than ten times as long for such a store.
+/// Keeps the compiler from making masked stores of a loop that reads scores before this and writes most of them back after
+/// it: with such stores a Zen 3 takes 27 instead of 11 ns for a row with one leaf to hide.
 #[inline(always)]
 fn end_reads() {
     compiler_fence(Ordering::SeqCst);
