@@ -127,7 +127,7 @@ fn call<'a>(rule: ScoreRule, extra: &'a Extra, q_start: usize) -> CpuAttention<'
 
 #[test]
 fn every_mask_follows_the_definition() {
-    for (tq, tk, q_start) in [(7, 7, 0), (70, 70, 0), (3, 130, 100), (80, 50, 0)] {
+    for (tq, tk, q_start) in [(7, 7, 0), (70, 70, 0), (3, 130, 100), (80, 50, 0), (2, 600, 597)] {
         let (q, k, v) = (noise([2, 4, tq, 3], 1), noise([2, 2, tk, 3], 2), noise([2, 2, tk, 2], 3));
         for (rule, extra) in cases(tq, tk) {
             let call = call(rule, &extra, q_start);
@@ -144,7 +144,17 @@ fn every_mask_follows_the_definition() {
 
 #[test]
 fn gradients_of_every_mask_by_differences() {
-    let (tq, tk, q_start) = (5, 41, 30);
+    gradients_by_differences((5, 41, 30), [7, 5]);
+}
+
+/// Of rows whose exponentials are computed in several goes.
+#[test]
+fn gradients_of_long_rows_by_differences() {
+    gradients_by_differences((2, 600, 597), [499, 799]);
+}
+
+/// Compares some elements of each gradient, `apart` elements from one to the next; those of biases have the second number.
+fn gradients_by_differences((tq, tk, q_start): (usize, usize, usize), apart: [usize; 2]) {
     for (rule, extra) in cases(tq, tk) {
         let inputs = [noise([2, 4, tq, 3], 1), noise([2, 2, tk, 3], 2), noise([2, 2, tk, 2], 3)];
         let grad = noise([2, 4, tq, 2], 4);
@@ -163,7 +173,7 @@ fn gradients_of_every_mask_by_differences() {
         };
         let step = 1e-5;
         for (which, got) in got.iter().enumerate() {
-            for (i, got) in got.to_f64_vec().iter().enumerate().step_by(7) {
+            for (i, got) in got.to_f64_vec().iter().enumerate().step_by(apart[0]) {
                 let at = |by: f64| {
                     let mut ins = inputs.clone();
                     ins[which] = nudged(&ins[which], i, by);
@@ -176,7 +186,7 @@ fn gradients_of_every_mask_by_differences() {
         if let Some(bias) = &extra.bias {
             let got = this.bias_backward([q, k, v], (&o, &lse), &grad).unwrap();
             assert_eq!(got.shape(), bias.shape());
-            for (i, got) in got.to_f64_vec().iter().enumerate().step_by(5) {
+            for (i, got) in got.to_f64_vec().iter().enumerate().step_by(apart[1]) {
                 let at = |by: f64| {
                     let bias = Some(nudged(bias, i, by));
                     loss(&inputs, &Extra { bias, ..extra.clone() })

@@ -20,8 +20,8 @@ fn pick<T>(condition: bool, yes: T, no: T) -> T {
     if condition { yes } else { no }
 }
 
-/// The first pass over the scores of a leaf: replaces each by one part of its [exponential](Real::exp_begin) over `e^max`, and writes
-/// the other part to `marks`, or 0 for a key that is left out.
+/// The first pass over the scores of a leaf: replaces each by one [part](crate::tensor::cpu::Real::exp_begin) of its exponential over
+/// `e^max`, and writes the other part to `marks`, or 0 for a key that is left out.
 #[inline(always)]
 fn begin_exponentials<T: Gemm>(leaf: &mut [T; LEAF], marks: &mut [T; LEAF], max: T) {
     for (s, mark) in leaf.iter_mut().zip(marks) {
