@@ -127,7 +127,7 @@ fn call<'a>(rule: ScoreRule, extra: &'a Extra, q_start: usize) -> CpuAttention<'
 
 #[test]
 fn every_mask_follows_the_definition() {
-    for (tq, tk, q_start) in [(7, 7, 0), (70, 70, 0), (3, 130, 100), (80, 50, 0), (2, 600, 597)] {
+    for (tq, tk, q_start) in [(7, 7, 0), (70, 70, 0), (3, 130, 100), (80, 50, 0)] {
         let (q, k, v) = (noise([2, 4, tq, 3], 1), noise([2, 2, tk, 3], 2), noise([2, 2, tk, 2], 3));
         for (rule, extra) in cases(tq, tk) {
             let call = call(rule, &extra, q_start);
@@ -147,7 +147,7 @@ fn gradients_of_every_mask_by_differences() {
     gradients_by_differences((5, 41, 30), [7, 5]);
 }
 
-/// Of rows whose exponentials are computed in several goes.
+/// Rows so long that their exponentials are computed in several goes.
 #[test]
 fn gradients_of_long_rows_by_differences() {
     gradients_by_differences((2, 600, 597), [499, 799]);
