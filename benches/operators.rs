@@ -81,6 +81,26 @@ const POINTWISE: &[(&str, Unary)] = &[
     ("trunc", |x| x.trunc()),
 ];
 
+/// Functions of [`POINTWISE`] whose operands have both signs, since some are the identity for one of them: from -4 to 4 instead of 0 to 1.
+const ACTIVATIONS: &[&str] = &[
+    "elu",
+    "gelu",
+    "gelu_tanh",
+    "hardsigmoid",
+    "hardswish",
+    "leaky_relu",
+    "log_sigmoid",
+    "mish",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "softplus",
+    "softsign",
+    "tanh",
+];
+
 /// Functions of two tensors of one shape.
 const POINTWISE_2: &[(&str, Binary)] = &[
     ("add", |x, y| x.add(y)),
@@ -179,8 +199,10 @@ fn measure(mesh: &DeviceMesh, bench: &OperatorBench) -> Result<()> {
     let put = |t: Tensor| DTensor::distribute(mesh, &t, Layout::replicated(0));
     let x = put(noise([4096, 1024]))?;
     let bytes = x.local().len_bytes() as f64;
+    let signed = x.add_scalar(-0.5)?.mul_scalar(8.0)?;
     for (name, f) in POINTWISE {
-        bench.case(name, "GB/s", 2.0 * bytes, || f(&x))?;
+        let operand = if ACTIVATIONS.contains(name) { &signed } else { &x };
+        bench.case(name, "GB/s", 2.0 * bytes, || f(operand))?;
     }
     let y = put(noise([4096, 1024]))?;
     for (name, f) in POINTWISE_2 {

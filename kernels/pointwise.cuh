@@ -8,7 +8,7 @@
 // compute: 64 KiB per multiprocessor at full occupancy, more than latency times bandwidth (about 25 KiB on an H100).
 // Threads share nothing, so a result may overwrite a contiguous operand.
 #pragma once
-#include "special_functions.cuh"
+#include "short_functions.cuh"
 #include "num.cuh"
 
 constexpr u32 POINTWISE_THREADS = 256;
@@ -74,8 +74,11 @@ DEVICE f32 odd_f32(f64 x) {
   return (f32)f64_of((bits | inexact) & ~REST);
 }
 
-// A formula with this base is computed in f64 for every type, and its result is rounded once.
-struct ComputedInF64 {};
+// A formula with this base is computed in f64 for every type, and its result is rounded once. If `SHORT` is true, its member
+// `Short` is the formula for types narrower than f64.
+struct ComputedInF64 {
+  static constexpr bool SHORT = false;
+};
 template <bool IN_F64, class O>
 struct Evaluate {
   template <class F, class... A>
@@ -89,7 +92,11 @@ struct Evaluate<true, O> {
   static DEVICE f32 ready(f32, f64 x) { return sizeof(O) == 2 ? odd_f32(x) : (f32)x; }
   template <class F, class... A>
   static DEVICE O at(Scalars k, A... x) {
-    return narrow<O>(ready(Wide<O>(0), F::at(k.s, k.t, (f64)x...)));
+    if constexpr (F::SHORT && sizeof(O) < sizeof(f64)) {
+      return narrow<O>(ready(Wide<O>(0), F::Short::at(k.s, k.t, (f64)x...)));
+    } else {
+      return narrow<O>(ready(Wide<O>(0), F::at(k.s, k.t, (f64)x...)));
+    }
   }
 };
 
@@ -346,6 +353,7 @@ struct Words {
   WIDE_WORD(digamma)
   WIDE_WORD(trigamma)
   WIDE_WORD(cbrt)
+  static DEVICE f64 log1p_unit(f64 x) { return ln_1p_f64(x); }
   static DEVICE f64 atan2(f64 y, f64 x) { return atan2_f64(y, x); }
   static DEVICE f64 pow_abs(f64 a, f64 y) { return pow_abs_f64(a, y); }
   WORD_2(fmod, fmod_)
@@ -374,6 +382,22 @@ struct Words {
   static DEVICE f64 negative(f64 x) { return -x; }
   template <class A>
   static DEVICE A negative(A x) { return sub_(A(0), x); }
+};
+
+// The words for formulas whose operands and results are narrower than f64.
+template <class Base>
+struct ShortWords : Base {
+#define SHORT_WORD(name) \
+  static DEVICE f64 name(f64 x) { return name##_short(x); }
+  SHORT_WORD(exp)
+  SHORT_WORD(asin)
+  SHORT_WORD(acos)
+  SHORT_WORD(atan)
+  SHORT_WORD(erfc)
+  SHORT_WORD(erfinv)
+  static DEVICE f64 atan2(f64 y, f64 x) { return atan2_short(y, x); }
+  static DEVICE f64 pow_abs(f64 a, f64 y) { return pow_abs_short(a, y); }
+  static DEVICE f64 log1p_unit(f64 x) { return ln_1p_unit_short(x); }
 };
 
 // One formula for several dtypes; operands and result have the same dtype.

@@ -34,6 +34,9 @@ POINTWISE = {
     "softsign": F.softsign,
     **{name: getattr(torch, name) for name in SAME},
 }
+# Their operands have both signs, since some are the identity for one of them.
+ACTIVATIONS = set("""elu gelu gelu_tanh hardsigmoid hardswish leaky_relu log_sigmoid mish relu relu6 selu sigmoid silu softplus
+    softsign tanh""".split())
 BINARY = "add atan2 copysign div fmod hypot logaddexp maximum mul pow remainder sub xlogy".split()
 TERNARY = {
     "addcdiv": lambda x, y: torch.addcdiv(x, x, y, value=0.5),
@@ -91,8 +94,10 @@ def entries(count, n):
 def pointwise():
     x, y = noise(4096, 1024), noise(4096, 1024)
     size = 4 * x.numel()
+    signed = (x - 0.5) * 8
     for name, f in sorted(POINTWISE.items()):
-        case(name, "GB/s", 2 * size, lambda: f(x))
+        operand = signed if name in ACTIVATIONS else x
+        case(name, "GB/s", 2 * size, lambda: f(operand))
     for name in BINARY:
         case(name, "GB/s", 3 * size, lambda: getattr(torch, name)(x, y))
     for name, f in TERNARY.items():

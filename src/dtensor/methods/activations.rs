@@ -116,26 +116,6 @@ impl DTensor {
         self.relu()?.add(&below)
     }
 
-    /// Returns the scaled exponential linear unit, `1.0507 · elu(x)` with `alpha = 1.6733` (Klambauer et al. 2017).
-    /// Communicates nothing unless this tensor is `Partial`.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-2.0f32, 0.0, 1.0], [3])?, "(S0)".parse()?)?;
-    ///     assert_eq!(format!("{:.3?}", x.selu()?.full_tensor()?.to_f64_vec()), "[-1.520, 0.000, 1.051]");
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses integers and bools.
-    pub fn selu(&self) -> Result<DTensor> {
-        self.elu(1.673_263_242_354_377_2)?.mul_scalar(1.050_700_987_355_480_5)
-    }
-
     /// Splits `dim` into two halves `a` and `b` and returns `a · sigmoid(b)`: the gated linear unit (Dauphin et al.
     /// 2017). Communicates nothing if the ranks hold `dim` whole.
     ///

@@ -36,7 +36,8 @@ const fn word(name: &[u8], known: KnownFlops) -> u64 {
         b"sinh" | b"cosh" | b"asinh" | b"acosh" | b"atanh" | b"lgamma" | b"digamma" | b"trigamma" => {
             Work::SPECIAL
         }
-        b"exp2" | b"expm1" | b"log1p" | b"log2" | b"log10" | b"cbrt" | b"erfc" | b"erfinv" => Work::SPECIAL,
+        b"exp2" | b"expm1" | b"log1p" | b"log1p_unit" | b"log2" | b"log10" => Work::SPECIAL,
+        b"cbrt" | b"erfc" | b"erfinv" => Work::SPECIAL,
         b"pow_abs" => 2 * Work::SPECIAL,
         b"fma" => 2,
         b"sqrt" | b"recip" | b"abs" | b"floor" | b"copysign" | b"negative" | b"add" | b"sub" | b"mul" => 1,

@@ -120,6 +120,7 @@ macro_rules! function {
         concat!(
             "struct ", stringify!($name), "_formula : Functions", function!(@base $class), " {\n",
             cuda_function!("at", cuda_constants!($($s),*), ($($x),+), [$($v = $e),*], $value),
+            function!(@short $class, cuda_function!("at", cuda_constants!($($s),*), ($($x),+), [$($v = $e),*], $value)),
             "};\n",
             function!(@each $class),
             "(", $calls, arity!($($x),+), ", ", stringify!($name), ")\n"
@@ -167,15 +168,14 @@ macro_rules! function {
         function!(@constant $Type, Loops::floats_in_two_passes::<$Type, { arity!($($x),+) }>());
     };
     (@loops $Type:ident wide_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
-        impl WideFunction<{ arity!($($x),+) }> for $Type {
-            #[inline(always)]
-            fn at([$($s,)* ..]: Constants, [$($x),+]: [f64; arity!($($x),+)]) -> f64 {
-                $(let $v = $e;)*
-                $value
-            }
-        }
+        function!(@forms $Type [at words] ($($x),+) ($($s),*) [$($v = $e),*] $value);
 
         function!(@constant $Type, Loops::wide::<$Type, { arity!($($x),+) }>());
+    };
+    (@loops $Type:ident short_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
+        function!(@forms $Type [at words, at_short words::short] ($($x),+) ($($s),*) [$($v = $e),*] $value);
+
+        function!(@constant $Type, Loops::wide_with_short::<$Type, { arity!($($x),+) }>());
     };
     (@loops $Type:ident rare_functions, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         impl Function<{ arity!($($x),+) }> for $Type {
@@ -204,21 +204,28 @@ macro_rules! function {
         function!(@constant $Type, Loops::numbers_with_rare::<$Type, { arity!($($x),+) }>());
     };
     (@loops $Type:ident far_floats, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
-        impl WideFunction<{ arity!($($x),+) }> for $Type {
-            #[inline(always)]
-            fn at([$($s,)* ..]: Constants, [$($x),+]: [f64; arity!($($x),+)]) -> f64 {
-                use crate::ops::pointwise::words::near::*;
-                $(let $v = $e;)*
-                $value
-            }
-            fn at_rare([$($s,)* ..]: Constants, [$($x),+]: [f64; arity!($($x),+)]) -> f64 {
-                use crate::ops::pointwise::words::far::*;
-                $(let $v = $e;)*
-                $value
-            }
-        }
+        function!(@forms $Type [at words::near, at_rare words::far] ($($x),+) ($($s),*) [$($v = $e),*] $value);
 
         function!(@constant $Type, Loops::wide_with_rare::<$Type, { arity!($($x),+) }>());
+    };
+    (@forms $Type:ident [$($at:ident $($words:ident)::+),+] $xs:tt $s:tt $local:tt $value:expr) => {
+        impl WideFunction<{ function!(@arity $xs) }> for $Type {
+            $(function!(@form $at $($words)::+, $xs $s $local $value);)+
+        }
+    };
+    (@arity ($($x:ident),+)) => {
+        arity!($($x),+)
+    };
+    (
+        @form $at:ident $($words:ident)::+,
+        ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr
+    ) => {
+        #[inline(always)]
+        fn $at([$($s,)* ..]: Constants, [$($x),+]: [f64; arity!($($x),+)]) -> f64 {
+            use crate::ops::pointwise::$($words)::+::*;
+            $(let $v = $e;)*
+            $value
+        }
     };
     (@loops $Type:ident num_functions, ($($x:ident),+) ($($s:ident),*) [$($v:ident = $e:expr),*] $value:expr) => {
         impl NumFunction<{ arity!($($x),+) }> for $Type {
@@ -251,23 +258,17 @@ macro_rules! function {
     (@base far_floats) => {
         ", ComputedInF64"
     };
+    (@base short_floats) => {
+        ", ComputedInF64"
+    };
     (@base $class:ident) => {
         ""
     };
-    (@each floats) => {
-        "EACH_FLOAT"
+    (@short short_floats, $at:expr) => {
+        concat!("static constexpr bool SHORT = true;\nstruct Short : ShortWords<Functions> {\n", $at, "};\n")
     };
-    (@each wide_floats) => {
-        "EACH_FLOAT"
-    };
-    (@each two_pass_floats) => {
-        "EACH_FLOAT"
-    };
-    (@each rare_floats) => {
-        "EACH_FLOAT"
-    };
-    (@each far_floats) => {
-        "EACH_FLOAT"
+    (@short $class:ident, $at:expr) => {
+        ""
     };
     (@each integers) => {
         "EACH_INTEGER"
@@ -280,6 +281,9 @@ macro_rules! function {
     };
     (@each rare_numbers) => {
         "EACH_NUMBER"
+    };
+    (@each $floats:ident) => {
+        "EACH_FLOAT"
     };
 }
 

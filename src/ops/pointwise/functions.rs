@@ -21,16 +21,18 @@ functions! {
     PI = 3.141592653589793238462643383280;
     /// `ln 2`.
     LN_2 = 0.693147180559945309417232121458;
+    /// The factor of `selu`, and its slope just below 0: 1.6732632423543772848170429916717 times the factor.
+    SELU_SCALE = 1.0507009873554804934193349852946;
+    SELU_SLOPE = 1.7580993408473768599402175208123;
     }
 
     /// Clamps `x` to ±10⁴, where distribution functions are already 0 or 1 and `x³` is still finite. NaN stays NaN.
     fn bounded(x) = select(x < of(-1e4), of(-1e4), select(x > of(1e4), of(1e4), x));
     /// The normal distribution function, from `e = bell(x)`.
     fn phi(x, e) [tail = e * mills(abs(x))] = select(x < of(0.0), tail, sub(of(1.0), tail));
-    /// `x^y` with IEEE 754's special cases. Called with f64 only.
-    fn power(x, y) [
+    /// `x^y` with IEEE 754's special cases, from `|x|^y`.
+    fn power(x, y, magnitude) [
         a = abs(x),
-        magnitude = of(pow_abs(wide(a), wide(y))),
         integer = floor(y) == y,
         odd = integer && floor(y * of(0.5)) != y * of(0.5),
         with_sign = select(odd && !is_nan(x), copysign(magnitude, x), magnitude),

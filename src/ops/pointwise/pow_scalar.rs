@@ -58,7 +58,10 @@ function!(Square pow_scalar_square: floats, (x) () [] x * x);
 function!(Cube pow_scalar_cube: floats, (x) () [] x * x * x);
 function!(Reciprocal pow_scalar_recip: floats, (x) () [] recip(x));
 // The exponent stays f64 if the elements are narrower: 1/3 is then not rounded to f32 first.
-function!(Power pow_scalar: wide_floats, (x) (exponent) [] of(power(wide(x), exponent)));
+function!(
+    Power pow_scalar: short_floats, (x) (exponent)
+    [a = wide(x), magnitude = pow_abs(abs(a), exponent)] of(power(a, exponent, magnitude))
+);
 
 impl Pointwise for PowScalar {
     const NAME: &'static str = "pow_scalar";

@@ -5,7 +5,7 @@
 
 pub use crate::tensor::cpu::is_nan;
 use crate::tensor::cpu::{BitNum, Num, Real};
-use crate::tensor::math::{erfc, hyperbolic, inverse_trig, power};
+use crate::tensor::math::{erfc, hyperbolic, inverse_trig, logarithm, power};
 
 /// Rounds a constant to the element type.
 #[inline(always)]
@@ -166,6 +166,34 @@ wide_words! {
     cbrt(x) = power::cbrt_f64;
     /// `a` to the power of `y`, for `a` of at least 0.
     pow_abs(a, y) = power::pow_abs_f64;
+    /// `ln(1 + x)` for `x` from 0 to 1.
+    log1p_unit(x) = logarithm::ln_1p_f64;
+}
+
+/// Functions of f64 for formulas whose operands and results are narrower.
+pub mod short {
+    use crate::tensor::math::short;
+
+    wide_words! {
+        /// e to the power of `x`.
+        exp(x) = short::exp_short;
+        /// The angle whose sine is `x`.
+        asin(x) = short::asin_short;
+        /// The angle whose cosine is `x`.
+        acos(x) = short::acos_short;
+        /// The angle whose tangent is `x`.
+        atan(x) = short::atan_short;
+        /// The angle of the point `(x, y)`.
+        atan2(y, x) = short::atan2_short;
+        /// `1 - erf x`.
+        erfc(x) = short::erfc_short;
+        /// The inverse error function.
+        erfinv(x) = short::erfinv_short;
+        /// `a` to the power of `y`, for `a` of at least 0.
+        pow_abs(a, y) = short::pow_abs_short;
+        /// `ln(1 + x)` for `x` from 0 to 1.
+        log1p_unit(x) = short::ln_1p_unit_short;
+    }
 }
 
 /// Functions without branches, which return NaN at rare arguments.

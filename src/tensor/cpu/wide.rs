@@ -31,6 +31,12 @@ pub trait WideFunction<const N: usize>: 'static {
     /// Returns the value, or NaN if only [`WideFunction::at_rare`] computes it.
     fn at(s: Constants, x: [f64; N]) -> f64;
 
+    /// Returns the value to more digits than f32 has. Loops of [`Loops::wide_with_short`] call it for f32 and narrower dtypes.
+    #[inline(always)]
+    fn at_short(s: Constants, x: [f64; N]) -> f64 {
+        Self::at(s, x)
+    }
+
     /// Returns the value anywhere. Loops of [`Loops::wide_with_rare`] call it for each element at which [`at`](Self::at) is
     /// NaN. It may branch.
     fn at_rare(s: Constants, x: [f64; N]) -> f64 {
@@ -41,17 +47,23 @@ pub trait WideFunction<const N: usize>: 'static {
 impl Loops {
     /// Compiles a function that is computed in f64; dtypes that are not floats are refused.
     pub const fn wide<F: WideFunction<N>, const N: usize>() -> Loops {
-        wide_loops::<WideFormula<F>, N>()
+        wide_loops::<WideFormula<F>, WideFormula<F>, N>()
+    }
+
+    /// Compiles a function with a shorter form for f32 and narrower dtypes ([`WideFunction::at_short`]).
+    pub const fn wide_with_short<F: WideFunction<N>, const N: usize>() -> Loops {
+        wide_loops::<WideFormula<F>, ShortFormula<F>, N>()
     }
 
     /// Compiles a function with rare arguments ([`WideFunction::at_rare`]).
     pub const fn wide_with_rare<F: WideFunction<N>, const N: usize>() -> Loops {
-        wide_loops::<RareFormula<F>, N>()
+        wide_loops::<RareFormula<F>, RareFormula<F>, N>()
     }
 }
 
-const fn wide_loops<F: WideElementFn<N>, const N: usize>() -> Loops {
-    let floats = FloatLoops { f32: f32_loop::<F, N>, half: half_loop::<F, N>, f64: wide_loop::<F, N> };
+const fn wide_loops<F: WideElementFn<N>, Narrow: WideElementFn<N>, const N: usize>() -> Loops {
+    let floats =
+        FloatLoops { f32: f32_loop::<Narrow, N>, half: half_loop::<Narrow, N>, f64: wide_loop::<F, N> };
     Loops { floats: Some(floats), integers: None, bools: None }
 }
 
@@ -66,11 +78,14 @@ trait WideElementFn<const N: usize>: ElementFn<f64, f64, N> {
 /// A [`WideFunction`] without rare arguments.
 struct WideFormula<F>(Constants, PhantomData<F>);
 
+/// The shorter form of a [`WideFunction`].
+struct ShortFormula<F>(Constants, PhantomData<F>);
+
 /// A [`WideFunction`] with rare arguments.
 struct RareFormula<F>(Constants, PhantomData<F>);
 
 macro_rules! element_fn {
-    ($Type:ident) => {
+    ($Type:ident, $at:ident) => {
         impl<F: WideFunction<N>, const N: usize> ElementFn<f64, f64, N> for $Type<F> {
             #[inline(always)]
             fn with(s: Constants) -> Self {
@@ -79,15 +94,20 @@ macro_rules! element_fn {
 
             #[inline(always)]
             fn at(&self, x: [f64; N]) -> f64 {
-                F::at(self.0, x)
+                F::$at(self.0, x)
             }
         }
     };
 }
-element_fn!(WideFormula);
-element_fn!(RareFormula);
+element_fn!(WideFormula, at);
+element_fn!(ShortFormula, at_short);
+element_fn!(RareFormula, at);
 
 impl<F: WideFunction<N>, const N: usize> WideElementFn<N> for WideFormula<F> {
+    fn repair(_: Constants, _: &[&[f64]; N], _: &mut [f64]) {}
+}
+
+impl<F: WideFunction<N>, const N: usize> WideElementFn<N> for ShortFormula<F> {
     fn repair(_: Constants, _: &[&[f64]; N], _: &mut [f64]) {}
 }
 

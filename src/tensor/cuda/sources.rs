@@ -187,6 +187,7 @@ const HEADERS: &[(&str, &str)] = embed! {
     "random.cuh"
     "reduce.cuh"
     "rows.cuh"
+    "short_functions.cuh"
     "special_functions.cuh"
     "step.cuh"
 };

@@ -30,4 +30,5 @@ pub mod logarithm;
 pub mod normal;
 pub mod poisson;
 pub mod power;
+pub mod short;
 pub mod trig;

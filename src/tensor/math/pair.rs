@@ -11,6 +11,28 @@ macro_rules! polynomial {
     }};
 }
 
+/// Evaluates a polynomial in f64 by Estrin's scheme, lowest coefficient first: neighbours are joined with `x`, their pairs with
+/// `x²`, and so on. (Loops over an array, inlined into the loop of a kernel, are not unrolled, and that loop is no longer vectorised.)
+macro_rules! estrin {
+    ($x:expr, $($c:expr),+ $(,)?) => {{
+        let x: f64 = $x;
+        estrin!(@join x [] $($c),+)
+    }};
+    (@join $x:ident [$($joined:expr),*] $a:expr, $b:expr $(, $c:expr)*) => {
+        estrin!(@join $x [$($joined,)* fma($b, $x, $a)] $($c),*)
+    };
+    (@join $x:ident [$($joined:expr),*] $a:expr) => {
+        estrin!(@join $x [$($joined,)* $a])
+    };
+    (@join $x:ident [$joined:expr]) => {
+        $joined
+    };
+    (@join $x:ident [$($joined:expr),+]) => {{
+        let square = $x * $x;
+        estrin!(@join square [] $($joined),+)
+    }};
+}
+
 /// `1.5 · 2^52`: adding it to a number below 2^51 rounds to the nearest integer, which stands in the low bits.
 pub(super) const ROUND: f64 = 6_755_399_441_055_744.0;
 /// π/2 as a sum of three numbers.

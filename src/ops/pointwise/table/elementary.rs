@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, floats as wide_floats};
+use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, floats as short_floats};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, AxisPlacement, InputFill, Meta, Op, Row, Sample, Vjp, Windows};
@@ -20,8 +20,9 @@ macro_rules! elementary_table {
         ///
         /// Computed in f64 and rounded once; the error in f64 is below 1 unit in the last place. Two gradients are 0 although the formula gives an infinity or NaN: that of `x` if
         /// `y` is 0, and that of `y` if `x` is 0.
-        Pow pow(x, y) = of(power(wide(x), wide(y))),
-            for wide_floats, Opaque "Not linear in either operand.",
+        Pow pow(x, y)
+                [a = wide(x), b = wide(y), magnitude = pow_abs(abs(a), b)] = of(power(a, b, magnitude)),
+            for short_floats, Opaque "Not linear in either operand.",
             gradient |dz, z| { x => (dz.pow_grad_base(x, y)), y => (dz.pow_grad_exponent(x, z)) },
             samples [Positive Ints, Positive Positive] not_smooth [Ints Ints],
             example [2.0, 9.0], [10.0, 0.5] => "[1024.000, 3.000]";
@@ -64,10 +65,10 @@ macro_rules! elementary_table {
             samples [Ints Ints],
             example [1.0, 2.0], [0.5, 0.0] => [0.75, 2.0];
         /// The derivative of [`Pow`] with respect to the base: takes `(dz, x, y)` and returns `dz · y · x^(y - 1)`, and
-        /// 0 if `y` is 0.
+        /// 0 if `y` is 0. Computed in f64 and rounded once.
         PowGradBase pow_grad_base(dz, x, y)
-                = select(y == of(0.0), of(0.0), dz * (y * of(power(wide(x), wide(y - of(1.0)))))),
-            for floats, Linear "Linear in the incoming gradient.",
+                [a = wide(x), b = wide(y), c = b - 1.0, magnitude = pow_abs(abs(a), c)] = of(select(b == 0.0, 0.0, wide(dz) * (b * power(a, c, magnitude)))),
+            for short_floats, Linear "Linear in the incoming gradient.",
             gradient |d, dx| {
                 dz => (d.pow_grad_base(x, y)), x => ((d * dz * y).pow_grad_base(x, y + -1.0)),
                 y => ((d * dz * y).pow_grad_exponent(x, x.pow(y + -1.0)) + d * dz * x.pow(y + -1.0)) },

@@ -6,7 +6,9 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, floats as wide_floats};
+use crate::ops::pointwise::record::{
+    Pointwise, expect_whole, floats, floats as short_floats, floats as wide_floats,
+};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, InputFill, Meta, Op, Sample, Vjp, Windows};
@@ -78,8 +80,8 @@ macro_rules! logarithmic_table {
         ///
         /// Computed in f64 and rounded once.
         Logaddexp logaddexp(x, y)
-                [a = wide(x), b = wide(y), rest = log1p(exp(-abs(a - b)))] = of(max(a, b) + select(a == b, LN_2, rest)),
-            for wide_floats, Opaque "Neither linear nor, with rounding, a maximum.",
+                [a = wide(x), b = wide(y), rest = log1p_unit(exp(-abs(a - b)))] = of(max(a, b) + select(a == b, LN_2, rest)),
+            for short_floats, Opaque "Neither linear nor, with rounding, a maximum.",
             gradient |dz, z| { x => (dz * (x - y).sigmoid()), y => (dz * (y - x).sigmoid()) },
             samples [Ints Ints],
             example [0.0, 1000.0], [0.0, 1.0] => "[0.693, 1000.000]";

@@ -11,7 +11,8 @@
 //!     example [first operand], [second operand]; constant => [result] | "result to three digits";
 //! ```
 //!
-//! The class `wide_floats` computes in f64 for every dtype and rounds once. The class `rare_floats` calls the words of
+//! The class `wide_floats` computes in f64 for every dtype and rounds once; so does `short_floats`, which calls the words of
+//! `words::short` for dtypes below f64. The class `rare_floats` calls the words of
 //! `words::far` if those of `words::near` return NaN. The class `far_floats` does both. The class
 //! `rare_numbers` is `rare_floats` with integers. In the class `two_pass_floats` loops for f32 compute the second local name
 //! in a pass of its own.

@@ -51,6 +51,13 @@ macro_rules! smooth_activations_table {
             gradient |dy, y| { x => (dy.relu_grad(x) + x.le(x.zero()).mask(true, dy * ((-(-x).relu()).exp() * alpha))) },
             samples [] not_smooth [Ints],
             example [-1.0, 2.0]; 1.0 => "[-0.632, 2.000]";
+        /// Returns `1.0507 x` if `x` is positive, else `1.0507 · 1.6733 (e^x - 1)`: the scaled exponential linear unit (Klambauer et al. 2017).
+        Selu selu(x)
+                = select(x > of(0.0), x * of(SELU_SCALE), expm1(min(x, of(0.0))) * of(SELU_SLOPE)),
+            for floats, Opaque "Neither linear nor monotone.",
+            gradient |dy, y| { x => (dy.relu_grad(x) * SELU_SCALE + x.le(x.zero()).mask(true, dy * ((-(-x).relu()).exp() * SELU_SLOPE))) },
+            samples [] not_smooth [Ints],
+            example [-2.0, 1.0] => "[-1.520, 1.051]";
         /// Returns `x - tanh(x)` without cancellation near 0.
         ///
         /// Computed in f64 and rounded once; below 1 by the continued fraction of the hyperbolic tangent.

@@ -7,7 +7,7 @@ use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
 use crate::ops::pointwise::record::{
-    Pointwise, expect_whole, floats, floats as far_floats, floats as wide_floats,
+    Pointwise, expect_whole, floats, floats as far_floats, floats as short_floats,
 };
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::words::*;
@@ -27,7 +27,7 @@ macro_rules! special_table {
         ///
         /// Computed in f64 and rounded once.
         Erfc erfc(x) = of(erfc(wide(x))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+            for short_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy * ((x * x * -1.0).exp() * -std::f64::consts::FRAC_2_SQRT_PI)) },
             samples [Ints],
             example [0.0, 0.5] => "[1.000, 0.480]";
@@ -35,7 +35,7 @@ macro_rules! special_table {
         ///
         /// Computed in f64 and rounded once.
         Erfinv erfinv(x) = of(erfinv(wide(x))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+            for short_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy * ((y * y).exp() * (0.5 / std::f64::consts::FRAC_2_SQRT_PI * 2.0))) },
             samples [InsideUnit],
             example [0.0, 0.5] => "[0.000, 0.477]";

@@ -7,7 +7,8 @@ use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
 use crate::ops::pointwise::record::{
-    Pointwise, expect_whole, floats, floats as far_floats, floats as rare_floats, floats as wide_floats,
+    Pointwise, expect_whole, floats, floats as far_floats, floats as rare_floats, floats as short_floats,
+    floats as wide_floats,
 };
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::second_derivatives::sinc_curvature;
@@ -40,7 +41,7 @@ macro_rules! trigonometric_table {
         ///
         /// Computed in f64 and rounded once.
         Asin asin(x) = of(asin(wide(x))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+            for short_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy * ((-x + 1.0) * (x + 1.0)).rsqrt()) },
             samples [InsideUnit],
             example [0.5, -1.0] => "[0.524, -1.571]";
@@ -48,7 +49,7 @@ macro_rules! trigonometric_table {
         ///
         /// Computed in f64 and rounded once.
         Acos acos(x) = of(acos(wide(x))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+            for short_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (-(dy * ((-x + 1.0) * (x + 1.0)).rsqrt())) },
             samples [InsideUnit],
             example [0.5, -1.0] => "[1.047, 3.142]";
@@ -56,7 +57,7 @@ macro_rules! trigonometric_table {
         ///
         /// Computed in f64 and rounded once.
         Atan atan(x) = of(atan(wide(x))),
-            for wide_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
+            for short_floats, Opaque "Not linear, and the approximation is not proved to be monotone bit for bit.",
             gradient |dy, y| { x => (dy / (x * x + 1.0)) },
             samples [Ints],
             example [0.5, -1.0] => "[0.464, -0.785]";
@@ -64,7 +65,7 @@ macro_rules! trigonometric_table {
         ///
         /// The gradient at the origin is NaN. Computed in f64 and rounded once.
         Atan2 atan2(y, x) = of(atan2(wide(y), wide(x))),
-            for wide_floats, Opaque "Neither linear nor monotone.",
+            for short_floats, Opaque "Neither linear nor monotone.",
             gradient |dz, z| { y => (dz * x / (x * x + y * y)), x => (-(dz * y / (x * x + y * y))) },
             samples [Ints Positive],
             example [1.0, -1.0], [1.0, -2.0] => "[0.785, -2.678]";
