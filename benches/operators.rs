@@ -81,7 +81,7 @@ const POINTWISE: &[(&str, Unary)] = &[
     ("trunc", |x| x.trunc()),
 ];
 
-/// Functions of [`POINTWISE`] whose operands have both signs, since some are the identity for one of them: from -4 to 4 instead of 0 to 1.
+/// Functions of [`POINTWISE`] whose operands have both signs, since some take less work for one of them: from -4 to 4 instead of 0 to 1.
 const ACTIVATIONS: &[&str] = &[
     "elu",
     "gelu",

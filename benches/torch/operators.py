@@ -34,7 +34,7 @@ POINTWISE = {
     "softsign": F.softsign,
     **{name: getattr(torch, name) for name in SAME},
 }
-# Their operands have both signs, since some are the identity for one of them.
+# Their operands have both signs, since some take less work for one of them.
 ACTIVATIONS = set("""elu gelu gelu_tanh hardsigmoid hardswish leaky_relu log_sigmoid mish relu relu6 selu sigmoid silu softplus
     softsign tanh""".split())
 BINARY = "add atan2 copysign div fmod hypot logaddexp maximum mul pow remainder sub xlogy".split()

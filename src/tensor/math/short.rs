@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Relative errors are below 2^-34 (`exp`, `ln`, and inverse tangents 2^-39), so that results rounded to f32 are within 0.501 ulp.
-//! Operands are numbers of f32: no square overflows, `1 - x²` is exact, and no result but a zero of f32 is below 1e-300.
+//! Operands are numbers of f32 (but for the exponent of a power): no square overflows, and `1 - x²` is exact. Results that f32 rounds to 0
+//! or infinity may have a wrong magnitude.
 //! Polynomials are minimax fits (Remez' algorithm in 50 digits), evaluated by G. Estrin's scheme (1960): its chains are shorter
 //! than Horner's, and a CPU's queue holds more of them.
 
