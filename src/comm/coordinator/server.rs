@@ -138,7 +138,7 @@ impl CoordinatorState {
                 return Ok(vec![(Recipient::Rank(from), Notice::WaitOn { group, sequence, seq, time })]);
             }
             Message::Broken { id, reason } => Some(CommFault::Transport { id, rank: from, reason }),
-            Message::Ended => self.calls.ended(from),
+            Message::Ended => self.calls.ended(from, Instant::now()),
             Message::Failed { cause } => return Ok(self.declare(FirstFault::Failed { rank: from, cause })),
             Message::Put { .. } | Message::Get { .. } | Message::Busy { .. } => None,
         };

@@ -31,9 +31,15 @@ impl AnnouncedWork {
             }
             self.longest = self.longest.max(*limit);
         }
-        self.ended = self.busy_until(now);
+        self.end(now);
         self.current = work.map(|work| (work, now));
         Ok(())
+    }
+
+    /// Ends the announced work, if there is any.
+    pub fn end(&mut self, now: Instant) {
+        self.ended = self.busy_until(now);
+        self.current = None;
     }
 
     /// Returns the last moment up to `now` at which the rank was busy within its limit.

@@ -191,12 +191,14 @@ impl CallTable {
         Ok(if self.ended_len > 0 { self.ended_member_fault(key) } else { None })
     }
 
-    /// Registers that a rank's program has ended, and returns the fault of a call that waits for it, if there is one.
-    pub fn ended(&mut self, from: usize) -> Option<CommFault> {
+    /// Registers that a rank's program has ended, and its work with it. Returns the fault of a call that waits for the
+    /// rank, if there is one.
+    pub fn ended(&mut self, from: usize, now: Instant) -> Option<CommFault> {
         if std::mem::replace(&mut self.ended[from], true) {
             return None;
         }
         self.ended_len += 1;
+        self.work[from].end(now);
         let awaits = |(key, call): (&CallKey, &OpenCall)| {
             let position = self.groups.get(&key.0)?.position(key.1, from, false)?;
             call.arrivals

@@ -84,9 +84,11 @@ fn who_is_late_and_who_is_over() {
     assert!(late(&table, 0, 0).contains("not finished within 0.5 s; all members have come"));
     let mut table = open(2);
     arrive(&mut table, 1, 0, gather(3));
-    assert!(table.ended(0).unwrap().to_string().contains("rank(s) [0] had ended; rank 1 waited"));
+    assert!(
+        table.ended(0, Instant::now()).unwrap().to_string().contains("rank(s) [0] had ended; rank 1 waited")
+    );
     let mut table = open(2);
-    assert_eq!(table.ended(0), None);
+    assert_eq!(table.ended(0, Instant::now()), None);
     assert!(arrive(&mut table, 1, 0, gather(3)).unwrap().contains("[0] had ended"));
 }
 
@@ -149,9 +151,9 @@ fn messages_have_sequences_of_their_own() {
     let mut table = open(2);
     let key = (dp(&table), Sequence::Message { from: 0, to: 1 }, 0);
     table.arrive(0, key, signature("send", Route::Send { to: 1 }, 2), Instant::now()).unwrap();
-    assert_eq!(table.ended(1), None, "a message without a receiver is no fault");
+    assert_eq!(table.ended(1, Instant::now()), None, "a message without a receiver is no fault");
     assert!(!table.all_have_ended());
-    table.ended(0);
+    table.ended(0, Instant::now());
     assert!(table.all_have_ended());
 }
 
@@ -206,7 +208,7 @@ fn a_rank_fills_no_more_than_its_budget_and_takes_no_more_than_its_time() {
     assert!(table.held[1] <= budget && table.open.len() > 60_000);
     assert_eq!(arrive(&mut table, 0, 0, gather(1)), None, "the others have their own");
     // With a scan of all calls each of these took minutes, and the search for a cycle their cube.
-    (0..1000).for_each(|_| assert_eq!(table.ended(1), None));
+    (0..1000).for_each(|_| assert_eq!(table.ended(1, Instant::now()), None));
     assert!(late(&table, 1, 0).contains("rank(s) [2, 3, 4, "));
     // A rank that catches up frees memory.
     let mut table = open(2);
