@@ -11,11 +11,18 @@ tests/gpu/compile_kernels.py
 tests/api/list.py --check
 
 # Three random worlds per operator on each of seven meshes, all random programs, the longest rows of every dtype on the emulated
-# device, and all formulas in the interpreter of PTX; `cargo test` takes one world on four of the meshes, half of the programs, the
-# longest rows of one dtype, and every eighth formula.
-for module in equivalence programs cuda_rows cuda_ptx; do
+# device, all formulas in the interpreter of PTX, and 100 panics at random calls; `cargo test` takes one smaller world on four of the
+# meshes, half of the programs, the longest rows of one dtype, every eighth formula, and 30 panics.
+for module in equivalence programs cuda_rows cuda_ptx train; do
   ISOSHARD_TEST_COMPLETE=1 cargo test --test suite "$module::" "$@"
 done
+
+# A GPT trains on processes with the bits of threads; `.ci/run` has train_gpt there.
+if command -v mpirun >/dev/null; then
+  ISOSHARD_TEST_ENGINE=mpi OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 cargo \
+    --config "target.'cfg(all())'.runner = ['timeout', '600', 'mpirun', '--oversubscribe', '-n', '4']" \
+    test --features mpi --test mpi train::a_gpt_trains -- --test-threads=1
+fi
 
 # Orders of the thread engine's threads that shuttle draws; `.ci/run` has loom, which tries all orders of smaller programs.
 RUSTFLAGS="--cfg shuttle" cargo test --target-dir target/shuttle --lib comm::transport::threads::models

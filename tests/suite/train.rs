@@ -15,7 +15,7 @@ use isoshard::rng::{Generator, bits32};
 use isoshard::tensor::{DType, Device, Tensor};
 use isoshard::{Error, Failure, Result};
 
-use crate::common;
+use crate::common::{self, failures::is_complete};
 
 const STEPS: usize = 3;
 
@@ -218,10 +218,10 @@ fn batches_and_sequences_shorter_than_the_ranks_are_legal() {
 }
 
 /// A rank that panics at any of its communication calls, in the forward pass, the backward pass or the optimizer,
-/// ends the program within the deadline, with an error that names the rank.
+/// ends the program within the deadline, with an error that names the rank. `tests/complete.sh` tries more calls.
 #[test]
 fn a_panic_ends_the_program_and_is_named() {
-    const REPETITIONS: usize = 100;
+    let repetitions = if is_complete() { 100 } else { 30 };
     const DEADLINE: Duration = Duration::from_secs(5);
     let run = Run { mesh: "fsdp=2,tp=2", ..SINGLE };
     // The number of such calls per rank, which is the same on all ranks.
@@ -235,7 +235,7 @@ fn a_panic_ends_the_program_and_is_named() {
     let calls = calls[0];
     assert!(calls > 100 * STEPS, "{calls} calls");
 
-    let mut words = [0; 2 * REPETITIONS];
+    let mut words = vec![0; 2 * repetitions];
     bits32(Generator::new(5).next_draw(), 0, &mut words);
     for pair in words.chunks(2) {
         let (victim, at) = (pair[0] as usize % 4, pair[1] as usize % calls);
