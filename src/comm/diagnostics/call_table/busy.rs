@@ -207,8 +207,8 @@ mod tests {
         assert_eq!(left(&table, 3, end + DEADLINE), Duration::ZERO);
     }
 
-    /// Where calls are not compared, nobody knows that rank 1 waits for the busy rank 0. When rank 0 has ended, rank 1 has
-    /// still to come to its call with rank 2, which waits on.
+    /// Rank 1 waits for rank 0, which is busy, in a call that is not compared. Rank 2 waits on for rank 1 when rank 0 has
+    /// ended.
     #[test]
     fn a_busy_rank_that_ends_leaves_time_where_nothing_is_compared() {
         let mut table = CallTable::new(3, DEADLINE);
