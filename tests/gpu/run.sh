@@ -27,6 +27,9 @@ cd "$work/bin" || exit 1
 export ISOSHARD_REQUIRE_DEVICE=1
 left() { echo $((limit_s - SECONDS)); }
 
+# Prints a log's end without the tests that passed and the calls that led to a panic.
+end_of() { grep -vE '^test .* \.\.\. ok$|^ +([0-9]+: |at )' "$1" | tail -25; }
+
 # Libraries are also looked up without a version: a folder of links to the installed files.
 link_libraries() {
   mkdir -p "$work/lib"
@@ -132,7 +135,7 @@ smoke() {
   part smoke 180 ./gpu --exact smoke --nocapture
   local code=$?
   grep -oE '(libcuda|NVRTC|cuBLASLt|NCCL): .*' "$logs/smoke.log" || true
-  [ "$code" = 0 ] || tail -25 "$logs/smoke.log"
+  [ "$code" = 0 ] || end_of "$logs/smoke.log"
   return "$code"
 }
 
@@ -239,7 +242,7 @@ awk -F '|' 'BEGIN { print "[" }
 for row in "$logs"/*.row; do
   if grep -qE '\|(FAILED|TIMED OUT)' "$row"; then
     echo "--- ${row##*/}"
-    grep -vE '^test .* \.\.\. ok$' "${row%.row}.log" | tail -25
+    end_of "${row%.row}.log"
   fi
 done
 # No pipe: with pipefail the end of its reader would be the status.
