@@ -17,13 +17,6 @@ for module in equivalence programs cuda_rows cuda_ptx train; do
   ISOSHARD_TEST_COMPLETE=1 cargo test --test suite "$module::" "$@"
 done
 
-# A GPT trains on processes with the bits of threads; `.ci/run` has train_gpt there.
-if command -v mpirun >/dev/null; then
-  ISOSHARD_TEST_ENGINE=mpi RUST_TEST_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 cargo \
-    --config "target.'cfg(all())'.runner = ['timeout', '600', 'mpirun', '--oversubscribe', '-n', '4']" \
-    test --features mpi --test mpi train::a_gpt_trains
-fi
-
 # Orders of the thread engine's threads that shuttle draws; `.ci/run` has loom, which tries all orders of smaller programs.
 RUSTFLAGS="--cfg shuttle" cargo test --target-dir target/shuttle --lib comm::transport::threads::models
 
