@@ -244,7 +244,7 @@ pub(super) fn axis_with_splits(
 /// Returns the numbers of dims and blocks of a ragged placement.
 fn ragged_cut(ragged: Option<&Placement>) -> Option<RaggedCut> {
     let placement = ragged?;
-    let blocks = placement.ragged_units()?.iter().sum();
+    let blocks = placement.ragged_units()?.total();
     Some(RaggedCut { dims: placement.split_dims().end, blocks })
 }
 

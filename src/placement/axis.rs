@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
+use super::ragged_units::RaggedUnits;
 use crate::tensor::ReduceOp;
 
 /// The placement of a tensor along one mesh axis: replicated, sharded, or held as partial values.
@@ -37,7 +37,7 @@ pub enum Placement {
         /// The number of leading dims that are flattened; at least 1.
         dims: usize,
         /// The number of blocks that each rank along the axis owns.
-        units: Arc<[usize]>,
+        units: RaggedUnits,
     },
 }
 
@@ -87,7 +87,7 @@ impl Placement {
     }
 
     /// Returns the number of blocks per rank of a [`Placement::RaggedShard`], otherwise `None`.
-    pub(crate) fn ragged_units(&self) -> Option<&[usize]> {
+    pub(crate) fn ragged_units(&self) -> Option<&RaggedUnits> {
         match self {
             Placement::RaggedShard { units, .. } => Some(units),
             Placement::Replicate | Placement::Shard(_) | Placement::Partial(_) => None,

@@ -34,10 +34,8 @@ impl ShardBounds {
                     // Inside flattened dims, only axes that flatten the same dims split them (`Spec::validate`).
                     let all = len[..*dims].iter().product::<usize>();
                     let (_, lo, hi) = flat.unwrap_or((*dims, 0, all));
-                    let (before, from) = units.split_at(coords[a]);
-                    let before = before.iter().sum::<usize>();
-                    let block = (hi - lo) / (before + from.iter().sum::<usize>());
-                    let lo = lo + block * before;
+                    let block = (hi - lo) / units.total();
+                    let lo = lo + block * units.before(coords[a]);
                     let hi = lo + block * units[coords[a]];
                     match dims {
                         1 => (start[0], len[0]) = (start[0] + lo, hi - lo),

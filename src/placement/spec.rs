@@ -295,7 +295,7 @@ impl Spec {
                         Some((outer, ..)) => return self.refuse_inside(verb, a, *outer),
                         None => products(&lens[..*dims]),
                     };
-                    let total = units.iter().sum::<usize>();
+                    let total = units.total();
                     if let Some(n) = parts.iter().find(|n| !n.is_multiple_of(total)) {
                         let rule =
                             format!("a prefix of {n} does not divide into {total} equal ragged blocks");
