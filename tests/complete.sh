@@ -30,10 +30,6 @@ ISOSHARD_ORACLE_STEP=1 cargo test --lib exhaustive_rows
 ISOSHARD_TEST_COMPLETE=1 ISOSHARD_TEST_DEVICE=shim cargo test --test suite -- \
     equivalence:: exact:: programs:: redistribute:: --skip fast_ --skip rules_exact
 
-# The library and the suite with overflow checks, without which loops vectorise; the longest modules are left out.
-CARGO_PROFILE_DEV_OVERFLOW_CHECKS=true CARGO_PROFILE_TEST_OVERFLOW_CHECKS=true cargo test --target-dir target/overflow \
-    --lib --test suite -- --skip equivalence:: --skip train:: --skip house::
-
 # Ten million mutated conversations with all code that reads from a wire; sums that wrap are errors here.
 ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \
     cargo test --release --target-dir target/fuzz --lib coordinator::fuzz
