@@ -5,6 +5,9 @@ use super::vector::prefetch;
 /// The bytes of a cache line.
 pub(super) const LINE_BYTES: usize = 64;
 
+/// More lines at a time would push a tile's operands out of the first cache.
+const MAX_LINES: usize = 32;
+
 /// Memory that will be read soon: rows of some cache lines each.
 pub(super) struct Ahead {
     data: *const u8,
@@ -27,6 +30,9 @@ impl Ahead {
     pub(super) fn new<T>(data: *const T, rows: usize, step: usize, len: usize, calls: usize) -> Ahead {
         let bytes = (len * size_of::<T>()).max(1);
         let share = (rows * bytes.div_ceil(LINE_BYTES)).div_ceil(calls.max(1));
+        if share > MAX_LINES {
+            return Ahead::NOTHING;
+        }
         Ahead {
             data: data.cast(),
             rows: (rows, step.wrapping_mul(size_of::<T>())),

@@ -13,10 +13,14 @@ use crate::tensor::LEAF;
 
 /// With fewer rows than this, packing would cost more than it saves.
 pub(super) const MIN_ROWS_TO_PACK: usize = 32;
-/// Contiguous columns that are shorter than this, and those of wide tiles, are packed for many rows only.
+/// Contiguous columns that are shorter than this are packed for many rows only.
 const MIN_LEN_TO_PACK: usize = 128;
 /// With fewer rows than this, such columns are read in place.
 const MIN_ROWS_TO_PACK_SHORT: usize = 320;
+/// With fewer rows than this, wide tiles read columns in place, unless their lines are a multiple of [`SHARED_SETS`] bytes
+/// apart, and share few sets of a cache.
+const MIN_ROWS_TO_PACK_WIDE: usize = 128;
+const SHARED_SETS: usize = 1024;
 /// The most indices of contiguous columns that are one block for few rows.
 const MAX_LEN_IN_PLACE: usize = 512;
 /// The largest blocks of more of them. (On a Zen 3, blocks of 64 and of 256 differ less from these than runs do, and blocks of
@@ -50,7 +54,8 @@ pub(super) struct Blocking {
 
 /// Returns the largest number of indices in a contraction block of the product `a @ b`.
 ///
-/// A panel of columns takes half of the first cache if rows are packed, so that they, results and the stack have room.
+/// A panel of columns of wide tiles takes an eighth of the second cache: a step of such a tile has time to read it from there.
+/// A narrower one takes half of the first cache if rows are packed, so that they, results and the stack have room.
 /// Few rows go over columns whose lines at a large distance share few sets of a cache and many pages: so a block's panel
 /// is short.
 pub(super) fn block_len<E: Widen<Wide = T>, T>(
@@ -60,9 +65,12 @@ pub(super) fn block_len<E: Widen<Wide = T>, T>(
 ) -> usize {
     let ((m, k), n) = (a.shape(), b.shape().1);
     let panel_bytes = kernels.tiles[0].len() * kernels.lanes * size_of::<T>();
-    if packing_rows_pays(kernels, m, n, a.strides()) {
-        (Caches::current().first / 2 / panel_bytes).max(LEAF)
-    } else if !is_wide(kernels) && m < MIN_ROWS_TO_PACK && b.strides().1 == 1 && k > MAX_LEN_IN_PLACE {
+    let Caches { first, second, .. } = Caches::current();
+    if is_wide(kernels) {
+        (second / 8 / panel_bytes).max(LEAF)
+    } else if packing_rows_pays(kernels, a.shape(), n, a.strides()) {
+        (first / 2 / panel_bytes).max(LEAF)
+    } else if m < MIN_ROWS_TO_PACK && b.strides().1 == 1 && k > MAX_LEN_IN_PLACE {
         BLOCK_LEN_IN_PLACE
     } else {
         long_block_len::<T>()
@@ -76,8 +84,7 @@ pub(super) fn long_block_len<T>() -> usize {
 }
 
 /// Returns true for tiles of three vectors of columns, which AVX-512 has registers for. They pass the rows a third as
-/// often as tiles of two narrower vectors: rows in place give them 0.93 of the arithmetic's peak or more
-/// (`benches/results/2026-11-21-exact.md`), so that packing would cost what it saves.
+/// often as tiles of two narrower vectors, so that lines of rows are read in place as fast as packed ones.
 fn is_wide<T>(kernels: &TileKernels<T>) -> bool {
     kernels.tiles[0].len() > 2
 }
@@ -85,12 +92,21 @@ fn is_wide<T>(kernels: &TileKernels<T>) -> bool {
 /// Returns true if rows are faster when they are packed.
 fn packing_rows_pays<T>(
     kernels: &TileKernels<T>,
-    rows: usize,
+    (rows, k): (usize, usize),
     cols: usize,
     (_, step): (usize, usize),
 ) -> bool {
-    let least = if step == 1 { MIN_COLS_TO_PACK_LINES } else { MIN_COLS_TO_PACK };
-    !is_wide(kernels) && rows >= MIN_ROWS_TO_PACK && cols >= least
+    let least = match step {
+        1 if is_wide(kernels) => return false,
+        _ if is_wide(kernels)
+            && rows.saturating_mul(k).saturating_mul(size_of::<T>()) <= Caches::current().second / 4 =>
+        {
+            return false;
+        }
+        1 => MIN_COLS_TO_PACK_LINES,
+        _ => MIN_COLS_TO_PACK,
+    };
+    rows >= MIN_ROWS_TO_PACK && cols >= least
 }
 
 impl Blocking {
@@ -103,21 +119,25 @@ impl Blocking {
     ) -> Blocking {
         let ((m, k), n) = (a.shape(), b.shape().1);
         let (panel_rows, most) = (kernels.tiles.len(), kernels.tiles[0].len());
-        let packs_rows = !E::NATIVE || packing_rows_pays(kernels, m, n, a.strides());
-        let least =
-            if k < MIN_LEN_TO_PACK || is_wide(kernels) { MIN_ROWS_TO_PACK_SHORT } else { MIN_ROWS_TO_PACK };
+        let packs_rows = !E::NATIVE || packing_rows_pays(kernels, a.shape(), n, a.strides());
+        let apart = b.strides().0.wrapping_mul(size_of::<T>());
+        let least = match k {
+            _ if k < MIN_LEN_TO_PACK => MIN_ROWS_TO_PACK_SHORT,
+            _ if is_wide(kernels) && !apart.is_multiple_of(SHARED_SETS) => MIN_ROWS_TO_PACK_WIDE,
+            _ => MIN_ROWS_TO_PACK,
+        };
         let packs_cols = !E::NATIVE || m >= least || b.strides().1 != 1;
         let in_parts = tree.blocks.len() > 1;
         let mut vectors = n.div_ceil(kernels.lanes).next_multiple_of(most);
-        if !packs_rows && !in_parts {
+        if !packs_rows && !in_parts && !is_wide(kernels) {
             let rows = m.next_multiple_of(panel_rows);
             return Blocking { rows, vectors, packs_rows, packs_cols, keeps_cols: false };
         }
         let Caches { second, third, .. } = Caches::current();
         let third = third.min(MAX_THIRD);
-        // Rows whose packed panels take half of the second cache.
+        // Rows, packed or in place, that take half of the second cache.
         let fit = second / 2 / (tree.longest * size_of::<T>()).max(1);
-        let largest = if packs_rows { fit } else { MAX_ROWS_IN_PLACE };
+        let largest = if packs_rows || is_wide(kernels) { fit } else { MAX_ROWS_IN_PLACE };
         let largest = (largest / panel_rows * panel_rows).max(panel_rows);
         let rows = m.div_ceil(m.div_ceil(largest)).next_multiple_of(panel_rows);
         let panels =

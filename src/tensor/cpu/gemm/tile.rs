@@ -178,7 +178,7 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
         let (mut a, mut b, mut stack) = (t.a, t.b, t.stack);
         let leaves = &*t.leaves;
         let mut at = 0;
-        let packed = BLOCKS && t.a_steps == (1, ROWS);
+        let packed = BLOCKS && t.a_steps == (1, ROWS) && t.b_step == VECTORS * V::LANES;
         if BLOCKS && (t.joins > 0 || t.keep) {
             let first = t.parts.wrapping_sub(t.joins as usize * ROWS * VECTORS * V::LANES);
             let line = LINE_BYTES / size_of::<V::T>();
@@ -198,25 +198,19 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
             a = a.wrapping_add(t.a_steps.1);
             b = b.wrapping_add(t.b_step);
             let leaf = leaves[at];
-            let mut left = leaf.len - 1;
+            let left = leaf.len - 1;
+            // Steps that the compiler knows leave the integer units, which share ports with the multipliers, little to do.
             if packed {
-                while left >= 4 {
-                    // A line has at least two steps of packed rows.
-                    prefetch(a.wrapping_add(PREFETCH_DISTANCE * ROWS));
-                    prefetch(a.wrapping_add((PREFETCH_DISTANCE + 2) * ROWS));
-                    for step in 0..4 {
-                        multiply(a.add(step * ROWS), 1, b, &mut acc);
-                        b = b.wrapping_add(t.b_step);
-                    }
-                    a = a.wrapping_add(4 * ROWS);
-                    left -= 4;
+                (a, b) = add_products(left, a, (1, ROWS), b, VECTORS * V::LANES, &mut acc);
+            } else if t.a_steps.1 == 1 {
+                (a, b) = add_products(left, a, (t.a_steps.0, 1), b, t.b_step, &mut acc);
+            } else {
+                for _ in 0..left {
+                    prefetch(a.wrapping_add(t.a_steps.1.wrapping_mul(PREFETCH_DISTANCE)));
+                    multiply(a, t.a_steps.0, b, &mut acc);
+                    a = a.wrapping_add(t.a_steps.1);
+                    b = b.wrapping_add(t.b_step);
                 }
-            }
-            for _ in 0..left {
-                prefetch(a.wrapping_add(t.a_steps.1.wrapping_mul(PREFETCH_DISTANCE)));
-                multiply(a, t.a_steps.0, b, &mut acc);
-                a = a.wrapping_add(t.a_steps.1);
-                b = b.wrapping_add(t.b_step);
             }
             for _ in 0..leaf.merges {
                 stack = stack.sub(ROWS * VECTORS * V::LANES);
@@ -294,6 +288,46 @@ unsafe fn push_and_multiply<V: Vector, const ROWS: usize, const VECTORS: usize>(
             }
         }
     }
+}
+
+/// Adds the products of `count` indices of the contraction, four at a time, for steps that the compiler knows. Returns where
+/// the next index begins.
+///
+/// # Safety
+/// The conditions of [`tile`] hold for the elements of `count` indices.
+#[inline(always)]
+unsafe fn add_products<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    count: u32,
+    mut a: *const V::T,
+    (row_step, step): (usize, usize),
+    mut b: *const V::T,
+    b_step: usize,
+    acc: &mut [[V; VECTORS]; ROWS],
+) -> (*const V::T, *const V::T) {
+    // SAFETY: the caller's promise, for everything below.
+    unsafe {
+        for _ in 0..count / 4 {
+            if step > 1 {
+                // A cache line has at least two steps of packed rows. The machine finds lines of rows by itself.
+                prefetch(a.wrapping_add(PREFETCH_DISTANCE * step));
+                prefetch(a.wrapping_add((PREFETCH_DISTANCE + 2) * step));
+            }
+            for i in 0..4 {
+                multiply(a.add(i * step), row_step, b, acc);
+                b = b.wrapping_add(b_step);
+            }
+            a = a.wrapping_add(4 * step);
+        }
+        for _ in 0..count % 4 {
+            if step > 1 {
+                prefetch(a.wrapping_add(PREFETCH_DISTANCE * step));
+            }
+            multiply(a, row_step, b, acc);
+            a = a.wrapping_add(step);
+            b = b.wrapping_add(b_step);
+        }
+    }
+    (a, b)
 }
 
 /// Adds the products of `ROWS` elements, `row_step` apart, and the vectors at `b`.
