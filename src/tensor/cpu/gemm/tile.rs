@@ -199,7 +199,8 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
             b = b.wrapping_add(t.b_step);
             let leaf = leaves[at];
             let left = leaf.len - 1;
-            // Steps that the compiler knows leave the integer units, which share ports with the multipliers, little to do.
+            // Steps that the compiler knows leave little to the integer units, which share ports with the multipliers on
+            // Intel's cores.
             if packed {
                 (a, b) = add_products(left, a, (1, ROWS), b, VECTORS * V::LANES, &mut acc);
             } else if t.a_steps.1 == 1 {
@@ -207,7 +208,11 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
             } else {
                 for _ in 0..left {
                     prefetch(a.wrapping_add(t.a_steps.1.wrapping_mul(PREFETCH_DISTANCE)));
-                    multiply(a, t.a_steps.0, b, &mut acc);
+                    if t.a_steps.0 == 1 {
+                        multiply(a, 1, b, &mut acc);
+                    } else {
+                        multiply(a, t.a_steps.0, b, &mut acc);
+                    }
                     a = a.wrapping_add(t.a_steps.1);
                     b = b.wrapping_add(t.b_step);
                 }
