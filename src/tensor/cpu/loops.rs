@@ -198,7 +198,7 @@ impl Loops {
 
     /// Compiles a function of integers and bools; floats are refused.
     pub const fn bits<F: BitFunction<N>, const N: usize>() -> Loops {
-        let bools = Some(vector_loop::<BitFormula<F>, bool, bool, N> as LoopFn<bool, bool>);
+        let bools = Some(plain_loop::<BitFormula<F>, bool, bool, N> as LoopFn<bool, bool>);
         Loops { bools, ..Loops::integers::<F, N>() }
     }
 }
@@ -243,7 +243,8 @@ fn vector_loop<F: ElementFn<A, O, N>, A: Copy, O, const N: usize>(s: Constants, 
     dispatch(ElementLoop(F::with(s), pieces(ins), out));
 }
 
-/// Runs a loop over integers. It is compiled for the baseline only, since it is bound by memory.
+/// Runs a loop over integers or bools. It is compiled for the baseline only, since it is bound by memory. (With wider vectors
+/// `bitwise_not` of bools is not faster: a new buffer of bools is zeroed before the loop writes it.)
 fn plain_loop<F: ElementFn<A, O, N>, A: Copy, O, const N: usize>(s: Constants, ins: &[&[A]], out: &mut [O]) {
     ElementLoop(F::with(s), pieces(ins), out).run();
 }
