@@ -1,8 +1,10 @@
 //! The sizes of a product's blocks, by the caches that the machine has.
 //!
-//! A panel of columns over one block of the contraction stays in the first cache while all rows of a block pass it.
-//! These are packed into half of the second cache, and stay there while all panels pass. With more row blocks than
-//! two, packed columns are kept for all of them, in the third cache. No size changes a bit of the product.
+//! A panel of columns over one block of the contraction stays in the first cache while all rows of a block pass it, or
+//! for tiles of three vectors in the second. These rows take half of the second cache, packed or in place, and stay
+//! there while all panels pass. With more row blocks than two, packed columns are kept for all of them, in the third
+//! cache. No size changes a bit of the product. (The sizes for tiles of three vectors were measured on an Intel Xeon,
+//! `benches/results/2026-11-27-xeon.md`, and not on a Zen 4.)
 
 use super::super::caches::Caches;
 use super::super::real::Widen;
@@ -89,7 +91,8 @@ fn is_wide<T>(kernels: &TileKernels<T>) -> bool {
     kernels.tiles[0].len() > 2
 }
 
-/// Returns true if rows are faster when they are packed.
+/// Returns true if rows are faster when they are packed: wide tiles read lines in place, and other rows that take at most
+/// a quarter of the second cache.
 fn packing_rows_pays<T>(
     kernels: &TileKernels<T>,
     (rows, k): (usize, usize),
