@@ -168,7 +168,7 @@ mod tests {
     use super::super::epilogue::{LinearEpilogue, RoundingEpilogue};
     use super::super::product::{Gemm, multiply};
     use super::super::stored::Stored;
-    use super::super::tile::Tiled;
+    use super::super::tile::{TileFn, Tiled};
     use super::*;
     use crate::tensor::SplitRule;
 
@@ -297,5 +297,36 @@ mod tests {
         assert_eq!(of(Caches { first: 16 << 10, ..zen3 }), (256, 252, 1000, true));
         assert_eq!(of(Caches { third: 512 << 10, ..zen3 }), (512, 128, 128, false));
         assert_eq!(of(Caches { first: 64, second: 64, third: 64 }), (32, 4, 8, false));
+    }
+
+    #[test]
+    fn wide_tiles_block_rows_in_place_by_the_second_cache() {
+        let data = vec![0.0f32; 1000 * 1024];
+        // Four lanes of plain arrays, in tiles of eight rows by three vectors, which are not called.
+        const NO_TILE: TileFn<f32> = |_| unreachable!();
+        static TILES: [&[TileFn<f32>]; 8] = [&[NO_TILE; 3]; 8];
+        let wide = TileKernels { tiles: &TILES, ..*f32::kernels(Isa::Baseline) };
+        let xeon = Caches { first: 48 << 10, second: 2 << 20, third: 240 << 20 };
+        let of = |(m, k, n): (usize, usize, usize), a_strides, caches| {
+            with_caches(caches, || {
+                let a = MatRef::new(&data, (m, k), a_strides).unwrap();
+                let b = MatRef::new(&data, (k, n), (n, 1)).unwrap();
+                let tree = Contraction::new(&[k], block_len(a, b, &wide));
+                let blocking = Blocking::new(a, b, &tree, &wide);
+                (tree.longest, blocking.rows, blocking.packs_rows, blocking.packs_cols)
+            })
+        };
+        // A panel of 5,461 indices takes 256 KB, and 256 rows of 1,024 take 1 MB.
+        assert_eq!(of((1000, 1024, 1000), (1024, 1), xeon), (1024, 256, false, true));
+        // A second cache of a sixteenth: 341 indices fit, so halves of halves, and 64 rows.
+        assert_eq!(
+            of((1000, 1024, 1000), (1024, 1), Caches { second: 128 << 10, ..xeon }),
+            (256, 64, false, true)
+        );
+        // Rows across the contraction are packed if they take more than a quarter of the second cache.
+        assert_eq!(of((128, 768, 384), (1, 128), xeon), (768, 128, false, false));
+        assert_eq!(of((512, 768, 128), (1, 512), xeon), (768, 256, true, true));
+        // Lines that are a multiple of 1 KiB apart are packed for fewer rows.
+        assert_eq!(of((128, 768, 512), (1, 128), xeon), (768, 128, false, true));
     }
 }
