@@ -99,16 +99,11 @@ fn packing_rows_pays<T>(
     cols: usize,
     (_, step): (usize, usize),
 ) -> bool {
-    let least = match step {
-        1 if is_wide(kernels) => return false,
-        _ if is_wide(kernels)
-            && rows.saturating_mul(k).saturating_mul(size_of::<T>()) <= Caches::current().second / 4 =>
-        {
-            return false;
-        }
-        1 => MIN_COLS_TO_PACK_LINES,
-        _ => MIN_COLS_TO_PACK,
-    };
+    let bytes = rows.saturating_mul(k).saturating_mul(size_of::<T>());
+    if is_wide(kernels) && (step == 1 || bytes <= Caches::current().second / 4) {
+        return false;
+    }
+    let least = if step == 1 { MIN_COLS_TO_PACK_LINES } else { MIN_COLS_TO_PACK };
     rows >= MIN_ROWS_TO_PACK && cols >= least
 }
 
