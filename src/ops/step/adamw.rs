@@ -3,13 +3,13 @@
 use smallvec::smallvec;
 
 use super::cuda;
-use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::accumulator;
+use super::operands::{expect_step, step_rows};
+use super::param_loop::each_chunk_of_part;
+use crate::error::Result;
 use crate::ops::{
-    AxisPlacement, Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp,
-    Windows, Work, arity, list,
+    Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work, arity,
 };
-use crate::tensor::cpu::{Cut, Kernel, Real, Widen, dispatch, for_each_part};
+use crate::tensor::cpu::{Kernel, Real, dispatch};
 use crate::tensor::{Float, Tensor, for_dtype};
 
 /// One step of AdamW: `(p, g, m, v, scale) -> (p', m', v')` (Loshchilov and Hutter, *Decoupled Weight Decay
@@ -201,121 +201,6 @@ impl<A: Real> Kernel for AdamWLoop<'_, A> {
     }
 }
 
-/// Overwrites `p` piece by piece with the results of `run`, for an optimizer's step on the CPU. Works in place if `p`
-/// is the only owner of its buffer.
-///
-/// `run` takes the index of the piece's first element, the elements of `p` and of `g`, both converted to the dtype of
-/// the arithmetic (f32 for f16 and bf16), and the slice for the new elements of `p`, which are rounded once.
-///
-/// ```
-/// use isoshard::{ops::each_chunk, tensor::Tensor};
-/// let mut p = Tensor::from_vec(vec![1.0f32, 2.0], [2])?;
-/// let g = Tensor::from_vec(vec![10.0f32, 20.0], [2])?;
-/// each_chunk::<f32>(&mut p, &g, |_, p, g, out| {
-///     out.iter_mut().zip(p.iter().zip(g)).for_each(|(out, (p, g))| *out = p - 0.5 * g);
-/// })?;
-/// assert_eq!(p.to_f64_vec(), [-4.0, -8.0]);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-///
-/// # Errors
-/// Returns an error if a tensor's dtype is not that of `T`.
-pub fn each_chunk<T: Widen>(
-    p: &mut Tensor,
-    g: &Tensor,
-    mut run: impl FnMut(usize, &[T::Wide], &[T::Wide], &mut [T::Wide]),
-) -> Result<()> {
-    let g = g.contiguous()?;
-    overwrite_chunks(p.make_mut::<T>()?, g.as_slice::<T>()?, &mut run);
-    Ok(())
-}
-
-/// Does the same on the threads that this one may use. Each has a part of `state`, whose elements belong to those of `p`:
-/// `run` takes that part first, and the index of the piece's first element in it.
-pub(super) fn each_chunk_of_part<T: Widen, S: Cut>(
-    p: &mut Tensor,
-    g: &Tensor,
-    state: S,
-    run: impl Fn(&mut S, usize, &[T::Wide], &[T::Wide], &mut [T::Wide]) + Sync,
-) -> Result<()> {
-    let g = g.contiguous()?;
-    let (p, g) = (p.make_mut::<T>()?, g.as_slice::<T>()?);
-    for_each_part(p.len(), 2 * p.len(), (p, state), |part, (p, mut state)| {
-        overwrite_chunks(p, &g[part], &mut |at, p, g, out| run(&mut state, at, p, g, out));
-    });
-    Ok(())
-}
-
-/// A function that takes the index of a piece's first element, the elements of the parameter and of the gradient, and
-/// the slice for the new elements of the parameter.
-type OverwritePiece<'a, W> = &'a mut dyn FnMut(usize, &[W], &[W], &mut [W]);
-
-/// Overwrites `p` piece by piece.
-fn overwrite_chunks<T: Widen>(p: &mut [T], g: &[T], run: OverwritePiece<'_, T::Wide>) {
-    // All buffers together fit in the first-level cache.
-    const CHUNK: usize = 1024;
-    let buffer = || vec![T::Wide::default(); CHUNK];
-    let (mut own, mut wide_g, mut wide_out) = (buffer(), buffer(), buffer());
-    for (i, (p, g)) in p.chunks_mut(CHUNK).zip(g.chunks(CHUNK)).enumerate() {
-        let own = &mut own[..p.len()];
-        T::widen_into(p, own);
-        let g = T::load(g, &mut wide_g);
-        T::store(p, &mut wide_out, |out| run(i * CHUNK, own, g, out));
-    }
-}
-
-/// Checks the operands of an optimizer's step: the gradient `g` has the shape and dtype of the parameter `p`; every
-/// tensor of `state` has its shape in f32 (f64 for an f64 parameter); `scale` has shape `[]` and the dtype of the
-/// state.
-///
-/// ```
-/// use isoshard::{ops::{Meta, expect_step}, tensor::DType};
-/// let p = Meta::new(DType::BF16, [3]);
-/// let (momentum, scale) = (Meta::new(DType::F32, [3]), Meta::new(DType::F32, []));
-/// assert!(expect_step("lion", &p, &p, &[&momentum], &scale, &[]).is_ok());
-/// let refused = expect_step("lion", &p, &p, &[&p], &scale, &[p.clone()]).unwrap_err();
-/// assert!(refused.to_string().starts_with("lion: the state is f32[3]"), "{refused}");
-/// ```
-///
-/// # Errors
-/// Returns an error, which begins with the optimizer's name `verb` and shows the operands `ins`, if one does not fit.
-pub fn expect_step(
-    verb: &str,
-    p: &Meta,
-    g: &Meta,
-    state: &[&Meta],
-    scale: &Meta,
-    ins: &[Meta],
-) -> Result<()> {
-    p.dtype.expect_float(verb)?;
-    let kept = Meta { dtype: accumulator(p.dtype), shape: p.shape.clone() };
-    let factor = Meta::new(kept.dtype, []);
-    let rule = if g != p {
-        "the gradient does not have the parameter's shape and dtype".to_string()
-    } else if state.iter().any(|&s| *s != kept) {
-        format!("the state is {kept}")
-    } else if *scale != factor {
-        format!("the scale is {factor}")
-    } else {
-        return Ok(());
-    };
-    Err(Error::invalid(verb, rule, list(ins), ""))
-}
-
-/// Returns the rows of an optimizer's step on the parameter `p`: the first `ins` operands and all `outs` results have
-/// the parameter's shape and the same placement, which may be any; one more operand, the scale, is replicated.
-///
-/// ```
-/// use isoshard::{ops::{Meta, step_rows}, tensor::DType};
-/// let rows = step_rows(&Meta::new(DType::F32, [8]), 2, 1);
-/// assert_eq!(format!("{rows:?}"), "[S0 S0 R -> S0, RS RS R -> RS]");
-/// ```
-pub fn step_rows(p: &Meta, ins: usize, outs: usize) -> Vec<Row> {
-    use std::iter::repeat_n;
-    let like = |p: AxisPlacement| Row::new(repeat_n(p, ins).chain([AxisPlacement::R]), repeat_n(p, outs));
-    (0..p.shape.len()).map(|d| like(AxisPlacement::S(d))).chain([like(AxisPlacement::Ragged)]).collect()
-}
-
 /// Returns `x` to the power `n`, by repeated squaring. The standard library's function does not promise the same bits
 /// on all platforms.
 fn power(x: f64, n: u64) -> f64 {
@@ -342,6 +227,7 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::softmax::sum_exp::accumulator;
     use crate::ops::{Windows, eval_whole};
     use crate::tensor::{DType, Element};
 

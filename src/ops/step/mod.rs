@@ -2,4 +2,6 @@
 
 pub(super) mod adamw;
 mod cuda;
+pub(super) mod operands;
+pub(super) mod param_loop;
 pub(super) mod sgd;

@@ -2,8 +2,9 @@
 
 use smallvec::smallvec;
 
-use super::adamw::{each_chunk_of_part, expect_step, step_rows};
 use super::cuda;
+use super::operands::{expect_step, step_rows};
+use super::param_loop::each_chunk_of_part;
 use crate::error::Result;
 use crate::ops::{
     Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work, arity,
