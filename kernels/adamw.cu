@@ -21,16 +21,17 @@ struct Update {
 };
 
 // `value` of a piece is the factor that weight decay leaves of the parameter.
-template <class T>
-DEVICE void adamw(const Addresses& ps, const Addresses& gs, const Addresses& ms, const Addresses& vs, const Wide<T>* scale,
-                  const Pieces& pieces, const Rates& rates) {
+template <class T, class R>
+DEVICE void adamw(const Addresses& ps, const Addresses& gs, const Addresses& ms, const Addresses& vs, const Addresses* rs,
+                  const Wide<T>* scale, const Pieces& pieces, const Rates& rates) {
   typedef Wide<T> A;
   u32 k = tensor_of(pieces);
+  Rounded<R> rounded(rs ? rs->at[k] : 0);
   T* p = (T*)ps.at[k];
   const T* g = (const T*)gs.at[k];
   A *m = (A*)ms.at[k], *v = (A*)vs.at[k];
   Update<A> update(rates, pieces.value[k], *scale);
-  bool aligned = is_aligned(p) && is_aligned(g) && is_aligned(m) && is_aligned(v);
+  bool aligned = is_aligned(p) && is_aligned(g) && is_aligned(m) && is_aligned(v) && rounded.is_aligned();
   each_element(
       pieces, k, aligned,
       [&](u64 i) {
@@ -38,15 +39,27 @@ DEVICE void adamw(const Addresses& ps, const Addresses& gs, const Addresses& ms,
         Pack<A, 4> mm = *(Pack<A, 4>*)(m + i), vv = *(Pack<A, 4>*)(v + i);
         UNROLL for (u32 j = 0; j < 4; ++j) pp.v[j] = narrow<T>(update.at(widen(pp.v[j]), widen(gg.v[j]), mm.v[j], vv.v[j]));
         *(Pack<T, 4>*)(p + i) = pp;
+        rounded.four(i, pp);
         *(Pack<A, 4>*)(m + i) = mm;
         *(Pack<A, 4>*)(v + i) = vv;
       },
-      [&](u64 i) { p[i] = narrow<T>(update.at(widen(p[i]), widen(g[i]), m[i], v[i])); });
+      [&](u64 i) {
+        p[i] = narrow<T>(update.at(widen(p[i]), widen(g[i]), m[i], v[i]));
+        rounded.one(i, p[i]);
+      });
 }
 
 #define ENTRY(T)                                                                                                         \
   KERNEL(adamw_##T, 256, (Addresses ps, Addresses gs, Addresses ms, Addresses vs, const Wide<T>* scale, Pieces pieces,   \
                           Rates rates)) {                                                                                \
-    adamw<T>(ps, gs, ms, vs, scale, pieces, rates);                                                                      \
+    adamw<T, void>(ps, gs, ms, vs, nullptr, scale, pieces, rates);                                                       \
   }
 FLOATS(ENTRY)
+
+#define ROUNDING(R)                                                                                                      \
+  KERNEL(adamw_to_##R##_f32, 256, (Addresses ps, Addresses gs, Addresses ms, Addresses vs, Addresses rs,                 \
+                                   const f32* scale, Pieces pieces, Rates rates)) {                                      \
+    adamw<f32, R>(ps, gs, ms, vs, &rs, scale, pieces, rates);                                                            \
+  }
+ROUNDING(bf16)
+ROUNDING(f16)

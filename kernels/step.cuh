@@ -21,6 +21,29 @@ struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Pack {
   T v[N];
 };
 
+// A tensor to which the new parameter is rounded, or none for `void`: `R` is f16 or bf16, and the parameter f32.
+template <class R>
+struct Rounded {
+  R* at;
+  DEVICE Rounded(u64 address) : at((R*)address) {}
+  DEVICE bool is_aligned() const { return ((u64)at & (alignof(Pack<R, 4>) - 1)) == 0; }
+  DEVICE void one(u64 i, f32 x) const { at[i] = narrow<R>(x); }
+  DEVICE void four(u64 i, const Pack<f32, 4>& x) const {
+    Pack<R, 4> y;
+    UNROLL for (u32 j = 0; j < 4; ++j) y.v[j] = narrow<R>(x.v[j]);
+    *(Pack<R, 4>*)(at + i) = y;
+  }
+};
+template <>
+struct Rounded<void> {
+  DEVICE Rounded(u64) {}
+  DEVICE bool is_aligned() const { return true; }
+  template <class T>
+  DEVICE void one(u64, T) const {}
+  template <class T>
+  DEVICE void four(u64, const Pack<T, 4>&) const {}
+};
+
 // The work of one block: calls vector(i) for packs of four elements that begin at i, and scalar(i) for the others.
 const u32 STEP_THREADS = 256, STEP_PACKS = 4;
 

@@ -6,6 +6,7 @@ use super::tape;
 use super::tensor::DTensor;
 use crate::error::Result;
 use crate::ops::Cast;
+use crate::placement::{Layout, Spec};
 use crate::tensor::{CutBlock, DType, Tensor};
 
 /// Returns the blocks whose parts are all among these tensors' local ones.
@@ -28,6 +29,31 @@ impl DTensor {
             None => x.detach().zeros_like(),
         };
         of.iter().zip(places).map(zeros).collect()
+    }
+
+    /// Returns tensors of the shapes and layouts of these, in `dtype` and with arbitrary elements, so that their
+    /// redistribution together to the given layouts copies nothing before its calls. Those of a block lie in a block in the
+    /// same positions.
+    pub(crate) fn uninit_together(of: &[(&DTensor, &Layout)], dtype: DType) -> Result<Vec<DTensor>> {
+        let mut places = vec![None; of.len()];
+        for block in blocks_of(&of.iter().map(|(x, _)| *x).collect::<Vec<_>>()) {
+            let whole = Tensor::uninit_on(block.whole.device(), dtype, block.whole.shape().clone())?;
+            block.cut_alike(whole)?.into_iter().for_each(|(i, part)| places[i] = Some(part));
+        }
+        if places.iter().all(Option::is_none) {
+            places = DTensor::gather_places(of, dtype)?;
+        }
+        let uninit = |((x, _), place): (&(&DTensor, &Layout), Option<Tensor>)| {
+            let meta = x.mesh.intern(Spec { dtype, ..x.spec().clone() })?;
+            let own = || Tensor::uninit_on(x.local.device(), dtype, x.local.shape().clone());
+            Ok(DTensor::wrap(&x.mesh, place.map_or_else(own, Ok)?, meta))
+        };
+        of.iter().zip(places).map(uninit).collect()
+    }
+
+    /// Returns true if no other tensor has this one's elements, so that an operator may write to them.
+    pub(crate) fn is_unique(&mut self) -> bool {
+        self.local.is_unique()
     }
 
     /// Returns the local tensors of [`DTensor::cast_from`] for those of these tensors that are a block, which is cast at once.
@@ -73,7 +99,6 @@ mod tests {
     use super::*;
     use crate::comm::spmd;
     use crate::dtensor::DeviceMesh;
-    use crate::placement::Layout;
     use crate::tensor::Shape;
 
     #[test]

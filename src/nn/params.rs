@@ -4,6 +4,7 @@ mod declared;
 mod gathered;
 mod offload;
 mod placed;
+mod rounded;
 
 pub(crate) use placed::{ParamPlacement, PlacedUnit};
 
@@ -77,6 +78,8 @@ struct Param {
     /// The layout in which its rounded value is held from one update to the next, if that is not the value's own.
     held: Option<Layout>,
     held_value: RefCell<Option<DTensor>>,
+    /// The value in the dtype that modules compute in, if the last update rounded it.
+    rounded: Option<DTensor>,
     unit: usize,
     pieces: Vec<ParamPiece>,
 }
@@ -174,7 +177,7 @@ impl Params {
 
     /// Makes modules compute with parameters rounded to `dtype`, such as bf16, so activations have that dtype too
     /// (Micikevicius et al., *Mixed precision training*, 2018). Parameters, optimizer state and arriving gradients stay
-    /// f32. FSDP gathers the rounded values, at half the bytes.
+    /// f32. FSDP gathers the rounded values, at half the bytes, and the optimizer's step rounds them for the next passes.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}, rng::Init, tensor::DType};
@@ -397,7 +400,7 @@ impl Params {
 
     pub(super) fn value_mut(&mut self, id: ParamId) -> &mut DTensor {
         let param = &mut self.list[id.index];
-        *param.held_value.get_mut() = None;
+        (*param.held_value.get_mut(), param.rounded) = (None, None);
         &mut param.value
     }
 
@@ -563,6 +566,7 @@ impl Params {
             gradient,
             held: None,
             held_value,
+            rounded: None,
             unit,
             pieces,
         });

@@ -46,7 +46,9 @@ impl Params {
     /// Makes an optimizer's updates, in place if no other tensor shares a buffer.
     ///
     /// Each operator gets the parameter as its first operand, before [`Update::operands`]. Its first result is the
-    /// parameter's new value; the others become [`Update::results`]. On a CUDA device all updates take as few launches
+    /// parameter's new value; the others become [`Update::results`]. If modules compute in f16 or bf16, an operator that
+    /// rounds ([`Batched::ROUNDS`]) also writes the values that the next passes compute with, which are kept beside the
+    /// stored ones. On a CUDA device all updates take as few launches
     /// as the operator needs ([`Batched`]). Communicates the moves that the operators ask for: none if state and
     /// gradient have the parameter's layout.
     ///
@@ -104,21 +106,35 @@ impl Params {
             }
         }
         let blocks: Vec<Option<usize>> = updates.iter().map(|u| self.block_of(u.param)).collect();
-        for update in updates.iter_mut() {
+        let ids: Vec<ParamId> = updates.iter().map(|u| u.param).collect();
+        let rounded = if O::ROUNDS { self.take_rounded(&ids)? } else { vec![None; ids.len()] };
+        let rounds: Vec<bool> = rounded.iter().map(Option::is_some).collect();
+        for (update, rounded) in updates.iter_mut().zip(rounded) {
             update.operands.insert(0, self.value_mut(update.param).take_value());
+            let before_last = update.operands.len() - 1;
+            rounded.into_iter().for_each(|x| update.operands.insert(before_last, x));
         }
         let mut calls: Vec<_> = updates.iter_mut().map(|u| (&u.op, &mut u.operands)).collect();
         let (outs, mut result) = DTensor::apply_owned_if(&mut calls, accept);
         let mut outs = outs.into_iter();
         let mut scattered = BTreeSet::new();
-        for (update, block) in updates.iter_mut().zip(blocks) {
+        for ((update, block), rounds) in updates.iter_mut().zip(blocks).zip(rounds) {
             match outs.next() {
                 Some(mut outs) => {
                     result = self.set(update.param, outs.remove(0)).and(result);
+                    if rounds {
+                        self.keep_rounded(update.param, outs.remove(outs.len() - 1));
+                    }
                     update.results = Some(outs);
                     scattered.extend(block.filter(|_| self.block_of(update.param).is_none()));
                 }
-                None => self.value_mut(update.param).put_back(update.operands.remove(0)),
+                None => {
+                    self.value_mut(update.param).put_back(update.operands.remove(0));
+                    if rounds {
+                        // It may have been written, so the next pass rounds.
+                        update.operands.remove(update.operands.len() - 2);
+                    }
+                }
             }
         }
         self.store_together(&scattered).and(result)

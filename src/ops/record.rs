@@ -320,6 +320,12 @@ pub struct Vjp<'a> {
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub trait Batched: Op + Sized {
+    /// True for an optimizer's step that takes one more operand before the last, and returns it last: a tensor of an f32
+    /// parameter's shape in f16 or bf16, which it overwrites with the new parameter, rounded.
+    /// [`Params::update`](crate::nn::Params::update) brings it where modules compute in that dtype, so that no pass
+    /// rounds the parameter again.
+    const ROUNDS: bool = false;
+
     /// Makes all calls on one CUDA device and returns their results in order. A call is an operator and its operands,
     /// as for [`Op::cuda`].
     ///

@@ -554,6 +554,26 @@ fn optimizers_in_place_and_never_into_a_clone() {
     }
 }
 
+#[test]
+fn optimizers_round_the_new_parameter() {
+    let Some(device) = shim::device() else { return };
+    let adam = AdamWStep::at_step(3, 0.01, (0.9, 0.99), 1e-8, 0.1);
+    let sgd = SgdStep { momentum: Bits(0.9), weight_decay: Bits(0.1), nesterov: true, lr: Unkeyed(0.3) };
+    for half in [DType::BF16, DType::F16] {
+        for n in [0, 1, 5, 1024, 4097, 9000] {
+            let t = |salt| ordinary(DType::F32, &[n].into(), salt);
+            let square = |x: Tensor| eval_whole(&Mul, &[x.clone(), x]).unwrap().remove(0);
+            let (rounded, scale) = (Tensor::zeros(half, [n]), Tensor::full(DType::F32, [], 0.37));
+            compare(&adam, device, &[t(1), t(2), t(3), square(t(4)), rounded.clone(), scale.clone()]);
+            let ins = [t(1), t(2), t(3), rounded, scale];
+            compare(&sgd, device, &ins);
+            let mut own = to(device, &ins);
+            let outs = sgd.cuda(&mut own, &whole(&sgd, &ins)).unwrap();
+            assert!(outs[2].shares_storage(&own[3]));
+        }
+    }
+}
+
 /// No barrier is missing: another order of threads changes nothing.
 #[test]
 fn in_any_order_of_threads() {

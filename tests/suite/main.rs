@@ -80,6 +80,7 @@ mod rng;
 mod rng_layouts;
 mod rng_statistics;
 mod rotary;
+mod rounded_params;
 mod rules;
 mod rules_exact;
 mod second_derivatives;

@@ -82,9 +82,8 @@ impl Params {
         for &unit in units {
             let members = self.units[unit].members.clone();
             let value = |&id: &ParamId| {
-                let param = &self.list[id.index];
-                let held = param.held.as_ref().filter(|_| !self.holds_as_used(id));
-                (param.value.detach(), held.unwrap_or(&param.used).clone())
+                let (value, layout) = self.first_gather(id);
+                (value.detach(), layout.clone())
             };
             let stored = DTensor::stored_together(members.iter().map(value).collect())?;
             for (id, value) in members.into_iter().zip(stored) {
@@ -235,12 +234,14 @@ impl Params {
         Ok(values)
     }
 
-    /// Returns the rounded elements of those parameters that are a block of memory and are not held.
+    /// Returns the rounded elements of those parameters that are not held: of those that the last update rounded, and of
+    /// those that are a block of memory.
     fn cast_blocks(&self, ids: &[ParamId]) -> Result<Vec<Option<Tensor>>> {
-        let mut made = vec![None; ids.len()];
+        let mut made: Vec<Option<Tensor>> = ids.iter().map(|&id| self.rounded_part(id)).collect();
         let is_cast = |id: &ParamId| self.list[id.index].value.dtype() != self.compute;
-        let wanted: Vec<usize> =
-            (0..ids.len()).filter(|&i| is_cast(&ids[i]) && self.held_value(ids[i]).is_none()).collect();
+        let is_wanted =
+            |&i: &usize| made[i].is_none() && is_cast(&ids[i]) && self.held_value(ids[i]).is_none();
+        let wanted: Vec<usize> = (0..ids.len()).filter(is_wanted).collect();
         let values: Vec<&DTensor> = wanted.iter().map(|&i| &self.list[ids[i].index].value).collect();
         for (i, local) in wanted.into_iter().zip(DTensor::cast_blocks(&values, self.compute)?) {
             made[i] = local;
@@ -254,12 +255,15 @@ impl Params {
         if !ids.iter().all(is_cast) || ids.iter().any(|&id| self.held_value(id).is_some()) {
             return Ok(Vec::new());
         }
-        let gathered = |id: &ParamId| {
-            let param = &self.list[id.index];
-            let held = param.held.as_ref().filter(|_| !self.holds_as_used(*id));
-            (&param.value, held.unwrap_or(&param.used))
-        };
-        DTensor::gather_places(&ids.iter().map(gathered).collect::<Vec<_>>(), self.compute)
+        let gathered: Vec<_> = ids.iter().map(|&id| self.first_gather(id)).collect();
+        DTensor::gather_places(&gathered, self.compute)
+    }
+
+    /// Returns a parameter's value and the layout of its first gather.
+    pub(super) fn first_gather(&self, id: ParamId) -> (&DTensor, &Layout) {
+        let param = &self.list[id.index];
+        let held = param.held.as_ref().filter(|_| !self.holds_as_used(id));
+        (&param.value, held.unwrap_or(&param.used))
     }
 
     /// Returns the held value of a parameter, unless it lacks the history that this pass records.

@@ -1,23 +1,25 @@
 //! `adamw`: one step of AdamW on a parameter, in place if no other tensor shares its buffers.
 
-use smallvec::smallvec;
+use half::{bf16, f16};
 
 use super::cuda;
-use super::operands::{expect_step, step_rows};
+use super::operands::{expect_step, have_one_scale, rounded_dtype, step_operands, step_results, step_rows};
 use super::param_loop::each_chunk_of_part;
 use crate::error::Result;
 use crate::ops::{
-    Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work, arity,
+    Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work,
 };
-use crate::tensor::cpu::{Kernel, Real, dispatch};
-use crate::tensor::{Float, Tensor, for_dtype};
+use crate::tensor::cpu::{Kernel, Real, Widen, dispatch};
+use crate::tensor::{DType, Element, Float, Tensor, for_dtype};
 
 /// One step of AdamW: `(p, g, m, v, scale) -> (p', m', v')` (Loshchilov and Hutter, *Decoupled Weight Decay
 /// Regularization*, 2019, algorithm 2). [`optim::AdamW`](crate::optim::AdamW) applies it.
 ///
 /// The gradient `g` is first multiplied by `scale`, of shape `[]`, the coefficient of gradient clipping. Then
 /// `m' = β1 m + (1 - β1) g`, `v' = β2 v + (1 - β2) g²` and `p' = (1 - lr λ) p - lr (m' / c1) / (sqrt(v' / c2) + ε)`.
-/// The moments and `scale` are f32 (f64 for f64 parameters), and so is the arithmetic. Communicates nothing.
+/// The moments and `scale` are f32 (f64 for f64 parameters), and so is the arithmetic. With one more operand before
+/// `scale`, of the parameter's shape in f16 or bf16 beside an f32 parameter, the step also writes `p'` to it, rounded
+/// once, and returns it last: a cast would read all of `p'` again. Communicates nothing.
 ///
 /// ```
 /// use isoshard::{ops::{AdamWStep, eval_whole}, tensor::{DType, Tensor}};
@@ -60,6 +62,22 @@ impl AdamWStep {
         }
     }
 
+    /// Makes the step on a parameter of `T`, which is also rounded to `R` if that was asked for.
+    fn run<T, R>(&self, ins: &mut [Tensor]) -> Result<()>
+    where
+        T: Float + Widen<Wide = <T as Float>::Acc>,
+        T::Acc: Real,
+        R: Element + Widen<Wide = T::Wide>,
+    {
+        let [p, g, m, v, rounded @ .., scale] = ins else { unreachable!("infer counted the operands") };
+        let rates = Rates::<T::Acc>::new(self, scale.item()?);
+        let state = (m.make_mut::<T::Acc>()?, v.make_mut::<T::Acc>()?);
+        let rounded = rounded.first_mut().map(|x| x.make_mut::<R>()).transpose()?;
+        each_chunk_of_part::<T, R, _>(p, g, state, rounded, |(m, v), at, p, g, out| {
+            dispatch(AdamWLoop { rates, p, g, m: &mut m[at..][..p.len()], v: &mut v[at..][..p.len()], out });
+        })
+    }
+
     /// Returns `1 - lr λ`, the factor of the parameter.
     pub(crate) fn keep(&self) -> f64 {
         1.0 - self.lr.0 * self.weight_decay.0
@@ -85,26 +103,22 @@ impl Op for AdamWStep {
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
-        let [p, g, m, v, scale] = arity(self.name(), ins)?;
+        let ([p, g, m, v, scale], rounded) = step_operands(self.name(), ins)?;
         expect_step(self.name(), p, g, &[m, v], scale, ins)?;
-        Ok(smallvec![p.clone(), m.clone(), v.clone()])
+        Ok([p, m, v].into_iter().chain(rounded).cloned().collect())
     }
 
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
-        step_rows(&ins[0], 4, 3)
+        step_rows(&ins[0], ins.len() - 1, ins.len() - 2)
     }
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        let [p, g, m, v, scale] = ins else { unreachable!("infer counted the operands") };
-        for_dtype!(float self.name(), p.dtype(), T => {
-            type A = <T as Float>::Acc;
-            let rates = Rates::<A>::new(self, scale.item()?);
-            let state = (m.make_mut::<A>()?, v.make_mut::<A>()?);
-            each_chunk_of_part::<T, _>(p, g, state, |(m, v), at, p, g, out| {
-                dispatch(AdamWLoop { rates, p, g, m: &mut m[at..][..p.len()], v: &mut v[at..][..p.len()], out });
-            })
-        })?;
-        Ok(smallvec![p.clone(), m.clone(), v.clone()])
+        match rounded_dtype(ins, 5) {
+            Some(DType::BF16) => self.run::<f32, bf16>(ins),
+            Some(_) => self.run::<f32, f16>(ins),
+            None => for_dtype!(float self.name(), ins[0].dtype(), T => self.run::<T, T>(ins)),
+        }?;
+        Ok(step_results(ins))
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
@@ -124,20 +138,23 @@ impl Op for AdamWStep {
 
 /// Makes one launch for all calls with equal attributes and the same scale.
 impl Batched for AdamWStep {
+    const ROUNDS: bool = true;
+
     fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], _: &[&Windows]) -> Result<Vec<Tensors>> {
-        let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
-            a.0.rates() == b.0.rates() && a.1[4].is_same_view(&b.1[4])
-        };
-        for some in calls.chunk_by_mut(alike) {
-            let (rates, scale) = (some[0].0.rates(), some[0].1[4].clone());
+        for some in calls.chunk_by_mut(|a, b| a.0.rates() == b.0.rates() && have_one_scale(a.1, b.1)) {
+            let (rates, scale) =
+                (some[0].0.rates(), some[0].1.last().expect("infer counted the operands").clone());
             let mut steps = Vec::with_capacity(some.len());
             for (op, ins) in some.iter_mut() {
-                let [p, g, m, v, _] = &mut **ins else { unreachable!("infer counted the operands") };
-                steps.push(cuda::ParamStep { param: p, grad: g, state: [m, v], value: op.keep() });
+                let [p, g, m, v, rounded @ .., _] = &mut **ins else {
+                    unreachable!("infer counted the operands")
+                };
+                let (state, rounded) = ([m, v], rounded.first_mut());
+                steps.push(cuda::ParamStep { param: p, grad: g, state, rounded, value: op.keep() });
             }
             cuda::adamw(&mut steps, &scale, rates)?;
         }
-        Ok(calls.iter().map(|(_, ins)| smallvec![ins[0].clone(), ins[2].clone(), ins[3].clone()]).collect())
+        Ok(calls.iter().map(|(_, ins)| step_results(ins)).collect())
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) struct ParamStep<'a, const N: usize> {
     pub param: &'a mut Tensor,
     pub grad: &'a Tensor,
     pub state: [&'a mut Tensor; N],
+    /// The tensor of the parameter's shape in f16 or bf16 to which the new parameter, of f32, is rounded.
+    pub rounded: Option<&'a mut Tensor>,
     /// The attribute that may differ from parameter to parameter.
     pub value: f64,
 }
@@ -63,7 +65,7 @@ struct Pieces {
 /// # Errors
 /// Returns an error if the device has no memory left or a launch fails.
 pub(crate) fn adamw(steps: &mut [ParamStep<2>], scale: &Tensor, rates: AdamWRates) -> Result<()> {
-    run("adamw", steps, scale, rates)
+    run("adamw", ["adamw", "adamw_to_bf16", "adamw_to_f16"], steps, scale, rates)
 }
 
 /// Performs steps of gradient descent, as [`adamw`]; see [`SgdStep`](crate::ops::SgdStep).
@@ -71,11 +73,13 @@ pub(crate) fn adamw(steps: &mut [ParamStep<2>], scale: &Tensor, rates: AdamWRate
 /// # Errors
 /// Returns the errors of [`adamw`].
 pub(crate) fn sgd(steps: &mut [ParamStep<1>], scale: &Tensor, rates: SgdRates) -> Result<()> {
-    run("sgd", steps, scale, rates)
+    run("sgd", ["sgd", "sgd_to_bf16", "sgd_to_f16"], steps, scale, rates)
 }
 
+/// Makes the steps with a file's entries: those that do not round, and those that round to bf16 and to f16.
 fn run<const N: usize, R: NoUninit>(
     file: &'static str,
+    [plain, to_bf16, to_f16]: [&'static str; 3],
     steps: &mut [ParamStep<N>],
     scale: &Tensor,
     rates: R,
@@ -85,14 +89,22 @@ fn run<const N: usize, R: NoUninit>(
         grads.push(step.grad.contiguous()?);
         own(step.param)?;
         step.state.iter_mut().try_for_each(|x| own(x))?;
+        step.rounded.as_mut().map_or(Ok(()), |x| own(x))?;
     }
     let mut rest: Vec<(&mut ParamStep<N>, &Tensor)> =
         steps.iter_mut().zip(&grads).filter(|(s, _)| s.param.numel() > 0).collect();
-    // A launch takes one dtype. The sort is stable, so parameters of one dtype keep their order.
-    rest.sort_by_key(|(s, _)| s.param.dtype());
-    for same in rest.chunk_by_mut(|a, b| a.0.param.dtype() == b.0.param.dtype()) {
+    // A launch takes one dtype, and rounds to one. The sort is stable, so parameters of one dtype keep their order.
+    let dtypes =
+        |(s, _): &(&mut ParamStep<N>, &Tensor)| (s.param.dtype(), s.rounded.as_ref().map(|x| x.dtype()));
+    rest.sort_by_key(dtypes);
+    for same in rest.chunk_by_mut(|a, b| dtypes(a) == dtypes(b)) {
+        let entry = match dtypes(&same[0]).1 {
+            None => plain,
+            Some(DType::BF16) => to_bf16,
+            Some(_) => to_f16,
+        };
         for some in same.chunks_mut(TENSORS) {
-            launch(file, some, scale, rates)?;
+            launch(file, entry, some, scale, rates)?;
         }
     }
     Ok(())
@@ -100,6 +112,7 @@ fn run<const N: usize, R: NoUninit>(
 
 fn launch<const N: usize, R: NoUninit>(
     file: &'static str,
+    entry: &'static str,
     steps: &mut [(&mut ParamStep<N>, &Tensor)],
     scale: &Tensor,
     rates: R,
@@ -122,13 +135,17 @@ fn launch<const N: usize, R: NoUninit>(
     let grads: Vec<&Tensor> = steps.iter().map(|(_, g)| *g).collect();
     let mut params: Vec<&mut Tensor> = Vec::with_capacity(steps.len());
     let mut states: Vec<Vec<&mut Tensor>> = (0..N).map(|_| Vec::with_capacity(steps.len())).collect();
+    let mut rounded: Vec<&mut Tensor> = Vec::new();
     for (step, _) in steps.iter_mut() {
-        let ParamStep { param, state, .. } = &mut **step;
+        let ParamStep { param, state, rounded: to, .. } = &mut **step;
         params.push(param);
         states.iter_mut().zip(state).for_each(|(all, x)| all.push(x));
+        rounded.extend(to.as_mut().map(|x| &mut **x));
     }
-    let launch = gpu.kernel(file, file, dtype)?.write_all::<TENSORS>(&mut params).read_all::<TENSORS>(&grads);
-    let launch = states.iter_mut().fold(launch, |launch, all| launch.write_all::<TENSORS>(all));
+    let written = states.iter_mut().chain((!rounded.is_empty()).then_some(&mut rounded));
+    let launch =
+        gpu.kernel(file, entry, dtype)?.write_all::<TENSORS>(&mut params).read_all::<TENSORS>(&grads);
+    let launch = written.fold(launch, |launch, all| launch.write_all::<TENSORS>(all));
     launch.read(scale).arg(pieces).arg(rates).start(blocks, THREADS, 0)
 }
 

@@ -34,17 +34,24 @@ pub fn each_chunk<T: Widen>(
 }
 
 /// Does the same on the threads that this one may use. Each has a part of `state`, whose elements belong to those of `p`:
-/// `run` takes that part first, and the index of the piece's first element in it.
-pub(super) fn each_chunk_of_part<T: Widen, S: Cut>(
+/// `run` takes that part first, and the index of the piece's first element in it. The new elements are also rounded to
+/// `rounded`, if it is given, while they are in the first-level cache.
+pub(super) fn each_chunk_of_part<T: Widen, R: Widen<Wide = T::Wide>, S: Cut>(
     p: &mut Tensor,
     g: &Tensor,
     state: S,
+    rounded: Option<&mut [R]>,
     run: impl Fn(&mut S, usize, &[T::Wide], &[T::Wide], &mut [T::Wide]) + Sync,
 ) -> Result<()> {
     let g = g.contiguous()?;
     let (p, g) = (p.make_mut::<T>()?, g.as_slice::<T>()?);
-    for_each_part(p.len(), 2 * p.len(), (p, state), |part, (p, mut state)| {
-        overwrite_chunks(p, &g[part], &mut |at, p, g, out| run(&mut state, at, p, g, out));
+    for_each_part(p.len(), 2 * p.len(), (p, state, rounded), |part, (p, mut state, mut rounded)| {
+        overwrite_chunks(p, &g[part], &mut |at, p, g, out| {
+            run(&mut state, at, p, g, out);
+            if let Some(rounded) = &mut rounded {
+                R::narrow_into(out, &mut rounded[at..][..out.len()]);
+            }
+        });
     });
     Ok(())
 }

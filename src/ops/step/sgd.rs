@@ -1,23 +1,24 @@
 //! `sgd`: one step of gradient descent with momentum, in place if no other tensor shares its buffers.
 
-use smallvec::smallvec;
+use half::{bf16, f16};
 
 use super::cuda;
-use super::operands::{expect_step, step_rows};
+use super::operands::{expect_step, have_one_scale, rounded_dtype, step_operands, step_results, step_rows};
 use super::param_loop::each_chunk_of_part;
 use crate::error::Result;
 use crate::ops::{
-    Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work, arity,
+    Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work,
 };
-use crate::tensor::cpu::{Kernel, Real, dispatch};
-use crate::tensor::{Float, Tensor, for_dtype};
+use crate::tensor::cpu::{Kernel, Real, Widen, dispatch};
+use crate::tensor::{DType, Element, Float, Tensor, for_dtype};
 
 /// One step of gradient descent with momentum: `(p, g, b, scale) -> (p', b')` (Sutskever et al., *On the importance of
 /// initialization and momentum*, 2013, in PyTorch's form). [`optim::Sgd`](crate::optim::Sgd) applies it.
 ///
 /// With `d = scale g + λ p`: `b' = μ b + d` and `p' = p - lr b'`, or with Nesterov momentum `p' = p - lr (d + μ b')`.
 /// The momentum `b` starts as zeros. `b` and `scale` (shape `[]`) are f32 (f64 for f64 parameters), and so is the
-/// arithmetic. Communicates nothing.
+/// arithmetic. With one more operand before `scale`, `p'` is also rounded, as in [`AdamWStep`](crate::ops::AdamWStep).
+/// Communicates nothing.
 ///
 /// ```
 /// use isoshard::{ops::{Bits, SgdStep, Unkeyed, eval_whole}, tensor::Tensor};
@@ -39,6 +40,25 @@ pub struct SgdStep {
 }
 
 impl SgdStep {
+    /// Makes the step on a parameter of `T`, which is also rounded to `R` if that was asked for.
+    fn run<T, R>(&self, ins: &mut [Tensor]) -> Result<()>
+    where
+        T: Float + Widen<Wide = <T as Float>::Acc>,
+        T::Acc: Real,
+        R: Element + Widen<Wide = T::Wide>,
+    {
+        let [p, g, b, rounded @ .., scale] = ins else { unreachable!("infer counted the operands") };
+        let scale = T::Acc::of(scale.item()?);
+        let (momentum, decay) = (T::Acc::of(self.momentum.0), T::Acc::of(self.weight_decay.0));
+        let (step, nesterov) = (T::Acc::of(-self.lr.0), self.nesterov);
+        let b = b.make_mut::<T::Acc>()?;
+        let rounded = rounded.first_mut().map(|x| x.make_mut::<R>()).transpose()?;
+        each_chunk_of_part::<T, R, _>(p, g, b, rounded, |b, at, p, g, out| {
+            let b = &mut b[at..][..p.len()];
+            dispatch(SgdLoop { scale, momentum, decay, step, nesterov, p, g, b, out });
+        })
+    }
+
     /// Returns the attributes as kernels use them.
     pub(crate) fn rates(&self) -> cuda::SgdRates {
         cuda::SgdRates {
@@ -56,29 +76,22 @@ impl Op for SgdStep {
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
-        let [p, g, b, scale] = arity(self.name(), ins)?;
+        let ([p, g, b, scale], rounded) = step_operands(self.name(), ins)?;
         expect_step(self.name(), p, g, &[b], scale, ins)?;
-        Ok(smallvec![p.clone(), b.clone()])
+        Ok([p, b].into_iter().chain(rounded).cloned().collect())
     }
 
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
-        step_rows(&ins[0], 3, 2)
+        step_rows(&ins[0], ins.len() - 1, ins.len() - 2)
     }
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        let [p, g, b, scale] = ins else { unreachable!("infer counted the operands") };
-        for_dtype!(float self.name(), p.dtype(), T => {
-            type A = <T as Float>::Acc;
-            let scale = A::of(scale.item()?);
-            let (momentum, decay) = (A::of(self.momentum.0), A::of(self.weight_decay.0));
-            let (step, nesterov) = (A::of(-self.lr.0), self.nesterov);
-            let b = b.make_mut::<A>()?;
-            each_chunk_of_part::<T, _>(p, g, b, |b, at, p, g, out| {
-                let b = &mut b[at..][..p.len()];
-                dispatch(SgdLoop { scale, momentum, decay, step, nesterov, p, g, b, out });
-            })
-        })?;
-        Ok(smallvec![p.clone(), b.clone()])
+        match rounded_dtype(ins, 4) {
+            Some(DType::BF16) => self.run::<f32, bf16>(ins),
+            Some(_) => self.run::<f32, f16>(ins),
+            None => for_dtype!(float self.name(), ins[0].dtype(), T => self.run::<T, T>(ins)),
+        }?;
+        Ok(step_results(ins))
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
@@ -98,20 +111,23 @@ impl Op for SgdStep {
 
 /// Makes one launch for all calls with equal attributes and the same scale.
 impl Batched for SgdStep {
+    const ROUNDS: bool = true;
+
     fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], _: &[&Windows]) -> Result<Vec<Tensors>> {
-        let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
-            a.0.rates() == b.0.rates() && a.1[3].is_same_view(&b.1[3])
-        };
-        for some in calls.chunk_by_mut(alike) {
-            let (rates, scale) = (some[0].0.rates(), some[0].1[3].clone());
+        for some in calls.chunk_by_mut(|a, b| a.0.rates() == b.0.rates() && have_one_scale(a.1, b.1)) {
+            let (rates, scale) =
+                (some[0].0.rates(), some[0].1.last().expect("infer counted the operands").clone());
             let mut steps = Vec::with_capacity(some.len());
             for (_, ins) in some.iter_mut() {
-                let [p, g, b, _] = &mut **ins else { unreachable!("infer counted the operands") };
-                steps.push(cuda::ParamStep { param: p, grad: g, state: [b], value: 0.0 });
+                let [p, g, b, rounded @ .., _] = &mut **ins else {
+                    unreachable!("infer counted the operands")
+                };
+                let (state, rounded) = ([b], rounded.first_mut());
+                steps.push(cuda::ParamStep { param: p, grad: g, state, rounded, value: 0.0 });
             }
             cuda::sgd(&mut steps, &scale, rates)?;
         }
-        Ok(calls.iter().map(|(_, ins)| smallvec![ins[0].clone(), ins[2].clone()]).collect())
+        Ok(calls.iter().map(|(_, ins)| step_results(ins)).collect())
     }
 }
 

@@ -54,6 +54,15 @@ impl Cut for () {
     }
 }
 
+impl<T: Cut> Cut for Option<T> {
+    fn cut(self, at: usize) -> (Self, Self) {
+        self.map_or((None, None), |x| {
+            let (head, tail) = x.cut(at);
+            (Some(head), Some(tail))
+        })
+    }
+}
+
 impl<T: Send> Cut for &mut [T] {
     fn cut(self, at: usize) -> (Self, Self) {
         self.split_at_mut(at)

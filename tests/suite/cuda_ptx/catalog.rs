@@ -96,7 +96,15 @@ fn optimizers_and_lists() {
             compare(&adam, device, &ins);
             let sgd =
                 SgdStep { momentum: Bits(0.9), weight_decay: Bits(0.1), nesterov: true, lr: Unkeyed(0.3) };
-            compare(&sgd, device, &[t(dtype, 1), t(dtype, 2), t(DType::F32, 3), scale]);
+            compare(&sgd, device, &[t(dtype, 1), t(dtype, 2), t(DType::F32, 3), scale.clone()]);
+            if dtype == DType::F32 {
+                for half in [DType::BF16, DType::F16] {
+                    let rounded = || Tensor::zeros(half, [1501]);
+                    let [p, g, m, v, _] = ins.clone();
+                    compare(&adam, device, &[p, g, m, v, rounded(), scale.clone()]);
+                    compare(&sgd, device, &[t(dtype, 1), t(dtype, 2), t(dtype, 3), rounded(), scale.clone()]);
+                }
+            }
             list(&MulScalar::by(-3.0), dtype, device);
         }
     });
