@@ -11,6 +11,7 @@
 
 mod backward;
 mod bias;
+mod key_rows;
 mod query_block;
 mod score_rows;
 
@@ -23,9 +24,8 @@ use crate::tensor::cpu::{
     for_each_part,
 };
 use crate::tensor::{DType, Tensor};
-use query_block::{
-    BlockSum, Heads, QueryBlock, ROWS, Scratch, Stripe, TransposedRows, all_finite, masked_product,
-};
+use key_rows::{NeighbouringRows, TransposedRows};
+use query_block::{BlockSum, Heads, QueryBlock, ROWS, Scratch, Stripe, all_finite, masked_product};
 use score_rows::{Probabilities, ScoreInputs, ScoreTensors, put_rows};
 
 /// Computes `softmax(scale * q k^T, masked) v` on the CPU.
@@ -198,12 +198,14 @@ impl<'a> CpuAttention<'a> {
             let (mut tree, mut sums) = (BlockTree::<T>::new(width), [T::ZERO; ROWS]);
             let (mut scores, mut rows) = (Scratch::<T>::new(ROWS * width), Scratch::<T>::new(ROWS * dv));
             let mut columns = TransposedRows::new(windows.iter().map(|(window, _)| window), k.d);
+            let mut values = NeighbouringRows::new(windows.iter().map(|(window, _)| window), dv);
             let mut filled = None;
             for (head, lse) in heads.zip(lse.data.chunks_exact_mut(tq.max(1))) {
                 let head = [head / h, head % h];
                 let group = [head[0], head[1] / each];
                 if filled.replace(group) != Some(group) {
                     columns.fill(k.at(group));
+                    values.fill(v.at(group));
                 }
                 for (window, over_window) in &windows {
                     let narrow = inputs.narrow(window, head).map(with_sums);
@@ -235,12 +237,11 @@ impl<'a> CpuAttention<'a> {
                         true => [0..0, 0..0],
                         false => block.hidden(&self.rule, left_out || inputs.has_holes()),
                     };
-                    let v = v.at(group).rows(block.from, block.to - block.from);
                     masked_product(
                         &hidden,
                         BlockSum::Keys(over),
                         block.part(s, &(0..block.rows), block.from..block.to),
-                        v,
+                        values.rows(block.from..block.to, dv),
                         (&mut *rows, (dv.max(1), 1)),
                     );
                     let sums = Some(&sums[..block.rows]);

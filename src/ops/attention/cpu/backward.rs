@@ -12,9 +12,9 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::key_rows::{NeighbouringRows, TransposedRows};
 use super::query_block::{
-    BlockSum, Heads, KeySums, LEAF_ROWS, QueryBlock, ROWS, Scratch, Stripe, TransposedRows, all_finite,
-    masked_product,
+    BlockSum, Heads, KeySums, LEAF_ROWS, QueryBlock, ROWS, Scratch, Stripe, all_finite, masked_product,
 };
 use super::score_rows::{ScoreGradients, ScoreInputs, ScoreTensors, put_rows};
 use super::{CpuAttention, MULTIPLICATIONS_PER_NANO, group_len};
@@ -63,6 +63,8 @@ impl CpuAttention<'_> {
         for_each_part(b * groups, nanos, (), |some, ()| {
             let mut work =
                 ScoreScratch::new(blocks.iter().map(|b| &b.0), [d, dv], self.rule.soft_cap.is_some());
+            let (mut key_rows, mut key_rows_of) =
+                (NeighbouringRows::new(blocks.iter().map(|b| &b.0), d), None);
             let (mut dk_room, mut dv_room) = (Vec::new(), Vec::new());
             let (mut dk_sum, mut dv_sum) = (Scratch::new(keys * d), Scratch::new(keys * dv));
             let mut dq_room = Scratch::new(LEAF_ROWS * d);
@@ -77,7 +79,9 @@ impl CpuAttention<'_> {
                         let stripes = narrow_stripes.as_ref().unwrap_or(&stripes[n]);
                         let block = narrow.as_ref().unwrap_or(window);
                         let (p, ds, hidden) = self.block_gradients(block, head, &given, &mut work, true);
-                        let k = given.k.at([b, group]);
+                        if key_rows_of.replace([b, group]) != Some([b, group]) {
+                            key_rows.fill(given.k.at([b, group]));
+                        }
                         let dq_rows = &mut dq_room.get()[..block.rows * d];
                         for (Stripe { rows, .. }, KeySums { over, keys }) in stripes {
                             let into = &mut dq_rows[rows.start * d..rows.end * d];
@@ -86,7 +90,7 @@ impl CpuAttention<'_> {
                                 continue;
                             }
                             let hidden = hidden.clone().map(|hidden| block.among(hidden, keys));
-                            let (a, b) = (block.part(ds, rows, keys.clone()), k.rows(keys.start, keys.len()));
+                            let (a, b) = (block.part(ds, rows, keys.clone()), key_rows.rows(keys.clone(), d));
                             masked_product(&hidden, BlockSum::Keys(over), a, b, (into, (d.max(1), 1)));
                         }
                         let first = (head[0] * tq + block.start) * h + head[1];

@@ -312,42 +312,6 @@ pub(super) fn masked_product<T: Gemm>(
     }
 }
 
-/// The rows of keys as columns: the matrix `[d, keys]` with contiguous rows, which products read without packing it again
-/// for each block of queries. It has the keys that some of these blocks compute.
-pub(super) struct TransposedRows<T> {
-    data: Scratch<T>,
-    keys: Range<usize>,
-    d: usize,
-    step: usize,
-}
-
-impl<T: Gemm> TransposedRows<T> {
-    /// Returns room for rows of `d` elements.
-    pub(super) fn new<'b>(blocks: impl Iterator<Item = &'b QueryBlock>, d: usize) -> Self {
-        let ranges = blocks.filter(|block| block.from < block.to).map(|block| block.from..block.to);
-        let keys = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
-        // Whole leaves and one cache line: an odd number of lines, so that neighbouring rows are in different sets of a
-        // cache.
-        let step = keys.len().next_multiple_of(LEAF) + 64 / size_of::<T>();
-        TransposedRows { data: Scratch::new(d * step), keys, d, step }
-    }
-
-    /// Copies the rows of a head's keys; those that follow up to a whole leaf are zeros.
-    pub(super) fn fill(&mut self, x: MatRef<'_, T>) {
-        assert_eq!(x.shape().1, self.d, "rows for which there is room");
-        if self.d > 0 && !self.keys.is_empty() {
-            T::copy_rows(x.rows(self.keys.start, self.keys.len()).t(), self.step, self.data.get());
-        }
-    }
-
-    /// Returns the columns of the leaves of some keys: whole leaves from `keys.start` on.
-    pub(super) fn whole_columns(&self, keys: Range<usize>) -> MatRef<'_, T> {
-        let (data, len) = (self.data.view(), keys.len().next_multiple_of(LEAF));
-        let data = &data[(keys.start - self.keys.start).min(data.len())..];
-        MatRef::new(data, (self.d, len), (self.step, 1)).expect("whole leaves")
-    }
-}
-
 /// Returns true if no element of the heads is an infinity or a NaN.
 pub(super) fn all_finite<T: Gemm>(heads: &Heads<'_, T>, [batch, count]: [usize; 2]) -> bool {
     // Heads side by side are rows of all their elements.
