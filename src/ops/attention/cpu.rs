@@ -199,6 +199,7 @@ impl<'a> CpuAttention<'a> {
             let (mut scores, mut rows) = (Scratch::<T>::new(ROWS * width), Scratch::<T>::new(ROWS * dv));
             let mut columns = TransposedRows::new(windows.iter().map(|(window, _)| window), k.d);
             let mut values = NeighbouringRows::new(windows.iter().map(|(window, _)| window), dv);
+            let (all_scores, all_rows) = (scores.get(), rows.get());
             let mut filled = None;
             for (head, lse) in heads.zip(lse.data.chunks_exact_mut(tq.max(1))) {
                 let head = [head / h, head % h];
@@ -211,9 +212,9 @@ impl<'a> CpuAttention<'a> {
                     let narrow = inputs.narrow(window, head).map(with_sums);
                     let (block, over) =
                         narrow.as_ref().map_or((window, over_window), |(block, over)| (block, over));
-                    let s = &mut scores.get()[..block.rows * block.width];
+                    let s = &mut all_scores[..block.rows * block.width];
                     let first = (head[0] * tq + block.start) * h + head[1];
-                    let rows = &mut rows.get()[..block.rows * dv];
+                    let rows = &mut all_rows[..block.rows * dv];
                     if s.is_empty() {
                         rows.fill(T::ZERO);
                         // SAFETY: the rows of this head's queries, and a head is in one part of `for_each_part`.

@@ -68,6 +68,7 @@ impl CpuAttention<'_> {
             let (mut dk_room, mut dv_room) = (Vec::new(), Vec::new());
             let (mut dk_sum, mut dv_sum) = (Scratch::new(keys * d), Scratch::new(keys * dv));
             let mut dq_room = Scratch::new(LEAF_ROWS * d);
+            let dq_room = dq_room.get();
             for (b, group) in some.map(|i| (i / groups, i % groups)) {
                 let mut dk_nodes = UnfinishedNodes::new(dk_sum.get(), (keys, d), &mut dk_room);
                 let mut dv_nodes = UnfinishedNodes::new(dv_sum.get(), (keys, dv), &mut dv_room);
@@ -82,7 +83,7 @@ impl CpuAttention<'_> {
                         if key_rows_of.replace([b, group]) != Some([b, group]) {
                             key_rows.fill(given.k.at([b, group]));
                         }
-                        let dq_rows = &mut dq_room.get()[..block.rows * d];
+                        let dq_rows = &mut dq_room[..block.rows * d];
                         for (Stripe { rows, .. }, KeySums { over, keys }) in stripes {
                             let into = &mut dq_rows[rows.start * d..rows.end * d];
                             if keys.is_empty() {

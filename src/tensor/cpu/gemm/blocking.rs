@@ -137,17 +137,18 @@ impl Blocking {
         let fit = second / 2 / (tree.longest * size_of::<T>()).max(1);
         let largest = if packs_rows || is_wide(kernels) { fit } else { MAX_ROWS_IN_PLACE };
         let largest = (largest / panel_rows * panel_rows).max(panel_rows);
-        let rows = m.div_ceil(m.div_ceil(largest)).next_multiple_of(panel_rows);
+        let even = if m <= largest { m } else { m.div_ceil(m.div_ceil(largest)) };
+        let rows = even.next_multiple_of(panel_rows);
         let panels =
             |bytes: usize, of: usize| bytes / (of * kernels.lanes * size_of::<T>()).max(1) / most * most;
         if in_parts {
             // An eighth of the third cache holds the finished blocks.
             vectors = vectors.min(panels(third / 8, tree.levels * rows).max(most));
         }
-        let room = panels(third / 8 * 3, k);
-        let keeps_cols = packs_cols && m > 2 * rows && room * kernels.lanes >= MIN_KEPT_COLS.min(n);
+        let kept = if packs_cols && m > 2 * rows { panels(third / 8 * 3, k) } else { 0 };
+        let keeps_cols = kept > 0 && kept * kernels.lanes >= MIN_KEPT_COLS.min(n);
         if keeps_cols {
-            vectors = vectors.min(room);
+            vectors = vectors.min(kept);
         }
         Blocking { rows, vectors, packs_rows, packs_cols, keeps_cols }
     }
