@@ -10,7 +10,7 @@ use isoshard::nn::{GptConfig, LlamaConfig, Parallel, Plan};
 use isoshard::placement::{Mesh, SumGroups};
 use isoshard::tensor::{DType, Device};
 
-use crate::model::{PretrainedSizes, Sizes};
+use crate::model::{PretrainedSizes, Sizes, product};
 
 const EXAMPLES: &str = "\
 Meshes (dp = data parallel, fsdp = parameters sharded as well, tp = tensor parallel):
@@ -131,7 +131,7 @@ pub struct Args {
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub wire: Option<Compute>,
     /// The activations that blocks drop after the forward pass and compute again in the backward pass. Changes no value.
-    #[arg(long, value_enum, default_value_t = RecomputeName::Nothing, value_name = "WHAT")]
+    #[arg(long, value_enum, default_value_t = RecomputeName::Auto, value_name = "WHAT")]
     pub recompute: RecomputeName,
     /// The number of micro-batches per step; their gradients are averaged.
     ///
@@ -244,9 +244,17 @@ pub enum ReductionName {
     Fast,
 }
 
+/// The vectors of a token that a block spares if cheap results are computed again: an activation of four, and two norms.
+const CHEAP_VECTORS: u128 = 6;
+
+/// The bytes of a rank above which they are worth it. Smaller activations stay in caches, and nano would take 1.02 times as long.
+const MIN_SPARED_BYTES: u128 = 32 << 20;
+
 /// The activations that the backward pass computes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RecomputeName {
+    /// `cheap` on CPUs if it saves more than 32 MiB per rank, else `nothing`.
+    Auto,
     /// All are kept.
     Nothing,
     /// Results of activation functions and norms: about as fast.
@@ -292,10 +300,16 @@ impl Args {
     ///
     /// # Errors
     /// Refuses an axis of another name than dp, fsdp and tp.
-    pub fn plan(&self, mesh: &Mesh, heads: usize) -> isoshard::Result<Plan> {
-        let plan = Plan::transformer(mesh, Parallel { heads, sequence: self.sequence_parallel })?;
+    pub fn plan(&self, mesh: &Mesh, (sizes, batch): (&Sizes, usize)) -> isoshard::Result<Plan> {
+        let parallel = Parallel { heads: sizes.whole_heads(), sequence: self.sequence_parallel };
+        let plan = Plan::transformer(mesh, parallel)?;
+        let (_, layers, width) = sizes.least();
+        let tokens = batch as u128 * sizes.block() as u128;
+        let cheap_bytes = product([tokens, width, layers, CHEAP_VECTORS, 4]) / mesh.rank_len().max(1) as u128;
+        let is_cheap = self.device == Device::Cpu && cheap_bytes > MIN_SPARED_BYTES;
         Ok(match self.recompute {
-            RecomputeName::Nothing => plan,
+            RecomputeName::Auto if is_cheap => plan.recompute_cheap("h.*"),
+            RecomputeName::Auto | RecomputeName::Nothing => plan,
             RecomputeName::Cheap => plan.recompute_cheap("h.*"),
             RecomputeName::Blocks => plan.recompute("h.*"),
         })
@@ -462,5 +476,25 @@ mod tests {
             read += 1;
         }
         assert_eq!(read, 11);
+    }
+    #[test]
+    fn cheap_results_are_computed_again_where_they_take_much_memory() {
+        let plan = |words: &str| {
+            let args = Args::try_parse_from(format!("train_gpt {words}").split_whitespace()).expect(words);
+            let (sizes, batch) = args.sizes(65).expect("sizes of a model");
+            let mesh = Mesh::parse(&args.mesh, 0).expect("a mesh");
+            format!("{:?}", args.plan(&mesh, (&sizes, batch)).expect("axes of a plan"))
+        };
+        for (words, chosen) in [
+            ("--mesh 1 --config baby --batch 4", "cheap"), // 1,024 tokens of 384 f32 in 6 blocks, six times: 54 MiB
+            ("--mesh fsdp=2 --config baby --batch 4", "nothing"),
+            ("--mesh fsdp=2 --config baby", "cheap"),
+            ("--mesh 1 --config nano", "nothing"),
+            ("--mesh 1 --config baby --device cuda:0", "nothing"),
+        ] {
+            assert_eq!(plan(words), plan(&format!("{words} --recompute {chosen}")), "{words}");
+        }
+        let named = ["nothing", "cheap", "blocks"].map(|name| plan(&format!("--recompute {name}")));
+        assert!(named[0] != named[1] && named[0] != named[2] && named[1] != named[2]);
     }
 }

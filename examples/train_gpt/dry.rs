@@ -37,7 +37,7 @@ pub fn run(args: &Args, (sizes, batch): (Sizes, usize), world: Option<usize>, ra
 fn step(dry: &DryRun, args: &Args, sizes: Sizes, batch: usize) -> Result<()> {
     let mesh = DeviceMesh::parse(&dry.rank()?, &args.mesh)?;
     mesh.set_reduction(args.reduction()?);
-    let plan = args.plan(mesh.mesh(), sizes.whole_heads())?;
+    let plan = args.plan(mesh.mesh(), (&sizes, batch))?;
     let layout = plan.batch_layout(mesh.mesh());
     let mut params = Params::new(&mesh, plan, args.seed)?;
     params.compute_in(args.compute())?;

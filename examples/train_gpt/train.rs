@@ -210,7 +210,7 @@ impl<'a> Trainer<'a> {
         let args = &job.args;
         let mesh = DeviceMesh::parse(rank, &args.mesh)?;
         mesh.set_reduction(args.reduction()?);
-        let plan = args.plan(mesh.mesh(), job.sizes.whole_heads())?;
+        let plan = args.plan(mesh.mesh(), (&job.sizes, job.batch))?;
         let mut params = Params::new(&mesh, plan, args.seed)?;
         params.compute_in(args.compute())?;
         let model = Model::new(&mut params, &job.sizes)?;
