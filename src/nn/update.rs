@@ -48,9 +48,8 @@ impl Params {
     /// Each operator gets the parameter as its first operand, before [`Update::operands`]. Its first result is the
     /// parameter's new value; the others become [`Update::results`]. If modules compute in f16 or bf16, an operator that
     /// rounds ([`Batched::ROUNDS`]) also writes the values that the next passes compute with, which are kept beside the
-    /// stored ones. On a CUDA device all updates take as few launches
-    /// as the operator needs ([`Batched`]). Communicates the moves that the operators ask for: none if state and
-    /// gradient have the parameter's layout.
+    /// stored ones. On a CUDA device all updates take as few launches as the operator needs ([`Batched`]). Communicates
+    /// the moves that the operators ask for: none if state and gradient have the parameter's layout.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Params, Plan, Update}};

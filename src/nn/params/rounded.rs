@@ -12,12 +12,16 @@ use crate::nn::param_id::ParamId;
 use crate::tensor::{DType, Tensor, with_places};
 
 impl Params {
-    /// Takes the tensors to which a step rounds these parameters, for those that modules compute with in f16 or bf16. The first step makes them, and one that finds them shared, as by the tape of a loss. Those of a unit lie in
-    /// memory as they are gathered, with its other parameters, which are rounded here.
+    /// Takes the tensors to which a step rounds these parameters, for those that modules compute with in f16 or bf16. The
+    /// first step makes them, and one that finds them shared, as by the tape of a loss. Those of a unit lie in memory as
+    /// they are gathered, with its other parameters, which are rounded here.
     pub(in crate::nn) fn take_rounded(&mut self, updated: &[ParamId]) -> Result<Vec<Option<DTensor>>> {
         let mut incomplete = BTreeSet::new();
-        for &id in updated.iter().filter(|id| self.is_rounded_by_steps(**id)).collect::<Vec<_>>() {
-            let compute = self.compute;
+        let compute = self.compute;
+        for &id in updated {
+            if !self.is_rounded_by_steps(id) {
+                continue;
+            }
             let param = &mut self.list[id.index];
             let can_write = |x: &mut DTensor| x.dtype() == compute && x.is_unique();
             if !param.rounded.as_mut().is_some_and(can_write) {
