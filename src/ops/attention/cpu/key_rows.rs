@@ -4,21 +4,12 @@ use std::ops::Range;
 
 use super::query_block::{QueryBlock, Scratch};
 use crate::tensor::LEAF;
-use crate::tensor::cpu::{Gemm, MatRef};
-
-/// The rows of blocks of fewer keys are not copied next to each other: products read them where they are.
-const MIN_COPIED_KEYS: usize = 128;
-/// Rows that are a multiple of this many bytes apart share sets of a cache, so that products pack them.
-const SHARED_SETS: usize = 1024;
+use crate::tensor::cpu::{Gemm, MatRef, packs_lines};
 
 /// Returns the keys that some of these blocks compute, and those between.
 fn computed_keys<'b>(blocks: impl Iterator<Item = &'b QueryBlock>) -> Range<usize> {
     let ranges = blocks.filter(|block| block.from < block.to).map(|block| block.from..block.to);
     ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
-}
-
-fn shares_sets(apart: usize) -> bool {
-    apart > 0 && apart.is_multiple_of(SHARED_SETS)
 }
 
 /// A head's rows of keys, for products of several blocks of queries. Rows at distances for which each product would pack
@@ -27,33 +18,32 @@ pub(super) struct NeighbouringRows<'a, T> {
     copy: Option<Scratch<T>>,
     keys: Range<usize>,
     step: usize,
+    /// The most keys of a block; 0 for a single block, which reads rows once, where they are.
+    widest: usize,
     /// The head, if its rows are read where they are.
     head: Option<MatRef<'a, T>>,
 }
 
 impl<'a, T: Gemm> NeighbouringRows<'a, T> {
-    /// Returns room for rows of `d` elements. A single block reads them once, where they are.
+    /// Returns no rows yet, for these blocks and rows of `d` elements.
     pub(super) fn new<'b>(blocks: impl ExactSizeIterator<Item = &'b QueryBlock> + Clone, d: usize) -> Self {
         let line = 64 / size_of::<T>();
-        let lines = d.next_multiple_of(line);
-        let step = if shares_sets(lines * size_of::<T>()) { lines + line } else { lines };
         let widest = blocks.clone().map(|block| block.to - block.from).max().unwrap_or(0);
-        let pays = blocks.len() > 1 && d > 0 && widest >= MIN_COPIED_KEYS;
-        let keys = computed_keys(blocks);
-        let copy = pays.then(|| Scratch::new(keys.len() * step));
-        NeighbouringRows { copy, keys, step, head: None }
+        let widest = if blocks.len() > 1 && d > 0 { widest } else { 0 };
+        let lines = d.next_multiple_of(line);
+        let step = if packs_lines(widest, lines * size_of::<T>()) { lines + line } else { lines };
+        NeighbouringRows { copy: None, keys: computed_keys(blocks), step, widest, head: None }
     }
 
     /// Takes the rows of another head.
     pub(super) fn fill(&mut self, x: MatRef<'a, T>) {
-        let apart = x.strides().0 * size_of::<T>();
-        match &mut self.copy {
-            Some(copy) if shares_sets(apart) || x.strides().1 != 1 => {
-                T::copy_rows(x.rows(self.keys.start, self.keys.len()), self.step, copy.get());
-                self.head = None;
-            }
-            _ => self.head = Some(x),
+        if !packs_lines(self.widest, x.strides().0 * size_of::<T>()) {
+            self.head = Some(x);
+            return;
         }
+        let copy = self.copy.get_or_insert_with(|| Scratch::new(self.keys.len() * self.step));
+        T::copy_rows(x.rows(self.keys.start, self.keys.len()), self.step, copy.get());
+        self.head = None;
     }
 
     /// Returns the rows of some keys.
@@ -113,7 +103,7 @@ mod tests {
     /// Rows of one head next to each other are read where they are, those between other heads' are copied.
     #[test]
     fn results_do_not_depend_on_the_distance_of_rows() {
-        let [heads, keys, d] = [4, MIN_COPIED_KEYS + 42, 64];
+        let [heads, keys, d] = [4, 170, 64];
         for queries in [keys, 1] {
             let noise = |salt: usize, rows: usize| {
                 Tensor::build([1, heads, rows, d], |out: &mut [f32]| {
@@ -132,7 +122,7 @@ mod tests {
                 [&o, &lse].into_iter().chain(&gradients).map(Tensor::to_f64_vec).collect::<Vec<_>>()
             };
             let apart = [&q, &k, &v].map(side_by_side);
-            assert_eq!(apart[1].strides()[2] * 4, SHARED_SETS);
+            assert!(packs_lines(keys, apart[1].strides()[2] * 4) && !packs_lines(keys, d * 4));
             assert_eq!(run([&q, &k, &v]), run(apart.each_ref()), "{queries} queries");
         }
     }

@@ -91,6 +91,12 @@ fn is_wide<T>(kernels: &TileKernels<T>) -> bool {
     kernels.tiles[0].len() > 2
 }
 
+/// Returns true if every product of at least [`MIN_ROWS_TO_PACK`] rows packs contiguous columns of `len` indices whose lines
+/// are so many bytes apart.
+pub(crate) fn packs_lines(len: usize, apart: usize) -> bool {
+    len >= MIN_LEN_TO_PACK && apart.is_multiple_of(SHARED_SETS)
+}
+
 /// Returns true if rows are faster when they are packed: wide tiles read lines in place, and other rows that take at most
 /// a quarter of the second cache.
 fn packing_rows_pays<T>(
@@ -121,7 +127,7 @@ impl Blocking {
         let apart = b.strides().0.wrapping_mul(size_of::<T>());
         let least = match k {
             _ if k < MIN_LEN_TO_PACK => MIN_ROWS_TO_PACK_SHORT,
-            _ if is_wide(kernels) && !apart.is_multiple_of(SHARED_SETS) => MIN_ROWS_TO_PACK_WIDE,
+            _ if is_wide(kernels) && !packs_lines(k, apart) => MIN_ROWS_TO_PACK_WIDE,
             _ => MIN_ROWS_TO_PACK,
         };
         let packs_cols = !E::NATIVE || m >= least || b.strides().1 != 1;

@@ -35,6 +35,7 @@ mod transpose;
 mod vector;
 mod widen;
 
+pub(crate) use blocking::packs_lines;
 pub use contraction::LeafRuns;
 pub use linear::linear;
 pub use matrix::{MatMut, MatRef};
