@@ -50,8 +50,8 @@ impl Params {
     fn is_rounded_by_steps(&self, id: ParamId) -> bool {
         let Param { value, used, held, unit, .. } = &self.list[id.index];
         let is_half = matches!(self.compute, DType::F16 | DType::BF16) && value.dtype() == DType::F32;
-        let stays = value.layout() == used || (held.is_none() && self.units[*unit].comes_and_goes());
-        is_half && stays && self.mapped.is_none()
+        let stays = || value.layout() == used || (held.is_none() && self.units[*unit].comes_and_goes());
+        is_half && self.mapped.is_none() && stays()
     }
 
     /// Makes the tensors of a unit anew: with arbitrary elements for the updated ones, with rounded ones for others.
