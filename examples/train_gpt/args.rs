@@ -247,7 +247,8 @@ pub enum ReductionName {
 /// The vectors of a token that a block spares if cheap results are computed again: an activation of four, and two norms.
 const CHEAP_VECTORS: u128 = 6;
 
-/// The bytes of a rank above which they are worth it. Smaller activations stay in caches, and nano would take 1.02 times as long.
+/// The most bytes of a rank for which they are kept: smaller activations stay in caches, and nano would take 1.02 times as
+/// long on an Intel Xeon.
 const MIN_SPARED_BYTES: u128 = 32 << 20;
 
 /// The activations that the backward pass computes again.
@@ -303,16 +304,24 @@ impl Args {
     pub fn plan(&self, mesh: &Mesh, (sizes, batch): (&Sizes, usize)) -> isoshard::Result<Plan> {
         let parallel = Parallel { heads: sizes.whole_heads(), sequence: self.sequence_parallel };
         let plan = Plan::transformer(mesh, parallel)?;
-        let (_, layers, width) = sizes.least();
-        let tokens = batch as u128 * sizes.block() as u128;
-        let cheap_bytes = product([tokens, width, layers, CHEAP_VECTORS, 4]) / mesh.rank_len().max(1) as u128;
-        let is_cheap = self.device == Device::Cpu && cheap_bytes > MIN_SPARED_BYTES;
-        Ok(match self.recompute {
-            RecomputeName::Auto if is_cheap => plan.recompute_cheap("h.*"),
+        Ok(match self.recomputed(mesh, (sizes, batch)) {
             RecomputeName::Auto | RecomputeName::Nothing => plan,
             RecomputeName::Cheap => plan.recompute_cheap("h.*"),
             RecomputeName::Blocks => plan.recompute("h.*"),
         })
+    }
+
+    /// Returns what is computed again: `Auto` says it by the device and the bytes.
+    fn recomputed(&self, mesh: &Mesh, (sizes, batch): (&Sizes, usize)) -> RecomputeName {
+        let (_, layers, width) = sizes.least();
+        let tokens = batch as u128 * sizes.block() as u128;
+        let bytes = product([tokens, width, layers, CHEAP_VECTORS, self.compute().size_bytes() as u128]);
+        let is_much = bytes / mesh.rank_len().max(1) as u128 > MIN_SPARED_BYTES;
+        match self.recompute {
+            RecomputeName::Auto if is_much && self.device == Device::Cpu => RecomputeName::Cheap,
+            RecomputeName::Auto => RecomputeName::Nothing,
+            named => named,
+        }
     }
 
     /// Returns the model's sizes for a vocabulary, and the rows of a batch.
@@ -477,6 +486,7 @@ mod tests {
         }
         assert_eq!(read, 11);
     }
+
     #[test]
     fn cheap_results_are_computed_again_where_they_take_much_memory() {
         let plan = |words: &str| {
@@ -489,6 +499,7 @@ mod tests {
             ("--mesh 1 --config baby --batch 4", "cheap"), // 1,024 tokens of 384 f32 in 6 blocks, six times: 54 MiB
             ("--mesh fsdp=2 --config baby --batch 4", "nothing"),
             ("--mesh fsdp=2 --config baby", "cheap"),
+            ("--mesh 1 --config baby --batch 4 --dtype bf16", "nothing"),
             ("--mesh 1 --config nano", "nothing"),
             ("--mesh 1 --config baby --device cuda:0", "nothing"),
         ] {
