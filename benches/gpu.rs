@@ -1,6 +1,6 @@
 //! Measures the kernels and training steps on a CUDA device: a table, or with `-- --json` one JSON object per line.
-//! `cargo bench --features cuda --bench gpu [-- --json] [PART ...]`. PART is one of kernels, random, attention, matmul,
-//! host and steps; without PART all are measured.
+//! `cargo bench --features cuda --bench gpu [-- --json] [--case=TEXT] [PART ...]`. PART is one of kernels, random, attention,
+//! matmul, host and steps; without PART all are measured. TEXT leaves out the cases whose names do not have it.
 //!
 //! `benches/torch/gpu.py` has the same cases under the same names, and `benches/torch/compare.py` prints both beside
 //! the targets. Rates count the bytes that any implementation must read and write once. Times are of batches of calls
@@ -79,12 +79,15 @@ const GPT2: Size = Size {
 #[derive(Clone)]
 struct Bench {
     json: bool,
+    /// A part of the names of the cases that are measured.
+    case: String,
     mesh: DeviceMesh,
 }
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     let json = args.iter().any(|a| a == "--json");
+    let case = args.iter().find_map(|a| a.strip_prefix("--case=")).unwrap_or_default().to_owned();
     let parts: Vec<&String> = args.iter().filter(|a| !a.starts_with("--")).collect();
     if let Some(reason) = cuda::unavailable_reason() {
         println!("SKIPPED (no CUDA device): {reason}; {} parts", PARTS.len());
@@ -96,12 +99,13 @@ fn main() -> Result<()> {
             continue;
         }
         let ranks = if name == "random" { 4 } else { 1 };
+        let case = case.clone();
         let ran = spmd(ranks, move |rank: Rank| {
             let axes: &[(&str, usize)] = if ranks == 1 { &[] } else { &[("x", ranks)] };
             let rank = rank.on(GPU);
             let mesh = DeviceMesh::new(&rank, axes)?;
             // Random numbers need no communication: one rank is timed while no other rank uses the device.
-            if rank.rank() == 0 { part(&Bench { json, mesh }) } else { Ok(()) }
+            if rank.rank() == 0 { part(&Bench { json, case: case.clone(), mesh }) } else { Ok(()) }
         });
         // A part that fails must not cost the numbers of the other parts.
         if let Err(error) = ran {
@@ -170,6 +174,10 @@ fn losses(bench: &Bench, name: &str, dtype: DType) -> Result<()> {
 
 /// Times one optimizer step on the parameters of GPT-2, which reads p, g, m, v and writes p, m, v.
 fn adamw(bench: &Bench) -> Result<()> {
+    let case = "adamw 124M f32";
+    if !bench.wants(case) {
+        return Ok(());
+    }
     let mut params = Params::new(&bench.mesh, Plan::default(), 1)?;
     Gpt::new(&mut params, GPT2.config())?;
     let mut optimizer = AdamW::new((0.9, 0.99), 0.1);
@@ -187,7 +195,7 @@ fn adamw(bench: &Bench) -> Result<()> {
         gpu.synchronize()?;
         best = best.min(began.elapsed().as_secs_f64());
     }
-    bench.report("adamw 124M f32", moved / best / 1e9, "GB/s");
+    bench.report(case, moved / best / 1e9, "GB/s");
     Ok(())
 }
 
@@ -259,6 +267,10 @@ fn host(bench: &Bench) -> Result<()> {
     let (x, y, a, b) = (x?, y?, a?, b?);
     let gx = x.requires_grad()?;
     let each = |case: &str, call: &dyn Fn() -> Result<DTensor>| -> Result<()> {
+        let case = format!("host {case}");
+        if !bench.wants(&case) {
+            return Ok(());
+        }
         let mut times = Vec::new();
         for _ in 0..25 {
             gpu.synchronize()?;
@@ -266,7 +278,7 @@ fn host(bench: &Bench) -> Result<()> {
             (0..200).try_for_each(|_| call().map(drop))?;
             times.push(began.elapsed().as_secs_f64() / 200.0);
         }
-        bench.report(&format!("host {case}"), median(&mut times[5..]) * 1e6, "us/op");
+        bench.report(&case, median(&mut times[5..]) * 1e6, "us/op");
         Ok(())
     };
     each("add", &|| x.add(&y))?;
@@ -291,6 +303,10 @@ fn steps(bench: &Bench) -> Result<()> {
 }
 
 fn train(bench: &Bench, size: Size, kind: &str, dtype: DType) -> Result<()> {
+    let case = format!("step {} {kind}", size.name);
+    if !bench.wants(&case) {
+        return Ok(());
+    }
     let (mesh, gpu) = (&bench.mesh, Gpu::get(0)?);
     cuda::reset_memory_peaks(0)?;
     let mut params = Params::new(mesh, Plan::default(), 1)?;
@@ -318,11 +334,10 @@ fn train(bench: &Bench, size: Size, kind: &str, dtype: DType) -> Result<()> {
         gpu.synchronize()?;
         times.push(began.elapsed().as_secs_f64() / size.steps as f64);
     }
-    let name = size.name;
     let rate = (size.batch * size.block) as f64 / median(&mut times);
-    bench.report(&format!("step {name} {kind}"), rate, "tokens/s");
+    bench.report(&case, rate, "tokens/s");
     let peak = cuda::memory_stats(0)?.peak_live_bytes;
-    bench.report(&format!("step {name} {kind} memory"), peak as f64 / f64::from(1 << 20), "MiB");
+    bench.report(&format!("{case} memory"), peak as f64 / f64::from(1 << 20), "MiB");
     Ok(())
 }
 
@@ -334,12 +349,23 @@ impl Size {
 }
 
 impl Bench {
+    /// Returns true if the case is measured.
+    fn wants(&self, case: &str) -> bool {
+        case.contains(&self.case)
+    }
+
     fn gigabytes<R>(&self, case: &str, bytes: f64, call: impl FnMut() -> Result<R>) -> Result<()> {
+        if !self.wants(case) {
+            return Ok(());
+        }
         self.report(case, bytes / best_s(call)? / 1e9, "GB/s");
         Ok(())
     }
 
     fn teraflops<R>(&self, case: &str, flops: f64, call: impl FnMut() -> Result<R>) -> Result<()> {
+        if !self.wants(case) {
+            return Ok(());
+        }
         self.report(case, flops / best_s(call)? / 1e12, "TFLOP/s");
         Ok(())
     }

@@ -431,7 +431,7 @@ fn child(test: &str, cache: Option<&Path>) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
     command.args(["--exact", test, "--nocapture"]).env(CHILD, test);
     if let Some(dir) = cache {
-        command.env("ISOSHARD_CACHE", dir);
+        command.env("ISOSHARD_CACHE", dir).env_remove("ISOSHARD_IMAGES");
     }
     let out = command.output().expect("this program runs again");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));

@@ -7,7 +7,7 @@ use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::nn::{Forward, Params, Plan};
 use isoshard::placement::{Layout, Mesh, Region, Spec};
 use isoshard::rng::{Distribution, Draw, Generator, GeneratorState, Init, Permutation, RandomElement};
-use isoshard::tensor::{DType, Shape, Tensor};
+use isoshard::tensor::{DType, Device, Shape, Tensor};
 use isoshard::{Error, Result};
 use proptest::prelude::*;
 
@@ -98,7 +98,7 @@ fn drawn_alike(case: Case) -> std::result::Result<(), String> {
         let mut compare = |what: &str, x: &DTensor, number: u64| -> Result<()> {
             let draw = Draw { seed: Generator::new(7).child("values").seed(), number };
             let want = cut(&whole(*values, dtype, &shape, draw)?, &mine)?;
-            if *x.layout() != layout || x.local().contiguous()?.as_bytes()? != want {
+            if *x.layout() != layout || x.local().to_device(Device::Cpu)?.contiguous()?.as_bytes()? != want {
                 found.push(format!("{what}: {:?}, {}", x.local(), x.layout()));
             }
             Ok(())
