@@ -14,9 +14,12 @@ typedef float f32;
 typedef double f64;
 
 // KERNEL(name, threads, (parameters)) { body }: an entry with at most `threads` threads per block. Parameters are
-// pointers, scalars and plain structs of them.
+// pointers, scalars and plain structs of them. KERNEL_OF also takes the blocks that have to fit into a multiprocessor at
+// once, which bounds their registers.
 #ifndef ISO_SHIM
 #define KERNEL(name, threads, parameters) extern "C" __global__ void __launch_bounds__(threads) name parameters
+#define KERNEL_OF(name, threads, blocks, parameters) \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name parameters
 #define DEVICE __device__ __forceinline__
 #define CONSTANT __device__ const
 #define SHARED __shared__
@@ -86,22 +89,32 @@ template <class T>
 struct Narrow {
   static DEVICE T of(T x) { return x; }
 };
+// One instruction of the device rounds, but forgets the sign and the payload of a NaN, which the CPU keeps.
 template <>
 struct Narrow<bf16> {
   static DEVICE bf16 of(f32 x) {
-    u32 bits = bits_of(x), rounded = (bits + (0x7fff + ((bits >> 16) & 1))) >> 16;
-    return bf16{(u16)((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded)};
+    u32 bits = bits_of(x), rounded;
+#ifndef ISO_SHIM
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(rounded) : "f"(0.0f), "f"(x));
+#else
+    rounded = (bits + (0x7fff + ((bits >> 16) & 1))) >> 16;
+#endif
+    return bf16{(u16)(x == x ? rounded : (bits >> 16) | 0x40)};
   }
 };
 template <>
 struct Narrow<f16> {
   static DEVICE f16 of(f32 x) {
-    u32 bits = bits_of(x), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+    u32 bits = bits_of(x), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff, rounded;
+#ifndef ISO_SHIM
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(rounded) : "f"(0.0f), "f"(x));
+#else
     u32 normal = (magnitude - (112u << 23) + (0xfff + ((magnitude >> 13) & 1))) >> 13;
     u32 subnormal = bits_of(f32_of(magnitude) + 0.5f) - bits_of(0.5f);
-    u32 special = 0x7c00 | (magnitude > 0x7f800000 ? 0x200 | ((magnitude >> 13) & 0x3ff) : 0);
     u32 finite = magnitude < (113u << 23) ? subnormal : normal;
-    return f16{(u16)(sign | (magnitude >= (143u << 23) ? special : finite))};
+    rounded = sign | (magnitude >= (143u << 23) ? 0x7c00 : finite);
+#endif
+    return f16{(u16)(x == x ? rounded : sign | 0x7e00 | ((magnitude >> 13) & 0x3ff))};
   }
 };
 // Rounds to the nearest T, ties to even.

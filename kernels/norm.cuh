@@ -19,7 +19,7 @@ struct Normal {
     A bound = of<A>(f64_of((1023ull - (sizeof(A) == 4 ? 60ull : 500ull)) << 52));
     h = rstd_ < bound ? A(0.0625) : A(1);
     mean = mean_ * h;
-    rstd = rstd_ / h;
+    rstd = rstd_ * (rstd_ < bound ? A(16) : A(1));
   }
   DEVICE A of_element(A x) const { return (x * h - mean) * rstd; }
 };
@@ -126,10 +126,13 @@ DEVICE void norm_weights(const T* dy, const T* x, const Wide<T>* means, const Wi
   typedef Both<Wide<T>> V;
   fold_columns<SumBoth, V>(
       outer * width, n, depth, split, team, false,
-      [&](u64 column, u32 i) {
-        u64 row = column / width * n + i, at = row * width + column % width;
-        Wide<T> g = widen(dy[at]), mean = means ? means[row] : Wide<T>(0);
-        return V{g * Normal<Wide<T>>(mean, rstds[row]).of_element(widen(x[at])), g};
+      [=](u64 column) {
+        u64 first = column / width * n, start = first * width + column % width;
+        return [=](u32 i) {
+          u64 at = start + (u64)i * width;
+          Wide<T> g = widen(dy[at]), mean = means ? means[first + i] : Wide<T>(0);
+          return V{g * Normal<Wide<T>>(mean, rstds[first + i]).of_element(widen(x[at])), g};
+        };
       },
       [&](u64 column, u32 part, V all) {
         u64 at = ((column / width << split) + part) * width + column % width;

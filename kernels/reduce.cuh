@@ -267,17 +267,20 @@ struct Pending {
 };
 
 // Folds `term(i)` over a node of 2^(levels + 3) leaves, with levels at most 8; every lane of the warp gets the
-// result.
+// result. Lanes without an element compute the term of another one: beside a branch, a lane's eight loads would wait for
+// one another.
 template <class F, class A, class Term>
 DEVICE A fold_node(Node node, u32 levels, u32 lane, bool halved, Term term) {
   Pending<F, A, 9> pending;
   A x = F::template pad<A>();
+  if (node.len == 0) return x;
   Walk walk(node, levels);
   ROLLED for (u32 g = 0; g < 1u << levels; ++g) {
     A v[8];
     each_slot(walk.next(g), [&](u32 j, u32 at, u32 len) {
       Node e = element_of(halved, len, lane);
-      v[j] = e.len ? term(at + e.start) : F::template pad<A>();
+      A one = term(at + (e.len ? e.start : 0));
+      v[j] = e.len ? one : F::template pad<A>();
     });
     x = pending.push(g, fold_slots<F>(v, lane, 3));
   }
@@ -290,21 +293,24 @@ DEVICE A fold_packed_node(const T* x, Node node, u32 levels, u32 lane, Term term
   // Units of eight leaves whose loads are on their way at once: 1 KiB per warp.
   constexpr u32 V = PACK_LEN<T>, PACKS = 8 / V, UNITS = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
   u32 leaf = node.len >> (levels + 3), units = 1u << levels, start = start_of_pack<V>(lane);
-  x += node.start + slot_of_pack<V>(0, lane) * leaf + start;
   bool there = start < leaf;
+  x += node.start + slot_of_pack<V>(0, lane) * leaf + (there ? start : 0);
   Pending<F, A, 9> pending;
   A all = F::template pad<A>();
   ROLLED for (u32 g = 0; g < units; g += UNITS) {
     Pack<T, V> packs[UNITS][PACKS];
     UNROLL for (u32 u = 0; u < UNITS; ++u) {
       UNROLL for (u32 k = 0; k < PACKS; ++k) {
-        if (there && g + u < units) packs[u][k] = load_pack<V>(x + ((g + u) * 8 + k * V) * leaf);
+        if (g + u < units) packs[u][k] = load_pack<V>(x + ((g + u) * 8 + k * V) * leaf);
       }
     }
     UNROLL for (u32 u = 0; u < UNITS; ++u) {
       if (g + u >= units) continue;
       A v[8];
-      UNROLL for (u32 j = 0; j < 8; ++j) v[j] = there ? term(packs[u][j / V].at[j % V]) : F::template pad<A>();
+      UNROLL for (u32 j = 0; j < 8; ++j) {
+        A one = term(packs[u][j / V].at[j % V]);
+        v[j] = there ? one : F::template pad<A>();
+      }
       all = pending.push(g + u, fold_packs<F, V>(v, lane, 3));
     }
   }
@@ -393,7 +399,9 @@ DEVICE void reduce_short_rows(const In* x, Out* out, const KeptDims& nest, u64 r
     A of_row = with;
     if constexpr (Term::WITH) of_row = __shfl_sync(ALL_LANES, with, slot_of(j));
     Node leaf = leaves.at(j), e = element_of(halved, leaf.len, lane);
-    v[j] = e.len ? term.of(x[base + leaf.start + e.start], of_row) : F::template pad<A>();
+    if (n == 0) { v[j] = F::template pad<A>(); continue; }
+    A one = term.of(x[base + leaf.start + (e.len ? e.start : 0)], of_row);
+    v[j] = e.len ? one : F::template pad<A>();
   }
   A all = fold_slots<F>(v, lane, depth);
   if (lane < 8 && (slot & ((1u << depth) - 1)) == 0 && mine < rows) out[to] = narrow<Out>(F::finish(all));
@@ -413,9 +421,12 @@ DEVICE void reduce_short_packed_rows(const In* x, Out* out, const KeptDims& nest
     u64 base = __shfl_sync(ALL_LANES, from, j);
     A of_row = with;
     if constexpr (Term::WITH) of_row = __shfl_sync(ALL_LANES, with, j);
-    Pack<In, V> pack;
-    if (start < leaf) pack = load_pack<V>(x + base + (j & ((1u << depth) - 1)) * leaf + start);
-    UNROLL for (u32 e = 0; e < V; ++e) v[k * V + e] = start < leaf ? term.of(pack.at[e], of_row) : F::template pad<A>();
+    bool there = start < leaf;
+    Pack<In, V> pack = load_pack<V>(x + base + (j & ((1u << depth) - 1)) * leaf + (there ? start : 0));
+    UNROLL for (u32 e = 0; e < V; ++e) {
+      A one = term.of(pack.at[e], of_row);
+      v[k * V + e] = there ? one : F::template pad<A>();
+    }
   }
   A all = shuffle(fold_packs<F, V>(v, lane, depth), lane_of_leaf<V>(slot));
   if (lane < 8 && (slot & ((1u << depth) - 1)) == 0 && mine < rows) out[to] = narrow<Out>(F::finish(all));
@@ -451,11 +462,14 @@ DEVICE void reduce_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u
 
 // ---- Reductions of columns. ------------------------------------------------------------------------------------------
 
-// N neighbouring elements; only the first `len` exist.
+// N neighbouring elements; only the first `len` exist, at least one. As in fold_node, no load is beside a branch.
 template <class F, u32 N, class A, class Term>
 DEVICE A fold_few(u32 at, u32 len, Term term) {
   A v[N];
-  UNROLL for (u32 k = 0; k < N; ++k) v[k] = k < len ? term(at + k) : F::template pad<A>();
+  UNROLL for (u32 k = 0; k < N; ++k) {
+    A one = term(at + (k < len ? k : 0));
+    v[k] = k < len ? one : F::template pad<A>();
+  }
   return fold_registers<F, N>(v);
 }
 
@@ -465,6 +479,7 @@ template <class F, class A, class Term>
 DEVICE A fold_column(Node node, u32 levels, bool halved, Term term) {
   Pending<F, A, 12> pending;
   A x = F::template pad<A>();
+  if (node.len == 0) return x;
   Walk walk(node, levels);
   ROLLED for (u32 g = 0; g < 1u << levels; ++g) {
     Node leaf = walk.next(g);
@@ -480,17 +495,17 @@ DEVICE A fold_column(Node node, u32 levels, bool halved, Term term) {
 }
 
 // Blocks of 32 x 8 threads: x is a column, and 2^team of the eight share the rows of one column. blockIdx.y is one of
-// the 2^split nodes that are stored separately. Calls term(column, i), and write(column, part, value) once per column
-// and part.
-template <class F, class A, class Term, class Write>
-DEVICE void fold_columns(u64 columns, u32 n, u32 depth, u32 split, u32 team, bool halved, Term term, Write write) {
+// the 2^split nodes that are stored separately. `of_column(column)` returns a column's terms by index, and write(column,
+// part, value) is called once per column and part.
+template <class F, class A, class Terms, class Write>
+DEVICE void fold_columns(u64 columns, u32 n, u32 depth, u32 split, u32 team, bool halved, Terms of_column, Write write) {
   SHARED A room[8][32];
   u32 y = threadIdx.y, member = y & ((1u << team) - 1), part = blockIdx.y;
   u64 column = ((u64)blockIdx.x * (8 >> team) + (y >> team)) * 32 + threadIdx.x;
   bool live = column < columns;
   Node node = node_of(n, split + team, part << team | member);
   A x = F::template pad<A>();
-  if (live) x = fold_column<F, A>(node, depth - split - team, halved, [&](u32 i) { return term(column, i); });
+  if (live) x = fold_column<F, A>(node, depth - split - team, halved, of_column(column));
   ROLLED for (u32 level = 0; level < team; ++level) {
     u32 step = 1u << level;
     room[y][threadIdx.x] = x;
@@ -511,7 +526,8 @@ DEVICE void reduce_columns(const In* x, Out* out, const KeptDims& nest, u64 colu
   const In* at = x + from;
   A with = term.with(to);
   fold_columns<F, A>(
-      columns, n, depth, split, team, halved, [&](u64, u32 i) { return term.of(at[i * stride], with); },
+      columns, n, depth, split, team, halved,
+      [&](u64) { return [&](u32 i) { return term.of(at[i * stride], with); }; },
       [&](u64, u32 part, A all) { out[to + part * apart] = narrow<Out>(F::finish(all)); });
 }
 

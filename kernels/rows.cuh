@@ -184,7 +184,10 @@ struct PackedRows {
   template <class F, class A, class Term>
   DEVICE void fold(A (&all)[ALL], Term term) {
     A v[8];
-    UNROLL for (u32 j = 0; j < 8; ++j) v[j] = start < leaf ? term(j, first(j / V) + j % V) : F::template pad<A>();
+    UNROLL for (u32 j = 0; j < 8; ++j) {
+      A one = term(j, first(j / V) + j % V);  // of zeros, in lanes without elements
+      v[j] = start < leaf ? one : F::template pad<A>();
+    }
     if constexpr (SHORT) {
       A x = fold_packs<F, V>(v, lane, depth);
       UNROLL for (u32 k = 0; k < PACKS; ++k) all[k] = shuffle(x, lane_of_leaf<V>(slot_of_pack<V>(k, lane)));

@@ -31,6 +31,16 @@ struct ExpDifference : Deviation<A> {
     return exp_((A)widen(x) - m);
   }
 };
+// |x scale|^2: the term of Power for p = 2, without its loop.
+template <class A>
+struct Square : Deviation<A> {
+  using Deviation<A>::Deviation;
+  template <class In>
+  DEVICE A of(In x, A scale) const {
+    A y = abs_((A)widen(x) * scale);
+    return y * y;
+  }
+};
 // |x scale|^p: a product for p from 1 to 8, else e^(p ln |x scale|).
 template <class A>
 struct Power : Deviation<A> {
@@ -67,7 +77,10 @@ struct Power : Deviation<A> {
   BOTH(deviation, Deviation, T, Wide<T>)               \
   BOTH(squared_deviation, SquaredDeviation, T, Wide<T>) \
   BOTH(exp_difference, ExpDifference, T, Wide<T>)      \
+  BOTH(square, Square, T, Wide<T>)                     \
   ENTRIES(power, Power, T, Wide<T>)
 FLOATS(EACH)
-#define WIDE_POWER(T) ENTRIES(wide_power, Power, T, f64)
+#define WIDE_POWER(T)              \
+  BOTH(wide_square, Square, T, f64) \
+  ENTRIES(wide_power, Power, T, f64)
 UP_TO_F32(WIDE_POWER)

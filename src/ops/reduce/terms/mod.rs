@@ -116,13 +116,14 @@ impl Op for TermSum {
                 [concat!($name, "_rows"), concat!($name, "_packed_rows"), concat!($name, "_columns")]
             };
         }
+        let is_narrow = ins[1].dtype() == accumulator(ins[0].dtype());
         let (stems, power) = match self.term {
             SumTerm::Deviation => (stems!("deviation"), 1.0),
             SumTerm::SquaredDeviation => (stems!("squared_deviation"), 2.0),
             SumTerm::ExpDifference => (stems!("exp_difference"), 1.0),
-            SumTerm::Power(p) if ins[1].dtype() == accumulator(ins[0].dtype()) => {
-                (["power_rows", "power_rows", "power_columns"], p.0)
-            }
+            SumTerm::Power(Bits(2.0)) if is_narrow => (stems!("square"), 2.0),
+            SumTerm::Power(Bits(2.0)) => (stems!("wide_square"), 2.0),
+            SumTerm::Power(p) if is_narrow => (["power_rows", "power_rows", "power_columns"], p.0),
             SumTerm::Power(p) => (["wide_power_rows", "wide_power_rows", "wide_power_columns"], p.0),
         };
         self.on_shard(ins, at, |x, with, dims| {
