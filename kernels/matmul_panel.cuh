@@ -12,6 +12,32 @@ struct alignas(N * sizeof(T) > 16 ? 16 : N * sizeof(T)) Vec {
   T x[N];
 };
 
+// N neighbouring elements of T as they lie in memory, in whole registers: a load into halves of registers would be waited
+// for where it is issued.
+template <class T, u32 N>
+struct Words {
+  static constexpr u32 BYTES = N * sizeof(T), LEN = BYTES < 4 ? 1 : BYTES / 4;
+  static DEVICE void load(const T* from, u32* to) {
+    if constexpr (BYTES < 4) {
+      to[0] = *(const u16*)from;
+    } else {
+      constexpr u32 EACH = LEN < 4 ? LEN : 4;
+      UNROLL
+      for (u32 i = 0; i < LEN; i += EACH) {
+        Vec<u32, EACH> v = *(const Vec<u32, EACH>*)((const u32*)from + i);
+        UNROLL
+        for (u32 e = 0; e < EACH; ++e) to[i + e] = v.x[e];
+      }
+    }
+  }
+  // Element e, widened.
+  static DEVICE Wide<T> at(const u32* words, u32 e) {
+    if constexpr (sizeof(T) == 8) return f64_of((u64)words[2 * e + 1] << 32 | words[2 * e]);
+    else if constexpr (sizeof(T) == 4) return f32_of(words[e]);
+    else return widen(T{(u16)(words[e / 2] >> (e % 2 * 16))});
+  }
+};
+
 // The order and width of an operand's loads. The first two are fast: four contiguous, aligned elements that are all
 // inside or all outside.
 enum PanelLoad : u32 { ALONG4 = 0, OUTER4 = 1, ALONG = 2, OUTER = 3 };
@@ -54,7 +80,7 @@ struct Panel {
   PanelLoad mode;
   u32 k, at;      // its index of the contraction, and its place in shared memory
   i32 more;       // indices of the outer dim from there on that are inside
-  T items[ITEMS];
+  u32 words[ITEMS * Words<T, 1>::LEN];
 
   // Starts at index `first` of the outer dim and index `start` of the contraction.
   DEVICE void begin(const T* data, const PanelOperand& side, u32 first, i64 start) {
@@ -75,7 +101,7 @@ struct Panel {
     from = data + (start + k) * along + (i64)(first + outer) * side.outer;
     // Elements outside stay arbitrary: the sums that they enter are never read.
     UNROLL
-    for (u32 i = 0; i < ITEMS; ++i) items[i] = T{};
+    for (u32 i = 0; i < ITEMS * Words<T, 1>::LEN; ++i) words[i] = 0;
   }
 
   // The thread's first index of the outer dim.
@@ -110,9 +136,7 @@ struct Panel {
     UNROLL
     for (u32 i = 0; i < S::LEN; ++i, p += step) {
       if ((i32)(i * S::K_STEP) < more_k && (i32)(i * S::OUTER_STEP) < more) {
-        Vec<T, S::SIZE> v = *(const Vec<T, S::SIZE>*)p;
-        UNROLL
-        for (u32 e = 0; e < S::SIZE; ++e) items[S::SIZE * i + e] = v.x[e];
+        Words<T, S::SIZE>::load(p, words + i * Words<T, S::SIZE>::LEN);
       }
     }
   }
@@ -143,7 +167,10 @@ struct Panel {
       for (u32 e = 0; e < S::SIZE; e += V) {
         Vec<W, V> wide;
         UNROLL
-        for (u32 f = 0; f < V; ++f) wide.x[f] = widen(items[S::SIZE * i + e + f]);
+        for (u32 f = 0; f < V; ++f) {
+          typedef Words<T, S::SIZE> In;
+          wide.x[f] = In::at(words + i * In::LEN, e + f);
+        }
         *(Vec<W, V>*)(to + i * (S::K_STEP * PITCH + S::OUTER_STEP) + e * NEXT) = wide;
       }
     }

@@ -266,9 +266,8 @@ struct Pending {
   }
 };
 
-// Folds `term(i)` over a node of 2^(levels + 3) leaves, with levels at most 8; every lane of the warp gets the
-// result. Lanes without an element compute the term of another one: beside a branch, a lane's eight loads would wait for
-// one another.
+// Folds `term(i)` over a node of 2^(levels + 3) leaves, with levels at most 8; every lane of the warp gets the result.
+// Lanes without an element compute the term of another one, so that no load waits behind a branch.
 template <class F, class A, class Term>
 DEVICE A fold_node(Node node, u32 levels, u32 lane, bool halved, Term term) {
   Pending<F, A, 9> pending;
@@ -282,6 +281,40 @@ DEVICE A fold_node(Node node, u32 levels, u32 lane, bool halved, Term term) {
       A one = term(at + (e.len ? e.start : 0));
       v[j] = e.len ? one : F::template pad<A>();
     });
+    x = pending.push(g, fold_slots<F>(v, lane, 3));
+  }
+  return x;
+}
+
+// The same for terms of one element each, `term(load(i))`: the next eight loads are on their way while eight terms are
+// computed. A compiler moves other loads to their uses, where each is waited for.
+template <class F, class A, class Load, class Term>
+DEVICE A fold_loaded_node(Node node, u32 levels, u32 lane, bool halved, Load load, Term term) {
+  Pending<F, A, 9> pending;
+  A x = F::template pad<A>();
+  if (node.len == 0) return x;
+  Walk walk(node, levels);
+  decltype(load(0)) next[8];
+  u32 there;
+  auto fetch = [&](u32 g) {
+    there = 0;
+    each_slot(walk.next(g), [&](u32 j, u32 at, u32 len) {
+      Node e = element_of(halved, len, lane);
+      there |= e.len << j;
+      next[j] = load(at + (e.len ? e.start : 0));
+    });
+  };
+  fetch(0);
+  ROLLED for (u32 g = 0; g < 1u << levels; ++g) {
+    decltype(load(0)) now[8];
+    UNROLL for (u32 j = 0; j < 8; ++j) now[j] = next[j];
+    u32 here = there;
+    if (g + 1 < 1u << levels) fetch(g + 1);
+    A v[8];
+    UNROLL for (u32 j = 0; j < 8; ++j) {
+      A one = term(now[j]);
+      v[j] = here >> j & 1 ? one : F::template pad<A>();
+    }
     x = pending.push(g, fold_slots<F>(v, lane, 3));
   }
   return x;
@@ -455,7 +488,7 @@ DEVICE void reduce_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u
   A with = term.with(to), all;
   if constexpr (PACKED) all = fold_packed_node<F, A>(at, node, levels, lane, [&](In e) { return term.of(e, with); });
   else if constexpr (F::ANY_ORDER) all = fold_run<F, A>(at + node.start, node.len, lane, [&](In e) { return term.of(e, with); });
-  else all = fold_node<F, A>(node, levels, lane, halved, [&](u32 i) { return term.of(at[i], with); });
+  else all = fold_loaded_node<F, A>(node, levels, lane, halved, [&](u32 i) { return at[i]; }, [&](In e) { return term.of(e, with); });
   all = fold_team<F>(all, team);
   if (live && lane == 0 && member == 0) out[to + part * apart] = narrow<Out>(F::finish(all));
 }
@@ -465,10 +498,18 @@ DEVICE void reduce_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u
 // N neighbouring elements; only the first `len` exist, at least one. As in fold_node, no load is beside a branch.
 template <class F, u32 N, class A, class Term>
 DEVICE A fold_few(u32 at, u32 len, Term term) {
+  if constexpr (N > 8) if (len < N) {
+    A x = fold_few<F, N / 2, A>(at, len < N / 2 ? len : N / 2, term);
+    return len > N / 2 ? F::join(x, fold_few<F, N / 2, A>(at + N / 2, len - N / 2, term)) : x;
+  }
   A v[N];
-  UNROLL for (u32 k = 0; k < N; ++k) {
-    A one = term(at + (k < len ? k : 0));
-    v[k] = k < len ? one : F::template pad<A>();
+  if (N > 8 || len >= N) {
+    UNROLL for (u32 k = 0; k < N; ++k) v[k] = term(at + k);
+  } else {
+    UNROLL for (u32 k = 0; k < N; ++k) {
+      A one = term(at + (k < len ? k : 0));
+      v[k] = k < len ? one : F::template pad<A>();
+    }
   }
   return fold_registers<F, N>(v);
 }
@@ -486,8 +527,10 @@ DEVICE A fold_column(Node node, u32 levels, bool halved, Term term) {
     if (halved) {
       x = fold_few<F, 4, A>(leaf.start, leaf.len, term);
     } else {
-      x = fold_few<F, 16, A>(leaf.start, leaf.len, term);
-      if (leaf.len > 16) x = F::join(x, fold_few<F, 16, A>(leaf.start + 16, leaf.len - 16, term));
+      ROLLED for (u32 i = 0; i < leaf.len; i += 16) {
+        A half = fold_few<F, 16, A>(leaf.start + i, leaf.len - i, term);
+        x = i == 0 ? half : F::join(x, half);
+      }
     }
     x = pending.push(g, x);
   }

@@ -10,8 +10,10 @@
 //
 // A body is written once for all kinds of rows:
 //   row.hold(x)                     the row's elements of x, to be asked for by slot and index: held.at(j, i)
+//   row.pass(x)                     the same, for a body that uses each element once: a long row is left where it is
 //   row.repeat(w)                   the same of a vector that all rows have in common, or null
 //   row.fold<F>(all, term(j, i))    all[row.of(j)]: what the terms of slot j's row fold to
+//   row.fold_elements<F>(all, held, term(j, x))    the same of terms of the held elements alone
 //   row.store(y, f(j, i))           y = f, every element once
 //   row.once(f(j, index))           once a row, with the row's index
 #pragma once
@@ -98,6 +100,10 @@ struct HeldRows {
     return held;
   }
   template <class T>
+  DEVICE Held<T> pass(const T* x) {
+    return hold(x);
+  }
+  template <class T>
   DEVICE Unheld<T> repeat(const T* w) {
     return Unheld<T>{w};
   }
@@ -112,6 +118,11 @@ struct HeldRows {
     } else {
       all[0] = fold_team<F>(fold_slots<F>(v, lane, 3), team);
     }
+  }
+
+  template <class F, class A, class Elements, class Term>
+  DEVICE void fold_elements(A (&all)[ALL], const Elements& held, Term term) {
+    fold<F>(all, [&](u32 j, u32 i) { return term(j, held.at(j, i)); });
   }
 
   template <class T, class Each>
@@ -177,6 +188,10 @@ struct PackedRows {
     return held;
   }
   template <class T>
+  DEVICE Held<T> pass(const T* x) {
+    return hold(x);
+  }
+  template <class T>
   DEVICE Held<T> repeat(const T* w) {
     return hold(w, true);
   }
@@ -194,6 +209,11 @@ struct PackedRows {
     } else {
       all[0] = fold_team<F>(fold_packs<F, V>(v, lane, 3), team);
     }
+  }
+
+  template <class F, class A, class Elements, class Term>
+  DEVICE void fold_elements(A (&all)[ALL], const Elements& held, Term term) {
+    fold<F>(all, [&](u32 j, u32 i) { return term(j, held.at(j, i)); });
   }
 
   template <class T, class Each>
@@ -249,6 +269,10 @@ struct LongRow {
     return Unheld<T>{to};
   }
   template <class T>
+  DEVICE Unheld<T> pass(const T* x) {
+    return Unheld<T>{x + row * n};
+  }
+  template <class T>
   DEVICE Unheld<T> repeat(const T* w) {
     return Unheld<T>{w};
   }
@@ -258,6 +282,14 @@ struct LongRow {
     const u32 TEAM = 5;
     Node node = node_of(n, TEAM, threadIdx.x / LANES);
     A x = fold_node<F, A>(node, depth - TEAM - 3, lane, false, [&](u32 i) { return term(0, i); });
+    all[0] = fold_team<F>(x, TEAM);
+  }
+  template <class F, class A, class T, class Term>
+  DEVICE void fold_elements(A (&all)[1], const Unheld<T>& held, Term term) {
+    const u32 TEAM = 5;
+    Node node = node_of(n, TEAM, threadIdx.x / LANES);
+    A x = fold_loaded_node<F, A>(node, depth - TEAM - 3, lane, false, [&](u32 i) { return held.from[i]; },
+                                 [&](T e) { return term(0, widen(e)); });
     all[0] = fold_team<F>(x, TEAM);
   }
 

@@ -6,8 +6,8 @@ DEVICE void sum_exp_rows(Row& row, const T* x, const T* m, Wide<T>* sums) {
   typedef Wide<T> A;
   A most[Row::ALL], all[Row::ALL];
   UNROLL for (u32 k = 0; k < Row::ALL; ++k) most[k] = widen(m[row.index(k)]);
-  auto held = row.hold(x);
-  row.template fold<Sum>(all, [&](u32 j, u32 i) { return exp_(held.at(j, i) - most[row.of(j)]); });
+  auto held = row.pass(x);
+  row.template fold_elements<Sum>(all, held, [&](u32 j, A e) { return exp_(e - most[row.of(j)]); });
   row.once([&](u32 j, u64 index) { sums[index] = all[row.of(j)]; });
 }
 

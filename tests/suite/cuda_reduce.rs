@@ -490,6 +490,7 @@ fn folds_of_every_order() {
         std::iter::once(push(0, 0)).chain((0..150).flat_map(|_| [push(1, 0), join])).collect();
     let mut orders: Vec<FoldOrder> = [1, 2, 3, 5, 8, 70].map(FoldOrder::halving).into();
     orders.push(FoldOrder::new(vec![2, 0, 1], several));
+    orders.push(FoldOrder::new(vec![1, 1], long.repeat(2)));
     orders.push(FoldOrder::new(vec![1, 1], long));
     for order in &orders {
         for dtype in DType::ALL {

@@ -57,32 +57,62 @@ pub fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, operands: &[Tensor])
     if used <= PARTS && order.steps().len() <= STEPS {
         return run(&gpu, dtype, op, order.steps(), order.depth(), &parts, [outs, n])?.reshape(stacked);
     }
-    // Orders that are too long for one launch run one join per launch.
-    let mut stack: Vec<Tensor> = Vec::with_capacity(order.depth());
+    // A longer order is cut into subtrees, of as many parts as a launch takes. Each is a launch, whose result is a part.
+    let mut stack: Vec<Subtree> = Vec::new();
     for step in order.steps() {
         match *step {
-            FoldStep::Push { operand, node } => stack.push(parts[operand][node].clone()),
-            FoldStep::Empty => stack.push(gpu.zeros(dtype, [1, n])?),
+            FoldStep::Push { operand, node } => stack.push(Subtree::of_part(parts[operand][node].clone())),
+            FoldStep::Empty => stack.push(Subtree::of_part(gpu.zeros(dtype, [1, n])?)),
             FoldStep::Join => {
                 let right = stack.pop().expect("checked when the order was made");
                 let left = stack.pop().expect("checked when the order was made");
-                let pair = FoldOrder::halving(2);
-                stack.push(run(
-                    &gpu,
-                    dtype,
-                    op,
-                    pair.steps(),
-                    pair.depth(),
-                    &[vec![left], vec![right]],
-                    [1, n],
-                )?);
+                stack.push(if left.parts.len() + right.parts.len() <= PARTS {
+                    left.joined(right)
+                } else {
+                    let folded = |tree: Subtree| tree.fold(&gpu, dtype, op, n).map(Subtree::of_part);
+                    folded(left)?.joined(folded(right)?)
+                });
             }
         }
     }
+    let folded = |tree: Subtree| tree.fold(&gpu, dtype, op, n);
+    let mut all = stack.into_iter().map(folded).collect::<Result<Vec<Tensor>>>()?;
     if outs == 1 {
-        return stack.swap_remove(0).reshape(stacked);
+        return all.swap_remove(0).reshape(stacked);
     }
-    Tensor::stack(&stack, shape, dtype, operands[0].device())
+    Tensor::stack(&all, shape, dtype, operands[0].device())
+}
+
+/// A part of a long order: its parts of `[1, n]`, the steps that fold them, and the most results that wait at once.
+struct Subtree {
+    parts: Vec<Tensor>,
+    steps: Vec<FoldStep>,
+    depth: usize,
+}
+
+impl Subtree {
+    fn of_part(part: Tensor) -> Subtree {
+        Subtree { parts: vec![part], steps: vec![FoldStep::Push { operand: 0, node: 0 }], depth: 1 }
+    }
+
+    fn joined(mut self, right: Subtree) -> Subtree {
+        let before = self.parts.len();
+        self.steps.extend(right.steps.into_iter().map(|step| match step {
+            FoldStep::Push { operand, node } => FoldStep::Push { operand, node: before + node },
+            other => other,
+        }));
+        self.steps.push(FoldStep::Join);
+        self.parts.extend(right.parts);
+        self.depth = self.depth.max(1 + right.depth);
+        self
+    }
+
+    fn fold(self, gpu: &Gpu, dtype: DType, op: ReduceOp, n: usize) -> Result<Tensor> {
+        if let [part] = &self.parts[..] {
+            return Ok(part.clone());
+        }
+        run(gpu, dtype, op, &self.steps, self.depth, &[self.parts], [1, n])
+    }
 }
 
 fn run(

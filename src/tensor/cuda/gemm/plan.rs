@@ -34,7 +34,8 @@ impl Tiling {
         Tiling { stem, rows, cols, depth, resident: cost.0, speed: cost.1 }
     }
 
-    const LARGE: Tiling = Tiling::new("matmul_large", 128, 64, 16, (3, 0.75));
+    const LARGE: Tiling = Tiling::new("matmul_large", 128, 64, 16, (2, 0.75));
+    const LARGE_HALF: Tiling = Tiling::new("matmul_large", 128, 64, 32, (2, 0.75));
     const LARGE_F64: Tiling = Tiling::new("matmul_large", 64, 64, 16, (2, 0.75));
     const SMALL: Tiling = Tiling::new("matmul_small", 32, 64, 16, (4, 0.45));
     const FEW: Tiling = Tiling::new("matmul_few", 8, 128, 32, (4, 0.25));
@@ -91,7 +92,11 @@ pub(super) fn plan(
     e: GemmExtents,
     depths: (u32, u32),
 ) -> GemmPlan {
-    let large = if dtype == DType::F64 { Tiling::LARGE_F64 } else { Tiling::LARGE };
+    let large = match dtype {
+        DType::F64 => Tiling::LARGE_F64,
+        DType::F32 => Tiling::LARGE,
+        _ => Tiling::LARGE_HALF,
+    };
     let few = [e.m, e.n].into_iter().min().unwrap_or(0);
     let tilings = match few {
         0..=1 => &[Tiling::ONE][..],
@@ -121,13 +126,9 @@ pub(super) fn plan(
     let (_, tiling, transposed, part_depth) = best;
     let slots = (depths.1 - part_depth) as usize;
     let stage_bytes = tiling.stage_bytes(wide);
-    // The driver reserves 1 KiB of shared memory per block. The slot that is used most often is worth a block.
-    let shared_slots = |resident: usize| {
-        let room = (properties.shared_bytes / resident).saturating_sub(1024 + stage_bytes);
-        slots.min(room / tiling.slot_bytes(wide))
-    };
-    let resident = if shared_slots(tiling.resident) > 0 { tiling.resident } else { tiling.resident.min(2) };
-    let shared_slots = shared_slots(resident);
+    // The driver reserves 1 KiB of shared memory per block.
+    let room = (properties.shared_bytes / tiling.resident).saturating_sub(1024 + stage_bytes);
+    let shared_slots = slots.min(room / tiling.slot_bytes(wide));
     GemmPlan {
         tiling,
         transposed,
@@ -135,7 +136,7 @@ pub(super) fn plan(
         shared_slots,
         global_slots: slots - shared_slots,
         shared_bytes: stage_bytes + shared_slots * tiling.slot_bytes(wide),
-        most_blocks: properties.multiprocessors as usize * resident,
+        most_blocks: properties.multiprocessors as usize * tiling.resident,
     }
 }
 
@@ -214,6 +215,6 @@ mod tests {
             assert!(p.tiling.resident * (p.shared_bytes + 1024) <= 233_472, "{p:?}");
             assert!(p.shared_slots > 0 || p.global_slots == 0, "{p:?}");
         }
-        assert_eq!(of(1, 4096, 4096, 4096).shared_slots, 1);
+        assert_eq!(of(1, 4096, 4096, 4096).shared_slots, 2);
     }
 }
