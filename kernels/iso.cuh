@@ -89,12 +89,17 @@ template <class T>
 struct Narrow {
   static DEVICE T of(T x) { return x; }
 };
-// One instruction of the device rounds, but forgets the sign and the payload of a NaN, which the CPU keeps.
+// From Ampere on one instruction rounds, but forgets the sign and the payload of a NaN, which the CPU keeps.
+#if !defined(ISO_SHIM) && __CUDA_ARCH__ >= 800
+#define ROUNDS_IN_ONE 1
+#else
+#define ROUNDS_IN_ONE 0
+#endif
 template <>
 struct Narrow<bf16> {
   static DEVICE bf16 of(f32 x) {
     u32 bits = bits_of(x), rounded;
-#ifndef ISO_SHIM
+#if ROUNDS_IN_ONE
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(rounded) : "f"(0.0f), "f"(x));
 #else
     rounded = (bits + (0x7fff + ((bits >> 16) & 1))) >> 16;
@@ -106,7 +111,7 @@ template <>
 struct Narrow<f16> {
   static DEVICE f16 of(f32 x) {
     u32 bits = bits_of(x), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff, rounded;
-#ifndef ISO_SHIM
+#if ROUNDS_IN_ONE
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(rounded) : "f"(0.0f), "f"(x));
 #else
     u32 normal = (magnitude - (112u << 23) + (0xfff + ((magnitude >> 13) & 1))) >> 13;

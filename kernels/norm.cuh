@@ -1,6 +1,7 @@
 // Layer norm and root-mean-square norm along rows, and their gradients (src/ops/norm/cpu.rs). The latter has no mean
 // and does not centre.
 #pragma once
+#include "reduce.cuh"
 #include "rows.cuh"
 
 // Rows whose squares overflow are multiplied by this power of two first.

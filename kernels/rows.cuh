@@ -5,7 +5,7 @@
 // shared memory if there is room, and else reads it again from the second cache in every pass.
 //
 // If leaves have equal lengths that are multiples of a pack's, and all rows begin at 16 bytes, as those of most models
-// do, lanes hold packs (reduce.cuh) and load and store 16 bytes at a time. Else they hold single elements of leaves. A
+// do, lanes hold packs (tree.cuh) and load and store 16 bytes at a time. Else they hold single elements of leaves. A
 // long row is copied to shared memory and stored by packs wherever it begins.
 //
 // A body is written once for all kinds of rows:
@@ -17,7 +17,7 @@
 //   row.store(y, f(j, i))           y = f, every element once
 //   row.once(f(j, index))           once a row, with the row's index
 #pragma once
-#include "reduce.cuh"
+#include "tree.cuh"
 
 // Elements that are read from memory wherever they are asked for.
 template <class T>

@@ -190,6 +190,7 @@ const HEADERS: &[(&str, &str)] = embed! {
     "short_functions.cuh"
     "special_functions.cuh"
     "step.cuh"
+    "tree.cuh"
 };
 
 /// The files that are compiled for all their dtypes at once.
