@@ -118,7 +118,7 @@ echo "-- a test that fails runs again, alone and under the sanitizer"
 FAIL=fail run one-fails 1 tests
 has "$OUT/summary.md" '^\| cuda_two, alone cuda_two--b \| FAILED \(101\) '
 has "$OUT/summary.md" '^\| cuda_two, memcheck cuda_two--b \| FAILED \(9\) '
-has "$STATE/calls" 'sanitizer --tool memcheck .* --exact cuda_two::b --nocapture --test-threads=1'
+has "$STATE/calls" 'sanitizer .*--tool memcheck .* --exact cuda_two::b --nocapture --test-threads=1'
 has "$OUT/summary.md" '^\| cuda_three \| ok '
 
 echo "-- a suite that dies runs again, one test after the other, and the one that kills it is named"
