@@ -34,7 +34,7 @@ attention = lambda header, call: f'#include "attention_{header}.cuh"\n{call}\n'
 PRODUCTS = [
     ("matmul_large_f32", 128, (25 + 32) << 10, "matmul_f32", "matmul_f32"),
     ("matmul_large_f64", 128, (25 + 32) << 10, "matmul_f64", "matmul_f64"),
-    ("matmul_large_bf16", 128, (25 + 32) << 10, "matmul_bf16", "matmul_bf16"),
+    ("matmul_large_bf16", 128, (50 + 32) << 10, "matmul_bf16", "matmul_bf16"),
     ("narrow_f32", 256, tiles(4, 1, 64) + 2048, attention("forward", "NARROW(f32, false, false)"), "attention_f32"),
     ("wide_f32", 256, tiles(4, 1, 128) + 2048, attention("forward", "WIDE(f32, false, false)"), "attention_f32"),
     ("narrow_dq_f32", 256, tiles(4, 2, 64), attention("backward", "NARROW(f32, false, false)"), "attention_grad_f32"),
