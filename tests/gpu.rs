@@ -268,9 +268,10 @@ fn ranks_that_share_a_device_wait_for_each_other() {
                 let z =
                     y.add_scalar(1.0)?.redistribute("(S0, R)".parse()?)?.redistribute("(R, R)".parse()?)?;
                 drop((x, y));
-                // Columns on several ranks cut the tree of all elements into single rows, so rows are summed.
-                let sum = z.redistribute("(S1, S0)".parse()?)?.redistribute("(S0, S0)".parse()?)?;
-                let sum = sum.sum_all()?.full_tensor()?;
+                let cut = z.redistribute("(S1, S0)".parse()?)?;
+                // Sums of columns that are cut have a node per row, too many launches for a million rows.
+                let cut = if real { cut.redistribute("(S0, S0)".parse()?)? } else { cut };
+                let sum = cut.sum_all()?.full_tensor()?;
                 let whole = DTensor::rand(&mesh, DType::F32, [n, 3], Layout::replicated(2), draw(round))?;
                 let want = whole.mul_scalar(2.0)?.add_scalar(1.0)?;
                 let differ = z.ne(&want)?.cast(DType::F32)?.sum_all()?.local().item()?;

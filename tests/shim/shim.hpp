@@ -43,7 +43,6 @@ struct EntryOf<BODY> {
 }  // namespace iso_shim
 
 #define KERNEL(name, threads, parameters) ISO_SHIM_KERNEL(name, threads, parameters)
-#define KERNEL_OF(name, threads, blocks, parameters) ISO_SHIM_KERNEL(name, threads, parameters)
 // The body has a name of its own, because a device function may have the entry's.
 #define ISO_SHIM_KERNEL(name, threads, parameters)                                                                  \
   static void iso_shim_body_##name parameters;                                                                      \
