@@ -14,12 +14,9 @@ typedef float f32;
 typedef double f64;
 
 // KERNEL(name, threads, (parameters)) { body }: an entry with at most `threads` threads per block. Parameters are
-// pointers, scalars and plain structs of them. KERNEL_OF also takes the blocks that have to fit into a multiprocessor at
-// once, which bounds their registers.
+// pointers, scalars and plain structs of them.
 #ifndef ISO_SHIM
 #define KERNEL(name, threads, parameters) extern "C" __global__ void __launch_bounds__(threads) name parameters
-#define KERNEL_OF(name, threads, blocks, parameters) \
-  extern "C" __global__ void __launch_bounds__(threads, blocks) name parameters
 #define DEVICE __device__ __forceinline__
 #define CONSTANT __device__ const
 #define SHARED __shared__

@@ -33,20 +33,21 @@ DEVICE void join_all(const Wide<T>* sums, T* c, u64 len) {
   for (u64 i = thread_index(); i < len; i += threads_len()) c[i] = narrow<T>(halves<D>(sums + i, len));
 }
 
-#define PRODUCT_OF(T) \
-  (const T* a, const T* b, T* c, Wide<T>* sums, Wide<T>* far, const Leaf* leaves, const Part* parts, GemmJob job)
-#define MULTIPLY(ENTRY, T, ...) \
-  ENTRY { multiply<T, __VA_ARGS__>(a, b, c, sums, far, leaves, parts, job); }
+#define MULTIPLY(name, T, ...)                                                                                     \
+  KERNEL(name##_##T, THREADS,                                                                                      \
+         (const T* a, const T* b, T* c, Wide<T>* sums, Wide<T>* far, const Leaf* leaves, const Part* parts, GemmJob job)) { \
+    multiply<T, __VA_ARGS__>(a, b, c, sums, far, leaves, parts, job);                                              \
+  }
 
 // The entries: large products; small ones, with 4x4 elements per thread; few rows, and one row; and the kernel that
-// joins the 2^depth parts of a contraction. The numbers of `large` are its blocks per multiprocessor, the tile's rows and
-// columns, the indices of the contraction at a time, a thread's rows and columns, the threads of a warp down, and the
-// warps below one another.
-#define MATMUL(T, BLOCKS, ...)                                                    \
-  MULTIPLY(KERNEL_OF(matmul_large_##T, THREADS, BLOCKS, PRODUCT_OF(T)), T, __VA_ARGS__) \
-  MULTIPLY(KERNEL(matmul_small_##T, THREADS, PRODUCT_OF(T)), T, 32, 64, 16, 4, 4, 4, 2) \
-  MULTIPLY(KERNEL(matmul_few_##T, THREADS, PRODUCT_OF(T)), T, 8, 128, 32, 8, 1, 1, 1) \
-  MULTIPLY(KERNEL(matmul_one_##T, THREADS, PRODUCT_OF(T)), T, 1, 128, 32, 1, 1, 1, 1) \
+// joins the 2^depth parts of a contraction. The extents of `large` are the tile's rows and columns, the indices of
+// the contraction at a time, a thread's rows and columns, the threads of a warp down, and the warps below one
+// another.
+#define MATMUL(T, ...)                                                            \
+  MULTIPLY(matmul_large, T, __VA_ARGS__)                                          \
+  MULTIPLY(matmul_small, T, 32, 64, 16, 4, 4, 4, 2)                               \
+  MULTIPLY(matmul_few, T, 8, 128, 32, 8, 1, 1, 1)                                 \
+  MULTIPLY(matmul_one, T, 1, 128, 32, 1, 1, 1, 1)                                 \
   KERNEL(matmul_join_##T, 256, (const Wide<T>* sums, T* c, u64 len, u32 depth)) { \
     switch (depth) {                                                              \
       case 1: return join_all<1>(sums, c, len);                                   \

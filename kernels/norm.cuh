@@ -20,7 +20,7 @@ struct Normal {
     A bound = of<A>(f64_of((1023ull - (sizeof(A) == 4 ? 60ull : 500ull)) << 52));
     h = rstd_ < bound ? A(0.0625) : A(1);
     mean = mean_ * h;
-    rstd = rstd_ * (rstd_ < bound ? A(16) : A(1));
+    rstd = rstd_ * (rstd_ < bound ? A(16) : A(1));  // rstd_ / h, which has the same bits
   }
   DEVICE A of_element(A x) const { return (x * h - mean) * rstd; }
 };

@@ -119,9 +119,11 @@ DEVICE void reduce_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u
 // N neighbouring elements; only the first `len` exist, at least one. As in fold_node, no load is beside a branch.
 template <class F, u32 N, class A, class Term>
 DEVICE A fold_few(u32 at, u32 len, Term term) {
-  if constexpr (N > 8) if (len < N) {
-    A x = fold_few<F, N / 2, A>(at, len < N / 2 ? len : N / 2, term);
-    return len > N / 2 ? F::join(x, fold_few<F, N / 2, A>(at + N / 2, len - N / 2, term)) : x;
+  if constexpr (N > 8) {
+    if (len < N) {
+      A x = fold_few<F, N / 2, A>(at, len < N / 2 ? len : N / 2, term);
+      return len > N / 2 ? F::join(x, fold_few<F, N / 2, A>(at + N / 2, len - N / 2, term)) : x;
+    }
   }
   A v[N];
   if (N > 8 || len >= N) {
