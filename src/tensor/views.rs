@@ -10,6 +10,50 @@ impl Tensor {
         Tensor { storage: self.storage.clone(), dtype: self.dtype, shape, strides, offset }
     }
 
+    /// Returns the position of the first element in the buffer.
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Returns the view whose elements lie in this tensor's buffer as those of `other` lie in its own.
+    pub(crate) fn viewed_like(&self, other: &Tensor) -> Result<Tensor> {
+        let last = other.shape.iter().zip(&other.strides).map(|(&n, &stride)| n.saturating_sub(1) * stride);
+        let end = (other.offset + last.sum::<usize>() + 1) * self.dtype.size_bytes();
+        if other.shape.numel() > 0 && end > self.storage.len_bytes() {
+            let given = format!("{} for a buffer of {} bytes", other.notation(), self.storage.len_bytes());
+            return Err(Error::invalid("view", "leaves the buffer", given, ""));
+        }
+        Ok(self.view(other.shape.clone(), other.strides.clone(), other.offset))
+    }
+
+    /// Returns the tensor that these are parts of, in order along `dim`, if they are all elements of one buffer. The
+    /// other extents are equal.
+    pub(crate) fn whole_of(parts: &[Tensor], dim: usize) -> Option<Tensor> {
+        let mut parts = parts.iter().filter(|part| part.shape[dim] > 0).peekable();
+        let first = *parts.peek()?;
+        let mut shape = first.shape.clone();
+        shape[dim] = 0;
+        for part in parts {
+            let start = first.offset + shape[dim] * first.strides[dim];
+            if !part.shares_storage(first) || part.strides != first.strides || part.offset != start {
+                return None;
+            }
+            shape[dim] += part.shape[dim];
+        }
+        // One after the other from the innermost dim on, the elements are each once in the buffer.
+        let mut dims: Dims = (0..shape.len()).filter(|&d| shape[d] != 1).collect();
+        dims.sort_by_key(|&d| first.strides[d]);
+        let mut elements = 1;
+        for d in dims {
+            if first.strides[d] != elements {
+                return None;
+            }
+            elements *= shape[d];
+        }
+        let is_all = first.offset == 0 && elements * first.dtype.size_bytes() == first.storage.len_bytes();
+        (is_all && elements > 0).then(|| first.view(shape, first.strides.clone(), 0))
+    }
+
     /// Returns the view of the indices `start..start + len` of `dim`.
     ///
     /// ```

@@ -61,8 +61,12 @@ impl Op for Cat {
             .collect()
     }
 
-    /// The result's dims lie in memory in the order of the operands', if that is one.
+    /// The result's dims lie in memory in the order of the operands', if that is one. Neighbouring operands that are all of
+    /// a buffer are not copied: the result is that buffer.
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        if let Some(whole) = Tensor::whole_of(ins, self.dim) {
+            return Ok(smallvec![whole]);
+        }
         let shape = at.outs[0].local();
         let order = memory_order(ins).unwrap_or_else(|| (0..shape.len()).collect());
         let stored: Shape = order.iter().map(|&d| shape[d]).collect();
@@ -128,6 +132,34 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
 mod tests {
     use super::*;
     use crate::ops::eval_whole;
+
+    /// Parts of a buffer are not copied if they are all of it, each once and in order.
+    #[test]
+    fn parts_of_a_buffer_are_joined_where_they_are() {
+        let whole = Tensor::from_vec((0..30).map(|i| i as f32).collect(), [2, 3, 5]).unwrap();
+        let turned = whole.permute(&[1, 2, 0]).unwrap();
+        for (x, dim) in [(&whole, 0), (&whole, 1), (&whole, 2), (&turned, 0), (&turned, 1), (&turned, 2)] {
+            let cat = |parts: &[Tensor]| eval_whole(&Cat { dim }, parts).unwrap().remove(0);
+            let len = x.shape()[dim];
+            let parts = [0..1, 1..2, 2..len].map(|r| x.narrow(dim, r.start, r.len()).unwrap());
+            let joined = cat(&parts);
+            assert!(joined.shares_storage(x), "dim {dim}");
+            assert_eq!((joined.shape(), joined.to_f64_vec()), (x.shape(), x.to_f64_vec()), "dim {dim}");
+            for parts in
+                [vec![parts[1].clone(), parts[0].clone()], vec![parts[0].clone(); 2], parts[..1].to_vec()]
+            {
+                let copied = cat(&parts);
+                let values: Vec<f64> = copied.to_f64_vec();
+                assert!(!copied.shares_storage(x), "dim {dim}");
+                let mut start = 0;
+                for part in &parts {
+                    let own = copied.narrow(dim, start, part.shape()[dim]).unwrap();
+                    assert_eq!(own.to_f64_vec(), part.to_f64_vec(), "dim {dim} of {values:?}");
+                    start += part.shape()[dim];
+                }
+            }
+        }
+    }
 
     #[test]
     fn dims_stay_in_the_order_in_which_they_lie_in_memory() {
