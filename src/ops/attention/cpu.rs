@@ -11,8 +11,10 @@
 
 mod backward;
 mod bias;
+mod gradient_rows;
 mod key_rows;
 mod query_block;
+mod query_sums;
 mod score_rows;
 
 use std::ops::Range;
@@ -25,15 +27,16 @@ use crate::tensor::cpu::{
 };
 use crate::tensor::{DType, Tensor};
 use key_rows::{NeighbouringRows, TransposedRows};
-use query_block::{BlockSum, Heads, QueryBlock, ROWS, Scratch, Stripe, all_finite, masked_product};
+use query_block::{BlockSum, Factors, Heads, QueryBlock, ROWS, Scratch, Stripe, masked_product};
 use score_rows::{Probabilities, ScoreInputs, ScoreTensors, put_rows};
 
 /// Computes `softmax(scale * q k^T, masked) v` on the CPU.
 ///
 /// `q` is `[batch, heads, queries, d]`, `k` `[batch, groups, keys, d]` and `v` `[batch, groups, keys, dv]`, with any
 /// strides. Each group of `heads / groups` neighbouring heads uses one head of `k` and `v`. Results are views
-/// `[batch, heads, length, d]` of buffers `[batch, length, heads, d]`, so that merging the heads needs no copy. f16 and
-/// bf16 compute in f32 and round once. No element of a result is -0.
+/// `[batch, heads, length, d]` of buffers `[batch, length, heads, d]`, so that merging the heads needs no copy; the gradients
+/// of operands that are all of one buffer lie in one, so that joining them needs none. f16 and bf16 compute in f32 and
+/// round once. No element of a result is -0.
 ///
 /// ```
 /// use isoshard::{ops::cpu::CpuAttention, tensor::{DType, Tensor}};
@@ -132,19 +135,18 @@ impl<'a> CpuAttention<'a> {
         if o.shape()[..3] != *rows || o.shape()[3] != v.shape()[3] || lse.shape()[..] != *rows {
             return Err(self.misfit(&[q, v, o, lse]));
         }
-        let gradients = match q.dtype() {
-            DType::F32 => self.backward_as::<f32>([q, k, v], (o, lse), grad)?,
-            DType::F64 => self.backward_as::<f64>([q, k, v], (o, lse), grad)?,
+        match q.dtype() {
+            DType::F32 => self.backward_as::<f32>([q, k, v], (o, lse), grad),
+            DType::F64 => self.backward_as::<f64>([q, k, v], (o, lse), grad),
             half => {
                 let wide = |t: &Tensor| cast(t, DType::F32);
                 let (qw, kw, vw) = (wide(q)?, wide(k)?, wide(v)?);
                 let (o, grad) = (wide(o)?, wide(grad)?);
                 let [dq, dk, dv] = self.backward_as::<f32>([&qw, &kw, &vw], (&o, lse), &grad)?;
-                [cast(&dq, half)?, cast(&dk, half)?, cast(&dv, half)?]
+                let narrow = |t: &Tensor| cast(&t.transpose(1, 2)?, half)?.transpose(1, 2);
+                Ok([narrow(&dq)?, narrow(&dk)?, narrow(&dv)?])
             }
-        };
-        let [dq, dk, dv] = gradients;
-        Ok([dq.transpose(1, 2)?, dk.transpose(1, 2)?, dv.transpose(1, 2)?])
+        }
     }
 
     fn expect_fit(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<()> {
@@ -174,8 +176,7 @@ impl<'a> CpuAttention<'a> {
 
     fn forward_as<T: Gemm>(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let (b, h, tq) = (q.shape()[0], q.shape()[1], q.shape()[2]);
-        let (dv, groups) = (v.shape()[3], k.shape()[1]);
-        let each = group_len(h, groups);
+        let (dv, each) = (v.shape()[3], group_len(h, k.shape()[1]));
         let mut o = Tensor::uninit(T::DTYPE, [b, tq, h, dv]);
         let mut lse = Tensor::full(T::DTYPE, [b, h, tq], f64::NEG_INFINITY);
         let extra = ScoreTensors::of(&self.operands, T::DTYPE)?;
@@ -188,8 +189,6 @@ impl<'a> CpuAttention<'a> {
             (block, over)
         };
         let windows: Vec<(QueryBlock, LeafContraction<T>)> = blocks.into_iter().map(with_sums).collect();
-        // For few queries, the search for infinities in all values would take as long as their product.
-        let finite = tq >= ROWS && all_finite(&v, [b, groups]);
         let width = windows.iter().map(|(window, _)| window.width).max().unwrap_or(0);
         let o_rows = SharedRows::new(o_data, dv);
         let pairs = windows.iter().map(|(window, _)| window.rows * window.width).sum::<usize>();
@@ -223,7 +222,7 @@ impl<'a> CpuAttention<'a> {
                     }
                     self.scores(block, (q.at(head), &columns), s);
                     let lse = &mut lse[block.start..][..block.rows];
-                    let left_out = dispatch(Probabilities {
+                    dispatch(Probabilities {
                         inputs: &inputs,
                         head,
                         s,
@@ -231,23 +230,21 @@ impl<'a> CpuAttention<'a> {
                         tree: &mut tree,
                         sums: &mut sums[..block.rows],
                         lse,
-                        find_holes: !finite,
                     });
                     self.drop_probabilities(block, head, s);
-                    let hidden = match finite {
-                        true => [0..0, 0..0],
-                        false => block.hidden(&self.rule, left_out || inputs.has_holes()),
-                    };
-                    masked_product(
-                        &hidden,
-                        BlockSum::Keys(over),
-                        block.part(s, &(0..block.rows), block.from..block.to),
-                        values.rows(block.from..block.to, dv),
-                        (&mut *rows, (dv.max(1), 1)),
-                    );
-                    let sums = Some(&sums[..block.rows]);
-                    // SAFETY: as above.
-                    unsafe { put_rows(rows, &o_rows, (first, h), sums) };
+                    for factors in [Factors::Finite, Factors::Any] {
+                        masked_product(
+                            factors,
+                            BlockSum::Keys(over),
+                            block.part(s, &(0..block.rows), block.from..block.to),
+                            values.rows(block.from..block.to, dv),
+                            (&mut *rows, (dv.max(1), 1)),
+                        );
+                        // SAFETY: as above.
+                        if unsafe { put_rows(rows, &o_rows, (first, h), Some(&sums[..block.rows])) } {
+                            break;
+                        }
+                    }
                 }
             }
         });

@@ -10,20 +10,21 @@
 
 use std::ops::Range;
 
-use smallvec::SmallVec;
-
+use super::super::scores::ScoreRule;
+use super::gradient_rows::{GradientBuffers, RowPlaces};
 use super::key_rows::{NeighbouringRows, TransposedRows};
 use super::query_block::{
-    BlockSum, Heads, KeySums, LEAF_ROWS, QueryBlock, ROWS, Scratch, Stripe, all_finite, masked_product,
+    BlockSum, Factors, Heads, KeySums, LEAF_ROWS, QueryBlock, Scratch, Stripe, masked_product,
 };
+use super::query_sums::UnfinishedNodes;
 use super::score_rows::{ScoreGradients, ScoreInputs, ScoreTensors, put_rows};
 use super::{CpuAttention, MULTIPLICATIONS_PER_NANO, group_len};
 use crate::error::Result;
-use crate::tensor::cpu::{Gemm, Kernel, MatRef, RowTree, SharedRows, dispatch, for_each_part, merges};
+use crate::tensor::cpu::{Gemm, RowTree, SharedRows, dispatch, for_each_part, merges};
 use crate::tensor::{SplitRule, Tensor};
 
 impl CpuAttention<'_> {
-    /// Returns the gradients as buffers `[batch, length, heads, d]`.
+    /// Returns the gradients, which lie as the operands do if those are all of one buffer.
     pub(super) fn backward_as<T: Gemm>(
         &self,
         [q, k, v]: [&Tensor; 3],
@@ -35,89 +36,88 @@ impl CpuAttention<'_> {
         let (o, grad, lse) = (o.contiguous_rows(), grad.contiguous_rows(), lse.packed());
         let extra = ScoreTensors::of(&self.operands, T::DTYPE)?;
         let given = BackwardInputs::of(self, [q, k, v], [&o, &grad], &lse, &extra)?;
-        let shapes = [(h, tq, d), (groups, keys, d), (groups, keys, dv)].map(|(h, t, d)| [b, t, h, d]);
         if tq == 0 || keys == 0 {
-            return Ok(shapes.map(|shape| Tensor::zeros(T::DTYPE, shape)));
+            return Ok([q, k, v].map(|x| Tensor::zeros(T::DTYPE, x.shape().clone())));
         }
-        let mut out = shapes.map(|shape| Tensor::uninit(T::DTYPE, shape));
-        let [dq, dk, dvs] = &mut out;
-        let (dq, dk, dvs) = (dq.make_mut::<T>()?, dk.make_mut::<T>()?, dvs.make_mut::<T>()?);
-        let leaves = leaves(tq);
-        let blocks: Vec<(QueryBlock, u8)> = leaves
+        let (mut buffers, places) = GradientBuffers::of([q, k, v], T::DTYPE);
+        let rows: Vec<SharedRows<'_, T>> = (buffers.0.iter_mut().zip([d, d, dv]))
+            .map(|(buffer, d)| Ok(SharedRows::new(buffer.make_mut::<T>()?, d)))
+            .collect::<Result<_>>()?;
+        let out = [0, 1, 2].map(|i| (&rows[i.min(rows.len() - 1)], places[i]));
+        let leaves: Vec<(Leaf<T>, u8)> = leaves(tq)
             .into_iter()
             .filter(|(rows, _)| !rows.is_empty())
-            .map(|(rows, joins)| (self.leaf_block(rows, keys), joins))
+            .map(|(rows, joins)| (Leaf::new(&self.rule, self.leaf_block(rows, keys)), joins))
             .collect();
-        let stripes_of = |block: &QueryBlock| -> Vec<(Stripe, KeySums<T>)> {
-            let with_sums = |stripe: Stripe| {
-                let sums = block.over_keys(&stripe.leaves);
-                (stripe, sums)
-            };
-            block.stripes(&self.rule).into_iter().map(with_sums).collect()
-        };
-        let stripes: Vec<_> = blocks.iter().map(|(block, _)| stripes_of(block)).collect();
-        let head_joins = merges(given.each, 1);
-        let (dq, dk, dvs) = (SharedRows::new(dq, d), SharedRows::new(dk, d), SharedRows::new(dvs, dv));
-        let pairs = blocks.iter().map(|(block, _)| block.rows * block.width).sum::<usize>();
+        let blocks = || leaves.iter().map(|(leaf, _)| &leaf.block);
+        let pairs = blocks().map(|block| block.rows * block.width).sum::<usize>();
         let nanos = (b * h * (3 * d + 2 * dv)).saturating_mul(pairs) / MULTIPLICATIONS_PER_NANO;
         for_each_part(b * groups, nanos, (), |some, ()| {
-            let mut work =
-                ScoreScratch::new(blocks.iter().map(|b| &b.0), [d, dv], self.rule.soft_cap.is_some());
-            let (mut key_rows, mut key_rows_of) =
-                (NeighbouringRows::new(blocks.iter().map(|b| &b.0), d), None);
-            let (mut dk_room, mut dv_room) = (Vec::new(), Vec::new());
-            let (mut dk_sum, mut dv_sum) = (Scratch::new(keys * d), Scratch::new(keys * dv));
-            let mut dq_room = Scratch::new(LEAF_ROWS * d);
-            let dq_room = dq_room.get();
-            for (b, group) in some.map(|i| (i / groups, i % groups)) {
-                let mut dk_nodes = UnfinishedNodes::new(dk_sum.get(), (keys, d), &mut dk_room);
-                let mut dv_nodes = UnfinishedNodes::new(dv_sum.get(), (keys, dv), &mut dv_room);
-                for (i, &head_joins) in head_joins.iter().enumerate() {
-                    let head = [b, group * given.each + i];
-                    for (n, (window, joins)) in blocks.iter().enumerate() {
-                        let narrow = given.scores.narrow(window, head);
-                        let narrow_stripes = narrow.as_ref().map(stripes_of);
-                        let stripes = narrow_stripes.as_ref().unwrap_or(&stripes[n]);
-                        let block = narrow.as_ref().unwrap_or(window);
-                        let (p, ds, hidden) = self.block_gradients(block, head, &given, &mut work, true);
-                        if key_rows_of.replace([b, group]) != Some([b, group]) {
-                            key_rows.fill(given.k.at([b, group]));
-                        }
-                        let dq_rows = &mut dq_room[..block.rows * d];
-                        for (Stripe { rows, .. }, KeySums { over, keys }) in stripes {
-                            let into = &mut dq_rows[rows.start * d..rows.end * d];
-                            if keys.is_empty() {
-                                into.fill(T::ZERO);
-                                continue;
-                            }
-                            let hidden = hidden.clone().map(|hidden| block.among(hidden, keys));
-                            let (a, b) = (block.part(ds, rows, keys.clone()), key_rows.rows(keys.clone(), d));
-                            masked_product(&hidden, BlockSum::Keys(over), a, b, (into, (d.max(1), 1)));
-                        }
-                        let first = (head[0] * tq + block.start) * h + head[1];
-                        // SAFETY: the rows of this head's queries; its group is in one part of `for_each_part`.
-                        unsafe { put_rows(dq_rows, &dq, (first, h), None) };
-                        // With infinities each row is multiplied by itself, whatever it sees.
-                        let masked = hidden.iter().any(|keys| !keys.is_empty());
-                        let stripes: SmallVec<[Stripe; 2]> = match masked {
-                            true => SmallVec::new(),
-                            false => stripes.iter().map(|stripe| stripe.0.clone()).collect(),
-                        };
-                        let seen_by = block.leaves_by_rows(&stripes);
-                        let joins = joins + if n + 1 == blocks.len() { head_joins } else { 0 };
-                        let rows = (head, block.start, block.rows);
-                        dk_nodes.push((block, &seen_by), (masked, ds, given.q.rows(rows)), joins);
-                        dv_nodes.push((block, &seen_by), (masked, p, given.grad.rows(rows)), joins);
-                    }
-                }
-                for (sum, to) in [(dk_sum.get(), &dk), (dv_sum.get(), &dvs)] {
-                    let first = b * keys * groups + group;
-                    // SAFETY: the rows of this group's keys, and a group is in one part of `for_each_part`.
-                    unsafe { put_rows(sum, to, (first, groups), None) };
-                }
+            let mut work = GroupScratch {
+                scores: ScoreScratch::new(blocks(), [d, dv], self.rule.soft_cap.is_some()),
+                keys: NeighbouringRows::new(blocks(), d),
+                dq: Scratch::new(LEAF_ROWS * d),
+                sums: [d, dv].map(|d| Scratch::new(keys * d)),
+                nodes: [Vec::new(), Vec::new()],
+            };
+            for group in some.map(|i| [i / groups, i % groups]) {
+                work.keys.fill(given.k.at(group));
+                let done = |factors| self.group_gradients(group, factors, (&given, &leaves), &mut work, &out);
+                [Factors::Finite, Factors::Any].into_iter().any(done);
             }
         });
-        Ok(out)
+        drop(rows);
+        buffers.gradients([q, k, v])
+    }
+
+    /// Computes the gradients of a group's queries, keys and values. Returns true if they are all finite.
+    fn group_gradients<T: Gemm>(
+        &self,
+        [b, group]: [usize; 2],
+        factors: Factors,
+        (given, leaves): (&BackwardInputs<'_, T>, &[(Leaf<T>, u8)]),
+        work: &mut GroupScratch<'_, T>,
+        [dq, dk, dv]: &[(&SharedRows<'_, T>, RowPlaces); 3],
+    ) -> bool {
+        let d = given.k.d;
+        let keys = given.k.len;
+        let ([dk_sum, dv_sum], [dk_room, dv_room]) = (&mut work.sums, &mut work.nodes);
+        let mut dk_nodes = UnfinishedNodes::new(dk_sum.get(), (keys, d), dk_room);
+        let mut dv_nodes = UnfinishedNodes::new(dv_sum.get(), (keys, given.v.d), dv_room);
+        let mut finite = true;
+        for (i, head_joins) in merges(given.each, 1).into_iter().enumerate() {
+            let head = [b, group * given.each + i];
+            for (n, (window, joins)) in leaves.iter().enumerate() {
+                let narrow =
+                    given.scores.narrow(&window.block, head).map(|block| Leaf::new(&self.rule, block));
+                let Leaf { block, stripes, seen_by } = narrow.as_ref().unwrap_or(window);
+                let (p, ds) = self.block_gradients(block, head, given, &mut work.scores, true);
+                let dq_rows = &mut work.dq.get()[..block.rows * d];
+                for (Stripe { rows, .. }, KeySums { over, keys }) in stripes {
+                    let into = &mut dq_rows[rows.start * d..rows.end * d];
+                    if keys.is_empty() {
+                        into.fill(T::ZERO);
+                        continue;
+                    }
+                    let (a, b) = (block.part(ds, rows, keys.clone()), work.keys.rows(keys.clone(), d));
+                    masked_product(factors, BlockSum::Keys(over), a, b, (into, (d.max(1), 1)));
+                }
+                // SAFETY: the rows of this head's queries; its group is in one part of `for_each_part`.
+                finite &= unsafe { put_rows(dq_rows, dq.0, dq.1.at(head, block.start), None) };
+                // With infinities each row is multiplied by itself, whatever it sees.
+                let by_all = (factors == Factors::Any).then(|| block.leaves_by_rows(&[]));
+                let seen_by = (block, by_all.as_ref().unwrap_or(seen_by).as_slice());
+                let joins = joins + if n + 1 == leaves.len() { head_joins } else { 0 };
+                let rows = (head, block.start, block.rows);
+                dk_nodes.push(seen_by, (factors, ds, given.q.rows(rows)), joins);
+                dv_nodes.push(seen_by, (factors, p, given.grad.rows(rows)), joins);
+            }
+        }
+        for (sum, to) in [(dk_sum.get(), dk), (dv_sum.get(), dv)] {
+            // SAFETY: the rows of this group's keys, and a group is in one part of `for_each_part`.
+            finite &= unsafe { put_rows(sum, to.0, to.1.at([b, group], 0), None) };
+        }
+        finite
     }
 
     /// Returns these queries as a block.
@@ -126,7 +126,7 @@ impl CpuAttention<'_> {
     }
 
     /// Returns a block's probabilities after dropout, and the gradients of the products of queries and keys, or of the
-    /// scores if `through_scale` is false; then the [keys](QueryBlock::hidden) that some row may leave out.
+    /// scores if `through_scale` is false.
     pub(super) fn block_gradients<'w, T: Gemm>(
         &self,
         block: &QueryBlock,
@@ -134,13 +134,13 @@ impl CpuAttention<'_> {
         given: &BackwardInputs<'_, T>,
         work: &'w mut ScoreScratch<T>,
         through_scale: bool,
-    ) -> (&'w [T], &'w [T], [Range<usize>; 2]) {
+    ) -> (&'w [T], &'w [T]) {
         let [h, tq] = given.shape;
         let (own, group) = ((head, block.start, block.rows), [head[0], head[1] / given.each]);
         let len = block.rows * block.width;
         let (p, ds) = (&mut work.p.get()[..len], &mut work.ds.get()[..len]);
         if len == 0 {
-            return (p, ds, [0..0, 0..0]);
+            return (p, ds);
         }
         if work.group.replace(group) != Some(group) {
             work.columns[0].fill(given.k.at(group));
@@ -149,7 +149,7 @@ impl CpuAttention<'_> {
         self.scores(block, (given.q.at(head), &work.columns[0]), p);
         self.products(block, T::ONE, (given.grad.rows(own), &work.columns[1]), ds);
         self.drop_gradients(block, head, ds);
-        let left_out = dispatch(ScoreGradients {
+        dispatch(ScoreGradients {
             inputs: &given.scores,
             head,
             p,
@@ -161,14 +161,9 @@ impl CpuAttention<'_> {
             o: given.o.rows(own),
             grad: given.grad.rows(own),
             dot: (&mut work.dot, work.products.get()),
-            find_holes: !given.finite,
         });
         self.drop_probabilities(block, head, p);
-        let hidden = match given.finite {
-            true => [0..0, 0..0],
-            false => block.hidden(&self.rule, left_out || given.scores.has_holes()),
-        };
-        (p, ds, hidden)
+        (p, ds)
     }
 }
 
@@ -188,6 +183,39 @@ pub(super) fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
     list
 }
 
+/// A leaf of queries as a block.
+struct Leaf<T> {
+    block: QueryBlock,
+    /// Its [stripes](QueryBlock::stripes), each with the sums over the keys that it sees.
+    stripes: Vec<(Stripe, KeySums<T>)>,
+    /// The leaves of keys [by the rows](QueryBlock::leaves_by_rows) that see them.
+    seen_by: Vec<Stripe>,
+}
+
+impl<T: Gemm> Leaf<T> {
+    fn new(rule: &ScoreRule, block: QueryBlock) -> Leaf<T> {
+        let stripes = block.stripes(rule);
+        let seen_by = block.leaves_by_rows(&stripes);
+        let with_sums = |stripe: Stripe| {
+            let sums = block.over_keys(&stripe.leaves);
+            (stripe, sums)
+        };
+        let stripes = stripes.into_iter().map(with_sums).collect();
+        Leaf { block, stripes, seen_by }
+    }
+}
+
+/// Buffers for the gradients of a group.
+struct GroupScratch<'a, T> {
+    scores: ScoreScratch<T>,
+    keys: NeighbouringRows<'a, T>,
+    /// The gradients of a leaf's queries.
+    dq: Scratch<T>,
+    /// The gradients of the keys and of the values, and their trees' other nodes.
+    sums: [Scratch<T>; 2],
+    nodes: [Vec<Scratch<T>>; 2],
+}
+
 /// The operands.
 pub(super) struct BackwardInputs<'a, T> {
     q: Heads<'a, T>,
@@ -197,8 +225,6 @@ pub(super) struct BackwardInputs<'a, T> {
     grad: Heads<'a, T>,
     lse: &'a [T],
     pub(super) scores: ScoreInputs<'a, T>,
-    /// True if the operands that are multiplied by probabilities or their gradients have no infinity and no NaN.
-    finite: bool,
     /// The numbers of heads and queries.
     shape: [usize; 2],
     /// The number of query heads per key head.
@@ -213,19 +239,15 @@ impl<'a, T: Gemm> BackwardInputs<'a, T> {
         lse: &'a Tensor,
         extra: &'a ScoreTensors,
     ) -> Result<Self> {
-        let (b, h, tq, groups) = (q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[1]);
-        let (q, k, grad) = (Heads::of(q)?, Heads::of(k)?, Heads::of(grad)?);
-        let finite =
-            tq >= ROWS && [(&q, h), (&k, groups), (&grad, h)].into_iter().all(|(x, n)| all_finite(x, [b, n]));
+        let (h, tq, groups) = (q.shape()[1], q.shape()[2], k.shape()[1]);
         Ok(BackwardInputs {
-            q,
-            k,
+            q: Heads::of(q)?,
+            k: Heads::of(k)?,
             v: Heads::of(v)?,
             o: Heads::of(o)?,
-            grad,
+            grad: Heads::of(grad)?,
             lse: lse.as_slice::<T>()?,
             scores: ScoreInputs::of(call.rule, extra)?,
-            finite,
             shape: [h, tq],
             each: group_len(h, groups),
         })
@@ -262,131 +284,6 @@ impl<T: Gemm> ScoreScratch<T> {
             columns: [d, dv].map(|d| TransposedRows::new(blocks.clone(), d)),
             group: None,
         }
-    }
-}
-
-/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]`, of whose rows only some are computed.
-struct UnfinishedNodes<'a, T> {
-    /// The leftmost node, which becomes the sum. All zeros at first.
-    out: &'a mut [T],
-    /// The other nodes.
-    room: &'a mut Vec<Scratch<T>>,
-    shape: (usize, usize),
-    /// The computed rows of each node.
-    rows: SmallVec<[Range<usize>; 16]>,
-}
-
-impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
-    fn new(out: &'a mut [T], shape: (usize, usize), room: &'a mut Vec<Scratch<T>>) -> UnfinishedNodes<'a, T> {
-        out.fill(T::ZERO);
-        UnfinishedNodes { out, room, shape, rows: SmallVec::new() }
-    }
-
-    /// Adds the leaf `aᵀ b` of a block of queries, then joins the two topmost nodes `joins` times. The product itself
-    /// performs the first join.
-    ///
-    /// Each range of leaves of keys comes with the rows that it is summed over: a node of the tree over the block's rows,
-    /// since the others add zeros.
-    fn push(
-        &mut self,
-        (block, seen_by): (&QueryBlock, &[Stripe]),
-        (masked, a, b): (bool, &[T], MatRef<'_, T>),
-        joins: u8,
-    ) {
-        let d = self.shape.1;
-        if d == 0 {
-            return;
-        }
-        if joins == 0 {
-            self.rows.push(0..0);
-        }
-        let top = self.rows.len() - 1;
-        let data = match top.checked_sub(1) {
-            None => &mut *self.out,
-            Some(i) => {
-                if i == self.room.len() {
-                    self.room.push(Scratch::new(self.shape.0 * d));
-                }
-                self.room[i].get()
-            }
-        };
-        // The leftmost node has zeros in rows that are not computed.
-        let zeroed = if top == 0 { None } else { Some(d) };
-        let whole = extend_rows(&mut self.rows[top], block.from..block.to, |rows| {
-            if let Some(d) = zeroed {
-                data[rows.start * d..rows.end * d].fill(T::ZERO);
-            }
-        });
-        let onto = if whole { T::ONE } else { T::ZERO };
-        let gaps = block.leaves.len() > 1;
-        if !whole && gaps && top > 0 {
-            data[block.from * d..block.to * d].fill(T::ZERO);
-        }
-        let hidden = 0..if masked { block.rows } else { 0 };
-        for Stripe { rows, leaves } in seen_by {
-            let keys = block.keys_of(leaves.clone());
-            let into = (&mut data[keys.start * d..], (d, 1));
-            let (a, b) = (block.part(a, rows, keys).t(), b.rows(rows.start, rows.len()));
-            masked_product(std::slice::from_ref(&hidden), BlockSum::Queries(onto), a, b, into);
-        }
-        (1..joins).for_each(|_| self.join());
-    }
-
-    /// Joins the two topmost nodes.
-    fn join(&mut self) {
-        let d = self.shape.1;
-        let rows = self.rows.pop().expect("two nodes");
-        let left = self.rows.len() - 1;
-        let (below, above) = self.room.split_at_mut(left);
-        let data = match left.checked_sub(1) {
-            None => &mut *self.out,
-            Some(i) => below[i].get(),
-        };
-        let mut clear = |rows: Range<usize>| {
-            if left > 0 {
-                data[rows.start * d..rows.end * d].fill(T::ZERO);
-            }
-        };
-        if !extend_rows(&mut self.rows[left], rows.clone(), &mut clear) {
-            clear(rows.clone());
-        }
-        let right = &above[0].get()[rows.start * d..rows.end * d];
-        dispatch(JoinNodes { left: &mut data[rows.start * d..], right });
-    }
-}
-
-/// Widens the computed rows of a node so that they contain `more`, and calls `clear` with the rows that become new.
-/// Returns false, and does not call it, if no row was computed before.
-fn extend_rows(rows: &mut Range<usize>, more: Range<usize>, mut clear: impl FnMut(Range<usize>)) -> bool {
-    if more.is_empty() {
-        return !Range::is_empty(rows);
-    }
-    if Range::is_empty(rows) {
-        *rows = more;
-        return false;
-    }
-    if more.start < rows.start {
-        clear(more.start..rows.start);
-        rows.start = more.start;
-    }
-    if more.end > rows.end {
-        clear(rows.end..more.end);
-        rows.end = more.end;
-    }
-    true
-}
-
-/// The kernel that joins two nodes: adds the rows of `right` to those of `left`.
-struct JoinNodes<'a, T> {
-    left: &'a mut [T],
-    right: &'a [T],
-}
-
-impl<T: Gemm> Kernel for JoinNodes<'_, T> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        self.left.iter_mut().zip(self.right).for_each(|(l, &r)| *l = *l + r);
     }
 }
 

@@ -6,9 +6,7 @@ use smallvec::SmallVec;
 
 use crate::error::Result;
 use crate::ops::attention::scores::ScoreRule;
-use crate::tensor::cpu::{
-    Gemm, Kernel, LeafContraction, LeafRuns, MatMut, MatRef, as_elements_mut, dispatch,
-};
+use crate::tensor::cpu::{Gemm, LeafContraction, LeafRuns, MatMut, MatRef, as_elements_mut};
 use crate::tensor::{LEAF, SplitRule, Tensor};
 
 /// The largest number of query rows of a block in the forward pass. Any number gives the same bits; a small block has few
@@ -146,35 +144,6 @@ impl QueryBlock {
         (from - self.from) / LEAF..(to - self.from).div_ceil(LEAF)
     }
 
-    /// Returns the keys, counted from the first one that is computed, that some row may leave out. `has_holes` is true
-    /// if rows may leave out keys of their windows.
-    pub(super) fn hidden(&self, rule: &ScoreRule, has_holes: bool) -> [Range<usize>; 2] {
-        let (from, len) = (self.from, self.to - self.from);
-        if has_holes {
-            return [0..len, len..len];
-        }
-        let [first, last] =
-            [self.position, self.position + self.rows.max(1) - 1].map(|p| rule.span(p, self.keys));
-        let (start, end) = (last.start.clamp(from, self.to) - from, first.end.clamp(from, self.to) - from);
-        [0..start, end.max(start)..len]
-    }
-
-    /// Returns true if one of a row's scores is -inf, although its key is in the row's window.
-    #[inline(always)]
-    pub(super) fn leaves_out<T: Gemm>(&self, rule: &ScoreRule, i: usize, scores: &[T]) -> bool {
-        let span = rule.span(self.position + i, self.keys);
-        let [from, to] = [span.start, span.end].map(|key| key.clamp(self.from, self.to) - self.from);
-        scores[from..to].iter().fold(false, |any, &s| any | (s == T::LOWEST))
-    }
-
-    /// Returns the part of a range that is among some keys, counted from the first of them. The range counts from the
-    /// first key that is computed.
-    pub(super) fn among(&self, range: Range<usize>, keys: &Range<usize>) -> Range<usize> {
-        let [start, end] =
-            [range.start, range.end].map(|at| (self.from + at).clamp(keys.start, keys.end) - keys.start);
-        start..end
-    }
-
     /// Returns the sums over the keys of some leaves, and these keys.
     pub(super) fn over_keys<T: Gemm>(&self, leaves: &Range<usize>) -> KeySums<T> {
         let runs: SmallVec<[Range<usize>; 4]> = self.runs_in(leaves).collect();
@@ -239,13 +208,8 @@ impl<'a, T: Gemm> Heads<'a, T> {
     }
 
     pub(super) fn at(&self, head: [usize; 2]) -> MatRef<'a, T> {
-        self.side_by_side(head, 1)
-    }
-
-    /// Returns the rows of some heads, which have one element after the other if there are several.
-    fn side_by_side(&self, [b, h]: [usize; 2], heads: usize) -> MatRef<'a, T> {
-        let start = (b * self.strides[0] + h * self.strides[1]).min(self.data.len());
-        let (shape, strides) = ((self.len, heads * self.d), (self.strides[2], self.strides[3]));
+        let start = (head[0] * self.strides[0] + head[1] * self.strides[1]).min(self.data.len());
+        let (shape, strides) = ((self.len, self.d), (self.strides[2], self.strides[3]));
         MatRef::new(&self.data[start..], shape, strides).expect("a tensor's head")
     }
 }
@@ -276,11 +240,10 @@ pub(super) enum BlockSum<'a, T> {
     Queries(T),
 }
 
-/// Computes `c += a @ b` or `c = a @ b`. An element -0 of `a` stands for a key or a query that is
-/// left out: it is not multiplied by infinities or NaNs of `b`. `hidden` are the rows of `b` for which there may be such
-/// an element.
+/// Computes `c += a @ b` or `c = a @ b`. An element -0 of `a` stands for a key or a query that is left out. With
+/// [`Factors::Any`] it is not multiplied by infinities or NaNs of `b`.
 pub(super) fn masked_product<T: Gemm>(
-    hidden: &[Range<usize>],
+    factors: Factors,
     sum: BlockSum<'_, T>,
     a: MatRef<'_, T>,
     b: MatRef<'_, T>,
@@ -291,7 +254,7 @@ pub(super) fn masked_product<T: Gemm>(
         BlockSum::Queries(onto) => T::product(T::ONE, a, b, onto, c),
     };
     let ((m, k), n) = (a.shape(), b.shape().1);
-    if hidden.iter().all(|rows| dispatch(IsFinite(b.rows(rows.start, rows.len())))) {
+    if factors == Factors::Finite || is_finite(b) {
         let c = MatMut::new(c, (m, n), strides).expect("the result's place");
         return product(a, b, c);
     }
@@ -312,44 +275,23 @@ pub(super) fn masked_product<T: Gemm>(
     }
 }
 
-/// Returns true if no element of the heads is an infinity or a NaN.
-pub(super) fn all_finite<T: Gemm>(heads: &Heads<'_, T>, [batch, count]: [usize; 2]) -> bool {
-    // Heads side by side are rows of all their elements.
-    let together = if heads.strides[1] == heads.d && heads.strides[3] == 1 { count } else { 1 };
-    (0..batch).all(|b| {
-        (0..count).step_by(together.max(1)).all(|h| dispatch(IsFinite(heads.side_by_side([b, h], together))))
-    })
+/// The values that the right operand of a [masked product](masked_product) may have.
+///
+/// Products first take it that all are [finite](Factors::Finite). An infinity or a NaN that meets a key or query which is left out
+/// makes a NaN, and no sum that has one is finite. So [finite results](super::score_rows::put_rows) are right, and others
+/// are computed again with [any](Factors::Any) factors. No operand is searched.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Factors {
+    /// Finite values.
+    Finite,
+    /// Any values.
+    Any,
 }
 
-/// The kernel that returns true if no element is an infinity or a NaN: zero times each of them is a NaN, and so is the sum.
-struct IsFinite<'a, T>(MatRef<'a, T>);
-
-impl<T: Gemm> Kernel for IsFinite<'_, T> {
-    type Out = bool;
-    #[inline(always)]
-    fn run(self) -> bool {
-        /// The sums that run side by side, in vectors.
-        const SUMS: usize = 64;
-        let ((m, n), (_, step)) = (self.0.shape(), self.0.strides());
-        let mut sums = [T::ZERO; SUMS];
-        let add = |sum: &mut T, x: T| *sum = *sum + x * T::ZERO;
-        for row in (0..m).map(|i| self.0.rows(i, 1)) {
-            if step != 1 {
-                (0..n).for_each(|j| add(&mut sums[j % SUMS], row.data()[j * step]));
-                continue;
-            }
-            let (chunks, rest) = row.row(0).as_chunks::<SUMS>();
-            for chunk in chunks {
-                sums.iter_mut().zip(chunk).for_each(|(sum, &x)| add(sum, x));
-            }
-            let (leaves, rest) = rest.as_chunks::<LEAF>();
-            for leaf in leaves {
-                sums.iter_mut().zip(leaf).for_each(|(sum, &x)| add(sum, x));
-            }
-            sums.iter_mut().zip(rest).for_each(|(sum, &x)| add(sum, x));
-        }
-        sums.iter().all(|&sum| sum == T::ZERO)
-    }
+/// Returns true if no element is an infinity or a NaN.
+fn is_finite<T: Gemm>(x: MatRef<'_, T>) -> bool {
+    let ((m, n), (_, step)) = (x.shape(), x.strides());
+    (0..m).all(|i| (0..n).all(|j| x.rows(i, 1).data()[j * step] * T::ZERO == T::ZERO))
 }
 
 #[cfg(test)]

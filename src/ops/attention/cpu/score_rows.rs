@@ -144,11 +144,6 @@ impl<'a, T: Gemm> ScoreInputs<'a, T> {
         })
     }
 
-    /// Returns true if keys inside a row's window may be left out.
-    pub(super) fn has_holes(&self) -> bool {
-        self.bias.is_some() || self.mask.is_some() || self.documents.is_some()
-    }
-
     /// Returns the block without the leaves of keys that none of its queries sees in this batch and head, or `None` if
     /// there are no such leaves.
     pub(super) fn narrow(&self, window: &QueryBlock, [b, h]: [usize; 2]) -> Option<QueryBlock> {
@@ -293,7 +288,7 @@ fn prepare_row<T: Gemm>(
 
 /// The kernel that turns the products of a block, row by row, into [scores](prepare_row) and exponentials, and computes
 /// their sums and the logarithms of the sums. The exponential of a key that is left out is -0, which no other
-/// exponential is. Returns true if `find_holes` is true and a row leaves out a key of its window.
+/// exponential is.
 pub(super) struct Probabilities<'a, T> {
     pub(super) inputs: &'a ScoreInputs<'a, T>,
     pub(super) head: [usize; 2],
@@ -302,15 +297,13 @@ pub(super) struct Probabilities<'a, T> {
     pub(super) tree: &'a mut BlockTree<T>,
     pub(super) sums: &'a mut [T],
     pub(super) lse: &'a mut [T],
-    pub(super) find_holes: bool,
 }
 
 impl<T: Gemm> Kernel for Probabilities<'_, T> {
-    type Out = bool;
+    type Out = ();
     #[inline(always)]
-    fn run(self) -> bool {
+    fn run(self) {
         let (block, rule) = (self.block, &self.inputs.rule);
-        let mut left_out = false;
         // Each loop is over all rows: a row's maximum, its exponentials and its sum are a chain, and a CPU overlaps chains
         // only if they are short. It also waits if it reads what it has just written in part. (Fewer rows at a time, whose
         // scores fit the first cache, took as long on an Intel Xeon.)
@@ -319,7 +312,6 @@ impl<T: Gemm> Kernel for Probabilities<'_, T> {
         for (i, (row, leaves)) in self.s.chunks_exact_mut(block.width).zip(&mut leaves).enumerate() {
             *leaves = block.seen_leaves(rule, i);
             prepare_row(self.inputs, block, (self.head, i), (&mut *row, leaves), None);
-            left_out = left_out || self.find_holes && block.leaves_out(rule, i, row);
         }
         let rows = self.s.chunks_exact(block.width).zip(&leaves);
         for ((row, leaves), max) in rows.zip(&mut maxima) {
@@ -343,13 +335,12 @@ impl<T: Gemm> Kernel for Probabilities<'_, T> {
         for (lse, (&sum, &max)) in self.lse.iter_mut().zip(self.sums.iter().zip(&maxima)) {
             *lse = pick(sum == T::ZERO, T::LOWEST, sum.ln() + max);
         }
-        left_out
     }
 }
 
 /// The kernel that turns products `p` of queries and keys into [scores](prepare_row) and probabilities, and gradients
 /// `ds` of the probabilities into those of the products. Entries of keys that are left out become -0; no other entry is
-/// -0. Returns true if `find_holes` is true and a row leaves out a key of its window.
+/// -0.
 pub(super) struct ScoreGradients<'a, T> {
     pub(super) inputs: &'a ScoreInputs<'a, T>,
     pub(super) head: [usize; 2],
@@ -364,15 +355,13 @@ pub(super) struct ScoreGradients<'a, T> {
     pub(super) grad: MatRef<'a, T>,
     /// The tree over a row of `o`, and room for the products of the rows of `o` and `grad`.
     pub(super) dot: (&'a mut RowTree<T>, &'a mut [T]),
-    pub(super) find_holes: bool,
 }
 
 impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
-    type Out = bool;
+    type Out = ();
     #[inline(always)]
-    fn run(mut self) -> bool {
+    fn run(mut self) {
         let (block, rule) = (self.block, &self.inputs.rule);
-        let mut left_out = false;
         let (d, width) = (self.o.shape().1, block.width);
         let (tree, room) = self.dot;
         let products = &mut room[..block.rows * d];
@@ -389,7 +378,6 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
             for (i, p) in self.p.chunks_exact_mut(width).enumerate() {
                 let leaves = block.seen_leaves(rule, i);
                 prepare_row(self.inputs, block, (self.head, i), (&mut *p, &leaves), None);
-                left_out = left_out || self.find_holes && block.leaves_out(rule, i, p);
             }
         }
         let mut marks = [[T::ZERO; LEAF]; GROUP];
@@ -398,7 +386,6 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
             let leaves = block.seen_leaves(rule, i);
             if let Some(slopes) = &mut self.slopes {
                 prepare_row(self.inputs, block, (self.head, i), (&mut *p, &leaves), Some(slopes));
-                left_out = left_out || self.find_holes && block.leaves_out(rule, i, p);
             }
             let lse = pick(lse == T::LOWEST, T::ZERO, lse);
             let (p, ds) = (p.as_chunks_mut::<LEAF>().0, ds.as_chunks_mut::<LEAF>().0);
@@ -424,12 +411,11 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
                 }
             }
         }
-        left_out
     }
 }
 
 /// Writes rows to the rows of a result from `first` on, `step` rows apart, with 0 instead of -0. With `sums` each row is
-/// divided by its sum first, and a row of sum 0 becomes 0.
+/// divided by its sum first, and a row of sum 0 becomes 0. Returns true if no element is an infinity or a NaN.
 ///
 /// # Safety
 /// No other thread has these rows of the result.
@@ -438,8 +424,8 @@ pub(super) unsafe fn put_rows<T: Gemm>(
     to: &SharedRows<'_, T>,
     (first, step): (usize, usize),
     sums: Option<&[T]>,
-) {
-    dispatch(PutRows { rows, to, first, step, sums });
+) -> bool {
+    dispatch(PutRows { rows, to, first, step, sums })
 }
 
 /// The kernel of [`put_rows`], which alone makes one.
@@ -452,19 +438,36 @@ struct PutRows<'a, 'o, T> {
 }
 
 impl<T: Gemm> Kernel for PutRows<'_, '_, T> {
-    type Out = ();
+    type Out = bool;
     #[inline(always)]
-    fn run(self) {
+    fn run(self) -> bool {
+        // Zero times an infinity or a NaN is a NaN, and so is each sum that has it.
+        let mut zeros = [T::ZERO; LEAF];
         for (i, row) in self.rows.chunks_exact(self.to.row_len().max(1)).enumerate() {
             // SAFETY: the promise of `put_rows`' caller; this thread's last reference to a row has ended.
             let to = unsafe { self.to.row(self.first + i * self.step) };
             match self.sums.map(|sums| sums[i]) {
-                None => to.iter_mut().zip(row).for_each(|(to, &x)| *to = x + T::ZERO),
+                None => put_row(row, to, &mut zeros, |x| x + T::ZERO),
                 Some(sum) => {
                     let scale = if sum == T::ZERO { T::ZERO } else { sum.recip() };
-                    to.iter_mut().zip(row).for_each(|(to, &x)| *to = x * scale + T::ZERO);
+                    put_row(row, to, &mut zeros, |x| x * scale + T::ZERO);
                 }
             }
         }
+        zeros.iter().all(|&zero| zero == T::ZERO)
     }
+}
+
+/// Writes each element of a row, and adds zero times each to one of `zeros`.
+#[inline(always)]
+fn put_row<T: Gemm>(row: &[T], to: &mut [T], zeros: &mut [T; LEAF], of: impl Fn(T) -> T) {
+    let put = |(zero, (to, &x)): (&mut T, (&mut T, &T))| {
+        *to = of(x);
+        *zero = *zero + *to * T::ZERO;
+    };
+    let ((leaves, rest), (to_leaves, to_rest)) = (row.as_chunks::<LEAF>(), to.as_chunks_mut::<LEAF>());
+    for (leaf, to) in leaves.iter().zip(to_leaves) {
+        zeros.iter_mut().zip(to.iter_mut().zip(leaf)).for_each(put);
+    }
+    zeros.iter_mut().zip(to_rest.iter_mut().zip(rest)).for_each(put);
 }
