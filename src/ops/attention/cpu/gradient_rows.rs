@@ -113,10 +113,11 @@ mod tests {
     #[test]
     fn results_do_not_depend_on_the_buffers() {
         let [len, d] = [70, 4];
+        // One element of a key in the first entry of the batch.
         for odd in [0.5, f32::INFINITY, f32::NAN] {
             let value = |i: usize| ((i * 7919 + 5) % 1009) as f32 / 500.0 - 1.0;
             let mut all: Vec<f32> = (0..2 * len * 8 * d).map(value).collect();
-            all[(40 * 8 + 5) * d] = odd; // of a key in the first entry
+            all[(40 * 8 + 5) * d] = odd;
             let all = Tensor::from_vec(all, [2, len, 8, d]).unwrap().transpose(1, 2).unwrap();
             let parts = [(0, 4), (4, 2), (6, 2)].map(|(start, heads)| all.narrow(1, start, heads).unwrap());
             assert!(RowPlaces::of_one_buffer(parts.each_ref()).is_some());
