@@ -579,6 +579,8 @@ fn a_busy_rank_is_waited_for() {
 fn a_busy_rank_is_not_abandoned_when_another_fails() {
     let Some((spmd, _)) = world(2, SHORT) else { return };
     let ends = spmd.run_each(|rank| {
+        // A rank that has not connected yet would find the failure there.
+        rank.world().barrier()?;
         if rank.rank() == 1 {
             return Err(Error::invalid("step", "went wrong", "", ""));
         }
