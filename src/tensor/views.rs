@@ -50,8 +50,8 @@ impl Tensor {
             }
             elements *= shape[d];
         }
-        let is_all = first.offset == 0 && elements * first.dtype.size_bytes() == first.storage.len_bytes();
-        (is_all && elements > 0).then(|| first.view(shape, first.strides.clone(), 0))
+        let whole = first.view(shape, first.strides.clone(), first.offset);
+        (elements > 0 && !whole.keeps_more()).then_some(whole)
     }
 
     /// Returns the view of the indices `start..start + len` of `dim`.
