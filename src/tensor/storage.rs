@@ -30,7 +30,7 @@ use super::Device;
 use super::cuda::DeviceBlock;
 use super::meta::CountedBytes;
 use super::pool_block::{BlockMemory, CLASSES, PoolBlock, ReturnQueue, class_bytes, class_of};
-use super::segments::{MIN_SPAN_BYTES, Segment, SpanList, span_bytes};
+use super::segments::{MIN_SPAN_BYTES, Segment, SpanList, segment_bytes, span_bytes};
 use super::system_block;
 use crate::error::{Error, MemoryFault};
 
@@ -281,7 +281,7 @@ pub struct PoolStats {
     /// Bytes of the blocks that tensors hold. A block that another thread has dropped counts until this thread's pool takes it
     /// back, which it does before it takes one from the system.
     pub live_bytes: usize,
-    /// Bytes kept for reuse.
+    /// Bytes kept for reuse, and addresses of a block from the system that no tensor has used yet.
     pub free_bytes: usize,
     /// The most bytes that `live_bytes` and `free_bytes` may be together; `usize::MAX` if no limit was set.
     pub limit_bytes: usize,
@@ -423,9 +423,13 @@ impl BlockPool {
                 kept
             }
             None => {
-                let segment = self.fresh(bytes, || Segment::new(bytes))?;
+                let wished = segment_bytes(bytes, self.stats.live_bytes + self.stats.free_bytes);
+                // Only with much room, since a segment in use does not go back to the system for another's sake.
+                let is_small = self.stats.has_room(wished.saturating_mul(8));
+                let longer = is_small.then(|| Segment::new(wished)).flatten();
+                let segment = longer.or_else(|| self.fresh(bytes, || Segment::new(bytes)))?;
                 self.stats.system_len += 1;
-                self.stats.free_bytes += bytes;
+                self.stats.free_bytes += segment.len_bytes();
                 self.spans.add(segment);
                 self.spans.take(bytes)?
             }
