@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::ops::{
     Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work,
 };
-use crate::tensor::cpu::{Kernel, Real, Widen, dispatch};
+use crate::tensor::cpu::{Kernel, Real, Widen, dispatch, prefetch_ahead};
 use crate::tensor::{DType, Element, Float, Tensor, for_dtype};
 
 /// One step of AdamW: `(p, g, m, v, scale) -> (p', m', v')` (Loshchilov and Hutter, *Decoupled Weight Decay
@@ -74,7 +74,10 @@ impl AdamWStep {
         let state = (m.make_mut::<T::Acc>()?, v.make_mut::<T::Acc>()?);
         let rounded = rounded.first_mut().map(|x| x.make_mut::<R>()).transpose()?;
         each_chunk_of_part::<T, R, _>(p, g, state, rounded, |(m, v), at, p, g, out| {
-            dispatch(AdamWLoop { rates, p, g, m: &mut m[at..][..p.len()], v: &mut v[at..][..p.len()], out });
+            let now = at..at + p.len();
+            prefetch_ahead(m, &now);
+            prefetch_ahead(v, &now);
+            dispatch(AdamWLoop { rates, p, g, m: &mut m[now.clone()], v: &mut v[now], out });
         })
     }
 

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::tensor::Tensor;
-use crate::tensor::cpu::{Cut, Widen, for_each_part};
+use crate::tensor::cpu::{Cut, Widen, for_each_part, prefetch_ahead};
 
 /// Overwrites `p` piece by piece with the results of `run`, for an optimizer's step on the CPU. Works in place if `p`
 /// is the only owner of its buffer.
@@ -63,13 +63,16 @@ type OverwritePiece<'a, W> = &'a mut dyn FnMut(usize, &[W], &[W], &mut [W]);
 /// Overwrites `p` piece by piece.
 fn overwrite_chunks<T: Widen>(p: &mut [T], g: &[T], run: OverwritePiece<'_, T::Wide>) {
     // All buffers together fit in the first-level cache.
-    const CHUNK: usize = 1024;
+    const CHUNK: usize = 256;
     let buffer = || vec![T::Wide::default(); CHUNK];
     let (mut own, mut wide_g, mut wide_out) = (buffer(), buffer(), buffer());
-    for (i, (p, g)) in p.chunks_mut(CHUNK).zip(g.chunks(CHUNK)).enumerate() {
-        let own = &mut own[..p.len()];
-        T::widen_into(p, own);
-        let g = T::load(g, &mut wide_g);
-        T::store(p, &mut wide_out, |out| run(i * CHUNK, own, g, out));
+    for start in (0..p.len()).step_by(CHUNK) {
+        let now = start..p.len().min(start + CHUNK);
+        prefetch_ahead(p, &now);
+        prefetch_ahead(g, &now);
+        let own = &mut own[..now.len()];
+        T::widen_into(&p[now.clone()], own);
+        let g = T::load(&g[now.clone()], &mut wide_g);
+        T::store(&mut p[now], &mut wide_out, |out| run(start, own, g, out));
     }
 }

@@ -22,6 +22,7 @@
 //! they return the same bits; without the FMA instruction `f32::mul_add` is a slow library call with the same result.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 /// An instruction set that kernels are compiled for.
@@ -143,6 +144,18 @@ pub(super) fn opaque(mut x: std::arch::x86_64::__m256) -> std::arch::x86_64::__m
         std::arch::asm!("/* {0} */", inout(ymm_reg) x, options(pure, nomem, nostack, preserves_flags));
     }
     x
+}
+
+/// Asks the CPU for the elements of `data` that a loop reaches some time after those in `now`, unless `data` is so short
+/// that these come fast enough by themselves.
+#[inline]
+pub(crate) fn prefetch_ahead<T>(data: &[T], now: &Range<usize>) {
+    const AHEAD_LEN: usize = 512;
+    const FAR_BYTES: usize = 256 << 10;
+    if size_of_val(data) >= FAR_BYTES {
+        let place = |at: usize| at.saturating_add(AHEAD_LEN).min(data.len());
+        prefetch(&data[place(now.start)..place(now.end)]);
+    }
 }
 
 thread_local! {
