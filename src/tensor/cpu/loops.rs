@@ -239,7 +239,11 @@ where
 }
 
 /// Runs the loop with the widest vectors that the CPU has.
-fn vector_loop<F: ElementFn<A, O, N>, A: Copy, O, const N: usize>(s: Constants, ins: &[&[A]], out: &mut [O]) {
+pub(super) fn vector_loop<F: ElementFn<A, O, N>, A: Copy, O, const N: usize>(
+    s: Constants,
+    ins: &[&[A]],
+    out: &mut [O],
+) {
     dispatch(ElementLoop(F::with(s), pieces(ins), out));
 }
 

