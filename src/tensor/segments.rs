@@ -13,8 +13,8 @@ use super::system_block;
 pub(super) const MIN_SPAN_BYTES: usize = 128 << 10;
 /// Lengths are multiples of a page.
 const PAGE_BYTES: usize = 4096;
-/// The length of a segment that shorter spans share, so that they lie in huge pages, side by side. What no span has used
-/// takes addresses, not memory.
+/// The length of a segment that shorter spans share, so that they lie side by side in huge pages. Bytes that no span has
+/// used take addresses, not memory.
 const SHARED_BYTES: usize = 64 << 20;
 /// The size of a pool from which its segments are shared: a smaller one takes no more than it needs.
 const SHARED_FROM_BYTES: usize = 8 << 20;
@@ -157,7 +157,7 @@ impl SpanList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::storage::{Buffer, pool_stats};
+    use crate::tensor::storage::{Buffer, pool_stats, set_memory_limit};
 
     /// Nothing touches the blocks, so that they take addresses and no memory.
     #[test]
@@ -173,6 +173,25 @@ mod tests {
         })
         .join()
         .expect("no panic");
+    }
+
+    #[test]
+    fn short_spans_share_a_segment_unless_the_limit_is_near() {
+        if cfg!(miri) {
+            return;
+        }
+        for (limit_bytes, free_bytes) in [(usize::MAX, SHARED_BYTES - (1 << 20)), (100 << 20, 0)] {
+            let run = move || {
+                set_memory_limit(limit_bytes);
+                let _first = [3 << 20; 2].map(Buffer::uninit);
+                assert_eq!(pool_stats().free_bytes, 0, "a small pool takes what it needs");
+                let _more = [2 << 20, 1 << 20].map(Buffer::uninit);
+                assert_eq!(pool_stats().free_bytes, free_bytes);
+                let _long = Buffer::uninit(SHARED_BYTES + 1);
+                assert_eq!(pool_stats().free_bytes, free_bytes);
+            };
+            std::thread::spawn(run).join().expect("no panic");
+        }
     }
 
     impl SpanList {

@@ -424,10 +424,9 @@ impl BlockPool {
             }
             None => {
                 let wished = segment_bytes(bytes, self.stats.live_bytes + self.stats.free_bytes);
-                // Only with much room, since a segment in use does not go back to the system for another's sake.
-                let is_small = self.stats.has_room(wished.saturating_mul(8));
-                let longer = is_small.then(|| Segment::new(wished)).flatten();
-                let segment = longer.or_else(|| self.fresh(bytes, || Segment::new(bytes)))?;
+                // A segment in use does not go back to the system, so it is longer only with much room.
+                let longer = self.stats.has_room(wished.saturating_mul(8)).then(|| Segment::new(wished));
+                let segment = longer.flatten().or_else(|| self.fresh(bytes, || Segment::new(bytes)))?;
                 self.stats.system_len += 1;
                 self.stats.free_bytes += segment.len_bytes();
                 self.spans.add(segment);
