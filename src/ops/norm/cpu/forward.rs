@@ -80,6 +80,7 @@ fn forward_as<T: Real>(
     Ok(NormResults { y, sum, mean, rstd })
 }
 
+/// The rows are summed one after the other: sums of 16 rows of 128 together ([`RowTree::fold_rows`]) took a Xeon as long.
 struct NormForward<'a, T> {
     x: &'a [T],
     residual: Option<&'a [T]>,
