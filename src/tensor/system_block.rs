@@ -12,11 +12,11 @@ use memmap2::MmapMut;
 /// The alignment of blocks in bytes: that of the widest vector and of a cache line.
 pub(super) const ALIGN: usize = 64;
 
-/// The size from which a block is large: it starts at a huge page and has at least one.
-const LARGE_BYTES: usize = HUGE_PAGE_BYTES;
+/// The size from which a block is large. A block of this size contains a whole huge page.
+const LARGE_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 
 /// The size of a huge page of the common instruction sets.
-pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The alignment that every allocation has without being asked. Zeros of a larger alignment are written one by one.
 const FREE_ALIGN: usize = align_of::<usize>();
@@ -42,18 +42,15 @@ pub(super) fn allocate(len_bytes: usize) -> Option<NonNull<u8>> {
     if len_bytes < LARGE_BYTES {
         return Some(start);
     }
-    // The distance from the allocation's start is kept right before the block. Pages before that are never touched, and so
-    // take addresses only.
-    let from = start.addr().get();
-    let offset = (from + size_of::<usize>()).next_multiple_of(HUGE_PAGE_BYTES) - from;
-    // SAFETY: the layout has room for the offset, of at most `size_of::<usize>() + HUGE_PAGE_BYTES` bytes, before the block.
-    let block = unsafe {
+    ask_for_huge_pages(start, layout.size());
+    // The distance from the allocation's start is kept right before the block.
+    let offset = (start.addr().get() + size_of::<usize>()).next_multiple_of(ALIGN) - start.addr().get();
+    // SAFETY: the layout has room for the offset, of at most `size_of::<usize>() + ALIGN` bytes, before the block.
+    unsafe {
         let block = start.add(offset);
         block.cast::<usize>().sub(1).write(offset);
-        block
-    };
-    ask_for_huge_pages(block, len_bytes);
-    Some(block)
+        Some(block)
+    }
 }
 
 /// Returns true if the system has so many bytes and [`SPARE_BYTES`]: it maps them, and takes them back before a page is
@@ -80,20 +77,23 @@ fn layout_of(len_bytes: usize) -> Option<Layout> {
     if len_bytes < LARGE_BYTES {
         return Layout::from_size_align(len_bytes, ALIGN).ok();
     }
-    Layout::from_size_align(len_bytes.checked_add(size_of::<usize>() + HUGE_PAGE_BYTES)?, FREE_ALIGN).ok()
+    Layout::from_size_align(len_bytes.checked_add(size_of::<usize>() + ALIGN)?, FREE_ALIGN).ok()
 }
 
-/// Asks the system for huge pages in a large block. It may not have any, which changes nothing but the speed.
+/// Asks the system for huge pages inside an allocation. It may not have any, which changes nothing but the speed.
 #[cfg(all(target_os = "linux", not(miri)))]
-fn ask_for_huge_pages(block: NonNull<u8>, len_bytes: usize) {
+fn ask_for_huge_pages(start: NonNull<u8>, len_bytes: usize) {
     use std::ffi::{c_int, c_void};
     unsafe extern "C" {
         fn madvise(start: *mut c_void, len_bytes: usize, advice: c_int) -> c_int;
     }
     const MADV_HUGEPAGE: c_int = 14;
-    let whole = len_bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-    // SAFETY: the range is part of the block, and the advice changes no byte of it.
-    unsafe { madvise(block.as_ptr().cast(), whole, MADV_HUGEPAGE) };
+    let skipped = start.addr().get().next_multiple_of(HUGE_PAGE_BYTES) - start.addr().get();
+    let whole = len_bytes.saturating_sub(skipped) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    if whole > 0 {
+        // SAFETY: the range is part of the allocation, and the advice changes no byte of it.
+        unsafe { madvise(start.as_ptr().add(skipped).cast(), whole, MADV_HUGEPAGE) };
+    }
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
