@@ -12,8 +12,8 @@ mod fake;
 mod machines;
 
 use std::net::TcpListener;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
@@ -578,12 +578,16 @@ fn a_busy_rank_is_waited_for() {
 #[test]
 fn a_busy_rank_is_not_abandoned_when_another_fails() {
     let Some((spmd, _)) = world(2, SHORT) else { return };
-    let ends = spmd.run_each(|rank| {
-        // A rank that has not connected yet would find the failure there.
+    let (connected, heard) = mpsc::channel();
+    let heard = Mutex::new(heard);
+    let ends = spmd.run_each(move |rank| {
         rank.world().barrier()?;
         if rank.rank() == 1 {
+            // A rank that is connecting, or still in the barrier, would find the failure there.
+            heard.lock().unwrap().recv_timeout(SHORT).expect("rank 0 has left the barrier");
             return Err(Error::invalid("step", "went wrong", "", ""));
         }
+        connected.send(()).expect("rank 1 waits");
         let busy = rank.busy("saving");
         sleep(SHORT * 2);
         drop(busy);
