@@ -29,7 +29,7 @@ functions! {
     /// Clamps `x` to ±10⁴, where distribution functions are already 0 or 1 and `x³` is still finite. NaN stays NaN.
     fn bounded(x) = select(x < of(-1e4), of(-1e4), select(x > of(1e4), of(1e4), x));
     /// The magnitude of `x`, at most 10⁴. NaN stays NaN.
-    fn magnitude(x) [a = abs(x)] = select(a > of(1e4), of(1e4), a);
+    fn bounded_abs(x) [a = abs(x)] = select(a > of(1e4), of(1e4), a);
     /// `x^y` with IEEE 754's special cases, from `|x|^y`.
     fn power(x, y, magnitude) [
         a = abs(x),

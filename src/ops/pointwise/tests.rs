@@ -208,7 +208,7 @@ fn rows_count_the_operations_of_their_formulas() {
         (Exp.flops(), s),
         (Rsqrt.flops(), 2),
         (Relu.flops(), 1),
-        // Three for the magnitude, the bell, Mills' ratio, and six around them.
+        // Three for the bounded magnitude, the bell, Mills' ratio, and six around them.
         (Gelu.flops(), 3 + 6 + 2 * s),
         (Silu.flops(), 2 + 1 + s),
         (MulScalar::by(0.5).flops(), 1),

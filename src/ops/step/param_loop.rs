@@ -62,7 +62,7 @@ type OverwritePiece<'a, W> = &'a mut dyn FnMut(usize, &[W], &[W], &mut [W]);
 
 /// Overwrites `p` piece by piece.
 fn overwrite_chunks<T: Widen>(p: &mut [T], g: &[T], run: OverwritePiece<'_, T::Wide>) {
-    // All buffers together fit in the first-level cache.
+    // All buffers together fit in the first-level cache, and few lines are asked for at a time.
     const CHUNK: usize = 256;
     let buffer = || vec![T::Wide::default(); CHUNK];
     let (mut own, mut wide_g, mut wide_out) = (buffer(), buffer(), buffer());

@@ -31,7 +31,7 @@ macro_rules! activations_table {
             example [-1.0, 2.0] => [0.0, 2.0];
         /// Returns `x · Φ(x)`, with `Φ` the normal distribution function `(1 + erf(x / √2)) / 2`: the Gaussian error
         /// linear unit (Hendrycks, Gimpel 2016). Computed as `max(x, 0) - |x| (1 - Φ(|x|))`, in which nothing cancels.
-        Gelu gelu(x) [a = magnitude(x), e = bell(a), tail = e * mills(a)] = fma(-a, tail, select(x < of(0.0), of(-0.0), x)),
+        Gelu gelu(x) [a = bounded_abs(x), e = bell(a), tail = e * mills(a)] = fma(-a, tail, select(x < of(0.0), of(-0.0), x)),
             for two_pass_floats, Opaque "Neither linear nor monotone.",
             gradient |dy, y| { x => (dy.gelu_grad(x)) },
             samples [Ints, Positive],
@@ -65,7 +65,7 @@ macro_rules! activations_table {
             example [1.0, 1.0], [-3.0, 3.0] => [0.0, 1.0];
         /// The derivative of [`Gelu`]: takes `(dy, x)` and returns `dy · gelu'(x)`.
         GeluGrad gelu_grad(dy, x)
-                [a = magnitude(x), e = bell(a), low = e * fma(-a, of(DENSITY), mills(a))] = dy * select(x < of(0.0), low, sub(of(1.0), low)),
+                [a = bounded_abs(x), e = bell(a), low = e * fma(-a, of(DENSITY), mills(a))] = dy * select(x < of(0.0), low, sub(of(1.0), low)),
             for two_pass_floats, Linear "Linear in the incoming gradient.",
             gradient |d, dx| { dy => (d.gelu_grad(x)), x => (gelu_curvature(d * dy, x)) },
             samples [Ints Ints] rounded 4,
