@@ -54,6 +54,18 @@ fn gelu_has_its_tail_in_f32() {
     }
 }
 
+#[test]
+fn gelu_keeps_the_sign_of_zeros_and_of_results_that_underflow() {
+    for dtype in [DType::F32, DType::F64] {
+        let x = Tensor::from_vec(vec![0.0, -0.0, -50.0, f64::NEG_INFINITY], [4]).expect("four");
+        let got = eval_whole(&Gelu, &[x.cast(dtype).expect("a float")]).expect("legal")[0].to_f64_vec();
+        assert_eq!(
+            got.iter().map(|y| y.to_bits()).collect::<Vec<_>>(),
+            [0.0, -0.0, -0.0, -0.0].map(f64::to_bits)
+        );
+    }
+}
+
 /// The loops that go over a chunk several times compute what the formula does for each element.
 #[test]
 fn passes_change_no_bit() {
