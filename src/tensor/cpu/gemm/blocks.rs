@@ -255,6 +255,11 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
             leaves: &self.operands.tree.leaves[at.block.leaves.clone()],
             stack: self.stack.as_mut_ptr(),
             parts,
+            // The first panel brings the rows to the second cache.
+            next_rows_ahead: !packed
+                && rows.steps.1 == 1
+                && self.rows.1 > panel_rows
+                && panel.col == self.vectors.0 * self.kernels.lanes,
             joins: at.block.merges,
             keep: !at.last,
             c: target.c,

@@ -12,6 +12,7 @@ use super::transpose::{TransposeFn, transpose_plain};
 #[cfg(target_arch = "x86_64")]
 use super::transpose::{interleave_f32, interleave_f64, transpose_f32, transpose_f64};
 use super::vector::{ArrayVector, Vector, prefetch, prefetch_to_write};
+use crate::tensor::LEAF;
 
 /// The operands and the destination of a tile. Distances are in elements.
 pub(super) struct Tile<T> {
@@ -29,6 +30,8 @@ pub(super) struct Tile<T> {
     pub(super) stack: *mut T,
     /// The end of the tile's finished blocks, which are not joined yet.
     pub(super) parts: *mut T,
+    /// True if the rows after the tile's are prefetched. They are read in place, in lines along the contraction.
+    pub(super) next_rows_ahead: bool,
     /// The number of joins with finished blocks.
     pub(super) joins: u32,
     /// True if the node is kept among the finished blocks: it is not the whole sum.
@@ -163,6 +166,9 @@ unsafe fn plain<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS:
 
 /// The distance along the contraction at which rows are prefetched.
 const PREFETCH_DISTANCE: usize = 12;
+/// More lines of the result are prefetched leaf by leaf. All at once, they would take the buffers in which a core waits for lines (16
+/// on an Intel Xeon), while columns wait for a buffer to come from the second cache.
+const LINES_AT_ONCE: usize = 16;
 
 /// Sets `c = alpha * sum + factor * x`, with the sum of `a * b` in the order of the tree; or with `BLOCKS`, joins the sum
 /// with finished blocks, and may keep it among them.
@@ -186,11 +192,11 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
                 prefetch(first.wrapping_add(i * line));
             }
         }
-        if leaves.len() > 2 && !(BLOCKS && t.keep) {
-            for i in 0..ROWS {
-                for j in 0..VECTORS {
-                    prefetch_to_write(t.c.wrapping_add(i * t.c_step + j * V::LANES));
-                }
+        let writes = leaves.len() > 2 && !(BLOCKS && t.keep);
+        let (mut c, mut due) = (t.c, 0);
+        if writes && ROWS * VECTORS <= LINES_AT_ONCE {
+            for _ in 0..ROWS {
+                c = prefetch_row_to_write::<V, VECTORS>(c, t.c_step);
             }
         }
         let mut acc = first_products::<V, ROWS, VECTORS>(a, t.a_steps.0, b);
@@ -199,24 +205,34 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
             b = b.wrapping_add(t.b_step);
             let leaf = leaves[at];
             let left = leaf.len - 1;
-            // Steps that the compiler knows leave little to the integer units, which share ports with the multipliers on
-            // Intel's cores.
-            if packed {
-                (a, b) = add_products(left, a, (1, ROWS), b, VECTORS * V::LANES, &mut acc);
-            } else if t.a_steps.1 == 1 {
-                (a, b) = add_products(left, a, (t.a_steps.0, 1), b, t.b_step, &mut acc);
-            } else {
-                for _ in 0..left {
-                    prefetch(a.wrapping_add(t.a_steps.1.wrapping_mul(PREFETCH_DISTANCE)));
-                    if t.a_steps.0 == 1 {
-                        multiply(a, 1, b, &mut acc);
-                    } else {
-                        multiply(a, t.a_steps.0, b, &mut acc);
-                    }
-                    a = a.wrapping_add(t.a_steps.1);
-                    b = b.wrapping_add(t.b_step);
+            // A leaf's share of the result's lines.
+            if writes && ROWS * VECTORS > LINES_AT_ONCE {
+                due += ROWS;
+                while due >= leaves.len() {
+                    due -= leaves.len();
+                    c = prefetch_row_to_write::<V, VECTORS>(c, t.c_step);
                 }
             }
+            if t.next_rows_ahead {
+                let next = a.wrapping_add(t.a_steps.0.wrapping_mul(ROWS));
+                for i in 0..ROWS {
+                    for j in (0..LEAF).step_by(LINE_BYTES / size_of::<V::T>()) {
+                        prefetch(next.wrapping_add(t.a_steps.0.wrapping_mul(i)).wrapping_add(j));
+                    }
+                }
+            }
+            // Steps that the compiler knows leave little to the integer units, which share ports with the multipliers on
+            // Intel's cores.
+            let (a_steps, b_step) = (t.a_steps, t.b_step);
+            (a, b) = if packed {
+                add_products::<V, 2, ROWS, VECTORS>(left, a, (1, ROWS), b, VECTORS * V::LANES, &mut acc)
+            } else if a_steps.1 == 1 {
+                add_products::<V, 0, ROWS, VECTORS>(left, a, (a_steps.0, 1), b, b_step, &mut acc)
+            } else if a_steps.0 == 1 {
+                add_products::<V, 4, ROWS, VECTORS>(left, a, (1, a_steps.1), b, b_step, &mut acc)
+            } else {
+                add_products::<V, 4, ROWS, VECTORS>(left, a, a_steps, b, b_step, &mut acc)
+            };
             for _ in 0..leaf.merges {
                 stack = stack.sub(ROWS * VECTORS * V::LANES);
                 for (i, acc) in acc.as_flattened_mut().iter_mut().enumerate() {
@@ -247,6 +263,13 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
         }
         finish(t, acc);
     }
+}
+
+/// Prefetches a row of vectors that will be written. Returns where the next row begins.
+#[inline(always)]
+fn prefetch_row_to_write<V: Vector, const VECTORS: usize>(c: *mut V::T, step: usize) -> *mut V::T {
+    (0..VECTORS).for_each(|j| prefetch_to_write(c.wrapping_add(j * V::LANES)));
+    c.wrapping_add(step)
 }
 
 /// Returns the products of `ROWS` elements, `row_step` apart, and the vectors at `b`.
@@ -295,13 +318,15 @@ unsafe fn push_and_multiply<V: Vector, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
-/// Adds the products of `count` indices of the contraction, four at a time, for steps that the compiler knows. Returns where
-/// the next index begins.
+/// Adds the products of `count` indices of the contraction, four at a time. Returns where the next index begins.
+///
+/// Prefetches `LINES` cache lines of rows for four indices: 2 for packed rows, since two indices share a line, 4 for rows in place,
+/// and 0 for rows that are lines along the contraction: the machine finds those by itself.
 ///
 /// # Safety
 /// The conditions of [`tile`] hold for the elements of `count` indices.
 #[inline(always)]
-unsafe fn add_products<V: Vector, const ROWS: usize, const VECTORS: usize>(
+unsafe fn add_products<V: Vector, const LINES: usize, const ROWS: usize, const VECTORS: usize>(
     count: u32,
     mut a: *const V::T,
     (row_step, step): (usize, usize),
@@ -311,21 +336,21 @@ unsafe fn add_products<V: Vector, const ROWS: usize, const VECTORS: usize>(
 ) -> (*const V::T, *const V::T) {
     // SAFETY: the caller's promise, for everything below.
     unsafe {
+        let ahead = step.wrapping_mul(PREFETCH_DISTANCE);
         for _ in 0..count / 4 {
-            if step > 1 {
-                // A cache line has at least two steps of packed rows. The machine finds lines of rows by itself.
-                prefetch(a.wrapping_add(PREFETCH_DISTANCE * step));
-                prefetch(a.wrapping_add((PREFETCH_DISTANCE + 2) * step));
-            }
             for i in 0..4 {
-                multiply(a.add(i * step), row_step, b, acc);
-                b = b.wrapping_add(b_step);
+                let a = a.wrapping_add(step.wrapping_mul(i));
+                if (i * LINES).is_multiple_of(4) && LINES > 0 {
+                    prefetch(a.wrapping_add(ahead));
+                }
+                multiply(a, row_step, b.wrapping_add(b_step.wrapping_mul(i)), acc);
             }
-            a = a.wrapping_add(4 * step);
+            a = a.wrapping_add(step.wrapping_mul(4));
+            b = b.wrapping_add(b_step.wrapping_mul(4));
         }
         for _ in 0..count % 4 {
-            if step > 1 {
-                prefetch(a.wrapping_add(PREFETCH_DISTANCE * step));
+            if LINES > 0 {
+                prefetch(a.wrapping_add(ahead));
             }
             multiply(a, row_step, b, acc);
             a = a.wrapping_add(step);
