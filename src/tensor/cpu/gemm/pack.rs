@@ -175,11 +175,6 @@ pub(super) fn pack_cols<E: Stored>(
         dst.chunks_exact_mut(step).for_each(|row| row[n..].fill(E::Wide::default()));
     }
     match (b.strides(), native(b)) {
-        ((apart, 1), Some(b)) if n == step => {
-            // SAFETY: `k` rows of `n`, `apart`, are inside the source, as every `MatRef` is, and `k` rows of `step` are
-            // inside `dst`.
-            unsafe { copy_rows(b.data().as_ptr(), apart, n, k, dst.as_mut_ptr()) };
-        }
         ((apart, 1), _) => {
             // SAFETY: `k` rows of `n`, `apart`, are inside the source, as every `MatRef` is, and `k` rows of `step` inside
             // `dst`; this CPU has the kernel's instruction set.
@@ -202,33 +197,4 @@ pub(super) fn pack_cols<E: Stored>(
             }
         }
     }
-}
-
-/// Copies `k` rows of `n` elements, `apart` in the source, next to each other.
-///
-/// # Safety
-/// The source and the destination cover the rows, and do not overlap.
-unsafe fn copy_rows<T: Copy>(mut src: *const T, apart: usize, n: usize, k: usize, mut dst: *mut T) {
-    // Copies of a length that the compiler knows are a few moves.
-    macro_rules! of {
-        ($($bytes:literal)*) => {
-            match n * size_of::<T>() {
-                $($bytes => {
-                    for _ in 0..k {
-                        // SAFETY: the caller's promise.
-                        unsafe { dst.cast::<[u8; $bytes]>().write_unaligned(src.cast::<[u8; $bytes]>().read_unaligned()) };
-                        (src, dst) = (src.wrapping_add(apart), dst.wrapping_add(n));
-                    }
-                })*
-                _ => {
-                    for _ in 0..k {
-                        // SAFETY: as above.
-                        unsafe { dst.copy_from_nonoverlapping(src, n) };
-                        (src, dst) = (src.wrapping_add(apart), dst.wrapping_add(n));
-                    }
-                }
-            }
-        };
-    }
-    of!(32 64 128 192);
 }

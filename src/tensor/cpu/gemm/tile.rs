@@ -24,6 +24,8 @@ pub(super) struct Tile<T> {
     pub(super) b: *const T,
     /// The distance along the contraction; columns are contiguous.
     pub(super) b_step: usize,
+    /// The place to which a copying tile writes the columns next to each other, as it reads them.
+    pub(super) b_copy: *mut T,
     /// The leaves to compute; never empty.
     pub(super) leaves: *const [ContractionLeaf],
     /// The buffer for finished nodes.
@@ -75,6 +77,8 @@ pub struct TileKernels<T: 'static> {
     pub(super) tiles: &'static [&'static [TileFn<T>]],
     /// The kernels that also take tiles of one block of several, and are made for packed rows.
     pub(super) block_tiles: &'static [&'static [TileFn<T>]],
+    /// The kernels for the most rows that also copy the columns, for 1 vector and more.
+    pub(super) copying_tiles: &'static [TileFn<T>],
     /// The number of vectors in a single wide row, and its kernels of both kinds.
     pub(super) wide_row: (usize, [TileFn<T>; 2]),
     /// The function that packs columns that are contiguous along the contraction.
@@ -94,18 +98,22 @@ pub trait Tiled: Sized + 'static {
 }
 
 macro_rules! kernels {
-    ($name:ident, $t:ty, $v:ty, $call:ident, $wide:expr, $transpose:expr, $interleave:expr, [$($rows:literal)*], $vectors:tt) => {
+    ($name:ident, $t:ty, $v:ty, $call:ident, $wide:expr, $transpose:expr, $interleave:expr, [$($rows:literal)*], $most:literal, $vectors:tt) => {
         pub(super) static $name: TileKernels<$t> = TileKernels {
             lanes: <$v as Vector>::LANES,
             tiles: &[$(&kernels!(@row $call, $v, false, $rows, $vectors)),*],
             block_tiles: &[$(&kernels!(@row $call, $v, true, $rows, $vectors)),*],
-            wide_row: ($wide, [$call::<$v, false, 1, $wide>, $call::<$v, true, 1, $wide>]),
+            copying_tiles: &kernels!(@copying $call, $v, $most, $vectors),
+            wide_row: ($wide, [$call::<$v, false, false, 1, $wide>, $call::<$v, true, false, 1, $wide>]),
             transpose: $transpose,
             interleave: $interleave,
         };
     };
+    (@copying $call:ident, $v:ty, $rows:literal, [$($vectors:literal)*]) => {
+        [$($call::<$v, true, true, $rows, $vectors> as TileFn<_>),*]
+    };
     (@row $call:ident, $v:ty, $blocks:literal, $rows:literal, [$($vectors:literal)*]) => {
-        [$($call::<$v, $blocks, $rows, $vectors> as TileFn<_>),*]
+        [$($call::<$v, $blocks, false, $rows, $vectors> as TileFn<_>),*]
     };
 }
 
@@ -115,14 +123,14 @@ mod x86 {
 
     use super::*;
 
-    kernels!(AVX512_F32, f32, __m512, avx512, 16, transpose_f32, interleave_f32, [1 2 3 4 5 6 7 8], [1 2 3]);
-    kernels!(AVX512_F64, f64, __m512d, avx512, 16, transpose_f64, interleave_f64, [1 2 3 4 5 6 7 8], [1 2 3]);
-    kernels!(AVX2_F32, f32, __m256, avx2, 8, transpose_f32, interleave_f32, [1 2 3 4 5 6], [1 2]);
-    kernels!(AVX2_F64, f64, __m256d, avx2, 8, transpose_f64, interleave_f64, [1 2 3 4 5 6], [1 2]);
+    kernels!(AVX512_F32, f32, __m512, avx512, 16, transpose_f32, interleave_f32, [1 2 3 4 5 6 7 8], 8, [1 2 3]);
+    kernels!(AVX512_F64, f64, __m512d, avx512, 16, transpose_f64, interleave_f64, [1 2 3 4 5 6 7 8], 8, [1 2 3]);
+    kernels!(AVX2_F32, f32, __m256, avx2, 8, transpose_f32, interleave_f32, [1 2 3 4 5 6], 6, [1 2]);
+    kernels!(AVX2_F64, f64, __m256d, avx2, 8, transpose_f64, interleave_f64, [1 2 3 4 5 6], 6, [1 2]);
 }
 
-kernels!(PLAIN_F32, f32, ArrayVector<f32, 4>, plain, 4, transpose_plain::<f32>, transpose_plain::<f32>, [1 2 3 4], [1 2]);
-kernels!(PLAIN_F64, f64, ArrayVector<f64, 2>, plain, 4, transpose_plain::<f64>, transpose_plain::<f64>, [1 2 3 4], [1 2]);
+kernels!(PLAIN_F32, f32, ArrayVector<f32, 4>, plain, 4, transpose_plain::<f32>, transpose_plain::<f32>, [1 2 3 4], 4, [1 2]);
+kernels!(PLAIN_F64, f64, ArrayVector<f64, 2>, plain, 4, transpose_plain::<f64>, transpose_plain::<f64>, [1 2 3 4], 4, [1 2]);
 
 macro_rules! tiled {
     ($($t:ty, $avx512:ident, $avx2:ident, $plain:ident;)*) => {$(
@@ -147,21 +155,39 @@ tiled! {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
-unsafe fn avx512<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+unsafe fn avx512<
+    V: Vector,
+    const BLOCKS: bool,
+    const COPIES: bool,
+    const ROWS: usize,
+    const VECTORS: usize,
+>(
+    t: &Tile<V::T>,
+) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, BLOCKS, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, BLOCKS, COPIES, ROWS, VECTORS>(t) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+unsafe fn avx2<V: Vector, const BLOCKS: bool, const COPIES: bool, const ROWS: usize, const VECTORS: usize>(
+    t: &Tile<V::T>,
+) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, BLOCKS, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, BLOCKS, COPIES, ROWS, VECTORS>(t) }
 }
 
-unsafe fn plain<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+unsafe fn plain<
+    V: Vector,
+    const BLOCKS: bool,
+    const COPIES: bool,
+    const ROWS: usize,
+    const VECTORS: usize,
+>(
+    t: &Tile<V::T>,
+) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, BLOCKS, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, BLOCKS, COPIES, ROWS, VECTORS>(t) }
 }
 
 /// The distance along the contraction at which rows are prefetched.
@@ -171,14 +197,16 @@ const PREFETCH_DISTANCE: usize = 12;
 const LINES_AT_ONCE: usize = 16;
 
 /// Sets `c = alpha * sum + factor * x`, with the sum of `a * b` in the order of the tree; or with `BLOCKS`, joins the sum
-/// with finished blocks, and may keep it among them.
+/// with finished blocks, and may keep it among them. With `COPIES`, copies the columns next to each other.
 ///
 /// # Safety
 /// The CPU has `V`'s instruction set. `a` covers `ROWS` rows and `b` `VECTORS` vectors, both over the leaves' lengths.
-/// `c` and the added matrix cover the tile, and no other code writes them. The stack has room for the tiles of all
+/// `c` and the added matrix cover the tile, and no other code writes them; with `COPIES` the copy fits at its place. The stack has room for the tiles of all
 /// unfinished nodes.
 #[inline(always)]
-unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+unsafe fn tile<V: Vector, const BLOCKS: bool, const COPIES: bool, const ROWS: usize, const VECTORS: usize>(
+    t: &Tile<V::T>,
+) {
     // SAFETY: the caller's promise, for everything below.
     unsafe {
         let (mut a, mut b, mut stack) = (t.a, t.b, t.stack);
@@ -199,8 +227,12 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
                 c = prefetch_row_to_write::<V, VECTORS>(c, t.c_step);
             }
         }
+        let mut copy = t.b_copy;
         let mut acc = first_products::<V, ROWS, VECTORS>(a, t.a_steps.0, b);
         loop {
+            if COPIES {
+                copy = copy_vectors::<V, VECTORS>(b, copy);
+            }
             a = a.wrapping_add(t.a_steps.1);
             b = b.wrapping_add(t.b_step);
             let leaf = leaves[at];
@@ -223,15 +255,24 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const ROWS: usize, const VECTORS: 
             }
             // Steps that the compiler knows leave little to the integer units, which share ports with the multipliers on
             // Intel's cores.
-            let (a_steps, b_step) = (t.a_steps, t.b_step);
-            (a, b) = if packed {
-                add_products::<V, 2, ROWS, VECTORS>(left, a, (1, ROWS), b, VECTORS * V::LANES, &mut acc)
-            } else if a_steps.1 == 1 {
-                add_products::<V, 0, ROWS, VECTORS>(left, a, (a_steps.0, 1), b, b_step, &mut acc)
-            } else if a_steps.0 == 1 {
-                add_products::<V, 4, ROWS, VECTORS>(left, a, (1, a_steps.1), b, b_step, &mut acc)
+            let (steps, b_step) = (t.a_steps, t.b_step);
+            (a, b) = if COPIES {
+                let from = (b, b_step, copy);
+                copy = copy.wrapping_add(left as usize * VECTORS * V::LANES);
+                if steps.1 == 1 {
+                    copy_and_add::<V, 0, ROWS, VECTORS>(left, a, (steps.0, 1), from, &mut acc)
+                } else {
+                    copy_and_add::<V, 4, ROWS, VECTORS>(left, a, steps, from, &mut acc)
+                }
+            } else if packed {
+                let b = (b, VECTORS * V::LANES);
+                add_products::<V, 2, ROWS, VECTORS>(left, a, (1, ROWS), b, &mut acc)
+            } else if steps.1 == 1 {
+                add_products::<V, 0, ROWS, VECTORS>(left, a, (steps.0, 1), (b, b_step), &mut acc)
+            } else if steps.0 == 1 {
+                add_products::<V, 4, ROWS, VECTORS>(left, a, (1, steps.1), (b, b_step), &mut acc)
             } else {
-                add_products::<V, 4, ROWS, VECTORS>(left, a, a_steps, b, b_step, &mut acc)
+                add_products::<V, 4, ROWS, VECTORS>(left, a, steps, (b, b_step), &mut acc)
             };
             for _ in 0..leaf.merges {
                 stack = stack.sub(ROWS * VECTORS * V::LANES);
@@ -318,6 +359,17 @@ unsafe fn push_and_multiply<V: Vector, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
+/// Copies the columns of one index. Returns where the next index begins in the copy.
+///
+/// # Safety
+/// The CPU has `V`'s instruction set; `b` covers the vectors, and they fit at `to`.
+#[inline(always)]
+unsafe fn copy_vectors<V: Vector, const VECTORS: usize>(b: *const V::T, to: *mut V::T) -> *mut V::T {
+    // SAFETY: the caller's promise.
+    (0..VECTORS).for_each(|j| unsafe { V::load(b.add(j * V::LANES)).store(to.add(j * V::LANES)) });
+    to.wrapping_add(VECTORS * V::LANES)
+}
+
 /// Adds the products of `count` indices of the contraction, four at a time. Returns where the next index begins.
 ///
 /// Prefetches `LINES` cache lines of rows for four indices: 2 for packed rows, since two indices share a line, 4 for rows in place,
@@ -330,31 +382,63 @@ unsafe fn add_products<V: Vector, const LINES: usize, const ROWS: usize, const V
     count: u32,
     mut a: *const V::T,
     (row_step, step): (usize, usize),
-    mut b: *const V::T,
-    b_step: usize,
+    (mut b, b_step): (*const V::T, usize),
+    acc: &mut [[V; VECTORS]; ROWS],
+) -> (*const V::T, *const V::T) {
+    let a_ahead = step.wrapping_mul(PREFETCH_DISTANCE);
+    // SAFETY: the caller's promise, for everything below.
+    unsafe {
+        for _ in 0..count / 4 {
+            for i in 0..4 {
+                let (a, b) = (a.wrapping_add(step.wrapping_mul(i)), b.wrapping_add(b_step.wrapping_mul(i)));
+                if LINES > 0 && (i * LINES).is_multiple_of(4) {
+                    prefetch(a.wrapping_add(a_ahead));
+                }
+                multiply(a, row_step, b, acc);
+            }
+            (a, b) = (a.wrapping_add(step.wrapping_mul(4)), b.wrapping_add(b_step.wrapping_mul(4)));
+        }
+        for _ in 0..count % 4 {
+            if LINES > 0 {
+                prefetch(a.wrapping_add(a_ahead));
+            }
+            multiply(a, row_step, b, acc);
+            (a, b) = (a.wrapping_add(step), b.wrapping_add(b_step));
+        }
+    }
+    (a, b)
+}
+
+/// Copies the columns of `count` indices next to each other, and does as [`add_products`].
+///
+/// # Safety
+/// The conditions of [`tile`] hold for the elements of `count` indices.
+#[inline(always)]
+unsafe fn copy_and_add<V: Vector, const LINES: usize, const ROWS: usize, const VECTORS: usize>(
+    count: u32,
+    mut a: *const V::T,
+    (row_step, step): (usize, usize),
+    (mut b, b_step, mut copy): (*const V::T, usize, *mut V::T),
     acc: &mut [[V; VECTORS]; ROWS],
 ) -> (*const V::T, *const V::T) {
     // SAFETY: the caller's promise, for everything below.
     unsafe {
-        let ahead = step.wrapping_mul(PREFETCH_DISTANCE);
-        for _ in 0..count / 4 {
-            for i in 0..4 {
-                let a = a.wrapping_add(step.wrapping_mul(i));
-                if (i * LINES).is_multiple_of(4) && LINES > 0 {
-                    prefetch(a.wrapping_add(ahead));
-                }
-                multiply(a, row_step, b.wrapping_add(b_step.wrapping_mul(i)), acc);
-            }
-            a = a.wrapping_add(step.wrapping_mul(4));
-            b = b.wrapping_add(b_step.wrapping_mul(4));
-        }
-        for _ in 0..count % 4 {
+        for _ in 0..count {
             if LINES > 0 {
-                prefetch(a.wrapping_add(ahead));
+                prefetch(a.wrapping_add(step.wrapping_mul(PREFETCH_DISTANCE)));
             }
-            multiply(a, row_step, b, acc);
+            let ahead = b.wrapping_add(b_step.wrapping_mul(PREFETCH_DISTANCE));
+            for j in 0..VECTORS {
+                prefetch(ahead.wrapping_add(j * V::LANES));
+            }
+            let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
+            for (j, column) in columns.iter().enumerate() {
+                column.store(copy.add(j * V::LANES));
+            }
+            multiply_columns(a, row_step, columns, acc);
             a = a.wrapping_add(step);
             b = b.wrapping_add(b_step);
+            copy = copy.wrapping_add(VECTORS * V::LANES);
         }
     }
     (a, b)
@@ -372,9 +456,23 @@ unsafe fn multiply<V: Vector, const ROWS: usize, const VECTORS: usize>(
     acc: &mut [[V; VECTORS]; ROWS],
 ) {
     // SAFETY: the caller's promise.
-    unsafe {
-        let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
-        for (i, acc) in acc.iter_mut().enumerate() {
+    unsafe { multiply_columns(a, row_step, from_fn(|j| V::load(b.add(j * V::LANES))), acc) }
+}
+
+/// Adds the products of `ROWS` elements, `row_step` apart, and some vectors.
+///
+/// # Safety
+/// The CPU has `V`'s instruction set; `a` covers the rows.
+#[inline(always)]
+unsafe fn multiply_columns<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    a: *const V::T,
+    row_step: usize,
+    columns: [V; VECTORS],
+    acc: &mut [[V; VECTORS]; ROWS],
+) {
+    for (i, acc) in acc.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
             let x = V::splat(*a.add(i * row_step));
             for (acc, &column) in acc.iter_mut().zip(&columns) {
                 *acc = x.fma(column, *acc);
