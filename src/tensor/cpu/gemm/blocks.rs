@@ -2,7 +2,8 @@
 //!
 //! [`Blocking`] chooses the blocks' sizes. Rows may be read in place with any strides, since a tile broadcasts their
 //! elements one by one; if many columns use them, a block of them is packed first. The columns of a tile must be
-//! contiguous along a row: a panel of columns that is not is packed, and so is any panel that many rows use.
+//! contiguous along a row: a panel of columns that is not is packed, and so is any panel that many rows use. If a tile can
+//! read its columns in place, the first one packs them for the others.
 //!
 //! A contraction longer than a block is computed block by block. Each tile has a stack of its finished blocks in
 //! memory, and joins them in the order of the tree while it has the newest one in registers.

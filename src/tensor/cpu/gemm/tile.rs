@@ -201,8 +201,8 @@ const LINES_AT_ONCE: usize = 16;
 ///
 /// # Safety
 /// The CPU has `V`'s instruction set. `a` covers `ROWS` rows and `b` `VECTORS` vectors, both over the leaves' lengths.
-/// `c` and the added matrix cover the tile, and no other code writes them; with `COPIES` the copy fits at its place. The stack has room for the tiles of all
-/// unfinished nodes.
+/// `c` and the added matrix cover the tile, and no other code writes them; with `COPIES` the copy fits at its place. The
+/// stack has room for the tiles of all unfinished nodes.
 #[inline(always)]
 unsafe fn tile<V: Vector, const BLOCKS: bool, const COPIES: bool, const ROWS: usize, const VECTORS: usize>(
     t: &Tile<V::T>,
