@@ -139,9 +139,8 @@ impl Blocking {
         }
         let Caches { second, third, .. } = Caches::current();
         let third = third.min(MAX_THIRD);
-        // Rows that take half of the second cache, or with wide tiles three quarters if they are packed.
-        let bytes = if packs_rows && is_wide(kernels) { second / 4 * 3 } else { second / 2 };
-        let fit = bytes / (tree.longest * size_of::<T>()).max(1);
+        // Rows, packed or in place, that take half of the second cache.
+        let fit = second / 2 / (tree.longest * size_of::<T>()).max(1);
         let largest = if packs_rows || is_wide(kernels) { fit } else { MAX_ROWS_IN_PLACE };
         let largest = (largest / panel_rows * panel_rows).max(panel_rows);
         let even = if m <= largest { m } else { m.div_ceil(m.div_ceil(largest)) };
@@ -329,8 +328,7 @@ mod tests {
         );
         // Rows across the contraction are packed if they take more than a quarter of the second cache.
         assert_eq!(of((128, 768, 384), (1, 128), xeon), (768, 128, false, false));
-        assert_eq!(of((512, 768, 128), (1, 512), xeon), (768, 512, true, true));
-        assert_eq!(of((1024, 768, 384), (1, 1024), xeon), (768, 512, true, true));
+        assert_eq!(of((512, 768, 128), (1, 512), xeon), (768, 256, true, true));
         // Lines that are a multiple of 1 KiB apart are packed for fewer rows.
         assert_eq!(of((128, 768, 512), (1, 128), xeon), (768, 128, false, true));
     }
