@@ -126,8 +126,8 @@ struct ColumnPanel<T> {
     vectors: usize,
     data: *const T,
     step: usize,
-    /// The place of a copy next to each other, which the first tile makes and the others read; or null.
-    copy: *mut T,
+    /// The place to which the first tile packs the panel, and where the others read it; or null.
+    packed: *mut T,
 }
 
 impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
@@ -170,8 +170,8 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
         left.div_ceil(left.div_ceil(self.kernels.tiles[0].len()))
     }
 
-    /// Returns `vectors` vectors of columns from `col` on: in place if tiles can read them, with room for a copy if it is
-    /// worth it, else packed.
+    /// Returns `vectors` vectors of columns from `col` on: in place if tiles can read them, with room to pack them if it
+    /// is worth it, else packed.
     fn panel(
         &mut self,
         block: &ContractionBlock,
@@ -191,22 +191,22 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
                 vectors,
                 data: b.data().as_ptr(),
                 step: b.strides().0,
-                copy: null_mut(),
+                packed: null_mut(),
             };
         }
         let at = self.kept_at(block, col);
         let cols = &mut self.cols[at..][..block.len * width];
         if !self.blocking.keeps_cols || self.rows.0 == 0 {
-            // The first of more than two tiles has all rows of a tile, as copying tiles have.
+            // The first of more than two tiles has all rows of a tile, as packing tiles have.
             if let Some(b) = in_place
                 && self.rows.1 > self.kernels.tiles.len() * 2
             {
                 let (data, step) = (b.data().as_ptr(), b.strides().0);
-                return ColumnPanel { col, vectors, data, step, copy: cols.as_mut_ptr() };
+                return ColumnPanel { col, vectors, data, step, packed: cols.as_mut_ptr() };
             }
             pack_cols(b, width, self.kernels.transpose, cols);
         }
-        ColumnPanel { col, vectors, data: cols.as_ptr(), step: width, copy: null_mut() }
+        ColumnPanel { col, vectors, data: cols.as_ptr(), step: width, packed: null_mut() }
     }
 
     /// Returns the place of a panel in the buffer for columns.
@@ -269,7 +269,7 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
             a_steps: rows.steps,
             b: panel.data,
             b_step: panel.step,
-            b_copy: panel.copy,
+            packed_b: panel.packed,
             leaves: &self.operands.tree.leaves[at.block.leaves.clone()],
             stack: self.stack.as_mut_ptr(),
             parts,
@@ -294,7 +294,7 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
                 _ => panel_rows,
             };
             let kernel = match kernels[count - 1].get(panel.vectors - 1) {
-                _ if !tile.b_copy.is_null() => self.kernels.copying_tiles[panel.vectors - 1],
+                _ if !tile.packed_b.is_null() => self.kernels.packing_tiles[panel.vectors - 1],
                 Some(&kernel) => kernel,
                 None => self.kernels.wide_row.1[usize::from(blocks)],
             };
@@ -307,8 +307,8 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
             // SAFETY: the operands cover the tile and the block; the result is the epilogue's or the tile's buffer; the
             // stacks have room for the tree's depth and levels; this CPU has the kernel's instruction set.
             unsafe { kernel(&tile) };
-            if !panel.copy.is_null() {
-                (tile.b, tile.b_step, tile.b_copy) = (panel.copy, width, null_mut());
+            if !panel.packed.is_null() {
+                (tile.b, tile.b_step, tile.packed_b) = (panel.packed, width, null_mut());
             }
             let first = row;
             row += count;

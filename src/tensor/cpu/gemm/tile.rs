@@ -24,8 +24,8 @@ pub(super) struct Tile<T> {
     pub(super) b: *const T,
     /// The distance along the contraction; columns are contiguous.
     pub(super) b_step: usize,
-    /// The place to which a copying tile writes the columns next to each other, as it reads them.
-    pub(super) b_copy: *mut T,
+    /// The place to which a packing tile writes the columns next to each other, as it reads them.
+    pub(super) packed_b: *mut T,
     /// The leaves to compute; never empty.
     pub(super) leaves: *const [ContractionLeaf],
     /// The buffer for finished nodes.
@@ -77,8 +77,8 @@ pub struct TileKernels<T: 'static> {
     pub(super) tiles: &'static [&'static [TileFn<T>]],
     /// The kernels that also take tiles of one block of several, and are made for packed rows.
     pub(super) block_tiles: &'static [&'static [TileFn<T>]],
-    /// The kernels for the most rows that also copy the columns, for 1 vector and more.
-    pub(super) copying_tiles: &'static [TileFn<T>],
+    /// The kernels for the most rows that also pack the columns, for 1 vector and more.
+    pub(super) packing_tiles: &'static [TileFn<T>],
     /// The number of vectors in a single wide row, and its kernels of both kinds.
     pub(super) wide_row: (usize, [TileFn<T>; 2]),
     /// The function that packs columns that are contiguous along the contraction.
@@ -103,13 +103,13 @@ macro_rules! kernels {
             lanes: <$v as Vector>::LANES,
             tiles: &[$(&kernels!(@row $call, $v, false, $rows, $vectors)),*],
             block_tiles: &[$(&kernels!(@row $call, $v, true, $rows, $vectors)),*],
-            copying_tiles: &kernels!(@copying $call, $v, $most, $vectors),
+            packing_tiles: &kernels!(@packing $call, $v, $most, $vectors),
             wide_row: ($wide, [$call::<$v, false, false, 1, $wide>, $call::<$v, true, false, 1, $wide>]),
             transpose: $transpose,
             interleave: $interleave,
         };
     };
-    (@copying $call:ident, $v:ty, $rows:literal, [$($vectors:literal)*]) => {
+    (@packing $call:ident, $v:ty, $rows:literal, [$($vectors:literal)*]) => {
         [$($call::<$v, true, true, $rows, $vectors> as TileFn<_>),*]
     };
     (@row $call:ident, $v:ty, $blocks:literal, $rows:literal, [$($vectors:literal)*]) => {
@@ -158,36 +158,30 @@ tiled! {
 unsafe fn avx512<
     V: Vector,
     const BLOCKS: bool,
-    const COPIES: bool,
+    const PACKS: bool,
     const ROWS: usize,
     const VECTORS: usize,
 >(
     t: &Tile<V::T>,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, BLOCKS, COPIES, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, BLOCKS, PACKS, ROWS, VECTORS>(t) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2<V: Vector, const BLOCKS: bool, const COPIES: bool, const ROWS: usize, const VECTORS: usize>(
+unsafe fn avx2<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usize, const VECTORS: usize>(
     t: &Tile<V::T>,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, BLOCKS, COPIES, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, BLOCKS, PACKS, ROWS, VECTORS>(t) }
 }
 
-unsafe fn plain<
-    V: Vector,
-    const BLOCKS: bool,
-    const COPIES: bool,
-    const ROWS: usize,
-    const VECTORS: usize,
->(
+unsafe fn plain<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usize, const VECTORS: usize>(
     t: &Tile<V::T>,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, BLOCKS, COPIES, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, BLOCKS, PACKS, ROWS, VECTORS>(t) }
 }
 
 /// The distance along the contraction at which rows are prefetched.
@@ -197,14 +191,14 @@ const PREFETCH_DISTANCE: usize = 12;
 const LINES_AT_ONCE: usize = 16;
 
 /// Sets `c = alpha * sum + factor * x`, with the sum of `a * b` in the order of the tree; or with `BLOCKS`, joins the sum
-/// with finished blocks, and may keep it among them. With `COPIES`, copies the columns next to each other.
+/// with finished blocks, and may keep it among them. With `PACKS`, packs the columns, too.
 ///
 /// # Safety
 /// The CPU has `V`'s instruction set. `a` covers `ROWS` rows and `b` `VECTORS` vectors, both over the leaves' lengths.
-/// `c` and the added matrix cover the tile, and no other code writes them; with `COPIES` the copy fits at its place. The
+/// `c` and the added matrix cover the tile, and no other code writes them; with `PACKS` the packed columns fit at their place. The
 /// stack has room for the tiles of all unfinished nodes.
 #[inline(always)]
-unsafe fn tile<V: Vector, const BLOCKS: bool, const COPIES: bool, const ROWS: usize, const VECTORS: usize>(
+unsafe fn tile<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usize, const VECTORS: usize>(
     t: &Tile<V::T>,
 ) {
     // SAFETY: the caller's promise, for everything below.
@@ -227,10 +221,10 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const COPIES: bool, const ROWS: us
                 c = prefetch_row_to_write::<V, VECTORS>(c, t.c_step);
             }
         }
-        let mut copy = t.b_copy;
+        let mut copy = t.packed_b;
         let mut acc = first_products::<V, ROWS, VECTORS>(a, t.a_steps.0, b);
         loop {
-            if COPIES {
+            if PACKS {
                 copy = copy_vectors::<V, VECTORS>(b, copy);
             }
             a = a.wrapping_add(t.a_steps.1);
@@ -256,13 +250,13 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const COPIES: bool, const ROWS: us
             // Steps that the compiler knows leave little to the integer units, which share ports with the multipliers on
             // Intel's cores.
             let (steps, b_step) = (t.a_steps, t.b_step);
-            (a, b) = if COPIES {
+            (a, b) = if PACKS {
                 let from = (b, b_step, copy);
                 copy = copy.wrapping_add(left as usize * VECTORS * V::LANES);
                 if steps.1 == 1 {
-                    copy_and_add::<V, 0, ROWS, VECTORS>(left, a, (steps.0, 1), from, &mut acc)
+                    pack_and_add::<V, 0, ROWS, VECTORS>(left, a, (steps.0, 1), from, &mut acc)
                 } else {
-                    copy_and_add::<V, 4, ROWS, VECTORS>(left, a, steps, from, &mut acc)
+                    pack_and_add::<V, 4, ROWS, VECTORS>(left, a, steps, from, &mut acc)
                 }
             } else if packed {
                 let b = (b, VECTORS * V::LANES);
@@ -372,7 +366,7 @@ unsafe fn copy_vectors<V: Vector, const VECTORS: usize>(b: *const V::T, to: *mut
 
 /// Adds the products of `count` indices of the contraction, four at a time. Returns where the next index begins.
 ///
-/// Prefetches `LINES` cache lines of rows for four indices: 2 for packed rows, since two indices share a line, 4 for rows in place,
+/// Prefetches `LINES` cache lines of rows for four indices: 2 for packed rows, of whose f32 two indices share a line, 4 for rows in place,
 /// and 0 for rows that are lines along the contraction: the machine finds those by itself.
 ///
 /// # Safety
@@ -409,12 +403,12 @@ unsafe fn add_products<V: Vector, const LINES: usize, const ROWS: usize, const V
     (a, b)
 }
 
-/// Copies the columns of `count` indices next to each other, and does as [`add_products`].
+/// Packs the columns of `count` indices, and does as [`add_products`], index by index.
 ///
 /// # Safety
 /// The conditions of [`tile`] hold for the elements of `count` indices.
 #[inline(always)]
-unsafe fn copy_and_add<V: Vector, const LINES: usize, const ROWS: usize, const VECTORS: usize>(
+unsafe fn pack_and_add<V: Vector, const LINES: usize, const ROWS: usize, const VECTORS: usize>(
     count: u32,
     mut a: *const V::T,
     (row_step, step): (usize, usize),
