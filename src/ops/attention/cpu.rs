@@ -13,8 +13,10 @@ mod backward;
 mod bias;
 mod gradient_rows;
 mod key_rows;
+mod lane_windows;
 mod query_block;
 mod query_sums;
+mod score_columns;
 mod score_rows;
 
 use std::ops::Range;
@@ -22,12 +24,13 @@ use std::ops::Range;
 use super::scores::{ScoreOperands, ScoreRule};
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{
-    BlockTree, Gemm, LeafContraction, MatRef, RowsMut, SharedRows, cast, dispatch, expect_matching,
-    for_each_part,
+    BlockTree, Gemm, LeafContraction, RowsMut, SharedRows, cast, dispatch, expect_matching, for_each_part,
 };
-use crate::tensor::{DType, Tensor};
-use key_rows::{NeighbouringRows, TransposedRows};
-use query_block::{BlockSum, Factors, Heads, QueryBlock, ROWS, Scratch, Stripe, masked_product};
+use crate::tensor::{DType, LEAF, Tensor};
+use key_rows::{NeighbouringRows, PairOperands, Side};
+use lane_windows::LANES;
+use query_block::{BlockSum, Factors, Heads, QueryBlock, ROWS, Scratch, masked_product};
+use score_columns::ColumnProbabilities;
 use score_rows::{Probabilities, ScoreInputs, ScoreTensors, put_rows};
 
 /// Computes `softmax(scale * q k^T, masked) v` on the CPU.
@@ -183,35 +186,40 @@ impl<'a> CpuAttention<'a> {
         let inputs = ScoreInputs::<T>::of(self.rule, &extra)?;
         let (q, k, v) = (Heads::<T>::of(q)?, Heads::<T>::of(k)?, Heads::<T>::of(v)?);
         let (o_data, lse_data) = (o.make_mut::<T>()?, lse.make_mut::<T>()?);
-        let blocks = self.blocks(0..tq, k.len);
+        let mut blocks = self.blocks(0..tq, k.len);
+        if inputs.lie_by_keys(tq, k.len) {
+            blocks.iter_mut().for_each(|block| block.lie_by_keys(&self.rule));
+        }
         let with_sums = |block: QueryBlock| {
             let over = block.over_keys(&(0..usize::MAX)).over;
             (block, over)
         };
         let windows: Vec<(QueryBlock, LeafContraction<T>)> = blocks.into_iter().map(with_sums).collect();
         let width = windows.iter().map(|(window, _)| window.width).max().unwrap_or(0);
+        let scores_len = windows.iter().map(|(window, _)| window.scores_len()).max().unwrap_or(0);
         let o_rows = SharedRows::new(o_data, dv);
         let pairs = windows.iter().map(|(window, _)| window.rows * window.width).sum::<usize>();
         let nanos = (b * h * (k.d + dv)).saturating_mul(pairs) / MULTIPLICATIONS_PER_NANO;
         for_each_part(b * h, nanos, RowsMut { data: lse_data, len: tq }, |heads, lse| {
             let (mut tree, mut sums) = (BlockTree::<T>::new(width), [T::ZERO; ROWS]);
-            let (mut scores, mut rows) = (Scratch::<T>::new(ROWS * width), Scratch::<T>::new(ROWS * dv));
-            let mut columns = TransposedRows::new(windows.iter().map(|(window, _)| window), k.d);
-            let mut values = NeighbouringRows::new(windows.iter().map(|(window, _)| window), dv);
+            let (mut scores, mut rows) = (Scratch::<T>::new(scores_len), Scratch::<T>::new(ROWS * dv));
+            let mut nodes = vec![[T::ZERO; LANES]; width / LEAF];
+            let mut pairs = PairOperands::new(windows.iter().map(|(window, _)| window), k.d);
+            let mut values = NeighbouringRows::new(windows.iter().map(|(window, _)| window), dv, Side::Right);
             let (all_scores, all_rows) = (scores.get(), rows.get());
             let mut filled = None;
             for (head, lse) in heads.zip(lse.data.chunks_exact_mut(tq.max(1))) {
                 let head = [head / h, head % h];
                 let group = [head[0], head[1] / each];
                 if filled.replace(group) != Some(group) {
-                    columns.fill(k.at(group));
+                    pairs.fill(k.at(group));
                     values.fill(v.at(group));
                 }
                 for (window, over_window) in &windows {
                     let narrow = inputs.narrow(window, head).map(with_sums);
                     let (block, over) =
                         narrow.as_ref().map_or((window, over_window), |(block, over)| (block, over));
-                    let s = &mut all_scores[..block.rows * block.width];
+                    let s = &mut all_scores[..block.scores_len()];
                     let first = (head[0] * tq + block.start) * h + head[1];
                     let rows = &mut all_rows[..block.rows * dv];
                     if s.is_empty() {
@@ -220,17 +228,22 @@ impl<'a> CpuAttention<'a> {
                         unsafe { put_rows(rows, &o_rows, (first, h), None) };
                         continue;
                     }
-                    self.scores(block, (q.at(head), &columns), s);
-                    let lse = &mut lse[block.start..][..block.rows];
-                    dispatch(Probabilities {
-                        inputs: &inputs,
-                        head,
-                        s,
-                        block,
-                        tree: &mut tree,
-                        sums: &mut sums[..block.rows],
-                        lse,
-                    });
+                    let queries = q.at(head).rows(block.start, block.rows);
+                    pairs.multiply(block, T::of(self.scale), queries, s);
+                    let (lse, sums) = (&mut lse[block.start..][..block.rows], &mut sums[..block.rows]);
+                    if block.lanes.is_empty() {
+                        dispatch(Probabilities {
+                            inputs: &inputs,
+                            head,
+                            s,
+                            block,
+                            tree: &mut tree,
+                            sums,
+                            lse,
+                        });
+                    } else {
+                        dispatch(ColumnProbabilities { s, block, nodes: &mut nodes, sums, lse });
+                    }
                     self.drop_probabilities(block, head, s);
                     for factors in [Factors::Finite, Factors::Any] {
                         masked_product(
@@ -263,29 +276,6 @@ impl<'a> CpuAttention<'a> {
         blocks
     }
 
-    /// Computes `scale * q k^T` of a block, for the leaves of keys that its rows see.
-    fn scores<T: Gemm>(&self, block: &QueryBlock, (q, k): (MatRef<'_, T>, &TransposedRows<T>), s: &mut [T]) {
-        let q = q.rows(block.start, block.rows);
-        self.products(block, T::of(self.scale), (q, k), s);
-    }
-
-    /// Multiplies the block's rows with the columns of keys that they see.
-    fn products<T: Gemm>(
-        &self,
-        block: &QueryBlock,
-        scale: T,
-        (rows, columns): (MatRef<'_, T>, &TransposedRows<T>),
-        s: &mut [T],
-    ) {
-        for Stripe { rows: own, leaves } in block.stripes(&self.rule) {
-            for keys in block.runs_in(&leaves).map(|run| block.keys_of(run)) {
-                let into = block.whole_leaves_mut(s, &own, keys.clone());
-                let rows = rows.rows(own.start, own.len());
-                T::product(scale, rows, columns.whole_columns(keys), T::ZERO, into);
-            }
-        }
-    }
-
     /// Applies dropout to a block's probabilities, if there is any. Those that are -0 stay -0.
     fn drop_probabilities<T: Gemm>(&self, block: &QueryBlock, head: [usize; 2], s: &mut [T]) {
         self.each_kept(block, head, s, |p, keep, scale| *p = *p * if keep { scale } else { T::ZERO });
@@ -306,14 +296,15 @@ impl<'a> CpuAttention<'a> {
         let Some(dropout) = &self.dropout else { return };
         let scale = T::of(dropout.scale);
         let mut keep = vec![false; block.to - block.from];
-        for (i, row) in s.chunks_exact_mut(block.width).enumerate() {
+        let (query, key) = block.steps();
+        for i in 0..block.rows {
             let span = self.rule.span(block.position + i, block.keys);
             let (from, to) = (span.start.max(block.from), span.end.min(block.to));
             if from < to {
                 let keep = &mut keep[..to - from];
                 (dropout.keep)([b, h, block.start + i], from, keep);
-                let row = &mut row[from - block.from..][..keep.len()];
-                row.iter_mut().zip(keep.iter()).for_each(|(s, &keep)| apply(s, keep, scale));
+                let row = s[i * query + (from - block.from) * key..].iter_mut().step_by(key);
+                row.zip(keep.iter()).for_each(|(s, &keep)| apply(s, keep, scale));
             }
         }
     }

@@ -72,6 +72,7 @@ pub(crate) use threads::for_each_part;
 #[cfg(test)]
 pub(crate) use threads::set_smallest_part;
 pub use threads::{threads_each, threads_from_env, with_threads};
+pub(crate) use tree::join_leaves;
 pub use tree::{BlockTree, RowTree, merges, row_max};
 pub use two_passes::TwoPasses;
 pub use wide::WideFunction;

@@ -309,7 +309,7 @@ impl<T: Num, F: Reducer<T>> TreeFold<T, F> for LeavesFold<'_, T> {
     type Out = T;
     #[inline(always)]
     fn run<J: Joiner>(self, joiner: J) -> T {
-        let LeavesFold { mut first, mut count, row, nodes } = self;
+        let LeavesFold { first, count, row, nodes } = self;
         let (pairs, last) = row.as_chunks::<PAIR>();
         for (pair, node) in pairs.iter().zip(nodes.chunks_exact_mut(2)) {
             let [a, b, c, d, e, f, g, h] = joiner.eighths::<T, F>(pair);
@@ -319,21 +319,28 @@ impl<T: Num, F: Reducer<T>> TreeFold<T, F> for LeavesFold<'_, T> {
         if let Some(last) = last.first_chunk() {
             nodes[count - 1] = joiner.leaf::<T, F>(last);
         }
-        while count > 1 {
-            let (last, parent) = (first + count, first / 2);
-            for (i, node) in (parent..last.div_ceil(2)).enumerate() {
-                // A node's parts: the left one is absent below `first`, the right one from `last` on.
-                let (left, right) = (2 * node, 2 * node + 1);
-                nodes[i] = match (left >= first, right < last) {
-                    (true, true) => F::join(nodes[left - first], nodes[right - first]),
-                    (true, false) => nodes[left - first],
-                    (false, _) => nodes[right - first],
-                };
-            }
-            (first, count) = (parent, last.div_ceil(2) - parent);
-        }
-        nodes[0]
+        join_leaves(first, &mut nodes[..count], F::join)
     }
+}
+
+/// Joins the nodes of consecutive leaves, at least one, from leaf `first` on: [`BlockTree`]'s tree. Nodes can be vectors.
+#[inline(always)]
+pub(crate) fn join_leaves<N: Copy>(mut first: usize, nodes: &mut [N], join: impl Fn(N, N) -> N) -> N {
+    let mut count = nodes.len();
+    while count > 1 {
+        let (last, parent) = (first + count, first / 2);
+        for (i, node) in (parent..last.div_ceil(2)).enumerate() {
+            // A node's parts: the left one is absent below `first`, the right one from `last` on.
+            let (left, right) = (2 * node, 2 * node + 1);
+            nodes[i] = match (left >= first, right < last) {
+                (true, true) => join(nodes[left - first], nodes[right - first]),
+                (true, false) => nodes[left - first],
+                (false, _) => nodes[right - first],
+            };
+        }
+        (first, count) = (parent, last.div_ceil(2) - parent);
+    }
+    nodes[0]
 }
 
 /// Returns the largest element, ignoring NaNs. It serves as a shift that cancels out later, for which the sign of a

@@ -12,11 +12,12 @@ use std::ops::Range;
 
 use super::super::scores::ScoreRule;
 use super::gradient_rows::{GradientBuffers, RowPlaces};
-use super::key_rows::{NeighbouringRows, TransposedRows};
+use super::key_rows::{NeighbouringRows, PairOperands, Side};
 use super::query_block::{
     BlockSum, Factors, Heads, KeySums, LEAF_ROWS, QueryBlock, Scratch, Stripe, masked_product,
 };
 use super::query_sums::UnfinishedNodes;
+use super::score_columns::ColumnGradients;
 use super::score_rows::{ScoreGradients, ScoreInputs, ScoreTensors, put_rows};
 use super::{CpuAttention, MULTIPLICATIONS_PER_NANO, group_len};
 use crate::error::Result;
@@ -44,10 +45,17 @@ impl CpuAttention<'_> {
             .map(|(buffer, d)| Ok(SharedRows::new(buffer.make_mut::<T>()?, d)))
             .collect::<Result<_>>()?;
         let out = [0, 1, 2].map(|i| (&rows[i.min(rows.len() - 1)], places[i]));
+        let by_keys = given.scores.lie_by_keys(tq, keys);
         let leaves: Vec<(Leaf<T>, u8)> = leaves(tq)
             .into_iter()
             .filter(|(rows, _)| !rows.is_empty())
-            .map(|(rows, joins)| (Leaf::new(&self.rule, self.leaf_block(rows, keys)), joins))
+            .map(|(rows, joins)| {
+                let mut block = self.leaf_block(rows, keys);
+                if by_keys {
+                    block.lie_by_keys(&self.rule);
+                }
+                (Leaf::new(&self.rule, block), joins)
+            })
             .collect();
         let blocks = || leaves.iter().map(|(leaf, _)| &leaf.block);
         let pairs = blocks().map(|block| block.rows * block.width).sum::<usize>();
@@ -55,7 +63,7 @@ impl CpuAttention<'_> {
         for_each_part(b * groups, nanos, (), |some, ()| {
             let mut work = GroupScratch {
                 scores: ScoreScratch::new(blocks(), [d, dv], self.rule.soft_cap.is_some()),
-                keys: NeighbouringRows::new(blocks(), d),
+                keys: NeighbouringRows::new(blocks(), d, Side::Right),
                 dq: Scratch::new(LEAF_ROWS * d),
                 sums: [d, dv].map(|d| Scratch::new(keys * d)),
                 nodes: [Vec::new(), Vec::new()],
@@ -71,12 +79,12 @@ impl CpuAttention<'_> {
     }
 
     /// Computes the gradients of a group's queries, keys and values. Returns true if they are all finite.
-    fn group_gradients<T: Gemm>(
+    fn group_gradients<'g, T: Gemm>(
         &self,
         [b, group]: [usize; 2],
         factors: Factors,
-        (given, leaves): (&BackwardInputs<'_, T>, &[(Leaf<T>, u8)]),
-        work: &mut GroupScratch<'_, T>,
+        (given, leaves): (&BackwardInputs<'g, T>, &[(Leaf<T>, u8)]),
+        work: &mut GroupScratch<'g, T>,
         [dq, dk, dv]: &[(&SharedRows<'_, T>, RowPlaces); 3],
     ) -> bool {
         let d = given.k.d;
@@ -127,40 +135,50 @@ impl CpuAttention<'_> {
 
     /// Returns a block's probabilities after dropout, and the gradients of the products of queries and keys, or of the
     /// scores if `through_scale` is false.
-    pub(super) fn block_gradients<'w, T: Gemm>(
+    pub(super) fn block_gradients<'w, 'g, T: Gemm>(
         &self,
         block: &QueryBlock,
         head: [usize; 2],
-        given: &BackwardInputs<'_, T>,
-        work: &'w mut ScoreScratch<T>,
+        given: &BackwardInputs<'g, T>,
+        work: &'w mut ScoreScratch<'g, T>,
         through_scale: bool,
     ) -> (&'w [T], &'w [T]) {
         let [h, tq] = given.shape;
         let (own, group) = ((head, block.start, block.rows), [head[0], head[1] / given.each]);
-        let len = block.rows * block.width;
+        let len = block.scores_len();
         let (p, ds) = (&mut work.p.get()[..len], &mut work.ds.get()[..len]);
         if len == 0 {
             return (p, ds);
         }
+        let [scores, gradients] = &mut work.pairs;
         if work.group.replace(group) != Some(group) {
-            work.columns[0].fill(given.k.at(group));
-            work.columns[1].fill(given.v.at(group));
+            scores.fill(given.k.at(group));
+            gradients.fill(given.v.at(group));
         }
-        self.scores(block, (given.q.at(head), &work.columns[0]), p);
-        self.products(block, T::ONE, (given.grad.rows(own), &work.columns[1]), ds);
+        scores.multiply(block, T::of(self.scale), given.q.rows(own), p);
+        gradients.multiply(block, T::ONE, given.grad.rows(own), ds);
         self.drop_gradients(block, head, ds);
+        let scale = if through_scale { T::of(self.scale) } else { T::ONE };
+        let lse = &given.lse[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
+        let (o, grad) = (given.o.rows(own), given.grad.rows(own));
+        let dot = (&mut work.dot, work.products.get());
+        if !block.lanes.is_empty() {
+            dispatch(ColumnGradients { p, ds, block, scale, lse, o, grad, dot });
+            self.drop_probabilities(block, head, p);
+            return (p, ds);
+        }
         dispatch(ScoreGradients {
             inputs: &given.scores,
             head,
             p,
             ds,
             block,
-            scale: if through_scale { T::of(self.scale) } else { T::ONE },
+            scale,
             slopes: work.slopes.as_mut().filter(|_| through_scale).map(Scratch::get),
-            lse: &given.lse[(head[0] * h + head[1]) * tq + block.start..][..block.rows],
-            o: given.o.rows(own),
-            grad: given.grad.rows(own),
-            dot: (&mut work.dot, work.products.get()),
+            lse,
+            o,
+            grad,
+            dot,
         });
         self.drop_probabilities(block, head, p);
         (p, ds)
@@ -207,7 +225,7 @@ impl<T: Gemm> Leaf<T> {
 
 /// Buffers for the gradients of a group.
 struct GroupScratch<'a, T> {
-    scores: ScoreScratch<T>,
+    scores: ScoreScratch<'a, T>,
     keys: NeighbouringRows<'a, T>,
     /// The gradients of a leaf's queries.
     dq: Scratch<T>,
@@ -256,32 +274,33 @@ impl<'a, T: Gemm> BackwardInputs<'a, T> {
 
 /// Buffers for the probabilities and gradients of scores, `[queries, keys]`, of one block, and for a group's keys and
 /// values.
-pub(super) struct ScoreScratch<T> {
+pub(super) struct ScoreScratch<'a, T> {
     p: Scratch<T>,
     ds: Scratch<T>,
     /// One row.
     slopes: Option<Scratch<T>>,
     dot: RowTree<T>,
     products: Scratch<T>,
-    columns: [TransposedRows<T>; 2],
-    /// The batch and the group whose keys and values `columns` holds.
+    /// The operands of the products with keys and with values.
+    pairs: [PairOperands<'a, T>; 2],
+    /// The batch and the group whose keys and values `pairs` has.
     group: Option<[usize; 2]>,
 }
 
-impl<T: Gemm> ScoreScratch<T> {
+impl<'a, T: Gemm> ScoreScratch<'a, T> {
     pub(super) fn new<'b>(
-        blocks: impl Iterator<Item = &'b QueryBlock> + Clone,
+        blocks: impl ExactSizeIterator<Item = &'b QueryBlock> + Clone,
         [d, dv]: [usize; 2],
         soft_cap: bool,
     ) -> Self {
-        let (len, width) = blocks.clone().fold((0, 0), |(l, w), b| (l.max(b.rows * b.width), w.max(b.width)));
+        let (len, width) = blocks.clone().fold((0, 0), |(l, w), b| (l.max(b.scores_len()), w.max(b.width)));
         ScoreScratch {
             p: Scratch::new(len),
             ds: Scratch::new(len),
             slopes: soft_cap.then(|| Scratch::new(width)),
             dot: RowTree::new(dv),
             products: Scratch::new(LEAF_ROWS * dv),
-            columns: [d, dv].map(|d| TransposedRows::new(blocks.clone(), d)),
+            pairs: [d, dv].map(|d| PairOperands::new(blocks.clone(), d)),
             group: None,
         }
     }

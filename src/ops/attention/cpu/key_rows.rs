@@ -12,32 +12,58 @@ fn computed_keys<'b>(blocks: impl Iterator<Item = &'b QueryBlock>) -> Range<usiz
     ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
 }
 
-/// A head's rows of keys, for products of several blocks of queries. Rows at distances for which each product would pack
-/// them are copied next to each other. (Copies of other rows gained nothing in training on an Intel Xeon.)
+/// A head's rows of keys, for products of several blocks of queries. They are read where they are, or copied next to each other
+/// once if that pays.
 pub(super) struct NeighbouringRows<'a, T> {
     copy: Option<Scratch<T>>,
     keys: Range<usize>,
     step: usize,
     /// The most keys of a block; 0 for a single block, which reads rows once, where they are.
     widest: usize,
+    side: Side,
     /// The head, if its rows are read where they are.
     head: Option<MatRef<'a, T>>,
 }
 
+/// The operand of products that rows of keys are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    /// The left one: a tile reads a few lines of each row. Many rows in as many pages are copied. (256 keys are not: their copies
+    /// cost an Intel Xeon as much as they save.)
+    Left,
+    /// The right one, which products pack if lines share few sets of a cache. Such rows are copied. (Copies of others gained nothing
+    /// in training on an Intel Xeon.)
+    Right,
+}
+
+impl Side {
+    /// Returns true if copies of `len` rows pay that are `apart` bytes apart.
+    fn copies(self, len: usize, apart: usize) -> bool {
+        match self {
+            Side::Left => len >= 512 && apart >= 1024,
+            Side::Right => packs_lines(len, apart),
+        }
+    }
+}
+
 impl<'a, T: Gemm> NeighbouringRows<'a, T> {
     /// Returns no rows yet, for these blocks and rows of `d` elements.
-    pub(super) fn new<'b>(blocks: impl ExactSizeIterator<Item = &'b QueryBlock> + Clone, d: usize) -> Self {
+    pub(super) fn new<'b>(
+        blocks: impl ExactSizeIterator<Item = &'b QueryBlock> + Clone,
+        d: usize,
+        side: Side,
+    ) -> Self {
         let line = 64 / size_of::<T>();
         let widest = blocks.clone().map(|block| block.to - block.from).max().unwrap_or(0);
         let widest = if blocks.len() > 1 && d > 0 { widest } else { 0 };
         let lines = d.next_multiple_of(line);
         let step = if packs_lines(widest, lines * size_of::<T>()) { lines + line } else { lines };
-        NeighbouringRows { copy: None, keys: computed_keys(blocks), step, widest, head: None }
+        NeighbouringRows { copy: None, keys: computed_keys(blocks), step, widest, side, head: None }
     }
 
     /// Takes the rows of another head.
     pub(super) fn fill(&mut self, x: MatRef<'a, T>) {
-        if !packs_lines(self.widest, x.strides().0 * size_of::<T>()) {
+        if !self.side.copies(self.widest, x.strides().0 * size_of::<T>()) {
             self.head = Some(x);
             return;
         }
@@ -59,38 +85,86 @@ impl<'a, T: Gemm> NeighbouringRows<'a, T> {
     }
 }
 
-/// The rows of keys as columns: the matrix `[d, keys]` with contiguous rows, which products read without packing it again
-/// for each block of queries. It has the keys that some of these blocks compute.
+/// Rows as columns: the matrix `[d, rows]` with contiguous rows, which products read without packing it again.
 pub(super) struct TransposedRows<T> {
     data: Scratch<T>,
-    keys: Range<usize>,
     d: usize,
     step: usize,
 }
 
 impl<T: Gemm> TransposedRows<T> {
-    /// Returns room for rows of `d` elements.
-    pub(super) fn new<'b>(blocks: impl Iterator<Item = &'b QueryBlock>, d: usize) -> Self {
-        let keys = computed_keys(blocks);
+    /// Returns room for `len` rows of `d` elements.
+    fn new(len: usize, d: usize) -> Self {
         // Whole leaves and one cache line: an odd number of lines, so that neighbouring rows are in different sets of a
         // cache.
-        let step = keys.len().next_multiple_of(LEAF) + 64 / size_of::<T>();
-        TransposedRows { data: Scratch::new(d * step), keys, d, step }
+        let step = len.next_multiple_of(LEAF) + 64 / size_of::<T>();
+        TransposedRows { data: Scratch::new(d * step), d, step }
     }
 
-    /// Copies the rows of a head's keys; those that follow up to a whole leaf are zeros.
-    pub(super) fn fill(&mut self, x: MatRef<'_, T>) {
+    /// Copies rows. Zeros follow them up to a whole leaf.
+    fn fill(&mut self, x: MatRef<'_, T>) {
         assert_eq!(x.shape().1, self.d, "rows for which there is room");
-        if self.d > 0 && !self.keys.is_empty() {
-            T::copy_rows(x.rows(self.keys.start, self.keys.len()).t(), self.step, self.data.get());
+        if self.d > 0 && x.shape().0 > 0 {
+            T::copy_rows(x.t(), self.step, self.data.get());
         }
     }
 
-    /// Returns the columns of the leaves of some keys: whole leaves from `keys.start` on.
-    pub(super) fn whole_columns(&self, keys: Range<usize>) -> MatRef<'_, T> {
-        let (data, len) = (self.data.view(), keys.len().next_multiple_of(LEAF));
-        let data = &data[(keys.start - self.keys.start).min(data.len())..];
-        MatRef::new(data, (self.d, len), (self.step, 1)).expect("whole leaves")
+    /// Returns columns.
+    fn columns(&self, columns: Range<usize>) -> MatRef<'_, T> {
+        let data = self.data.view();
+        let data = &data[columns.start.min(data.len())..];
+        MatRef::new(data, (self.d, columns.len()), (self.step, 1)).expect("columns that are filled")
+    }
+}
+
+/// The operands of the products of queries and keys. One side is [columns](TransposedRows).
+pub(super) enum PairOperands<'a, T> {
+    /// Scores lie by queries: a head's keys are columns, those from the first one on that blocks compute.
+    ByQuery(TransposedRows<T>, Range<usize>),
+    /// Scores lie by keys: a block's queries are columns.
+    ByKey(TransposedRows<T>, NeighbouringRows<'a, T>),
+}
+
+impl<'a, T: Gemm> PairOperands<'a, T> {
+    /// Returns no operands yet, for these blocks and rows of `d` elements.
+    pub(super) fn new<'b>(blocks: impl ExactSizeIterator<Item = &'b QueryBlock> + Clone, d: usize) -> Self {
+        if blocks.clone().any(|block| !block.lanes.is_empty()) {
+            let most = blocks.clone().map(|block| block.rows).max().unwrap_or(0);
+            let keys = NeighbouringRows::new(blocks, d, Side::Left);
+            return PairOperands::ByKey(TransposedRows::new(most, d), keys);
+        }
+        let keys = computed_keys(blocks);
+        PairOperands::ByQuery(TransposedRows::new(keys.len(), d), keys)
+    }
+
+    /// Takes the keys of another head.
+    pub(super) fn fill(&mut self, x: MatRef<'a, T>) {
+        match self {
+            PairOperands::ByQuery(columns, keys) => columns.fill(x.rows(keys.start, keys.len())),
+            PairOperands::ByKey(_, keys) => keys.fill(x),
+        }
+    }
+
+    /// Multiplies a block's queries with the keys that they see.
+    pub(super) fn multiply(&mut self, block: &QueryBlock, scale: T, queries: MatRef<'_, T>, s: &mut [T]) {
+        if let PairOperands::ByKey(columns, _) = self {
+            columns.fill(queries);
+        }
+        for (own, keys) in &block.products {
+            let (queries, into) =
+                (queries.rows(own.start, own.len()), block.product_mut(s, own, keys.clone()));
+            match self {
+                PairOperands::ByQuery(columns, first) => {
+                    let from = keys.start - first.start;
+                    let columns = columns.columns(from..from + keys.len().next_multiple_of(LEAF));
+                    T::product(scale, queries, columns, T::ZERO, into);
+                }
+                PairOperands::ByKey(columns, all) => {
+                    let keys = all.rows(keys.clone(), columns.d);
+                    T::product(scale, keys, columns.columns(own.clone()), T::ZERO, into);
+                }
+            }
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::lane_windows::{LANES, LaneWindows};
 use crate::error::Result;
 use crate::ops::attention::scores::ScoreRule;
 use crate::tensor::cpu::{Gemm, LeafContraction, LeafRuns, MatMut, MatRef, as_elements_mut};
@@ -33,8 +34,12 @@ pub(super) struct QueryBlock {
     pub(super) from: usize,
     /// The key after the last one that is computed.
     pub(super) to: usize,
-    /// The row length of the scores: `to - from` rounded up to whole leaves.
+    /// The number of keys of the scores: `to - from` rounded up to whole leaves.
     pub(super) width: usize,
+    /// The products that give the scores: rows, and the keys that they see.
+    pub(super) products: Vec<(Range<usize>, Range<usize>)>,
+    /// The windows of each [`LANES`] queries, if the scores [lie by keys](QueryBlock::lie_by_keys), or nothing.
+    pub(super) lanes: Vec<LaneWindows>,
 }
 
 impl QueryBlock {
@@ -47,15 +52,48 @@ impl QueryBlock {
         keys: usize,
     ) -> QueryBlock {
         let [first, last] = [position, position + rows.max(1) - 1].map(|p| rule.span(p, keys));
-        let mut block =
-            QueryBlock { start, position, rows, keys, leaves: Vec::new(), from: 0, to: 0, width: 0 };
+        let mut block = QueryBlock {
+            start,
+            position,
+            rows,
+            keys,
+            leaves: Vec::new(),
+            from: 0,
+            to: 0,
+            width: 0,
+            products: Vec::new(),
+            lanes: Vec::new(),
+        };
         if first.start < last.end {
             block.leaves.push(first.start / LEAF..last.end.div_ceil(LEAF));
         }
         block.measure();
         // The last leaf ends where the last window does.
         block.to = block.to.min(last.end.max(block.from));
+        block.plan_products(rule);
         block
+    }
+
+    /// Lets the scores of queries lie side by side, a row of whole vectors of queries for each key. Else they lie by queries, a row of keys
+    /// for each.
+    pub(super) fn lie_by_keys(&mut self, rule: &ScoreRule) {
+        let window = |i: usize| {
+            let span = if i < self.rows { rule.span(self.position + i, self.keys) } else { 0..0 };
+            [span.start, span.end].map(|key| key.clamp(self.from, self.to) - self.from)
+        };
+        let lanes = |first: usize| LaneWindows::new(std::array::from_fn(|lane| window(first + lane)));
+        self.lanes = (0..self.rows).step_by(LANES).map(lanes).collect();
+    }
+
+    /// Returns the distances of a query's and of a key's scores from the next one's.
+    #[inline(always)]
+    pub(super) fn steps(&self) -> (usize, usize) {
+        if self.lanes.is_empty() { (self.width, 1) } else { (1, self.lanes.len() * LANES) }
+    }
+
+    /// Returns the number of elements of the scores.
+    pub(super) fn scores_len(&self) -> usize {
+        if self.lanes.is_empty() { self.rows * self.width } else { self.lanes.len() * LANES * self.width }
     }
 
     fn measure(&mut self) {
@@ -64,8 +102,16 @@ impl QueryBlock {
         self.width = (range.end - range.start).next_multiple_of(LEAF);
     }
 
+    fn plan_products(&mut self, rule: &ScoreRule) {
+        let mut products = Vec::with_capacity(2);
+        for Stripe { rows, leaves } in self.stripes(rule) {
+            products.extend(self.runs_in(&leaves).map(|run| (rows.clone(), self.keys_of(run))));
+        }
+        self.products = products;
+    }
+
     /// Keeps the leaves whose keys `keep` accepts.
-    pub(super) fn retain(&mut self, keep: impl Fn(Range<usize>) -> bool) {
+    pub(super) fn retain(&mut self, rule: &ScoreRule, keep: impl Fn(Range<usize>) -> bool) {
         let mut kept: Vec<Range<usize>> = Vec::new();
         for leaf in self.leaves.drain(..).flatten() {
             if !keep(leaf * LEAF..((leaf + 1) * LEAF).min(self.keys)) {
@@ -80,6 +126,7 @@ impl QueryBlock {
         self.leaves = kept;
         self.measure();
         self.to = self.to.min(end.max(self.from));
+        self.plan_products(rule);
     }
 
     /// Returns the rows that the upper half of a tree over all rows has, and the others, each with the leaves that they
@@ -151,27 +198,34 @@ impl QueryBlock {
         KeySums { over: LeafContraction::new(runs), keys: runs.indices() }
     }
 
-    /// Returns the columns of some keys in some rows.
+    /// Returns the scores of some queries, as rows, and keys.
     pub(super) fn part<'a, T>(
         &self,
         data: &'a [T],
         rows: &Range<usize>,
         keys: Range<usize>,
     ) -> MatRef<'a, T> {
-        let data = &data[rows.start * self.width + keys.start - self.from..];
-        MatRef::new(data, (rows.len(), keys.len()), (self.width, 1)).expect("room for the block")
+        let (query, key) = self.steps();
+        let data = &data[rows.start * query + (keys.start - self.from) * key..];
+        MatRef::new(data, (rows.len(), keys.len()), (query, key)).expect("room for the block")
     }
 
-    /// Returns the columns of the leaves of some keys, whole leaves, in some rows.
-    pub(super) fn whole_leaves_mut<'a, T>(
+    /// Returns the place of a product of some queries and keys: of whole leaves of keys, or with keys as rows if the scores lie by
+    /// keys.
+    pub(super) fn product_mut<'a, T>(
         &self,
         data: &'a mut [T],
         rows: &Range<usize>,
         keys: Range<usize>,
     ) -> MatMut<'a, T> {
-        let data = &mut data[rows.start * self.width + keys.start - self.from..];
-        let shape = (rows.len(), keys.len().next_multiple_of(LEAF));
-        MatMut::new(data, shape, (self.width, 1)).expect("room for the block")
+        let (query, key) = self.steps();
+        let data = &mut data[rows.start * query + (keys.start - self.from) * key..];
+        let (shape, strides) = if self.lanes.is_empty() {
+            ((rows.len(), keys.len().next_multiple_of(LEAF)), (query, key))
+        } else {
+            ((keys.len(), rows.len()), (key, query))
+        };
+        MatMut::new(data, shape, strides).expect("room for the block")
     }
 }
 
@@ -310,7 +364,7 @@ mod tests {
             let (position, keys) = (seed * 13 % 150, 1 + seed * 29 % 260);
             let mut block = QueryBlock::new(&rule, 0, position, rows, keys);
             if seed % 3 == 0 {
-                block.retain(|keys| (keys.start / LEAF + seed) % 4 != 1);
+                block.retain(&rule, |keys| (keys.start / LEAF + seed) % 4 != 1);
             }
             let stripes = block.stripes(&rule);
             let by_rows = block.leaves_by_rows(&stripes);

@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
+use super::lane_windows::LANES;
 use super::query_block::{LEAF_ROWS, QueryBlock, ROWS};
+
 use crate::error::Result;
 use crate::ops::attention::scores::{ScoreOperands, ScoreRule};
 use crate::tensor::cpu::{
@@ -16,7 +18,7 @@ const GROUP: usize = 16;
 
 /// Returns one of two values. Both are computed, so that loops vectorise.
 #[inline(always)]
-fn pick<T>(condition: bool, yes: T, no: T) -> T {
+pub(super) fn pick<T>(condition: bool, yes: T, no: T) -> T {
     if condition { yes } else { no }
 }
 
@@ -33,7 +35,7 @@ fn begin_exponentials<T: Gemm>(leaf: &mut [T; LEAF], marks: &mut [T; LEAF], max:
 
 /// The second pass: returns the exponential, or -0 for a key that is left out.
 #[inline(always)]
-fn end_exponential<T: Gemm>(mark: T, second: T) -> T {
+pub(super) fn end_exponential<T: Gemm>(mark: T, second: T) -> T {
     pick(mark == T::ZERO, T::SUM_PAD, T::exp_end([mark, second]))
 }
 
@@ -144,6 +146,12 @@ impl<'a, T: Gemm> ScoreInputs<'a, T> {
         })
     }
 
+    /// Returns true if the scores of a call [lie by keys](QueryBlock::lie_by_keys): if it has queries for half a vector or more, and
+    /// there is nothing else to do to scores than to leave out those outside of the window.
+    pub(super) fn lie_by_keys(&self, queries: usize, keys: usize) -> bool {
+        !self.treat_scores && queries >= LANES / 2 && i32::try_from(keys).is_ok()
+    }
+
     /// Returns the block without the leaves of keys that none of its queries sees in this batch and head, or `None` if
     /// there are no such leaves.
     pub(super) fn narrow(&self, window: &QueryBlock, [b, h]: [usize; 2]) -> Option<QueryBlock> {
@@ -156,7 +164,7 @@ impl<'a, T: Gemm> ScoreInputs<'a, T> {
                 |x: &[i64]| x.iter().fold((i64::MAX, i64::MIN), |(lo, hi), &x| (lo.min(x), hi.max(x)));
             let (lo, hi) = bounds(&of_q.row(b)[block.start..][..block.rows]);
             let of_k = of_k.row(b);
-            block.retain(|keys| {
+            block.retain(&self.rule, |keys| {
                 let (from, to) = bounds(&of_k[keys]);
                 from <= hi && lo <= to
             });
@@ -164,7 +172,7 @@ impl<'a, T: Gemm> ScoreInputs<'a, T> {
         if let Some(mask) = self.mask {
             let rows = if mask.strides[2] == 0 { block.rows.min(1) } else { block.rows };
             let start = block.start;
-            block.retain(|keys| {
+            block.retain(&self.rule, |keys| {
                 (start..start + rows)
                     .any(|i| mask.row([b, h, i], keys.clone()).iter().fold(false, |any, &seen| any | seen))
             });
@@ -362,15 +370,9 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
     #[inline(always)]
     fn run(mut self) {
         let (block, rule) = (self.block, &self.inputs.rule);
-        let (d, width) = (self.o.shape().1, block.width);
+        let width = block.width;
         let (tree, room) = self.dot;
-        let products = &mut room[..block.rows * d];
-        for (i, products) in products.chunks_exact_mut(d.max(1)).enumerate() {
-            for (product, (&o, &grad)) in products.iter_mut().zip(self.o.row(i).iter().zip(self.grad.row(i)))
-            {
-                *product = o * grad;
-            }
-        }
+        let products = row_products(self.o, self.grad, room);
         let mut deltas = [T::ZERO; LEAF_ROWS];
         tree.fold_rows::<SumReducer>(products, &mut deltas[..block.rows]);
         // Apart from the next loop, because a CPU waits if it reads what it has just written in part.
@@ -412,6 +414,19 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
             }
         }
     }
+}
+
+/// Writes the products of the elements of two matrices to `room`, row after row, and returns them.
+#[inline(always)]
+pub(super) fn row_products<'r, T: Gemm>(x: MatRef<'_, T>, y: MatRef<'_, T>, room: &'r mut [T]) -> &'r [T] {
+    let (rows, d) = x.shape();
+    let products = &mut room[..rows * d];
+    for (i, products) in products.chunks_exact_mut(d.max(1)).enumerate() {
+        for (product, (&x, &y)) in products.iter_mut().zip(x.row(i).iter().zip(y.row(i))) {
+            *product = x * y;
+        }
+    }
+    products
 }
 
 /// Writes rows to the rows of a result from `first` on, `step` rows apart, with 0 instead of -0. With `sums` each row is

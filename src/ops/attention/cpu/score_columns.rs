@@ -1,0 +1,288 @@
+//! Loops over a block of scores that lie [by keys](super::query_block::QueryBlock::lie_by_keys): exponentials and gradients.
+//!
+//! Sixteen queries are the lanes of vectors. So a query's largest score and its sum need no joins across a vector, and only
+//! the cells of 16 queries and 16 keys on the edges of windows need masks. Scores with a soft cap, a bias, a mask or documents,
+//! and those of a few queries, lie by queries: [`score_rows`](super::score_rows) has their loops, which give the same bits.
+
+use super::lane_windows::{LANES, LaneWindows, Seen};
+use super::query_block::QueryBlock;
+use super::score_rows::{end_exponential, pick, row_products};
+use crate::tensor::LEAF;
+use crate::tensor::cpu::{Gemm, Kernel, MatRef, RowTree, SumReducer, join_leaves};
+
+/// The vectors of one group of queries in a block: a vector for each key, `step` vectors apart.
+struct Column<'a, T> {
+    vectors: &'a mut [[T; LANES]],
+    step: usize,
+}
+
+impl<T: Gemm> Column<'_, T> {
+    #[inline(always)]
+    fn at(&mut self, key: usize) -> &mut [T; LANES] {
+        &mut self.vectors[key * self.step]
+    }
+
+    /// Writes -0 to the scores of a cell.
+    #[inline(always)]
+    fn leave_out(&mut self, cell: usize) {
+        for i in 0..LANES {
+            *self.at(cell * LANES + i) = [T::SUM_PAD; LANES];
+        }
+    }
+
+    /// Writes -inf to the scores of a cell that queries do not see.
+    #[inline(always)]
+    fn hide(&mut self, windows: &LaneWindows, cell: usize) {
+        for key in cell * LANES..(cell + 1) * LANES {
+            let (seen, scores) = (windows.see(key), self.at(key));
+            let before = *scores;
+            for lane in 0..LANES {
+                scores[lane] = pick(seen[lane], before[lane], T::LOWEST);
+            }
+        }
+    }
+
+    /// The first pass over a cell: replaces each score by one part of its exponential over `e^max`, and returns the others, or
+    /// 0 for keys that are left out.
+    #[inline(always)]
+    fn begin_exponentials(&mut self, cell: usize, max: &[T; LANES]) -> [[T; LANES]; LANES] {
+        let mut marks = [[T::ZERO; LANES]; LANES];
+        for (i, marks) in marks.iter_mut().enumerate() {
+            let scores = self.at(cell * LANES + i);
+            for ((s, mark), &max) in scores.iter_mut().zip(marks).zip(max) {
+                let [first, second] = (*s - max).exp_begin();
+                *mark = pick(*s == T::LOWEST, T::ZERO, first);
+                *s = second;
+            }
+        }
+        marks
+    }
+
+    /// Replaces each of `max` by the largest score of a cell if that is larger.
+    #[inline(always)]
+    fn raise(&mut self, cell: usize, max: &mut [T; LANES]) {
+        let x: [[T; LANES]; LANES] = std::array::from_fn(|i| *self.at(cell * LANES + i));
+        for lane in 0..LANES {
+            // As a tree, because a maximum waits for the one before.
+            let four =
+                |i: usize| larger(larger(x[i][lane], x[i + 1][lane]), larger(x[i + 2][lane], x[i + 3][lane]));
+            max[lane] = larger(max[lane], larger(larger(four(0), four(4)), larger(four(8), four(12))));
+        }
+    }
+
+    /// The sums of a leaf of keys.
+    #[inline(always)]
+    fn leaf_sums(&mut self, leaf: usize) -> [T; LANES] {
+        let mut eighths = [[T::ZERO; LANES]; LEAF / 8];
+        for (i, eighth) in eighths.iter_mut().enumerate() {
+            let x: [[T; LANES]; 8] = std::array::from_fn(|j| *self.at(leaf * LEAF + i * 8 + j));
+            for (lane, sum) in eighth.iter_mut().enumerate() {
+                let of = |j: usize| x[j][lane];
+                *sum = ((of(0) + of(1)) + (of(2) + of(3))) + ((of(4) + of(5)) + (of(6) + of(7)));
+            }
+        }
+        let [a, b, c, d] = eighths;
+        added(added(a, b), added(c, d))
+    }
+}
+
+#[inline(always)]
+fn added<T: Gemm>(mut a: [T; LANES], b: [T; LANES]) -> [T; LANES] {
+    a.iter_mut().zip(b).for_each(|(a, b)| *a = *a + b);
+    a
+}
+
+/// Returns the scores of a group of queries.
+#[inline(always)]
+fn column<'s, T: Gemm>(s: &'s mut [T], block: &QueryBlock, group: usize) -> Column<'s, T> {
+    Column { vectors: &mut s.as_chunks_mut::<LANES>().0[group..], step: block.lanes.len() }
+}
+
+/// The kernel that turns the products of a block into scores and exponentials, and computes their sums and the logarithms of the
+/// sums, like [`Probabilities`](super::score_rows::Probabilities).
+pub(super) struct ColumnProbabilities<'a, T> {
+    pub(super) s: &'a mut [T],
+    pub(super) block: &'a QueryBlock,
+    /// Room for the sums of a query's leaves.
+    pub(super) nodes: &'a mut [[T; LANES]],
+    pub(super) sums: &'a mut [T],
+    pub(super) lse: &'a mut [T],
+}
+
+impl<T: Gemm> Kernel for ColumnProbabilities<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let block = self.block;
+        let cells = block.width / LANES;
+        let nodes = &mut self.nodes[..block.width / LEAF];
+        let rows = self.sums.chunks_mut(LANES).zip(self.lse.chunks_mut(LANES));
+        for ((group, windows), (sums, lse)) in block.lanes.iter().enumerate().zip(rows) {
+            let mut column = column(self.s, block, group);
+            let mut max = [T::LOWEST; LANES];
+            for cell in 0..cells {
+                match windows.seen(cell) {
+                    Seen::None => continue,
+                    Seen::Some => column.hide(windows, cell),
+                    Seen::All => {}
+                }
+                column.raise(cell, &mut max);
+            }
+            // Scores of NaN alone, which are ignored, or no score at all.
+            max.iter_mut().for_each(|max| *max = pick(*max == T::LOWEST, T::ZERO, *max));
+            for (leaf, node) in nodes.iter_mut().enumerate() {
+                for cell in leaf * (LEAF / LANES)..(leaf + 1) * (LEAF / LANES) {
+                    if windows.seen(cell) == Seen::None {
+                        column.leave_out(cell);
+                        continue;
+                    }
+                    let marks = column.begin_exponentials(cell, &max);
+                    for (i, marks) in marks.iter().enumerate() {
+                        let scores = column.at(cell * LANES + i);
+                        scores.iter_mut().zip(marks).for_each(|(s, &mark)| *s = end_exponential(mark, *s));
+                    }
+                }
+                *node = column.leaf_sums(leaf);
+            }
+            let sum = join_leaves(block.from / LEAF, nodes, added);
+            let mut logs = [T::ZERO; LANES];
+            for ((log, &sum), &max) in logs.iter_mut().zip(&sum).zip(&max) {
+                *log = pick(sum == T::ZERO, T::LOWEST, sum.ln() + max);
+            }
+            sums.copy_from_slice(&sum[..sums.len()]);
+            lse.copy_from_slice(&logs[..lse.len()]);
+        }
+    }
+}
+
+/// Returns the larger score. With a NaN it is either; sums that have the NaN are NaNs.
+#[inline(always)]
+fn larger<T: Gemm>(a: T, b: T) -> T {
+    pick(b > a, b, a)
+}
+
+/// The kernel that turns products `p` of queries and keys into probabilities, and gradients `ds` of the probabilities into those
+/// of the products, like [`ScoreGradients`](super::score_rows::ScoreGradients).
+pub(super) struct ColumnGradients<'a, T> {
+    pub(super) p: &'a mut [T],
+    pub(super) ds: &'a mut [T],
+    pub(super) block: &'a QueryBlock,
+    pub(super) scale: T,
+    pub(super) lse: &'a [T],
+    pub(super) o: MatRef<'a, T>,
+    pub(super) grad: MatRef<'a, T>,
+    /// The tree over a row of `o`, and room for the products of the rows of `o` and `grad`.
+    pub(super) dot: (&'a mut RowTree<T>, &'a mut [T]),
+}
+
+impl<T: Gemm> Kernel for ColumnGradients<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let block = self.block;
+        let (tree, room) = self.dot;
+        let products = row_products(self.o, self.grad, room);
+        let mut deltas = [T::ZERO; super::query_block::LEAF_ROWS];
+        tree.fold_rows::<SumReducer>(products, &mut deltas[..block.rows]);
+        for (group, windows) in block.lanes.iter().enumerate() {
+            let first = group * LANES;
+            let (mut lse, mut delta) = ([T::ZERO; LANES], [T::ZERO; LANES]);
+            for (lane, i) in (first..block.rows.min(first + LANES)).enumerate() {
+                lse[lane] = pick(self.lse[i] == T::LOWEST, T::ZERO, self.lse[i]);
+                delta[lane] = deltas[i];
+            }
+            let mut p = column(self.p, block, group);
+            let mut ds = column(self.ds, block, group);
+            for cell in 0..block.width / LANES {
+                match windows.seen(cell) {
+                    Seen::None => {
+                        p.leave_out(cell);
+                        ds.leave_out(cell);
+                        continue;
+                    }
+                    Seen::Some => p.hide(windows, cell),
+                    Seen::All => {}
+                }
+                let marks = p.begin_exponentials(cell, &lse);
+                for (i, marks) in marks.iter().enumerate() {
+                    let (p, ds) = (p.at(cell * LANES + i), ds.at(cell * LANES + i));
+                    for (((p, ds), &mark), &delta) in p.iter_mut().zip(ds).zip(marks).zip(&delta) {
+                        *p = end_exponential(mark, *p);
+                        let change = self.scale * (*p * (*ds - delta));
+                        *ds = pick(mark == T::ZERO, T::SUM_PAD, change + T::ZERO);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{CpuAttention, CpuAttentionDropout};
+    use crate::ops::attention::scores::{ScoreOperands, ScoreRule};
+    use crate::tensor::cpu::{Isa, cast, with_isa};
+    use crate::tensor::{DType, Tensor};
+
+    fn noise(shape: [usize; 4], salt: usize, dtype: DType) -> Tensor {
+        let value = |i: usize| ((i * 7919 + salt * 131) % 1009) as f32 * 0.003_1 - 1.5;
+        let x = Tensor::build(shape, |out: &mut [f32]| {
+            out.iter_mut().enumerate().for_each(|(i, x)| *x = value(i));
+        });
+        cast(&x, dtype).expect("floats")
+    }
+
+    /// A mask that leaves out nothing lets scores lie by queries. Nothing else may come of it: with windows, dropout, grouped heads,
+    /// infinite keys, rows far apart, and each instruction set.
+    #[test]
+    fn scores_by_keys_and_by_queries_give_the_same_bits() {
+        let windows =
+            [(None, None), (None, Some(0)), (Some(9), Some(0)), (Some(40), Some(3)), (Some(0), None)];
+        let sizes =
+            [(8usize, 8usize), (15, 31), (16, 64), (17, 17), (40, 70), (64, 64), (65, 100), (130, 600)];
+        for (n, (queries, keys)) in sizes.into_iter().enumerate() {
+            for (before, after) in windows {
+                let rule = ScoreRule { before, after, ..ScoreRule::BIDIRECTIONAL };
+                let q_start = if n % 2 == 0 { keys.saturating_sub(queries) } else { 3 };
+                let dtype = if n % 3 == 2 { DType::F64 } else { DType::F32 };
+                // Rows of keys are 20 or, next to other columns, 280 elements apart.
+                let columns = if keys < 512 { 10 } else { 140 };
+                let rows = |len: usize, heads: usize, salt: usize| {
+                    let x = noise([1, len, heads, columns], salt, dtype).transpose(1, 2);
+                    x.and_then(|x| x.narrow(3, 1, 8)).expect("four dims")
+                };
+                let (q, mut k, v, grad) =
+                    (rows(queries, 4, 1), rows(keys, 2, 2), rows(keys, 2, 3), rows(queries, 4, 4));
+                if n == 3 {
+                    k = k.packed();
+                    k.make_mut::<f32>().expect("f32")[5 * 8 + 1] = f32::INFINITY;
+                }
+                let keep = |[b, h, i]: [usize; 3], from: usize, keep: &mut [bool]| {
+                    keep.iter_mut().enumerate().for_each(|(j, k)| *k = (b + h + i * (from + j)) % 4 != 1);
+                };
+                let dropout = (n % 2 == 1).then_some(CpuAttentionDropout { scale: 1.25, keep: &keep });
+                let call =
+                    CpuAttention { q_start, dropout, rule, ..CpuAttention::causal("attention", 0, 0.3) };
+                let all = Tensor::full(DType::Bool, [1, 1, 1, 1], 1.0);
+                let operands = ScoreOperands { mask: Some(&all), ..ScoreOperands::default() };
+                let by_queries = CpuAttention { rule: ScoreRule { mask: true, ..rule }, operands, ..call };
+                let run = |call: &CpuAttention<'_>| {
+                    let (o, lse) = call.forward(&q, &k, &v).expect("operands that fit");
+                    let grads = call.backward([&q, &k, &v], (&o, &lse), &grad).expect("operands that fit");
+                    let bits = |x: &Tensor| {
+                        let x = x.to_f64_vec().into_iter();
+                        x.map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() }).collect::<Vec<_>>()
+                    };
+                    [&o, &lse].into_iter().chain(&grads).map(bits).collect::<Vec<_>>()
+                };
+                let want = run(&by_queries);
+                let all = Isa::available();
+                // Others than the widest on small sizes, since they are slow.
+                for &isa in &all[if n < 4 { 0 } else { all.len() - 1 }..] {
+                    let got = with_isa(isa, || run(&call));
+                    assert!(got == want, "{queries} queries, {keys} keys, {before:?} {after:?}, {isa:?}");
+                }
+            }
+        }
+    }
+}
