@@ -7,6 +7,8 @@
 //! appended. The gradients of keys and values are sums over the given queries
 //! [along the reduction tree](backward).
 //!
+//! The scores of a block lie [by queries](score_rows), or [by keys](score_columns) where windows alone decide what a query sees.
+//!
 //! [`SplitRule::PowerOfTwo`]: crate::tensor::SplitRule::PowerOfTwo
 
 mod backward;
