@@ -45,7 +45,7 @@ impl CpuAttention<'_> {
             .map(|(buffer, d)| Ok(SharedRows::new(buffer.make_mut::<T>()?, d)))
             .collect::<Result<_>>()?;
         let out = [0, 1, 2].map(|i| (&rows[i.min(rows.len() - 1)], places[i]));
-        let by_keys = given.scores.lie_by_keys(tq, keys);
+        let by_keys = self.scores_by_keys(&given.scores, tq, keys);
         let leaves: Vec<(Leaf<T>, u8)> = leaves(tq)
             .into_iter()
             .filter(|(rows, _)| !rows.is_empty())
@@ -164,7 +164,6 @@ impl CpuAttention<'_> {
         let dot = (&mut work.dot, work.products.get());
         if !block.lanes.is_empty() {
             dispatch(ColumnGradients { p, ds, block, scale, lse, o, grad, dot });
-            self.drop_probabilities(block, head, p);
             return (p, ds);
         }
         dispatch(ScoreGradients {

@@ -1,8 +1,8 @@
 //! Loops over a block of scores that lie [by keys](super::query_block::QueryBlock::lie_by_keys): exponentials and gradients.
 //!
 //! Sixteen queries are the lanes of vectors. So a query's largest score and its sum need no joins across a vector, and only
-//! the cells of 16 queries and 16 keys on the edges of windows need masks. Scores with a soft cap, a bias, a mask or documents,
-//! and those of a few queries, lie by queries: [`score_rows`](super::score_rows) has their loops, which give the same bits.
+//! the cells of 16 queries and 16 keys on the edges of windows need masks. Scores with a soft cap, a bias, a mask, documents or
+//! dropout, and those of a few queries, lie by queries: [`score_rows`](super::score_rows) has their loops, which give the same bits.
 
 use super::lane_windows::{LANES, LaneWindows, Seen};
 use super::query_block::QueryBlock;
@@ -219,7 +219,7 @@ impl<T: Gemm> Kernel for ColumnGradients<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{CpuAttention, CpuAttentionDropout};
+    use super::super::CpuAttention;
     use crate::ops::attention::scores::{ScoreOperands, ScoreRule};
     use crate::tensor::cpu::{Isa, cast, with_isa};
     use crate::tensor::{DType, Tensor};
@@ -232,7 +232,7 @@ mod tests {
         cast(&x, dtype).expect("floats")
     }
 
-    /// A mask that leaves out nothing lets scores lie by queries. Nothing else may come of it: with windows, dropout, grouped heads,
+    /// A mask that leaves out nothing lets scores lie by queries. Nothing else may come of it: with windows, grouped heads,
     /// infinite keys, rows far apart, and each instruction set.
     #[test]
     fn scores_by_keys_and_by_queries_give_the_same_bits() {
@@ -257,12 +257,7 @@ mod tests {
                     k = k.packed();
                     k.make_mut::<f32>().expect("f32")[5 * 8 + 1] = f32::INFINITY;
                 }
-                let keep = |[b, h, i]: [usize; 3], from: usize, keep: &mut [bool]| {
-                    keep.iter_mut().enumerate().for_each(|(j, k)| *k = (b + h + i * (from + j)) % 4 != 1);
-                };
-                let dropout = (n % 2 == 1).then_some(CpuAttentionDropout { scale: 1.25, keep: &keep });
-                let call =
-                    CpuAttention { q_start, dropout, rule, ..CpuAttention::causal("attention", 0, 0.3) };
+                let call = CpuAttention { q_start, rule, ..CpuAttention::causal("attention", 0, 0.3) };
                 let all = Tensor::full(DType::Bool, [1, 1, 1, 1], 1.0);
                 let operands = ScoreOperands { mask: Some(&all), ..ScoreOperands::default() };
                 let by_queries = CpuAttention { rule: ScoreRule { mask: true, ..rule }, operands, ..call };

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use super::lane_windows::LANES;
 use super::query_block::{LEAF_ROWS, QueryBlock, ROWS};
 
 use crate::error::Result;
@@ -127,7 +126,7 @@ pub(super) struct ScoreInputs<'a, T> {
     mask: Option<BroadcastRows<'a, bool>>,
     documents: Option<[DocumentRows<'a>; 2]>,
     /// True if there is more to do to scores than to leave out those outside of the window.
-    treat_scores: bool,
+    pub(super) treat_scores: bool,
 }
 
 impl<'a, T: Gemm> ScoreInputs<'a, T> {
@@ -144,12 +143,6 @@ impl<'a, T: Gemm> ScoreInputs<'a, T> {
             mask: tensors.mask.as_ref().map(BroadcastRows::of).transpose()?,
             documents,
         })
-    }
-
-    /// Returns true if the scores of a call [lie by keys](QueryBlock::lie_by_keys): if it has queries for half a vector or more, and
-    /// there is nothing else to do to scores than to leave out those outside of the window.
-    pub(super) fn lie_by_keys(&self, queries: usize, keys: usize) -> bool {
-        !self.treat_scores && queries >= LANES / 2 && i32::try_from(keys).is_ok()
     }
 
     /// Returns the block without the leaves of keys that none of its queries sees in this batch and head, or `None` if
