@@ -18,7 +18,7 @@ use super::query_block::{
 };
 use super::query_sums::UnfinishedNodes;
 use super::score_columns::ColumnGradients;
-use super::score_rows::{ScoreGradients, ScoreInputs, ScoreTensors, put_rows};
+use super::score_rows::{RowDots, ScoreGradients, ScoreInputs, ScoreTensors, put_rows};
 use super::{CpuAttention, MULTIPLICATIONS_PER_NANO, group_len};
 use crate::error::Result;
 use crate::tensor::cpu::{Gemm, RowTree, SharedRows, dispatch, for_each_part, merges};
@@ -160,10 +160,12 @@ impl CpuAttention<'_> {
         self.drop_gradients(block, head, ds);
         let scale = if through_scale { T::of(self.scale) } else { T::ONE };
         let lse = &given.lse[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
+        let (mut deltas, products) = ([T::ZERO; LEAF_ROWS], work.products.get());
+        let deltas = &mut deltas[..block.rows];
         let (o, grad) = (given.o.rows(own), given.grad.rows(own));
-        let dot = (&mut work.dot, work.products.get());
+        dispatch(RowDots { x: o, y: grad, tree: &mut work.dot, products, dots: deltas });
         if !block.lanes.is_empty() {
-            dispatch(ColumnGradients { p, ds, block, scale, lse, o, grad, dot });
+            dispatch(ColumnGradients { p, ds, block, scale, lse, deltas });
             return (p, ds);
         }
         dispatch(ScoreGradients {
@@ -175,9 +177,7 @@ impl CpuAttention<'_> {
             scale,
             slopes: work.slopes.as_mut().filter(|_| through_scale).map(Scratch::get),
             lse,
-            o,
-            grad,
-            dot,
+            deltas,
         });
         self.drop_probabilities(block, head, p);
         (p, ds)

@@ -102,6 +102,7 @@ impl QueryBlock {
         self.width = (range.end - range.start).next_multiple_of(LEAF);
     }
 
+    /// Lists the products of each [stripe](QueryBlock::stripes) with the keys that it sees.
     fn plan_products(&mut self, rule: &ScoreRule) {
         let mut products = Vec::with_capacity(2);
         for Stripe { rows, leaves } in self.stripes(rule) {

@@ -6,9 +6,9 @@
 
 use super::lane_windows::{LANES, LaneWindows, Seen};
 use super::query_block::QueryBlock;
-use super::score_rows::{end_exponential, pick, row_products};
+use super::score_rows::{end_exponential, pick};
 use crate::tensor::LEAF;
-use crate::tensor::cpu::{Gemm, Kernel, MatRef, RowTree, SumReducer, join_leaves};
+use crate::tensor::cpu::{Gemm, Kernel, join_leaves};
 
 /// The vectors of one group of queries in a block: a vector for each key, `step` vectors apart.
 struct Column<'a, T> {
@@ -169,10 +169,8 @@ pub(super) struct ColumnGradients<'a, T> {
     pub(super) block: &'a QueryBlock,
     pub(super) scale: T,
     pub(super) lse: &'a [T],
-    pub(super) o: MatRef<'a, T>,
-    pub(super) grad: MatRef<'a, T>,
-    /// The tree over a row of `o`, and room for the products of the rows of `o` and `grad`.
-    pub(super) dot: (&'a mut RowTree<T>, &'a mut [T]),
+    /// The [dot product](super::score_rows::RowDots) of each query's output and its gradient.
+    pub(super) deltas: &'a [T],
 }
 
 impl<T: Gemm> Kernel for ColumnGradients<'_, T> {
@@ -180,16 +178,12 @@ impl<T: Gemm> Kernel for ColumnGradients<'_, T> {
     #[inline(always)]
     fn run(self) {
         let block = self.block;
-        let (tree, room) = self.dot;
-        let products = row_products(self.o, self.grad, room);
-        let mut deltas = [T::ZERO; super::query_block::LEAF_ROWS];
-        tree.fold_rows::<SumReducer>(products, &mut deltas[..block.rows]);
         for (group, windows) in block.lanes.iter().enumerate() {
             let first = group * LANES;
             let (mut lse, mut delta) = ([T::ZERO; LANES], [T::ZERO; LANES]);
             for (lane, i) in (first..block.rows.min(first + LANES)).enumerate() {
                 lse[lane] = pick(self.lse[i] == T::LOWEST, T::ZERO, self.lse[i]);
-                delta[lane] = deltas[i];
+                delta[lane] = self.deltas[i];
             }
             let mut p = column(self.p, block, group);
             let mut ds = column(self.ds, block, group);
@@ -220,6 +214,7 @@ impl<T: Gemm> Kernel for ColumnGradients<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::super::CpuAttention;
+    use super::super::score_rows::{ScoreInputs, ScoreTensors};
     use crate::ops::attention::scores::{ScoreOperands, ScoreRule};
     use crate::tensor::cpu::{Isa, cast, with_isa};
     use crate::tensor::{DType, Tensor};
@@ -261,6 +256,11 @@ mod tests {
                 let all = Tensor::full(DType::Bool, [1, 1, 1, 1], 1.0);
                 let operands = ScoreOperands { mask: Some(&all), ..ScoreOperands::default() };
                 let by_queries = CpuAttention { rule: ScoreRule { mask: true, ..rule }, operands, ..call };
+                for (call, by_keys) in [(&call, true), (&by_queries, false)] {
+                    let extra = ScoreTensors::of(&call.operands, dtype).expect("operands");
+                    let inputs = ScoreInputs::<f32>::of(call.rule, &extra).expect("operands");
+                    assert_eq!(call.scores_by_keys(&inputs, queries, keys), by_keys);
+                }
                 let run = |call: &CpuAttention<'_>| {
                     let (o, lse) = call.forward(&q, &k, &v).expect("operands that fit");
                     let grads = call.backward([&q, &k, &v], (&o, &lse), &grad).expect("operands that fit");

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use super::query_block::{LEAF_ROWS, QueryBlock, ROWS};
+use super::query_block::{QueryBlock, ROWS};
 
 use crate::error::Result;
 use crate::ops::attention::scores::{ScoreOperands, ScoreRule};
@@ -352,10 +352,8 @@ pub(super) struct ScoreGradients<'a, T> {
     /// A row for the derivatives of the scores, divided by the scale, if they are wanted and there is a soft cap.
     pub(super) slopes: Option<&'a mut [T]>,
     pub(super) lse: &'a [T],
-    pub(super) o: MatRef<'a, T>,
-    pub(super) grad: MatRef<'a, T>,
-    /// The tree over a row of `o`, and room for the products of the rows of `o` and `grad`.
-    pub(super) dot: (&'a mut RowTree<T>, &'a mut [T]),
+    /// The [dot product](RowDots) of each query's output and its gradient.
+    pub(super) deltas: &'a [T],
 }
 
 impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
@@ -364,10 +362,6 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
     fn run(mut self) {
         let (block, rule) = (self.block, &self.inputs.rule);
         let width = block.width;
-        let (tree, room) = self.dot;
-        let products = row_products(self.o, self.grad, room);
-        let mut deltas = [T::ZERO; LEAF_ROWS];
-        tree.fold_rows::<SumReducer>(products, &mut deltas[..block.rows]);
         // Apart from the next loop, because a CPU waits if it reads what it has just written in part.
         if self.slopes.is_none() {
             for (i, p) in self.p.chunks_exact_mut(width).enumerate() {
@@ -377,7 +371,7 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
         }
         let mut marks = [[T::ZERO; LEAF]; GROUP];
         let rows = self.p.chunks_exact_mut(width).zip(self.ds.chunks_exact_mut(width));
-        for (i, ((p, ds), (&lse, &delta))) in rows.zip(self.lse.iter().zip(&deltas)).enumerate() {
+        for (i, ((p, ds), (&lse, &delta))) in rows.zip(self.lse.iter().zip(self.deltas)).enumerate() {
             let leaves = block.seen_leaves(rule, i);
             if let Some(slopes) = &mut self.slopes {
                 prepare_row(self.inputs, block, (self.head, i), (&mut *p, &leaves), Some(slopes));
@@ -409,17 +403,29 @@ impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
     }
 }
 
-/// Writes the products of the elements of two matrices to `room`, row after row, and returns them.
-#[inline(always)]
-pub(super) fn row_products<'r, T: Gemm>(x: MatRef<'_, T>, y: MatRef<'_, T>, room: &'r mut [T]) -> &'r [T] {
-    let (rows, d) = x.shape();
-    let products = &mut room[..rows * d];
-    for (i, products) in products.chunks_exact_mut(d.max(1)).enumerate() {
-        for (product, (&x, &y)) in products.iter_mut().zip(x.row(i).iter().zip(y.row(i))) {
-            *product = x * y;
+/// The kernel that computes the dot products of the rows of two matrices, along the tree over a row.
+pub(super) struct RowDots<'a, T> {
+    pub(super) x: MatRef<'a, T>,
+    pub(super) y: MatRef<'a, T>,
+    pub(super) tree: &'a mut RowTree<T>,
+    /// Room for the products of the elements.
+    pub(super) products: &'a mut [T],
+    pub(super) dots: &'a mut [T],
+}
+
+impl<T: Gemm> Kernel for RowDots<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let (rows, d) = self.x.shape();
+        let products = &mut self.products[..rows * d];
+        for (i, products) in products.chunks_exact_mut(d.max(1)).enumerate() {
+            for (product, (&x, &y)) in products.iter_mut().zip(self.x.row(i).iter().zip(self.y.row(i))) {
+                *product = x * y;
+            }
         }
+        self.tree.fold_rows::<SumReducer>(products, self.dots);
     }
-    products
 }
 
 /// Writes rows to the rows of a result from `first` on, `step` rows apart, with 0 instead of -0. With `sums` each row is
