@@ -71,7 +71,9 @@ mod tests {
     fn cells_are_classed_by_their_keys() {
         for seed in 0..2000usize {
             let window = |lane: usize| {
-                let from = seed * (lane % 5 + 1) * 31 % 60;
+                // Near each other, so that all see most keys, or far apart.
+                let apart = [lane % (1 + seed % 7), seed * (lane % 5) * 31 % 60][seed % 2];
+                let from = seed * 31 % 60 + apart;
                 let len = [0, 3, 40, 90][(seed + lane * (seed % 3)) % 4];
                 [from, from + len]
             };
