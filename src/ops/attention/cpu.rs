@@ -12,6 +12,7 @@
 //! [`SplitRule::PowerOfTwo`]: crate::tensor::SplitRule::PowerOfTwo
 
 mod backward;
+mod bands;
 mod bias;
 mod gradient_rows;
 mod key_rows;
@@ -26,7 +27,8 @@ use std::ops::Range;
 use super::scores::{ScoreOperands, ScoreRule};
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{
-    BlockTree, Gemm, LeafContraction, RowsMut, SharedRows, cast, dispatch, expect_matching, for_each_part,
+    BandedProduct, BlockTree, Gemm, LeafContraction, RowsMut, SharedRows, cast, dispatch, expect_matching,
+    for_each_part,
 };
 use crate::tensor::{DType, LEAF, Tensor};
 use key_rows::{NeighbouringRows, PairOperands, Side};
@@ -189,25 +191,23 @@ impl<'a> CpuAttention<'a> {
         let (q, k, v) = (Heads::<T>::of(q)?, Heads::<T>::of(k)?, Heads::<T>::of(v)?);
         let (o_data, lse_data) = (o.make_mut::<T>()?, lse.make_mut::<T>()?);
         let mut blocks = self.blocks(0..tq, k.len);
-        if self.scores_by_keys(&inputs, tq, k.len) {
+        if self.scores_by_keys(&inputs, [tq, k.len], [k.d, dv]) {
             blocks.iter_mut().for_each(|block| block.lie_by_keys(&self.rule));
         }
-        let with_sums = |block: QueryBlock| {
-            let over = block.over_keys(&(0..usize::MAX)).over;
-            (block, over)
-        };
-        let windows: Vec<(QueryBlock, LeafContraction<T>)> = blocks.into_iter().map(with_sums).collect();
-        let width = windows.iter().map(|(window, _)| window.width).max().unwrap_or(0);
-        let scores_len = windows.iter().map(|(window, _)| window.scores_len()).max().unwrap_or(0);
+        let planned = |block| ForwardBlock::<T>::new(block, [k.d, dv]);
+        let windows: Vec<ForwardBlock<T>> = blocks.into_iter().map(planned).collect();
+        let blocks = || windows.iter().map(|window| &window.block);
+        let width = blocks().map(|block| block.width).max().unwrap_or(0);
+        let scores_len = blocks().map(|block| block.scores_len()).max().unwrap_or(0);
         let o_rows = SharedRows::new(o_data, dv);
-        let pairs = windows.iter().map(|(window, _)| window.rows * window.width).sum::<usize>();
+        let pairs = blocks().map(|block| block.rows * block.width).sum::<usize>();
         let nanos = (b * h * (k.d + dv)).saturating_mul(pairs) / MULTIPLICATIONS_PER_NANO;
         for_each_part(b * h, nanos, RowsMut { data: lse_data, len: tq }, |heads, lse| {
             let (mut tree, mut sums) = (BlockTree::<T>::new(width), [T::ZERO; ROWS]);
             let (mut scores, mut rows) = (Scratch::<T>::new(scores_len), Scratch::<T>::new(ROWS * dv));
             let mut nodes = vec![[T::ZERO; LANES]; width / LEAF];
-            let mut pairs = PairOperands::new(windows.iter().map(|(window, _)| window), k.d);
-            let mut values = NeighbouringRows::new(windows.iter().map(|(window, _)| window), dv, Side::Right);
+            let mut pairs = PairOperands::new(blocks(), k.d);
+            let mut values = NeighbouringRows::new(blocks(), dv, Side::Right);
             let (all_scores, all_rows) = (scores.get(), rows.get());
             let mut filled = None;
             for (head, lse) in heads.zip(lse.data.chunks_exact_mut(tq.max(1))) {
@@ -217,10 +217,10 @@ impl<'a> CpuAttention<'a> {
                     pairs.fill(k.at(group));
                     values.fill(v.at(group));
                 }
-                for (window, over_window) in &windows {
-                    let narrow = inputs.narrow(window, head).map(with_sums);
-                    let (block, over) =
-                        narrow.as_ref().map_or((window, over_window), |(block, over)| (block, over));
+                for window in &windows {
+                    let narrow = inputs.narrow(&window.block, head).map(planned);
+                    let ForwardBlock { block, scores, over, values: bands } =
+                        narrow.as_ref().unwrap_or(window);
                     let s = &mut all_scores[..block.scores_len()];
                     let first = (head[0] * tq + block.start) * h + head[1];
                     let rows = &mut all_rows[..block.rows * dv];
@@ -231,7 +231,7 @@ impl<'a> CpuAttention<'a> {
                         continue;
                     }
                     let queries = q.at(head).rows(block.start, block.rows);
-                    pairs.multiply(block, T::of(self.scale), queries, s);
+                    pairs.multiply((block, scores.as_ref()), T::of(self.scale), queries, s);
                     let (lse, sums) = (&mut lse[block.start..][..block.rows], &mut sums[..block.rows]);
                     if block.lanes.is_empty() {
                         dispatch(Probabilities {
@@ -248,13 +248,11 @@ impl<'a> CpuAttention<'a> {
                     }
                     self.drop_probabilities(block, head, s);
                     for factors in [Factors::Finite, Factors::Any] {
-                        masked_product(
-                            factors,
-                            BlockSum::Keys(over),
-                            block.part(s, &(0..block.rows), block.from..block.to),
-                            values.rows(block.from..block.to, dv),
-                            (&mut *rows, (dv.max(1), 1)),
-                        );
+                        let probabilities = block.part(s, &(0..block.rows), block.from..block.to);
+                        let values = values.rows(block.from..block.to, dv);
+                        let into = (&mut *rows, (dv.max(1), 1));
+                        let sum = BlockSum::Keys(over);
+                        masked_product((factors, bands.as_ref()), sum, probabilities, values, into);
                         // SAFETY: as above.
                         if unsafe { put_rows(rows, &o_rows, (first, h), Some(&sums[..block.rows])) } {
                             break;
@@ -278,12 +276,17 @@ impl<'a> CpuAttention<'a> {
         blocks
     }
 
-    /// Returns true if the scores of a call [lie by keys](QueryBlock::lie_by_keys): if it has queries for half a vector or more, and
-    /// windows alone decide about them. Dropout goes along a query's keys. (By keys, in steps, a GPT trained with dropout at 0.96 to 0.97 of
+    /// Returns true if the scores of a call [lie by keys](QueryBlock::lie_by_keys): if it has queries for half a vector or more and
+    /// rows of `d` and `dv` elements, and windows alone decide about them. Dropout goes along a query's keys. (By keys, in steps, a GPT trained with dropout at 0.96 to 0.97 of
     /// the speed.)
-    fn scores_by_keys<T: Gemm>(&self, inputs: &ScoreInputs<'_, T>, queries: usize, keys: usize) -> bool {
+    fn scores_by_keys<T: Gemm>(
+        &self,
+        inputs: &ScoreInputs<'_, T>,
+        [queries, keys]: [usize; 2],
+        [d, dv]: [usize; 2],
+    ) -> bool {
         let plain = !inputs.treat_scores && self.dropout.is_none();
-        plain && queries >= LANES / 2 && i32::try_from(keys).is_ok()
+        plain && d > 0 && dv > 0 && queries >= LANES / 2 && i32::try_from(keys).is_ok()
     }
 
     /// Applies dropout to a block's probabilities, if there is any. Those that are -0 stay -0.
@@ -317,6 +320,26 @@ impl<'a> CpuAttention<'a> {
                 row.iter_mut().zip(keep.iter()).for_each(|(s, &keep)| apply(s, keep, scale));
             }
         }
+    }
+}
+
+/// A block of queries with the plans of its products.
+struct ForwardBlock<T: 'static> {
+    block: QueryBlock,
+    /// The products of queries and keys, if scores lie by keys.
+    scores: Option<BandedProduct<T>>,
+    /// The sums over keys.
+    over: LeafContraction<T>,
+    /// The same in bands, if they are.
+    values: Option<BandedProduct<T>>,
+}
+
+impl<T: Gemm> ForwardBlock<T> {
+    fn new(block: QueryBlock, [d, dv]: [usize; 2]) -> ForwardBlock<T> {
+        let scores = (!block.lanes.is_empty()).then(|| block.pair_bands(d));
+        let over = block.over_keys(&(0..usize::MAX)).over;
+        let values = block.query_bands(dv);
+        ForwardBlock { block, scores, over, values }
     }
 }
 

@@ -47,7 +47,7 @@ pub use caches::{Caches, with_caches};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
 pub(crate) use extremes::{fast_extreme, first_with};
-pub(crate) use gemm::packs_lines;
+pub(crate) use gemm::{Band, BandedProduct, packs_lines};
 pub use gemm::{Gemm, LeafContraction, LeafRuns, MatMut, MatRef, gemm, linear};
 pub use loops::{
     BitFunction, Constants, FloatPredicate, FloatPredicateLoops, Function, Loops, NumFunction, Relation,

@@ -21,7 +21,7 @@ use super::score_columns::ColumnGradients;
 use super::score_rows::{RowDots, ScoreGradients, ScoreInputs, ScoreTensors, put_rows};
 use super::{CpuAttention, MULTIPLICATIONS_PER_NANO, group_len};
 use crate::error::Result;
-use crate::tensor::cpu::{Gemm, RowTree, SharedRows, dispatch, for_each_part, merges};
+use crate::tensor::cpu::{BandedProduct, Gemm, RowTree, SharedRows, dispatch, for_each_part, merges};
 use crate::tensor::{SplitRule, Tensor};
 
 impl CpuAttention<'_> {
@@ -45,7 +45,7 @@ impl CpuAttention<'_> {
             .map(|(buffer, d)| Ok(SharedRows::new(buffer.make_mut::<T>()?, d)))
             .collect::<Result<_>>()?;
         let out = [0, 1, 2].map(|i| (&rows[i.min(rows.len() - 1)], places[i]));
-        let by_keys = self.scores_by_keys(&given.scores, tq, keys);
+        let by_keys = self.scores_by_keys(&given.scores, [tq, keys], [d, dv]);
         let leaves: Vec<(Leaf<T>, u8)> = leaves(tq)
             .into_iter()
             .filter(|(rows, _)| !rows.is_empty())
@@ -54,7 +54,7 @@ impl CpuAttention<'_> {
                 if by_keys {
                     block.lie_by_keys(&self.rule);
                 }
-                (Leaf::new(&self.rule, block), joins)
+                (Leaf::new(&self.rule, block, [d, dv]), joins)
             })
             .collect();
         let blocks = || leaves.iter().map(|(leaf, _)| &leaf.block);
@@ -96,29 +96,33 @@ impl CpuAttention<'_> {
         for (i, head_joins) in merges(given.each, 1).into_iter().enumerate() {
             let head = [b, group * given.each + i];
             for (n, (window, joins)) in leaves.iter().enumerate() {
-                let narrow =
-                    given.scores.narrow(&window.block, head).map(|block| Leaf::new(&self.rule, block));
-                let Leaf { block, stripes, seen_by } = narrow.as_ref().unwrap_or(window);
-                let (p, ds) = self.block_gradients(block, head, given, &mut work.scores, true);
+                let planned = |block| Leaf::new(&self.rule, block, [d, given.v.d]);
+                let narrow = given.scores.narrow(&window.block, head).map(planned);
+                let Leaf { block, pairs, over_keys, over_queries } = narrow.as_ref().unwrap_or(window);
+                let with_plan = (block, pairs.as_ref());
+                let (p, ds) = self.block_gradients(with_plan, head, given, &mut work.scores, true);
                 let dq_rows = &mut work.dq.get()[..block.rows * d];
-                for (Stripe { rows, .. }, KeySums { over, keys }) in stripes {
+                for (Stripe { rows, .. }, KeySums { over, keys }) in &over_keys.0 {
                     let into = &mut dq_rows[rows.start * d..rows.end * d];
                     if keys.is_empty() {
                         into.fill(T::ZERO);
                         continue;
                     }
                     let (a, b) = (block.part(ds, rows, keys.clone()), work.keys.rows(keys.clone(), d));
+                    let factors = (factors, over_keys.1.as_ref());
                     masked_product(factors, BlockSum::Keys(over), a, b, (into, (d.max(1), 1)));
                 }
                 // SAFETY: the rows of this head's queries; its group is in one part of `for_each_part`.
                 finite &= unsafe { put_rows(dq_rows, dq.0, dq.1.at(head, block.start), None) };
                 // With infinities each row is multiplied by itself, whatever it sees.
                 let by_all = (factors == Factors::Any).then(|| block.leaves_by_rows(&[]));
-                let seen_by = (block, by_all.as_ref().unwrap_or(seen_by).as_slice());
+                let [of_dk, of_dv] = over_queries.each_ref().map(|(seen_by, bands)| {
+                    (by_all.as_ref().unwrap_or(seen_by).as_slice(), factors, bands.as_ref())
+                });
                 let joins = joins + if n + 1 == leaves.len() { head_joins } else { 0 };
                 let rows = (head, block.start, block.rows);
-                dk_nodes.push(seen_by, (factors, ds, given.q.rows(rows)), joins);
-                dv_nodes.push(seen_by, (factors, p, given.grad.rows(rows)), joins);
+                dk_nodes.push(block, of_dk, (ds, given.q.rows(rows)), joins);
+                dv_nodes.push(block, of_dv, (p, given.grad.rows(rows)), joins);
             }
         }
         for (sum, to) in [(dk_sum.get(), dk), (dv_sum.get(), dv)] {
@@ -137,7 +141,7 @@ impl CpuAttention<'_> {
     /// scores if `through_scale` is false.
     pub(super) fn block_gradients<'w, 'g, T: Gemm>(
         &self,
-        block: &QueryBlock,
+        (block, pairs): (&QueryBlock, Option<&[BandedProduct<T>; 2]>),
         head: [usize; 2],
         given: &BackwardInputs<'g, T>,
         work: &'w mut ScoreScratch<'g, T>,
@@ -155,8 +159,9 @@ impl CpuAttention<'_> {
             scores.fill(given.k.at(group));
             gradients.fill(given.v.at(group));
         }
-        scores.multiply(block, T::of(self.scale), given.q.rows(own), p);
-        gradients.multiply(block, T::ONE, given.grad.rows(own), ds);
+        let [of_scores, of_gradients] = [0, 1].map(|i| (block, pairs.map(|pairs| &pairs[i])));
+        scores.multiply(of_scores, T::of(self.scale), given.q.rows(own), p);
+        gradients.multiply(of_gradients, T::ONE, given.grad.rows(own), ds);
         self.drop_gradients(block, head, ds);
         let scale = if through_scale { T::of(self.scale) } else { T::ONE };
         let lse = &given.lse[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
@@ -200,25 +205,38 @@ pub(super) fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
     list
 }
 
-/// A leaf of queries as a block.
-struct Leaf<T> {
+/// A leaf of queries as a block, with the plans of its products: in bands if its scores lie by keys and rows are whole vectors.
+struct Leaf<T: 'static> {
     block: QueryBlock,
-    /// Its [stripes](QueryBlock::stripes), each with the sums over the keys that it sees.
-    stripes: Vec<(Stripe, KeySums<T>)>,
-    /// The leaves of keys [by the rows](QueryBlock::leaves_by_rows) that see them.
-    seen_by: Vec<Stripe>,
+    /// The products of queries and keys, and of gradients and values, if scores lie by keys.
+    pairs: Option<[BandedProduct<T>; 2]>,
+    /// The gradients of queries: the block's [stripes](QueryBlock::stripes), each with the sums over the keys that it sees, or all rows
+    /// in bands.
+    over_keys: (Vec<(Stripe, KeySums<T>)>, Option<BandedProduct<T>>),
+    /// The gradients of keys and of values: the leaves of keys [by the rows](QueryBlock::leaves_by_rows) that see them, or all of them
+    /// in bands.
+    over_queries: [(Vec<Stripe>, Option<BandedProduct<T>>); 2],
 }
 
 impl<T: Gemm> Leaf<T> {
-    fn new(rule: &ScoreRule, block: QueryBlock) -> Leaf<T> {
+    fn new(rule: &ScoreRule, block: QueryBlock, [d, dv]: [usize; 2]) -> Leaf<T> {
         let stripes = block.stripes(rule);
-        let seen_by = block.leaves_by_rows(&stripes);
+        let seen_by = |bands: &Option<BandedProduct<T>>| {
+            block.leaves_by_rows(if bands.is_some() { &[] } else { &stripes })
+        };
+        let over_queries = [d, dv].map(|d| {
+            let bands = block.key_bands(d);
+            (seen_by(&bands), bands)
+        });
+        let bands = block.query_bands(d);
+        let of_rows = if bands.is_some() { block.leaves_by_rows(&[]) } else { stripes.to_vec() };
         let with_sums = |stripe: Stripe| {
             let sums = block.over_keys(&stripe.leaves);
             (stripe, sums)
         };
-        let stripes = stripes.into_iter().map(with_sums).collect();
-        Leaf { block, stripes, seen_by }
+        let over_keys = (of_rows.into_iter().map(with_sums).collect(), bands);
+        let pairs = (!block.lanes.is_empty()).then(|| [d, dv].map(|d| block.pair_bands(d)));
+        Leaf { block, pairs, over_keys, over_queries }
     }
 }
 

@@ -78,7 +78,7 @@ impl CpuAttention<'_> {
                 for (head, block) in heads.flat_map(|head| part.iter().map(move |block| (head, block))) {
                     let narrow = given.scores.narrow(block, head);
                     let block = narrow.as_ref().unwrap_or(block);
-                    let (_, ds) = self.block_gradients(block, head, &given, &mut work, false);
+                    let (_, ds) = self.block_gradients((block, None), head, &given, &mut work, false);
                     let per_push = if repeats[2] { 1 } else { block.rows };
                     for first in (0..block.rows).step_by(per_push) {
                         nodes.push(|entry| {

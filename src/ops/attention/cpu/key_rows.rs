@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::query_block::{QueryBlock, Scratch};
 use crate::tensor::LEAF;
-use crate::tensor::cpu::{Gemm, MatRef, packs_lines};
+use crate::tensor::cpu::{BandedProduct, Gemm, MatRef, packs_lines};
 
 /// Returns the keys that some of these blocks compute, and those between.
 fn computed_keys<'b>(blocks: impl Iterator<Item = &'b QueryBlock>) -> Range<usize> {
@@ -146,24 +146,30 @@ impl<'a, T: Gemm> PairOperands<'a, T> {
         }
     }
 
-    /// Multiplies a block's queries with the keys that they see.
-    pub(super) fn multiply(&mut self, block: &QueryBlock, scale: T, queries: MatRef<'_, T>, s: &mut [T]) {
-        if let PairOperands::ByKey(columns, _) = self {
-            columns.fill(queries);
-        }
-        for (own, keys) in &block.products {
-            let (queries, into) =
-                (queries.rows(own.start, own.len()), block.product_mut(s, own, keys.clone()));
-            match self {
-                PairOperands::ByQuery(columns, first) => {
+    /// Multiplies a block's queries with the keys that they see: with the block's [plan](QueryBlock::pair_bands) if its scores lie by
+    /// keys.
+    pub(super) fn multiply(
+        &mut self,
+        (block, bands): (&QueryBlock, Option<&BandedProduct<T>>),
+        scale: T,
+        queries: MatRef<'_, T>,
+        s: &mut [T],
+    ) {
+        match self {
+            PairOperands::ByQuery(columns, first) => {
+                for (own, keys) in &block.products {
                     let from = keys.start - first.start;
                     let columns = columns.columns(from..from + keys.len().next_multiple_of(LEAF));
-                    T::product(scale, queries, columns, T::ZERO, into);
+                    let into = block.products_mut(s, own, keys.clone());
+                    T::product(scale, queries.rows(own.start, own.len()), columns, T::ZERO, into);
                 }
-                PairOperands::ByKey(columns, all) => {
-                    let keys = all.rows(keys.clone(), columns.d);
-                    T::product(scale, keys, columns.columns(own.clone()), T::ZERO, into);
-                }
+            }
+            PairOperands::ByKey(columns, keys) => {
+                columns.fill(queries);
+                let into = block.lanes_mut(s);
+                let (keys, columns) =
+                    (keys.rows(block.from..block.to, columns.d), columns.columns(0..into.shape().1));
+                bands.expect("a plan for scores by keys").run(scale, keys, columns, T::ZERO, into);
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Windows of queries that are the lanes of a vector.
 
+use std::ops::Range;
+
 /// The number of queries side by side, and of keys whose exponentials are computed in one go.
 pub(super) const LANES: usize = 16;
 
@@ -37,6 +39,11 @@ impl LaneWindows {
             any: any.map(|bound| bound.unwrap_or(0)),
             all: all.map(|bound| bound.expect("there are lanes")),
         }
+    }
+
+    /// Returns the window of a query.
+    pub(super) fn of(&self, lane: usize) -> Range<usize> {
+        self.from[lane] as usize..self.to[lane] as usize
     }
 
     /// Returns how many queries see the keys of a cell.

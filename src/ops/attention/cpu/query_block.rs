@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::lane_windows::{LANES, LaneWindows};
 use crate::error::Result;
 use crate::ops::attention::scores::ScoreRule;
-use crate::tensor::cpu::{Gemm, LeafContraction, LeafRuns, MatMut, MatRef, as_elements_mut};
+use crate::tensor::cpu::{BandedProduct, Gemm, LeafContraction, LeafRuns, MatMut, MatRef, as_elements_mut};
 use crate::tensor::{LEAF, SplitRule, Tensor};
 
 /// The largest number of query rows of a block in the forward pass. Any number gives the same bits; a small block has few
@@ -83,6 +83,11 @@ impl QueryBlock {
         };
         let lanes = |first: usize| LaneWindows::new(std::array::from_fn(|lane| window(first + lane)));
         self.lanes = (0..self.rows).step_by(LANES).map(lanes).collect();
+    }
+
+    /// Returns the keys that a query sees, from the block's first one on, if the scores lie by keys.
+    pub(super) fn window(&self, query: usize) -> Range<usize> {
+        self.lanes[query / LANES].of(query % LANES)
     }
 
     /// Returns the distances of a query's and of a key's scores from the next one's.
@@ -211,22 +216,22 @@ impl QueryBlock {
         MatRef::new(data, (rows.len(), keys.len()), (query, key)).expect("room for the block")
     }
 
-    /// Returns the place of a product of some queries and keys: of whole leaves of keys, or with keys as rows if the scores lie by
-    /// keys.
-    pub(super) fn product_mut<'a, T>(
+    /// Returns the place of the products of some queries and whole leaves of keys.
+    pub(super) fn products_mut<'a, T>(
         &self,
         data: &'a mut [T],
         rows: &Range<usize>,
         keys: Range<usize>,
     ) -> MatMut<'a, T> {
-        let (query, key) = self.steps();
-        let data = &mut data[rows.start * query + (keys.start - self.from) * key..];
-        let (shape, strides) = if self.lanes.is_empty() {
-            ((rows.len(), keys.len().next_multiple_of(LEAF)), (query, key))
-        } else {
-            ((keys.len(), rows.len()), (key, query))
-        };
-        MatMut::new(data, shape, strides).expect("room for the block")
+        let data = &mut data[rows.start * self.width + (keys.start - self.from)..];
+        let shape = (rows.len(), keys.len().next_multiple_of(LEAF));
+        MatMut::new(data, shape, (self.width, 1)).expect("room for the block")
+    }
+
+    /// Returns the place of the products of all keys and lanes, if the scores lie by keys.
+    pub(super) fn lanes_mut<'a, T>(&self, data: &'a mut [T]) -> MatMut<'a, T> {
+        let (_, step) = self.steps();
+        MatMut::new(data, (self.to - self.from, step), (step, 1)).expect("room for the block")
     }
 }
 
@@ -295,10 +300,20 @@ pub(super) enum BlockSum<'a, T> {
     Queries(T),
 }
 
-/// Computes `c += a @ b` or `c = a @ b`. An element -0 of `a` stands for a key or a query that is left out. With
+impl<T: Gemm> BlockSum<'_, T> {
+    /// Returns the factor of the result to which the sums are added.
+    fn onto(&self) -> T {
+        match self {
+            BlockSum::Keys(_) => T::ZERO,
+            BlockSum::Queries(onto) => *onto,
+        }
+    }
+}
+
+/// Computes `c += a @ b` or `c = a @ b`, in the planned bands if there are any and factors are finite. An element -0 of `a` stands for a key or a query that is left out. With
 /// [`Factors::Any`] it is not multiplied by infinities or NaNs of `b`.
 pub(super) fn masked_product<T: Gemm>(
-    factors: Factors,
+    (factors, bands): (Factors, Option<&BandedProduct<T>>),
     sum: BlockSum<'_, T>,
     a: MatRef<'_, T>,
     b: MatRef<'_, T>,
@@ -311,7 +326,10 @@ pub(super) fn masked_product<T: Gemm>(
     let ((m, k), n) = (a.shape(), b.shape().1);
     if factors == Factors::Finite || is_finite(b) {
         let c = MatMut::new(c, (m, n), strides).expect("the result's place");
-        return product(a, b, c);
+        return match bands {
+            Some(bands) => bands.run(T::ONE, a, b, sum.onto(), c),
+            None => product(a, b, c),
+        };
     }
     // Row by row, with zeros for what the row leaves out: a product with -0 that changes no sum.
     let mut kept = vec![T::ZERO; k * n];

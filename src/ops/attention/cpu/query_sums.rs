@@ -5,7 +5,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::query_block::{BlockSum, Factors, QueryBlock, Scratch, Stripe, masked_product};
-use crate::tensor::cpu::{Gemm, Kernel, MatRef, dispatch};
+use crate::tensor::cpu::{BandedProduct, Gemm, Kernel, MatRef, dispatch};
 
 /// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]`, of whose rows only some are computed.
 pub(super) struct UnfinishedNodes<'a, T> {
@@ -32,11 +32,12 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
     /// performs the first join.
     ///
     /// Each range of leaves of keys comes with the rows that it is summed over: a node of the tree over the block's rows,
-    /// since the others add zeros.
+    /// since the others add zeros; or with all rows, of which bands sum those that see a key.
     pub(super) fn push(
         &mut self,
-        (block, seen_by): (&QueryBlock, &[Stripe]),
-        (factors, a, b): (Factors, &[T], MatRef<'_, T>),
+        block: &QueryBlock,
+        (seen_by, factors, bands): (&[Stripe], Factors, Option<&BandedProduct<T>>),
+        (a, b): (&[T], MatRef<'_, T>),
         joins: u8,
     ) {
         let d = self.shape.1;
@@ -72,7 +73,7 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
             let keys = block.keys_of(leaves.clone());
             let into = (&mut data[keys.start * d..], (d, 1));
             let (a, b) = (block.part(a, rows, keys).t(), b.rows(rows.start, rows.len()));
-            masked_product(factors, BlockSum::Queries(onto), a, b, into);
+            masked_product((factors, bands), BlockSum::Queries(onto), a, b, into);
         }
         (1..joins).for_each(|_| self.join());
     }

@@ -259,7 +259,7 @@ mod tests {
                 for (call, by_keys) in [(&call, true), (&by_queries, false)] {
                     let extra = ScoreTensors::of(&call.operands, dtype).expect("operands");
                     let inputs = ScoreInputs::<f32>::of(call.rule, &extra).expect("operands");
-                    assert_eq!(call.scores_by_keys(&inputs, queries, keys), by_keys);
+                    assert_eq!(call.scores_by_keys(&inputs, [queries, keys], [8, 8]), by_keys);
                 }
                 let run = |call: &CpuAttention<'_>| {
                     let (o, lse) = call.forward(&q, &k, &v).expect("operands that fit");

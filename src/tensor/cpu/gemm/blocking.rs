@@ -21,7 +21,7 @@ const MIN_LEN_TO_PACK: usize = 128;
 const MIN_ROWS_TO_PACK_SHORT: usize = 320;
 /// With fewer rows than this, wide tiles read columns in place, unless their lines are a multiple of [`SHARED_SETS`] bytes
 /// apart, and share few sets of a cache.
-const MIN_ROWS_TO_PACK_WIDE: usize = 160;
+pub(super) const MIN_ROWS_TO_PACK_WIDE: usize = 160;
 const SHARED_SETS: usize = 1024;
 /// The most indices of contiguous columns that are one block for few rows.
 const MAX_LEN_IN_PLACE: usize = 512;

@@ -13,6 +13,7 @@ use std::ptr::null_mut;
 use super::super::real::Real;
 use super::super::simd::Isa;
 use super::ahead::Ahead;
+use super::banded::tile_rows;
 use super::blocking::{Blocking, MIN_ROWS_TO_PACK};
 use super::contraction::{Contraction, ContractionBlock};
 use super::epilogue::{DirectStore, Epilogue};
@@ -287,12 +288,8 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
         };
         let mut row = 0;
         while row < self.rows.1 {
-            let count = match self.rows.1 - row {
-                left if left <= panel_rows => left,
-                // A tile of one or two rows would wait for its own sums, so the last two tiles share their rows.
-                left if !packed && left <= panel_rows + panel_rows / 2 => left.div_ceil(2),
-                _ => panel_rows,
-            };
+            let left = self.rows.1 - row;
+            let count = if packed { left.min(panel_rows) } else { tile_rows(left, panel_rows) };
             let kernel = match kernels[count - 1].get(panel.vectors - 1) {
                 _ if !tile.packed_b.is_null() => self.kernels.packing_tiles[panel.vectors - 1],
                 Some(&kernel) => kernel,

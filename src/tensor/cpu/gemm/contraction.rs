@@ -219,8 +219,31 @@ struct TreeCursor {
     in_block: bool,
 }
 
+/// Returns the leaves of a tree's indices in a range: the others are left out, and a node with one part that is present is that part.
+pub(super) fn clipped(tree: &[ContractionLeaf], range: &Range<usize>) -> Vec<ContractionLeaf> {
+    let (mut leaves, mut stack, mut end) = (Vec::new(), Vec::new(), 0);
+    for leaf in tree {
+        let start = end;
+        end += leaf.len as usize;
+        let len = end.min(range.end).saturating_sub(start.max(range.start));
+        let mut present = len > 0;
+        if present {
+            leaves.push(ContractionLeaf { len: len as u32, merges: 0 });
+        }
+        for _ in 0..leaf.merges {
+            let left = stack.pop().expect("two nodes");
+            if let (true, true, Some(last)) = (left, present, leaves.last_mut()) {
+                last.merges += 1;
+            }
+            present |= left;
+        }
+        stack.push(present);
+    }
+    leaves
+}
+
 /// Returns the largest height of the stack.
-fn max_stack_len(steps: &[ContractionLeaf]) -> usize {
+pub(super) fn max_stack_len(steps: &[ContractionLeaf]) -> usize {
     let (mut now, mut most) = (0usize, 0);
     for step in steps.iter() {
         now = now + 1 - step.merges as usize;

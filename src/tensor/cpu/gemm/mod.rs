@@ -14,6 +14,7 @@
 //! and an added matrix or bias, or after a function and a rounding.
 
 mod ahead;
+mod banded;
 mod blocking;
 mod blocks;
 mod contraction;
@@ -35,6 +36,7 @@ mod transpose;
 mod vector;
 mod widen;
 
+pub(crate) use banded::{Band, BandedProduct};
 pub(crate) use blocking::packs_lines;
 pub use contraction::LeafRuns;
 pub use linear::linear;
