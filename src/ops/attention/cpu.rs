@@ -27,13 +27,13 @@ use std::ops::Range;
 use super::scores::{ScoreOperands, ScoreRule};
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{
-    BandedProduct, BlockTree, Gemm, LeafContraction, RowsMut, SharedRows, cast, dispatch, expect_matching,
-    for_each_part,
+    BandedProduct, BlockTree, Caches, Gemm, LeafContraction, RowsMut, SharedRows, cast, dispatch,
+    expect_matching, for_each_part,
 };
 use crate::tensor::{DType, LEAF, Tensor};
 use key_rows::{NeighbouringRows, PairOperands, Side};
 use lane_windows::LANES;
-use query_block::{BlockSum, Factors, Heads, QueryBlock, ROWS, Scratch, masked_product};
+use query_block::{BlockSum, Factors, Heads, LEAF_ROWS, QueryBlock, ROWS, Scratch, masked_product};
 use score_columns::ColumnProbabilities;
 use score_rows::{Probabilities, ScoreInputs, ScoreTensors, put_rows};
 
@@ -190,8 +190,10 @@ impl<'a> CpuAttention<'a> {
         let inputs = ScoreInputs::<T>::of(self.rule, &extra)?;
         let (q, k, v) = (Heads::<T>::of(q)?, Heads::<T>::of(k)?, Heads::<T>::of(v)?);
         let (o_data, lse_data) = (o.make_mut::<T>()?, lse.make_mut::<T>()?);
-        let mut blocks = self.blocks(0..tq, k.len);
-        if self.scores_by_keys(&inputs, [tq, k.len], [k.d, dv]) {
+        let by_keys = self.scores_by_keys(&inputs, [tq, k.len], [k.d, dv]);
+        let fits = k.len.saturating_mul(LEAF_ROWS * size_of::<T>()) <= Caches::current().second / 2;
+        let mut blocks = self.blocks(0..tq, k.len, if by_keys && fits { LEAF_ROWS } else { ROWS });
+        if by_keys {
             blocks.iter_mut().for_each(|block| block.lie_by_keys(&self.rule));
         }
         let planned = |block| ForwardBlock::<T>::new(block, [k.d, dv]);
@@ -203,8 +205,8 @@ impl<'a> CpuAttention<'a> {
         let pairs = blocks().map(|block| block.rows * block.width).sum::<usize>();
         let nanos = (b * h * (k.d + dv)).saturating_mul(pairs) / MULTIPLICATIONS_PER_NANO;
         for_each_part(b * h, nanos, RowsMut { data: lse_data, len: tq }, |heads, lse| {
-            let (mut tree, mut sums) = (BlockTree::<T>::new(width), [T::ZERO; ROWS]);
-            let (mut scores, mut rows) = (Scratch::<T>::new(scores_len), Scratch::<T>::new(ROWS * dv));
+            let (mut tree, mut sums) = (BlockTree::<T>::new(width), [T::ZERO; LEAF_ROWS]);
+            let (mut scores, mut rows) = (Scratch::<T>::new(scores_len), Scratch::<T>::new(LEAF_ROWS * dv));
             let mut nodes = vec![[T::ZERO; LANES]; width / LEAF];
             let mut pairs = PairOperands::new(blocks(), k.d);
             let mut values = NeighbouringRows::new(blocks(), dv, Side::Right);
@@ -264,12 +266,12 @@ impl<'a> CpuAttention<'a> {
         Ok((o, lse))
     }
 
-    /// Divides these queries into blocks that end at multiples of the block size.
-    fn blocks(&self, queries: Range<usize>, keys: usize) -> Vec<QueryBlock> {
+    /// Divides these queries into blocks that end at multiples of `most` positions.
+    fn blocks(&self, queries: Range<usize>, keys: usize, most: usize) -> Vec<QueryBlock> {
         let (mut blocks, mut start) = (Vec::new(), queries.start);
         while start < queries.end {
             let position = self.q_start + start;
-            let rows = (ROWS - position % ROWS).min(queries.end - start);
+            let rows = (most - position % most).min(queries.end - start);
             blocks.push(QueryBlock::new(&self.rule, start, position, rows, keys));
             start += rows;
         }

@@ -240,17 +240,18 @@ mod tests {
                 let rule = ScoreRule { before, after, ..ScoreRule::BIDIRECTIONAL };
                 let q_start = if n % 2 == 0 { keys.saturating_sub(queries) } else { 3 };
                 let dtype = if n % 3 == 2 { DType::F64 } else { DType::F32 };
-                // Rows of keys are 20 or, next to other columns, 280 elements apart.
-                let columns = if keys < 512 { 10 } else { 140 };
+                // Vectors of queries' rows are whole or not. Rows of keys are a little or, next to other columns, far apart.
+                let d = if n % 4 < 2 { 8 } else { 16 };
+                let columns = if keys < 512 { d + 2 } else { 140 };
                 let rows = |len: usize, heads: usize, salt: usize| {
                     let x = noise([1, len, heads, columns], salt, dtype).transpose(1, 2);
-                    x.and_then(|x| x.narrow(3, 1, 8)).expect("four dims")
+                    x.and_then(|x| x.narrow(3, 1, d)).expect("four dims")
                 };
                 let (q, mut k, v, grad) =
                     (rows(queries, 4, 1), rows(keys, 2, 2), rows(keys, 2, 3), rows(queries, 4, 4));
                 if n == 3 {
                     k = k.packed();
-                    k.make_mut::<f32>().expect("f32")[5 * 8 + 1] = f32::INFINITY;
+                    k.make_mut::<f32>().expect("f32")[5 * d + 1] = f32::INFINITY;
                 }
                 let call = CpuAttention { q_start, rule, ..CpuAttention::causal("attention", 0, 0.3) };
                 let all = Tensor::full(DType::Bool, [1, 1, 1, 1], 1.0);
@@ -259,7 +260,7 @@ mod tests {
                 for (call, by_keys) in [(&call, true), (&by_queries, false)] {
                     let extra = ScoreTensors::of(&call.operands, dtype).expect("operands");
                     let inputs = ScoreInputs::<f32>::of(call.rule, &extra).expect("operands");
-                    assert_eq!(call.scores_by_keys(&inputs, [queries, keys], [8, 8]), by_keys);
+                    assert_eq!(call.scores_by_keys(&inputs, [queries, keys], [d, d]), by_keys);
                 }
                 let run = |call: &CpuAttention<'_>| {
                     let (o, lse) = call.forward(&q, &k, &v).expect("operands that fit");

@@ -126,70 +126,71 @@ impl<T: Real + Tiled> BandedProduct<T> {
         assert!(fit, "{:?} {:?} {:?}, planned as {:?}", a.shape(), b.shape(), c.shape(), self.shape);
         let (a_steps, b_step, c_step) = (a.strides(), b.strides().0, c.strides().0);
         assert!(b.strides().1 == 1 && c.strides().1 == 1, "contiguous columns");
-        let (tiles, lanes) = (self.kernels.tiles, self.kernels.lanes);
-        let (panel_rows, most) = (tiles.len(), tiles[0].len());
         let (a, b, c) = (a.data().as_ptr(), b.data().as_ptr(), c.as_mut_ptr());
-        with_scratch::<T, _>(
-            [self.depth * panel_rows * most * lanes, k * most * lanes],
-            |[stack, packed]| {
-                let stack = stack.as_mut_ptr();
-                for PlannedBand { rows, band: Band { cols, indices }, leaves } in &self.bands {
-                    let mut col = cols.start;
-                    while col < cols.end {
-                        let left = (cols.end - col) / lanes;
-                        let vectors = left.div_ceil(left.div_ceil(most));
-                        let mut panel =
-                            (b.wrapping_add(indices.start.wrapping_mul(b_step).wrapping_add(col)), b_step);
-                        let mut packed_b = if rows.len() >= MIN_ROWS_TO_PACK_WIDE {
-                            packed.as_mut_ptr()
-                        } else {
-                            null_mut()
-                        };
-                        let mut row = rows.start;
-                        while row < rows.end {
-                            let count = tile_rows(rows.end - row, panel_rows);
-                            let to = c.wrapping_add(row.wrapping_mul(c_step).wrapping_add(col));
-                            let added = Added { factor: beta, x: to.cast_const(), strides: (c_step, 1) };
-                            let first = row
-                                .wrapping_mul(a_steps.0)
-                                .wrapping_add(indices.start.wrapping_mul(a_steps.1));
-                            let tile = Tile {
-                                a: a.wrapping_add(first),
-                                a_steps,
-                                b: panel.0,
-                                b_step: panel.1,
-                                packed_b,
-                                leaves: &self.leaves[leaves.clone()],
-                                stack,
-                                parts: null_mut(),
-                                next_rows_ahead: a_steps.1 == 1
-                                    && col == cols.start
-                                    && rows.end - row > panel_rows,
-                                joins: 0,
-                                keep: false,
-                                c: to,
-                                c_step,
-                                alpha,
-                                added: (beta != T::ZERO).then_some(added),
-                            };
-                            // SAFETY: the tile is inside the product, whose elements are inside the operands and the result, which are
-                            // borrowed; the stack has room for the leaves' nodes; this CPU has the plan's instruction set.
-                            let kernel = match packed_b.is_null() {
-                                true => tiles[count - 1][vectors - 1],
-                                false => self.kernels.packing_tiles[vectors - 1],
-                            };
-                            unsafe { kernel(&tile) };
-                            if !packed_b.is_null() {
-                                panel = (packed_b.cast_const(), vectors * lanes);
-                                packed_b = null_mut();
-                            }
-                            row += count;
-                        }
-                        col += vectors * lanes;
-                    }
+        let (lanes, panel_rows, most) =
+            (self.kernels.lanes, self.kernels.tiles.len(), self.kernels.tiles[0].len());
+        let panel_len = most * lanes;
+        with_scratch::<T, _>([self.depth * panel_rows * panel_len, k * panel_len], |[stack, packed]| {
+            for PlannedBand { rows, band: Band { cols, indices }, leaves } in &self.bands {
+                let at = |row: usize, step: usize, col: usize| row.wrapping_mul(step).wrapping_add(col);
+                let packs = rows.len() >= MIN_ROWS_TO_PACK_WIDE;
+                let mut col = cols.start;
+                while col < cols.end {
+                    let left = (cols.end - col) / lanes;
+                    let vectors = left.div_ceil(left.div_ceil(most));
+                    let to = c.wrapping_add(at(rows.start, c_step, col));
+                    let added = Added { factor: beta, x: to.cast_const(), strides: (c_step, 1) };
+                    let tile = Tile {
+                        a: a.wrapping_add(at(rows.start, a_steps.0, indices.start.wrapping_mul(a_steps.1))),
+                        a_steps,
+                        b: b.wrapping_add(at(indices.start, b_step, col)),
+                        b_step,
+                        packed_b: if packs { packed.as_mut_ptr() } else { null_mut() },
+                        leaves: &self.leaves[leaves.clone()],
+                        stack: stack.as_mut_ptr(),
+                        parts: null_mut(),
+                        next_rows_ahead: a_steps.1 == 1 && col == cols.start,
+                        joins: 0,
+                        keep: false,
+                        c: to,
+                        c_step,
+                        alpha,
+                        added: (beta != T::ZERO).then_some(added),
+                    };
+                    // SAFETY: the tiles are inside the product, whose elements are inside the operands and the result, which are
+                    // borrowed. The stack has room for the leaves' nodes, and the packed columns for a panel.
+                    unsafe { self.column(tile, rows.len(), vectors) };
+                    col += vectors * lanes;
                 }
-            },
-        );
+            }
+        });
+    }
+
+    /// Computes a column of tiles: the first one, and those below it.
+    ///
+    /// # Safety
+    /// The operands and the result cover the tiles, and the buffers are large enough. No other code writes the result.
+    unsafe fn column(&self, mut tile: Tile<T>, rows: usize, vectors: usize) {
+        let tiles = self.kernels.tiles;
+        let mut left = rows;
+        while left > 0 {
+            let count = tile_rows(left, tiles.len());
+            tile.next_rows_ahead &= left > count;
+            // Columns are packed for many rows, and the first tile of those has all rows of a tile.
+            let packs = !tile.packed_b.is_null();
+            let kernel =
+                if packs { self.kernels.packing_tiles[vectors - 1] } else { tiles[count - 1][vectors - 1] };
+            // SAFETY: the caller's promise; this CPU has the plan's instruction set.
+            unsafe { kernel(&tile) };
+            if packs {
+                (tile.b, tile.b_step) = (tile.packed_b.cast_const(), vectors * self.kernels.lanes);
+                tile.packed_b = null_mut();
+            }
+            left -= count;
+            tile.a = tile.a.wrapping_add(count.wrapping_mul(tile.a_steps.0));
+            tile.c = tile.c.wrapping_add(count.wrapping_mul(tile.c_step));
+            tile.added = tile.added.map(|added| added.at(count, 0));
+        }
     }
 }
 
@@ -202,5 +203,92 @@ pub(super) fn tile_rows(left: usize, most: usize) -> usize {
         left.div_ceil(2)
     } else {
         most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::simd::with_isa;
+    use super::super::product::Gemm;
+    use super::*;
+
+    fn mat<T>(data: &[T], shape: (usize, usize), strides: (usize, usize)) -> MatRef<'_, T> {
+        MatRef::new(data, shape, strides).expect("a matrix inside the slice")
+    }
+
+    /// Returns a band for some rows, of several forms: staircases as attention has them, all, or nothing.
+    fn band(form: usize, rows: &Range<usize>, [len, cols]: [usize; 2]) -> Band {
+        let clip = |range: Range<usize>, most: usize| range.start.min(most - 1)..range.end.min(most);
+        match form {
+            0 => Band { cols: 0..cols, indices: clip(0..rows.end, len) },
+            1 => Band { cols: rows.start.min(cols)..cols, indices: clip(rows.start..len, len) },
+            2 => Band { cols: 0..cols, indices: clip(rows.start / 2..rows.start / 2 + 40, len) },
+            3 if rows.start.is_multiple_of(5) => Band { cols: 0..0, indices: 0..1 },
+            _ => Band { cols: 0..cols, indices: 0..len },
+        }
+    }
+
+    /// Each element in a band has the bits of the whole product with zeros for the indices that the band leaves out.
+    fn check<T: Gemm>(bits: impl Fn(T) -> u64) {
+        let noise = |i: usize| T::of(((i * 7919 + 13) % 1009) as f64 * 0.01 - 5.0);
+        let untouched = T::of(77.0);
+        let sizes = [[1, 1, 16], [17, 64, 32], [64, 33, 64], [200, 64, 32], [330, 70, 48], [40, 300, 16]];
+        for ([m, k, n], form) in sizes.into_iter().flat_map(|size| (0..5).map(move |form| (size, form))) {
+            // Columns that lie across or along the contraction; results with room between rows.
+            let (a_steps, step) = if form % 2 == 0 { ((1, m + 3), n + 5) } else { ((k + 1, 1), n) };
+            let a: Vec<T> = (0..(m + 3) * (k + 1)).map(noise).collect();
+            let b: Vec<T> = (0..k * (n + 5)).map(|i| noise(i + 77)).collect();
+            for (alpha, beta) in [(1.0, 0.0), (0.3, 1.0)].map(|(x, y)| (T::of(x), T::of(y))) {
+                let plan = BandedProduct::<T>::new([m, k, n], |rows| band(form, &rows, [k, n])).unwrap();
+                let mut got = vec![untouched; m * step];
+                let into = MatMut::new(&mut got, (m, n), (step, 1)).unwrap();
+                plan.run(alpha, mat(&a, (m, k), a_steps), mat(&b, (k, n), (n + 5, 1)), beta, into);
+                let (tile, lanes) = (plan.kernels.tiles.len(), plan.kernels.lanes);
+                let mut want = vec![untouched; m * step];
+                for row in 0..m {
+                    let first = row / tile * tile;
+                    let Band { cols, indices } = band(form, &(first..m.min(first + tile)), [k, n]);
+                    let kept = |j: usize| a[row * a_steps.0 + j * a_steps.1];
+                    let kept: Vec<T> =
+                        (0..k).map(|j| if indices.contains(&j) { kept(j) } else { T::ZERO }).collect();
+                    let cols = if cols.is_empty() { 0..0 } else { cols.start / lanes * lanes..n };
+                    if cols.is_empty() {
+                        continue;
+                    }
+                    let columns = mat(&b[cols.start..], (k, cols.len()), (n + 5, 1));
+                    let c = &mut want[row * step + cols.start..][..cols.len()];
+                    let c = MatMut::new(c, (1, cols.len()), (n, 1)).unwrap();
+                    T::product(alpha, mat(&kept, (1, k), (k, 1)), columns, beta, c);
+                }
+                // No sum here is a zero, whose sign the zeros might decide.
+                let wrong = got.iter().zip(&want).position(|(&x, &y)| bits(x) != bits(y));
+                assert_eq!(wrong, None, "{m}x{k}x{n}, form {form}");
+            }
+        }
+    }
+
+    #[test]
+    fn bands_have_the_bits_of_the_whole() {
+        for &isa in Isa::available() {
+            with_isa(isa, || {
+                check::<f32>(|x| x.to_bits().into());
+                check::<f64>(|x| x.to_bits());
+            });
+        }
+    }
+
+    #[test]
+    fn bands_outside_the_product_and_parts_of_vectors_are_refused() {
+        let plan = |shape, cols: Range<usize>, indices: Range<usize>| {
+            std::panic::catch_unwind(|| {
+                BandedProduct::<f32>::new(shape, |_| Band { cols: cols.clone(), indices: indices.clone() })
+                    .is_some()
+            })
+        };
+        assert!(plan([4, 8, 16], 0..16, 0..8).unwrap());
+        assert!(!plan([4, 8, 17], 0..16, 0..8).unwrap());
+        for (cols, indices) in [(0..17, 0..8), (0..16, 0..9), (0..16, 3..3)] {
+            assert!(plan([4, 8, 16], cols.clone(), indices.clone()).is_err(), "{cols:?} {indices:?}");
+        }
     }
 }

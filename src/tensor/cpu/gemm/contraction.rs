@@ -297,6 +297,20 @@ mod tests {
     }
 
     #[test]
+    fn indices_left_out_leave_their_siblings() {
+        let tree = Contraction::new(&[128], usize::MAX).leaves;
+        let list = |range| clipped(&tree, &range).iter().map(|l| (l.len, l.merges)).collect::<Vec<_>>();
+        assert_eq!(clipped(&tree, &(0..128)), tree);
+        assert_eq!(list(0..8), [(8, 0)]);
+        assert_eq!(list(40..56), [(16, 0)]);
+        assert_eq!(list(31..33), [(1, 0), (1, 1)]);
+        assert_eq!(list(63..70), [(1, 0), (6, 1)]);
+        assert_eq!(list(40..128), [(24, 0), (32, 0), (32, 2)]);
+        assert_eq!(list(5..97), [(27, 0), (32, 1), (32, 0), (1, 2)]);
+        assert_eq!(list(9..9), []);
+    }
+
+    #[test]
     #[expect(clippy::single_range_in_vec_init, reason = "a list of one run")]
     fn absent_leaves_leave_their_siblings() {
         let over = |len, runs: &[Range<usize>], block| Contraction::over_runs(LeafRuns { len, runs }, block);
