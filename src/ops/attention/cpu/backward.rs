@@ -102,21 +102,21 @@ impl CpuAttention<'_> {
                 let with_plan = (block, pairs.as_ref());
                 let (p, ds) = self.block_gradients(with_plan, head, given, &mut work.scores, true);
                 let dq_rows = &mut work.dq.get()[..block.rows * d];
-                for (Stripe { rows, .. }, KeySums { over, keys }) in &over_keys.0 {
+                for (Stripe { rows, .. }, KeySums { over, keys }) in &over_keys.stripes {
                     let into = &mut dq_rows[rows.start * d..rows.end * d];
                     if keys.is_empty() {
                         into.fill(T::ZERO);
                         continue;
                     }
                     let (a, b) = (block.part(ds, rows, keys.clone()), work.keys.rows(keys.clone(), d));
-                    let factors = (factors, over_keys.1.as_ref());
+                    let factors = (factors, over_keys.bands.as_ref());
                     masked_product(factors, BlockSum::Keys(over), a, b, (into, (d.max(1), 1)));
                 }
                 // SAFETY: the rows of this head's queries; its group is in one part of `for_each_part`.
                 finite &= unsafe { put_rows(dq_rows, dq.0, dq.1.at(head, block.start), None) };
                 // With infinities each row is multiplied by itself, whatever it sees.
                 let by_all = (factors == Factors::Any).then(|| block.leaves_by_rows(&[]));
-                let [of_dk, of_dv] = over_queries.each_ref().map(|(seen_by, bands)| {
+                let [of_dk, of_dv] = over_queries.each_ref().map(|OverQueries { seen_by, bands }| {
                     (by_all.as_ref().unwrap_or(seen_by).as_slice(), factors, bands.as_ref())
                 });
                 let joins = joins + if n + 1 == leaves.len() { head_joins } else { 0 };
@@ -205,36 +205,46 @@ pub(super) fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
     list
 }
 
-/// A leaf of queries as a block, with the plans of its products: in bands if its scores lie by keys and rows are whole vectors.
+/// A leaf of queries as a block, with the plans of its products.
 struct Leaf<T: 'static> {
     block: QueryBlock,
     /// The products of queries and keys, and of gradients and values, if scores lie by keys.
     pairs: Option<[BandedProduct<T>; 2]>,
-    /// The gradients of queries: the block's [stripes](QueryBlock::stripes), each with the sums over the keys that it sees, or all rows
-    /// in bands.
-    over_keys: (Vec<(Stripe, KeySums<T>)>, Option<BandedProduct<T>>),
-    /// The gradients of keys and of values: the leaves of keys [by the rows](QueryBlock::leaves_by_rows) that see them, or all of them
-    /// in bands.
-    over_queries: [(Vec<Stripe>, Option<BandedProduct<T>>); 2],
+    /// The gradients of queries.
+    over_keys: OverKeys<T>,
+    /// The gradients of keys and of values.
+    over_queries: [OverQueries<T>; 2],
+}
+
+/// Sums over the keys of a block.
+struct OverKeys<T: 'static> {
+    /// The block's [stripes](QueryBlock::stripes), each with the sums over the keys that it sees; or all rows, if there are bands.
+    stripes: Vec<(Stripe, KeySums<T>)>,
+    bands: Option<BandedProduct<T>>,
+}
+
+/// Sums over the queries of a block.
+struct OverQueries<T: 'static> {
+    /// The leaves of keys [by the rows](QueryBlock::leaves_by_rows) that see them; or by all rows, if there are bands.
+    seen_by: Vec<Stripe>,
+    bands: Option<BandedProduct<T>>,
 }
 
 impl<T: Gemm> Leaf<T> {
     fn new(rule: &ScoreRule, block: QueryBlock, [d, dv]: [usize; 2]) -> Leaf<T> {
         let stripes = block.stripes(rule);
-        let seen_by = |bands: &Option<BandedProduct<T>>| {
-            block.leaves_by_rows(if bands.is_some() { &[] } else { &stripes })
-        };
         let over_queries = [d, dv].map(|d| {
             let bands = block.key_bands(d);
-            (seen_by(&bands), bands)
+            let seen_by = block.leaves_by_rows(if bands.is_some() { &[] } else { &stripes });
+            OverQueries { seen_by, bands }
         });
         let bands = block.query_bands(d);
-        let of_rows = if bands.is_some() { block.leaves_by_rows(&[]) } else { stripes.to_vec() };
+        let stripes = if bands.is_some() { block.leaves_by_rows(&[]) } else { stripes.to_vec() };
         let with_sums = |stripe: Stripe| {
             let sums = block.over_keys(&stripe.leaves);
             (stripe, sums)
         };
-        let over_keys = (of_rows.into_iter().map(with_sums).collect(), bands);
+        let over_keys = OverKeys { stripes: stripes.into_iter().map(with_sums).collect(), bands };
         let pairs = (!block.lanes.is_empty()).then(|| [d, dv].map(|d| block.pair_bands(d)));
         Leaf { block, pairs, over_keys, over_queries }
     }
