@@ -7,7 +7,8 @@
 //! appended. The gradients of keys and values are sums over the given queries
 //! [along the reduction tree](backward).
 //!
-//! The scores of a block lie [by queries](score_rows), or [by keys](score_columns) where windows alone decide what a query sees, without dropout.
+//! The scores of a block lie [by queries](score_rows), or [by keys](score_columns) where windows alone decide what a query sees, without
+//! dropout. By keys, products leave out what windows hide, in [`bands`].
 //!
 //! [`SplitRule::PowerOfTwo`]: crate::tensor::SplitRule::PowerOfTwo
 
@@ -279,8 +280,8 @@ impl<'a> CpuAttention<'a> {
     }
 
     /// Returns true if the scores of a call [lie by keys](QueryBlock::lie_by_keys): if it has queries for half a vector or more and
-    /// rows of `d` and `dv` elements, and windows alone decide about them. Dropout goes along a query's keys. (By keys, in steps, a GPT trained with dropout at 0.96 to 0.97 of
-    /// the speed.)
+    /// rows of `d` and `dv` elements, and windows alone decide about them. Dropout goes along a query's keys. (By keys, in steps, a GPT
+    /// trained with dropout at 0.96 to 0.97 of the speed.)
     fn scores_by_keys<T: Gemm>(
         &self,
         inputs: &ScoreInputs<'_, T>,
@@ -332,7 +333,7 @@ struct ForwardBlock<T: 'static> {
     scores: Option<BandedProduct<T>>,
     /// The sums over keys.
     over: LeafContraction<T>,
-    /// The same in bands, if they are.
+    /// These sums in bands, if scores lie by keys and values are whole vectors.
     values: Option<BandedProduct<T>>,
 }
 

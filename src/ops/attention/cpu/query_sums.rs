@@ -32,7 +32,7 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
     /// performs the first join.
     ///
     /// Each range of leaves of keys comes with the rows that it is summed over: a node of the tree over the block's rows,
-    /// since the others add zeros; or with all rows, of which bands sum those that see a key.
+    /// since the others add zeros. With bands it comes with all rows, and they sum the rows that see a key.
     pub(super) fn push(
         &mut self,
         block: &QueryBlock,

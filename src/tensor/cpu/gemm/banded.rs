@@ -1,8 +1,8 @@
 //! Products in bands: groups of rows that are wanted in some columns, and whose sums leave out the ends of the contraction.
 //!
 //! Attention has such products, because windows decide which pairs of queries and keys count. Bands are planned once for many operands
-//! of the same shapes, so that small products cost little more than their tiles. Operands are read in place: they are small, or lie
-//! next to each other.
+//! of the same shapes, so that small products cost little more than their tiles. Operands are read in place, except columns that many rows
+//! read.
 
 use std::ops::Range;
 use std::ptr::null_mut;
@@ -34,6 +34,8 @@ pub(crate) struct BandedProduct<T: 'static> {
     leaves: Vec<ContractionLeaf>,
     /// The largest number of nodes on the stack.
     depth: usize,
+    /// The most indices of a band whose columns are packed.
+    packed: usize,
 }
 
 /// Neighbouring rows of the same columns and indices.
@@ -43,6 +45,13 @@ struct PlannedBand {
     band: Band,
     /// Its leaves in [`BandedProduct::leaves`].
     leaves: Range<usize>,
+}
+
+impl PlannedBand {
+    /// Returns true if columns are packed, since many rows read them.
+    fn packs(&self) -> bool {
+        self.rows.len() >= MIN_ROWS_TO_PACK_WIDE
+    }
 }
 
 impl<T: Real + Tiled> BandedProduct<T> {
@@ -84,7 +93,8 @@ impl<T: Real + Tiled> BandedProduct<T> {
         if !cols.is_multiple_of(lanes) {
             return None;
         }
-        let mut plan = BandedProduct { shape, kernels, bands: Vec::new(), leaves: Vec::new(), depth: 0 };
+        let mut plan =
+            BandedProduct { shape, kernels, bands: Vec::new(), leaves: Vec::new(), depth: 0, packed: 0 };
         for row in (0..rows).step_by(kernels.tiles.len()) {
             let rows = row..rows.min(row + kernels.tiles.len());
             let mut band = band(rows.clone());
@@ -105,6 +115,8 @@ impl<T: Real + Tiled> BandedProduct<T> {
                 }
             }
         }
+        let packed = plan.bands.iter().filter(|band| band.packs()).map(|band| band.band.indices.len());
+        plan.packed = packed.max().unwrap_or(0);
         Some(plan)
     }
 
@@ -130,40 +142,47 @@ impl<T: Real + Tiled> BandedProduct<T> {
         let (lanes, panel_rows, most) =
             (self.kernels.lanes, self.kernels.tiles.len(), self.kernels.tiles[0].len());
         let panel_len = most * lanes;
-        with_scratch::<T, _>([self.depth * panel_rows * panel_len, k * panel_len], |[stack, packed]| {
-            for PlannedBand { rows, band: Band { cols, indices }, leaves } in &self.bands {
-                let at = |row: usize, step: usize, col: usize| row.wrapping_mul(step).wrapping_add(col);
-                let packs = rows.len() >= MIN_ROWS_TO_PACK_WIDE;
-                let mut col = cols.start;
-                while col < cols.end {
-                    let left = (cols.end - col) / lanes;
-                    let vectors = left.div_ceil(left.div_ceil(most));
-                    let to = c.wrapping_add(at(rows.start, c_step, col));
-                    let added = Added { factor: beta, x: to.cast_const(), strides: (c_step, 1) };
-                    let tile = Tile {
-                        a: a.wrapping_add(at(rows.start, a_steps.0, indices.start.wrapping_mul(a_steps.1))),
-                        a_steps,
-                        b: b.wrapping_add(at(indices.start, b_step, col)),
-                        b_step,
-                        packed_b: if packs { packed.as_mut_ptr() } else { null_mut() },
-                        leaves: &self.leaves[leaves.clone()],
-                        stack: stack.as_mut_ptr(),
-                        parts: null_mut(),
-                        next_rows_ahead: a_steps.1 == 1 && col == cols.start,
-                        joins: 0,
-                        keep: false,
-                        c: to,
-                        c_step,
-                        alpha,
-                        added: (beta != T::ZERO).then_some(added),
-                    };
-                    // SAFETY: the tiles are inside the product, whose elements are inside the operands and the result, which are
-                    // borrowed. The stack has room for the leaves' nodes, and the packed columns for a panel.
-                    unsafe { self.column(tile, rows.len(), vectors) };
-                    col += vectors * lanes;
+        with_scratch::<T, _>(
+            [self.depth * panel_rows * panel_len, self.packed.saturating_mul(panel_len)],
+            |[stack, packed]| {
+                for planned in &self.bands {
+                    let PlannedBand { rows, band: Band { cols, indices }, leaves } = planned;
+                    let at = |row: usize, step: usize, col: usize| row.wrapping_mul(step).wrapping_add(col);
+                    let mut col = cols.start;
+                    while col < cols.end {
+                        let left = (cols.end - col) / lanes;
+                        let vectors = left.div_ceil(left.div_ceil(most));
+                        let to = c.wrapping_add(at(rows.start, c_step, col));
+                        let added = Added { factor: beta, x: to.cast_const(), strides: (c_step, 1) };
+                        let tile = Tile {
+                            a: a.wrapping_add(at(
+                                rows.start,
+                                a_steps.0,
+                                indices.start.wrapping_mul(a_steps.1),
+                            )),
+                            a_steps,
+                            b: b.wrapping_add(at(indices.start, b_step, col)),
+                            b_step,
+                            packed_b: if planned.packs() { packed.as_mut_ptr() } else { null_mut() },
+                            leaves: &self.leaves[leaves.clone()],
+                            stack: stack.as_mut_ptr(),
+                            parts: null_mut(),
+                            next_rows_ahead: a_steps.1 == 1 && col == cols.start,
+                            joins: 0,
+                            keep: false,
+                            c: to,
+                            c_step,
+                            alpha,
+                            added: (beta != T::ZERO).then_some(added),
+                        };
+                        // SAFETY: the tiles are inside the product, whose elements are inside the operands and the result, which are
+                        // borrowed. The stack has room for the leaves' nodes, and the packed columns for a panel.
+                        unsafe { self.column(tile, rows.len(), vectors) };
+                        col += vectors * lanes;
+                    }
                 }
-            }
-        });
+            },
+        );
     }
 
     /// Computes a column of tiles: the first one, and those below it.
