@@ -38,7 +38,7 @@ pub(super) struct QueryBlock {
     pub(super) to: usize,
     /// The number of keys of the scores: `to - from` rounded up to whole leaves.
     pub(super) width: usize,
-    /// The products that give the scores: rows, and the keys that they see.
+    /// The products that give the scores if they lie by queries: rows, and the keys that they see.
     pub(super) products: Vec<(Range<usize>, Range<usize>)>,
     /// The windows of each [`LANES`] queries, if the scores [lie by keys](QueryBlock::lie_by_keys), or nothing.
     pub(super) lanes: Vec<LaneWindows>,
@@ -85,6 +85,7 @@ impl QueryBlock {
         };
         let lanes = |first: usize| LaneWindows::new(std::array::from_fn(|lane| window(first + lane)));
         self.lanes = (0..self.rows).step_by(LANES).map(lanes).collect();
+        self.products.clear();
     }
 
     /// Returns the keys that a query sees, from the block's first one on, if the scores lie by keys.

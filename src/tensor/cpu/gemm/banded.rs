@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 
 use super::super::real::Real;
 use super::super::simd::Isa;
-use super::blocking::{MIN_ROWS_TO_PACK_WIDE, long_block_len};
+use super::blocking::{MIN_ROWS_TO_PACK_WIDE, long_block_len, tile_rows};
 use super::contraction::{Contraction, ContractionLeaf, LeafRuns, clipped, max_stack_len};
 use super::matrix::{MatMut, MatRef};
 use super::scratch::with_scratch;
@@ -210,18 +210,6 @@ impl<T: Real + Tiled> BandedProduct<T> {
             tile.c = tile.c.wrapping_add(count.wrapping_mul(tile.c_step));
             tile.added = tile.added.map(|added| added.at(count, 0));
         }
-    }
-}
-
-/// Returns the number of rows of the next tile of rows in place, if so many are left: a tile of one or two rows would wait for its own
-/// sums, so the last two tiles share their rows.
-pub(super) fn tile_rows(left: usize, most: usize) -> usize {
-    if left <= most {
-        left
-    } else if left <= most + most / 2 {
-        left.div_ceil(2)
-    } else {
-        most
     }
 }
 

@@ -113,6 +113,18 @@ fn packing_rows_pays<T>(
     rows >= MIN_ROWS_TO_PACK && cols >= least
 }
 
+/// Returns the number of rows of the next tile of rows in place, if so many are left: a tile of one or two rows would wait for its own
+/// sums, so the last two tiles share their rows.
+pub(super) fn tile_rows(left: usize, most: usize) -> usize {
+    if left <= most {
+        left
+    } else if left <= most + most / 2 {
+        left.div_ceil(2)
+    } else {
+        most
+    }
+}
+
 impl Blocking {
     /// Returns the blocks of the product `a @ b` along `tree`.
     pub(super) fn new<E: Widen<Wide = T>, T>(
