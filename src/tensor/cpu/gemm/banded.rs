@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 
 use super::super::real::Real;
 use super::super::simd::Isa;
-use super::blocking::{MIN_ROWS_TO_PACK_WIDE, long_block_len, tile_rows};
+use super::blocking::{least_rows_to_pack, long_block_len, tile_rows};
 use super::contraction::{Contraction, ContractionLeaf, LeafRuns, clipped, max_stack_len};
 use super::matrix::{MatMut, MatRef};
 use super::scratch::with_scratch;
@@ -45,13 +45,8 @@ struct PlannedBand {
     band: Band,
     /// Its leaves in [`BandedProduct::leaves`].
     leaves: Range<usize>,
-}
-
-impl PlannedBand {
-    /// Returns true if columns are packed, since many rows read them.
-    fn packs(&self) -> bool {
-        self.rows.len() >= MIN_ROWS_TO_PACK_WIDE
-    }
+    /// True if columns are packed, since many rows read them.
+    packs: bool,
 }
 
 impl<T: Real + Tiled> BandedProduct<T> {
@@ -68,7 +63,8 @@ impl<T: Real + Tiled> BandedProduct<T> {
     }
 
     /// Plans a product whose sums have some leaves of a longer range, which are neighbours. Indices count from the first of them.
-    /// Returns `None` also for sums that other products compute in several blocks.
+    /// Returns `None` also for sums that other products compute in several blocks, or for which they pack columns once for all rows:
+    /// bands would read them again and again in place (with AVX2 0.93 forward with 1,024 keys).
     ///
     /// # Panics
     /// As [`BandedProduct::new`].
@@ -80,7 +76,12 @@ impl<T: Real + Tiled> BandedProduct<T> {
         of.expect_leaves_of_the_sum();
         assert!(of.runs.len() <= 1, "neighbouring leaves");
         let (tree, len) = (Contraction::over_runs(of, usize::MAX), of.indices().len());
-        if len <= long_block_len::<T>() { Self::planned(&tree, [rows, len, cols], band) } else { None }
+        let packs = rows >= least_rows_to_pack(T::kernels(Isa::current()), len, false);
+        if packs || len > long_block_len::<T>() {
+            None
+        } else {
+            Self::planned(&tree, [rows, len, cols], band)
+        }
     }
 
     fn planned(
@@ -111,12 +112,15 @@ impl<T: Real + Tiled> BandedProduct<T> {
                         Some(last) if last.band.indices == band.indices => last.leaves.clone(),
                         _ => plan.add_leaves(tree, &band.indices),
                     };
-                    plan.bands.push(PlannedBand { rows, band, leaves });
+                    plan.bands.push(PlannedBand { rows, band, leaves, packs: false });
                 }
             }
         }
-        let packed = plan.bands.iter().filter(|band| band.packs()).map(|band| band.band.indices.len());
-        plan.packed = packed.max().unwrap_or(0);
+        for planned in &mut plan.bands {
+            let len = planned.band.indices.len();
+            planned.packs = planned.rows.len() >= least_rows_to_pack(kernels, len, false);
+            plan.packed = plan.packed.max(if planned.packs { len } else { 0 });
+        }
         Some(plan)
     }
 
@@ -146,7 +150,7 @@ impl<T: Real + Tiled> BandedProduct<T> {
             [self.depth * panel_rows * panel_len, self.packed.saturating_mul(panel_len)],
             |[stack, packed]| {
                 for planned in &self.bands {
-                    let PlannedBand { rows, band: Band { cols, indices }, leaves } = planned;
+                    let PlannedBand { rows, band: Band { cols, indices }, leaves, packs } = planned;
                     let at = |row: usize, step: usize, col: usize| row.wrapping_mul(step).wrapping_add(col);
                     let mut col = cols.start;
                     while col < cols.end {
@@ -163,7 +167,7 @@ impl<T: Real + Tiled> BandedProduct<T> {
                             a_steps,
                             b: b.wrapping_add(at(indices.start, b_step, col)),
                             b_step,
-                            packed_b: if planned.packs() { packed.as_mut_ptr() } else { null_mut() },
+                            packed_b: if *packs { packed.as_mut_ptr() } else { null_mut() },
                             leaves: &self.leaves[leaves.clone()],
                             stack: stack.as_mut_ptr(),
                             parts: null_mut(),

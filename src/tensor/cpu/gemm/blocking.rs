@@ -21,7 +21,7 @@ const MIN_LEN_TO_PACK: usize = 128;
 const MIN_ROWS_TO_PACK_SHORT: usize = 320;
 /// With fewer rows than this, wide tiles read columns in place, unless their lines are a multiple of [`SHARED_SETS`] bytes
 /// apart, and share few sets of a cache.
-pub(super) const MIN_ROWS_TO_PACK_WIDE: usize = 160;
+const MIN_ROWS_TO_PACK_WIDE: usize = 160;
 const SHARED_SETS: usize = 1024;
 /// The most indices of contiguous columns that are one block for few rows.
 const MAX_LEN_IN_PLACE: usize = 512;
@@ -85,6 +85,17 @@ pub(super) fn long_block_len<T>() -> usize {
     (Caches::current().first / 8 / size_of::<T>()).max(LEAF)
 }
 
+/// Returns the fewest rows for which contiguous columns of `k` indices are packed.
+pub(super) fn least_rows_to_pack<T>(kernels: &TileKernels<T>, k: usize, lines_share_sets: bool) -> usize {
+    if k < MIN_LEN_TO_PACK {
+        MIN_ROWS_TO_PACK_SHORT
+    } else if is_wide(kernels) && !lines_share_sets {
+        MIN_ROWS_TO_PACK_WIDE
+    } else {
+        MIN_ROWS_TO_PACK
+    }
+}
+
 /// Returns true for tiles of three vectors of columns, which AVX-512 has registers for. They pass the rows a third as
 /// often as tiles of two narrower vectors, so that lines of rows are read in place as fast as packed ones.
 fn is_wide<T>(kernels: &TileKernels<T>) -> bool {
@@ -137,11 +148,7 @@ impl Blocking {
         let (panel_rows, most) = (kernels.tiles.len(), kernels.tiles[0].len());
         let packs_rows = !E::NATIVE || packing_rows_pays(kernels, a.shape(), n, a.strides());
         let apart = b.strides().0.wrapping_mul(size_of::<T>());
-        let least = match k {
-            _ if k < MIN_LEN_TO_PACK => MIN_ROWS_TO_PACK_SHORT,
-            _ if is_wide(kernels) && !packs_lines(k, apart) => MIN_ROWS_TO_PACK_WIDE,
-            _ => MIN_ROWS_TO_PACK,
-        };
+        let least = least_rows_to_pack(kernels, k, packs_lines(k, apart));
         let packs_cols = !E::NATIVE || m >= least || b.strides().1 != 1;
         let in_parts = tree.blocks.len() > 1;
         let mut vectors = n.div_ceil(kernels.lanes).next_multiple_of(most);
