@@ -119,15 +119,15 @@ pub trait Channel: Send + Sync + fmt::Debug {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>>;
 
     /// Starts a gather whose parts arrive in `into`: one tensor per member of the shape in `call.incoming`, all on the
-    /// call's device, contiguous, and held by nothing else. The request yields them, this member's own part among them.
+    /// call's device, contiguous, and held by nothing else. The request yields them, this member's own part among them; or
+    /// those of another member, whose members then share them.
     ///
     /// Provided: [`Channel::start`], after which each part is copied.
     ///
     /// # Errors
     /// Refuses other tensors in `into`. Returns the errors of [`Channel::start`].
-    fn gather_into(&self, call: Call<'_>, mut into: Vec<Tensor>) -> Result<Box<dyn Request>> {
-        check_places(&call, None, &mut into)?;
-        Ok(Box::new(CopyingGather { inner: self.start(call)?, into }))
+    fn gather_into(&self, call: Call<'_>, into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+        start_copying(self, None, call, into)
     }
 
     /// Starts an all-reduce: `call` sends one contiguous tensor to all members, and the request yields the reduction
@@ -193,6 +193,36 @@ pub(super) fn start_folding(
 ) -> Result<Box<dyn Request>> {
     reduce.check(&call, me, members)?;
     Ok(Box::new(Folding { inner: channel.start(call)?, reduce }))
+}
+
+/// Starts a gather as a call after which each part is copied to its place.
+///
+/// # Errors
+/// Returns the errors of [`Channel::gather_into`].
+pub(super) fn start_copying(
+    channel: &(impl Channel + ?Sized),
+    member: Option<(usize, usize)>,
+    call: Call<'_>,
+    mut into: Vec<Tensor>,
+) -> Result<Box<dyn Request>> {
+    check_places(&call, member, &mut into)?;
+    Ok(Box::new(CopyingGather { inner: channel.start(call)?, into }))
+}
+
+/// Copies each part of a gather to its place.
+///
+/// # Errors
+/// Refuses a part of another shape or dtype.
+pub(super) fn copy_parts(parts: &[Tensor], into: &mut [Tensor]) -> Result<()> {
+    for (part, into) in parts.iter().zip(into) {
+        if (part.shape(), part.dtype()) != (into.shape(), into.dtype()) {
+            let given = format!("{} for {}", part.notation(), into.notation());
+            return Err(Error::invalid("gather", "a part has another shape than its place", given, ""));
+        }
+        let strides = into.shape().strides();
+        part.copy_block(into, part.shape(), (0, part.strides()), (0, &strides))?;
+    }
+    Ok(())
 }
 
 /// Checks that the call of member `me` of `members` has as many tensors and shapes as its route takes, and that the member
@@ -266,14 +296,7 @@ struct CopyingGather {
 impl Request for CopyingGather {
     fn wait(self: Box<Self>) -> Result<CallResults> {
         let CopyingGather { inner, mut into } = *self;
-        for (part, into) in inner.wait()?.iter().zip(&mut into) {
-            if (part.shape(), part.dtype()) != (into.shape(), into.dtype()) {
-                let given = format!("{} for {}", part.notation(), into.notation());
-                return Err(Error::invalid("gather", "a part has another shape than its place", given, ""));
-            }
-            let strides = into.shape().strides();
-            part.copy_block(into, part.shape(), (0, part.strides()), (0, &strides))?;
-        }
+        copy_parts(&inner.wait()?, &mut into)?;
         Ok(into.into())
     }
 

@@ -11,12 +11,15 @@ use smallvec::smallvec;
 
 use super::group::{PublishedCall, ThreadGroup};
 use super::shared_folds::ReusedResult;
+use super::shared_places::SharedPlaces;
 use super::slot::SlotOutcome;
 use super::world::ThreadWorld;
 use crate::comm::calls::{BusyWork, Call, Route, Sequence};
 use crate::comm::lock::lock;
+use crate::comm::transport::engine::{check_places, copy_parts, start_copying};
 use crate::comm::transport::{CallResults, Channel, Engine, Reduce, Request};
 use crate::error::{Error, Result};
+use crate::tensor::{Shape, Tensor};
 
 /// One rank's end of a world of threads.
 #[derive(Debug)]
@@ -96,15 +99,25 @@ struct MemberState {
 
 impl Channel for ThreadChannel {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.publish(call, None)
+        self.publish(call, None, None)
+    }
+
+    /// The parts of a large gather are copied once for all members, to the places of one of them.
+    fn gather_into(&self, call: Call<'_>, mut into: Vec<Tensor>) -> Result<Box<dyn Request>> {
+        let member = (self.member.position, self.member.group.ranks.len());
+        if !SharedPlaces::are_worthwhile(&into) {
+            return start_copying(self, Some(member), call, into);
+        }
+        check_places(&call, Some(member), &mut into)?;
+        self.publish(call, None, Some(into))
     }
 
     fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.publish(call, Some(reduce))
+        self.publish(call, Some(reduce), None)
     }
 
     fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.publish(call, Some(reduce))
+        self.publish(call, Some(reduce), None)
     }
 
     fn reduces_well(&self) -> bool {
@@ -113,7 +126,14 @@ impl Channel for ThreadChannel {
 }
 
 impl ThreadChannel {
-    fn publish(&self, call: Call<'_>, reduce: Option<Reduce>) -> Result<Box<dyn Request>> {
+    /// Publishes this member's next call. `reduce` is the fold of a reduction, `places` are those of a gather whose parts are
+    /// copied for all members together.
+    fn publish(
+        &self,
+        call: Call<'_>,
+        reduce: Option<Reduce>,
+        mut places: Option<Vec<Tensor>>,
+    ) -> Result<Box<dyn Request>> {
         let member = &self.member;
         if let Some(reduce) = &reduce {
             reduce.check(&call, member.position, member.group.ranks.len())?;
@@ -124,12 +144,26 @@ impl ThreadChannel {
             Route::Gather | Route::AllToAll | Route::Broadcast { .. } | Route::Barrier => member.position,
         };
         let sequence = Sequence::of(call.route, member.position);
-        let waits = !matches!(call.route, Route::Send { .. });
-        let call = member.group.publish((sequence, position), &call, reduce.as_ref())?;
+        let (waits, has_places) = (!matches!(call.route, Route::Send { .. }), places.is_some());
+        let call = member.group.publish((sequence, position), &call, reduce.as_ref(), &mut places)?;
         let mut request = lock(&member.spare).pop().unwrap_or_default();
-        request.0 = Some(InFlightCall { member: member.clone(), call, waits, reduce });
+        request.0 = Some(InFlightCall { member: member.clone(), call, waits, reduce, has_places });
         Ok(request)
     }
+}
+
+/// Returns copies of tensors of one dtype, as parts of one buffer.
+fn side_by_side(parts: &[Tensor]) -> Result<CallResults> {
+    let mut len = 0;
+    let place = |part: &Tensor| {
+        let start = len;
+        len += part.numel();
+        (start, part.shape().clone())
+    };
+    let ranges: Vec<(usize, Shape)> = parts.iter().map(place).collect();
+    let mut places = Tensor::try_uninit(parts[0].dtype(), [len])?.cut(&ranges)?;
+    copy_parts(parts, &mut places)?;
+    Ok(places.into())
 }
 
 /// A call that this member has published, or `None` once it was waited for.
@@ -144,6 +178,8 @@ struct InFlightCall {
     /// False for a send: its message stays in the slot until the receiver takes it.
     waits: bool,
     reduce: Option<Reduce>,
+    /// True for a gather whose parts are copied side by side.
+    has_places: bool,
 }
 
 impl Request for ThreadRequest {
@@ -161,7 +197,7 @@ impl Request for ThreadRequest {
 
 impl InFlightCall {
     fn outcome(&self) -> Result<CallResults> {
-        let InFlightCall { member, call, waits, reduce } = self;
+        let InFlightCall { member, call, waits, reduce, has_places } = self;
         if !waits {
             return Ok(CallResults::new());
         }
@@ -181,7 +217,17 @@ impl InFlightCall {
                 let of = |at: usize| contents.part(at, position);
                 Ok(smallvec![lock(&member.reused).fold(reduce, &of)?])
             }
-            (SlotOutcome::Parts, None) => Ok(contents.take(position)),
+            (SlotOutcome::Placed(places), _) if *has_places => {
+                if places.work(|member| contents.part(member, 0)) {
+                    group.wake();
+                }
+                group.wait_for_work(call, || places.is_done())?;
+                Ok(places.tensors())
+            }
+            // The member whose turn it was to bring places has asked for shared tensors.
+            (SlotOutcome::Parts, None) if *has_places => side_by_side(&contents.take(position)),
+            (SlotOutcome::Parts | SlotOutcome::Placed(_), None) => Ok(contents.take(position)),
+            (SlotOutcome::Placed(_), Some(_)) => unreachable!("a reduction has no places"),
         }
     }
 }
@@ -189,5 +235,127 @@ impl InFlightCall {
 impl Drop for InFlightCall {
     fn drop(&mut self) {
         self.member.group.leave(&self.call);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::comm::transport::threads::shared_chunks::{CHUNK_BYTES, LARGE_BYTES};
+    use crate::comm::{Rank, spmd};
+    use crate::tensor::DType;
+
+    /// The part of `member`: `len` elements, in call `k`.
+    fn part(len: usize, member: usize, k: usize) -> Vec<f32> {
+        (0..len).map(|i| (i % 1000 + 1000 * member + 10_000 * k) as f32).collect()
+    }
+
+    fn places(members: usize, len: usize) -> Result<Vec<Tensor>> {
+        let ranges: Vec<_> = (0..members).map(|at| (at * len, Shape::from([len]))).collect();
+        Tensor::try_uninit(DType::F32, [members * len])?.cut(&ranges)
+    }
+
+    fn is_right(parts: &[Tensor], len: usize, k: usize) -> bool {
+        parts.iter().enumerate().all(|(at, x)| x.as_slice::<f32>().is_ok_and(|x| x == part(len, at, k)))
+    }
+
+    /// The bytes from which on parts are copied once, from both sides, and parts of several chunks. Results are waited for in
+    /// reverse order, and one rank never waits for one of them, whose places are its own or another's.
+    #[test]
+    fn large_gathers_are_copied_once_for_all_members() {
+        for n in [2, 3, 4] {
+            let large = LARGE_BYTES.div_ceil(4 * n);
+            let lens = [0, 1, large - 1, large, large + 1, CHUNK_BYTES / 4 * 2, CHUNK_BYTES / 4 * 2 + 3];
+            let run = move |rank: Rank| {
+                let (group, me) = (rank.world(), rank.rank());
+                let start = |(k, &len): (usize, &usize)| -> Result<_> {
+                    let x = Tensor::from_vec(part(len, me, k), [len])?;
+                    Ok((k, len, group.all_gather_into(&x, places(n, len)?)))
+                };
+                let started = lens.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
+                let mut found = vec![];
+                for (k, len, pending) in started.into_iter().rev() {
+                    if me == 1 && (k == 4 || k == 5) {
+                        drop(pending);
+                        continue;
+                    }
+                    let parts = pending.wait()?;
+                    assert!(is_right(&parts, len, k), "{n} members, {len} elements, call {k}");
+                    let ranges = parts.iter().enumerate().map(|(at, part)| (at * len, part));
+                    let whole = Tensor::joined(ranges).expect("parts of one buffer, in order");
+                    // All results are held until the end, so that no two have one address by chance.
+                    found.push((k, whole));
+                }
+                rank.world().barrier()?;
+                Ok(found
+                    .iter()
+                    .map(|(k, whole)| Ok((*k, whole.as_bytes()?.as_ptr() as usize)))
+                    .collect::<Result<Vec<_>>>()?)
+            };
+            let found = spmd(n, run).expect("no rank fails");
+            for k in 1..lens.len() {
+                let at =
+                    |rank: &Vec<(usize, usize)>| rank.iter().find(|(call, _)| *call == k).map(|(_, at)| *at);
+                let mut all: Vec<usize> = found.iter().filter_map(at).collect();
+                all.sort_unstable();
+                all.dedup();
+                let expected = if lens[k] >= large { 1 } else { n };
+                assert_eq!(all.len(), expected, "{n} members, {} elements", lens[k]);
+            }
+        }
+    }
+
+    /// Members may differ in whether they have places: each has copies, or the others' tensors.
+    #[test]
+    fn members_without_places_take_tensors() {
+        let len = LARGE_BYTES / 4;
+        for asks in [[true, false, true], [false, true, false], [true, true, false]] {
+            let run = move |rank: Rank| {
+                let group = rank.world();
+                for k in 0..3 {
+                    let x = Tensor::from_vec(part(len, rank.rank(), k), [len])?;
+                    let parts = match asks[rank.rank()] {
+                        true => group.all_gather_into(&x, places(3, len)?).wait()?,
+                        false => group.all_gather(&x, &vec![Shape::from([len]); 3])?,
+                    };
+                    assert!(is_right(&parts, len, k), "{asks:?}, rank {}, call {k}", rank.rank());
+                    let whole = Tensor::joined(parts.iter().enumerate().map(|(at, part)| (at * len, part)));
+                    assert_eq!(whole.is_some(), asks[rank.rank()]);
+                }
+                Ok(())
+            };
+            spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
+        }
+    }
+
+    #[test]
+    fn places_that_do_not_fit_are_refused() {
+        let run = |rank: Rank| {
+            let channel = rank.engine().open(&[0, 1], "pair")?;
+            let x = Tensor::zeros(DType::F32, [LARGE_BYTES]);
+            let shapes = vec![x.shape().clone(); 2];
+            let (outgoing, incoming) = (std::slice::from_ref(&x), &shapes[..]);
+            let call = Call {
+                name: "all_gather",
+                route: Route::Gather,
+                op: None,
+                dtype: DType::F32,
+                outgoing,
+                incoming,
+            };
+            let shared = Tensor::zeros(DType::F32, [LARGE_BYTES]);
+            for into in [
+                places(2, LARGE_BYTES + 1)?,
+                places(3, LARGE_BYTES)?,
+                vec![shared.clone(), Tensor::zeros(DType::F32, [LARGE_BYTES])],
+            ] {
+                let refused = channel.gather_into(call, into).err().expect("refused").to_string();
+                assert!(refused.starts_with("all_gather: "), "{refused}");
+            }
+            // Nothing was published: the next call is the first.
+            assert!(channel.gather_into(call, places(2, LARGE_BYTES)?)?.wait().is_ok());
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
     }
 }

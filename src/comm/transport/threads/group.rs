@@ -14,6 +14,7 @@ use crate::comm::calls::{Call, Sequence};
 use crate::comm::deadline::end_after;
 use crate::comm::transport::Reduce;
 use crate::error::{CallId, CommFault, Result};
+use crate::tensor::Tensor;
 
 /// The longest time to park without looking around. Everything that matters wakes the rank; this is only a safeguard.
 const LONGEST_PARK: Duration = Duration::from_millis(500);
@@ -75,12 +76,13 @@ impl ThreadGroup {
     }
 
     /// Publishes a member's next call of a sequence. `position` is the member's position in the sequence; `reduce` is
-    /// the fold of a reduction.
+    /// the fold of a reduction. `places` are those of a gather: members bring them in turn, and the others keep theirs.
     pub(super) fn publish(
         &self,
         (sequence, position): (Sequence, usize),
         call: &Call<'_>,
         reduce: Option<&Reduce>,
+        places: &mut Option<Vec<Tensor>>,
     ) -> Result<PublishedCall> {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -96,7 +98,9 @@ impl ThreadGroup {
             self.set_fault(state, fault.clone(), Some(&slot));
             return Err(fault.into());
         }
-        if state.queue(sequence, &self.ranks).put(&slot, position, call, reduce) {
+        let brings = slot.seq() % self.ranks.len() as u64 == position as u64;
+        let places = if brings { places.take() } else { None };
+        if state.queue(sequence, &self.ranks).put(&slot, position, call, reduce, places) {
             if let Some(reduce) = reduce {
                 // Other calls of the group can continue during this fold.
                 drop(guard);

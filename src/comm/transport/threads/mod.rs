@@ -5,7 +5,8 @@
 //! written. A rank that waits spins for a moment if there are enough cores, then parks. The last member to leave a
 //! slot clears it for a later call, so a program in its steady state allocates nothing here.
 //!
-//! The files, in an order in which each uses only those before it: `sync` and `spin`; `shared_folds`; `slot`; `status` of the
+//! The files, in an order in which each uses only those before it: `sync` and `spin`; `shared_chunks`, `shared_folds` and `shared_places`;
+//! `slot`; `status` of the
 //! ranks; `group`; `survivors` and `world` (all groups of a program); `engine`. The engine is written against `sync`,
 //! so that `models` can check it under every order in which its threads may run.
 
@@ -13,7 +14,9 @@ mod engine;
 mod group;
 #[cfg(all(test, any(loom, shuttle)))]
 mod models;
+mod shared_chunks;
 mod shared_folds;
+mod shared_places;
 mod slot;
 mod spin;
 mod status;

@@ -2,24 +2,15 @@
 //!
 //! A large all-reduce is folded once for all members, by those that wait for it; so are the folds of a large
 //! reduce-scatter with uneven parts. Members take chunks of the results in turn, and fold them from all members'
-//! tensors. No chunk belongs to a rank, so nothing waits for a rank that is not in the call.
+//! tensors.
 
 use smallvec::{SmallVec, smallvec};
 
-use super::sync::atomic::{AtomicUsize, Ordering};
+use super::shared_chunks::{CHUNK_BYTES, FirstByte, LARGE_BYTES, SharedChunks};
 use crate::comm::transport::Reduce;
 use crate::comm::transport::fold::{fold_into, fold_range};
 use crate::error::Result;
 use crate::tensor::{DType, Device, Tensor};
-
-/// The model checkers and Miri run the same folds on few elements.
-const MODEL: bool = cfg!(any(loom, shuttle, miri));
-
-/// The smallest all-reduce whose chunks all waiting members fold; the last member to arrive folds smaller ones.
-const LARGE_BYTES: usize = if MODEL { 8 } else { 64 << 10 };
-
-/// The size of a chunk: small enough to share the work evenly, large enough that taking one costs little.
-const CHUNK_BYTES: usize = if MODEL { 8 } else { 256 << 10 };
 
 /// The smallest fold that is worth sharing with a member that has more to fold.
 const HELPED_BYTES: usize = 2 * CHUNK_BYTES;
@@ -43,18 +34,8 @@ struct SharedFold {
     /// The first byte of `out`.
     at: FirstByte,
     chunk_len: usize,
-    chunks: usize,
-    taken: AtomicUsize,
-    done: AtomicUsize,
+    chunks: SharedChunks,
 }
-
-#[derive(Clone, Copy, Debug)]
-struct FirstByte(*mut u8);
-
-// SAFETY: only `SharedFold::work` uses the pointer, and it says why two threads never touch the same byte.
-unsafe impl Send for FirstByte {}
-// SAFETY: as above.
-unsafe impl Sync for FirstByte {}
 
 impl SharedFolds {
     /// Shares the fold of a large all-reduce on the CPU. `x` is one of its tensors. Returns `None` if it is small.
@@ -118,24 +99,19 @@ impl SharedFold {
         let chunk_len = CHUNK_BYTES / dtype.size_bytes();
         let empty = reduce.order.outs_len() == 0;
         let chunks = if empty { 0 } else { reduce.shape.numel().div_ceil(chunk_len) };
-        let (taken, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Ok(SharedFold { reduce: reduce.clone(), part, out, at, chunk_len, chunks, taken, done })
+        let chunks = SharedChunks::new(chunks);
+        Ok(SharedFold { reduce: reduce.clone(), part, out, at, chunk_len, chunks })
     }
 
     /// Folds chunks until none is left. Returns true if this finished the last one.
     fn work<'a>(&self, part: impl Fn(usize, usize) -> &'a Tensor) -> bool {
         let (size, each) = (self.out.dtype().size_bytes(), self.reduce.shape.numel());
-        let mut last = false;
-        loop {
-            let chunk = self.taken.fetch_add(1, Ordering::Relaxed);
-            if chunk >= self.chunks {
-                return last;
-            }
+        self.chunks.work(|chunk| {
             let start = chunk * self.chunk_len;
             let end = (start + self.chunk_len).min(each);
             let row = |k: usize| {
                 // SAFETY: `at` points to the buffer of `out`, which this structure keeps alive, gives to no one and
-                // does not read until `done` equals `chunks`. Chunk numbers are handed out once each; the ranges
+                // does not read until all chunks are done. Chunk numbers are handed out once each; the ranges
                 // `start..end` of the rows of `out`, each `each` elements long, are disjoint and inside `out`, so
                 // this is the only access to these (initialised) bytes.
                 unsafe {
@@ -145,12 +121,11 @@ impl SharedFold {
             };
             let rows = (0..self.reduce.order.outs_len()).map(row).collect();
             fold_range(&self.reduce, &|member| part(member, self.part), start..end, rows);
-            last = self.done.fetch_add(1, Ordering::AcqRel) + 1 == self.chunks;
-        }
+        })
     }
 
     fn is_done(&self) -> bool {
-        self.done.load(Ordering::Acquire) == self.chunks
+        self.chunks.is_done()
     }
 }
 

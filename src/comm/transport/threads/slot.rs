@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use smallvec::smallvec;
 
 use super::shared_folds::{ReusedResult, SharedFolds};
+use super::shared_places::SharedPlaces;
 use super::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::comm::calls::{Call, Route};
@@ -48,6 +49,9 @@ pub(super) enum SlotOutcome {
     Whole(Tensor),
     /// Large folds, computed together by the members that wait.
     Shared(SharedFolds),
+    /// The parts of a large gather, copied together by the members that wait. A member that has no place for them takes
+    /// the members' tensors, as with `Parts`.
+    Placed(SharedPlaces),
 }
 
 /// One member's call in a slot.
@@ -87,7 +91,7 @@ impl CallSlot {
         self.seq.load(Ordering::Relaxed)
     }
 
-    /// Returns true once all members have arrived and the results are there, except for shared folds.
+    /// Returns true once all members have arrived and the results are there, except for what members make together.
     pub(super) fn is_open(&self) -> bool {
         self.open.load(Ordering::Acquire)
     }
@@ -184,7 +188,13 @@ impl SlotContents {
         &entry.outgoing[part]
     }
 
-    fn put(&mut self, position: usize, call: &Call<'_>, reduce: Option<&Reduce>) {
+    fn put(
+        &mut self,
+        position: usize,
+        call: &Call<'_>,
+        reduce: Option<&Reduce>,
+        places: Option<Vec<Tensor>>,
+    ) {
         let entry = &mut self.entries[position];
         assert!(!entry.here, "a member comes to a slot once");
         entry.here = true;
@@ -198,6 +208,9 @@ impl SlotContents {
         }
         self.come += 1;
         entry.reduce = reduce.filter(|_| call.route == Route::AllToAll).cloned();
+        if let Some(places) = places {
+            self.outcome = SlotOutcome::Placed(SharedPlaces::new(places));
+        }
     }
 
     /// Drops the contents but keeps the lists' memory.
@@ -262,7 +275,8 @@ impl SlotQueue {
         self.waiting[at].clone()
     }
 
-    /// Puts `call` into the slot. Returns true if all members have arrived now.
+    /// Puts `call` into the slot. Returns true if all members have arrived now. `places` are those of a gather, from one
+    /// member.
     ///
     /// Members reach their slots in order, so slots are completed in order: a completed slot is the first of `waiting`.
     pub(super) fn put(
@@ -271,9 +285,10 @@ impl SlotQueue {
         position: usize,
         call: &Call<'_>,
         reduce: Option<&Reduce>,
+        places: Option<Vec<Tensor>>,
     ) -> bool {
         let mut contents = slot.contents_mut();
-        contents.put(position, call, reduce);
+        contents.put(position, call, reduce, places);
         let complete = contents.come == contents.entries.len();
         if complete {
             self.waiting.pop_front();

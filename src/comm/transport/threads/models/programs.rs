@@ -18,6 +18,8 @@ const SCHEDULES: usize = 200;
 #[derive(Clone, Copy, Debug)]
 enum StepKind {
     Gather,
+    /// A gather of two chunks per member, which are copied together.
+    GatherInto,
     AllToAll,
     /// An all-reduce of this many elements: one, or enough for several chunks.
     AllReduce(usize),
@@ -133,7 +135,7 @@ impl ModelProgram {
 impl ModelStep {
     fn random(rng: &mut SmallRng, groups: usize) -> ModelStep {
         let kind = match rng.below(8) {
-            0 => StepKind::Gather,
+            0 => [StepKind::Gather, StepKind::GatherInto][rng.below(2)],
             1 => StepKind::AllToAll,
             2 => StepKind::AllReduce(1),
             3 => StepKind::AllReduce(7),
@@ -166,6 +168,12 @@ impl StepInFlight {
             StepKind::Gather => {
                 let want = (0..n).map(|at| vec![value(at, 0)]).collect();
                 StepInFlight::Many(g.all_gather_async(&of(1, value(me, 0))?, &vec![one; n]), want)
+            }
+            StepKind::GatherInto => {
+                let places: Vec<_> = (0..n).map(|at| (3 * at, Shape::from([3]))).collect();
+                let places = of(3 * n, -1.0)?.cut(&places)?;
+                let want = (0..n).map(|at| vec![value(at, 0); 3]).collect();
+                StepInFlight::Many(g.all_gather_into(&of(3, value(me, 0))?, places), want)
             }
             StepKind::AllToAll => {
                 let parts = (0..n).map(|to| of(1, value(me, to))).collect::<Result<_>>()?;
