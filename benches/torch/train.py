@@ -4,6 +4,9 @@
     python3 benches/torch/train.py [--rounds 5] [--sizes nano,baby] [--rows single,fsdp,dp,threads] [--seconds 900]
                                    [--json] [--markdown FILE]
 
+A row may have a number: `threads=8` is one rank with eight threads, `fsdp=8` and `dp=8` are eight ranks with one each. A size may
+have a batch: `baby*16`.
+
 Needs torch, and builds `examples/train_gpt`. Each round runs ours and PyTorch's, one after the other, so that a noisy machine
 disturbs both alike. A figure is the median of a run's steps; the table has the median and the best of the rounds, with the
 machine. Both train the same model: no biases, a head tied to the token table, AdamW, gradients clipped by their norm, f32, no
@@ -21,15 +24,31 @@ import tempfile
 import time
 
 # Layers, heads, width, context, batch, and steps of a run.
-SIZES = {"nano": (4, 4, 128, 64, 12, 40), "baby": (6, 6, 384, 256, 4, 8)}
+SIZES = {"nano": (4, 4, 128, 64, 12, 40), "baby": (6, 6, 384, 256, 4, 8), "gpt2": (12, 12, 768, 1024, 4, 5)}
 VOCABULARY = 65
-# The mesh and threads of ours, and the mode, ranks and threads of PyTorch's.
-ROWS = {
-    "single": ("one rank, one thread", ("1", 1), ("single", 1, 1)),
-    "fsdp": ("two ranks, FSDP / FSDP2", ("fsdp=2", 1), ("fsdp", 2, 1)),
-    "dp": ("two ranks, data parallel / DDP", ("dp=2", 1), ("ddp", 2, 1)),
-    "threads": ("one rank, two threads", ("1", 2), ("single", 1, 2)),
-}
+ROWS = ("single", "fsdp", "dp", "threads")
+
+
+def row_of(name):
+    """Returns a row's words, the mesh and threads of ours, and the mode, ranks and threads of PyTorch's."""
+    kind, _, n = name.partition("=")
+    n = int(n or 2)
+    if kind == "single":
+        return "one rank, one thread", ("1", 1), ("single", 1, 1)
+    if kind == "fsdp":
+        return f"{n} ranks, FSDP / FSDP2", (f"fsdp={n}", 1), ("fsdp", n, 1)
+    if kind == "dp":
+        return f"{n} ranks, data parallel / DDP", (f"dp={n}", 1), ("ddp", n, 1)
+    if kind == "threads":
+        return f"one rank, {n} threads", ("1", n), ("single", 1, n)
+    raise SystemExit(f"no row {name!r}: there are {', '.join(ROWS)}, with or without a number")
+
+
+def shape_of(size):
+    """Returns the numbers of `SIZES`; a size may have a batch of its own, as in `baby*16`."""
+    name, _, batch = size.partition("*")
+    layers, heads, width, block, own, steps = SIZES[name]
+    return layers, heads, width, block, int(batch or own), steps
 
 
 def made_text(path):
@@ -45,7 +64,7 @@ def made_text(path):
 
 
 def ours(binary, text, size, mesh, threads):
-    layers, heads, width, block, batch, steps = SIZES[size]
+    layers, heads, width, block, batch, steps = shape_of(size)
     command = [binary, "--json", "--data", text, "--mesh", mesh, "--steps", steps, "--layers", layers, "--heads", heads]
     command += ["--width", width, "--block", block, "--batch", batch, "--eval-batches", 1]
     env = dict(os.environ, ISOSHARD_THREADS=str(threads))
@@ -77,7 +96,7 @@ def torch_rank(rank, job, port):
     from torch.nn import functional as F
 
     text, size, mode, ranks, threads = job
-    layers, heads, width, block, batch, steps = SIZES[size]
+    layers, heads, width, block, batch, steps = shape_of(size)
     torch.set_num_threads(threads)
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
@@ -207,7 +226,7 @@ def main():
         made_text(text)
         while rounds < args.rounds and (rounds == 0 or time.monotonic() - began < args.seconds):
             for size, row in cases:
-                _, own, theirs = ROWS[row]
+                _, own, theirs = row_of(row)
                 sides = found[size, row]
                 sides[0].append(ours(binary, text, size, *own))
                 sides[1].append(torchs(text, size, *theirs))
@@ -222,7 +241,7 @@ def main():
         rates = [[run["tokens_per_s"] for run in side] for side in found[size, row]]
         (a, b), best = map(statistics.median, rates), max(rates[0]) / max(rates[1])
         memory = [max(run["peak_rss_bytes"] for run in side) >> 20 for side in found[size, row]]
-        cells = [f"{size}, {ROWS[row][0]}", f"{a:,.0f}", f"{b:,.0f}", f"{a / b:.2f}", f"{best:.2f}", *map(str, memory)]
+        cells = [f"{size}, {row_of(row)[0]}", f"{a:,.0f}", f"{b:,.0f}", f"{a / b:.2f}", f"{best:.2f}", *map(str, memory)]
         lines.append("| " + " | ".join(cells) + " |")
     table = "\n".join(lines)
     print(table if not args.json else json.dumps({"table": table}))
