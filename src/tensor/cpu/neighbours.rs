@@ -47,9 +47,9 @@ pub(super) trait Joiner: Copy {
     /// Joins all elements of a leaf.
     fn leaf<T: Num, F: Reducer<T>>(self, x: &[T; LEAF]) -> T;
 
-    /// Joins each eight neighbours in two leaves. A leaf has the length in `lens`, and the elements after it count as
-    /// padding.
-    fn eighths_of<T: Num, F: Reducer<T>>(self, leaves: [&[T; LEAF]; 2], lens: [usize; 2]) -> [T; 8];
+    /// Joins each eight neighbours in two leaves of the lengths in `lens`, which lie in `row` from `start` on, one after the
+    /// other. What a leaf has less than [`LEAF`] elements counts as padding.
+    fn eighths_at<T: Num, F: Reducer<T>>(self, row: &[T], start: usize, lens: [usize; 2]) -> [T; 8];
 
     /// Joins neighbours, level by level, until one is left. The number of nodes is a power of two; they are overwritten.
     #[inline(always)]
@@ -91,15 +91,30 @@ impl Joiner for Plain {
     }
 
     #[inline(always)]
-    fn eighths_of<T: Num, F: Reducer<T>>(self, leaves: [&[T; LEAF]; 2], lens: [usize; 2]) -> [T; 8] {
+    fn eighths_at<T: Num, F: Reducer<T>>(self, row: &[T], start: usize, lens: [usize; 2]) -> [T; 8] {
+        let leaves = [row[start..].first_chunk::<LEAF>(), row[start + lens[0]..].first_chunk()];
+        let [Some(a), Some(b)] = leaves else {
+            return self.eighths::<T, F>(&padded::<T, F>(row, start, lens));
+        };
         let mut pair = [F::PAD; PAIR];
-        for (place, (leaf, len)) in pair.chunks_exact_mut(LEAF).zip(leaves.iter().zip(lens)) {
+        for (place, (leaf, len)) in pair.chunks_exact_mut(LEAF).zip([a, b].iter().zip(lens)) {
             for (i, (p, &x)) in place.iter_mut().zip(*leaf).enumerate() {
                 *p = if i < len { x } else { F::PAD };
             }
         }
         self.eighths::<T, F>(&pair)
     }
+}
+
+/// Returns two leaves of `row`, padded, by copies of any length. It is not inlined, since only the last leaves of a row
+/// need it.
+#[inline(never)]
+fn padded<T: Num, F: Reducer<T>>(row: &[T], start: usize, lens: [usize; 2]) -> [T; PAIR] {
+    let mut pair = [F::PAD; PAIR];
+    let second = start + lens[0];
+    pair[..lens[0]].copy_from_slice(&row[start..second]);
+    pair[LEAF..][..lens[1]].copy_from_slice(&row[second..second + lens[1]]);
+    pair
 }
 
 /// Joins neighbours, one level of the tree.
@@ -150,10 +165,11 @@ mod shuffled {
         }
 
         #[inline(always)]
-        fn eighths_of<T: Num, F: Reducer<T>>(self, [a, b]: [&[T; LEAF]; 2], lens: [usize; 2]) -> [T; 8] {
+        fn eighths_at<T: Num, F: Reducer<T>>(self, row: &[T], start: usize, lens: [usize; 2]) -> [T; 8] {
+            let (a, b) = row[start..][..lens[0] + lens[1]].split_at(lens[0]);
             // SAFETY: as above.
             unsafe {
-                let (a, b) = (padded::<T, F>(a, lens[0]), padded::<T, F>(b, lens[1]));
+                let (a, b) = (padded::<T, F>(a), padded::<T, F>(b));
                 halves::<T, F>(&fours::<T, F>(a.each_ref()), &fours::<T, F>(b.each_ref()))
             }
         }
@@ -185,20 +201,21 @@ mod shuffled {
         kept
     };
 
-    /// Returns the first `len` elements and padding.
+    /// Returns the elements of a leaf and padding.
     ///
     /// # Safety
     /// The conditions of [`eighths`] hold.
     #[inline(always)]
-    unsafe fn padded<T: Num, F: Reducer<T>>(leaf: &[T; LEAF], len: usize) -> [[T; 8]; 4] {
+    unsafe fn padded<T: Num, F: Reducer<T>>(leaf: &[T]) -> [[T; 8]; 4] {
         let mut padded = [[F::PAD; 8]; 4];
-        let kept = &KEPT[LEAF - len..][..LEAF];
-        let groups = leaf.as_chunks::<8>().0.iter().zip(kept.as_chunks::<8>().0);
-        for (padded, (x, kept)) in padded.iter_mut().zip(groups) {
-            // SAFETY: all three arrays have eight elements of 32 bits.
+        let kept = &KEPT[LEAF - leaf.len()..][..LEAF];
+        for (i, (padded, kept)) in padded.iter_mut().zip(kept.as_chunks::<8>().0).enumerate() {
+            // SAFETY: elements have 32 bits. Only those that are kept are read, which are the leaf's.
             unsafe {
-                let selected = _mm256_blendv_ps(load(padded), load(x), load(kept));
-                _mm256_storeu_ps(padded.as_mut_ptr().cast(), selected);
+                let kept = load(kept);
+                let x = leaf.as_ptr().wrapping_add(8 * i).cast();
+                let x = _mm256_maskload_ps(x, _mm256_castps_si256(kept));
+                _mm256_storeu_ps(padded.as_mut_ptr().cast(), _mm256_blendv_ps(load(padded), x, kept));
             }
         }
         padded

@@ -186,27 +186,11 @@ impl<T: Num, F: Reducer<T>> TreeFold<T, F> for BlockFold<'_, T> {
             return joiner.leaf::<T, F>(row.first_chunk().expect("a whole leaf"));
         } else {
             for (pair, node) in block.pairs.iter().zip(places) {
-                let (start, lens) = (pair.start as usize, pair.lens.map(usize::from));
-                let leaves = (row[start..].first_chunk(), row[start + lens[0]..].first_chunk());
-                *node = match leaves {
-                    (Some(a), Some(b)) => joiner.eighths_of::<T, F>([a, b], lens),
-                    _ => joiner.eighths::<T, F>(&padded::<T, F>(row, start, lens)),
-                };
+                *node = joiner.eighths_at::<T, F>(row, pair.start as usize, pair.lens.map(usize::from));
             }
         }
         joiner.fold::<T, F>(nodes)
     }
-}
-
-/// Returns two leaves of `row`, padded, by copies of any length. It is not inlined, since only the last leaves of a row
-/// need it.
-#[inline(never)]
-fn padded<T: Num, F: Reducer<T>>(row: &[T], start: usize, lens: [usize; 2]) -> [T; PAIR] {
-    let mut pair = [F::PAD; PAIR];
-    let second = start + lens[0];
-    pair[..lens[0]].copy_from_slice(&row[start..second]);
-    pair[LEAF..][..lens[1]].copy_from_slice(&row[second..second + lens[1]]);
-    pair
 }
 
 /// The tree by [`SplitRule::PowerOfTwo`] over consecutive whole leaves of a row, with the buffers to evaluate it. The
