@@ -19,6 +19,7 @@ use crate::comm::lock::lock;
 use crate::comm::transport::engine::{check_places, copy_parts, start_copying};
 use crate::comm::transport::{CallResults, Channel, Engine, Reduce, Request};
 use crate::error::{Error, Result};
+use crate::tensor::storage::pool_stats;
 use crate::tensor::{Shape, Tensor};
 
 /// One rank's end of a world of threads.
@@ -102,10 +103,11 @@ impl Channel for ThreadChannel {
         self.publish(call, None, None)
     }
 
-    /// The parts of a large gather are copied once for all members, to the places of one of them.
+    /// The parts of a large gather are copied once for all members, to the places of one of them. Only a member whose
+    /// memory is limited has a copy of its own: places of this rank that others still read would count as its memory.
     fn gather_into(&self, call: Call<'_>, mut into: Vec<Tensor>) -> Result<Box<dyn Request>> {
         let member = (self.member.position, self.member.group.ranks.len());
-        if !SharedPlaces::are_worthwhile(&into) {
+        if !SharedPlaces::are_worthwhile(&into) || pool_stats().limit_bytes < usize::MAX {
             return start_copying(self, Some(member), call, into);
         }
         check_places(&call, Some(member), &mut into)?;
@@ -244,6 +246,7 @@ mod tests {
     use crate::comm::transport::threads::shared_chunks::{CHUNK_BYTES, LARGE_BYTES};
     use crate::comm::{Rank, spmd};
     use crate::tensor::DType;
+    use crate::tensor::storage::set_memory_limit;
 
     /// The part of `member`: `len` elements, in call `k`.
     fn part(len: usize, member: usize, k: usize) -> Vec<f32> {
@@ -326,6 +329,32 @@ mod tests {
             };
             spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
         }
+    }
+
+    #[test]
+    fn a_rank_with_a_memory_limit_has_its_own_copy() {
+        let len = LARGE_BYTES / 4;
+        let run = move |rank: Rank| {
+            if rank.rank() == 1 {
+                set_memory_limit(64 * LARGE_BYTES);
+            }
+            let mut held = vec![];
+            for k in 0..3 {
+                let x = Tensor::from_vec(part(len, rank.rank(), k), [len])?;
+                let parts = rank.world().all_gather_into(&x, places(3, len)?).wait()?;
+                assert!(is_right(&parts, len, k), "rank {}, call {k}", rank.rank());
+                held.push(parts);
+            }
+            rank.world().barrier()?;
+            // The limit is the thread's, which may be another test's later.
+            set_memory_limit(usize::MAX);
+            held.iter().map(|parts| Ok(parts[0].as_bytes()?.as_ptr() as usize)).collect::<Result<Vec<_>>>()
+        };
+        let found = spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
+        // The member that brings the first call's places is the first; those of the second are the limited rank's turn.
+        assert!(found[0][0] == found[2][0] && found[0][2] == found[2][2]);
+        assert_ne!(found[0][1], found[2][1]);
+        assert!((0..3).all(|k| found[1][k] != found[0][k] && found[1][k] != found[2][k]));
     }
 
     #[test]
