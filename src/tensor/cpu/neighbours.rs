@@ -48,7 +48,7 @@ pub(super) trait Joiner: Copy {
     fn leaf<T: Num, F: Reducer<T>>(self, x: &[T; LEAF]) -> T;
 
     /// Joins each eight neighbours in two leaves of the lengths in `lens`, which lie in `row` from `start` on, one after the
-    /// other. What a leaf has less than [`LEAF`] elements counts as padding.
+    /// other. Padding follows a leaf of fewer than [`LEAF`] elements.
     fn eighths_at<T: Num, F: Reducer<T>>(self, row: &[T], start: usize, lens: [usize; 2]) -> [T; 8];
 
     /// Joins neighbours, level by level, until one is left. The number of nodes is a power of two; they are overwritten.

@@ -242,6 +242,8 @@ impl Drop for InFlightCall {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
+    use std::collections::{HashMap, HashSet};
+
     use super::*;
     use crate::comm::transport::threads::shared_chunks::{CHUNK_BYTES, LARGE_BYTES};
     use crate::comm::{Rank, spmd};
@@ -256,6 +258,10 @@ mod tests {
     fn places(members: usize, len: usize) -> Result<Vec<Tensor>> {
         let ranges: Vec<_> = (0..members).map(|at| (at * len, Shape::from([len]))).collect();
         Tensor::try_uninit(DType::F32, [members * len])?.cut(&ranges)
+    }
+
+    fn address(x: &Tensor) -> Result<usize> {
+        Ok(x.as_bytes()?.as_ptr().addr())
     }
 
     fn is_right(parts: &[Tensor], len: usize, k: usize) -> bool {
@@ -284,26 +290,19 @@ mod tests {
                     }
                     let parts = pending.wait()?;
                     assert!(is_right(&parts, len, k), "{n} members, {len} elements, call {k}");
-                    let ranges = parts.iter().enumerate().map(|(at, part)| (at * len, part));
-                    let whole = Tensor::joined(ranges).expect("parts of one buffer, in order");
+                    let whole = Tensor::joined(parts.iter().enumerate().map(|(at, part)| (at * len, part)));
                     // All results are held until the end, so that no two have one address by chance.
-                    found.push((k, whole));
+                    found.push((k, whole.expect("parts of one buffer, in order")));
                 }
-                rank.world().barrier()?;
-                Ok(found
-                    .iter()
-                    .map(|(k, whole)| Ok((*k, whole.as_bytes()?.as_ptr() as usize)))
-                    .collect::<Result<Vec<_>>>()?)
+                group.barrier()?;
+                found.iter().map(|(k, whole)| Ok((*k, address(whole)?))).collect::<Result<HashMap<_, _>>>()
             };
             let found = spmd(n, run).expect("no rank fails");
-            for k in 1..lens.len() {
-                let at =
-                    |rank: &Vec<(usize, usize)>| rank.iter().find(|(call, _)| *call == k).map(|(_, at)| *at);
-                let mut all: Vec<usize> = found.iter().filter_map(at).collect();
-                all.sort_unstable();
-                all.dedup();
-                let expected = if lens[k] >= large { 1 } else { n };
-                assert_eq!(all.len(), expected, "{n} members, {} elements", lens[k]);
+            for (k, &len) in lens.iter().enumerate().skip(1) {
+                let addresses: HashSet<usize> =
+                    found.iter().filter_map(|rank| rank.get(&k).copied()).collect();
+                let expected = if len >= large { 1 } else { n };
+                assert_eq!(addresses.len(), expected, "{n} members, {len} elements");
             }
         }
     }
@@ -348,7 +347,7 @@ mod tests {
             rank.world().barrier()?;
             // The limit is the thread's, which may be another test's later.
             set_memory_limit(usize::MAX);
-            held.iter().map(|parts| Ok(parts[0].as_bytes()?.as_ptr() as usize)).collect::<Result<Vec<_>>>()
+            held.iter().map(|parts| address(&parts[0])).collect::<Result<Vec<_>>>()
         };
         let found = spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
         // The member that brings the first call's places is the first; those of the second are the limited rank's turn.

@@ -39,7 +39,7 @@ impl SharedChunks {
         }
     }
 
-    /// Returns true once all chunks are done. What they wrote can be read then.
+    /// Returns true once all chunks are done, so that their results can be read.
     pub(super) fn is_done(&self) -> bool {
         self.done.load(Ordering::Acquire) == self.len
     }
