@@ -119,8 +119,8 @@ pub trait Channel: Send + Sync + fmt::Debug {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>>;
 
     /// Starts a gather whose parts arrive in `into`: one tensor per member of the shape in `call.incoming`, all on the
-    /// call's device, contiguous, and held by nothing else. The request yields them, this member's own part among them; or
-    /// those of another member, whose members then share them.
+    /// call's device, contiguous, and held by nothing else. The request yields them, this member's own part among them, or
+    /// those of another member, which members then share.
     ///
     /// Provided: [`Channel::start`], after which each part is copied.
     ///

@@ -268,8 +268,8 @@ mod tests {
         parts.iter().enumerate().all(|(at, x)| x.as_slice::<f32>().is_ok_and(|x| x == part(len, at, k)))
     }
 
-    /// The bytes from which on parts are copied once, from both sides, and parts of several chunks. Results are waited for in
-    /// reverse order, and one rank never waits for one of them, whose places are its own or another's.
+    /// Lengths around the least that is copied once, and parts of several chunks. Results are waited for in reverse order.
+    /// Rank 1 drops two calls, one that is its turn to bring places and one that is another's.
     #[test]
     fn large_gathers_are_copied_once_for_all_members() {
         for n in [2, 3, 4] {
@@ -307,7 +307,8 @@ mod tests {
         }
     }
 
-    /// Members may differ in whether they have places: each has copies, or the others' tensors.
+    /// Members may differ in whether they have places: those that have get copies side by side, the others tensors as they
+    /// were sent.
     #[test]
     fn members_without_places_take_tensors() {
         let len = LARGE_BYTES / 4;
@@ -350,7 +351,7 @@ mod tests {
             held.iter().map(|parts| address(&parts[0])).collect::<Result<Vec<_>>>()
         };
         let found = spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
-        // The member that brings the first call's places is the first; those of the second are the limited rank's turn.
+        // The limited rank's turn is the second call, whose parts each rank copies for itself.
         assert!(found[0][0] == found[2][0] && found[0][2] == found[2][2]);
         assert_ne!(found[0][1], found[2][1]);
         assert!((0..3).all(|k| found[1][k] != found[0][k] && found[1][k] != found[2][k]));

@@ -5,10 +5,10 @@
 //! written. A rank that waits spins for a moment if there are enough cores, then parks. The last member to leave a
 //! slot clears it for a later call, so a program in its steady state allocates nothing here.
 //!
-//! The files, in an order in which each uses only those before it: `sync` and `spin`; `shared_chunks`, `shared_folds` and `shared_places`;
-//! `slot`; `status` of the
-//! ranks; `group`; `survivors` and `world` (all groups of a program); `engine`. The engine is written against `sync`,
-//! so that `models` can check it under every order in which its threads may run.
+//! The files, in an order in which each uses only those before it: `sync` and `spin`; `shared_chunks`, `shared_folds` and
+//! `shared_places`, the work that members share; `slot`; `status` of the ranks; `group`; `survivors` and `world` (all groups
+//! of a program); `engine`. The engine is written against `sync`, so that `models` can check it under every order in which
+//! its threads may run.
 
 mod engine;
 mod group;
