@@ -39,7 +39,7 @@ impl ModelMember {
     }
 
     fn publish(&self, call: &Call<'_>, reduce: Option<&Reduce>) -> Result<PublishedCall> {
-        self.group.publish((Sequence::Collective, self.position), call, reduce)
+        self.group.publish((Sequence::Collective, self.position), call, reduce, &mut None)
     }
 
     fn wait(&self, published: &PublishedCall) -> Result<()> {
@@ -64,6 +64,34 @@ impl ModelMember {
         waited
     }
 
+    /// Gathers two elements of every member, a chunk each, to the places of one member.
+    fn gather_to_places(&self, round: usize) -> Result<()> {
+        let n = self.group.ranks.len();
+        let value = |member: usize| 10 * round + member;
+        let x = Tensor::full(DType::I64, [2], value(self.position) as f64);
+        let shapes = vec![Shape::from([2]); n];
+        let mut places = Some(shapes.iter().map(|shape| Tensor::zeros(DType::I64, shape.clone())).collect());
+        let sequence = (Sequence::Collective, self.position);
+        let published = self.group.publish(sequence, &gather(&x, &shapes), None, &mut places)?;
+        assert_eq!(places.is_none(), round % n == self.position, "members bring places in turn");
+        let waited = self.wait(&published).and_then(|()| {
+            let contents = &*published.slot.contents();
+            let SlotOutcome::Placed(places) = &contents.outcome else {
+                unreachable!("a member has brought places")
+            };
+            if places.work(|member| contents.part(member, 0)) {
+                self.group.wake();
+            }
+            self.group.wait_for_work(&published, || places.is_done())?;
+            for (member, x) in places.tensors().iter().enumerate() {
+                assert_eq!(x.to_vec::<i64>().unwrap(), vec![value(member) as i64; 2]);
+            }
+            Ok(())
+        });
+        self.group.leave(&published);
+        waited
+    }
+
     /// Sums `len` elements over the members.
     fn all_reduce(&self, len: usize) -> Result<()> {
         let n = self.group.ranks.len();
@@ -82,7 +110,9 @@ impl ModelMember {
                     self.group.wait_for_work(&published, || folds.is_done(self.position))?;
                     folds.result(self.position)
                 }
-                SlotOutcome::Parts => unreachable!("an all-reduce is folded for all"),
+                SlotOutcome::Parts | SlotOutcome::Placed(_) => {
+                    unreachable!("an all-reduce is folded for all")
+                }
             };
             assert_eq!(sum.to_vec::<i64>().unwrap(), vec![(n * (n + 1) / 2) as i64; len]);
             Ok(())
@@ -169,6 +199,13 @@ fn a_small_reduction_is_there_when_the_slot_opens() {
 #[test]
 fn a_large_reduction_is_folded_by_both() {
     try_all(2, || all_done(run_members(2, |m| m.all_reduce(2))));
+}
+
+/// Each member brings places once. Nobody reads them before both have copied their last chunks, and each chunk is copied once.
+#[test]
+fn a_large_gather_is_copied_by_both() {
+    try_all(2, || all_done(run_members(2, |m| m.gather_to_places(0))));
+    try_all(1, || all_done(run_members(2, |m| (0..2).try_for_each(|round| m.gather_to_places(round)))));
 }
 
 /// Two waiting members, and one that arrives later, learn of a third that fails.
