@@ -43,7 +43,8 @@ part_miri() {
   MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" PROPTEST_CASES=2 \
     cargo "+$toolchain" miri test --lib --target-dir "$built/miri" -- \
     tensor::storage tensor::system_block tensor::segments tensor::cut tensor::shape tensor::views tensor::elements tensor::dense \
-    tensor::interop tensor::cpu::copy tensor::kernel_list tensor::cpu::threads ranks_share_tensors threads::engine
+    tensor::interop tensor::cpu::copy tensor::kernel_list tensor::cpu::threads ranks_share_tensors \
+    comm::transport::threads::engine
 }
 
 address() {

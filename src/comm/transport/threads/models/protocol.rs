@@ -201,7 +201,7 @@ fn a_large_reduction_is_folded_by_both() {
     try_all(2, || all_done(run_members(2, |m| m.all_reduce(2))));
 }
 
-/// Each member brings places once. Nobody reads them before both have copied their last chunks, and each chunk is copied once.
+/// Each member brings places once. No member reads them before both have copied their last chunks.
 #[test]
 fn a_large_gather_is_copied_by_both() {
     try_all(2, || all_done(run_members(2, |m| m.gather_to_places(0))));
