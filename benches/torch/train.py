@@ -31,9 +31,9 @@ ROWS = ("single", "fsdp", "dp", "threads")
 
 def row_of(name):
     """Returns a row's words, the mesh and threads of ours, and the mode, ranks and threads of PyTorch's."""
-    kind, _, n = name.partition("=")
-    n = int(n or 2)
-    if kind == "single":
+    kind, equals, given = name.partition("=")
+    n = number(given, name) if equals else 2
+    if name == "single":
         return "one rank, one thread", ("1", 1), ("single", 1, 1)
     if kind == "fsdp":
         return f"{n} ranks, FSDP / FSDP2", (f"fsdp={n}", 1), ("fsdp", n, 1)
@@ -41,14 +41,22 @@ def row_of(name):
         return f"{n} ranks, data parallel / DDP", (f"dp={n}", 1), ("ddp", n, 1)
     if kind == "threads":
         return f"one rank, {n} threads", ("1", n), ("single", 1, n)
-    raise SystemExit(f"no row {name!r}: there are {', '.join(ROWS)}, with or without a number")
+    raise SystemExit(f"no row {name!r}: there are {', '.join(ROWS)}, and numbers for all but the first")
+
+
+def number(given, name):
+    if not given.isdecimal() or not 1 <= int(given) <= 1024:
+        raise SystemExit(f"{name!r}: {given!r} is no number from 1 to 1024")
+    return int(given)
 
 
 def shape_of(size):
     """Returns the numbers of `SIZES`; a size may have a batch of its own, as in `baby*16`."""
-    name, _, batch = size.partition("*")
+    name, star, batch = size.partition("*")
+    if name not in SIZES:
+        raise SystemExit(f"no size {name!r}: there are {', '.join(SIZES)}")
     layers, heads, width, block, own, steps = SIZES[name]
-    return layers, heads, width, block, int(batch or own), steps
+    return layers, heads, width, block, number(batch, size) if star else own, steps
 
 
 def made_text(path):
@@ -212,13 +220,18 @@ def main():
     args = parser.parse_args()
     if args.job:
         return torch_job(json.loads(args.job))
+    cases = [(size, row) for size in args.sizes.split(",") for row in args.rows.split(",")]
+    for size, row in cases:
+        batch, ranks = shape_of(size)[4], row_of(row)[2][1]
+        if batch % ranks:
+            raise SystemExit(f"{size} has {batch} rows of text, which {ranks} ranks do not share evenly")
     import torch
 
     binary = args.binary
     if not binary:
         subprocess.run(["cargo", "build", "--release", "--quiet", "--example", "train_gpt"], check=True)
         binary = "target/release/examples/train_gpt"
-    began, cases = time.monotonic(), [(s, r) for s in args.sizes.split(",") for r in args.rows.split(",")]
+    began = time.monotonic()
     found = {case: ([], []) for case in cases}
     rounds = 0
     with tempfile.TemporaryDirectory() as folder:
