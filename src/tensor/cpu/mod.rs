@@ -65,8 +65,8 @@ pub(crate) use reduce::sum_of_squares;
 pub use reduce::{reduce, reduce_wide};
 pub use reducer::{JoinOperation, MaxReducer, MinReducer, Reducer, SumReducer};
 pub use rows::{RowBody, over_rows};
-pub(crate) use simd::prefetch_ahead;
 pub use simd::{Isa, Kernel, dispatch, prefetch, with_isa};
+pub(crate) use simd::{prefetch_ahead, prefetch_line_to_write};
 pub use strided_rows::{EachChunk, StridedRows};
 pub(crate) use threads::for_each_part;
 #[cfg(test)]

@@ -35,6 +35,12 @@ impl<'a, T> SharedRows<'a, T> {
         self.len
     }
 
+    /// Returns the address of a row, to prefetch it. It may be outside the data.
+    #[inline(always)]
+    pub(crate) fn address(&self, i: usize) -> *const T {
+        self.data.cast_const().wrapping_add(i.wrapping_mul(self.len))
+    }
+
     /// Returns a row.
     ///
     /// # Safety

@@ -38,6 +38,11 @@ pub trait Real:
     fn exp_begin(self) -> [Self; 2];
     /// Returns the exponential of a value from the two numbers that [`exp_begin`](Real::exp_begin) gave.
     fn exp_end(parts: [Self; 2]) -> Self;
+    /// Returns the bits of [`exp`](Real::exp) by half of the operations, for a NaN and from the first to the second of
+    /// [`EXP_MID`](Real::EXP_MID). Other results are arbitrary.
+    fn exp_mid(self) -> Self;
+    /// The ends of the arguments of [`exp_mid`](Real::exp_mid), whose results are normal numbers.
+    const EXP_MID: [Self; 2];
     /// Returns the natural logarithm.
     fn ln(self) -> Self;
     /// Returns the hyperbolic tangent.
@@ -294,7 +299,7 @@ fn quotient_of<A: Real>(x: A, rest: A, y: A) -> A {
 }
 
 macro_rules! float_num {
-    ($($t:ident, $begin:path, $end:path: $($function:ident = $path:path),*;)*) => {$(
+    ($($t:ident, $begin:path, $end:path, $ends:path => $($function:ident = $path:path),*;)*) => {$(
         impl Num for $t {
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
@@ -349,6 +354,7 @@ macro_rules! float_num {
             fn exp_begin(self) -> [$t; 2] { $begin(self) }
             #[inline(always)]
             fn exp_end([shifted, r]: [$t; 2]) -> $t { $end(shifted, r) }
+            const EXP_MID: [$t; 2] = $ends;
             #[inline(always)]
             fn sqrt(self) -> $t { $t::sqrt(self) }
             #[inline(always)]
@@ -386,12 +392,12 @@ macro_rules! float_num {
 }
 
 float_num! {
-    f32, exp::begin_f32, exp::end_f32: exp = exp::exp_f32, ln = log::ln_f32, tanh = exp::tanh_f32, erf = erf::erf_f32, bell = normal::bell_f32, mills = normal::mills_f32,
+    f32, exp::begin_f32, exp::end_f32, exp::MID_ARGUMENTS_F32 => exp = exp::exp_f32, exp_mid = exp::exp_mid_f32, ln = log::ln_f32, tanh = exp::tanh_f32, erf = erf::erf_f32, bell = normal::bell_f32, mills = normal::mills_f32,
         sigmoid = exp::sigmoid_f32, exp2 = exponential::exp2_f32, expm1 = exponential::expm1_f32, ln_1p = logarithm::ln_1p_f32,
         log2 = logarithm::log2_f32, log10 = logarithm::log10_f32, atanh = hyperbolic::atanh_f32,
         sin = circular::sin_f32, cos = circular::cos_f32, tan = circular::tan_f32,
         sin_near = circular::sin_near_f32, cos_near = circular::cos_near_f32, tan_near = circular::tan_near_f32;
-    f64, exp::begin_f64, exp::end_f64: exp = exp::exp_f64, ln = log::ln_f64, tanh = exp::tanh_f64, erf = erf::erf_f64, bell = normal::bell_f64, mills = normal::mills_f64,
+    f64, exp::begin_f64, exp::end_f64, exp::MID_ARGUMENTS_F64 => exp = exp::exp_f64, exp_mid = exp::exp_mid_f64, ln = log::ln_f64, tanh = exp::tanh_f64, erf = erf::erf_f64, bell = normal::bell_f64, mills = normal::mills_f64,
         sigmoid = exp::sigmoid_f64, exp2 = exponential::exp2_f64, expm1 = exponential::expm1_f64, ln_1p = logarithm::ln_1p_f64,
         log2 = logarithm::log2_f64, log10 = logarithm::log10_f64, atanh = hyperbolic::atanh_f64,
         sin = circular::sin_f64, cos = circular::cos_f64, tan = circular::tan_f64,

@@ -122,14 +122,33 @@ pub fn dispatch<K: Kernel>(kernel: K) -> K::Out {
 /// ```
 #[inline(always)]
 pub fn prefetch<T>(data: &[T]) {
+    data.chunks(64 / size_of::<T>().clamp(1, 64)).for_each(|line| prefetch_line(line.as_ptr()));
+}
+
+/// Prefetches a cache line that will be read soon. Any address is allowed.
+#[inline(always)]
+pub(crate) fn prefetch_line<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
-    for line in data.chunks(64 / size_of::<T>().clamp(1, 64)) {
+    // SAFETY: a hint, which affects the caches only.
+    unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: the instruction reads no memory for the program, and may be given any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = data;
+    let _ = p;
+}
+
+/// Prefetches a cache line that will be written soon. Any address is allowed.
+#[inline(always)]
+pub(crate) fn prefetch_line_to_write<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_ET0>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
 }
 
 /// Returns the vector. The compiler does not see how it was made: it would replace two shuffles and their sum by one

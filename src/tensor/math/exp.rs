@@ -21,7 +21,8 @@
 /// The functions of one float type.
 macro_rules! exp_family {
     ($t:ident, $bits:ident, $int:ident, $mantissa:expr, $bias:expr, $shift:expr, $ln2_lo:expr, $low:expr, $high:expr,
-     $tanh_high:expr, [$first:expr, $($coefficient:expr),*], $exp:ident, $begin:ident, $end:ident, $mid:ident, $tanh:ident,
+     $tanh_high:expr, [$first:expr, $($coefficient:expr),*], $exp:ident, $begin:ident, $end:ident, $mid:ident,
+     $mid_arguments:ident: [$mid_low:expr, $mid_high:expr], $tanh:ident,
      $sigmoid:ident, $split:ident, $reduce:ident, $of_parts:ident) => {
         /// Returns e to the power of `x`: 0 if that underflows, infinity if it overflows.
         #[inline(always)]
@@ -47,9 +48,13 @@ macro_rules! exp_family {
             (1.0 + em1) * scale(half) * scale(n.wrapping_sub(half))
         }
 
-        /// Returns e to the power of `x`, for arguments whose result is a normal number.
+        /// The arguments whose exponentials are normal numbers, and finite.
+        pub(in crate::tensor) const $mid_arguments: [$t; 2] = [$mid_low, $mid_high];
+
+        /// Returns e to the power of such an argument, with the same bits by fewer operations, and NaN for NaN. Other results are
+        /// arbitrary.
         #[inline(always)]
-        pub(super) fn $mid(x: $t) -> $t {
+        pub(in crate::tensor) fn $mid(x: $t) -> $t {
             let (n, em1) = $split(x);
             (1.0 + em1) * $t::from_bits((n.wrapping_add($bias) << $mantissa) as $bits)
         }
@@ -114,6 +119,7 @@ exp_family!(
     begin_f32,
     end_f32,
     exp_mid_f32,
+    MID_ARGUMENTS_F32: [-86.0, 88.0],
     tanh_f32,
     sigmoid_f32,
     split_f32,
@@ -150,6 +156,7 @@ exp_family!(
     begin_f64,
     end_f64,
     exp_mid_f64,
+    MID_ARGUMENTS_F64: [-707.0, 709.0],
     tanh_f64,
     sigmoid_f64,
     split_f64,
@@ -208,6 +215,23 @@ pub(super) mod tests {
         assert!(exp.0 <= 1.1 && tanh.0 <= 2.5 && sigmoid.0 <= 2.5, "{exp:?} {tanh:?} {sigmoid:?}");
         assert_eq!(tanh_f32(-0.0).to_bits(), (-0.0f32).to_bits());
         assert_eq!((exp_f32(f32::NEG_INFINITY), exp_f32(0.0), exp_f32(89.0)), (0.0, 1.0, f32::INFINITY));
+    }
+
+    #[test]
+    fn arguments_in_the_middle_give_the_same_bits() {
+        let [low, high] = MID_ARGUMENTS_F32;
+        let positive = (0..=high.to_bits()).step_by(1009).map(f32::from_bits);
+        let negative = (0..=(-low).to_bits()).step_by(1009).map(|bits| -f32::from_bits(bits));
+        for x in positive.chain(negative).chain([low, high]) {
+            let (got, want) = (exp_mid_f32(x), exp_f32(x));
+            assert!(got.to_bits() == want.to_bits() && want.is_normal(), "{x}: {got} {want}");
+        }
+        let [low, high] = MID_ARGUMENTS_F64;
+        for x in (0..=1_000_000).map(|i| low + (high - low) * (f64::from(i) * 1e-6)) {
+            let (got, want) = (exp_mid_f64(x), exp_f64(x));
+            assert!(got.to_bits() == want.to_bits() && want.is_normal(), "{x}: {got} {want}");
+        }
+        assert!(exp_mid_f32(f32::NAN).is_nan() && exp_mid_f64(f64::NAN).is_nan());
     }
 
     /// Between the least result and the argument at which both factors are 0, one of them may be.

@@ -58,16 +58,29 @@ impl<T: Gemm> Column<'_, T> {
         marks
     }
 
-    /// Replaces each of `max` by the largest score of a cell if that is larger.
+    /// Replaces the scores of a cell by their exponentials over `e^max`, or by -0 for keys that are left out.
     #[inline(always)]
-    fn raise(&mut self, cell: usize, max: &mut [T; LANES]) {
-        let x: [[T; LANES]; LANES] = std::array::from_fn(|i| *self.at(cell * LANES + i));
-        for lane in 0..LANES {
-            // As a tree, because a maximum waits for the one before.
-            let four =
-                |i: usize| larger(larger(x[i][lane], x[i + 1][lane]), larger(x[i + 2][lane], x[i + 3][lane]));
-            max[lane] = larger(max[lane], larger(larger(four(0), four(4)), larger(four(8), four(12))));
+    fn exponentials(&mut self, cell: usize, max: &[T; LANES]) {
+        let marks = self.begin_exponentials(cell, max);
+        for (i, marks) in marks.iter().enumerate() {
+            let scores = self.at(cell * LANES + i);
+            scores.iter_mut().zip(marks).for_each(|(s, &mark)| *s = end_exponential(mark, *s));
         }
+    }
+
+    /// Replaces the scores likewise, in fewer operations, if their range [is mid](ScoreRange::is_mid).
+    #[inline(always)]
+    fn mid_exponentials(&mut self, cell: usize, seen: Seen, max: &[T; LANES]) {
+        for i in 0..LANES {
+            let scores = self.at(cell * LANES + i);
+            *scores = mid_exponentials(*scores, max, seen);
+        }
+    }
+
+    /// The scores of a cell, lane by lane.
+    #[inline(always)]
+    fn cell(&mut self, cell: usize) -> [[T; LANES]; LANES] {
+        std::array::from_fn(|i| *self.at(cell * LANES + i))
     }
 
     /// The sums of a leaf of keys.
@@ -84,6 +97,63 @@ impl<T: Gemm> Column<'_, T> {
         let [a, b, c, d] = eighths;
         added(added(a, b), added(c, d))
     }
+}
+
+/// The exponentials of a vector of scores over `e^max`, or -0 for those that are left out of some.
+#[inline(always)]
+fn mid_exponentials<T: Gemm>(scores: [T; LANES], max: &[T; LANES], seen: Seen) -> [T; LANES] {
+    let mut e = scores;
+    e.iter_mut().zip(max).for_each(|(e, &max)| *e = (*e - max).exp_mid());
+    if seen == Seen::Some {
+        e.iter_mut().zip(scores).for_each(|(e, s)| *e = pick(s == T::LOWEST, T::SUM_PAD, *e));
+    }
+    e
+}
+
+/// The least and the largest score of each query.
+#[derive(Clone, Copy)]
+struct ScoreRange<T> {
+    min: [T; LANES],
+    max: [T; LANES],
+}
+
+impl<T: Gemm> ScoreRange<T> {
+    /// Returns the range of no scores.
+    #[inline(always)]
+    fn empty() -> ScoreRange<T> {
+        ScoreRange { min: [-T::LOWEST; LANES], max: [T::LOWEST; LANES] }
+    }
+
+    /// Takes in the scores of a cell to the minima.
+    #[inline(always)]
+    fn lower(&mut self, x: &[[T; LANES]; LANES]) {
+        self.min = each_lane(self.min, x, |a, b| pick(b < a, b, a));
+    }
+
+    /// Takes in the scores of a cell to the maxima.
+    #[inline(always)]
+    fn raise(&mut self, x: &[[T; LANES]; LANES]) {
+        self.max = each_lane(self.max, x, |a, b| pick(b > a, b, a));
+    }
+
+    /// Returns true if the exponentials of all scores over `e^by` are [normal numbers](crate::tensor::cpu::Real::exp_mid). NaNs are ignored.
+    #[inline(always)]
+    fn is_mid(&self, by: &[T; LANES]) -> bool {
+        let [least, most] = T::EXP_MID;
+        let bounds = self.min.iter().zip(&self.max).zip(by);
+        bounds.fold(true, |mid, ((&min, &max), &by)| mid & (min - by >= least) & (max - by <= most))
+    }
+}
+
+/// Joins a vector with those of a cell, lane by lane: as a tree, because each join waits for the one before.
+#[inline(always)]
+fn each_lane<T: Gemm>(with: [T; LANES], x: &[[T; LANES]; LANES], join: impl Fn(T, T) -> T) -> [T; LANES] {
+    let mut joined = with;
+    for (lane, joined) in joined.iter_mut().enumerate() {
+        let four = |i: usize| join(join(x[i][lane], x[i + 1][lane]), join(x[i + 2][lane], x[i + 3][lane]));
+        *joined = join(*joined, join(join(four(0), four(4)), join(four(8), four(12))));
+    }
+    joined
 }
 
 #[inline(always)]
@@ -119,27 +189,28 @@ impl<T: Gemm> Kernel for ColumnProbabilities<'_, T> {
         let rows = self.sums.chunks_mut(LANES).zip(self.lse.chunks_mut(LANES));
         for ((group, windows), (sums, lse)) in block.lanes.iter().enumerate().zip(rows) {
             let mut column = column(self.s, block, group);
-            let mut max = [T::LOWEST; LANES];
+            let mut range = ScoreRange::empty();
             for cell in 0..cells {
-                match windows.seen(cell) {
-                    Seen::None => continue,
-                    Seen::Some => column.hide(windows, cell),
-                    Seen::All => {}
+                let seen = windows.seen(cell);
+                if seen == Seen::None {
+                    continue;
                 }
-                column.raise(cell, &mut max);
+                // With the scores that are hidden: what is below the range for them takes the longer way.
+                range.lower(&column.cell(cell));
+                if seen == Seen::Some {
+                    column.hide(windows, cell);
+                }
+                range.raise(&column.cell(cell));
             }
             // Scores of NaN alone, which are ignored, or no score at all.
-            max.iter_mut().for_each(|max| *max = pick(*max == T::LOWEST, T::ZERO, *max));
+            range.max.iter_mut().for_each(|max| *max = pick(*max == T::LOWEST, T::ZERO, *max));
+            let (max, mid) = (range.max, range.is_mid(&range.max));
             for (leaf, node) in nodes.iter_mut().enumerate() {
                 for cell in leaf * (LEAF / LANES)..(leaf + 1) * (LEAF / LANES) {
-                    if windows.seen(cell) == Seen::None {
-                        column.leave_out(cell);
-                        continue;
-                    }
-                    let marks = column.begin_exponentials(cell, &max);
-                    for (i, marks) in marks.iter().enumerate() {
-                        let scores = column.at(cell * LANES + i);
-                        scores.iter_mut().zip(marks).for_each(|(s, &mark)| *s = end_exponential(mark, *s));
+                    match windows.seen(cell) {
+                        Seen::None => column.leave_out(cell),
+                        seen if mid => column.mid_exponentials(cell, seen, &max),
+                        _ => column.exponentials(cell, &max),
                     }
                 }
                 *node = column.leaf_sums(leaf);
@@ -153,12 +224,6 @@ impl<T: Gemm> Kernel for ColumnProbabilities<'_, T> {
             lse.copy_from_slice(&logs[..lse.len()]);
         }
     }
-}
-
-/// Returns the larger score. With a NaN it is either; sums that have the NaN are NaNs.
-#[inline(always)]
-fn larger<T: Gemm>(a: T, b: T) -> T {
-    pick(b > a, b, a)
 }
 
 /// The kernel that turns products `p` of queries and keys into probabilities, and gradients `ds` of the probabilities into those
@@ -187,8 +252,15 @@ impl<T: Gemm> Kernel for ColumnGradients<'_, T> {
             }
             let mut p = column(self.p, block, group);
             let mut ds = column(self.ds, block, group);
-            for cell in 0..block.width / LANES {
-                match windows.seen(cell) {
+            let cells = || (0..block.width / LANES).map(|cell| (cell, windows.seen(cell)));
+            let mut range = ScoreRange::empty();
+            for (cell, _) in cells().filter(|(_, seen)| *seen != Seen::None) {
+                range.lower(&p.cell(cell));
+                range.raise(&p.cell(cell));
+            }
+            let mid = range.is_mid(&lse);
+            for (cell, seen) in cells() {
+                match seen {
                     Seen::None => {
                         p.leave_out(cell);
                         ds.leave_out(cell);
@@ -197,18 +269,46 @@ impl<T: Gemm> Kernel for ColumnGradients<'_, T> {
                     Seen::Some => p.hide(windows, cell),
                     Seen::All => {}
                 }
+                if mid {
+                    for key in cell * LANES..(cell + 1) * LANES {
+                        let (p, ds) = (p.at(key), ds.at(key));
+                        let scores = *p;
+                        *p = mid_exponentials(scores, &lse, seen);
+                        let mut changes = changes(self.scale, p, ds, &delta);
+                        if seen == Seen::Some {
+                            changes
+                                .iter_mut()
+                                .zip(scores)
+                                .for_each(|(c, s)| *c = pick(s == T::LOWEST, T::SUM_PAD, *c));
+                        }
+                        *ds = changes;
+                    }
+                    continue;
+                }
                 let marks = p.begin_exponentials(cell, &lse);
                 for (i, marks) in marks.iter().enumerate() {
                     let (p, ds) = (p.at(cell * LANES + i), ds.at(cell * LANES + i));
-                    for (((p, ds), &mark), &delta) in p.iter_mut().zip(ds).zip(marks).zip(&delta) {
-                        *p = end_exponential(mark, *p);
-                        let change = self.scale * (*p * (*ds - delta));
-                        *ds = pick(mark == T::ZERO, T::SUM_PAD, change + T::ZERO);
-                    }
+                    p.iter_mut().zip(marks).for_each(|(p, &mark)| *p = end_exponential(mark, *p));
+                    let mut changes = changes(self.scale, p, ds, &delta);
+                    changes
+                        .iter_mut()
+                        .zip(marks)
+                        .for_each(|(c, &mark)| *c = pick(mark == T::ZERO, T::SUM_PAD, *c));
+                    *ds = changes;
                 }
             }
         }
     }
+}
+
+/// The gradients of a vector of products from those of the probabilities `p`, without -0.
+#[inline(always)]
+fn changes<T: Gemm>(scale: T, p: &[T; LANES], ds: &[T; LANES], delta: &[T; LANES]) -> [T; LANES] {
+    let mut changes = *ds;
+    for (change, (&p, &delta)) in changes.iter_mut().zip(p.iter().zip(delta)) {
+        *change = scale * (p * (*change - delta)) + T::ZERO;
+    }
+    changes
 }
 
 #[cfg(test)]
@@ -228,7 +328,7 @@ mod tests {
     }
 
     /// A mask that leaves out nothing lets scores lie by queries. Nothing else may come of it: with windows, grouped heads,
-    /// infinite keys, rows far apart, and each instruction set.
+    /// infinite keys, rows far apart, small exponentials, and each instruction set.
     #[test]
     fn scores_by_keys_and_by_queries_give_the_same_bits() {
         let windows =
@@ -253,7 +353,9 @@ mod tests {
                     k = k.packed();
                     k.make_mut::<f32>().expect("f32")[5 * d + 1] = f32::INFINITY;
                 }
-                let call = CpuAttention { q_start, rule, ..CpuAttention::causal("attention", 0, 0.3) };
+                // With a large scale, most exponentials are subnormal numbers or 0.
+                let scale = if n % 3 == 1 { 30.0 } else { 0.3 };
+                let call = CpuAttention { q_start, rule, ..CpuAttention::causal("attention", 0, scale) };
                 let all = Tensor::full(DType::Bool, [1, 1, 1, 1], 1.0);
                 let operands = ScoreOperands { mask: Some(&all), ..ScoreOperands::default() };
                 let by_queries = CpuAttention { rule: ScoreRule { mask: true, ..rule }, operands, ..call };

@@ -3,12 +3,14 @@
 use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
+use super::lane_windows::LANES;
 use super::query_block::{QueryBlock, ROWS};
 
 use crate::error::Result;
 use crate::ops::attention::scores::{ScoreOperands, ScoreRule};
 use crate::tensor::cpu::{
-    BlockTree, Gemm, Kernel, MatRef, RowTree, SharedRows, SumReducer, cast, dispatch, row_max,
+    BlockTree, Gemm, Kernel, MatRef, RowTree, SharedRows, SumReducer, cast, dispatch, prefetch_line_to_write,
+    row_max,
 };
 use crate::tensor::{DType, Element, LEAF, Tensor};
 
@@ -455,33 +457,44 @@ impl<T: Gemm> Kernel for PutRows<'_, '_, T> {
     type Out = bool;
     #[inline(always)]
     fn run(self) -> bool {
-        // Zero times an infinity or a NaN is a NaN, and so is each sum that has it.
-        let mut zeros = [T::ZERO; LEAF];
+        // Zero times an infinity or a NaN is a NaN, and so is each sum that has it. The sums of vectors stay in registers.
+        let (mut zeros, mut rest_zero) = ([T::ZERO; LANES], T::ZERO);
         for (i, row) in self.rows.chunks_exact(self.to.row_len().max(1)).enumerate() {
+            let mut ahead = self.to.address(self.first + (i + ROWS_AHEAD) * self.step);
             // SAFETY: the promise of `put_rows`' caller; this thread's last reference to a row has ended.
             let to = unsafe { self.to.row(self.first + i * self.step) };
-            match self.sums.map(|sums| sums[i]) {
-                None => put_row(row, to, &mut zeros, |x| x + T::ZERO),
-                Some(sum) => {
-                    let scale = if sum == T::ZERO { T::ZERO } else { sum.recip() };
-                    put_row(row, to, &mut zeros, |x| x * scale + T::ZERO);
-                }
+            let scale =
+                self.sums.map_or(T::ONE, |sums| if sums[i] == T::ZERO { T::ZERO } else { sums[i].recip() });
+            let ((vectors, rest), (to_vectors, to_rest)) =
+                (row.as_chunks::<LANES>(), to.as_chunks_mut::<LANES>());
+            for (x, to) in vectors.iter().zip(to_vectors) {
+                prefetch_line_to_write(ahead);
+                ahead = ahead.wrapping_add(LANES);
+                // A vector of its own: through references the compiler takes element by element.
+                let mut y = *x;
+                y.iter_mut().for_each(|y| *y = *y * scale + T::ZERO);
+                *to = y;
+                zeros.iter_mut().zip(y).for_each(|(zero, y)| *zero = *zero + y * T::ZERO);
+            }
+            if !rest.is_empty() {
+                rest_zero = rest_zero + put_rest(rest, to_rest, scale);
             }
         }
-        zeros.iter().all(|&zero| zero == T::ZERO)
+        zeros.iter().all(|&zero| zero == T::ZERO) && rest_zero == T::ZERO
     }
 }
 
-/// Writes each element of a row, and adds zero times each to one of `zeros`.
-#[inline(always)]
-fn put_row<T: Gemm>(row: &[T], to: &mut [T], zeros: &mut [T; LEAF], of: impl Fn(T) -> T) {
-    let put = |(zero, (to, &x)): (&mut T, (&mut T, &T))| {
-        *to = of(x);
-        *zero = *zero + *to * T::ZERO;
-    };
-    let ((leaves, rest), (to_leaves, to_rest)) = (row.as_chunks::<LEAF>(), to.as_chunks_mut::<LEAF>());
-    for (leaf, to) in leaves.iter().zip(to_leaves) {
-        zeros.iter_mut().zip(to.iter_mut().zip(leaf)).for_each(put);
+/// Writes the last elements of a row, and returns the sum of zero times each.
+#[inline(never)]
+fn put_rest<T: Gemm>(rest: &[T], to: &mut [T], scale: T) -> T {
+    let mut zero = T::ZERO;
+    for (&x, to) in rest.iter().zip(to) {
+        *to = x * scale + T::ZERO;
+        zero = zero + *to * T::ZERO;
     }
-    zeros.iter_mut().zip(to_rest.iter_mut().zip(rest)).for_each(put);
+    zero
 }
+
+/// The number of rows that are asked for before they are written. Neighbouring rows of a head are as far apart as all heads are wide, so the
+/// machine does not find them by itself.
+const ROWS_AHEAD: usize = 8;

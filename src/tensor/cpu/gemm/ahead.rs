@@ -1,6 +1,6 @@
 //! Prefetching of the next panel of columns while tiles of the current one are computed.
 
-use super::vector::prefetch;
+use super::super::simd::prefetch_line;
 
 /// The bytes of a cache line.
 pub(super) const LINE_BYTES: usize = 64;
@@ -52,7 +52,7 @@ impl Ahead {
             }
             // The last byte of 64: if rows do not begin with a line, the panel before has read their first one.
             let byte = (at + LINE_BYTES).min(self.bytes) - 1;
-            prefetch(self.data.wrapping_add(row.wrapping_mul(self.rows.1)).wrapping_add(byte));
+            prefetch_line(self.data.wrapping_add(row.wrapping_mul(self.rows.1)).wrapping_add(byte));
             at += LINE_BYTES;
             if at >= self.bytes {
                 (row, at) = (row + 1, 0);

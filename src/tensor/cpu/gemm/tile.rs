@@ -5,13 +5,13 @@
 
 use std::array::from_fn;
 
-use super::super::simd::Isa;
+use super::super::simd::{Isa, prefetch_line, prefetch_line_to_write};
 use super::ahead::LINE_BYTES;
 use super::contraction::ContractionLeaf;
 use super::transpose::{TransposeFn, transpose_plain};
 #[cfg(target_arch = "x86_64")]
 use super::transpose::{interleave_f32, interleave_f64, transpose_f32, transpose_f64};
-use super::vector::{ArrayVector, Vector, prefetch, prefetch_to_write};
+use super::vector::{ArrayVector, Vector};
 use crate::tensor::LEAF;
 
 /// The operands and the destination of a tile. Distances are in elements.
@@ -211,7 +211,7 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usi
             let first = t.parts.wrapping_sub(t.joins as usize * ROWS * VECTORS * V::LANES);
             let line = LINE_BYTES / size_of::<V::T>();
             for i in 0..((t.joins as usize).max(1) * ROWS * VECTORS * V::LANES).div_ceil(line) {
-                prefetch(first.wrapping_add(i * line));
+                prefetch_line(first.wrapping_add(i * line));
             }
         }
         let writes = leaves.len() > 2 && !(BLOCKS && t.keep);
@@ -243,7 +243,7 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usi
                 let next = a.wrapping_add(t.a_steps.0.wrapping_mul(ROWS));
                 for i in 0..ROWS {
                     for j in (0..LEAF).step_by(LINE_BYTES / size_of::<V::T>()) {
-                        prefetch(next.wrapping_add(t.a_steps.0.wrapping_mul(i)).wrapping_add(j));
+                        prefetch_line(next.wrapping_add(t.a_steps.0.wrapping_mul(i)).wrapping_add(j));
                     }
                 }
             }
@@ -303,7 +303,7 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usi
 /// Prefetches a row of vectors that will be written. Returns where the next row begins.
 #[inline(always)]
 fn prefetch_row_to_write<V: Vector, const VECTORS: usize>(c: *mut V::T, step: usize) -> *mut V::T {
-    (0..VECTORS).for_each(|j| prefetch_to_write(c.wrapping_add(j * V::LANES)));
+    (0..VECTORS).for_each(|j| prefetch_line_to_write(c.wrapping_add(j * V::LANES)));
     c.wrapping_add(step)
 }
 
@@ -386,7 +386,7 @@ unsafe fn add_products<V: Vector, const LINES: usize, const ROWS: usize, const V
             for i in 0..4 {
                 let (a, b) = (a.wrapping_add(step.wrapping_mul(i)), b.wrapping_add(b_step.wrapping_mul(i)));
                 if LINES > 0 && (i * LINES).is_multiple_of(4) {
-                    prefetch(a.wrapping_add(a_ahead));
+                    prefetch_line(a.wrapping_add(a_ahead));
                 }
                 multiply(a, row_step, b, acc);
             }
@@ -394,7 +394,7 @@ unsafe fn add_products<V: Vector, const LINES: usize, const ROWS: usize, const V
         }
         for _ in 0..count % 4 {
             if LINES > 0 {
-                prefetch(a.wrapping_add(a_ahead));
+                prefetch_line(a.wrapping_add(a_ahead));
             }
             multiply(a, row_step, b, acc);
             (a, b) = (a.wrapping_add(step), b.wrapping_add(b_step));
@@ -419,11 +419,11 @@ unsafe fn pack_and_add<V: Vector, const LINES: usize, const ROWS: usize, const V
     unsafe {
         for _ in 0..count {
             if LINES > 0 {
-                prefetch(a.wrapping_add(step.wrapping_mul(PREFETCH_DISTANCE)));
+                prefetch_line(a.wrapping_add(step.wrapping_mul(PREFETCH_DISTANCE)));
             }
             let ahead = b.wrapping_add(b_step.wrapping_mul(PREFETCH_DISTANCE));
             for j in 0..VECTORS {
-                prefetch(ahead.wrapping_add(j * V::LANES));
+                prefetch_line(ahead.wrapping_add(j * V::LANES));
             }
             let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
             for (j, column) in columns.iter().enumerate() {

@@ -142,30 +142,6 @@ lanes! {
     f64, 2, f64::mul_add;
 }
 
-/// Prefetches a cache line that will be read soon. Any address is allowed.
-#[inline(always)]
-pub(super) fn prefetch<T>(p: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which affects the caches only.
-    unsafe {
-        x86::_mm_prefetch::<{ x86::_MM_HINT_T0 }>(p.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = p;
-}
-
-/// Prefetches a cache line that will be written soon. Any address is allowed.
-#[inline(always)]
-pub(super) fn prefetch_to_write<T>(p: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above.
-    unsafe {
-        x86::_mm_prefetch::<{ x86::_MM_HINT_ET0 }>(p.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = p;
-}
-
 /// Returns `a * b + c`, rounded once, also if the CPU has no instruction for it; a library call per element would be
 /// slow.
 ///
