@@ -5,13 +5,16 @@
 //! and read again for each row across them. Operands whose rows are neither contiguous nor repeated are copied first.
 
 use std::borrow::Cow;
-use std::ops::{Deref, DerefMut};
+use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::aligned_buffer::AlignedBuffer;
 use super::map_slice::map_slice;
 use super::real::{Widen, select};
+use super::simd::prefetch_line;
 use super::simd::{Kernel, dispatch};
+use super::streamed::{PIECE_BYTES, Streaming};
 use super::threads::for_each_part;
 use super::{StridedRows, as_elements_mut};
 use crate::error::{Error, Result};
@@ -40,10 +43,15 @@ pub fn map<A: Widen, O: Widen>(ins: &[&Tensor], run: ChunkFn<A, O>) -> Result<Te
         }
         let mut out = Tensor::uninit(O::DTYPE, shape);
         let (len, elements) = (out.numel(), as_elements_mut::<O>(out.bytes_mut()));
+        let bytes = size_of_val(elements);
         for_each_part(len, len, elements, |at, elements| {
             let mut part: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
             part.iter_mut().zip(&chunks[..ins.len()]).for_each(|(part, chunk)| *part = &chunk[at.clone()]);
-            O::store(elements, &mut [], |o| run(&part[..ins.len()], o));
+            let part = &part[..ins.len()];
+            O::store(elements, &mut [], |o| match Streaming::of(bytes) {
+                Some(streaming) => run_streamed(&streaming, part, o, run),
+                None => run(part, o),
+            });
         });
         return Ok(out);
     }
@@ -62,6 +70,22 @@ pub fn map<A: Widen, O: Widen>(ins: &[&Tensor], run: ChunkFn<A, O>) -> Result<Te
         }
     });
     Ok(out)
+}
+
+/// Runs a loop over whole operands, whose result is larger than the caches.
+fn run_streamed<A: Copy, O: Copy + Default>(
+    streaming: &Streaming,
+    ins: &[&[A]],
+    out: &mut [O],
+    run: impl Fn(&[&[A]], &mut [O]),
+) {
+    let piece = |at: Range<usize>, out: &mut [O]| {
+        let mut pieces: [&[A]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
+        pieces.iter_mut().zip(ins).for_each(|(piece, x)| *piece = &x[at.clone()]);
+        run(&pieces[..ins.len()], out);
+    };
+    let ahead = |at: usize| ins.iter().for_each(|x| prefetch_line(x.as_ptr().wrapping_add(at)));
+    streaming.write(out, piece, ahead);
 }
 
 /// Overwrites operand `target_index` with the result. `run` is given a copy of each of its chunks. If another tensor
@@ -284,12 +308,25 @@ fn write_chunks<O: Widen, F: FnMut(&[usize; MAX_OPERANDS], usize, &mut [O::Wide]
     direct: bool,
     writer: impl Fn() -> F + Sync,
 ) {
-    let chunk = if direct && O::NATIVE { usize::MAX } else { CHUNK };
     let (len, out) = (out.numel(), as_elements_mut::<O>(out.bytes_mut()));
+    let bytes = size_of_val(out);
     for_each_part(len, len, out, |at, out| {
+        let streaming = Streaming::of(bytes).filter(|_| O::NATIVE);
+        let chunk = match (direct && O::NATIVE, &streaming) {
+            (_, Some(_)) => CHUNK.min(PIECE_BYTES / size_of::<O>()),
+            (true, None) => usize::MAX,
+            (false, None) => CHUNK,
+        };
         let (mut run, mut buf) = (writer(), buffer::<O>(O::NATIVE));
+        let mut piece = buffer::<O>(streaming.is_none());
         rows.each_chunk_of(at.clone(), chunk, &mut |row, start, len, o| {
-            O::store(&mut out[o - at.start..][..len], &mut buf, |o| run(row, start, o));
+            O::store(&mut out[o - at.start..][..len], &mut buf, |o| match &streaming {
+                Some(streaming) => {
+                    run(row, start, &mut piece[..len]);
+                    streaming.copy(&piece[..len], o, |_| {});
+                }
+                None => run(row, start, o),
+            });
         });
     });
 }
@@ -315,43 +352,6 @@ fn overwrite_chunks<A: Widen, F: FnMut(&[usize; MAX_OPERANDS], usize, &[A::Wide]
 /// Returns a buffer for one chunk, or an empty one if none is needed.
 fn buffer<T: Widen>(unneeded: bool) -> AlignedBuffer<T::Wide> {
     AlignedBuffer::new(if unneeded { 0 } else { CHUNK })
-}
-
-/// A buffer aligned to a cache line, so that no vector load touches two lines.
-struct AlignedBuffer<W> {
-    all: Vec<W>,
-    padding: usize,
-    start: usize,
-}
-
-impl<W: Default + Clone> AlignedBuffer<W> {
-    fn new(len: usize) -> AlignedBuffer<W> {
-        const CACHE_LINE_BYTES: usize = 64;
-        let padding = if len == 0 { 0 } else { CACHE_LINE_BYTES / size_of::<W>() };
-        let all = vec![W::default(); len + padding];
-        let start = all.as_ptr().align_offset(CACHE_LINE_BYTES).min(padding);
-        AlignedBuffer { all, padding, start }
-    }
-}
-
-impl<W: Default + Clone> Clone for AlignedBuffer<W> {
-    /// Returns an aligned buffer of the same length, without the contents.
-    fn clone(&self) -> AlignedBuffer<W> {
-        AlignedBuffer::new(self.all.len() - self.padding)
-    }
-}
-
-impl<W> Deref for AlignedBuffer<W> {
-    type Target = [W];
-    fn deref(&self) -> &[W] {
-        &self.all[self.start..]
-    }
-}
-
-impl<W> DerefMut for AlignedBuffer<W> {
-    fn deref_mut(&mut self) -> &mut [W] {
-        &mut self.all[self.start..]
-    }
 }
 
 /// The loop of [`select_as`].

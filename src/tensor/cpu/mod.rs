@@ -14,6 +14,7 @@
 //! not depend on the other elements of the call, nor on the instruction set. A large kernel is cut into parts for the
 //! threads that [`with_threads`] or [`threads_from_env`] allows, with the same bits.
 
+mod aligned_buffer;
 mod bit_num;
 mod caches;
 mod cast;
@@ -36,6 +37,7 @@ mod reducer;
 mod row_terms;
 mod rows;
 pub mod simd;
+mod streamed;
 mod strided_rows;
 mod threads;
 mod tree;
