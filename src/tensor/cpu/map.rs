@@ -34,6 +34,18 @@ pub type WideOf<T> = <T as Widen>::Wide;
 /// # Errors
 /// Returns an error if the operands' dtypes are not `A`'s or if their shapes differ.
 pub fn map<A: Widen, O: Widen>(ins: &[&Tensor], run: ChunkFn<A, O>) -> Result<Tensor> {
+    map_with::<A, O>(ins, run, false)
+}
+
+/// Does the work of [`map`] for a loop of few operations, which waits for memory: a large result is [streamed](Streaming).
+///
+/// # Errors
+/// Returns the errors of [`map`].
+pub(super) fn map_cheap<A: Widen, O: Widen>(ins: &[&Tensor], run: ChunkFn<A, O>) -> Result<Tensor> {
+    map_with::<A, O>(ins, run, true)
+}
+
+fn map_with<A: Widen, O: Widen>(ins: &[&Tensor], run: ChunkFn<A, O>, cheap: bool) -> Result<Tensor> {
     let shape = ins[0].shape();
     if A::NATIVE && O::NATIVE && ins.iter().all(|x| x.shape() == shape && x.is_contiguous()) {
         // The whole tensors are one chunk, so small tensors cost little more than the loop.
@@ -48,7 +60,7 @@ pub fn map<A: Widen, O: Widen>(ins: &[&Tensor], run: ChunkFn<A, O>) -> Result<Te
             let mut part: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
             part.iter_mut().zip(&chunks[..ins.len()]).for_each(|(part, chunk)| *part = &chunk[at.clone()]);
             let part = &part[..ins.len()];
-            O::store(elements, &mut [], |o| match Streaming::of(bytes) {
+            O::store(elements, &mut [], |o| match cheap.then(|| Streaming::of(bytes)).flatten() {
                 Some(streaming) => run_streamed(&streaming, part, o, run),
                 None => run(part, o),
             });
@@ -58,7 +70,7 @@ pub fn map<A: Widen, O: Widen>(ins: &[&Tensor], run: ChunkFn<A, O>) -> Result<Te
     let inputs = MapOperands::new(ins[0].shape(), ins.iter().copied().enumerate())?;
     let operands = inputs.operands::<A>()?;
     let mut out = Tensor::uninit(O::DTYPE, ins[0].shape());
-    write_chunks::<O, _>(&mut out, &inputs.rows, operands.iter().all(|x| x.direct), || {
+    write_chunks::<O, _>(&mut out, &inputs.rows, [operands.iter().all(|x| x.direct), cheap], || {
         let mut operands = operands.clone();
         move |at, start, o| {
             let mut chunks: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
@@ -154,7 +166,7 @@ pub fn select_as<T: Widen>(ins: [&mut Tensor; 3], on: bool, target_index: Option
         let (yes, no) = (Operand::<T>::new(&inputs, 1)?, Operand::<T>::new(&inputs, 2)?);
         let direct = condition.direct && yes.direct && no.direct;
         let mut out = Tensor::uninit(T::DTYPE, shape);
-        write_chunks::<T, _>(&mut out, &inputs.rows, direct, || {
+        write_chunks::<T, _>(&mut out, &inputs.rows, [direct, true], || {
             let (mut condition, mut yes, mut no) = (condition.clone(), yes.clone(), no.clone());
             move |at, start, o| {
                 let condition = condition.chunk(at, start, o.len());
@@ -301,17 +313,17 @@ impl<'a, T: Widen> Operand<'a, T> {
     }
 }
 
-/// Writes every chunk of `out` by a function that each thread makes for itself.
+/// Writes every chunk of `out` by a function that each thread makes for itself. Large results of a `cheap` one are streamed.
 fn write_chunks<O: Widen, F: FnMut(&[usize; MAX_OPERANDS], usize, &mut [O::Wide])>(
     out: &mut Tensor,
     rows: &StridedRows<MAX_OPERANDS>,
-    direct: bool,
+    [direct, cheap]: [bool; 2],
     writer: impl Fn() -> F + Sync,
 ) {
     let (len, out) = (out.numel(), as_elements_mut::<O>(out.bytes_mut()));
     let bytes = size_of_val(out);
     for_each_part(len, len, out, |at, out| {
-        let streaming = Streaming::of(bytes).filter(|_| O::NATIVE);
+        let streaming = (O::NATIVE && cheap).then(|| Streaming::of(bytes)).flatten();
         let chunk = match (direct && O::NATIVE, &streaming) {
             (_, Some(_)) => CHUNK.min(PIECE_BYTES / size_of::<O>()),
             (true, None) => usize::MAX,

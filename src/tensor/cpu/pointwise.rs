@@ -8,7 +8,7 @@
 use half::{bf16, f16};
 
 use super::loops::{Constants, FloatPredicateLoops, LoopFn, Loops, RelationLoops};
-use super::map::{MAX_OPERANDS, map, map_in_place, select_as};
+use super::map::{MAX_OPERANDS, map, map_cheap, map_in_place, select_as};
 use super::real::Widen;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor, for_dtype};
@@ -28,15 +28,17 @@ pub fn compute(verb: &str, loops: &Loops, s: Constants, ins: &mut [Tensor]) -> R
     }
     let refused = || unsupported_dtype(verb, loops, &ins[0]);
     let (floats, integers) = (|| loops.floats.ok_or_else(refused), || loops.integers.ok_or_else(refused));
+    // A function of integers, too, is arithmetic of few operations.
+    let cheap = loops.integers.is_some();
     match ins[0].dtype() {
-        DType::F32 => compute_as::<f32>(floats()?.f32, s, ins),
-        DType::F64 => compute_as::<f64>(floats()?.f64, s, ins),
-        DType::F16 => compute_as::<f16>(floats()?.half, s, ins),
-        DType::BF16 => compute_as::<bf16>(floats()?.half, s, ins),
-        DType::I64 => compute_as::<i64>(integers()?.i64, s, ins),
-        DType::I32 => compute_as::<i32>(integers()?.i32, s, ins),
-        DType::U8 => compute_as::<u8>(integers()?.u8, s, ins),
-        DType::Bool => compute_as::<bool>(loops.bools.ok_or_else(refused)?, s, ins),
+        DType::F32 => compute_as::<f32>(floats()?.f32, s, ins, cheap),
+        DType::F64 => compute_as::<f64>(floats()?.f64, s, ins, cheap),
+        DType::F16 => compute_as::<f16>(floats()?.half, s, ins, cheap),
+        DType::BF16 => compute_as::<bf16>(floats()?.half, s, ins, cheap),
+        DType::I64 => compute_as::<i64>(integers()?.i64, s, ins, cheap),
+        DType::I32 => compute_as::<i32>(integers()?.i32, s, ins, cheap),
+        DType::U8 => compute_as::<u8>(integers()?.u8, s, ins, cheap),
+        DType::Bool => compute_as::<bool>(loops.bools.ok_or_else(refused)?, s, ins, cheap),
     }
 }
 
@@ -127,11 +129,17 @@ fn is_like(x: &Tensor, y: &Tensor) -> bool {
 }
 
 /// [`compute`] for operands of element type `T`.
-fn compute_as<T: Widen>(run: LoopFn<T::Wide, T::Wide>, s: Constants, ins: &mut [Tensor]) -> Result<Tensor> {
+fn compute_as<T: Widen>(
+    run: LoopFn<T::Wide, T::Wide>,
+    s: Constants,
+    ins: &mut [Tensor],
+    cheap: bool,
+) -> Result<Tensor> {
     let Some(own) = (0..ins.len()).find(|&k| ins[k].is_unique()) else {
         let mut operands: [&Tensor; MAX_OPERANDS] = [&ins[0]; MAX_OPERANDS];
         ins.iter().enumerate().for_each(|(k, x)| operands[k] = x);
-        return map::<T, T>(&operands[..ins.len()], &|x, o| run(s, x, o));
+        let map = if cheap { map_cheap::<T, T> } else { map::<T, T> };
+        return map(&operands[..ins.len()], &|x, o| run(s, x, o));
     };
     map_in_place::<T>(ins, own, &|x, o| run(s, x, o))?;
     Ok(ins[own].clone())

@@ -5,7 +5,6 @@ use super::cast::cast;
 use super::parts::RowsMut;
 use super::pointwise::expect_matching;
 use super::simd::{Kernel, dispatch};
-use super::streamed::Streaming;
 use super::threads::for_each_part;
 use super::tree::RowTree;
 use super::{Real, as_elements_mut};
@@ -72,11 +71,10 @@ fn rows_as<T: Real, const N: usize, B: RowBody<N>>(x: [&Tensor; N], body: B) -> 
     }
     let rows = out.numel() / len;
     let nanos = NANOS_PER_ELEMENT * out.numel();
-    let bytes = out.numel() * size_of::<T>();
     let data = RowsMut { data: as_elements_mut(out.bytes_mut()), len };
     for_each_part(rows, nanos, data, |at, out| {
         let inputs = inputs.map(|x: &[T]| &x[at.start * len..at.end * len]);
-        dispatch(RowKernel { inputs, out: out.data, len, body, streaming: Streaming::of(bytes) });
+        dispatch(RowKernel { inputs, out: out.data, len, body });
     });
     Ok(out)
 }
@@ -89,8 +87,6 @@ struct RowKernel<'a, T, const N: usize, B> {
     out: &'a mut [T],
     len: usize,
     body: B,
-    /// The writer of rows, if they are computed in a buffer.
-    streaming: Option<Streaming>,
 }
 
 impl<T: Real, const N: usize, B: RowBody<N>> Kernel for RowKernel<'_, T, N, B> {
@@ -100,17 +96,12 @@ impl<T: Real, const N: usize, B: RowBody<N>> Kernel for RowKernel<'_, T, N, B> {
         let len = self.len;
         let mut tree = RowTree::new(len);
         let mut scratch = vec![T::ZERO; len];
-        let mut buffer = vec![T::ZERO; if self.streaming.is_some() { len } else { 0 }];
         for (i, out) in self.out.chunks_exact_mut(len).enumerate() {
             let mut x = self.inputs;
             for x in &mut x {
                 *x = &x[i * len..][..len];
             }
-            let row = if self.streaming.is_some() { &mut buffer[..] } else { &mut *out };
-            self.body.row(x, row, &mut tree, &mut scratch);
-            if let Some(streaming) = &self.streaming {
-                streaming.copy(&buffer, out, |_| {});
-            }
+            self.body.row(x, out, &mut tree, &mut scratch);
         }
     }
 }
