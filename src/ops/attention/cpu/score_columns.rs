@@ -124,16 +124,14 @@ impl<T: Gemm> ScoreRange<T> {
         ScoreRange { min: [-T::LOWEST; LANES], max: [T::LOWEST; LANES] }
     }
 
-    /// Takes in the scores of a cell to the minima.
+    /// Takes in the scores of a cell, without those that are hidden. A NaN may keep others out, so it must not be a hidden one.
     #[inline(always)]
-    fn lower(&mut self, x: &[[T; LANES]; LANES]) {
-        self.min = each_lane(self.min, x, |a, b| pick(b < a, b, a));
-    }
-
-    /// Takes in the scores of a cell to the maxima.
-    #[inline(always)]
-    fn raise(&mut self, x: &[[T; LANES]; LANES]) {
-        self.max = each_lane(self.max, x, |a, b| pick(b > a, b, a));
+    fn take(&mut self, mut x: [[T; LANES]; LANES], seen: Seen) {
+        self.max = each_lane(self.max, &x, |a, b| pick(b > a, b, a));
+        if seen == Seen::Some {
+            x.as_flattened_mut().iter_mut().for_each(|x| *x = pick(*x == T::LOWEST, -T::LOWEST, *x));
+        }
+        self.min = each_lane(self.min, &x, |a, b| pick(b < a, b, a));
     }
 
     /// Returns true if the exponentials of all scores over `e^by` are [normal numbers](crate::tensor::cpu::Real::exp_mid). NaNs are ignored.
@@ -195,12 +193,10 @@ impl<T: Gemm> Kernel for ColumnProbabilities<'_, T> {
                 if seen == Seen::None {
                     continue;
                 }
-                // With the scores that are hidden: what is below the range for them takes the longer way.
-                range.lower(&column.cell(cell));
                 if seen == Seen::Some {
                     column.hide(windows, cell);
                 }
-                range.raise(&column.cell(cell));
+                range.take(column.cell(cell), seen);
             }
             // Scores of NaN alone, which are ignored, or no score at all.
             range.max.iter_mut().for_each(|max| *max = pick(*max == T::LOWEST, T::ZERO, *max));
@@ -254,20 +250,18 @@ impl<T: Gemm> Kernel for ColumnGradients<'_, T> {
             let mut ds = column(self.ds, block, group);
             let cells = || (0..block.width / LANES).map(|cell| (cell, windows.seen(cell)));
             let mut range = ScoreRange::empty();
-            for (cell, _) in cells().filter(|(_, seen)| *seen != Seen::None) {
-                range.lower(&p.cell(cell));
-                range.raise(&p.cell(cell));
+            for (cell, seen) in cells().filter(|(_, seen)| *seen != Seen::None) {
+                if seen == Seen::Some {
+                    p.hide(windows, cell);
+                }
+                range.take(p.cell(cell), seen);
             }
             let mid = range.is_mid(&lse);
             for (cell, seen) in cells() {
-                match seen {
-                    Seen::None => {
-                        p.leave_out(cell);
-                        ds.leave_out(cell);
-                        continue;
-                    }
-                    Seen::Some => p.hide(windows, cell),
-                    Seen::All => {}
+                if seen == Seen::None {
+                    p.leave_out(cell);
+                    ds.leave_out(cell);
+                    continue;
                 }
                 if mid {
                     for key in cell * LANES..(cell + 1) * LANES {
@@ -381,6 +375,31 @@ mod tests {
                     assert!(got == want, "{queries} queries, {keys} keys, {before:?} {after:?}, {isa:?}");
                 }
             }
+        }
+    }
+
+    /// A hidden NaN does not hide a seen score that is far below the others.
+    #[test]
+    fn hidden_nans_leave_small_exponentials() {
+        let rule = ScoreRule { before: Some(2), after: Some(0), ..ScoreRule::BIDIRECTIONAL };
+        let call = CpuAttention { rule, ..CpuAttention::causal("attention", 0, 1.0) };
+        let q = Tensor::full(DType::F32, [1, 1, 16, 1], 1.0);
+        let v = noise([1, 1, 16, 1], 4, DType::F32);
+        for hidden in 0..12 {
+            let run = |at_hidden: f32| {
+                let mut scores = [0.0f32; 16];
+                (scores[hidden], scores[hidden + 1]) = (at_hidden, -95.0);
+                let k = Tensor::from_vec(scores.to_vec(), [1, 1, 16, 1]).expect("sixteen keys");
+                let (o, lse) = call.forward(&q, &k, &v).expect("operands that fit");
+                let [dq, dk, _] = call.backward([&q, &k, &v], (&o, &lse), &v).expect("operands that fit");
+                // Queries from here on see the key after the hidden one alone, and so do gradients of later keys.
+                let blind = |x: &Tensor| x.to_f64_vec()[hidden + 3..].to_vec();
+                let later = dk.to_f64_vec()[hidden + 3..].to_vec();
+                [blind(&o), blind(&lse), blind(&dq), later]
+            };
+            let [got, want] = [f32::NAN, 0.0].map(run);
+            assert_eq!(got, want, "NaN at {hidden}");
+            assert!(got[0].iter().all(|x| x.is_finite()), "{got:?}");
         }
     }
 }
