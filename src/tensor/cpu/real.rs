@@ -38,7 +38,7 @@ pub trait Real:
     fn exp_begin(self) -> [Self; 2];
     /// Returns the exponential of a value from the two numbers that [`exp_begin`](Real::exp_begin) gave.
     fn exp_end(parts: [Self; 2]) -> Self;
-    /// Returns the bits of [`exp`](Real::exp) by half of the operations, for a NaN and from the first to the second of
+    /// Returns the bits of [`exp`](Real::exp) by fewer operations, for a NaN and from the first to the second of
     /// [`EXP_MID`](Real::EXP_MID). Other results are arbitrary.
     fn exp_mid(self) -> Self;
     /// The ends of the arguments of [`exp_mid`](Real::exp_mid), whose results are normal numbers.
