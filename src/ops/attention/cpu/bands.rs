@@ -31,7 +31,7 @@ impl QueryBlock {
         let seen = |rows: Range<usize>| {
             let windows = rows.map(|i| self.window(i)).filter(|window| !window.is_empty());
             let seen = windows.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
-            Band { cols: 0..d, indices: seen.unwrap_or(0..1) }
+            seen.unwrap_or(0..1)
         };
         let leaves = self.from / LEAF..self.to.div_ceil(LEAF);
         let of = LeafRuns { len: self.to, runs: std::slice::from_ref(&leaves) };

@@ -15,6 +15,10 @@ use super::matrix::{MatMut, MatRef};
 use super::scratch::with_scratch;
 use super::tile::{Added, Tile, TileKernels, Tiled};
 
+/// Bands with fewer rows than this have tiles of two vectors of columns instead of four: few rows in tiles of four by four
+/// would read columns from the second cache twice as often.
+const MIN_ROWS_OF_FOUR: usize = 24;
+
 /// The columns in which rows of a banded product are wanted, and the indices of the contraction that their sums have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Band {
@@ -36,6 +40,8 @@ pub(crate) struct BandedProduct<T: 'static> {
     depth: usize,
     /// The most indices of a band whose columns are packed.
     packed: usize,
+    /// The fewest rows of a band whose tiles have four vectors of columns.
+    min_rows_of_four: usize,
 }
 
 /// Neighbouring rows of the same columns and indices.
@@ -59,11 +65,17 @@ impl<T: Real + Tiled> BandedProduct<T> {
         [rows, len, cols]: [usize; 3],
         band: impl Fn(Range<usize>) -> Band,
     ) -> Option<BandedProduct<T>> {
-        Self::planned(&Contraction::new(&[len], usize::MAX), [rows, len, cols], band)
+        let most = T::kernels(Isa::current()).tiles.len();
+        Self::planned(
+            &Contraction::new(&[len], usize::MAX),
+            [rows, len, cols],
+            (most, MIN_ROWS_OF_FOUR),
+            band,
+        )
     }
 
     /// Plans a product whose sums have some leaves of a longer range, which are neighbours. Indices count from the first of them.
-    /// Returns `None` also for sums that other products compute in several blocks, or for which they pack columns once for all rows:
+    /// `indices` says which ones the sums of a tile's rows have; all columns are wanted. Returns `None` also for sums that other products compute in several blocks, or for which they pack columns once for all rows:
     /// bands would read them again and again in place (with AVX2 0.93 forward with 1,024 keys).
     ///
     /// # Panics
@@ -71,22 +83,27 @@ impl<T: Real + Tiled> BandedProduct<T> {
     pub(crate) fn over_leaves(
         of: LeafRuns<'_>,
         [rows, cols]: [usize; 2],
-        band: impl Fn(Range<usize>) -> Band,
+        indices: impl Fn(Range<usize>) -> Range<usize>,
     ) -> Option<BandedProduct<T>> {
         of.expect_leaves_of_the_sum();
         assert!(of.runs.len() <= 1, "neighbouring leaves");
         let (tree, len) = (Contraction::over_runs(of, usize::MAX), of.indices().len());
-        let packs = rows >= least_rows_to_pack(T::kernels(Isa::current()), len, false);
-        if packs || len > long_block_len::<T>() {
-            None
-        } else {
-            Self::planned(&tree, [rows, len, cols], band)
+        let kernels = T::kernels(Isa::current());
+        let packs = rows >= least_rows_to_pack(kernels, len, false);
+        if packs || len > long_block_len::<T>() || cols < kernels.lanes {
+            return None;
         }
+        // The sums of few rows differ in their indices: bands are as high as a tile.
+        let of_four = kernels.panel_vectors(cols / kernels.lanes, true) > kernels.tiles[0].len();
+        let most = if of_four { kernels.four_vectors.len() } else { kernels.tiles.len() };
+        let band = |rows| Band { cols: 0..cols, indices: indices(rows) };
+        Self::planned(&tree, [rows, len, cols], (most, 1), band)
     }
 
     fn planned(
         tree: &Contraction,
         shape: [usize; 3],
+        (tile, min_rows_of_four): (usize, usize),
         band: impl Fn(Range<usize>) -> Band,
     ) -> Option<BandedProduct<T>> {
         let kernels = T::kernels(Isa::current());
@@ -94,10 +111,10 @@ impl<T: Real + Tiled> BandedProduct<T> {
         if !cols.is_multiple_of(lanes) {
             return None;
         }
-        let mut plan =
-            BandedProduct { shape, kernels, bands: Vec::new(), leaves: Vec::new(), depth: 0, packed: 0 };
-        for row in (0..rows).step_by(kernels.tiles.len()) {
-            let rows = row..rows.min(row + kernels.tiles.len());
+        let (bands, leaves) = (Vec::new(), Vec::new());
+        let mut plan = BandedProduct { shape, kernels, bands, leaves, depth: 0, packed: 0, min_rows_of_four };
+        for row in (0..rows).step_by(tile) {
+            let rows = row..rows.min(row + tile);
             let mut band = band(rows.clone());
             assert!(band.cols.end <= cols && band.indices.end <= len, "{band:?} of {shape:?}");
             assert!(!band.indices.is_empty(), "a band has indices");
@@ -143,9 +160,8 @@ impl<T: Real + Tiled> BandedProduct<T> {
         let (a_steps, b_step, c_step) = (a.strides(), b.strides().0, c.strides().0);
         assert!(b.strides().1 == 1 && c.strides().1 == 1, "contiguous columns");
         let (a, b, c) = (a.data().as_ptr(), b.data().as_ptr(), c.as_mut_ptr());
-        let (lanes, panel_rows, most) =
-            (self.kernels.lanes, self.kernels.tiles.len(), self.kernels.tiles[0].len());
-        let panel_len = most * lanes;
+        let (lanes, panel_rows) = (self.kernels.lanes, self.kernels.tiles.len());
+        let panel_len = self.kernels.packing_tiles.len() * lanes;
         with_scratch::<T, _>(
             [self.depth * panel_rows * panel_len, self.packed.saturating_mul(panel_len)],
             |[stack, packed]| {
@@ -154,8 +170,8 @@ impl<T: Real + Tiled> BandedProduct<T> {
                     let at = |row: usize, step: usize, col: usize| row.wrapping_mul(step).wrapping_add(col);
                     let mut col = cols.start;
                     while col < cols.end {
-                        let left = (cols.end - col) / lanes;
-                        let vectors = left.div_ceil(left.div_ceil(most));
+                        let of_four = rows.len() >= self.min_rows_of_four;
+                        let vectors = self.kernels.panel_vectors((cols.end - col) / lanes, of_four);
                         let to = c.wrapping_add(at(rows.start, c_step, col));
                         let added = Added { factor: beta, x: to.cast_const(), strides: (c_step, 1) };
                         let tile = Tile {
@@ -194,19 +210,24 @@ impl<T: Real + Tiled> BandedProduct<T> {
     /// # Safety
     /// The operands and the result cover the tiles, and the buffers are large enough. No other code writes the result.
     unsafe fn column(&self, mut tile: Tile<T>, rows: usize, vectors: usize) {
-        let tiles = self.kernels.tiles;
+        let TileKernels { tiles, four_vectors, packing_tiles, lanes, .. } = self.kernels;
+        let of_four = vectors > tiles[0].len();
+        let most = if of_four { four_vectors.len() } else { tiles.len() };
         let mut left = rows;
         while left > 0 {
-            let count = tile_rows(left, tiles.len());
+            let count = tile_rows(left, most);
             tile.next_rows_ahead &= left > count;
             // Columns are packed for many rows, and the first tile of those has all rows of a tile.
             let packs = !tile.packed_b.is_null();
-            let kernel =
-                if packs { self.kernels.packing_tiles[vectors - 1] } else { tiles[count - 1][vectors - 1] };
+            let kernel = match (packs, of_four) {
+                (true, _) => packing_tiles[vectors - 1],
+                (false, true) => four_vectors[count - 1],
+                (false, false) => tiles[count - 1][vectors - 1],
+            };
             // SAFETY: the caller's promise; this CPU has the plan's instruction set.
             unsafe { kernel(&tile) };
             if packs {
-                (tile.b, tile.b_step) = (tile.packed_b.cast_const(), vectors * self.kernels.lanes);
+                (tile.b, tile.b_step) = (tile.packed_b.cast_const(), vectors * lanes);
                 tile.packed_b = null_mut();
             }
             left -= count;
@@ -220,7 +241,7 @@ impl<T: Real + Tiled> BandedProduct<T> {
 #[cfg(test)]
 mod tests {
     use super::super::super::simd::with_isa;
-    use super::super::product::Gemm;
+    use super::super::product::{Gemm, LeafContraction};
     use super::*;
 
     fn mat<T>(data: &[T], shape: (usize, usize), strides: (usize, usize)) -> MatRef<'_, T> {
@@ -243,7 +264,7 @@ mod tests {
     fn check<T: Gemm>(bits: impl Fn(T) -> u64) {
         let noise = |i: usize| T::of(((i * 7919 + 13) % 1009) as f64 * 0.01 - 5.0);
         let untouched = T::of(77.0);
-        let sizes = [[1, 1, 16], [17, 64, 32], [64, 33, 64], [200, 64, 32], [330, 70, 48], [40, 300, 16]];
+        let sizes = [[1, 1, 16], [17, 64, 32], [64, 33, 64], [200, 64, 32], [330, 130, 112], [40, 300, 16]];
         for ([m, k, n], form) in sizes.into_iter().flat_map(|size| (0..5).map(move |form| (size, form))) {
             // Columns that lie across or along the contraction; results with room between rows.
             let (a_steps, step) = if form % 2 == 0 { ((1, m + 3), n + 5) } else { ((k + 1, 1), n) };
@@ -284,6 +305,46 @@ mod tests {
             with_isa(isa, || {
                 check::<f32>(|x| x.to_bits().into());
                 check::<f64>(|x| x.to_bits());
+            });
+        }
+    }
+
+    /// Sums over some leaves of a longer range, with bands as high as tiles of four vectors and as others.
+    #[test]
+    fn bands_over_leaves_have_the_bits_of_the_whole() {
+        let noise = |i: usize| ((i * 7919 + 13) % 1009) as f32 * 0.01 - 5.003;
+        let runs = [2..7];
+        let of = LeafRuns { len: 200, runs: &runs };
+        let (len, rows) = (of.indices().len(), 22);
+        for (&isa, cols) in Isa::available().iter().flat_map(|isa| [16, 32, 64, 112].map(|cols| (isa, cols)))
+        {
+            let a: Vec<f32> = (0..rows * len).map(noise).collect();
+            let b: Vec<f32> = (0..len * cols).map(|i| noise(i + 77)).collect();
+            let indices = |rows: Range<usize>| rows.start * 3..(rows.end * 5).min(len);
+            with_isa(isa, || {
+                let plan = BandedProduct::<f32>::over_leaves(of, [rows, cols], indices).expect("few rows");
+                let (mut got, mut want) = (vec![0.0; rows * cols], vec![0.0; rows * cols]);
+                let into = MatMut::new(&mut got, (rows, cols), (cols, 1)).unwrap();
+                plan.run(1.0, mat(&a, (rows, len), (1, rows)), mat(&b, (len, cols), (cols, 1)), 0.0, into);
+                for planned in &plan.bands {
+                    for row in planned.rows.clone() {
+                        let kept = |j: usize| {
+                            if planned.band.indices.contains(&j) { a[j * rows + row] } else { 0.0 }
+                        };
+                        let kept: Vec<f32> = (0..len).map(kept).collect();
+                        let into =
+                            MatMut::new(&mut want[row * cols..][..cols], (1, cols), (cols, 1)).unwrap();
+                        let whole = LeafContraction::new(of);
+                        f32::product_over(
+                            &whole,
+                            mat(&kept, (1, len), (len, 1)),
+                            mat(&b, (len, cols), (cols, 1)),
+                            into,
+                        );
+                    }
+                }
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&got), bits(&want), "{cols} columns, {isa:?}");
             });
         }
     }

@@ -66,6 +66,19 @@ impl<T> Added<T> {
     }
 }
 
+impl<T> TileKernels<T> {
+    /// Returns the number of vectors of the next panel if so many are left, with tiles of four vectors or without: as few panels as
+    /// possible, and as even as possible.
+    pub(super) fn panel_vectors(&self, left: usize, of_four: bool) -> usize {
+        let panels = left.div_ceil(self.tiles[0].len());
+        if of_four && !self.four_vectors.is_empty() && left.div_ceil(4) < panels {
+            4
+        } else {
+            left.div_ceil(panels)
+        }
+    }
+}
+
 /// A function that computes a tile.
 pub(super) type TileFn<T> = unsafe fn(&Tile<T>);
 
@@ -77,6 +90,8 @@ pub struct TileKernels<T: 'static> {
     pub(super) tiles: &'static [&'static [TileFn<T>]],
     /// The kernels that also take tiles of one block of several, and are made for packed rows.
     pub(super) block_tiles: &'static [&'static [TileFn<T>]],
+    /// The kernels for four vectors and `rows` rows are `four_vectors[rows - 1]`. There are none where they do not pay.
+    pub(super) four_vectors: &'static [TileFn<T>],
     /// The kernels for the most rows that also pack the columns, for 1 vector and more.
     pub(super) packing_tiles: &'static [TileFn<T>],
     /// The number of vectors in a single wide row, and its kernels of both kinds.
@@ -98,19 +113,20 @@ pub trait Tiled: Sized + 'static {
 }
 
 macro_rules! kernels {
-    ($name:ident, $t:ty, $v:ty, $call:ident, $wide:expr, $transpose:expr, $interleave:expr, [$($rows:literal)*], $most:literal, $vectors:tt) => {
+    ($name:ident, $t:ty, $v:ty, $call:ident, $wide:expr, $transpose:expr, $interleave:expr, [$($rows:literal)*], $most:literal, $vectors:tt, [$($four:literal)*], $most_of_four:tt) => {
         pub(super) static $name: TileKernels<$t> = TileKernels {
             lanes: <$v as Vector>::LANES,
             tiles: &[$(&kernels!(@row $call, $v, false, $rows, $vectors)),*],
             block_tiles: &[$(&kernels!(@row $call, $v, true, $rows, $vectors)),*],
-            packing_tiles: &kernels!(@packing $call, $v, $most, $vectors),
+            four_vectors: &[$($call::<$v, false, false, $four, 4>),*],
+            packing_tiles: &kernels!(@packing $call, $v, $most, $vectors, $most_of_four),
             wide_row: ($wide, [$call::<$v, false, false, 1, $wide>, $call::<$v, true, false, 1, $wide>]),
             transpose: $transpose,
             interleave: $interleave,
         };
     };
-    (@packing $call:ident, $v:ty, $rows:literal, [$($vectors:literal)*]) => {
-        [$($call::<$v, true, true, $rows, $vectors> as TileFn<_>),*]
+    (@packing $call:ident, $v:ty, $rows:literal, [$($vectors:literal)*], [$($rows_of_four:literal)?]) => {
+        [$($call::<$v, true, true, $rows, $vectors> as TileFn<_>,)* $($call::<$v, true, true, $rows_of_four, 4>)?]
     };
     (@row $call:ident, $v:ty, $blocks:literal, $rows:literal, [$($vectors:literal)*]) => {
         [$($call::<$v, $blocks, false, $rows, $vectors> as TileFn<_>),*]
@@ -123,14 +139,14 @@ mod x86 {
 
     use super::*;
 
-    kernels!(AVX512_F32, f32, __m512, avx512, 16, transpose_f32, interleave_f32, [1 2 3 4 5 6 7 8], 8, [1 2 3]);
-    kernels!(AVX512_F64, f64, __m512d, avx512, 16, transpose_f64, interleave_f64, [1 2 3 4 5 6 7 8], 8, [1 2 3]);
-    kernels!(AVX2_F32, f32, __m256, avx2, 8, transpose_f32, interleave_f32, [1 2 3 4 5 6], 6, [1 2]);
-    kernels!(AVX2_F64, f64, __m256d, avx2, 8, transpose_f64, interleave_f64, [1 2 3 4 5 6], 6, [1 2]);
+    kernels!(AVX512_F32, f32, __m512, avx512, 16, transpose_f32, interleave_f32, [1 2 3 4 5 6 7 8], 8, [1 2 3], [1 2 3 4 5 6], [6]);
+    kernels!(AVX512_F64, f64, __m512d, avx512, 16, transpose_f64, interleave_f64, [1 2 3 4 5 6 7 8], 8, [1 2 3], [1 2 3 4 5 6], [6]);
+    kernels!(AVX2_F32, f32, __m256, avx2, 8, transpose_f32, interleave_f32, [1 2 3 4 5 6], 6, [1 2], [], []);
+    kernels!(AVX2_F64, f64, __m256d, avx2, 8, transpose_f64, interleave_f64, [1 2 3 4 5 6], 6, [1 2], [], []);
 }
 
-kernels!(PLAIN_F32, f32, ArrayVector<f32, 4>, plain, 4, transpose_plain::<f32>, transpose_plain::<f32>, [1 2 3 4], 4, [1 2]);
-kernels!(PLAIN_F64, f64, ArrayVector<f64, 2>, plain, 4, transpose_plain::<f64>, transpose_plain::<f64>, [1 2 3 4], 4, [1 2]);
+kernels!(PLAIN_F32, f32, ArrayVector<f32, 4>, plain, 4, transpose_plain::<f32>, transpose_plain::<f32>, [1 2 3 4], 4, [1 2], [], []);
+kernels!(PLAIN_F64, f64, ArrayVector<f64, 2>, plain, 4, transpose_plain::<f64>, transpose_plain::<f64>, [1 2 3 4], 4, [1 2], [], []);
 
 macro_rules! tiled {
     ($($t:ty, $avx512:ident, $avx2:ident, $plain:ident;)*) => {$(
