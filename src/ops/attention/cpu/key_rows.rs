@@ -21,6 +21,8 @@ pub(super) struct NeighbouringRows<'a, T> {
     step: usize,
     /// The most keys of a block; 0 for a single block, which reads rows once, where they are.
     widest: usize,
+    /// The number of blocks that read a row, on average.
+    readers: usize,
     side: Side,
     /// The head, if its rows are read where they are.
     head: Option<MatRef<'a, T>>,
@@ -29,8 +31,8 @@ pub(super) struct NeighbouringRows<'a, T> {
 /// The operand of products that rows of keys are.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
-    /// The left one: a tile reads a few lines of each row. Many rows that are far apart are in as many pages, and are copied: with
-    /// 1,024 keys an Intel Xeon is at 0.9 without. (With 256 the copies cost as much as they save.)
+    /// The left one: a tile reads a few lines of each row. Rows that are far apart are in as many pages, and are copied if many blocks read
+    /// them: with 1,024 keys an Intel Xeon is at 0.9 without. (With 256, for two or three blocks, the copies cost as much as they save.)
     Left,
     /// The right one, which products pack if lines share few sets of a cache. Such rows are copied. (Copies of others gained nothing
     /// in training on an Intel Xeon.)
@@ -38,11 +40,11 @@ pub(super) enum Side {
 }
 
 impl Side {
-    /// Returns true if copies of `len` rows pay that are `apart` bytes apart.
-    fn copies(self, len: usize, apart: usize) -> bool {
+    /// Returns true if copies of rows pay that are `apart` bytes apart.
+    fn copies(self, rows: &NeighbouringRows<'_, impl Sized>, apart: usize) -> bool {
         match self {
-            Side::Left => len >= 512 && apart >= 1024,
-            Side::Right => packs_lines(len, apart),
+            Side::Left => rows.readers >= 4 && apart >= 1024,
+            Side::Right => packs_lines(rows.widest, apart) || rows.readers >= 2 && apart >= 1024,
         }
     }
 }
@@ -50,21 +52,25 @@ impl Side {
 impl<'a, T: Gemm> NeighbouringRows<'a, T> {
     /// Returns no rows yet, for these blocks and rows of `d` elements.
     pub(super) fn new<'b>(
-        blocks: impl ExactSizeIterator<Item = &'b QueryBlock> + Clone,
+        blocks: impl Iterator<Item = &'b QueryBlock> + Clone,
         d: usize,
         side: Side,
     ) -> Self {
         let line = 64 / size_of::<T>();
-        let widest = blocks.clone().map(|block| block.to - block.from).max().unwrap_or(0);
-        let widest = if blocks.len() > 1 && d > 0 { widest } else { 0 };
+        let widths = blocks.clone().map(|block| block.to - block.from);
+        let (widest, reads) =
+            widths.fold((0, 0), |(widest, reads), width| (width.max(widest), reads + width));
+        let widest = if blocks.clone().nth(1).is_some() && d > 0 { widest } else { 0 };
         let lines = d.next_multiple_of(line);
         let step = if packs_lines(widest, lines * size_of::<T>()) { lines + line } else { lines };
-        NeighbouringRows { copy: None, keys: computed_keys(blocks), step, widest, side, head: None }
+        let keys = computed_keys(blocks);
+        let readers = reads / keys.len().max(1);
+        NeighbouringRows { copy: None, keys, step, widest, readers, side, head: None }
     }
 
     /// Takes the rows of another head.
     pub(super) fn fill(&mut self, x: MatRef<'a, T>) {
-        if !self.side.copies(self.widest, x.strides().0 * size_of::<T>()) {
+        if !self.side.copies(self, x.strides().0 * size_of::<T>()) {
             self.head = Some(x);
             return;
         }
@@ -128,7 +134,7 @@ pub(super) enum PairOperands<'a, T> {
 
 impl<'a, T: Gemm> PairOperands<'a, T> {
     /// Returns no operands yet, for these blocks and rows of `d` elements.
-    pub(super) fn new<'b>(blocks: impl ExactSizeIterator<Item = &'b QueryBlock> + Clone, d: usize) -> Self {
+    pub(super) fn new<'b>(blocks: impl Iterator<Item = &'b QueryBlock> + Clone, d: usize) -> Self {
         if blocks.clone().any(|block| !block.lanes.is_empty()) {
             let most = blocks.clone().map(|block| block.rows).max().unwrap_or(0);
             let keys = NeighbouringRows::new(blocks, d, Side::Left);
