@@ -13,9 +13,11 @@
 //! [`SplitRule::PowerOfTwo`]: crate::tensor::SplitRule::PowerOfTwo
 
 mod backward;
+mod backward_plan;
 mod bands;
 mod bias;
 mod gradient_rows;
+mod key_parts;
 mod key_rows;
 mod lane_windows;
 mod query_block;

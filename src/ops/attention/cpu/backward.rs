@@ -8,21 +8,18 @@
 //! A leaf of queries is also a block of queries. It adds only to the keys that one of its queries sees. Adding zeros to
 //! the other keys would change no bit, because no sum is -0.
 
-use std::ops::Range;
-
-use super::super::scores::ScoreRule;
+use super::backward_plan::{KeyPart, Leaf, OverQueries};
 use super::gradient_rows::{GradientBuffers, RowPlaces};
+use super::key_parts::UnfinishedParts;
 use super::key_rows::{NeighbouringRows, PairOperands, Side};
-use super::query_block::{
-    BlockSum, Factors, Heads, KeySums, LEAF_ROWS, QueryBlock, Scratch, Stripe, masked_product,
-};
+use super::query_block::{Factors, Heads, LEAF_ROWS, QueryBlock, Scratch};
 use super::query_sums::UnfinishedNodes;
 use super::score_columns::ColumnGradients;
 use super::score_rows::{RowDots, ScoreGradients, ScoreInputs, ScoreTensors, put_rows};
 use super::{CpuAttention, MULTIPLICATIONS_PER_NANO, group_len};
 use crate::error::Result;
+use crate::tensor::Tensor;
 use crate::tensor::cpu::{BandedProduct, Gemm, RowTree, SharedRows, dispatch, for_each_part, merges};
-use crate::tensor::{SplitRule, Tensor};
 
 impl CpuAttention<'_> {
     /// Returns the gradients, which lie as the operands do if those are all of one buffer.
@@ -46,18 +43,8 @@ impl CpuAttention<'_> {
             .collect::<Result<_>>()?;
         let out = [0, 1, 2].map(|i| (&rows[i.min(rows.len() - 1)], places[i]));
         let by_keys = self.scores_by_keys(&given.scores, [tq, keys], [d, dv]);
-        let leaves: Vec<(Leaf<T>, u8)> = leaves(tq)
-            .into_iter()
-            .filter(|(rows, _)| !rows.is_empty())
-            .map(|(rows, joins)| {
-                let mut block = self.leaf_block(rows, keys);
-                if by_keys {
-                    block.lie_by_keys(&self.rule);
-                }
-                (Leaf::new(&self.rule, block, [d, dv]), joins)
-            })
-            .collect();
-        let blocks = || leaves.iter().map(|(leaf, _)| &leaf.block);
+        let parts = self.parts::<T>(tq, keys, [d, dv], by_keys);
+        let blocks = || parts.iter().flat_map(|part| part.leaves.iter().map(|leaf| &leaf.block));
         let pairs = blocks().map(|block| block.rows * block.width).sum::<usize>();
         let nanos = (b * h * (3 * d + 2 * dv)).saturating_mul(pairs) / MULTIPLICATIONS_PER_NANO;
         for_each_part(b * groups, nanos, (), |some, ()| {
@@ -65,12 +52,13 @@ impl CpuAttention<'_> {
                 scores: ScoreScratch::new(blocks(), [d, dv], self.rule.soft_cap.is_some()),
                 keys: NeighbouringRows::new(blocks(), d, Side::Right),
                 dq: Scratch::new(LEAF_ROWS * d),
+                unfinished: UnfinishedParts::new(tq * d),
                 sums: [d, dv].map(|d| Scratch::new(keys * d)),
-                nodes: [Vec::new(), Vec::new()],
+                nodes: [(); 2].map(|()| parts.iter().map(|_| Vec::new()).collect()),
             };
             for group in some.map(|i| [i / groups, i % groups]) {
                 work.keys.fill(given.k.at(group));
-                let done = |factors| self.group_gradients(group, factors, (&given, &leaves), &mut work, &out);
+                let done = |factors| self.group_gradients(group, factors, (&given, &parts), &mut work, &out);
                 [Factors::Finite, Factors::Any].into_iter().any(done);
             }
         });
@@ -83,46 +71,47 @@ impl CpuAttention<'_> {
         &self,
         [b, group]: [usize; 2],
         factors: Factors,
-        (given, leaves): (&BackwardInputs<'g, T>, &[(Leaf<T>, u8)]),
+        (given, parts): (&BackwardInputs<'g, T>, &[KeyPart<T>]),
         work: &mut GroupScratch<'g, T>,
         [dq, dk, dv]: &[(&SharedRows<'_, T>, RowPlaces); 3],
     ) -> bool {
-        let d = given.k.d;
-        let keys = given.k.len;
+        let (d, v_d) = (given.k.d, given.v.d);
         let ([dk_sum, dv_sum], [dk_room, dv_room]) = (&mut work.sums, &mut work.nodes);
-        let mut dk_nodes = UnfinishedNodes::new(dk_sum.get(), (keys, d), dk_room);
-        let mut dv_nodes = UnfinishedNodes::new(dv_sum.get(), (keys, given.v.d), dv_room);
+        let mut dk_nodes = part_nodes(dk_sum.get(), parts, d, dk_room);
+        let mut dv_nodes = part_nodes(dv_sum.get(), parts, v_d, dv_room);
         let mut finite = true;
         for (i, head_joins) in merges(given.each, 1).into_iter().enumerate() {
             let head = [b, group * given.each + i];
-            for (n, (window, joins)) in leaves.iter().enumerate() {
-                let planned = |block| Leaf::new(&self.rule, block, [d, given.v.d]);
-                let narrow = given.scores.narrow(&window.block, head).map(planned);
-                let Leaf { block, pairs, over_keys, over_queries } = narrow.as_ref().unwrap_or(window);
-                let with_plan = (block, pairs.as_ref());
-                let (p, ds) = self.block_gradients(with_plan, head, given, &mut work.scores, true);
-                let dq_rows = &mut work.dq.get()[..block.rows * d];
-                for (Stripe { rows, .. }, KeySums { over, keys }) in &over_keys.stripes {
-                    let into = &mut dq_rows[rows.start * d..rows.end * d];
-                    if keys.is_empty() {
-                        into.fill(T::ZERO);
-                        continue;
+            for (part, (dk_nodes, dv_nodes)) in parts.iter().zip(dk_nodes.iter_mut().zip(&mut dv_nodes)) {
+                for (n, window) in part.leaves.iter().enumerate() {
+                    let (step, joins) = (window.step, window.joins);
+                    let planned = |block| Leaf::new(&self.rule, block, [d, v_d], (joins, step));
+                    let narrow = given.scores.narrow(&window.block, head).map(planned);
+                    let leaf = narrow.as_ref().unwrap_or(window);
+                    let block = &leaf.block;
+                    let with_plan = (block, leaf.pairs.as_ref());
+                    let (p, ds) = self.block_gradients(with_plan, head, given, &mut work.scores, true);
+                    if let Some(step) = step {
+                        let rows = &mut work.dq.get()[..block.rows * d];
+                        leaf.query_gradients(factors, ds, &work.keys, rows);
+                        let start = block.start * d;
+                        work.unfinished.push(step, start..start + rows.len(), rows);
+                        if step.last {
+                            // SAFETY: the rows of this head's queries; its group is in one part of `for_each_part`.
+                            finite &= unsafe { put_rows(rows, dq.0, dq.1.at(head, block.start), None) };
+                        }
                     }
-                    let (a, b) = (block.part(ds, rows, keys.clone()), work.keys.rows(keys.clone(), d));
-                    let factors = (factors, over_keys.bands.as_ref());
-                    masked_product(factors, BlockSum::Keys(over), a, b, (into, (d.max(1), 1)));
+                    // With infinities each row is multiplied by itself, whatever it sees.
+                    let by_all = (factors == Factors::Any).then(|| block.leaves_by_rows(&[]));
+                    let [of_dk, of_dv] =
+                        leaf.over_queries.each_ref().map(|OverQueries { seen_by, bands }| {
+                            (by_all.as_ref().unwrap_or(seen_by).as_slice(), factors, bands.as_ref())
+                        });
+                    let joins = joins + if n + 1 == part.leaves.len() { head_joins } else { 0 };
+                    let rows = (head, block.start, block.rows);
+                    dk_nodes.push(block, of_dk, (ds, given.q.rows(rows)), joins);
+                    dv_nodes.push(block, of_dv, (p, given.grad.rows(rows)), joins);
                 }
-                // SAFETY: the rows of this head's queries; its group is in one part of `for_each_part`.
-                finite &= unsafe { put_rows(dq_rows, dq.0, dq.1.at(head, block.start), None) };
-                // With infinities each row is multiplied by itself, whatever it sees.
-                let by_all = (factors == Factors::Any).then(|| block.leaves_by_rows(&[]));
-                let [of_dk, of_dv] = over_queries.each_ref().map(|OverQueries { seen_by, bands }| {
-                    (by_all.as_ref().unwrap_or(seen_by).as_slice(), factors, bands.as_ref())
-                });
-                let joins = joins + if n + 1 == leaves.len() { head_joins } else { 0 };
-                let rows = (head, block.start, block.rows);
-                dk_nodes.push(block, of_dk, (ds, given.q.rows(rows)), joins);
-                dv_nodes.push(block, of_dv, (p, given.grad.rows(rows)), joins);
             }
         }
         for (sum, to) in [(dk_sum.get(), dk), (dv_sum.get(), dv)] {
@@ -130,11 +119,6 @@ impl CpuAttention<'_> {
             finite &= unsafe { put_rows(sum, to.0, to.1.at([b, group], 0), None) };
         }
         finite
-    }
-
-    /// Returns these queries as a block.
-    pub(super) fn leaf_block(&self, rows: Range<usize>, keys: usize) -> QueryBlock {
-        QueryBlock::new(&self.rule, rows.start, self.q_start + rows.start, rows.len(), keys)
     }
 
     /// Returns a block's probabilities after dropout, and the gradients of the products of queries and keys, or of the
@@ -189,65 +173,19 @@ impl CpuAttention<'_> {
     }
 }
 
-/// Returns the leaves of the tree over `queries` in order, each with the number of joins that follow it.
-pub(super) fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
-    fn halve(range: Range<usize>, list: &mut Vec<(Range<usize>, u8)>) {
-        if range.len() <= LEAF_ROWS {
-            return list.push((range, 0));
-        }
-        let mid = SplitRule::Halves.mid(range.start, range.end);
-        halve(range.start..mid, list);
-        halve(mid..range.end, list);
-        list.last_mut().expect("just pushed").1 += 1;
-    }
-    let mut list = Vec::new();
-    halve(0..queries, &mut list);
-    list
-}
-
-/// A leaf of queries as a block, with the plans of its products.
-struct Leaf<T: 'static> {
-    block: QueryBlock,
-    /// The products of queries and keys, and of gradients and values, if scores lie by keys.
-    pairs: Option<[BandedProduct<T>; 2]>,
-    /// The gradients of queries.
-    over_keys: OverKeys<T>,
-    /// The gradients of keys and of values.
-    over_queries: [OverQueries<T>; 2],
-}
-
-/// Sums over the keys of a block.
-struct OverKeys<T: 'static> {
-    /// The block's [stripes](QueryBlock::stripes), each with the sums over the keys that it sees; or all rows, if there are bands.
-    stripes: Vec<(Stripe, KeySums<T>)>,
-    bands: Option<BandedProduct<T>>,
-}
-
-/// Sums over the queries of a block.
-struct OverQueries<T: 'static> {
-    /// The leaves of keys [by the rows](QueryBlock::leaves_by_rows) that see them; or by all rows, if there are bands.
-    seen_by: Vec<Stripe>,
-    bands: Option<BandedProduct<T>>,
-}
-
-impl<T: Gemm> Leaf<T> {
-    fn new(rule: &ScoreRule, block: QueryBlock, [d, dv]: [usize; 2]) -> Leaf<T> {
-        let stripes = block.stripes(rule);
-        let over_queries = [d, dv].map(|d| {
-            let bands = block.key_bands(d);
-            let seen_by = block.leaves_by_rows(if bands.is_some() { &[] } else { &stripes });
-            OverQueries { seen_by, bands }
-        });
-        let bands = block.query_bands(d);
-        let stripes = if bands.is_some() { block.leaves_by_rows(&[]) } else { stripes.to_vec() };
-        let with_sums = |stripe: Stripe| {
-            let sums = block.over_keys(&stripe.leaves);
-            (stripe, sums)
-        };
-        let over_keys = OverKeys { stripes: stripes.into_iter().map(with_sums).collect(), bands };
-        let pairs = (!block.lanes.is_empty()).then(|| [d, dv].map(|d| block.pair_bands(d)));
-        Leaf { block, pairs, over_keys, over_queries }
-    }
+/// Returns the nodes of the gradients of each part's keys or values.
+fn part_nodes<'a, T: Gemm>(
+    mut out: &'a mut [T],
+    parts: &[KeyPart<T>],
+    d: usize,
+    rooms: &'a mut [Vec<Scratch<T>>],
+) -> Vec<UnfinishedNodes<'a, T>> {
+    let nodes = parts.iter().zip(rooms).map(|(part, room)| {
+        let (own, rest) = std::mem::take(&mut out).split_at_mut(part.keys.len() * d);
+        out = rest;
+        UnfinishedNodes::new(own, &part.keys, d, room)
+    });
+    nodes.collect()
 }
 
 /// Buffers for the gradients of a group.
@@ -256,9 +194,11 @@ struct GroupScratch<'a, T> {
     keys: NeighbouringRows<'a, T>,
     /// The gradients of a leaf's queries.
     dq: Scratch<T>,
-    /// The gradients of the keys and of the values, and their trees' other nodes.
+    /// Those over some parts of the keys.
+    unfinished: UnfinishedParts<T>,
+    /// The gradients of the keys and of the values, and their trees' other nodes, for each part of the keys.
     sums: [Scratch<T>; 2],
-    nodes: [Vec<Scratch<T>>; 2],
+    nodes: [Vec<Vec<Scratch<T>>>; 2],
 }
 
 /// The operands.
@@ -316,7 +256,7 @@ pub(super) struct ScoreScratch<'a, T> {
 
 impl<'a, T: Gemm> ScoreScratch<'a, T> {
     pub(super) fn new<'b>(
-        blocks: impl ExactSizeIterator<Item = &'b QueryBlock> + Clone,
+        blocks: impl Iterator<Item = &'b QueryBlock> + Clone,
         [d, dv]: [usize; 2],
         soft_cap: bool,
     ) -> Self {
@@ -335,6 +275,8 @@ impl<'a, T: Gemm> ScoreScratch<'a, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::super::CpuAttentionDropout;
     use super::*;
     use crate::tensor::cpu::{Isa, map2, with_isa};

@@ -2,7 +2,8 @@
 //!
 //! The sums follow the reduction tree over the repeated dims, in the order batch, heads, queries; leaves add neighbours.
 
-use super::backward::{BackwardInputs, ScoreScratch, leaves};
+use super::backward::{BackwardInputs, ScoreScratch};
+use super::backward_plan::leaves;
 use super::score_rows::ScoreTensors;
 use super::{CpuAttention, QueryBlock};
 use crate::error::Result;

@@ -7,12 +7,14 @@ use smallvec::SmallVec;
 use super::query_block::{BlockSum, Factors, QueryBlock, Scratch, Stripe, masked_product};
 use crate::tensor::cpu::{BandedProduct, Gemm, Kernel, MatRef, dispatch};
 
-/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]`, of whose rows only some are computed.
+/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]` for a range of keys, of whose rows only some are computed.
 pub(super) struct UnfinishedNodes<'a, T> {
     /// The leftmost node, which becomes the sum. All zeros at first.
     out: &'a mut [T],
     /// The other nodes.
     room: &'a mut Vec<Scratch<T>>,
+    /// The first key.
+    first: usize,
     shape: (usize, usize),
     /// The computed rows of each node.
     rows: SmallVec<[Range<usize>; 16]>,
@@ -21,11 +23,12 @@ pub(super) struct UnfinishedNodes<'a, T> {
 impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
     pub(super) fn new(
         out: &'a mut [T],
-        shape: (usize, usize),
+        keys: &Range<usize>,
+        d: usize,
         room: &'a mut Vec<Scratch<T>>,
     ) -> UnfinishedNodes<'a, T> {
         out.fill(T::ZERO);
-        UnfinishedNodes { out, room, shape, rows: SmallVec::new() }
+        UnfinishedNodes { out, room, first: keys.start, shape: (keys.len(), d), rows: SmallVec::new() }
     }
 
     /// Adds the leaf `aᵀ b` of a block of queries, then joins the two topmost nodes `joins` times. The product itself
@@ -59,7 +62,10 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
         };
         // The leftmost node has zeros in rows that are not computed.
         let zeroed = if top == 0 { None } else { Some(d) };
-        let whole = extend_rows(&mut self.rows[top], block.from..block.to, |rows| {
+        // A block that sees none of these keys has none of their rows.
+        let first = self.first;
+        let own = if block.from < block.to { block.from - first..block.to - first } else { 0..0 };
+        let whole = extend_rows(&mut self.rows[top], own.clone(), |rows| {
             if let Some(d) = zeroed {
                 data[rows.start * d..rows.end * d].fill(T::ZERO);
             }
@@ -67,11 +73,11 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
         let onto = if whole { T::ONE } else { T::ZERO };
         let gaps = block.leaves.len() > 1;
         if !whole && gaps && top > 0 {
-            data[block.from * d..block.to * d].fill(T::ZERO);
+            data[own.start * d..own.end * d].fill(T::ZERO);
         }
         for Stripe { rows, leaves } in seen_by {
             let keys = block.keys_of(leaves.clone());
-            let into = (&mut data[keys.start * d..], (d, 1));
+            let into = (&mut data[(keys.start - first) * d..], (d, 1));
             let (a, b) = (block.part(a, rows, keys).t(), b.rows(rows.start, rows.len()));
             masked_product((factors, bands), BlockSum::Queries(onto), a, b, into);
         }

@@ -1,0 +1,164 @@
+//! Parts of the keys in the backward pass.
+//!
+//! All blocks of queries pass over a part of the keys before the next one begins, so that the part's keys, values and their gradients
+//! stay in the second cache with a block's scores. Parts are nodes of [the tree over keys](super): the gradients of queries are
+//! the sums of their parts, joined along it. No length of a part changes a bit.
+
+use std::ops::Range;
+
+use super::query_block::{LEAF_ROWS, Scratch};
+use crate::tensor::LEAF;
+use crate::tensor::cpu::{Caches, Gemm};
+
+/// Returns the parts of so many keys and values of `d` and `dv` elements.
+pub(super) fn key_parts<T>(keys: usize, [d, dv]: [usize; 2]) -> impl Iterator<Item = Range<usize>> {
+    let len = part_len::<T>([d, dv]);
+    (0..keys).step_by(len).map(move |start| start..keys.min(start.saturating_add(len)))
+}
+
+/// Returns the number of keys of a part, a power of two, so that parts are nodes of the tree: the second cache holds two blocks of scores,
+/// keys and values, and two nodes of the gradients of each.
+fn part_len<T>([d, dv]: [usize; 2]) -> usize {
+    let per_key =
+        (2 * LEAF_ROWS).saturating_add(d.saturating_add(dv).saturating_mul(3)).saturating_mul(size_of::<T>());
+    let fit = (Caches::current().second / per_key).max(LEAST_LEN);
+    1 << fit.ilog2()
+}
+
+/// A shorter part has too little work for what each block does once: transposing its queries and gradients.
+const LEAST_LEN: usize = 16 * LEAF;
+
+/// What follows the gradients of a block's queries over one part of the keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PartStep {
+    /// The number of unfinished nodes of earlier parts.
+    before: usize,
+    /// The number of those that are joined with this part.
+    joins: usize,
+    /// True if this is the last part that the queries see.
+    pub(super) last: bool,
+}
+
+impl PartStep {
+    /// Returns the steps of a block that sees a range of parts, each with its part.
+    pub(super) fn of(parts: Range<usize>) -> impl Iterator<Item = (usize, PartStep)> {
+        let (end, mut count) = (parts.end, 0);
+        parts.map(move |part| {
+            let (before, last) = (count, part + 1 == end);
+            // A node of the tree is complete after as many right children as the part's number ends with ones; nodes on the left that
+            // no query sees are absent.
+            let joins = if last { before } else { before.min(part.trailing_ones() as usize) };
+            count = before + 1 - joins;
+            (part, PartStep { before, joins, last })
+        })
+    }
+}
+
+/// The sums over parts of keys for the rows of a head's queries, which are not joined yet.
+pub(super) struct UnfinishedParts<T> {
+    nodes: Vec<Scratch<T>>,
+    /// The number of elements of all rows.
+    len: usize,
+}
+
+impl<T: Gemm> UnfinishedParts<T> {
+    /// Returns no sums yet, for rows of so many elements altogether.
+    pub(super) fn new(len: usize) -> UnfinishedParts<T> {
+        UnfinishedParts { nodes: Vec::new(), len }
+    }
+
+    /// Joins the sums `rows` of a part, which are the elements `at` of all rows, with those of parts before, and keeps them, unless these
+    /// are the last ones.
+    pub(super) fn push(&mut self, step: PartStep, at: Range<usize>, rows: &mut [T]) {
+        let kept = step.before - step.joins;
+        for node in self.nodes[kept..step.before].iter_mut().rev() {
+            rows.iter_mut().zip(&node.get()[at.clone()]).for_each(|(row, &left)| *row = left + *row);
+        }
+        if step.last {
+            return;
+        }
+        if kept == self.nodes.len() {
+            self.nodes.push(Scratch::new(self.len));
+        }
+        self.nodes[kept].get()[at].copy_from_slice(rows);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::CpuAttention;
+    use super::*;
+    use crate::ops::attention::scores::ScoreRule;
+    use crate::tensor::cpu::{join_leaves, with_caches};
+    use crate::tensor::{DType, Tensor, cpu::cast};
+
+    fn noise(heads: usize, rows: usize, salt: usize) -> Tensor {
+        let value = |i: usize| ((i * 7919 + salt * 131) % 1009) as f64 * 0.003_1 - 1.5;
+        let x: Vec<f64> = (0..heads * rows * 8).map(value).collect();
+        cast(&Tensor::from_vec(x, [1, heads, rows, 8]).expect("noise"), DType::F32).expect("floats")
+    }
+
+    /// Three parts of the keys and a single one: causal, with windows that begin and end in any part, an infinite key, and keys
+    /// that no query sees.
+    #[test]
+    fn gradients_do_not_depend_on_the_parts() {
+        let [queries, keys] = [140, 1300];
+        let with = |second: usize| Caches { second, ..Caches::USUAL };
+        assert_eq!(with_caches(with(1), || key_parts::<f32>(keys, [8, 8]).count()), 3);
+        let cases =
+            [(None, Some(0), 1160), (Some(600), Some(0), 1100), (Some(40), Some(300), 480), (None, None, 0)];
+        for (before, after, q_start) in cases {
+            let rule = ScoreRule { before, after, ..ScoreRule::BIDIRECTIONAL };
+            let call = CpuAttention { q_start, rule, ..CpuAttention::causal("attention", 0, 0.3) };
+            for infinite in [false, true] {
+                let (q, mut k, v, grad) =
+                    (noise(2, queries, 1), noise(1, keys, 2), noise(1, keys, 3), noise(2, queries, 4));
+                if infinite {
+                    k.make_mut::<f32>().expect("f32")[(q_start + 60) * 8] = f32::INFINITY;
+                }
+                let (o, lse) = call.forward(&q, &k, &v).expect("operands that fit");
+                let run = |second: usize| {
+                    let grads = || call.backward([&q, &k, &v], (&o, &lse), &grad).expect("operands that fit");
+                    with_caches(with(second), grads).map(|x| {
+                        let x = x.to_f64_vec().into_iter();
+                        x.map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() }).collect::<Vec<_>>()
+                    })
+                };
+                assert!(run(1) == run(usize::MAX >> 8), "{before:?} {after:?} {q_start} {infinite}");
+            }
+        }
+    }
+
+    /// Parts are joined in the order of the tree over them, wherever they begin and end.
+    #[test]
+    fn parts_follow_the_tree() {
+        for (start, end) in (0..40).flat_map(|end| (0..end).map(move |start| (start, end))) {
+            let mut sums = UnfinishedParts::<f32>::new(3);
+            // The sum of products with different signs and sizes differs with the order.
+            let value =
+                |part: usize| ((part * 7919 + 13) % 1009) as f32 * if part % 3 == 0 { -1e5 } else { 1e-3 };
+            let mut row = [0.0];
+            for (part, step) in PartStep::of(start..end) {
+                row = [value(part)];
+                sums.push(step, 1..2, &mut row);
+                assert_eq!(step.last, part + 1 == end);
+            }
+            let mut nodes: Vec<f32> = (start..end).map(value).collect();
+            let want = join_leaves(start, &mut nodes, |a, b| a + b);
+            assert_eq!(row[0].to_bits(), want.to_bits(), "{start}..{end}");
+        }
+    }
+
+    #[test]
+    fn parts_are_powers_of_two_and_cover_all_keys() {
+        for widths in [[64, 64], [1, 1], [usize::MAX, 7]] {
+            let len = part_len::<f32>(widths);
+            assert!(len.is_power_of_two() && len >= LEAST_LEN, "{len}");
+            for keys in [0, 1, len, len + 1, 3 * len] {
+                let parts: Vec<Range<usize>> = key_parts::<f32>(keys, widths).collect();
+                assert_eq!(parts.len(), keys.div_ceil(len));
+                assert!(parts.iter().flat_map(Clone::clone).eq(0..keys));
+            }
+        }
+    }
+}
