@@ -2,8 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// The size of a cache line.
-pub(super) const CACHE_LINE_BYTES: usize = 64;
+use super::caches::CACHE_LINE_BYTES;
 
 /// A buffer aligned to a cache line, so that no vector load touches two lines.
 pub(super) struct AlignedBuffer<W> {

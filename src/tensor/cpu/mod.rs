@@ -45,6 +45,7 @@ mod two_passes;
 mod wide;
 
 pub use bit_num::BitNum;
+pub(crate) use caches::CACHE_LINE_BYTES;
 pub use caches::{Caches, with_caches};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};

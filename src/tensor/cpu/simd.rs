@@ -25,6 +25,8 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::OnceLock;
 
+use super::caches::CACHE_LINE_BYTES;
+
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
@@ -122,7 +124,8 @@ pub fn dispatch<K: Kernel>(kernel: K) -> K::Out {
 /// ```
 #[inline(always)]
 pub fn prefetch<T>(data: &[T]) {
-    data.chunks(64 / size_of::<T>().clamp(1, 64)).for_each(|line| prefetch_line(line.as_ptr()));
+    let len = CACHE_LINE_BYTES / size_of::<T>().clamp(1, CACHE_LINE_BYTES);
+    data.chunks(len).for_each(|line| prefetch_line(line.as_ptr()));
 }
 
 /// Prefetches a cache line that will be read soon. Any address is allowed.

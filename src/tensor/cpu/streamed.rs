@@ -7,7 +7,8 @@
 
 use std::ops::Range;
 
-use super::aligned_buffer::{AlignedBuffer, CACHE_LINE_BYTES};
+use super::aligned_buffer::AlignedBuffer;
+use super::caches::CACHE_LINE_BYTES;
 use super::simd::Isa;
 
 /// A piece's size. (On an Intel Xeon pieces of 1 KiB take 1.1 of the time with 64 MiB.)

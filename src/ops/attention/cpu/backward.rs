@@ -194,7 +194,7 @@ struct GroupScratch<'a, T> {
     keys: NeighbouringRows<'a, T>,
     /// The gradients of a leaf's queries.
     dq: Scratch<T>,
-    /// Those over some parts of the keys.
+    /// The gradients of queries over some parts of the keys.
     unfinished: UnfinishedParts<T>,
     /// The gradients of the keys and of the values, and their trees' other nodes, for each part of the keys.
     sums: [Scratch<T>; 2],

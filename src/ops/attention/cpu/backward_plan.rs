@@ -21,7 +21,7 @@ pub(super) struct Leaf<T: 'static> {
     pub(super) block: QueryBlock,
     /// The number of joins that follow it in the tree over queries.
     pub(super) joins: u8,
-    /// What follows the gradients of its queries, or `None` if it sees no keys of its part.
+    /// The step that its queries take in this part, or `None` if they see none of its keys.
     pub(super) step: Option<PartStep>,
     /// The products of queries and keys, and of gradients and values, if scores lie by keys.
     pub(super) pairs: Option<[BandedProduct<T>; 2]>,

@@ -12,7 +12,7 @@ use crate::tensor::cpu::{Caches, Gemm};
 
 /// Returns the parts of so many keys and values of `d` and `dv` elements.
 pub(super) fn key_parts<T>(keys: usize, [d, dv]: [usize; 2]) -> impl Iterator<Item = Range<usize>> {
-    let len = part_len::<T>([d, dv]);
+    let len = part_len::<T>([d, dv]).max(keys.div_ceil(MOST_PARTS).next_power_of_two());
     (0..keys).step_by(len).map(move |start| start..keys.min(start.saturating_add(len)))
 }
 
@@ -25,10 +25,13 @@ fn part_len<T>([d, dv]: [usize; 2]) -> usize {
     1 << fit.ilog2()
 }
 
+/// The blocks of all queries are planned for each part: more parts of more keys would take memory that grows with the square.
+const MOST_PARTS: usize = 32;
+
 /// A shorter part has too little work for what each block does once: transposing its queries and gradients.
 const LEAST_LEN: usize = 16 * LEAF;
 
-/// What follows the gradients of a block's queries over one part of the keys.
+/// A step of a block's queries: the gradients over one part of the keys are joined with those of parts before, and kept or finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PartStep {
     /// The number of unfinished nodes of earlier parts.
@@ -154,9 +157,9 @@ mod tests {
         for widths in [[64, 64], [1, 1], [usize::MAX, 7]] {
             let len = part_len::<f32>(widths);
             assert!(len.is_power_of_two() && len >= LEAST_LEN, "{len}");
-            for keys in [0, 1, len, len + 1, 3 * len] {
+            for keys in [0, 1, len, len + 1, 3 * len, 32 * len, 33 * len] {
                 let parts: Vec<Range<usize>> = key_parts::<f32>(keys, widths).collect();
-                assert_eq!(parts.len(), keys.div_ceil(len));
+                assert_eq!(parts.len(), if keys > 32 * len { 17 } else { keys.div_ceil(len) });
                 assert!(parts.iter().flat_map(Clone::clone).eq(0..keys));
             }
         }

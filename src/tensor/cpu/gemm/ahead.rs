@@ -1,9 +1,7 @@
 //! Prefetching of the next panel of columns while tiles of the current one are computed.
 
+use super::super::caches::CACHE_LINE_BYTES;
 use super::super::simd::prefetch_line;
-
-/// The bytes of a cache line.
-pub(super) const LINE_BYTES: usize = 64;
 
 /// More lines at a time would push a tile's operands out of the first cache.
 const MAX_LINES: usize = 32;
@@ -29,7 +27,7 @@ impl Ahead {
     /// Returns the memory of `rows` rows of `len` elements, `step` elements apart, to be prefetched in `calls` calls.
     pub(super) fn new<T>(data: *const T, rows: usize, step: usize, len: usize, calls: usize) -> Ahead {
         let bytes = (len * size_of::<T>()).max(1);
-        let share = (rows * bytes.div_ceil(LINE_BYTES)).div_ceil(calls.max(1));
+        let share = (rows * bytes.div_ceil(CACHE_LINE_BYTES)).div_ceil(calls.max(1));
         if share > MAX_LINES {
             return Ahead::NOTHING;
         }
@@ -51,9 +49,9 @@ impl Ahead {
                 break;
             }
             // The last byte of 64: if rows do not begin with a line, the panel before has read their first one.
-            let byte = (at + LINE_BYTES).min(self.bytes) - 1;
+            let byte = (at + CACHE_LINE_BYTES).min(self.bytes) - 1;
             prefetch_line(self.data.wrapping_add(row.wrapping_mul(self.rows.1)).wrapping_add(byte));
-            at += LINE_BYTES;
+            at += CACHE_LINE_BYTES;
             if at >= self.bytes {
                 (row, at) = (row + 1, 0);
             }

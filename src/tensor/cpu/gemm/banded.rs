@@ -75,8 +75,9 @@ impl<T: Real + Tiled> BandedProduct<T> {
     }
 
     /// Plans a product whose sums have some leaves of a longer range, which are neighbours. Indices count from the first of them.
-    /// `indices` says which ones the sums of a tile's rows have; all columns are wanted. Returns `None` also for sums that other products compute in several blocks, or for which they pack columns once for all rows:
-    /// bands would read them again and again in place (with AVX2 0.93 forward with 1,024 keys).
+    /// `indices` says which ones the sums of a tile's rows have; all columns are wanted. Returns `None` also for sums that other products
+    /// compute in several blocks, or for which they pack columns once for all rows: bands would read them again and again in place (with
+    /// AVX2 0.93 forward with 1,024 keys; with AVX-512 and 4,096 keys 0.9, also block by block with columns in the first cache).
     ///
     /// # Panics
     /// As [`BandedProduct::new`].

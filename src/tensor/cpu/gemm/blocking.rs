@@ -97,7 +97,8 @@ pub(super) fn least_rows_to_pack<T>(kernels: &TileKernels<T>, k: usize, lines_sh
 }
 
 /// Returns true for tiles of three vectors of columns, which AVX-512 has registers for. They pass the rows a third as
-/// often as tiles of two narrower vectors, so that lines of rows are read in place as fast as packed ones.
+/// often as tiles of two narrower vectors, so that lines of rows are read in place as fast as packed ones. (On an Intel Xeon packed lines
+/// gain 2% to 4% of products alone with 256 columns or more, and nothing in steps of training.)
 fn is_wide<T>(kernels: &TileKernels<T>) -> bool {
     kernels.tiles[0].len() > 2
 }

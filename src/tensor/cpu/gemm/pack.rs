@@ -1,9 +1,9 @@
 //! Packing of operands into the form that tiles read: widened to f32, gathered, transposed. Operands that already have
 //! that form are read in place.
 
+use super::super::caches::CACHE_LINE_BYTES;
 use super::super::real::Widen;
 use super::super::simd::{Isa, prefetch_line};
-use super::ahead::LINE_BYTES;
 use super::matrix::MatRef;
 use super::stored::Stored;
 use super::tile::INTERLEAVED;
@@ -68,7 +68,7 @@ fn write_row_panels<E: Stored>(
             let lines = panel.min(m - first);
             let dst = &mut dst[first / panel * panel_step..][..panel_step];
             for i in first + panel..(first + 2 * panel).min(m) {
-                for j in (0..k).step_by(LINE_BYTES / size_of::<E>()) {
+                for j in (0..k).step_by(CACHE_LINE_BYTES / size_of::<E>()) {
                     prefetch_line(&raw const a.data()[i * row_step + j]);
                 }
             }
@@ -142,7 +142,9 @@ fn pack_columns<T: Copy, const P: usize>(a: MatRef<'_, T>, dst: &mut [T]) {
     for j in 0..k {
         if j + AHEAD < k {
             let row = &raw const a.data()[(j + AHEAD) * step];
-            (0..m).step_by(LINE_BYTES / size_of::<T>()).for_each(|i| prefetch_line(row.wrapping_add(i)));
+            (0..m)
+                .step_by(CACHE_LINE_BYTES / size_of::<T>())
+                .for_each(|i| prefetch_line(row.wrapping_add(i)));
         }
         let row = &a.data()[j * step..][..m];
         let (mut from, mut to) = (row.as_ptr(), dst[j * P..].as_mut_ptr());

@@ -5,8 +5,8 @@
 
 use std::array::from_fn;
 
+use super::super::caches::CACHE_LINE_BYTES;
 use super::super::simd::{Isa, prefetch_line, prefetch_line_to_write};
-use super::ahead::LINE_BYTES;
 use super::contraction::ContractionLeaf;
 use super::transpose::{TransposeFn, transpose_plain};
 #[cfg(target_arch = "x86_64")]
@@ -90,7 +90,7 @@ pub struct TileKernels<T: 'static> {
     pub(super) tiles: &'static [&'static [TileFn<T>]],
     /// The kernels that also take tiles of one block of several, and are made for packed rows.
     pub(super) block_tiles: &'static [&'static [TileFn<T>]],
-    /// The kernels for four vectors and `rows` rows are `four_vectors[rows - 1]`. There are none where they do not pay.
+    /// The kernels for four vectors and `rows` rows are `four_vectors[rows - 1]`, for AVX-512 alone.
     pub(super) four_vectors: &'static [TileFn<T>],
     /// The kernels for the most rows that also pack the columns, for 1 vector and more.
     pub(super) packing_tiles: &'static [TileFn<T>],
@@ -225,7 +225,7 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usi
         let packed = BLOCKS && t.a_steps == (1, ROWS) && t.b_step == VECTORS * V::LANES;
         if BLOCKS && (t.joins > 0 || t.keep) {
             let first = t.parts.wrapping_sub(t.joins as usize * ROWS * VECTORS * V::LANES);
-            let line = LINE_BYTES / size_of::<V::T>();
+            let line = CACHE_LINE_BYTES / size_of::<V::T>();
             for i in 0..((t.joins as usize).max(1) * ROWS * VECTORS * V::LANES).div_ceil(line) {
                 prefetch_line(first.wrapping_add(i * line));
             }
@@ -258,7 +258,7 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usi
             if t.next_rows_ahead {
                 let next = a.wrapping_add(t.a_steps.0.wrapping_mul(ROWS));
                 for i in 0..ROWS {
-                    for j in (0..LEAF).step_by(LINE_BYTES / size_of::<V::T>()) {
+                    for j in (0..LEAF).step_by(CACHE_LINE_BYTES / size_of::<V::T>()) {
                         prefetch_line(next.wrapping_add(t.a_steps.0.wrapping_mul(i)).wrapping_add(j));
                     }
                 }
