@@ -100,8 +100,11 @@ impl CpuAttention<'_> {
         [d, dv]: [usize; 2],
         by_keys: bool,
     ) -> Vec<KeyPart<T>> {
-        let ranges: Vec<Range<usize>> =
-            if by_keys { key_parts::<T>(keys, [d, dv]).collect() } else { vec![0..keys] };
+        let ranges: Vec<Range<usize>> = if by_keys {
+            key_parts::<T>(keys, [d, dv]).collect()
+        } else {
+            std::iter::once(0..keys).collect()
+        };
         let mut parts: Vec<KeyPart<T>> =
             ranges.into_iter().map(|keys| KeyPart { keys, leaves: Vec::new() }).collect();
         for (rows, joins) in leaves(queries).into_iter().filter(|(rows, _)| !rows.is_empty()) {
