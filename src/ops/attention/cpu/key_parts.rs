@@ -138,8 +138,9 @@ mod tests {
         for (start, end) in (0..40).flat_map(|end| (0..end).map(move |start| (start, end))) {
             let mut sums = UnfinishedParts::<f32>::new(3);
             // The sum of products with different signs and sizes differs with the order.
-            let value =
-                |part: usize| ((part * 7919 + 13) % 1009) as f32 * if part % 3 == 0 { -1e5 } else { 1e-3 };
+            let value = |part: usize| {
+                ((part * 7919 + 13) % 1009) as f32 * if part.is_multiple_of(3) { -1e5 } else { 1e-3 }
+            };
             let mut row = [0.0];
             for (part, step) in PartStep::of(start..end) {
                 row = [value(part)];

@@ -314,8 +314,8 @@ mod tests {
     #[test]
     fn bands_over_leaves_have_the_bits_of_the_whole() {
         let noise = |i: usize| ((i * 7919 + 13) % 1009) as f32 * 0.01 - 5.003;
-        let runs = [2..7];
-        let of = LeafRuns { len: 200, runs: &runs };
+        let run = 2..7;
+        let of = LeafRuns { len: 200, runs: std::slice::from_ref(&run) };
         let (len, rows) = (of.indices().len(), 22);
         for (&isa, cols) in Isa::available().iter().flat_map(|isa| [16, 32, 64, 112].map(|cols| (isa, cols)))
         {
