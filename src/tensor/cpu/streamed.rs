@@ -1,9 +1,9 @@
 //! Results that no cache holds, which are written past the caches.
 //!
 //! A store to a line that is in no cache reads the line first; a streaming store does not. So a large result is computed piece by piece
-//! in a buffer that stays in the first cache, and streamed from there; results of f16 and bf16 are not. That pays for loops that wait for memory (`add` of 64 MiB on an Intel
-//! Xeon: 1.4 to 1.5 times the speed), not for those that compute, since they no longer overlap with their stores (`gelu` 0.95, softmax
-//! 0.9).
+//! in a buffer that stays in the first cache, and streamed from there; results of f16 and bf16 are not. That pays for loops that wait for
+//! memory (`add` of 64 MiB on an Intel Xeon: 1.4 to 1.5 times the speed), not for those that compute, since they no longer overlap with
+//! their stores (`gelu` 0.95, softmax 0.9).
 
 use std::ops::Range;
 

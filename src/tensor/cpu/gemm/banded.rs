@@ -88,8 +88,7 @@ impl<T: Real + Tiled> BandedProduct<T> {
     ) -> Option<BandedProduct<T>> {
         of.expect_leaves_of_the_sum();
         assert!(of.runs.len() <= 1, "neighbouring leaves");
-        let (tree, len) = (Contraction::over_runs(of, usize::MAX), of.indices().len());
-        let kernels = T::kernels(Isa::current());
+        let (kernels, len) = (T::kernels(Isa::current()), of.indices().len());
         let packs = rows >= least_rows_to_pack(kernels, len, false);
         if packs || len > long_block_len::<T>() || cols < kernels.lanes {
             return None;
@@ -98,7 +97,7 @@ impl<T: Real + Tiled> BandedProduct<T> {
         let of_four = kernels.panel_vectors(cols / kernels.lanes, true) > kernels.tiles[0].len();
         let most = if of_four { kernels.four_vectors.len() } else { kernels.tiles.len() };
         let band = |rows| Band { cols: 0..cols, indices: indices(rows) };
-        Self::planned(&tree, [rows, len, cols], (most, 1), band)
+        Self::planned(&Contraction::over_runs(of, usize::MAX), [rows, len, cols], (most, 1), band)
     }
 
     fn planned(

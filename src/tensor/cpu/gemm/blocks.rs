@@ -166,8 +166,7 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
         if in_place && left >= wide && (vector + wide) * self.kernels.lanes <= b.shape().1 {
             return wide;
         }
-        // Splits the remaining vectors as evenly as possible.
-        left.div_ceil(left.div_ceil(self.kernels.tiles[0].len()))
+        self.kernels.panel_vectors(left, false)
     }
 
     /// Returns `vectors` vectors of columns from `col` on: in place if tiles can read them, with room to pack them if it

@@ -92,7 +92,7 @@ pub struct TileKernels<T: 'static> {
     pub(super) block_tiles: &'static [&'static [TileFn<T>]],
     /// The kernels for four vectors and `rows` rows are `four_vectors[rows - 1]`, for AVX-512 alone.
     pub(super) four_vectors: &'static [TileFn<T>],
-    /// The kernels for the most rows that also pack the columns, for 1 vector and more.
+    /// The kernels for the most rows that also pack the columns, for 1 vector and more, up to four if there are kernels for four.
     pub(super) packing_tiles: &'static [TileFn<T>],
     /// The number of vectors in a single wide row, and its kernels of both kinds.
     pub(super) wide_row: (usize, [TileFn<T>; 2]),
