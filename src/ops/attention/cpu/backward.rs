@@ -6,7 +6,8 @@
 //! tree of its own. The given queries are one node of the tree, so their sum is that node's value on every rank.
 //!
 //! A leaf of queries is also a block of queries. It adds only to the keys that one of its queries sees. Adding zeros to
-//! the other keys would change no bit, because no sum is -0.
+//! the other keys would change no bit, because no sum is -0. All blocks of a head pass over one
+//! [part of the keys](super::key_parts) before the next begins, as [planned](super::backward_plan) once per call.
 
 use super::backward_plan::{KeyPart, Leaf, OverQueries};
 use super::gradient_rows::{GradientBuffers, RowPlaces};
