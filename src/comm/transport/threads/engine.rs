@@ -19,7 +19,6 @@ use crate::comm::lock::lock;
 use crate::comm::transport::engine::{check_places, copy_parts, start_copying};
 use crate::comm::transport::{CallResults, Channel, Engine, Reduce, Request};
 use crate::error::{Error, Result};
-use crate::tensor::storage::pool_stats;
 use crate::tensor::{Shape, Tensor};
 
 /// One rank's end of a world of threads.
@@ -100,26 +99,27 @@ struct MemberState {
 
 impl Channel for ThreadChannel {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.publish(call, None, None)
+        self.publish(call, None, GatherPlaces::AsSent)
     }
 
-    /// The parts of a large gather are copied once for all members, to the places of one of them. Only a member whose
-    /// memory is limited has a copy of its own: places of this rank that others still read would count as its memory.
+    /// The parts of a large gather are copied once for all members, to the places of one of them, unless these take much
+    /// of the room that its memory limit leaves: places count as its memory while any member reads them.
     fn gather_into(&self, call: Call<'_>, mut into: Vec<Tensor>) -> Result<Box<dyn Request>> {
         let member = (self.member.position, self.member.group.ranks.len());
-        if !SharedPlaces::are_worthwhile(&into) || pool_stats().limit_bytes < usize::MAX {
+        if !SharedPlaces::are_worthwhile(&into) {
             return start_copying(self, Some(member), call, into);
         }
         check_places(&call, Some(member), &mut into)?;
-        self.publish(call, None, Some(into))
+        let offered = SharedPlaces::leave_room(&into).then_some(into);
+        self.publish(call, None, GatherPlaces::SideBySide { offered })
     }
 
     fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.publish(call, Some(reduce), None)
+        self.publish(call, Some(reduce), GatherPlaces::AsSent)
     }
 
     fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.publish(call, Some(reduce), None)
+        self.publish(call, Some(reduce), GatherPlaces::AsSent)
     }
 
     fn reduces_well(&self) -> bool {
@@ -128,13 +128,12 @@ impl Channel for ThreadChannel {
 }
 
 impl ThreadChannel {
-    /// Publishes this member's next call. `reduce` is the fold of a reduction, `places` are those of a gather whose parts are
-    /// copied for all members together.
+    /// Publishes this member's next call. `reduce` is the fold of a reduction.
     fn publish(
         &self,
         call: Call<'_>,
         reduce: Option<Reduce>,
-        mut places: Option<Vec<Tensor>>,
+        places: GatherPlaces,
     ) -> Result<Box<dyn Request>> {
         let member = &self.member;
         if let Some(reduce) = &reduce {
@@ -146,16 +145,28 @@ impl ThreadChannel {
             Route::Gather | Route::AllToAll | Route::Broadcast { .. } | Route::Barrier => member.position,
         };
         let sequence = Sequence::of(call.route, member.position);
-        let (waits, has_places) = (!matches!(call.route, Route::Send { .. }), places.is_some());
-        let call = member.group.publish((sequence, position), &call, reduce.as_ref(), &mut places)?;
+        let waits = !matches!(call.route, Route::Send { .. });
+        let (side_by_side, mut offered) = match places {
+            GatherPlaces::AsSent => (false, None),
+            GatherPlaces::SideBySide { offered } => (true, offered),
+        };
+        let call = member.group.publish((sequence, position), &call, reduce.as_ref(), &mut offered)?;
         let mut request = lock(&member.spare).pop().unwrap_or_default();
-        request.0 = Some(InFlightCall { member: member.clone(), call, waits, reduce, has_places });
+        request.0 = Some(InFlightCall { member: member.clone(), call, waits, reduce, side_by_side });
         Ok(request)
     }
 }
 
+/// The form in which a member takes what other members send.
+enum GatherPlaces {
+    /// The tensors that they sent.
+    AsSent,
+    /// Copies side by side. A member offers places, to which parts are copied for all members if it is its turn.
+    SideBySide { offered: Option<Vec<Tensor>> },
+}
+
 /// Returns copies of tensors of one dtype, as parts of one buffer.
-fn side_by_side(parts: &[Tensor]) -> Result<CallResults> {
+fn copies_side_by_side(parts: &[Tensor]) -> Result<CallResults> {
     let mut len = 0;
     let place = |part: &Tensor| {
         let start = len;
@@ -181,7 +192,7 @@ struct InFlightCall {
     waits: bool,
     reduce: Option<Reduce>,
     /// True for a gather whose parts are copied side by side.
-    has_places: bool,
+    side_by_side: bool,
 }
 
 impl Request for ThreadRequest {
@@ -199,7 +210,7 @@ impl Request for ThreadRequest {
 
 impl InFlightCall {
     fn outcome(&self) -> Result<CallResults> {
-        let InFlightCall { member, call, waits, reduce, has_places } = self;
+        let InFlightCall { member, call, waits, reduce, side_by_side } = self;
         if !waits {
             return Ok(CallResults::new());
         }
@@ -219,15 +230,15 @@ impl InFlightCall {
                 let of = |at: usize| contents.part(at, position);
                 Ok(smallvec![lock(&member.reused).fold(reduce, &of)?])
             }
-            (SlotOutcome::Placed(places), _) if *has_places => {
+            (SlotOutcome::Placed(places), _) if *side_by_side => {
                 if places.work(|member| contents.part(member, 0)) {
                     group.wake();
                 }
                 group.wait_for_work(call, || places.is_done())?;
                 Ok(places.tensors())
             }
-            // The member whose turn it was to bring places has asked for shared tensors.
-            (SlotOutcome::Parts, None) if *has_places => side_by_side(&contents.take(position)),
+            // The member whose turn it was to bring places has offered none.
+            (SlotOutcome::Parts, None) if *side_by_side => copies_side_by_side(&contents.take(position)),
             (SlotOutcome::Parts | SlotOutcome::Placed(_), None) => Ok(contents.take(position)),
             (SlotOutcome::Placed(_), Some(_)) => unreachable!("a reduction has no places"),
         }
@@ -248,7 +259,7 @@ mod tests {
     use crate::comm::transport::threads::shared_chunks::{CHUNK_BYTES, LARGE_BYTES};
     use crate::comm::{Rank, spmd};
     use crate::tensor::DType;
-    use crate::tensor::storage::set_memory_limit;
+    use crate::tensor::storage::{pool_stats, set_memory_limit};
 
     /// The part of `member`: `len` elements, in call `k`.
     fn part(len: usize, member: usize, k: usize) -> Vec<f32> {
@@ -332,11 +343,11 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_with_a_memory_limit_has_its_own_copy() {
+    fn a_rank_with_little_room_brings_no_places() {
         let len = LARGE_BYTES / 4;
-        let run = move |rank: Rank| {
+        let run = move |rank: Rank, room: usize| {
             if rank.rank() == 1 {
-                set_memory_limit(64 * LARGE_BYTES);
+                set_memory_limit(pool_stats().live_bytes + room);
             }
             let mut held = vec![];
             for k in 0..3 {
@@ -350,11 +361,12 @@ mod tests {
             set_memory_limit(usize::MAX);
             held.iter().map(|parts| address(&parts[0])).collect::<Result<Vec<_>>>()
         };
-        let found = spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
-        // The limited rank's turn is the second call, whose parts each rank copies for itself.
-        assert!(found[0][0] == found[2][0] && found[0][2] == found[2][2]);
-        assert_ne!(found[0][1], found[2][1]);
-        assert!((0..3).all(|k| found[1][k] != found[0][k] && found[1][k] != found[2][k]));
+        // The limited rank's turn is the second call. Its copies of that one's parts fit in any case.
+        for (room, shares) in [(24 * LARGE_BYTES, false), (1000 * LARGE_BYTES, true)] {
+            let found = spmd(3, move |rank| run(rank, room)).unwrap_or_else(|e| panic!("{e}"));
+            let distinct = |k: usize| found.iter().map(|rank| rank[k]).collect::<HashSet<_>>().len();
+            assert_eq!([0, 1, 2].map(distinct), [1, if shares { 1 } else { 3 }, 1], "{room} bytes");
+        }
     }
 
     #[test]

@@ -5,7 +5,12 @@ use smallvec::SmallVec;
 
 use super::shared_chunks::{CHUNK_BYTES, FirstByte, LARGE_BYTES, SharedChunks};
 use crate::comm::transport::CallResults;
+use crate::tensor::storage::pool_stats;
 use crate::tensor::{Device, Tensor};
+
+/// The part of a rank's free memory that the places which it brings to a call may take: a sixteenth, so that places which
+/// slower members still read cannot keep it from going on.
+const ROOM_SHARE: usize = 16;
 
 /// The places of a gather, one per member, while members copy their parts there.
 #[derive(Debug)]
@@ -24,6 +29,12 @@ impl SharedPlaces {
     pub(super) fn are_worthwhile(places: &[Tensor]) -> bool {
         places.iter().all(|place| place.device() == Device::Cpu)
             && places.iter().map(Tensor::len_bytes).sum::<usize>() >= LARGE_BYTES
+    }
+
+    /// Returns true if the memory limit of the calling rank leaves room for many such places.
+    pub(super) fn leave_room(places: &[Tensor]) -> bool {
+        let (pool, bytes) = (pool_stats(), places.iter().map(Tensor::len_bytes).sum::<usize>());
+        bytes <= pool.limit_bytes.saturating_sub(pool.live_bytes) / ROOM_SHARE
     }
 
     /// Takes over places in the CPU's memory that nothing else holds.
