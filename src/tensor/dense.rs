@@ -6,8 +6,9 @@ use super::cuda::DeviceBlock;
 use super::dtype::for_dtype;
 use super::no_room::unwind;
 use super::places::take_place;
+use super::pool;
 use super::shape::copy_of;
-use super::storage::{self, Buffer, Storage};
+use super::storage::{Buffer, Storage};
 use super::{DType, Device, Dims, Element, Scalar, Shape};
 use crate::error::{Error, Result};
 
@@ -150,7 +151,7 @@ impl Tensor {
     #[inline]
     fn buffer(dtype: DType, shape: &Shape) -> Result<Buffer> {
         let bytes = shape.checked_bytes("tensor", dtype)?;
-        Buffer::uninit(bytes).ok_or_else(|| storage::no_room(format!("{dtype}{shape}"), bytes))
+        Buffer::uninit(bytes).ok_or_else(|| pool::no_room(format!("{dtype}{shape}"), bytes))
     }
 
     /// Returns the row-major tensor over a new buffer, which is long enough.

@@ -7,7 +7,8 @@ use std::ops::{Deref, DerefMut};
 use bytemuck::Pod;
 
 use super::no_room::unwind;
-use super::storage::{Buffer, no_room};
+use super::pool::no_room;
+use super::storage::Buffer;
 use crate::error::Result;
 
 /// A list for a kernel's own use. Its memory is the pool's, so a thread's limit counts it.

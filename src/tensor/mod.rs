@@ -39,6 +39,7 @@ pub mod math;
 pub mod meta;
 mod no_room;
 mod places;
+mod pool;
 mod pool_block;
 mod reduce_op;
 mod regular_file;

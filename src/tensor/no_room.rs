@@ -57,7 +57,7 @@ pub(super) fn with_caught(caught: bool, f: impl FnOnce()) {
 pub(super) fn resume_of_helper(payload: Box<dyn Any + Send>) -> ! {
     match payload.downcast::<UnwindingError>() {
         Ok(unwinding) => match unwinding.0 {
-            Error::OutOfMemory(fault) => unwind(super::storage::no_room(fault.wanted, fault.wanted_bytes)),
+            Error::OutOfMemory(fault) => unwind(super::pool::no_room(fault.wanted, fault.wanted_bytes)),
             other => unwind(other),
         },
         Err(other) => resume_unwind(other),
