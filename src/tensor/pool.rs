@@ -1,17 +1,20 @@
 //! The pool of blocks that each thread keeps for its tensors, and the count of their bytes.
 
 use std::cell::RefCell;
-use std::ptr::NonNull;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::Device;
-use super::pool_block::{BlockMemory, CLASSES, PoolBlock, ReturnQueue, class_bytes, class_of};
-use super::segments::{MIN_SPAN_BYTES, Segment, SpanList, segment_bytes, span_bytes};
+use super::pool_block::{BlockMemory, CLASSES, PoolBlock, ReturnQueue, class_bytes, class_of, class_within};
+use super::segments::{MIN_SPAN_BYTES, SHARED_FROM_BYTES, Segment, SpanList, segment_bytes, span_bytes};
 use super::system_block;
 use crate::error::{Error, MemoryFault};
 
 /// The most bytes that one thread's pool keeps for reuse; further blocks go back to the system.
 const POOL_LIMIT_BYTES: usize = 2 << 30;
+
+/// The length of a segment of short blocks. Bytes that no block has had take addresses, not memory.
+pub(super) const SHORT_SEGMENT_BYTES: usize = 16 << 20;
 
 /// The state of one thread's pool of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,15 +96,36 @@ pub fn trim_pool() {
 
 /// The blocks that a thread keeps for reuse: by size class, and spans.
 pub(super) struct BlockPool {
-    free: Vec<Vec<NonNull<u8>>>,
+    free: Vec<Vec<PoolBlock>>,
+    /// The bytes of the last segment of short blocks that no block has had.
+    unused: Option<UnusedBytes>,
     spans: SpanList,
     pub(super) returns: Arc<ReturnQueue>,
     stats: PoolStats,
 }
 
+/// The end of a segment, in bytes that are not 0.
+struct UnusedBytes {
+    segment: Arc<Segment>,
+    len_bytes: usize,
+}
+
+impl UnusedBytes {
+    /// Returns a block of the class at the start of these bytes, and the rest of them.
+    fn cut(self, class: usize) -> (PoolBlock, Option<UnusedBytes>) {
+        let UnusedBytes { segment, len_bytes } = self;
+        // SAFETY: these bytes are the last of their segment.
+        let ptr = unsafe { segment.start().add(segment.len_bytes() - len_bytes) };
+        let left = len_bytes - class_bytes(class);
+        let rest = (left > 0).then(|| UnusedBytes { segment: segment.clone(), len_bytes: left });
+        (PoolBlock { ptr, memory: BlockMemory::Class { class, segment: Some(segment) } }, rest)
+    }
+}
+
 thread_local! {
     pub(super) static POOL: RefCell<BlockPool> = RefCell::new(BlockPool {
-        free: vec![Vec::new(); CLASSES],
+        free: (0..CLASSES).map(|_| Vec::new()).collect(),
+        unused: None,
         spans: SpanList::default(),
         returns: Arc::new(ReturnQueue(Mutex::new(Vec::new()))),
         stats: PoolStats::default(),
@@ -134,20 +158,49 @@ impl BlockPool {
             self.take_back();
         }
         let bytes = class_bytes(class);
-        let ptr = match self.free[class].pop() {
+        let block = match self.free[class].pop().or_else(|| self.part_of_segment(class)) {
             Some(kept) => {
                 self.stats.reused_len += 1;
                 self.stats.free_bytes -= bytes;
                 kept
             }
             None => {
-                let fresh = self.fresh(bytes, || system_block::allocate(bytes))?;
+                let ptr = self.fresh(bytes, || system_block::allocate(bytes))?;
                 self.stats.system_len += 1;
-                fresh
+                PoolBlock { ptr, memory: BlockMemory::Class { class, segment: None } }
             }
         };
         self.stats.live_bytes += bytes;
-        Some(PoolBlock { ptr, memory: BlockMemory::Class(class) })
+        Some(block)
+    }
+
+    /// Returns a block of the class that is a part of a segment, which lies in huge pages; `None` if the pool is small or its
+    /// limit is near.
+    #[cold]
+    fn part_of_segment(&mut self, class: usize) -> Option<PoolBlock> {
+        if self.unused.as_ref().is_none_or(|unused| unused.len_bytes < class_bytes(class)) {
+            let pool_bytes = self.stats.live_bytes + self.stats.free_bytes;
+            let is_worthwhile =
+                pool_bytes >= SHARED_FROM_BYTES && self.stats.has_room(SHORT_SEGMENT_BYTES.saturating_mul(8));
+            let segment = is_worthwhile.then(|| Segment::new(SHORT_SEGMENT_BYTES)).flatten()?;
+            self.keep_unused();
+            self.stats.system_len += 1;
+            self.stats.free_bytes += segment.len_bytes();
+            self.unused = Some(UnusedBytes { len_bytes: segment.len_bytes(), segment });
+        }
+        let (block, rest) = self.unused.take()?.cut(class);
+        self.unused = rest;
+        Some(block)
+    }
+
+    /// Keeps the unused bytes as blocks.
+    fn keep_unused(&mut self) {
+        while let Some(unused) = self.unused.take() {
+            let class = class_within(unused.len_bytes);
+            let (block, rest) = unused.cut(class);
+            self.free[class].push(block);
+            self.unused = rest;
+        }
     }
 
     /// Returns a span of kept segments, else of a new one, or `None` if there is no room for it.
@@ -197,15 +250,16 @@ impl BlockPool {
 
     /// Keeps a block for reuse, or returns it if the pool is full.
     pub(super) fn put(&mut self, block: PoolBlock) -> Option<PoolBlock> {
-        match block.memory {
-            BlockMemory::Class(class) => {
-                let bytes = class_bytes(class);
+        match &block.memory {
+            BlockMemory::Class { class, segment } => {
+                let bytes = class_bytes(*class);
                 self.stats.live_bytes -= bytes;
-                if self.stats.free_bytes + bytes > POOL_LIMIT_BYTES {
+                // A part of a segment gives nothing back by itself.
+                if segment.is_none() && self.stats.free_bytes + bytes > POOL_LIMIT_BYTES {
                     return Some(block);
                 }
                 self.stats.free_bytes += bytes;
-                self.free[class].push(block.ptr);
+                self.free[*class].push(block);
             }
             BlockMemory::Span { .. } => {
                 let bytes = self.spans.give(block.ptr);
@@ -218,13 +272,26 @@ impl BlockPool {
         None
     }
 
-    /// Frees all kept blocks, but for spans of segments that are in use.
+    /// Frees all kept blocks, but for parts of segments that are in use.
     fn trim(&mut self) {
         self.take_back();
+        self.keep_unused();
+        // The kept bytes of each segment: if these are all, it is free.
+        let mut kept = BTreeMap::<*const Segment, usize>::new();
+        for block in self.free.iter().flatten() {
+            if let BlockMemory::Class { class, segment: Some(segment) } = &block.memory {
+                *kept.entry(Arc::as_ptr(segment)).or_default() += class_bytes(*class);
+            }
+        }
         for (class, blocks) in self.free.iter_mut().enumerate() {
-            self.stats.free_bytes -= class_bytes(class) * blocks.len();
-            let block = |ptr| PoolBlock { ptr, memory: BlockMemory::Class(class) };
-            blocks.drain(..).for_each(|ptr| block(ptr).free());
+            let goes_back = |block: &mut PoolBlock| match &block.memory {
+                BlockMemory::Class { segment: Some(segment), .. } => {
+                    kept[&Arc::as_ptr(segment)] == segment.len_bytes()
+                }
+                _ => true,
+            };
+            let freed = blocks.extract_if(.., goes_back).map(PoolBlock::free).count();
+            self.stats.free_bytes -= class_bytes(class) * freed;
         }
         self.stats.free_bytes -= self.spans.trim(usize::MAX);
     }

@@ -13,8 +13,8 @@ pub(super) const CLASSES: usize = 4 * (MIN_SPAN_BYTES / MIN_BYTES).ilog2() as us
 
 /// The memory of a pool's block.
 pub(super) enum BlockMemory {
-    /// A block from the system, of a class's length.
-    Class(usize),
+    /// A block of a class's length: a part of a segment, or from the system by itself.
+    Class { class: usize, segment: Option<Arc<Segment>> },
     /// A span of a segment, which lives as long.
     Span { _segment: Arc<Segment> },
 }
@@ -37,12 +37,12 @@ impl PoolBlock {
         }
         let class = class_of(len_bytes);
         let ptr = system_block::allocate(class_bytes(class))?;
-        Some(PoolBlock { ptr, memory: BlockMemory::Class(class) })
+        Some(PoolBlock { ptr, memory: BlockMemory::Class { class, segment: None } })
     }
 
-    /// Gives the block back to the system: a span with the last one of its segment.
+    /// Gives the block back to the system: a part of a segment with the last one of it.
     pub(super) fn free(self) {
-        if let BlockMemory::Class(class) = self.memory {
+        if let BlockMemory::Class { class, segment: None } = self.memory {
             // SAFETY: the block was allocated with its class's length, and this is its only owner.
             unsafe { system_block::free(self.ptr, class_bytes(class)) };
         }
@@ -81,6 +81,12 @@ pub(super) fn class_of(len_bytes: usize) -> usize {
     4 * octave + step
 }
 
+/// Returns the largest class whose blocks take at most `len_bytes`, which is at least the smallest block's.
+pub(super) fn class_within(len_bytes: usize) -> usize {
+    let class = class_of(len_bytes.min(MIN_SPAN_BYTES));
+    (0..=class).rev().find(|&class| class_bytes(class) <= len_bytes).expect("the smallest block fits")
+}
+
 pub(super) fn class_bytes(class: usize) -> usize {
     let (octave, step) = (class / 4, class % 4);
     ((MIN_BYTES << octave) / 4 * (4 + step)).next_multiple_of(system_block::ALIGN)
@@ -97,6 +103,14 @@ mod tests {
             let bytes = class_bytes(class_of(n));
             assert!(bytes >= n, "{n} bytes do not fit into {bytes}");
             assert!(n < 512 || bytes * 4 <= n * 5 + 4 * ALIGN, "{n} bytes take {bytes}");
+        }
+    }
+
+    #[test]
+    fn a_length_holds_the_largest_class_within_it() {
+        for n in (64..70_000).step_by(64).chain([MIN_SPAN_BYTES, 16 << 20]) {
+            let class = class_within(n);
+            assert!(class_bytes(class) <= n && (class + 1 == CLASSES || class_bytes(class + 1) > n), "{n}");
         }
     }
 

@@ -17,7 +17,7 @@ const PAGE_BYTES: usize = 4096;
 /// used take addresses, not memory.
 const SHARED_BYTES: usize = 64 << 20;
 /// The size of a pool from which its segments are shared: a smaller one takes no more than it needs.
-const SHARED_FROM_BYTES: usize = 8 << 20;
+pub(super) const SHARED_FROM_BYTES: usize = 1 << 20;
 
 /// A block from the system, which goes back when neither its pool nor a buffer uses it.
 pub(super) struct Segment {
@@ -180,10 +180,10 @@ mod tests {
         if cfg!(miri) {
             return;
         }
-        for (limit_bytes, free_bytes) in [(usize::MAX, SHARED_BYTES - (1 << 20)), (100 << 20, 0)] {
+        for (limit_bytes, free_bytes) in [(usize::MAX, SHARED_BYTES - (3 << 20)), (100 << 20, 0)] {
             let run = move || {
                 set_memory_limit(limit_bytes);
-                let _first = [3 << 20; 2].map(Buffer::uninit);
+                let _first = [512 << 10; 2].map(Buffer::uninit);
                 assert_eq!(pool_stats().free_bytes, 0, "a small pool takes what it needs");
                 let _more = [2 << 20, 1 << 20].map(Buffer::uninit);
                 assert_eq!(pool_stats().free_bytes, free_bytes);

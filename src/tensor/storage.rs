@@ -15,6 +15,9 @@
 //! ([`cuda`](super::cuda)). The pool zeroes a block when it comes from the system, and hands it out again with the
 //! bytes that its last owner wrote. So all bytes of a buffer are always initialised.
 //!
+//! From 1 MiB on, blocks are parts of segments of 16 and 64 MiB, which lie in huge pages: kernels read those faster than pages of
+//! 4 KiB, on a virtual machine above all. Bytes that no block has used take addresses, not memory.
+//!
 //! The memory of a thread's tensors is counted: [`pool_stats`] has the bytes, and [`set_memory_limit`] limits them.
 //!
 //! A block returns to the pool of the thread that took it from the system, on whatever thread its buffer is dropped.
@@ -250,7 +253,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let BufferOwner::Pool { memory, origin } = &mut self.owner else { return };
-        let memory = std::mem::replace(memory, BlockMemory::Class(0));
+        let memory = std::mem::replace(memory, BlockMemory::Class { class: 0, segment: None });
         let block = PoolBlock { ptr: self.ptr.0, memory };
         let Some(origin) = origin.take() else { return block.free() };
         // The block goes to this thread's pool if it came from there, else to the queue of the thread that it came
@@ -272,6 +275,7 @@ impl Drop for Buffer {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pool::SHORT_SEGMENT_BYTES;
     use super::*;
 
     fn block(len_bytes: usize) -> Buffer {
@@ -357,6 +361,54 @@ mod tests {
         })
         .join()
         .expect("no panic");
+    }
+
+    /// Short blocks of a large pool do not overlap, and their segments go back once all their blocks are free.
+    #[test]
+    fn short_blocks_of_a_large_pool_are_parts_of_segments() {
+        let run = || {
+            let _long = block(1 << 20);
+            let before = pool_stats();
+            let mut blocks: Vec<Buffer> =
+                (0..200).map(|i| block([100_000, 64, 5000, 131_072][i % 4])).collect();
+            let taken = pool_stats();
+            assert_eq!(taken.system_len, before.system_len + 1, "one segment for 200 blocks");
+            assert_eq!(taken.live_bytes + taken.free_bytes, before.live_bytes + SHORT_SEGMENT_BYTES);
+            for (i, block) in blocks.iter_mut().enumerate() {
+                // SAFETY: the buffer's bytes, which nothing else uses.
+                unsafe { block.as_mut_ptr().write_bytes(i as u8, block.len_bytes()) };
+            }
+            for (i, block) in blocks.iter().enumerate() {
+                // SAFETY: as above.
+                let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), block.len_bytes()) };
+                assert!(bytes.iter().step_by(if cfg!(miri) { 997 } else { 1 }).all(|&b| b == i as u8));
+            }
+            // The rest of the first segment holds no more of these: it is kept as other blocks.
+            let more: Vec<Buffer> = (0..120).map(|_| block(100_000)).collect();
+            let both = pool_stats();
+            assert_eq!(both.system_len, before.system_len + 2);
+            assert_eq!(both.live_bytes + both.free_bytes, before.live_bytes + 2 * SHORT_SEGMENT_BYTES);
+            let last = blocks.pop();
+            drop((blocks, more));
+            trim_pool();
+            let now = pool_stats();
+            assert_eq!(
+                now.live_bytes + now.free_bytes,
+                before.live_bytes + SHORT_SEGMENT_BYTES,
+                "one is in use"
+            );
+            let reused = block(5000).as_ptr() as usize;
+            let first = last.as_ref().map_or(0, |last| last.as_ptr() as usize);
+            assert!(reused.abs_diff(first) < SHORT_SEGMENT_BYTES);
+            let lent = block(64);
+            std::thread::spawn(move || drop((last, lent))).join().expect("no panic");
+            trim_pool();
+            assert_eq!((pool_stats().live_bytes, pool_stats().free_bytes), (before.live_bytes, 0));
+            block(5000)
+        };
+        let mut orphan = std::thread::spawn(run).join().expect("no panic");
+        // SAFETY: the buffer's bytes, which nothing else uses; it keeps its segment.
+        unsafe { orphan.as_mut_ptr().write_bytes(7, orphan.len_bytes()) };
     }
 
     #[test]

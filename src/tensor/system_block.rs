@@ -18,6 +18,9 @@ const LARGE_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 /// The size of a huge page of the common instruction sets.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
+/// The size from which a block begins with a huge page, so that the first of its bytes lie in one.
+const WHOLE_PAGES_BYTES: usize = 8 * HUGE_PAGE_BYTES;
+
 /// The alignment that every allocation has without being asked. Zeros of a larger alignment are written one by one.
 const FREE_ALIGN: usize = align_of::<usize>();
 
@@ -44,8 +47,9 @@ pub(super) fn allocate(len_bytes: usize) -> Option<NonNull<u8>> {
     }
     ask_for_huge_pages(start, layout.size());
     // The distance from the allocation's start is kept right before the block.
-    let offset = (start.addr().get() + size_of::<usize>()).next_multiple_of(ALIGN) - start.addr().get();
-    // SAFETY: the layout has room for the offset, of at most `size_of::<usize>() + ALIGN` bytes, before the block.
+    let first = start.addr().get() + size_of::<usize>();
+    let offset = first.next_multiple_of(large_align(len_bytes)) - start.addr().get();
+    // SAFETY: the layout has room for the offset, of at most `size_of::<usize>() + large_align` bytes, before the block.
     unsafe {
         let block = start.add(offset);
         block.cast::<usize>().sub(1).write(offset);
@@ -77,7 +81,13 @@ fn layout_of(len_bytes: usize) -> Option<Layout> {
     if len_bytes < LARGE_BYTES {
         return Layout::from_size_align(len_bytes, ALIGN).ok();
     }
-    Layout::from_size_align(len_bytes.checked_add(size_of::<usize>() + ALIGN)?, FREE_ALIGN).ok()
+    let before = size_of::<usize>() + large_align(len_bytes);
+    Layout::from_size_align(len_bytes.checked_add(before)?, FREE_ALIGN).ok()
+}
+
+/// Returns the alignment of a large block.
+fn large_align(len_bytes: usize) -> usize {
+    if len_bytes < WHOLE_PAGES_BYTES { ALIGN } else { HUGE_PAGE_BYTES }
 }
 
 /// Asks the system for huge pages inside an allocation. It may not have any, which changes nothing but the speed.

@@ -99,7 +99,7 @@ struct MemberState {
 
 impl Channel for ThreadChannel {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.publish(call, None, GatherPlaces::AsSent)
+        self.publish(call, None, GatherForm::AsSent)
     }
 
     /// The parts of a large gather are copied once for all members, to the places of one of them, unless these take much
@@ -111,15 +111,15 @@ impl Channel for ThreadChannel {
         }
         check_places(&call, Some(member), &mut into)?;
         let offered = SharedPlaces::leave_room(&into).then_some(into);
-        self.publish(call, None, GatherPlaces::SideBySide { offered })
+        self.publish(call, None, GatherForm::SideBySide { offered })
     }
 
     fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.publish(call, Some(reduce), GatherPlaces::AsSent)
+        self.publish(call, Some(reduce), GatherForm::AsSent)
     }
 
     fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.publish(call, Some(reduce), GatherPlaces::AsSent)
+        self.publish(call, Some(reduce), GatherForm::AsSent)
     }
 
     fn reduces_well(&self) -> bool {
@@ -133,7 +133,7 @@ impl ThreadChannel {
         &self,
         call: Call<'_>,
         reduce: Option<Reduce>,
-        places: GatherPlaces,
+        places: GatherForm,
     ) -> Result<Box<dyn Request>> {
         let member = &self.member;
         if let Some(reduce) = &reduce {
@@ -147,8 +147,8 @@ impl ThreadChannel {
         let sequence = Sequence::of(call.route, member.position);
         let waits = !matches!(call.route, Route::Send { .. });
         let (side_by_side, mut offered) = match places {
-            GatherPlaces::AsSent => (false, None),
-            GatherPlaces::SideBySide { offered } => (true, offered),
+            GatherForm::AsSent => (false, None),
+            GatherForm::SideBySide { offered } => (true, offered),
         };
         let call = member.group.publish((sequence, position), &call, reduce.as_ref(), &mut offered)?;
         let mut request = lock(&member.spare).pop().unwrap_or_default();
@@ -158,7 +158,7 @@ impl ThreadChannel {
 }
 
 /// The form in which a member takes what other members send.
-enum GatherPlaces {
+enum GatherForm {
     /// The tensors that they sent.
     AsSent,
     /// Copies side by side. A member offers places, to which parts are copied for all members if it is its turn.

@@ -1,44 +1,53 @@
 //! The scratch memory of a thread, kept from call to call.
 
+use std::alloc::{Layout, handle_alloc_error};
 use std::cell::Cell;
+use std::sync::Arc;
 
+use super::super::caches::CACHE_LINE_BYTES;
 use super::super::real::Num;
+use crate::tensor::segments::Segment;
 
 /// The largest scratch memory that a thread keeps after a call.
 const KEEP_BYTES: usize = 10 << 20;
-
-/// A cache line; its alignment suits the widest vectors.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct CacheLine([u8; 64]);
+/// From this size on, scratch memory is a part of a longer segment, which lies in huge pages. Bytes that are not used take
+/// addresses, not memory.
+const HUGE_FROM_BYTES: usize = 256 << 10;
+const HUGE_BYTES: usize = 16 << 20;
 
 thread_local! {
-    static SCRATCH: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
+    /// Nothing else has this segment.
+    static SCRATCH: Cell<Option<Arc<Segment>>> = const { Cell::new(None) };
 }
 
 /// Calls `f` with arrays of these lengths, aligned to cache lines, with arbitrary contents.
 pub(super) fn with_scratch<T: Num, const N: usize>(lens: [usize; N], f: impl FnOnce([&mut [T]; N])) {
-    let per_line = size_of::<CacheLine>() / size_of::<T>();
-    let lines = lens.map(|len| len.div_ceil(per_line));
-    let mut scratch = SCRATCH.take();
-    let wanted: usize = lines.iter().sum();
-    // A line more, since the memory may begin inside one. The system gives zeros when they are first touched.
-    let words = (wanted + 1) * (size_of::<CacheLine>() / size_of::<u64>());
-    if scratch.len() < words {
-        scratch = vec![0; words];
-    }
-    // SAFETY: every bit pattern is a line.
-    let (_, mut rest, _) = unsafe { scratch.align_to_mut::<CacheLine>() };
-    assert!(rest.len() >= wanted, "the memory covers the lines");
+    let lines = lens.map(|len| len.div_ceil(CACHE_LINE_BYTES / size_of::<T>()));
+    let wanted = lines.iter().sum::<usize>().max(1).saturating_mul(CACHE_LINE_BYTES);
+    let kept = SCRATCH.take().filter(|kept| kept.len_bytes() >= wanted);
+    let scratch = kept.unwrap_or_else(|| segment(wanted));
+    let mut start = scratch.start().cast::<T>();
     let arrays = std::array::from_fn(|i| {
-        let (array, after) = std::mem::take(&mut rest).split_at_mut(lines[i]);
-        rest = after;
-        // SAFETY: the memory is initialised, aligned, long enough and borrowed exclusively; every bit pattern is a
-        // number.
-        unsafe { std::slice::from_raw_parts_mut(array.as_mut_ptr().cast::<T>(), lens[i]) }
+        let array = start;
+        // SAFETY: the lines lie one after the other inside the segment, which nothing else uses before this function returns.
+        // It begins with a line, its bytes are initialised, and every bit pattern is a number.
+        unsafe {
+            start = start.add(lines[i] * (CACHE_LINE_BYTES / size_of::<T>()));
+            std::slice::from_raw_parts_mut(array.as_ptr(), lens[i])
+        }
     });
     f(arrays);
-    if size_of_val(&scratch[..]) <= KEEP_BYTES {
-        SCRATCH.set(scratch);
+    if wanted <= KEEP_BYTES {
+        SCRATCH.set(Some(scratch));
     }
+}
+
+/// Returns a segment of at least `wanted` bytes.
+fn segment(wanted: usize) -> Arc<Segment> {
+    let is_huge = (HUGE_FROM_BYTES..=KEEP_BYTES).contains(&wanted) && !cfg!(miri);
+    let huge = is_huge.then(|| Segment::new(HUGE_BYTES)).flatten();
+    huge.or_else(|| Segment::new(wanted)).unwrap_or_else(|| {
+        let layout = Layout::from_size_align(wanted, CACHE_LINE_BYTES);
+        handle_alloc_error(layout.unwrap_or(Layout::new::<u8>()))
+    })
 }
