@@ -1,4 +1,5 @@
-//! Prefetching of the next panel of columns while tiles of the current one are computed.
+//! Prefetching of the next panel of columns while tiles of the current one are computed. (Some lines for each leaf inside tiles, instead of
+//! more before each tile, change nothing in a training step.)
 
 use super::super::caches::CACHE_LINE_BYTES;
 use super::super::simd::prefetch_line;
