@@ -129,12 +129,7 @@ impl Channel for ThreadChannel {
 
 impl ThreadChannel {
     /// Publishes this member's next call. `reduce` is the fold of a reduction.
-    fn publish(
-        &self,
-        call: Call<'_>,
-        reduce: Option<Reduce>,
-        places: GatherForm,
-    ) -> Result<Box<dyn Request>> {
+    fn publish(&self, call: Call<'_>, reduce: Option<Reduce>, form: GatherForm) -> Result<Box<dyn Request>> {
         let member = &self.member;
         if let Some(reduce) = &reduce {
             reduce.check(&call, member.position, member.group.ranks.len())?;
@@ -146,7 +141,7 @@ impl ThreadChannel {
         };
         let sequence = Sequence::of(call.route, member.position);
         let waits = !matches!(call.route, Route::Send { .. });
-        let (side_by_side, mut offered) = match places {
+        let (side_by_side, mut offered) = match form {
             GatherForm::AsSent => (false, None),
             GatherForm::SideBySide { offered } => (true, offered),
         };
