@@ -1,11 +1,12 @@
 //! The scratch memory of a thread, kept from call to call.
 
-use std::alloc::{Layout, handle_alloc_error};
 use std::cell::Cell;
 use std::sync::Arc;
 
 use super::super::caches::CACHE_LINE_BYTES;
 use super::super::real::Num;
+use crate::tensor::no_room::unwind;
+use crate::tensor::pool::no_room;
 use crate::tensor::segments::Segment;
 
 /// The largest scratch memory that a thread keeps after a call.
@@ -25,7 +26,7 @@ pub(super) fn with_scratch<T: Num, const N: usize>(lens: [usize; N], f: impl FnO
     let lines = lens.map(|len| len.div_ceil(CACHE_LINE_BYTES / size_of::<T>()));
     let wanted = lines.iter().sum::<usize>().max(1).saturating_mul(CACHE_LINE_BYTES);
     let kept = SCRATCH.take().filter(|kept| kept.len_bytes() >= wanted);
-    let scratch = kept.unwrap_or_else(|| segment(wanted));
+    let scratch = kept.unwrap_or_else(|| segment::<T>(wanted));
     let mut start = scratch.start().cast::<T>();
     let arrays = std::array::from_fn(|i| {
         let array = start;
@@ -42,12 +43,11 @@ pub(super) fn with_scratch<T: Num, const N: usize>(lens: [usize; N], f: impl FnO
     }
 }
 
-/// Returns a segment of at least `wanted` bytes.
-fn segment(wanted: usize) -> Arc<Segment> {
+/// Returns a segment of at least `wanted` bytes. Unwinds up to `catch_no_room` if the system has no room.
+fn segment<T>(wanted: usize) -> Arc<Segment> {
     let is_huge = (HUGE_FROM_BYTES..=KEEP_BYTES).contains(&wanted) && !cfg!(miri);
     let huge = is_huge.then(|| Segment::new(HUGE_BYTES)).flatten();
-    huge.or_else(|| Segment::new(wanted)).unwrap_or_else(|| {
-        let layout = Layout::from_size_align(wanted, CACHE_LINE_BYTES);
-        handle_alloc_error(layout.unwrap_or(Layout::new::<u8>()))
-    })
+    let segment = huge.or_else(|| Segment::new(wanted));
+    segment
+        .unwrap_or_else(|| unwind(no_room(format!("a list of {} numbers", wanted / size_of::<T>()), wanted)))
 }
