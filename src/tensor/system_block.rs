@@ -19,7 +19,7 @@ const LARGE_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The size from which a block begins with a huge page, so that the first of its bytes lie in one.
-const WHOLE_PAGES_BYTES: usize = 8 * HUGE_PAGE_BYTES;
+pub(super) const WHOLE_PAGES_BYTES: usize = 8 * HUGE_PAGE_BYTES;
 
 /// The alignment that every allocation has without being asked. Zeros of a larger alignment are written one by one.
 const FREE_ALIGN: usize = align_of::<usize>();
@@ -117,11 +117,13 @@ mod tests {
     fn blocks_of_all_sizes_are_aligned_zeros() {
         // Miri looks at some bytes.
         let step = if cfg!(miri) { 4093 } else { 1 };
-        for len in [64, 4096, LARGE_BYTES - 64, LARGE_BYTES, LARGE_BYTES + 64, 5 * LARGE_BYTES] {
+        let large = [LARGE_BYTES - 64, LARGE_BYTES, LARGE_BYTES + 64, 5 * LARGE_BYTES];
+        for len in [64, 4096, WHOLE_PAGES_BYTES - 64, WHOLE_PAGES_BYTES].into_iter().chain(large) {
             // The second block may have the first one's place, and so bytes that are not zeros yet.
             for _ in 0..2 {
                 let block = allocate(len).expect("there is room");
-                assert_eq!(block.addr().get() % ALIGN, 0);
+                let align = if len < WHOLE_PAGES_BYTES { ALIGN } else { HUGE_PAGE_BYTES };
+                assert_eq!(block.addr().get() % align, 0, "{len}");
                 // SAFETY: the block has `len` bytes, and ends with the loop.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(block.as_ptr(), len) };
                 assert!(bytes.iter().step_by(step).all(|&b| b == 0) && bytes[len - 1] == 0, "{len}");
