@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::Device;
 use super::pool_block::{BlockMemory, CLASSES, PoolBlock, ReturnQueue, class_bytes, class_of, class_within};
-use super::segments::{MIN_SPAN_BYTES, SHARED_FROM_BYTES, Segment, SpanList, segment_bytes, span_bytes};
+use super::segments::{MIN_SPAN_BYTES, SHARED_BYTES, SHARED_FROM_BYTES, Segment, SpanList, span_bytes};
 use super::system_block;
 use crate::error::{Error, MemoryFault};
 
@@ -14,7 +14,7 @@ use crate::error::{Error, MemoryFault};
 const POOL_LIMIT_BYTES: usize = 2 << 30;
 
 /// The length of a segment of short blocks. Bytes that no block has had take addresses, not memory.
-pub(super) const SHORT_SEGMENT_BYTES: usize = 16 << 20;
+pub(super) const SHORT_SEGMENT_BYTES: usize = system_block::WHOLE_PAGES_BYTES;
 
 /// The state of one thread's pool of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,35 +158,35 @@ impl BlockPool {
             self.take_back();
         }
         let bytes = class_bytes(class);
-        let block = match self.free[class].pop().or_else(|| self.part_of_segment(class)) {
+        let block = match self.free[class].pop() {
             Some(kept) => {
                 self.stats.reused_len += 1;
-                self.stats.free_bytes -= bytes;
                 kept
             }
-            None => {
-                let ptr = self.fresh(bytes, || system_block::allocate(bytes))?;
-                self.stats.system_len += 1;
-                PoolBlock { ptr, memory: BlockMemory::Class { class, segment: None } }
-            }
+            None => self.first_of_class(class)?,
         };
+        self.stats.free_bytes -= bytes;
         self.stats.live_bytes += bytes;
         Some(block)
     }
 
-    /// Returns a block of the class that is a part of a segment, which lies in huge pages; `None` if the pool is small or its
-    /// limit is near.
+    /// Returns a block that no tensor has had, counted as free: a part of a segment, or from the system by itself. `None` if there is
+    /// no room for it.
     #[cold]
-    fn part_of_segment(&mut self, class: usize) -> Option<PoolBlock> {
-        if self.unused.as_ref().is_none_or(|unused| unused.len_bytes < class_bytes(class)) {
-            let pool_bytes = self.stats.live_bytes + self.stats.free_bytes;
-            let is_worthwhile =
-                pool_bytes >= SHARED_FROM_BYTES && self.stats.has_room(SHORT_SEGMENT_BYTES.saturating_mul(8));
-            let segment = is_worthwhile.then(|| Segment::new(SHORT_SEGMENT_BYTES)).flatten()?;
+    fn first_of_class(&mut self, class: usize) -> Option<PoolBlock> {
+        let bytes = class_bytes(class);
+        if self.unused.as_ref().is_some_and(|unused| unused.len_bytes >= bytes) {
+            self.stats.reused_len += 1;
+        } else if let Some(segment) = self.shared_segment(SHORT_SEGMENT_BYTES) {
             self.keep_unused();
             self.stats.system_len += 1;
             self.stats.free_bytes += segment.len_bytes();
             self.unused = Some(UnusedBytes { len_bytes: segment.len_bytes(), segment });
+        } else {
+            let ptr = self.fresh(bytes, || system_block::allocate(bytes))?;
+            self.stats.system_len += 1;
+            self.stats.free_bytes += bytes;
+            return Some(PoolBlock { ptr, memory: BlockMemory::Class { class, segment: None } });
         }
         let (block, rest) = self.unused.take()?.cut(class);
         self.unused = rest;
@@ -214,10 +214,8 @@ impl BlockPool {
                 kept
             }
             None => {
-                let wished = segment_bytes(bytes, self.stats.live_bytes + self.stats.free_bytes);
-                // A segment in use does not go back to the system, so it is longer only with much room.
-                let longer = self.stats.has_room(wished.saturating_mul(8)).then(|| Segment::new(wished));
-                let segment = longer.flatten().or_else(|| self.fresh(bytes, || Segment::new(bytes)))?;
+                let shared = self.shared_segment(bytes.max(SHARED_BYTES));
+                let segment = shared.or_else(|| self.fresh(bytes, || Segment::new(bytes)))?;
                 self.stats.system_len += 1;
                 self.stats.free_bytes += segment.len_bytes();
                 self.spans.add(segment);
@@ -227,6 +225,15 @@ impl BlockPool {
         self.stats.free_bytes -= bytes;
         self.stats.live_bytes += bytes;
         Some(PoolBlock { ptr, memory: BlockMemory::Span { _segment: segment } })
+    }
+
+    /// Returns a segment for several blocks, or `None` for a small pool, which takes no more than it needs, or one whose limit is
+    /// near: a segment in use does not go back to the system.
+    fn shared_segment(&self, len_bytes: usize) -> Option<Arc<Segment>> {
+        let PoolStats { live_bytes, free_bytes, .. } = self.stats;
+        let is_worthwhile =
+            live_bytes + free_bytes >= SHARED_FROM_BYTES && self.stats.has_room(len_bytes.saturating_mul(8));
+        if is_worthwhile { Segment::new(len_bytes) } else { None }
     }
 
     /// Returns what `allocate` takes from the system, of `bytes`, if need be after giving back all kept blocks.

@@ -14,8 +14,9 @@ pub(super) const MIN_SPAN_BYTES: usize = 128 << 10;
 /// Lengths are multiples of a page.
 const PAGE_BYTES: usize = 4096;
 /// The length of a segment that shorter spans share, so that they lie side by side in huge pages. Bytes that no span has
-/// used take addresses, not memory.
-const SHARED_BYTES: usize = 64 << 20;
+/// used take addresses, not memory. (Lengths that grow with the pool from 8 MiB on cost a step of GPT-2's kind 268 MiB instead
+/// of 254.)
+pub(super) const SHARED_BYTES: usize = 64 << 20;
 /// The size of a pool from which its segments are shared: a smaller one takes no more than it needs.
 pub(super) const SHARED_FROM_BYTES: usize = 1 << 20;
 
@@ -55,12 +56,6 @@ impl Drop for Segment {
 /// Returns the bytes of the span that a block of `len_bytes` takes, or `None` if no address space has so many.
 pub(super) fn span_bytes(len_bytes: usize) -> Option<usize> {
     len_bytes.max(MIN_SPAN_BYTES).checked_next_multiple_of(PAGE_BYTES)
-}
-
-/// Returns the bytes of a new segment for a span of `wanted` bytes in a pool of `pool_bytes`. (Lengths that grow with the pool
-/// from 8 MiB on cost a step of GPT-2's kind 268 MiB instead of 254.)
-pub(super) fn segment_bytes(wanted: usize, pool_bytes: usize) -> usize {
-    if pool_bytes < SHARED_FROM_BYTES { wanted } else { wanted.max(SHARED_BYTES) }
 }
 
 /// A part of a segment.

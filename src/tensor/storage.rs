@@ -373,6 +373,7 @@ mod tests {
                 (0..200).map(|i| block([100_000, 64, 5000, 131_072][i % 4])).collect();
             let taken = pool_stats();
             assert_eq!(taken.system_len, before.system_len + 1, "one segment for 200 blocks");
+            assert_eq!(taken.reused_len, before.reused_len + 199);
             assert_eq!(taken.live_bytes + taken.free_bytes, before.live_bytes + SHORT_SEGMENT_BYTES);
             for (i, block) in blocks.iter_mut().enumerate() {
                 // SAFETY: the buffer's bytes, which nothing else uses.
