@@ -133,8 +133,8 @@ macro_rules! kernels {
     };
 }
 
-/// (Packed rows in tiles of twelve by two vectors are up to 1.08 times as fast as in these of eight by three in a program of its own,
-/// rows in place slower, `benches/results/2026-11-28-huge-pages.md`.)
+/// (On an Intel Xeon, packed rows in tiles of twelve by two vectors are 0.99 to 1.08 times as fast as in these of eight by three in a
+/// program of its own, rows in place 0.96 to 1.04, `benches/results/2026-11-28-huge-pages.md`.)
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{__m256, __m256d, __m512, __m512d};
