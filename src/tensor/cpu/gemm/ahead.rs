@@ -1,13 +1,15 @@
-//! Prefetching of the next panel of columns while tiles of the current one are computed. (Some lines for each leaf inside tiles, instead of
-//! more before each tile, change nothing in a training step.)
+//! Prefetching of the next panel of columns while tiles of the current one are computed, some lines for each leaf. (All lines of a tile
+//! at once, before it, left out panels of few tiles, since a tile's columns would wait for them: on a Zen 5 products of 128 rows whose
+//! columns come from memory are 1.07 times as fast leaf by leaf.)
 
 use super::super::caches::CACHE_LINE_BYTES;
 use super::super::simd::prefetch_line;
 
-/// More lines at a time would push a tile's operands out of the first cache.
-const MAX_LINES: usize = 32;
+/// More lines at a time would take the buffers in which a core waits for lines.
+const MAX_LINES: usize = 8;
 
 /// Memory that will be read soon: rows of some cache lines each.
+#[derive(Clone, Copy)]
 pub(super) struct Ahead {
     data: *const u8,
     /// The number of rows, and the bytes from one to the next.
@@ -41,9 +43,9 @@ impl Ahead {
         }
     }
 
-    /// Prefetches the next lines, until there are no more.
-    #[inline]
-    pub(super) fn advance(&mut self) {
+    /// Prefetches the next lines, until there are no more. Returns what is left.
+    #[inline(always)]
+    pub(super) fn advanced(self) -> Ahead {
         let (mut row, mut at) = self.next;
         for _ in 0..self.share {
             if row == self.rows.0 {
@@ -57,6 +59,6 @@ impl Ahead {
                 (row, at) = (row + 1, 0);
             }
         }
-        self.next = (row, at);
+        Ahead { next: (row, at), ..self }
     }
 }

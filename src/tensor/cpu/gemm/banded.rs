@@ -4,11 +4,13 @@
 //! of the same shapes, so that small products cost little more than their tiles. Operands are read in place, except columns that many rows
 //! read.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::ptr::null_mut;
 
 use super::super::real::Real;
 use super::super::simd::Isa;
+use super::ahead::Ahead;
 use super::blocking::{least_rows_to_pack, long_block_len, tile_rows};
 use super::contraction::{Contraction, ContractionLeaf, LeafRuns, clipped, max_stack_len};
 use super::matrix::{MatMut, MatRef};
@@ -187,6 +189,7 @@ impl<T: Real + Tiled> BandedProduct<T> {
                             leaves: &self.leaves[leaves.clone()],
                             stack: stack.as_mut_ptr(),
                             parts: null_mut(),
+                            ahead: Cell::new(Ahead::NOTHING),
                             next_rows_ahead: a_steps.1 == 1 && col == cols.start,
                             joins: 0,
                             keep: false,

@@ -1,10 +1,10 @@
 //! The sizes of a product's blocks, by the caches that the machine has.
 //!
 //! A panel of columns over one block of the contraction stays in the first cache while all rows of a block pass it, or
-//! for tiles of three vectors in the second. These rows take half of the second cache, packed or in place, and stay
-//! there while all panels pass. With more row blocks than two, packed columns are kept for all of them, in the third
-//! cache. No size changes a bit of the product. (The sizes for tiles of three vectors were measured on an Intel Xeon,
-//! `benches/results/2026-11-27-xeon.md`, and not on a Zen 4.)
+//! for tiles of three vectors in the second. These rows take half of the second cache or more, packed or in place, and stay
+//! there while all panels pass. With several row blocks, packed columns are kept for all of them, in the third
+//! cache. No size changes a bit of the product. (The sizes for tiles of three vectors were measured on an Intel Xeon with 2 MiB
+//! of second cache, `benches/results/2026-11-27-xeon.md`, and on a Zen 5 with 1 MiB, `benches/results/2026-11-29-zen5.md`.)
 
 use super::super::caches::Caches;
 use super::super::real::Widen;
@@ -36,6 +36,8 @@ const MIN_COLS_TO_PACK_LINES: usize = 256;
 const MAX_ROWS_IN_PLACE: usize = 768;
 /// Packed columns are kept if at least so many fit.
 const MIN_KEPT_COLS: usize = 256;
+/// The most bytes of a panel of columns that wide tiles read from the second cache.
+const MAX_WIDE_PANEL: usize = 256 << 10;
 /// The most bytes of the third cache that count: they bound the memory that a thread keeps.
 const MAX_THIRD: usize = 16 << 20;
 
@@ -56,7 +58,7 @@ pub(super) struct Blocking {
 
 /// Returns the largest number of indices in a contraction block of the product `a @ b`.
 ///
-/// A panel of columns of wide tiles takes an eighth of the second cache: a step of such a tile has time to read it from there.
+/// A panel of columns of wide tiles takes a quarter of the second cache: a step of such a tile has time to read it from there.
 /// A narrower one takes half of the first cache if rows are packed, so that they, results and the stack have room.
 /// Few rows go over columns whose lines at a large distance share few sets of a cache and many pages: so a block's panel
 /// is short.
@@ -69,7 +71,7 @@ pub(super) fn block_len<E: Widen<Wide = T>, T>(
     let panel_bytes = kernels.tiles[0].len() * kernels.lanes * size_of::<T>();
     let Caches { first, second, .. } = Caches::current();
     if is_wide(kernels) {
-        (second / 8 / panel_bytes).max(LEAF)
+        ((second / 4).min(MAX_WIDE_PANEL) / panel_bytes).max(LEAF)
     } else if packing_rows_pays(kernels, a.shape(), n, a.strides()) {
         (first / 2 / panel_bytes).max(LEAF)
     } else if m < MIN_ROWS_TO_PACK && b.strides().1 == 1 && k > MAX_LEN_IN_PLACE {
@@ -110,7 +112,7 @@ pub(crate) fn packs_lines(len: usize, apart: usize) -> bool {
 }
 
 /// Returns true if rows are faster when they are packed: wide tiles read lines in place, and other rows that take at most
-/// a quarter of the second cache.
+/// half of the second cache.
 fn packing_rows_pays<T>(
     kernels: &TileKernels<T>,
     (rows, k): (usize, usize),
@@ -118,7 +120,7 @@ fn packing_rows_pays<T>(
     (_, step): (usize, usize),
 ) -> bool {
     let bytes = rows.saturating_mul(k).saturating_mul(size_of::<T>());
-    if is_wide(kernels) && (step == 1 || bytes <= Caches::current().second / 4) {
+    if is_wide(kernels) && (step == 1 || bytes <= Caches::current().second / 2) {
         return false;
     }
     let least = if step == 1 { MIN_COLS_TO_PACK_LINES } else { MIN_COLS_TO_PACK };
@@ -159,8 +161,9 @@ impl Blocking {
         }
         let Caches { second, third, .. } = Caches::current();
         let third = third.min(MAX_THIRD);
-        // Rows, packed or in place, that take half of the second cache.
-        let fit = second / 2 / (tree.longest * size_of::<T>()).max(1);
+        // Rows that take half of the second cache, or three quarters if wide tiles read them packed.
+        let room = if packs_rows && is_wide(kernels) { second / 4 * 3 } else { second / 2 };
+        let fit = room / (tree.longest * size_of::<T>()).max(1);
         let largest = if packs_rows || is_wide(kernels) { fit } else { MAX_ROWS_IN_PLACE };
         let largest = (largest / panel_rows * panel_rows).max(panel_rows);
         let even = if m <= largest { m } else { m.div_ceil(m.div_ceil(largest)) };
@@ -171,7 +174,8 @@ impl Blocking {
             // An eighth of the third cache holds the finished blocks.
             vectors = vectors.min(panels(third / 8, tree.levels * rows).max(most));
         }
-        let kept = if packs_cols && m > 2 * rows { panels(third / 8 * 3, k) } else { 0 };
+        let row_blocks = if is_wide(kernels) { 1 } else { 2 };
+        let kept = if packs_cols && m > row_blocks * rows { panels(third / 8 * 3, k) } else { 0 };
         let keeps_cols = kept > 0 && kept * kernels.lanes >= MIN_KEPT_COLS.min(n);
         if keeps_cols {
             vectors = vectors.min(kept);
@@ -336,20 +340,25 @@ mod tests {
                 let b = MatRef::new(&data, (k, n), (n, 1)).unwrap();
                 let tree = Contraction::new(&[k], block_len(a, b, &wide));
                 let blocking = Blocking::new(a, b, &tree, &wide);
-                (tree.longest, blocking.rows, blocking.packs_rows, blocking.packs_cols)
+                (tree.longest, blocking.rows, blocking.packs_rows, blocking.packs_cols, blocking.keeps_cols)
             })
         };
         // A panel of 5,461 indices takes 256 KB, and 256 rows of 1,024 take 1 MB.
-        assert_eq!(of((1000, 1024, 1000), (1024, 1), xeon), (1024, 256, false, true));
-        // A second cache of a sixteenth: 341 indices fit, so halves of halves, and 64 rows.
+        assert_eq!(of((1000, 1024, 1000), (1024, 1), xeon), (1024, 256, false, true, true));
+        // A second cache of a sixteenth: 682 indices take a quarter, so halves, and 32 rows a half.
         assert_eq!(
             of((1000, 1024, 1000), (1024, 1), Caches { second: 128 << 10, ..xeon }),
-            (256, 64, false, true)
+            (512, 32, false, true, true)
         );
-        // Rows across the contraction are packed if they take more than a quarter of the second cache.
-        assert_eq!(of((128, 768, 384), (1, 128), xeon), (768, 128, false, false));
-        assert_eq!(of((512, 768, 128), (1, 512), xeon), (768, 256, true, true));
+        // Rows across the contraction are packed if they take more than half of the second cache, and then take three quarters.
+        assert_eq!(of((128, 768, 384), (1, 128), xeon), (768, 128, false, false, false));
+        assert_eq!(of((512, 768, 128), (1, 512), xeon), (768, 512, true, true, false));
+        // Two blocks of rows share packed columns.
+        assert_eq!(
+            of((512, 768, 128), (1, 512), Caches { second: 1 << 20, ..xeon }),
+            (768, 256, true, true, true)
+        );
         // Lines that are a multiple of 1 KiB apart are packed for fewer rows.
-        assert_eq!(of((128, 768, 512), (1, 128), xeon), (768, 128, false, true));
+        assert_eq!(of((128, 768, 512), (1, 128), xeon), (768, 128, false, true, false));
     }
 }

@@ -8,6 +8,7 @@
 //! A contraction longer than a block is computed block by block. Each tile has a stack of its finished blocks in
 //! memory, and joins them in the order of the tree while it has the newest one in registers.
 
+use std::cell::Cell;
 use std::ptr::null_mut;
 
 use super::super::real::Real;
@@ -79,7 +80,12 @@ pub(super) unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
                 w.rows = (row, blocking.rows.min(m - row));
                 let mut level = 0;
                 for (i, block) in tree.blocks.iter().enumerate() {
-                    let at = BlockPlace { block, level, last: i + 1 == tree.blocks.len() };
+                    let next = match tree.blocks.get(i + 1) {
+                        Some(next) => Some((next, row)),
+                        None if row + blocking.rows < m => Some((&tree.blocks[0], row + blocking.rows)),
+                        None => None,
+                    };
+                    let at = BlockPlace { block, level, last: i + 1 == tree.blocks.len(), next };
                     // SAFETY: the caller's promise.
                     unsafe { w.block(&at, packed_rows) };
                     level = level + 1 - block.merges as usize;
@@ -96,6 +102,8 @@ struct BlockPlace<'a> {
     level: usize,
     /// True for the last block, whose joins give the whole sum.
     last: bool,
+    /// The block that is computed next with the same columns, and its first row.
+    next: Option<(&'a ContractionBlock, usize)>,
 }
 
 /// A product in progress, with its buffers.
@@ -153,7 +161,11 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
             let vectors = self.panel_vectors(b, vector, end);
             let panel = self.panel(block, b, vector * self.kernels.lanes, vectors);
             vector += vectors;
-            let ahead = if vector < end { self.ahead(block, b, vector, end) } else { Ahead::NOTHING };
+            let (following, first) =
+                if vector < end { (Some((block, self.rows.0)), vector) } else { (at.next, self.vectors.0) };
+            let ahead = following.map_or(Ahead::NOTHING, |(next, row)| {
+                self.ahead(next, row, (first, end), block.leaves.len())
+            });
             // SAFETY: the caller's promise.
             unsafe { self.tiles(at, &rows, &panel, ahead) };
         }
@@ -217,23 +229,26 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
         block.start * count + block.len * (col - first)
     }
 
-    /// Returns the memory that the panel from `vector` on will be read from, if it is worth prefetching.
-    fn ahead(&self, block: &ContractionBlock, b: MatRef<'_, E>, vector: usize, end: usize) -> Ahead {
+    /// Returns the memory that the panel of `block` from vector `first` on will be read from, for the rows from `row` on, if it is
+    /// worth prefetching while tiles of so many leaves are computed.
+    fn ahead(
+        &self,
+        block: &ContractionBlock,
+        row: usize,
+        (first, end): (usize, usize),
+        leaves: usize,
+    ) -> Ahead {
         let lanes = self.kernels.lanes;
         let most = block.len * self.kernels.tiles[0].len() * lanes * size_of::<T>();
         if !self.blocking.packs_cols || self.rows.1 < MIN_ROWS_TO_PACK || most < MIN_BYTES_AHEAD {
             return Ahead::NOTHING;
         }
-        let (col, width) = (vector * lanes, self.panel_vectors(b, vector, end) * lanes);
-        let calls = self.rows.1.div_ceil(self.kernels.tiles.len());
-        if self.blocking.keeps_cols && self.rows.0 > 0 {
-            return Ahead::new(
-                self.cols[self.kept_at(block, col)..].as_ptr(),
-                1,
-                0,
-                block.len * width,
-                calls,
-            );
+        let b = self.operands.b.rows(block.start, block.len);
+        let (col, width) = (first * lanes, self.panel_vectors(b, first, end) * lanes);
+        let calls = self.rows.1.div_ceil(self.kernels.tiles.len()) * leaves;
+        if self.blocking.keeps_cols && row > 0 {
+            let packed = self.cols[self.kept_at(block, col)..].as_ptr();
+            return Ahead::new(packed, 1, 0, block.len * width, calls);
         }
         let b = b.cols(col, width.min(b.shape().1 - col));
         let ((k, n), data) = (b.shape(), b.data().as_ptr());
@@ -253,7 +268,7 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
         at: &BlockPlace<'_>,
         rows: &RowPanels<T>,
         panel: &ColumnPanel<T>,
-        mut ahead: Ahead,
+        ahead: Ahead,
     ) {
         let panel_rows = self.kernels.tiles.len();
         let (width, n) = (panel.vectors * self.kernels.lanes, self.operands.b.shape().1);
@@ -273,6 +288,7 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
             stack: self.stack.as_mut_ptr(),
             parts,
             // The first panel brings the rows to the second cache.
+            ahead: Cell::new(ahead),
             next_rows_ahead: !packed
                 && rows.steps.1 == 1
                 && self.rows.1 > panel_rows
@@ -293,7 +309,6 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
                 Some(&kernel) => kernel,
                 None => self.kernels.wide_row.1[usize::from(blocks)],
             };
-            ahead.advance();
             tile.parts = parts.wrapping_add(at.level * count * width);
             if via_epilogue {
                 // The epilogue has borrowed the buffer since the last tile.

@@ -4,9 +4,11 @@
 //! on a small stack in memory, and pushed onto it.
 
 use std::array::from_fn;
+use std::cell::Cell;
 
 use super::super::caches::CACHE_LINE_BYTES;
 use super::super::simd::{Isa, prefetch_line, prefetch_line_to_write};
+use super::ahead::Ahead;
 use super::contraction::ContractionLeaf;
 use super::transpose::{TransposeFn, transpose_plain};
 #[cfg(target_arch = "x86_64")]
@@ -34,6 +36,8 @@ pub(super) struct Tile<T> {
     pub(super) parts: *mut T,
     /// True if the rows after the tile's are prefetched. They are read in place, in lines along the contraction.
     pub(super) next_rows_ahead: bool,
+    /// Columns that later tiles read, of which each leaf prefetches some lines.
+    pub(super) ahead: Cell<Ahead>,
     /// The number of joins with finished blocks.
     pub(super) joins: u32,
     /// True if the node is kept among the finished blocks: it is not the whole sum.
@@ -249,6 +253,7 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usi
             b = b.wrapping_add(t.b_step);
             let leaf = leaves[at];
             let left = leaf.len - 1;
+            t.ahead.set(t.ahead.get().advanced());
             // A leaf's share of the result's lines.
             if writes && ROWS * VECTORS > LINES_AT_ONCE {
                 due += ROWS;
