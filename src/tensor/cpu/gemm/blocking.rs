@@ -36,7 +36,7 @@ const MIN_COLS_TO_PACK_LINES: usize = 256;
 const MAX_ROWS_IN_PLACE: usize = 768;
 /// Packed columns are kept if at least so many fit.
 const MIN_KEPT_COLS: usize = 256;
-/// The most bytes of a panel of columns that wide tiles read from the second cache.
+/// The most bytes of a panel of columns that wide tiles read beside rows in place.
 const MAX_WIDE_PANEL: usize = 256 << 10;
 /// The most bytes of the third cache that count: they bound the memory that a thread keeps.
 const MAX_THIRD: usize = 16 << 20;
@@ -58,7 +58,8 @@ pub(super) struct Blocking {
 
 /// Returns the largest number of indices in a contraction block of the product `a @ b`.
 ///
-/// A panel of columns of wide tiles takes a quarter of the second cache: a step of such a tile has time to read it from there.
+/// A panel of columns of wide tiles takes a quarter of the second cache, or an eighth beside packed rows: a step of such a tile has
+/// time to read it from there.
 /// A narrower one takes half of the first cache if rows are packed, so that they, results and the stack have room.
 /// Few rows go over columns whose lines at a large distance share few sets of a cache and many pages: so a block's panel
 /// is short.
@@ -70,9 +71,11 @@ pub(super) fn block_len<E: Widen<Wide = T>, T>(
     let ((m, k), n) = (a.shape(), b.shape().1);
     let panel_bytes = kernels.tiles[0].len() * kernels.lanes * size_of::<T>();
     let Caches { first, second, .. } = Caches::current();
+    let packs_rows = packing_rows_pays(kernels, a.shape(), n, a.strides());
     if is_wide(kernels) {
-        ((second / 4).min(MAX_WIDE_PANEL) / panel_bytes).max(LEAF)
-    } else if packing_rows_pays(kernels, a.shape(), n, a.strides()) {
+        let share = if packs_rows { second / 8 } else { (second / 4).min(MAX_WIDE_PANEL) };
+        (share / panel_bytes).max(LEAF)
+    } else if packs_rows {
         (first / 2 / panel_bytes).max(LEAF)
     } else if m < MIN_ROWS_TO_PACK && b.strides().1 == 1 && k > MAX_LEN_IN_PLACE {
         BLOCK_LEN_IN_PLACE
@@ -139,6 +142,12 @@ pub(super) fn tile_rows(left: usize, most: usize) -> usize {
     }
 }
 
+/// Returns how many vectors of `vectors` are in each part if they are cut into as few parts of at most `limit` as possible, all
+/// equal and multiples of `unit`, as `limit` is.
+fn evenly(vectors: usize, limit: usize, unit: usize) -> usize {
+    vectors.div_ceil(vectors.div_ceil(limit).max(1)).next_multiple_of(unit)
+}
+
 impl Blocking {
     /// Returns the blocks of the product `a @ b` along `tree`.
     pub(super) fn new<E: Widen<Wide = T>, T>(
@@ -172,13 +181,13 @@ impl Blocking {
             |bytes: usize, of: usize| bytes / (of * kernels.lanes * size_of::<T>()).max(1) / most * most;
         if in_parts {
             // An eighth of the third cache holds the finished blocks.
-            vectors = vectors.min(panels(third / 8, tree.levels * rows).max(most));
+            vectors = evenly(vectors, panels(third / 8, tree.levels * rows).max(most), most);
         }
         let row_blocks = if is_wide(kernels) { 1 } else { 2 };
         let kept = if packs_cols && m > row_blocks * rows { panels(third / 8 * 3, k) } else { 0 };
         let keeps_cols = kept > 0 && kept * kernels.lanes >= MIN_KEPT_COLS.min(n);
         if keeps_cols {
-            vectors = vectors.min(kept);
+            vectors = evenly(vectors, kept, most);
         }
         Blocking { rows, vectors, packs_rows, packs_cols, keeps_cols }
     }
@@ -302,6 +311,22 @@ mod tests {
         check(|x| x as f32, |x| x.to_bits().into());
         check(|x| x, |x| x.to_bits());
         check(bf16::from_f64, |x| x.to_bits().into());
+    }
+
+    #[test]
+    fn parts_are_as_few_as_the_limit_allows() {
+        for (vectors, limits, unit) in
+            (1..100).flat_map(|n| (1..20).flat_map(move |l| (1..4).map(move |u| (n, l, u))))
+        {
+            let limit = limits * unit;
+            let part = evenly(vectors, limit, unit);
+            assert!(
+                part > 0 && part <= limit && part.is_multiple_of(unit),
+                "{vectors} {limit} {unit}: {part}"
+            );
+            assert_eq!(vectors.div_ceil(part), vectors.div_ceil(limit), "{vectors} {limit} {unit}: {part}");
+        }
+        assert_eq!(evenly(32, 28, 1), 16);
     }
 
     #[test]
