@@ -11,6 +11,9 @@ Needs torch, and builds `examples/train_gpt`. Each round runs ours and PyTorch's
 disturbs both alike. A figure is the median of a run's steps; the table has the median and the best of the rounds, with the
 machine. Both train the same model: no biases, a head tied to the token table, AdamW, gradients clipped by their norm, f32, no
 dropout. A text of 65 characters is made for it. After `--seconds` no further round begins.
+
+On AMD's CPUs PyTorch's MKL takes AVX2 code. A preloaded library (`LD_PRELOAD`) with `int mkl_serv_intel_cpu_true(void) { return 1; }`
+gives it the AVX-512 code that it has on Intel's, and twice the speed on a Zen 5.
 """
 
 import argparse

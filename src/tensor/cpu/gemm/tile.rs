@@ -36,7 +36,7 @@ pub(super) struct Tile<T> {
     pub(super) parts: *mut T,
     /// True if the rows after the tile's are prefetched. They are read in place, in lines along the contraction.
     pub(super) next_rows_ahead: bool,
-    /// Columns that later tiles read, of which each leaf prefetches some lines.
+    /// Columns that later tiles read. Each leaf prefetches some lines of them.
     pub(super) ahead: Cell<Ahead>,
     /// The number of joins with finished blocks.
     pub(super) joins: u32,
