@@ -287,8 +287,8 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
             leaves: &self.operands.tree.leaves[at.block.leaves.clone()],
             stack: self.stack.as_mut_ptr(),
             parts,
-            // The first panel brings the rows to the second cache.
             ahead: Cell::new(ahead),
+            // The first panel brings the rows to the second cache.
             next_rows_ahead: !packed
                 && rows.steps.1 == 1
                 && self.rows.1 > panel_rows
