@@ -46,8 +46,8 @@ pub use api::{
     Tally, Total, Traffic, spmd,
 };
 pub(crate) use calls::path_matches;
-pub use calls::{BusyWork, Call, ModulePath, ModuleScope, Phase, Route, Sequence};
-pub(crate) use calls::{CallOrigin, operator_scope, operator_scope_if_none, spans_enabled};
+pub use calls::{BusyWork, Call, Lineage, ModulePath, ModuleScope, Phase, Route, Sequence};
+pub(crate) use calls::{CallContext, CallOrigin, operator_scope, operator_scope_if_none, spans_enabled};
 pub use diagnostics::flight;
 pub use launch::Launch;
 pub use machine::Machine;

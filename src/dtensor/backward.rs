@@ -4,9 +4,10 @@ use smallvec::smallvec;
 
 use super::backward_pass::BackwardPass;
 use super::gradients::Gradients;
+use super::lineage::lineage_of_full;
 use super::tensor::{DTensor, TapeOutput};
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
+use crate::tensor::{Scalar, Tensor};
 
 impl DTensor {
     /// Computes the gradients of this scalar with respect to every leaf tensor ([`DTensor::requires_grad`]) from
@@ -200,7 +201,8 @@ pub(super) fn one_of_scalar(verb: &str, x: &DTensor) -> Result<DTensor> {
     }
     let meta = x.mesh.replicated(&x.meta)?;
     let local = Tensor::full_on(x.mesh.device(), x.dtype(), meta.local_shape(), 1.0)?;
-    Ok(DTensor::wrap(&x.mesh, local, meta))
+    let lineage = lineage_of_full(&meta, Scalar::Float(1.0));
+    Ok(DTensor::wrap(&x.mesh, local, meta, lineage))
 }
 
 /// Returns the history of `x`. Refuses a `grad` of another shape, dtype or mesh, and an `x` without history.

@@ -2,12 +2,13 @@
 //! of them is done once per block.
 
 use super::dispatch::{check_results, observe, plan_for};
+use super::lineage::{lineage_of_full, lineage_of_new};
 use super::tape;
 use super::tensor::DTensor;
 use crate::error::Result;
 use crate::ops::Cast;
 use crate::placement::{Layout, Spec};
-use crate::tensor::{CutBlock, DType, Tensor};
+use crate::tensor::{CutBlock, DType, Scalar, Tensor};
 
 /// Returns the blocks whose parts are all among these tensors' local ones.
 fn blocks_of(of: &[&DTensor]) -> Vec<CutBlock> {
@@ -25,7 +26,10 @@ impl DTensor {
             block.cut_alike(zeros)?.into_iter().for_each(|(i, part)| places[i] = Some(part));
         }
         let zeros = |(x, place): (&&DTensor, Option<Tensor>)| match place {
-            Some(place) => Ok(DTensor::wrap(&x.mesh, place, x.meta.clone())),
+            Some(place) => {
+                let lineage = lineage_of_full(&x.meta, Scalar::Float(0.0));
+                Ok(DTensor::wrap(&x.mesh, place, x.meta.clone(), lineage))
+            }
             None => x.detach().zeros_like(),
         };
         of.iter().zip(places).map(zeros).collect()
@@ -46,7 +50,8 @@ impl DTensor {
         let uninit = |((x, _), place): (&(&DTensor, &Layout), Option<Tensor>)| {
             let meta = x.mesh.intern(Spec { dtype, ..x.spec().clone() })?;
             let own = || Tensor::uninit_on(x.local.device(), dtype, x.local.shape().clone());
-            Ok(DTensor::wrap(&x.mesh, place.map_or_else(own, Ok)?, meta))
+            let lineage = lineage_of_new("uninit", &meta, &[]);
+            Ok(DTensor::wrap(&x.mesh, place.map_or_else(own, Ok)?, meta, lineage))
         };
         of.iter().zip(places).map(uninit).collect()
     }
@@ -76,7 +81,8 @@ impl DTensor {
         }
         observe(&self.mesh, &op, &plan);
         check_results(&op, &plan, std::slice::from_ref(&local))?;
-        let mut out = DTensor::wrap(&self.mesh, local, plan.outs[0].clone());
+        let lineage = plan.lineage([self.lineage].into_iter());
+        let mut out = DTensor::wrap(&self.mesh, local, plan.outs[0].clone(), lineage);
         tape::record(&op, &plan, &[self], &[], std::slice::from_mut(&mut out))?;
         Ok(out)
     }

@@ -17,6 +17,7 @@ use super::node_calls::NodeCalls;
 use super::redistribute::{self, Move};
 use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
+use crate::comm::Lineage;
 use crate::error::{Error, Result};
 use crate::ops::{Metas, Op, RaggedBoxes, Vjp, Windows, Work, has_unkeyed, infer_results};
 use crate::placement::Spec;
@@ -44,6 +45,8 @@ pub(super) struct CallPlan {
     /// The operands' metadata after their redistribution.
     pub targets: SmallVec<[Rc<TensorMeta>; 3]>,
     pub metas: Metas,
+    /// The hash of the operator and its attributes, with which the lineage of a result begins.
+    lineage_seed: u64,
     /// The call's work and this rank's share of it, once they have been asked for.
     pub work: OnceCell<[Work; 2]>,
     /// The derivative programs, unless they differ between calls of this plan.
@@ -83,6 +86,7 @@ impl CallPlan {
         #[cfg(test)]
         LOOKUPS.with(|c| c.set(c.get() + 1));
         let mut hasher = FxHasher::default();
+        op.as_any().type_id().hash(&mut hasher);
         op.key_hash(&mut hasher);
         let reduction = mesh.reduction();
         reduction.hash(&mut hasher);
@@ -158,6 +162,12 @@ impl CallPlan {
         self.ins.iter().eq(ins.iter().map(|f| &f.id))
     }
 
+    /// Returns the lineage of the first result of a call on these operands.
+    #[inline]
+    pub fn lineage(&self, operands: impl Iterator<Item = Lineage>) -> Lineage {
+        Lineage::of_call(self.op.name(), self.lineage_seed, operands)
+    }
+
     /// Returns the operands as they were given, before their redistribution.
     pub fn given(&self) -> impl Iterator<Item = &Spec> {
         self.moves.iter().zip(&self.targets).map(|(m, to)| {
@@ -220,6 +230,7 @@ impl CallPlan {
         let programs = (!has_unkeyed(op)).then(RefCell::default);
         let (op, reduction, followers) = (op.to_shared(), mesh.reduction(), RefCell::default());
         let work = OnceCell::new();
+        let lineage_seed = lineage_seed(&*op);
         let plan = CallPlan {
             op,
             ins,
@@ -232,6 +243,7 @@ impl CallPlan {
             programs,
             followers,
             metas,
+            lineage_seed,
             work,
         };
         Ok(plan)
@@ -243,6 +255,15 @@ thread_local!(
     /// The number of lookups in the plan cache on this rank.
     pub(super) static LOOKUPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
 );
+
+/// Returns a hash of an operator's name and attributes, the same in all processes. Attributes that plans do not tell apart
+/// ([`Unkeyed`](crate::ops::Unkeyed)) do not count.
+fn lineage_seed(op: &dyn Op) -> u64 {
+    let mut hasher = FxHasher::default();
+    op.name().hash(&mut hasher);
+    op.key_hash(&mut hasher);
+    hasher.finish()
+}
 
 /// Refuses, in strict mode, moves that communicate.
 fn refuse_in_strict(

@@ -204,9 +204,10 @@ impl DerivativeRun<'_> {
             step.outs().zip(outs).for_each(|(out, x)| values.0[out] = Some(x));
             return Ok(());
         }
+        let lineage = plan.lineage(step.ins.iter().map(|r| values.get(r.index()).lineage));
         let outs = run_step(mesh, step, last_reads, &plan, values)?;
-        for ((out, local), meta) in step.outs().zip(outs).zip(&plan.outs) {
-            values.0[out] = Some(DTensor::wrap(mesh, local, meta.clone()));
+        for (i, ((out, local), meta)) in step.outs().zip(outs).zip(&plan.outs).enumerate() {
+            values.0[out] = Some(DTensor::wrap(mesh, local, meta.clone(), lineage.result(i)));
         }
         Ok(())
     }
@@ -227,9 +228,9 @@ impl DerivativeRun<'_> {
             let to = self.mesh.intern(x.meta.spec().with_layout(to)?)?;
             let gather = redistribute::find(self.mesh, &x.meta, &to)?;
             note_move(self.mesh, &gather, &x.meta, &to);
-            let local = gather.run(self.mesh, x.resident()?)?;
+            let local = x.run_move(&gather)?;
             drop(label);
-            *x = DTensor { history: x.history.clone(), ..DTensor::wrap(self.mesh, local, to) };
+            *x = DTensor { history: x.history.clone(), ..DTensor::wrap(self.mesh, local, to, x.lineage) };
         }
         Ok(())
     }
@@ -264,7 +265,7 @@ fn move_for_later(
             continue;
         }
         let label = operator_scope(step.op.name());
-        let moved = DTensor::wrap(mesh, m.run(mesh, x.resident()?)?, to.clone());
+        let moved = DTensor::wrap(mesh, x.run_move(m)?, to.clone(), x.lineage);
         drop(label);
         values.0[v] = Some(DTensor { history: x.history.clone(), ..moved });
         // The plan may treat the other uses of a value that is an operand twice in another way.
@@ -299,12 +300,14 @@ fn run_step(
             Some((_, to)) if x.meta != *to => Some(redistribute::find(mesh, &x.meta, to)?),
             _ => None,
         };
+        let lineage = x.lineage;
         let is_last = i < 64 && last_reads >> i & 1 == 1;
         let local = if is_last { values.take(r.index()).local } else { x.local.clone() };
         let local = offloaded::on_device_of(mesh, local)?;
         locals.push(match by {
             Some(by) => {
                 let _label = operator_scope(step.op.name());
+                let _lineage = lineage.enter();
                 by.run(mesh, local)?
             }
             None => local,

@@ -18,7 +18,7 @@ use super::tape;
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use super::work_tally;
-use crate::comm::operator_scope;
+use crate::comm::{Lineage, operator_scope};
 use crate::error::{Error, Result};
 use crate::ops::{Batched, Meta, Op, Tensors, meta_results, run_into};
 use crate::tensor::Tensor;
@@ -54,7 +54,8 @@ impl DTensor {
         let (mut operands, mut locals) = (Tensors::new(), Tensors::new());
         add_local_operands(ins, &moved, &mut operands)?;
         execute(op, plan, &ins[0].mesh, &mut operands, &mut locals)?;
-        let mut outs = wrap_results(&ins[0].mesh, plan, locals);
+        let lineage = plan.lineage(ins.iter().map(|x| x.lineage));
+        let mut outs = wrap_results(&ins[0].mesh, plan, locals, lineage);
         tape::record(op, plan, ins, &moved, &mut outs)?;
         Ok(outs)
     }
@@ -92,7 +93,8 @@ impl DTensor {
         add_local_operands(ins, &moved, &mut operands)?;
         execute(op, &plan, &ins[0].mesh, &mut operands, &mut locals)?;
         let local = locals.pop().expect("the results are those of the plan");
-        let mut out = DTensor::wrap(&ins[0].mesh, local, meta.clone());
+        let lineage = plan.lineage(ins.iter().map(|x| x.lineage));
+        let mut out = DTensor::wrap(&ins[0].mesh, local, meta.clone(), lineage);
         tape::record(op, &plan, ins, &moved, std::slice::from_mut(&mut out))?;
         Ok(out)
     }
@@ -230,6 +232,7 @@ struct PreparedCall {
     plan: Rc<CallPlan>,
     mesh: DeviceMesh,
     locals: Tensors,
+    lineage: Lineage,
     /// The first operand, if it is on a device and the call is computed on the CPU.
     on_device: Option<Tensor>,
 }
@@ -241,14 +244,15 @@ impl PreparedCall {
         for (x, m) in ins.iter().zip(&plan.moves) {
             let run = |(m, _): &(Rc<Move>, _)| {
                 let _label = operator_scope(op.name());
-                m.run(&x.mesh, x.resident()?)
+                x.run_move(m)
             };
             moved.push(m.as_ref().map(run).transpose()?);
         }
         let mesh = ins[0].mesh.clone();
         let stays = |m: Option<Tensor>, x: &mut DTensor| m.unwrap_or_else(|| std::mem::take(&mut x.local));
         let locals = moved.into_iter().zip(ins.iter_mut()).map(|(m, x)| stays(m, x)).collect();
-        let mut call = PreparedCall { plan, mesh, locals, on_device: None };
+        let lineage = plan.lineage(ins.iter().map(|x| x.lineage));
+        let mut call = PreparedCall { plan, mesh, locals, lineage, on_device: None };
         match offloaded::offload_all(&call.mesh, &mut call.locals) {
             Ok(on_device) => call.on_device = on_device,
             Err(e) => {
@@ -280,7 +284,7 @@ impl PreparedCall {
     }
 
     fn wrap(&self, locals: Tensors) -> DTensors {
-        wrap_results(&self.mesh, &self.plan, locals)
+        wrap_results(&self.mesh, &self.plan, locals, self.lineage)
     }
 }
 
@@ -316,7 +320,7 @@ fn move_operands(plan: &CallPlan, op: &dyn Op, ins: &[&DTensor]) -> Result<Vec<O
             Some((_, to)) if x.meta == *to => None,
             Some((m, to)) => {
                 let _label = operator_scope(op.name());
-                Some(DTensor::wrap(&x.mesh, m.run(&x.mesh, x.resident()?)?, to.clone()))
+                Some(DTensor::wrap(&x.mesh, x.run_move(m)?, to.clone(), x.lineage))
             }
         });
     }
@@ -332,11 +336,11 @@ fn add_local_operands(ins: &[&DTensor], moved: &[Option<DTensor>], locals: &mut 
     Ok(())
 }
 
-/// Returns the results of a call, given their local tensors.
-fn wrap_results(mesh: &DeviceMesh, plan: &CallPlan, locals: Tensors) -> DTensors {
+/// Returns the results of a call, given their local tensors and the first one's lineage.
+fn wrap_results(mesh: &DeviceMesh, plan: &CallPlan, locals: Tensors, lineage: Lineage) -> DTensors {
     let mut outs = DTensors::new();
-    for (local, meta) in locals.into_iter().zip(&plan.outs) {
-        outs.push(DTensor::wrap(mesh, local, meta.clone()));
+    for (i, (local, meta)) in locals.into_iter().zip(&plan.outs).enumerate() {
+        outs.push(DTensor::wrap(mesh, local, meta.clone(), lineage.result(i)));
     }
     outs
 }

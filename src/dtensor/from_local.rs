@@ -6,6 +6,7 @@ use std::rc::Rc;
 use rustc_hash::FxHasher;
 
 use super::device_mesh::DeviceMesh;
+use super::lineage::lineage_of_new;
 use super::rank_reports::{gather_texts, gather_words, group_by_value, list_values};
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
@@ -42,7 +43,8 @@ impl DTensor {
     ) -> Result<DTensor> {
         let meta = mesh.meta(local.dtype(), &shape.into(), &layout)?;
         if local.shape() == meta.local_shape() {
-            return Ok(Self::wrap(mesh, local.to_device(mesh.device())?, meta));
+            let lineage = lineage_of_new("from_local", &meta, &[]);
+            return Ok(Self::wrap(mesh, local.to_device(mesh.device())?, meta, lineage));
         }
         let parts = parts(&meta);
         let remedy = match &parts[..] {

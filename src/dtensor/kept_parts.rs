@@ -120,14 +120,15 @@ pub(super) fn joined(mesh: &DeviceMesh, parts: &DTensor, dtype: DType) -> Result
     let stored = meta.spec().stored_dtype();
     if parts.local.is_meta() {
         let local = Tensor::without_elements(stored, meta.stored_shape().clone())?;
-        return Ok(DTensor::wrap(mesh, local, meta));
+        return Ok(DTensor::wrap(mesh, local, meta, parts.lineage));
     }
     let part = |nth: usize| {
         let part = if each.len() == 1 { parts.local.clone() } else { parts.local.select(0, nth)? };
         if rounds { part.cast(groups.wire())?.contiguous() } else { part.contiguous() }
     };
     if kept.extents.contains(&0) && !has_partial {
-        return DTensor::zeros(mesh, dtype, meta.shape(), meta.layout().clone());
+        let zeros = DTensor::zeros(mesh, dtype, meta.shape(), meta.layout().clone())?;
+        return Ok(DTensor { lineage: parts.lineage, ..zeros });
     }
     let nodes = join(&order, meta.local_shape(), part)?;
     let nodes = nodes.iter().map(|node| node.cast(stored)).collect::<Result<Vec<_>>>()?;
@@ -135,7 +136,7 @@ pub(super) fn joined(mesh: &DeviceMesh, parts: &DTensor, dtype: DType) -> Result
         [only] => only.clone(),
         _ => Tensor::stack(&nodes, meta.local_shape(), stored, parts.local.device())?,
     };
-    Ok(DTensor::wrap(mesh, local, meta))
+    Ok(DTensor::wrap(mesh, local, meta, parts.lineage))
 }
 
 /// Returns the operands that lead to leaves, as a bit set, and the groups of their gradients, if these are not those of

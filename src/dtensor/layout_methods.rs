@@ -51,11 +51,11 @@ impl DTensor {
         note_move(mesh, &m, meta, to);
         let local = match m.communicates() {
             // If it has several calls, it first finishes those that were started before it.
-            true => m.start(mesh, self.resident()?)?.finish(mesh)?,
-            false => m.run(mesh, self.resident()?)?,
+            true => self.start_move(&m)?.finish(mesh)?,
+            false => self.run_move(&m)?,
         };
         // The derivative of the identity is the identity.
-        Ok(DTensor { history: self.history.clone(), ..DTensor::wrap(mesh, local, to.clone()) })
+        Ok(DTensor { history: self.history.clone(), ..DTensor::wrap(mesh, local, to.clone(), self.lineage) })
     }
 
     /// Returns this tensor with every `Partial` axis reduced to `Replicate`: by an all-reduce, or the tensor itself
@@ -195,7 +195,7 @@ impl DTensor {
         let m = redistribute::find(&self.mesh, &self.meta, &meta)?;
         let _label = operator_scope_if_none("redistribute");
         note_move(&self.mesh, &m, &self.meta, &meta);
-        let in_flight = Some(m.start(&self.mesh, self.resident()?)?);
+        let in_flight = Some(self.start_move(&m)?);
         Ok(PendingRedistribution { source: self.clone(), meta, in_flight })
     }
 
@@ -207,7 +207,8 @@ impl DTensor {
         let to = |(x, layout): (DTensor, Layout)| Ok((mesh.intern(x.meta.spec().with_layout(layout)?)?, x));
         let of: Vec<(Rc<TensorMeta>, DTensor)> = of.into_iter().map(to).collect::<Result<_>>()?;
         let planned = |(to, x): &(Rc<TensorMeta>, DTensor)| {
-            Ok(TensorMove { local: x.resident()?, from: x.meta.clone(), to: to.clone() })
+            let (from, to) = (x.meta.clone(), to.clone());
+            Ok(TensorMove { local: x.resident()?, from, to, lineage: x.lineage })
         };
         let started = start_moves(&mesh, of.iter().map(planned).collect::<Result<_>>()?)?;
         let pending =
@@ -250,7 +251,7 @@ impl DTensor {
         for (i, (x, layout)) in of.iter().enumerate().filter(|(_, (x, layout))| x.layout() != *layout) {
             let from = mesh.intern(Spec { dtype, ..x.spec().clone() })?;
             let to = mesh.intern(from.spec().with_layout((*layout).clone())?)?;
-            moves.push(TensorMove { local: x.local.clone(), from, to });
+            moves.push(TensorMove { local: x.local.clone(), from, to, lineage: x.lineage });
             moved.push(i);
         }
         let mut places = vec![None; of.len()];
@@ -312,6 +313,6 @@ impl PendingRedistribution {
         let mesh = source.mesh.clone();
         let local = in_flight.finish(&mesh)?;
         // The derivative of the identity is the identity.
-        Ok(DTensor { history: source.history, ..DTensor::wrap(&mesh, local, meta) })
+        Ok(DTensor { history: source.history, ..DTensor::wrap(&mesh, local, meta, source.lineage) })
     }
 }

@@ -11,7 +11,7 @@ use super::list::DTensors;
 use super::rank_reports::{gather_texts, gather_words, group_by_value, list_values};
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
-use crate::comm::operator_scope;
+use crate::comm::{Lineage, operator_scope};
 use crate::error::{Error, Result};
 use crate::ops::{Meta, Tensors, Windows};
 use crate::placement::{Layout, Spec};
@@ -337,10 +337,13 @@ impl<'a> LocalMap<'a> {
     }
 
     fn wrap(&self, outs: Tensors, results: Vec<Rc<TensorMeta>>) -> Result<DTensors> {
-        let one = |(local, meta): (Tensor, Rc<TensorMeta>)| {
-            Ok(DTensor::wrap(self.mesh, local.to_device(self.mesh.device())?, meta))
+        let operands = self.operands.iter().map(|(x, _)| x.lineage);
+        let lineage = Lineage::of_call(self.name, Lineage::made_by(self.name, 0).hash(), operands);
+        let one = |(i, (local, meta)): (usize, (Tensor, Rc<TensorMeta>))| {
+            let local = local.to_device(self.mesh.device())?;
+            Ok(DTensor::wrap(self.mesh, local, meta, lineage.result(i)))
         };
-        outs.into_iter().zip(results).map(one).collect()
+        outs.into_iter().zip(results).enumerate().map(one).collect()
     }
 
     /// Returns the name, operands and results as text, which must be equal on all ranks.

@@ -61,6 +61,6 @@ impl DTensor {
             true => self.local.clone(),
             false => file.copy(&self.local.to_device(Device::Cpu)?)?,
         };
-        Ok(DTensor::wrap(&self.mesh, local, self.meta.clone()))
+        Ok(DTensor::wrap(&self.mesh, local, self.meta.clone(), self.lineage))
     }
 }

@@ -93,7 +93,7 @@ pub(super) fn mark_cheap(
             // A view would hold the memory of all that was gathered with it.
             (Some(Origin::Gathered(_)), _) if is_small => {
                 let local = x.local.to_owned_copy()?;
-                Saved::Kept(DTensor::wrap(mesh, local, x.meta.clone()))
+                Saved::Kept(DTensor::wrap(mesh, local, x.meta.clone(), x.lineage))
             }
             (Some(Origin::Gathered(_)), _) => return Ok(()),
             (Some(Origin::Computed(from)), _) if from.depth < DEPTH => Saved::of(x),
@@ -124,7 +124,7 @@ pub(super) fn mark_as_computed(y: &mut DTensor, op: &dyn Op, ins: &[&DTensor]) -
     let keep = |x: &&DTensor| {
         // A view would hold the memory of all that was gathered with it.
         let local = if x.origin.is_some() { x.local.to_owned_copy()? } else { x.local.clone() };
-        Ok(Saved::Kept(DTensor::wrap(&x.mesh, local, x.meta.clone())))
+        Ok(Saved::Kept(DTensor::wrap(&x.mesh, local, x.meta.clone(), x.lineage)))
     };
     let ins = ins.iter().map(keep).collect::<Result<_>>()?;
     let (mesh, path, reduction) = (y.mesh.clone(), ModulePath::current(), y.mesh.reduction());

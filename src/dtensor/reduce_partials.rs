@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::redistribute;
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
-use crate::comm::{Group, Reduce};
+use crate::comm::{Group, Lineage, Reduce};
 use crate::error::Result;
 use crate::tensor::{DType, Shape, Tensor};
 
@@ -77,6 +77,7 @@ impl ReductionBucket {
             x.copy_block(&mut mine, x.shape(), (0, x.strides()), (at, &x.shape().strides()))?;
             at += x.numel();
         }
+        let _lineage = Lineage::of_all(self.members.iter().map(|(i, ..)| xs[*i].lineage)).enter();
         let all = self.group.all_gather(&mine, &shapes)?;
         let mut starts = vec![0; self.group.len()];
         for (i, reduce, meta) in &self.members {
@@ -86,7 +87,8 @@ impl ReductionBucket {
                 all.narrow(0, starts[member] - len, len)?.reshape(reduce.part_shape(member))
             };
             let parts = all.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
-            done[*i] = Some(DTensor::wrap(&xs[*i].mesh, reduce.fold(&parts)?, meta.clone()));
+            let x = &xs[*i];
+            done[*i] = Some(DTensor::wrap(&x.mesh, reduce.fold(&parts)?, meta.clone(), x.lineage));
         }
         let others = (0..self.group.len()).filter(|m| *m != self.group.index()).map(total).sum::<usize>();
         if let Some((i, ..)) = self.members.first() {

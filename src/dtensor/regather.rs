@@ -96,7 +96,7 @@ impl GatheredFrom {
         }
         GatheredFrom::prefetch(self.earlier.iter().filter_map(Weak::upgrade))?;
         if let Some(local) = held {
-            return Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone()));
+            return Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone(), self.shard.lineage));
         }
         let in_flight = self.in_flight.borrow_mut().take();
         let in_flight = match in_flight {
@@ -108,7 +108,7 @@ impl GatheredFrom {
             }
         };
         let local = in_flight.finish(&self.shard.mesh)?;
-        Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone()))
+        Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone(), self.shard.lineage))
     }
 
     fn held_local(&self) -> Option<Tensor> {
@@ -143,7 +143,8 @@ impl GatheredFrom {
 
     fn tensor_move(&self) -> Result<TensorMove> {
         let GatheredFrom { shard, meta, .. } = self;
-        Ok(TensorMove { local: shard.resident()?, from: shard.meta.clone(), to: meta.clone() })
+        let (from, to) = (shard.meta.clone(), meta.clone());
+        Ok(TensorMove { local: shard.resident()?, from, to, lineage: shard.lineage })
     }
 }
 

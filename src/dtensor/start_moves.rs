@@ -5,7 +5,9 @@ use std::rc::Rc;
 use super::device_mesh::DeviceMesh;
 use super::explain::note_moves;
 use super::redistribute::{self, InFlight, Move, shard_places, sharing, start_sharing};
+use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
+use crate::comm::Lineage;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -14,6 +16,21 @@ pub(super) struct TensorMove {
     pub local: Tensor,
     pub from: Rc<TensorMeta>,
     pub to: Rc<TensorMeta>,
+    pub lineage: Lineage,
+}
+
+impl DTensor {
+    /// Runs a move of this tensor. Its calls carry the tensor's lineage.
+    pub(super) fn run_move(&self, m: &Rc<Move>) -> Result<Tensor> {
+        let _lineage = self.lineage.enter();
+        m.run(&self.mesh, self.resident()?)
+    }
+
+    /// Starts a move of this tensor. All its calls carry the tensor's lineage, whenever they start.
+    pub(super) fn start_move(&self, m: &Rc<Move>) -> Result<InFlight> {
+        let _lineage = self.lineage.enter();
+        m.start(&self.mesh, self.resident()?)
+    }
 }
 
 /// Starts moves that the program asks for, and returns them in their order. Tensors of one dtype that are gathered along
@@ -25,6 +42,7 @@ pub(super) fn start_moves(mesh: &DeviceMesh, of: Vec<TensorMove>) -> Result<Vec<
     for group in sharing(&moves) {
         let noted: Vec<_> = group.iter().map(|&i| (&*moves[i].0, &*of[i].from, &*of[i].to)).collect();
         note_moves(mesh, &noted);
+        let _lineage = Lineage::of_all(group.iter().map(|&i| of[i].lineage)).enter();
         let in_flight = start_sharing(mesh, group.iter().map(|&i| moves[i].clone()).collect())?;
         group.into_iter().zip(in_flight).for_each(|(i, in_flight)| started[i] = Some(in_flight));
     }

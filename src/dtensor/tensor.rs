@@ -10,10 +10,11 @@ use smallvec::SmallVec;
 use super::derivative_program::DerivativeProgram;
 use super::device_mesh::DeviceMesh;
 use super::gradient_needs::GradientNeeds;
+use super::lineage::lineage_of_new;
 use super::redistribute::InFlight;
 use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
-use crate::comm::ModulePath;
+use crate::comm::{Lineage, ModulePath};
 use crate::error::{Error, Result};
 use crate::ops::{Meta, Op};
 use crate::placement::{Layout, Spec};
@@ -54,6 +55,7 @@ pub struct DTensor {
     pub(super) local: Tensor,
     pub(super) meta: Rc<TensorMeta>,
     pub(super) mesh: DeviceMesh,
+    pub(super) lineage: Lineage,
     pub(super) history: Option<TapeOutput>,
     /// The way in which the backward pass gets this tensor again instead of keeping it, if it is so marked.
     pub(super) origin: Option<Origin>,
@@ -277,16 +279,42 @@ impl DTensor {
         let everywhere = Layout::replicated(mesh.mesh().ndim());
         let meta = mesh.meta(whole.dtype(), whole.shape(), &everywhere)?;
         // Slice on the host first, so that only this rank's shard is copied to the device.
-        let cut = Self::wrap(mesh, whole.clone(), meta).redistribute(layout)?;
+        let lineage = lineage_of_new("distribute", &meta, &[]);
+        let cut = Self::wrap(mesh, whole.clone(), meta, lineage).redistribute(layout)?;
         let local = cut.local.to_device(mesh.device())?;
         Ok(DTensor { local, ..cut })
     }
 
-    /// Creates a tensor without history from its stored tensor and metadata.
-    pub(super) fn wrap(mesh: &DeviceMesh, local: Tensor, meta: Rc<TensorMeta>) -> DTensor {
+    /// Creates a tensor without history from its stored tensor, metadata and lineage.
+    #[inline]
+    pub(super) fn wrap(mesh: &DeviceMesh, local: Tensor, meta: Rc<TensorMeta>, lineage: Lineage) -> DTensor {
         debug_assert_eq!(local.shape(), meta.stored_shape(), "{}", meta.spec());
         debug_assert_eq!(local.dtype(), meta.spec().stored_dtype(), "{}", meta.spec());
-        DTensor { local, meta, mesh: mesh.clone(), history: None, origin: None }
+        DTensor { local, meta, mesh: mesh.clone(), lineage, history: None, origin: None }
+    }
+
+    /// Returns how this tensor was made, as calls that move it compare it.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4], 2.0, "(S0)".parse()?)?;
+    ///     assert_eq!(x.exp()?.lineage(), x.exp()?.lineage());
+    ///     assert_ne!(x.exp()?.lineage(), x.sqrt()?.lineage());
+    ///     assert_eq!(x.redistribute("(R)".parse()?)?.lineage(), x.lineage());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn lineage(&self) -> Lineage {
+        self.lineage
+    }
+
+    /// Returns this tensor with the lineage of a parameter: ranks that move it compare the path in place of the operators
+    /// that made it.
+    pub(crate) fn of_parameter(self, path: &str) -> DTensor {
+        DTensor { lineage: Lineage::parameter(path), ..self }
     }
 
     /// Returns this rank's stored tensor: its shard or replica, or its partial values.
@@ -450,11 +478,11 @@ impl DTensor {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn detach(&self) -> DTensor {
-        let DTensor { local, meta, mesh, history: _, origin } = self;
-        let (local, meta, mesh) = (local.clone(), meta.clone(), mesh.clone());
+        let DTensor { local, meta, mesh, lineage, history: _, origin } = self;
+        let (local, meta, mesh, lineage) = (local.clone(), meta.clone(), mesh.clone(), *lineage);
         // A program may write other values to this tensor than the call computed.
         let origin = origin.clone().filter(|origin| matches!(origin, Origin::Gathered(_)));
-        DTensor { local, meta, mesh, history: None, origin }
+        DTensor { local, meta, mesh, lineage, history: None, origin }
     }
 
     /// Returns this value as a leaf tensor: [`DTensor::backward`] computes its gradient, in this layout.

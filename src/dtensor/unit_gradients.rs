@@ -15,7 +15,7 @@ use super::gradient_places::{GradientPlaces, UnitBuffers};
 use super::redistribute::{self, Move, ReductionInFlight, buffer_of, reductions_sharing, start_reductions};
 use super::tensor::{DTensor, GradientUnit, TapeNode};
 use super::tensor_meta::TensorMeta;
-use crate::comm::{ModulePath, Phase, operator_scope};
+use crate::comm::{Lineage, ModulePath, Phase, operator_scope};
 use crate::error::Result;
 use crate::placement::Spec;
 use crate::tensor::{DType, Tensor};
@@ -57,8 +57,8 @@ struct StartedReductions {
 }
 
 struct StartedGroup {
-    /// The gradients' numbers, and their metadata after the reduction.
-    members: Vec<(usize, Rc<TensorMeta>)>,
+    /// The gradients' numbers, their metadata after the reduction, and their lineages.
+    members: Vec<(usize, Rc<TensorMeta>, Lineage)>,
     reduction: ReductionInFlight,
 }
 
@@ -78,7 +78,7 @@ impl WantedGradient {
             return Ok(grad);
         }
         let meta = mesh.intern(Spec { dtype, ..grad.spec().clone() })?;
-        Ok(DTensor::wrap(mesh, grad.local.cast(dtype)?, meta))
+        Ok(DTensor::wrap(mesh, grad.local.cast(dtype)?, meta, grad.lineage))
     }
 }
 
@@ -191,7 +191,7 @@ pub(super) fn cast_local(mesh: &DeviceMesh, grad: &DTensor, dtype: DType) -> Res
         return Ok(grad.clone());
     }
     let meta = mesh.intern(Spec { dtype, ..grad.spec().clone() })?;
-    Ok(DTensor::wrap(mesh, grad.local.cast(dtype)?, meta))
+    Ok(DTensor::wrap(mesh, grad.local.cast(dtype)?, meta, grad.lineage))
 }
 
 impl StartedReductions {
@@ -220,6 +220,8 @@ impl StartedReductions {
             let noted: Vec<(&Move, &TensorMeta, &TensorMeta)> =
                 group.iter().zip(&own).map(|(&i, grad)| (&*moves[i].0, &*grad.meta, &*moves[i].1)).collect();
             note_moves(mesh, &noted);
+            let lineages: Vec<Lineage> = own.iter().map(|grad| grad.lineage).collect();
+            let _lineage = Lineage::of_all(lineages.iter().copied()).enter();
             let locals: Vec<Tensor> = own.into_iter().map(|grad| grad.local).collect();
             let plans: Vec<Rc<Move>> = group.iter().map(|&i| moves[i].0.clone()).collect();
             let leaves: Option<Vec<_>> = group.iter().map(|&i| wanted[i].unit).collect();
@@ -230,7 +232,9 @@ impl StartedReductions {
                 mesh.0.unit_buffers.of::<UnitBuffers>().keep(leaves[0].0, &buffer, &numbers, &locals);
             }
             let reduction = start_reductions(mesh, plans, locals)?;
-            let members = group.into_iter().map(|i| (i, moves[i].1.clone())).collect();
+            let members =
+                group.into_iter().zip(lineages).map(|(i, lineage)| (i, moves[i].1.clone(), lineage));
+            let members = members.collect();
             groups.push(StartedGroup { members, reduction });
         }
         Ok(StartedReductions { groups, len })
@@ -245,8 +249,8 @@ impl StartedReductions {
     fn finish(self, mesh: &DeviceMesh) -> Result<Vec<DTensor>> {
         let mut all: Vec<Option<DTensor>> = (0..self.len).map(|_| None).collect();
         for StartedGroup { members, reduction } in self.groups {
-            for ((i, meta), local) in members.into_iter().zip(reduction.finish(mesh)?) {
-                all[i] = Some(DTensor::wrap(mesh, local, meta));
+            for ((i, meta, lineage), local) in members.into_iter().zip(reduction.finish(mesh)?) {
+                all[i] = Some(DTensor::wrap(mesh, local, meta, lineage));
             }
         }
         Ok(all.into_iter().flatten().collect())

@@ -11,7 +11,7 @@ use super::explain::note_move;
 use super::gradient_sum::add_to;
 use super::redistribute::{self, run_together};
 use super::tensor::{CallDerivative, DTensor, TapeNode};
-use crate::comm::operator_scope;
+use crate::comm::{Lineage, operator_scope};
 use crate::error::Result;
 use crate::ops::Cast;
 use crate::placement::Layout;
@@ -85,9 +85,10 @@ pub(super) fn reduce_together(mesh: &DeviceMesh, grads: &mut [DTensor], layout: 
         metas.push(meta);
         locals.push(std::mem::take(&mut grad.local));
     }
+    let _lineage = Lineage::of_all(partial.iter().map(|grad| grad.lineage)).enter();
     let moved = run_together(mesh, &moves, locals)?;
     for (grad, (local, meta)) in partial.into_iter().zip(moved.into_iter().zip(metas)) {
-        *grad = DTensor { history: grad.history.clone(), ..DTensor::wrap(mesh, local, meta) };
+        *grad = DTensor { history: grad.history.clone(), ..DTensor::wrap(mesh, local, meta, grad.lineage) };
     }
     Ok(())
 }

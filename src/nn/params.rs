@@ -527,6 +527,7 @@ impl Params {
         let value = if stays { self.value(id).detach() } else { value };
         let old = &self.list[id.index].value;
         let value = if old.has_history() { self.as_leaf(id, &value)? } else { value.detach() };
+        let value = value.of_parameter(self.path(id));
         *self.value_mut(id) = value;
         placed
     }
@@ -558,6 +559,7 @@ impl Params {
         let unit = self.unit_for(&path, id);
         let (gradient, held_value) = (value.layout().clone(), RefCell::default());
         let leaf = value.requires_grad_in(gradient.clone(), self.units[unit].gradients, self.list.len())?;
+        let leaf = leaf.of_parameter(&path);
         self.list.push(Param {
             path,
             module,

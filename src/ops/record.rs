@@ -366,7 +366,6 @@ impl<T: Op + Clone + Eq + Hash> OpKey for T {
     }
 
     fn key_hash(&self, mut state: &mut dyn Hasher) {
-        std::any::TypeId::of::<T>().hash(&mut state);
         self.hash(&mut state);
     }
 

@@ -18,7 +18,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use isoshard::comm::nccl::Library;
-use isoshard::comm::{Call, Group, Launch, Process, Rank, Reduce, Route, Spmd, spmd};
+use isoshard::comm::{Call, Group, Launch, Lineage, Process, Rank, Reduce, Route, Spmd, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::rng::{Draw, Init};
 use isoshard::tensor::{DType, Device, ReduceOp, Shape, Tensor};
@@ -642,7 +642,8 @@ fn places_that_are_not_the_parts_are_refused() {
         let zeros = |shape: &[usize]| Tensor::zeros(DType::F32, shape).to_device(rank.device());
         let (x, shapes) = ([zeros(&[3])?], vec![Shape::from([3]); members.len()]);
         let (name, route, dtype) = ("all_gather", Route::Gather, DType::F32);
-        let call = Call { name, route, op: None, dtype, outgoing: &x, incoming: &shapes };
+        let call =
+            Call { name, route, op: None, dtype, outgoing: &x, incoming: &shapes, lineage: Lineage::NONE };
         let places = |last: Tensor| -> Result<Vec<Tensor>> {
             let others = members[1..].iter().map(|_| zeros(&[3]));
             others.chain([Ok(last)]).collect()
@@ -670,7 +671,15 @@ fn calls_that_do_not_fit_the_group_are_refused() {
         let (x, shapes) =
             (members.iter().map(|_| zeros()).collect::<Result<Vec<_>>>()?, vec![Shape::from([3]); n]);
         let (route, dtype, op) = (Route::Gather, DType::F32, Some(ReduceOp::Sum));
-        let gather = Call { name: "all_reduce", route, op, dtype, outgoing: &x[..1], incoming: &shapes };
+        let gather = Call {
+            name: "all_reduce",
+            route,
+            op,
+            dtype,
+            outgoing: &x[..1],
+            incoming: &shapes,
+            lineage: Lineage::NONE,
+        };
         let scatter = Call { name: "reduce_scatter", route: Route::AllToAll, outgoing: &x, ..gather };
         let sum = |members, len: usize| Reduce::halving(ReduceOp::Sum, members, [len].into());
         let none = Call { outgoing: &[], ..gather };
@@ -869,6 +878,7 @@ fn one_gpu_by_itself() {
             dtype: DType::F32,
             outgoing: std::slice::from_ref(&x),
             incoming: std::slice::from_ref(x.shape()),
+            lineage: Lineage::NONE,
         };
         for _ in 0..10 {
             for (name, route) in [("all_gather", Route::Gather), ("broadcast", Route::Broadcast { root: 0 })]

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::group::Group;
 use super::pending::Pending;
-use crate::comm::calls::{Call, Route};
+use crate::comm::calls::{Call, Lineage, Route};
 use crate::comm::transport::{CallResults, Reduce, fold};
 use crate::error::Result;
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
@@ -62,6 +62,7 @@ impl Group {
             return Pending::ready(Ok(vec![x.clone()]));
         }
         let call = Call {
+            lineage: Lineage::current(),
             name: verb,
             route: Route::Gather,
             op: None,
@@ -82,6 +83,7 @@ impl Group {
         let shapes: SmallVec<[Shape; 16]> = into.iter().map(|x| x.shape().clone()).collect();
         debug_assert!(shapes.iter().all(|shape| shape == x.shape()), "equal shapes");
         let call = Call {
+            lineage: Lineage::current(),
             name: verb,
             route: Route::Gather,
             op: None,
@@ -148,6 +150,7 @@ impl Group {
             return Pending::ready(Ok(parts));
         }
         let call = Call {
+            lineage: Lineage::current(),
             name: verb,
             route: Route::AllToAll,
             op: None,
@@ -217,6 +220,7 @@ impl Group {
         }
         let incoming = self.incoming(&reduce);
         let call = Call {
+            lineage: Lineage::current(),
             name: verb,
             route: Route::AllToAll,
             op: Some(reduce.op),
@@ -283,6 +287,7 @@ impl Group {
         };
         let incoming = self.incoming(&reduce);
         let call = Call {
+            lineage: Lineage::current(),
             name: "all_reduce",
             route: Route::Gather,
             op: Some(reduce.op),
@@ -348,6 +353,7 @@ impl Group {
             return Pending::ready(Ok(x.clone()));
         }
         let call = Call {
+            lineage: Lineage::current(),
             name: verb,
             route: Route::Broadcast { root },
             op: None,
@@ -404,6 +410,7 @@ impl Group {
             return Pending::ready(Err(e));
         }
         let call = Call {
+            lineage: Lineage::current(),
             name: "send",
             route: Route::Send { to },
             op: None,
@@ -453,6 +460,7 @@ impl Group {
             return Pending::ready(Err(e));
         }
         let call = Call {
+            lineage: Lineage::current(),
             name: "recv",
             route: Route::Recv { from },
             op: None,
@@ -498,6 +506,7 @@ impl Group {
             return Pending::ready(Ok(()));
         }
         let call = Call {
+            lineage: Lineage::current(),
             name: "barrier",
             route: Route::Barrier,
             op: None,

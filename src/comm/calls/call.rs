@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::group_name::NAME_BYTES;
+use super::lineage::Lineage;
 use super::operator::current_operator;
 use super::route::Route;
 use super::signature::{CallSignature, ShapesView, SignatureView};
@@ -25,6 +27,8 @@ pub struct Call<'a> {
     /// The shapes of [`Request::wait`](crate::comm::Request::wait)'s result; under [`Route::Send`], the shape that is
     /// sent.
     pub incoming: &'a [Shape],
+    /// How the tensors were made, if they are distributed ones. Members compare it.
+    pub lineage: Lineage,
 }
 
 impl<'a> Call<'a> {
@@ -34,11 +38,11 @@ impl<'a> Call<'a> {
     /// all.
     ///
     /// ```
-    /// use isoshard::comm::{Call, Route};
+    /// use isoshard::comm::{Call, Lineage, Route};
     /// use isoshard::tensor::{DType, Shape};
     /// let shape = [Shape::from([4])];
     /// let recv = Call { name: "recv", route: Route::Recv { from: 0 }, op: None, dtype: DType::F32, outgoing: &[],
-    /// incoming: &shape };
+    /// incoming: &shape, lineage: Lineage::NONE };
     /// let send = Call { name: "send", route: Route::Send { to: 1 }, ..recv };
     /// assert!(recv.agrees(1, &send, 0));
     /// assert!(!recv.agrees(1, &Call { dtype: DType::F64, ..send }, 0));
@@ -50,11 +54,11 @@ impl<'a> Call<'a> {
     /// Returns the device of the tensors that this member sends, if it sends any.
     ///
     /// ```
-    /// use isoshard::comm::{Call, Route};
+    /// use isoshard::comm::{Call, Lineage, Route};
     /// use isoshard::tensor::{DType, Device, Tensor};
     /// let x = [Tensor::zeros(DType::F32, [3])];
     /// let call = Call { name: "send", route: Route::Send { to: 1 }, op: None, dtype: DType::F32, outgoing: &x,
-    /// incoming: &[] };
+    /// incoming: &[], lineage: Lineage::NONE };
     /// assert_eq!(call.device(), Some(Device::Cpu));
     /// ```
     pub fn device(&self) -> Option<Device> {
@@ -88,14 +92,15 @@ impl<'a> Call<'a> {
 
     /// Returns what is compared between members and shown in errors, borrowed.
     pub(in crate::comm) fn signature(&self) -> SignatureView<'a> {
-        let Call { name, route, op, dtype, outgoing, incoming } = *self;
+        let Call { name, route, op, dtype, outgoing, incoming, lineage } = *self;
         let (sent, expected) = (ShapesView::Tensors(outgoing), ShapesView::Shapes(incoming));
-        SignatureView { name, route, op, dtype, device: self.device(), sent, expected }
+        let subject = lineage.subject();
+        SignatureView { name, route, op, dtype, device: self.device(), sent, expected, subject }
     }
 
     /// Returns the call without its tensors, to be compared in another process or later.
     pub(in crate::comm) fn to_signature(self) -> CallSignature {
-        let Call { name, route, op, dtype, outgoing, incoming } = self;
+        let Call { name, route, op, dtype, outgoing, incoming, lineage } = self;
         // Except for all-to-all, the shapes sent follow from the shapes expected.
         let sent = if route == Route::AllToAll { outgoing } else { &[] };
         CallSignature {
@@ -106,8 +111,16 @@ impl<'a> Call<'a> {
             outgoing: sent.iter().map(|x| x.shape().clone()).collect(),
             incoming: incoming.to_vec(),
             operator: current_operator().into(),
+            lineage: lineage.hash(),
+            made_by: bounded(lineage.name()).into(),
         }
     }
+}
+
+/// Returns the longest beginning of a name that readers accept.
+fn bounded(name: &str) -> &str {
+    let end = (0..=name.len().min(NAME_BYTES)).rfind(|&end| name.is_char_boundary(end));
+    &name[..end.unwrap_or(0)]
 }
 
 /// Writes the call as errors show it: `all_reduce(sum) f32[1024]`, or with different shapes, `all_gather f32{[2, 3],

@@ -63,7 +63,7 @@ thread_local!(
 /// })?;
 /// # Ok::<(), isoshard::Error>(())
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModulePath(&'static str);
 
 /// The part of a training step in which a call is made.

@@ -21,13 +21,18 @@ pub(in crate::comm) struct CallSignature {
     pub incoming: Vec<Shape>,
     /// The operator that the call is made for. It is not compared, but errors show it.
     pub operator: Cow<'static, str>,
+    /// The hash of the tensors' [`Lineage`](super::Lineage).
+    pub lineage: u64,
+    /// The name of the tensors' lineage. It is not compared, but errors show it.
+    pub made_by: Cow<'static, str>,
 }
 
 impl CallSignature {
     pub fn view(&self) -> SignatureView<'_> {
         let CallSignature { ref name, route, op, dtype, ref outgoing, ref incoming, .. } = *self;
         let (sent, expected) = (ShapesView::Shapes(outgoing), ShapesView::Shapes(incoming));
-        SignatureView { name, route, op, dtype, device: None, sent, expected }
+        let subject = Subject { lineage: self.lineage, name: &self.made_by };
+        SignatureView { name, route, op, dtype, device: None, sent, expected, subject }
     }
 }
 
@@ -44,6 +49,14 @@ pub(in crate::comm) struct SignatureView<'a> {
     /// Known for [`Route::AllToAll`] only.
     pub sent: ShapesView<'a>,
     pub expected: ShapesView<'a>,
+    pub subject: Subject<'a>,
+}
+
+/// The tensors of a call, by the hash and the name of their lineage.
+#[derive(Clone, Copy)]
+pub(in crate::comm) struct Subject<'a> {
+    pub lineage: u64,
+    pub name: &'a str,
 }
 
 impl SignatureView<'_> {
@@ -54,7 +67,11 @@ impl SignatureView<'_> {
     /// Except for all-to-all the relation is transitive among senders, so comparing with one member is comparing with
     /// all.
     pub fn agrees(&self, me: usize, other: &SignatureView<'_>, at: usize) -> bool {
-        if self.dtype != other.dtype || self.op != other.op || self.is_on_another_device(other) {
+        if self.dtype != other.dtype
+            || self.op != other.op
+            || self.subject.lineage != other.subject.lineage
+            || self.is_on_another_device(other)
+        {
             return false;
         }
         match (self.route, other.route) {
@@ -71,11 +88,15 @@ impl SignatureView<'_> {
         }
     }
 
-    /// Returns the texts of two calls that do not fit, with their devices if these differ.
+    /// Returns the texts of two calls that do not fit, with their devices and the tensors' lineages if these differ.
     pub fn describe_both(&self, other: &SignatureView<'_>) -> (String, String) {
-        let show = |call: &SignatureView<'_>| match call.device {
-            Some(device) if self.is_on_another_device(other) => format!("{call} on {device}"),
-            _ => call.to_string(),
+        let is_other = self.subject.lineage != other.subject.lineage;
+        let show = |call: &SignatureView<'_>| {
+            let tensor = if is_other { format!(" of {}", call.subject) } else { String::new() };
+            match call.device {
+                Some(device) if self.is_on_another_device(other) => format!("{call}{tensor} on {device}"),
+                _ => format!("{call}{tensor}"),
+            }
         };
         (show(self), show(other))
     }
@@ -109,6 +130,16 @@ impl fmt::Display for SignatureView<'_> {
             }
             Route::AllToAll => write!(f, " {dtype}{sent}"),
             Route::Gather | Route::Send { .. } | Route::Recv { .. } => write!(f, " {dtype}{expected}"),
+        }
+    }
+}
+
+/// Writes `h.1.w (lineage 9f8a04c27d3b1e65)`, or `a plain tensor` without a lineage.
+impl fmt::Display for Subject<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.lineage {
+            0 => f.write_str("a plain tensor"),
+            lineage => write!(f, "{} (lineage {lineage:016x})", self.name),
         }
     }
 }

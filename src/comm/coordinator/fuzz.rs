@@ -161,6 +161,8 @@ impl Random {
             outgoing: self.shapes(),
             incoming: self.shapes(),
             operator: self.text().into(),
+            lineage: self.next(),
+            made_by: self.text().into(),
         }
     }
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::announced_work::{AnnouncedWork, BusyTime};
-use super::table_group::{CallKey, Name, OpenCall, TableGroup, shown};
+use super::table_group::{CallKey, Name, OpenCall, TableGroup, shortened};
 use super::wait_graph::cycle;
 use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, group_number, label};
 use crate::error::{CallId, CommFault, LastCall, Wait};
@@ -135,7 +135,7 @@ impl CallTable {
         now: Instant,
     ) -> Result<Option<CommFault>, ProtocolViolation> {
         let members = self.members(from, key)?;
-        let longest = signature.name.len().max(signature.operator.len());
+        let longest = signature.name.len().max(signature.operator.len()).max(signature.made_by.len());
         if longest > NAME_BYTES {
             return Err(format!(
                 "the name of a call has {longest} bytes, but at most {NAME_BYTES} are allowed"
@@ -167,12 +167,13 @@ impl CallTable {
             } else {
                 ((position, &signature), (*at, other))
             };
+            let (brought, other_brought) = second.view().describe_both(&first.view());
             return Ok(Some(CommFault::Mismatch {
                 id: members.id(key, &signature),
                 rank: members.rank(key.1, high),
-                brought: shown(&second.view()),
+                brought: shortened(brought),
                 other: members.rank(key.1, low),
-                other_brought: shown(&first.view()),
+                other_brought: shortened(other_brought),
                 last: self.last(key),
             }));
         }
@@ -303,7 +304,7 @@ impl CallTable {
         Some(CommFault::Missing {
             id: members.id(key, signature),
             rank: members.rank(key.1, *waiting),
-            brought: shown(&signature.view()),
+            brought: shortened(signature.view().to_string()),
             missing,
             ended: true,
             deadline_s: self.deadline.as_secs_f64(),
@@ -350,7 +351,7 @@ impl CallTable {
                 Some(Wait { rank, id, waits_for: *absent.first()? })
             };
             let (brought, elsewhere) =
-                (shown(&signature.view()), missing.iter().filter_map(elsewhere).collect());
+                (shortened(signature.view().to_string()), missing.iter().filter_map(elsewhere).collect());
             let (rank, ended, busy) = (from, false, self.busy(&missing, now));
             return Ok(CommFault::Missing {
                 id,
@@ -379,7 +380,8 @@ fn cost(signature: &CallSignature) -> usize {
     let shape =
         |shape: &Shape| size_of::<Shape>() + if shape.len() > 5 { size_of_val(&shape[..]) } else { 0 };
     let shapes: usize = signature.outgoing.iter().chain(&signature.incoming).map(shape).sum();
-    ENTRY_BYTES + signature.name.len() + signature.operator.len() + shapes
+    let texts = [&signature.name, &signature.operator, &signature.made_by].map(|text| text.len());
+    ENTRY_BYTES + texts.iter().sum::<usize>() + shapes
 }
 
 #[cfg(test)]

@@ -406,6 +406,7 @@ impl RecordedCall {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::calls::Lineage;
     use crate::comm::{Spmd, spmd};
     use crate::error::Result;
     use crate::tensor::{DType, ReduceOp, Shape, Tensor};
@@ -471,6 +472,7 @@ mod tests {
             dtype: DType::F32,
             outgoing: &[x],
             incoming: &[Shape::from([64, 128]), Shape::from([64, 128])],
+            lineage: Lineage::NONE,
         };
         let rounds = 20_000u32;
         let least = (0..5).map(|_| {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use super::announced_work::BusyTime;
-use crate::comm::calls::{CallSignature, Sequence, SignatureView};
+use crate::comm::calls::{CallSignature, Sequence};
 use crate::error::CallId;
 
 /// The longest text of a call in a fault, in bytes; longer texts are cut off.
@@ -99,9 +99,8 @@ impl TableGroup {
     }
 }
 
-/// Returns a call's text in faults.
-pub(super) fn shown(signature: &SignatureView<'_>) -> String {
-    let mut text = signature.to_string();
+/// Returns a call's text as faults show it.
+pub(super) fn shortened(mut text: String) -> String {
     if text.len() > SHOWN_BYTES {
         text.truncate((0..=SHOWN_BYTES).rfind(|&end| text.is_char_boundary(end)).unwrap_or(0));
         text.push_str(" ...");

@@ -7,7 +7,7 @@ use super::batch::Batch;
 use super::bridge_piece::BridgePiece;
 use super::routing::Routing;
 use super::transfer::Transfer;
-use crate::comm::{Group, Pending, Rank};
+use crate::comm::{Group, Lineage, ModulePath, Pending, Rank};
 use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh};
@@ -185,7 +185,11 @@ impl Bridge {
         let locals: Vec<Tensor> =
             planned.map(|(x, planned)| planned.source_part(x)).collect::<Result<_>>()?;
         let BridgePlan { rank, group, batches, .. } = &*self.plan;
-        let exchanges = batches.iter().map(|batch| batch.start(group, rank.device(), &locals));
+        let exchanges = batches.iter().map(|batch| {
+            let edges = batch.tensors.iter().map(|&i| self.plan.tensors[i].transfer.lineage());
+            let _lineage = Lineage::of_all(edges).enter();
+            batch.start(group, rank.device(), &locals)
+        });
         let exchanges = exchanges.collect::<Result<_>>()?;
         Ok(PendingTransfer { plan: self.plan.clone(), locals, exchanges, onto: onto.cloned() })
     }
@@ -320,7 +324,8 @@ impl PendingTransfer {
             for (&i, arrived) in batch.tensors.iter().zip(arrivals) {
                 let Transfer { dtype, shape, to, .. } = &plan.tensors[i].transfer;
                 let local = arrived.map_or_else(|| plan.new_part(i, &locals), Ok)?;
-                f(i, DTensor::wrap(onto, local, onto.meta(*dtype, shape, to)?))?;
+                let lineage = plan.tensors[i].transfer.lineage();
+                f(i, DTensor::wrap(onto, local, onto.meta(*dtype, shape, to)?, lineage))?;
             }
         }
         Ok(())
@@ -360,6 +365,16 @@ impl BridgePlan {
                         transfer.from,
                         self.from.with_ranks()
                     ),
+                );
+            }
+        }
+        for (x, PlannedTensor { transfer, .. }) in tensors.iter().zip(&self.tensors) {
+            let (lineage, name) = (x.lineage(), transfer.name);
+            if name != ModulePath::default() && lineage.is_another_parameter(name.as_str()) {
+                return refuse(
+                    "a tensor is another parameter than the planned one",
+                    lineage.name().to_string(),
+                    format!("give {name}"),
                 );
             }
         }

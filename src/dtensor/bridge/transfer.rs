@@ -1,7 +1,11 @@
 //! Transfers: the metadata of a tensor that moves between meshes, as the ranks of both know it.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
+use rustc_hash::FxHasher;
+
+use crate::comm::{Lineage, ModulePath};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Placement, Spec};
 use crate::tensor::{DType, Dims, Shape};
@@ -16,7 +20,7 @@ use crate::tensor::{DType, Dims, Shape};
 /// assert_eq!(weight.to_string(), "f32[64, 128] (S0) to (R, S1)");
 /// # Ok::<(), isoshard::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Transfer {
     /// The element type.
     pub dtype: DType,
@@ -26,6 +30,8 @@ pub struct Transfer {
     pub from: Layout,
     /// The layout on the target mesh.
     pub to: Layout,
+    /// The tensor's name, or an empty path. The ranks of both meshes compare it.
+    pub name: ModulePath,
 }
 
 impl Transfer {
@@ -38,7 +44,28 @@ impl Transfer {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn new(dtype: DType, shape: impl Into<Shape>, from: Layout, to: Layout) -> Transfer {
-        Transfer { dtype, shape: shape.into(), from, to }
+        Transfer { dtype, shape: shape.into(), from, to, name: ModulePath::default() }
+    }
+
+    /// Names the tensor, such as a parameter by its path. Ranks whose transfers differ in names get an error in place of
+    /// another tensor of the same shape.
+    ///
+    /// ```
+    /// use isoshard::{comm::ModulePath, dtensor::Transfer, tensor::DType};
+    /// let bias = Transfer::new(DType::BF16, [128], "(S0)".parse()?, "(R)".parse()?).named(ModulePath::new("h.0.b"));
+    /// assert_eq!(bias.name.as_str(), "h.0.b");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn named(self, name: ModulePath) -> Transfer {
+        Transfer { name, ..self }
+    }
+
+    /// Returns the lineage of what arrives, which both ends know.
+    pub(super) fn lineage(&self) -> Lineage {
+        let mut hasher = FxHasher::default();
+        (self.dtype, &self.shape, &self.from, &self.to, self.name.as_str()).hash(&mut hasher);
+        let name = if self.name == ModulePath::default() { "bridge" } else { self.name.as_str() };
+        Lineage::made_by(name, hasher.finish())
     }
 
     /// Returns the spec in which the tensor is sent, with every `Partial` axis reduced, and that in which it arrives.

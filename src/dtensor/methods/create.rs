@@ -3,6 +3,7 @@
 //! Every rank computes its own shard; no rank holds the whole, and nothing is communicated.
 
 use crate::dtensor::device_mesh::DeviceMesh;
+use crate::dtensor::lineage::{lineage_of_full, lineage_of_new};
 use crate::dtensor::tensor::{DTensor, refuse_partial};
 use crate::error::{Error, Result};
 use crate::ops::{DiagonalBand, IndexSequence, KeepBand, OneHot, band, sequence};
@@ -36,7 +37,9 @@ impl DTensor {
     ) -> Result<DTensor> {
         let meta = mesh.meta(dtype, &shape.into(), &layout)?;
         refuse_partial("full", &meta)?;
-        Ok(Self::wrap(mesh, Tensor::full_on(mesh.device(), dtype, meta.local_shape(), value)?, meta))
+        let value = value.into();
+        let lineage = lineage_of_full(&meta, value);
+        Ok(Self::wrap(mesh, Tensor::full_on(mesh.device(), dtype, meta.local_shape(), value)?, meta, lineage))
     }
 
     /// Creates a tensor of zeros. Each rank allocates its shard only; communicates nothing.
@@ -388,7 +391,8 @@ impl DTensor {
             };
             Tensor::build(meta.local_shape().clone(), fill).to_device(device)?
         };
-        Ok(Self::wrap(mesh, local, meta))
+        let lineage = lineage_of_new("from_fn", &meta, &[]);
+        Ok(Self::wrap(mesh, local, meta, lineage))
     }
 
     /// Returns rows of `classes` elements that are 1 at this tensor's indices and 0 elsewhere: `[..]` (i64) gives
@@ -456,7 +460,7 @@ impl DTensor {
     }
 
     fn sequence_of(
-        verb: &str,
+        verb: &'static str,
         mesh: &DeviceMesh,
         dtype: DType,
         len: usize,
@@ -467,11 +471,14 @@ impl DTensor {
         let meta = mesh.meta(dtype, &shape, &layout)?;
         refuse_partial(verb, &meta)?;
         let local = sequence(mesh.device(), dtype, &shape, &meta.window().region, numbers)?;
-        Ok(Self::wrap(mesh, local, meta))
+        let IndexSequence { start, step, end, last, turn } = numbers;
+        let lineage =
+            lineage_of_new(verb, &meta, &[start.to_bits(), step.to_bits(), end.to_bits(), last, turn]);
+        Ok(Self::wrap(mesh, local, meta, lineage))
     }
 
     fn band_of(
-        verb: &str,
+        verb: &'static str,
         mesh: &DeviceMesh,
         dtype: DType,
         shape: Shape,
@@ -484,7 +491,8 @@ impl DTensor {
         let meta = mesh.meta(dtype, &shape, &layout)?;
         refuse_partial(verb, &meta)?;
         let local = band(mesh.device(), dtype, &shape, &meta.window().region, diagonals, [1.0, 0.0])?;
-        Ok(Self::wrap(mesh, local, meta))
+        let lineage = lineage_of_new(verb, &meta, &[diagonals.low as u64, diagonals.high as u64]);
+        Ok(Self::wrap(mesh, local, meta, lineage))
     }
 }
 

@@ -173,7 +173,7 @@ fn moved_operand(op: &Matmul, ins: [&DTensor; 2], i: usize) -> Result<DTensor> {
     let Some((m, to)) = &plan.moves[i] else { return Ok(x.clone()) };
     let _label = operator_scope(op.name());
     note_move(&x.mesh, m, &x.meta, to);
-    let moved = DTensor::wrap(&x.mesh, m.run(&x.mesh, x.resident()?)?, to.clone());
+    let moved = DTensor::wrap(&x.mesh, x.run_move(m)?, to.clone(), x.lineage);
     Ok(DTensor { history: x.history.clone(), ..moved })
 }
 

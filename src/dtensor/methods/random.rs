@@ -3,8 +3,10 @@
 //! Numbers come from a `&mut Generator` or a `Draw`. Nothing is communicated, except to compare a generator at its
 //! first draw on a mesh ([`IntoDraw`]), and to move rows in [`DTensor::shuffle`].
 
+use crate::comm::Lineage;
 use crate::dtensor::device_mesh::DeviceMesh;
 use crate::dtensor::into_draw::IntoDraw;
+use crate::dtensor::lineage::lineage_of_new;
 use crate::dtensor::tensor::{DTensor, refuse_partial};
 use crate::dtensor::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
@@ -169,7 +171,8 @@ impl DTensor {
         let draw = from.into_draw(values.verb(), mesh)?;
         let mut local = Tensor::uninit_on(mesh.device(), dtype, meta.local_shape())?;
         values.write(&meta, draw, &mut local)?;
-        Ok(DTensor::wrap(mesh, local, meta))
+        let lineage = values.lineage(&meta, draw);
+        Ok(DTensor::wrap(mesh, local, meta, lineage))
     }
 }
 
@@ -335,6 +338,7 @@ impl DTensor {
         if !self.local.is_unique() {
             self.local = Tensor::uninit_on(self.mesh.device(), self.dtype(), self.meta.local_shape())?;
         }
+        self.lineage = values.lineage(&self.meta, draw);
         values.write(&self.meta, draw, &mut self.local)
     }
 }
@@ -356,6 +360,11 @@ impl FillSource {
             FillSource::Init(_) => "init",
             FillSource::Permutation => "randperm",
         }
+    }
+
+    /// Returns the lineage of the tensor that a draw fills. A tensor of another draw has another one.
+    fn lineage(&self, meta: &TensorMeta, Draw { seed, number }: Draw) -> Lineage {
+        lineage_of_new(self.verb(), meta, &[seed, number])
     }
 
     /// Refuses what [`FillSource::write`] would refuse, from metadata that all ranks share, before a generator counts a

@@ -16,7 +16,7 @@ use super::even_shards::EvenShards;
 use super::lower::{ExchangeStage, FoldStage, StackedShape, Stage, lower};
 use super::redistribution::{ExchangeKind, Redistribution};
 use super::span::move_span;
-use crate::comm::{CallOrigin, Group, Network, Pending, Reduce};
+use crate::comm::{CallContext, Group, Lineage, Network, Pending, Reduce};
 use crate::error::Result;
 use crate::placement::Spec;
 use crate::tensor::Tensor;
@@ -29,7 +29,7 @@ pub(crate) struct Move {
     calls: usize,
 }
 
-/// A redistribution in flight. Its later calls have the origin of its start, wherever it is waited for.
+/// A redistribution in flight. Its later calls have the context of its start, wherever it is waited for.
 #[expect(clippy::large_enum_variant, reason = "almost all are the large one, which need not be boxed")]
 pub(in crate::dtensor) enum InFlight {
     /// No call is left except the one that was started, if any.
@@ -46,7 +46,7 @@ pub(in crate::dtensor) struct SharedGather {
     /// The positions of the tensors in what arrives, if each of them arrives in one piece.
     pub(super) even: Option<EvenShards>,
     pub(super) call: RefCell<SharedCallState>,
-    pub(super) origin: CallOrigin,
+    pub(super) context: CallContext,
     pub(super) span: Span,
 }
 
@@ -65,10 +65,10 @@ pub(super) enum SharedCallState {
     Made(Vec<Option<Result<Tensor>>>),
 }
 
-/// A redistribution that was started, and its origin.
+/// A redistribution that was started, and its context.
 pub(in crate::dtensor) struct StartedMove {
     progress: MoveProgress,
-    origin: CallOrigin,
+    context: CallContext,
     span: Span,
 }
 
@@ -167,7 +167,7 @@ impl Move {
     pub(in crate::dtensor) fn start(self: &Rc<Self>, mesh: &DeviceMesh, local: Tensor) -> Result<InFlight> {
         let span = move_span(&self.plan);
         let progress = span.in_scope(|| self.start_at(0, mesh, local))?;
-        let started = StartedMove { progress, origin: CallOrigin::current(), span };
+        let started = StartedMove { progress, context: CallContext::current(), span };
         if self.calls < 2 {
             return Ok(InFlight::Last(started));
         }
@@ -190,6 +190,7 @@ impl Move {
 
     /// Starts the call of a stage, or runs a stage without a call.
     pub(super) fn start_stage(self: &Rc<Self>, stage: usize, local: Tensor) -> Result<MoveProgress> {
+        debug_assert_ne!(Lineage::current(), Lineage::NONE, "a move is of some tensor");
         let call = match &self.stages[stage] {
             Stage::AllReduce { group, reduce } => {
                 PendingCall::Whole(group.all_reduce_with_async(&local, reduce.clone()))
@@ -251,8 +252,8 @@ impl InFlight {
         };
         if has_two_calls(&started.borrow().progress) {
             finish_earlier(mesh, started);
-            let StartedMove { progress, origin, span } = StartedMove::take(started);
-            let _origin = origin.enter();
+            let StartedMove { progress, context, span } = StartedMove::take(started);
+            let _context = context.enter();
             let _span = span.enter();
             let next = progress.next(mesh).unwrap_or_else(|e| MoveProgress::Done(Err(e)));
             started.borrow_mut().progress = next;
@@ -285,11 +286,11 @@ impl StartedMove {
     fn take(started: &RefCell<StartedMove>) -> StartedMove {
         let mut started = started.borrow_mut();
         let progress = std::mem::replace(&mut started.progress, MoveProgress::Done(Ok(Tensor::default())));
-        StartedMove { progress, origin: started.origin, span: started.span.clone() }
+        StartedMove { progress, context: started.context, span: started.span.clone() }
     }
 
     fn finish(self, mesh: &DeviceMesh) -> Result<Tensor> {
-        let _origin = self.origin.enter();
+        let _context = self.context.enter();
         let _span = self.span.enter();
         self.progress.finish(mesh)
     }

@@ -15,7 +15,7 @@ use super::lower::{ExchangeStage, Stage};
 use super::redistribution::{ExchangeKind, Redistribution};
 use super::run::{GatheredTensor, InFlight, Move, SharedCallState, SharedGather, assemble};
 use super::span::shared_span;
-use crate::comm::{CallOrigin, Cost, Pending};
+use crate::comm::{CallContext, Cost, Pending};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, Shape, Tensor};
 
@@ -128,7 +128,7 @@ impl SharedGather {
     fn start(moves: Vec<(Rc<Move>, Tensor)>) -> Result<SharedGather> {
         let span = shared_span(moves.iter().map(|(m, _)| m.plan()));
         let _span = span.clone().entered();
-        let origin = CallOrigin::current();
+        let context = CallContext::current();
         let own: Vec<&Move> = moves.iter().map(|(m, _)| &**m).collect();
         let (even, started, starts) = match even_shards(&own) {
             Some(even) => {
@@ -145,7 +145,7 @@ impl SharedGather {
         let call = RefCell::new(SharedCallState::Waiting(started));
         let tensor = |((plan, local), starts)| GatheredTensor { plan, local, starts };
         let gathers = moves.into_iter().zip(starts).map(tensor).collect();
-        Ok(SharedGather { gathers, even, call, origin, span })
+        Ok(SharedGather { gathers, even, call, context, span })
     }
 
     /// Waits for the call, and returns one of the gathered tensors. The first wait makes all of them, so that the elements
@@ -165,7 +165,7 @@ impl SharedGather {
     }
 
     fn wait(&self, mesh: &DeviceMesh, call: Pending<Vec<Tensor>>) -> Result<Vec<Tensor>> {
-        let _origin = self.origin.enter();
+        let _context = self.context.enter();
         let _span = self.span.enter();
         let mut all = call.wait()?;
         let bytes = match &self.even {

@@ -4,7 +4,7 @@ use super::super::exchange_piece::communicating_axes;
 use super::cost::{CostModel, bytes_and_calls};
 use super::redistribution::Redistribution;
 use super::run::{Move, find};
-use crate::comm::spmd;
+use crate::comm::{Lineage, spmd};
 use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::Result;
 use crate::placement::{Layout, Placement, Spec};
@@ -154,6 +154,7 @@ fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, costs: Cos
     let plan = Redistribution::plan_with_costs(&src, &dst, costs)?;
     let (said, calls, bytes) = (plan.to_string(), plan.calls(), plan.received_bytes());
     let before = mesh.received_bytes();
+    let _lineage = Lineage::parameter("w").enter();
     let got = Rc::new(Move::new(mesh, plan)?).run(mesh, local)?;
     assert_eq!(got.shape(), want.shape(), "{src} to {to}: {said}");
     let bits = |t: &Tensor| t.to_vec::<f32>().map(|v| v.into_iter().map(f32::to_bits).collect::<Vec<_>>());
@@ -172,7 +173,7 @@ fn copies(from: &'static str, to: &'static str) -> Vec<(u64, bool)> {
         let x = x.redistribute(layout(from))?;
         // A slice of the whole tensor would be a view of it.
         let local = x.local().contiguous()?;
-        let x = DTensor::wrap(&mesh, local.clone(), x.meta.clone());
+        let x = DTensor::wrap(&mesh, local.clone(), x.meta.clone(), x.lineage);
         let before = mesh.copied_bytes();
         let y = x.redistribute(layout(to))?;
         Ok((mesh.copied_bytes() - before, y.local().shares_storage(&local)))

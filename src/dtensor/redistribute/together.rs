@@ -13,7 +13,7 @@ use super::lower::{FoldStage, Stage, stacked};
 use super::redistribution::{RedistributionStep, StepAction};
 use super::run::{InFlight, Move};
 use super::span::shared_span;
-use crate::comm::{CallOrigin, Group, PhasedReduce, Reduce};
+use crate::comm::{CallContext, Group, PhasedReduce, Reduce};
 use crate::error::Result;
 use crate::placement::Spec;
 use crate::tensor::{DType, FoldOrder, FoldStep, Shape, Tensor};
@@ -76,7 +76,7 @@ pub(in crate::dtensor) struct SharedReduction {
     moves: Vec<Rc<Move>>,
     arrangement: Arrangement,
     progress: SharedProgress,
-    origin: CallOrigin,
+    context: CallContext,
     span: Span,
 }
 
@@ -126,8 +126,8 @@ fn start(
     }
     let span = shared_span(moves.iter().map(|m| m.plan()));
     let progress = span.in_scope(|| start_at(0, mesh, &moves, arrangement, locals, None))?;
-    let origin = CallOrigin::current();
-    Ok(ReductionInFlight::Shared(SharedReduction { moves, arrangement, progress, origin, span }))
+    let context = CallContext::current();
+    Ok(ReductionInFlight::Shared(SharedReduction { moves, arrangement, progress, context, span }))
 }
 
 /// Runs the stages from `first` on, up to the first whose call all moves share, and starts that. `before` are the positions of
@@ -173,7 +173,7 @@ impl SharedReduction {
     fn advance(&mut self, mesh: &DeviceMesh) -> Result<()> {
         match std::mem::replace(&mut self.progress, SharedProgress::Done(Vec::new())) {
             SharedProgress::Waiting { stage, mut call, positions } if call.has_next() => {
-                let (_origin, _span) = (self.origin.enter(), self.span.enter());
+                let (_context, _span) = (self.context.enter(), self.span.enter());
                 call.advance();
                 self.progress = SharedProgress::Waiting { stage, call, positions };
             }
@@ -214,8 +214,8 @@ impl SharedReduction {
         call: PhasedReduce,
         positions: &Positions,
     ) -> Result<SharedProgress> {
-        let SharedReduction { moves, arrangement, origin, span, .. } = self;
-        let _origin = origin.enter();
+        let SharedReduction { moves, arrangement, context, span, .. } = self;
+        let _context = context.enter();
         let _span = span.enter();
         let all = call.wait()?;
         let calls = shared_calls(moves, stage).expect("it was shared");

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::declared::gradient_unit;
 use super::{Param, Params};
+use crate::comm::ModulePath;
 use crate::dtensor::{DTensor, Transfer};
 use crate::error::{Error, Result};
 use crate::nn::param_id::ParamId;
@@ -169,8 +170,10 @@ impl Params {
             let used = plan.used_layout(mesh, &p.path, p.value.shape())?;
             plan.stored_layout(mesh, self.dtype, p.value.shape(), &used).map_err(|e| e.at(&p.path))
         };
-        let transfer =
-            |p: &Param| Ok(Transfer::new(self.dtype, p.value.shape(), stored(p, from)?, stored(p, to)?));
+        let transfer = |p: &Param| {
+            let transfer = Transfer::new(self.dtype, p.value.shape(), stored(p, from)?, stored(p, to)?);
+            Ok(transfer.named(ModulePath::new(&p.path)))
+        };
         self.list.iter().map(transfer).collect()
     }
 

@@ -323,8 +323,15 @@ impl FaultyChannel {
         }
         let (sent, shape) = ([Tensor::zeros(DType::U8, [1])], [Shape::from([1])]);
         let route = Route::Broadcast { root: 0 };
-        let call =
-            Call { name: "broadcast", route, op: None, dtype: DType::U8, outgoing: &sent, incoming: &shape };
+        let call = Call {
+            name: "broadcast",
+            route,
+            op: None,
+            dtype: DType::U8,
+            outgoing: &sent,
+            incoming: &shape,
+            lineage: call.lineage,
+        };
         self.channel.start(call)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use isoshard::comm::{Call, Reduce, Route, Spmd, spmd};
+use isoshard::comm::{Call, Lineage, Reduce, Route, Spmd, spmd};
 use isoshard::tensor::{DType, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
 use isoshard::{Error, Failure};
 
@@ -137,6 +137,7 @@ fn the_raw_channel_refuses_reductions_that_do_not_fit_the_call() {
             dtype: DType::F32,
             outgoing: &x[..1],
             incoming: &shapes,
+            lineage: Lineage::NONE,
         };
         let scatter = Call { name: "reduce_scatter", route: Route::AllToAll, outgoing: &x, ..gather };
         let sum = |members, shape: &[usize]| Reduce::halving(ReduceOp::Sum, members, shape.into());
@@ -199,7 +200,8 @@ fn the_raw_channel_refuses_places_that_are_not_the_parts() {
         let x = [Tensor::zeros(DType::F32, [3])];
         let shapes = [Shape::from([3]), Shape::from([3])];
         let (name, route, dtype) = ("all_gather", Route::Gather, DType::F32);
-        let call = Call { name, route, op: None, dtype, outgoing: &x, incoming: &shapes };
+        let call =
+            Call { name, route, op: None, dtype, outgoing: &x, incoming: &shapes, lineage: Lineage::NONE };
         let place = || Tensor::zeros(DType::F32, [3]);
         let shared = place();
         let said = [

@@ -10,6 +10,7 @@ mod check;
 mod edges;
 mod ends;
 mod flight;
+mod lineage;
 mod order;
 mod program;
 mod survive;

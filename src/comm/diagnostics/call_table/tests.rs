@@ -13,6 +13,8 @@ fn signature(name: &'static str, route: Route, n: usize) -> CallSignature {
         outgoing: vec![],
         incoming,
         operator: "".into(),
+        lineage: 0,
+        made_by: "".into(),
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::comm::calls::{
-    BusyWork, Call, Route, Sequence, ShapeList, ShapesView, SignatureView, at_most, label,
+    BusyWork, Call, Route, Sequence, ShapeList, ShapesView, SignatureView, Subject, at_most, label,
 };
 use crate::error::CallId;
 use crate::tensor::{DType, ReduceOp};
@@ -80,7 +80,7 @@ pub struct CallRecord {
     pub ended_us: u64,
 }
 
-/// The part of a call that members compare: collective, route, reduction, dtype, shapes.
+/// The part of a call that members compare: collective, route, reduction, dtype, shapes, lineage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "what was brought")]
 pub struct RecordedSignature {
@@ -96,6 +96,12 @@ pub struct RecordedSignature {
     pub sent: ShapeList,
     /// The shapes expected.
     pub expected: ShapeList,
+    /// The hash of the tensors' [`Lineage`](crate::comm::Lineage), 0 without one.
+    #[serde(default)]
+    pub lineage: u64,
+    /// The name of the tensors' lineage.
+    #[serde(default)]
+    pub made_by: Cow<'static, str>,
 }
 
 /// The progress of a call.
@@ -191,6 +197,8 @@ impl CallRecord {
             dtype: DType::U8,
             sent: ShapeList::EMPTY,
             expected: ShapeList::EMPTY,
+            lineage: 0,
+            made_by: "".into(),
         };
         CallRecord {
             number: 0,
@@ -217,6 +225,7 @@ impl RecordedSignature {
         (self.op, self.dtype) = (call.op, call.dtype);
         self.sent.set(call.outgoing.iter().map(|x| x.shape()));
         self.expected.set(call.incoming.iter());
+        (self.lineage, self.made_by) = (call.lineage.hash(), call.lineage.name().into());
     }
 
     /// Returns true if this call, made by member `me`, can fit `other`, made by member `at`, by the rule of
@@ -237,10 +246,16 @@ impl RecordedSignature {
         self.view().agrees(me, &other.view(), at)
     }
 
+    /// Returns the tensors' lineage, as errors show it.
+    pub(super) fn subject(&self) -> Subject<'_> {
+        Subject { lineage: self.lineage, name: &self.made_by }
+    }
+
     fn view(&self) -> SignatureView<'_> {
-        let RecordedSignature { ref name, route, op, dtype, ref sent, ref expected } = *self;
+        let RecordedSignature { ref name, route, op, dtype, ref sent, ref expected, .. } = *self;
         let (sent, expected) = (ShapesView::Recorded(sent), ShapesView::Recorded(expected));
-        SignatureView { name, route, op, dtype, device: None, sent, expected }
+        let subject = self.subject();
+        SignatureView { name, route, op, dtype, device: None, sent, expected, subject }
     }
 }
 
@@ -254,6 +269,7 @@ impl fmt::Display for RecordedSignature {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::calls::Lineage;
     use crate::tensor::{Shape, Tensor};
 
     fn recorded(call: &Call<'_>) -> RecordedSignature {
@@ -284,11 +300,17 @@ mod tests {
         });
         let mut calls = Vec::new();
         for (name, route) in routes {
-            for (op, dtype) in [(None, DType::F32), (Some(ReduceOp::Sum), DType::F32), (None, DType::I64)] {
+            let cases = [
+                (None, DType::F32, Lineage::NONE),
+                (Some(ReduceOp::Sum), DType::F32, Lineage::NONE),
+                (None, DType::I64, Lineage::NONE),
+                (None, DType::F32, Lineage::parameter("w")),
+            ];
+            for (op, dtype, lineage) in cases {
                 for (outgoing, incoming) in
                     tensors.iter().flat_map(|sent| lists.iter().map(move |to| (sent, to)))
                 {
-                    calls.push(Call { name, route, op, dtype, outgoing, incoming });
+                    calls.push(Call { name, route, op, dtype, outgoing, incoming, lineage });
                 }
             }
         }
@@ -321,6 +343,7 @@ mod tests {
             dtype: DType::F32,
             outgoing: &[],
             incoming: &lists[list],
+            lineage: Lineage::NONE,
         };
         let agree = |route| recorded(&call(route, 0)).agrees(0, &recorded(&call(route, 1)), 1);
         assert!(!agree(Route::Gather) && agree(Route::AllToAll));

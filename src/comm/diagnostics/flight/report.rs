@@ -224,10 +224,13 @@ fn all_agree(came: &[MemberCall<'_>]) -> bool {
 
 fn mismatch(came: &[MemberCall<'_>]) -> MismatchedCall {
     let mut brought: Vec<(String, Vec<usize>)> = Vec::new();
+    let lineage = |one: &MemberCall<'_>| one.call.brought.lineage;
+    let is_of_several = came.iter().any(|one| lineage(one) != lineage(&came[0]));
     for MemberCall { record, call, .. } in came {
         let operator =
             if call.operator.is_empty() { String::new() } else { format!(" (for {})", call.operator) };
-        let text = format!("{}{operator}", call.brought);
+        let tensor = if is_of_several { format!(" of {}", call.brought.subject()) } else { String::new() };
+        let text = format!("{}{tensor}{operator}", call.brought);
         match brought.iter_mut().find(|(said, _)| *said == text) {
             Some((_, ranks)) => ranks.push(record.rank),
             None => brought.push((text, vec![record.rank])),

@@ -37,6 +37,7 @@ impl MpiGroup {
         seq.hash(&mut hasher);
         discriminant(&call.dtype).hash(&mut hasher);
         call.op.map(|op| discriminant(&op)).hash(&mut hasher);
+        call.lineage.hash().hash(&mut hasher);
         if sequence == Sequence::Collective {
             call.name.hash(&mut hasher);
             discriminant(&call.route).hash(&mut hasher);
@@ -82,6 +83,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::comm::calls::Lineage;
     use crate::comm::coordinator::Client;
     use crate::comm::transport::coordinated::Membership;
     use crate::tensor::{DType, ReduceOp};
@@ -114,6 +116,7 @@ mod tests {
             dtype: DType::F32,
             outgoing: &[],
             incoming: &[Shape::from([3]), Shape::from([3])],
+            lineage: Lineage::NONE,
         };
         let sequence = Sequence::Collective;
         let numbered = |sequence, seq, call: &Call| CallNumber { name: call.name, sequence, seq };
@@ -124,6 +127,7 @@ mod tests {
             Call { name: "all_gather", ..call },
             Call { op: Some(ReduceOp::Max), ..call },
             Call { op: None, ..call },
+            Call { lineage: Lineage::parameter("w"), ..call },
             Call { dtype: DType::F64, ..call },
             Call { incoming: &[Shape::from([4]), Shape::from([4])], ..call },
             Call { route: Route::Broadcast { root: 1 }, ..call },

@@ -251,6 +251,7 @@ mod tests {
     use std::collections::{HashMap, HashSet};
 
     use super::*;
+    use crate::comm::calls::Lineage;
     use crate::comm::transport::threads::shared_chunks::{CHUNK_BYTES, LARGE_BYTES};
     use crate::comm::{Rank, spmd};
     use crate::tensor::DType;
@@ -378,6 +379,7 @@ mod tests {
                 dtype: DType::F32,
                 outgoing,
                 incoming,
+                lineage: Lineage::NONE,
             };
             let shared = Tensor::zeros(DType::F32, [LARGE_BYTES]);
             for into in [

@@ -9,7 +9,7 @@ use super::shared_folds::{ReusedResult, SharedFolds};
 use super::shared_places::SharedPlaces;
 use super::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use crate::comm::calls::{Call, Route};
+use crate::comm::calls::{Call, Lineage, Route};
 use crate::comm::transport::{CallResults, Reduce};
 use crate::error::Result;
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
@@ -67,6 +67,7 @@ struct SlotEntry {
     incoming: Vec<Shape>,
     /// The fold of the parts that only this member gets.
     reduce: Option<Reduce>,
+    lineage: Lineage,
 }
 
 impl CallSlot {
@@ -157,8 +158,8 @@ impl SlotContents {
     pub(super) fn brought(&self, position: usize) -> Option<Call<'_>> {
         let entry = &self.entries[position];
         let incoming = if entry.route == Route::AllToAll { &entry.incoming } else { &self.incoming };
-        let SlotEntry { name, route, op, dtype, ref outgoing, .. } = *entry;
-        entry.here.then_some(Call { name, route, op, dtype, outgoing, incoming })
+        let SlotEntry { name, route, op, dtype, ref outgoing, lineage, .. } = *entry;
+        entry.here.then_some(Call { name, route, op, dtype, outgoing, incoming, lineage })
     }
 
     /// Returns an arrived member whose call does not agree with `call`, and its call.
@@ -199,6 +200,7 @@ impl SlotContents {
         assert!(!entry.here, "a member comes to a slot once");
         entry.here = true;
         (entry.name, entry.route, entry.op, entry.dtype) = (call.name, call.route, call.op, call.dtype);
+        entry.lineage = call.lineage;
         entry.outgoing.extend_from_slice(call.outgoing);
         // Calls that agree expect the same shapes, except all-to-alls.
         if call.route == Route::AllToAll {
@@ -238,6 +240,7 @@ impl SlotEntry {
             outgoing: vec![],
             incoming: vec![],
             reduce: None,
+            lineage: Lineage::NONE,
         }
     }
 }

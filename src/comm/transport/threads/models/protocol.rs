@@ -6,7 +6,7 @@ use std::time::Duration;
 use loom::model::Builder;
 use loom::thread;
 
-use crate::comm::calls::{Call, Route, Sequence};
+use crate::comm::calls::{Call, Lineage, Route, Sequence};
 use crate::comm::transport::Reduce;
 use crate::comm::transport::threads::ThreadWorld;
 use crate::comm::transport::threads::group::{PublishedCall, ThreadGroup};
@@ -128,7 +128,8 @@ impl ModelMember {
 
 fn gather<'a>(x: &'a Tensor, shapes: &'a [Shape]) -> Call<'a> {
     let outgoing = std::slice::from_ref(x);
-    Call { name: "gather", route: Route::Gather, op: None, dtype: x.dtype(), outgoing, incoming: shapes }
+    let (dtype, lineage) = (x.dtype(), Lineage::NONE);
+    Call { name: "gather", route: Route::Gather, op: None, dtype, outgoing, incoming: shapes, lineage }
 }
 
 /// Runs one closure per member, each on a thread whose stack has room for a fold.
