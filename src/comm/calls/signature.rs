@@ -88,9 +88,10 @@ impl SignatureView<'_> {
         }
     }
 
-    /// Returns the texts of two calls that do not fit, with their devices and the tensors' lineages if these differ.
+    /// Returns the texts of two calls that do not fit, with their devices if these differ. Calls that are otherwise alike
+    /// show their tensors' lineages.
     pub fn describe_both(&self, other: &SignatureView<'_>) -> (String, String) {
-        let is_other = self.subject.lineage != other.subject.lineage;
+        let is_other = self.to_string() == other.to_string() && self.subject.lineage != other.subject.lineage;
         let show = |call: &SignatureView<'_>| {
             let tensor = if is_other { format!(" of {}", call.subject) } else { String::new() };
             match call.device {

@@ -95,6 +95,25 @@ fn who_is_late_and_who_is_over() {
 }
 
 #[test]
+fn tensors_of_one_shape_are_told_apart() {
+    let of = |path: &'static str, lineage| CallSignature { made_by: path.into(), lineage, ..gather(3) };
+    let mut table = open(2);
+    assert_eq!(arrive(&mut table, 0, 0, of("h.1.w", 7)), None);
+    let said = arrive(&mut table, 1, 0, of("h.2.w", 8)).unwrap();
+    let [first, second] = ["h.1.w (lineage 0000000000000007)", "h.2.w (lineage 0000000000000008)"];
+    let brought =
+        format!("rank 1 brought all_gather f32[3] of {second}, rank 0 brought all_gather f32[3] of {first};");
+    assert!(said.contains(&brought), "{said}");
+    let mut table = open(2);
+    assert_eq!(arrive(&mut table, 0, 0, of("", 0)), None);
+    assert!(arrive(&mut table, 1, 0, of("w", 8)).unwrap().contains("all_gather f32[3] of a plain tensor"));
+    // The name says nothing by itself.
+    let mut table = open(2);
+    assert_eq!(arrive(&mut table, 0, 0, of("w", 8)), None);
+    assert_eq!(arrive(&mut table, 1, 0, of("v", 8)), None);
+}
+
+#[test]
 fn who_waits_for_whom_and_what_was_completed() {
     let mut table = open(3);
     let world = dp(&table);
@@ -191,8 +210,11 @@ fn what_no_rank_may_say_is_refused() {
     }
     assert!(table.late(1, message(5, 5), &"send".into(), true, Instant::now()).is_err());
     let long = CallSignature { operator: "n".repeat(257).into(), ..gather(1) };
-    let said = table.arrive(1, (group, Sequence::Collective, 0), long, Instant::now()).unwrap_err();
-    assert_eq!(said, "the name of a call has 257 bytes, but at most 256 are allowed");
+    let long_path = CallSignature { made_by: "n".repeat(257).into(), ..gather(1) };
+    for long in [long, long_path] {
+        let said = table.arrive(1, (group, Sequence::Collective, 0), long, Instant::now()).unwrap_err();
+        assert_eq!(said, "the name of a call has 257 bytes, but at most 256 are allowed");
+    }
     arrive(&mut table, 1, 0, gather(1));
     assert_eq!(
         table.arrive(1, collective(&table, 0), gather(1), Instant::now()).unwrap_err(),

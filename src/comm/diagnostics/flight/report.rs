@@ -224,8 +224,9 @@ fn all_agree(came: &[MemberCall<'_>]) -> bool {
 
 fn mismatch(came: &[MemberCall<'_>]) -> MismatchedCall {
     let mut brought: Vec<(String, Vec<usize>)> = Vec::new();
-    let lineage = |one: &MemberCall<'_>| one.call.brought.lineage;
-    let is_of_several = came.iter().any(|one| lineage(one) != lineage(&came[0]));
+    // Calls that are otherwise alike differ in their tensors.
+    let first = came[0].call.brought.to_string();
+    let is_of_several = came.iter().all(|one| one.call.brought.to_string() == first);
     for MemberCall { record, call, .. } in came {
         let operator =
             if call.operator.is_empty() { String::new() } else { format!(" (for {})", call.operator) };
