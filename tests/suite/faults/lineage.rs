@@ -161,11 +161,10 @@ fn a_plain_tensor_is_not_a_distributed_one() {
         let x = DTensor::full(mesh, DType::F32, [4], 1.0, layout("(S0)"))?;
         match first {
             true => x.full_tensor().map(drop),
-            false => mesh
-                .rank()
-                .world()
-                .all_gather(&Tensor::zeros(DType::F32, [2]), &vec![[2].into(); 2])
-                .map(drop),
+            false => {
+                let group = mesh.rank().group(&[0, 1], "fsdp")?;
+                group.all_gather(&Tensor::zeros(DType::F32, [2]), &vec![[2].into(); 2]).map(drop)
+            }
         }
     });
     assert!(error.contains("of a plain tensor") && error.contains("of full (lineage"), "{error}");
