@@ -50,7 +50,8 @@ pub struct Args {
     pub model: ModelName,
     /// Fine-tune the weights of DIR, which has config.json and safetensors files as Hugging Face writes them.
     ///
-    /// The tokenizer.json of DIR, if there is one, is the tokenizer. The model's sizes are those of config.json.
+    /// The tokenizer.json of DIR is the tokenizer, unless --tokenizer names another file: the model's tokens are no
+    /// characters. The model's sizes are those of config.json.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "layers", "heads", "width", "kv_heads", "head_width", "hidden"])]
     pub from: Option<PathBuf>,
     /// Sizes by name; --layers, --heads, --width, --block, --batch and so on override single ones.
@@ -376,6 +377,33 @@ impl Args {
             path.exists().then_some(TokenizerChoice::Load(path))
         };
         self.tokenizer.clone().or_else(of_model)
+    }
+
+    /// Refuses --from without a tokenizer that was trained with the model: the rows of its table are of those tokens.
+    ///
+    /// # Errors
+    /// Refuses a folder without a tokenizer.json, and a tokenizer that is to be trained. A dry run needs none.
+    pub fn check_tokenizer(&self) -> isoshard::Result<()> {
+        let Some(dir) = self.from.as_ref().filter(|_| self.engine != EngineName::Dry) else { return Ok(()) };
+        let refused = |rule: &str, given: String| {
+            let remedy = "put the model's tokenizer.json there, or name it by --tokenizer FILE";
+            Err(Error::invalid("from", rule, given, remedy))
+        };
+        match self.tokenizer() {
+            Some(TokenizerChoice::Load(_)) => Ok(()),
+            Some(TokenizerChoice::Train(tokens)) => {
+                let given = format!("--tokenizer {tokens} for {}", dir.display());
+                refused(
+                    "a model that was trained has its own tokens, and not those of a new tokenizer",
+                    given,
+                )
+            }
+            None => {
+                let rule =
+                    "the model's folder has no tokenizer.json, and the model's tokens are no characters";
+                refused(rule, dir.display().to_string())
+            }
+        }
     }
 
     /// Returns the dtype of [`Args::dtype`].

@@ -73,7 +73,7 @@ impl Corpus {
         };
         let corpus = match tokenizer {
             Some(choice) => Corpus::tokenized(&text, choice)?,
-            None => Corpus::new(&text),
+            None => Corpus::new(&text)?,
         };
         let shortest = corpus.cut.min(corpus.tokens.len() - corpus.cut);
         if shortest <= block {
@@ -94,11 +94,16 @@ impl Corpus {
         Ok(corpus)
     }
 
-    fn new(text: &str) -> Corpus {
+    fn new(text: &str) -> Result<Corpus> {
         let vocabulary: Vec<char> = text.chars().collect::<BTreeSet<char>>().into_iter().collect();
         let place = |c| vocabulary.binary_search(&c).expect("every character is in the vocabulary") as i64;
-        let tokens: Vec<i64> = text.chars().map(place).collect();
-        Corpus::of_tokens(Vocabulary::Characters(vocabulary), tokens)
+        let (len, mut tokens) = (text.chars().count(), Vec::new());
+        tokens.try_reserve_exact(len).map_err(|_| {
+            let rule = "the system has no memory for eight bytes per character";
+            Error::invalid("data", rule, format!("{len} characters"), "train on a part of the text")
+        })?;
+        tokens.extend(text.chars().map(place));
+        Ok(Corpus::of_tokens(Vocabulary::Characters(vocabulary), tokens))
     }
 
     fn of_tokens(vocabulary: Vocabulary, tokens: Vec<i64>) -> Corpus {
@@ -157,7 +162,9 @@ impl Corpus {
     pub fn text(&self, tokens: &[i64]) -> Result<String> {
         match &self.vocabulary {
             Vocabulary::Characters(characters) => {
-                Ok(tokens.iter().map(|&token| characters[token as usize]).collect())
+                // A model's vocabulary may be larger than the text's.
+                let character = |&token: &i64| characters.get(token as usize).copied();
+                Ok(tokens.iter().map(|token| character(token).unwrap_or('\u{fffd}')).collect())
             }
             #[cfg(feature = "tokenizers")]
             Vocabulary::Tokens(tokenizer) => {
@@ -202,16 +209,19 @@ impl Batches<'_> {
     /// A row's start is drawn by the row's number among all rows of all batches, so that two batches of 6 equal one of
     /// 12.
     pub fn at(&self, number: usize) -> Result<(Tensor, Tensor)> {
-        let mut words = vec![0; self.batch];
-        bits64(self.draw, (number * self.batch) as u64, &mut words);
         let starts = (self.tokens.len() - self.block) as u128;
-        let starts = words.iter().map(|&word| ((u128::from(word) * starts) >> 64) as usize);
-        let rows: Vec<&[i64]> = starts.map(|s| &self.tokens[s..s + self.block + 1]).collect();
+        // The tensors are the rank's: its memory limit counts them.
         let stack = |from: usize| {
-            let cut: Vec<&[i64]> = rows.iter().map(|row| &row[from..from + self.block]).collect();
-            Tensor::from_vec(cut.concat(), [self.batch, self.block])
+            Tensor::build([self.batch, self.block], |out: &mut [i64]| {
+                for (row, out) in out.chunks_exact_mut(self.block).enumerate() {
+                    let mut word = [0];
+                    bits64(self.draw, (number * self.batch + row) as u64, &mut word);
+                    let start = ((u128::from(word[0]) * starts) >> 64) as usize + from;
+                    out.copy_from_slice(&self.tokens[start..start + self.block]);
+                }
+            })
         };
-        Ok((stack(0)?, stack(1)?))
+        Ok((stack(0), stack(1)))
     }
 }
 

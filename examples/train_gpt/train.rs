@@ -50,15 +50,22 @@ impl Job {
     /// Reads the data and sets the sizes.
     ///
     /// # Errors
-    /// Refuses data that cannot be read or is too short, sizes that the model or the machine does not have, a plot that cannot be
-    /// written, and a folder with checkpoints of an earlier run.
+    /// Refuses data that cannot be read or is too short, a trained model without its tokenizer, sizes that the model or the
+    /// machine does not have, a plot that cannot be written, and a folder with checkpoints of an earlier run.
     pub fn new(args: Args) -> Result<Job> {
         let ranks = Mesh::parse(&args.mesh, 0)?.rank_len();
         let (sizes, batch) = args.sizes(0)?;
         // Before a long text is read; then again with its vocabulary.
         room::check(&args, ranks, &sizes, batch)?;
         let block = sizes.block();
+        args.check_tokenizer()?;
         let corpus = Corpus::read(args.data.as_deref(), args.tokenizer().as_ref(), block)?;
+        Job::on(args, corpus)
+    }
+
+    /// Sets the sizes for a text.
+    fn on(args: Args, corpus: Corpus) -> Result<Job> {
+        let ranks = Mesh::parse(&args.mesh, 0)?.rank_len();
         let (sizes, batch) = args.sizes(corpus.vocabulary_len())?;
         if corpus.vocabulary_len() > sizes.vocabulary() {
             let given = format!("{} for {}", corpus.vocabulary_len(), sizes.vocabulary());
@@ -390,7 +397,9 @@ mod tests {
             let run = |mesh: &str| {
                 let words = ["train_gpt", "--mesh", mesh, "--from", &dir, "--data", &data, "--block", "16"];
                 let rest = ["--batch", "4", "--steps", "12", "--warmup", "0", "--lr", "0.01"];
-                let job = Job::new(Args::parse_from(words.iter().chain(&rest)));
+                // The numbers of characters serve as tokens, which the fixtures have no names for.
+                let corpus = Corpus::read(Some(&text), None, 16).unwrap();
+                let job = Job::on(Args::parse_from(words.iter().chain(&rest)), corpus);
                 let job = std::sync::Arc::new(job.unwrap_or_else(|e| panic!("{model}: {e}")));
                 let losses = spmd(job.ranks, move |rank| {
                     let mut trainer = Trainer::new(&rank, &job)?;
@@ -407,5 +416,38 @@ mod tests {
             }
         }
         std::fs::remove_file(text).unwrap();
+    }
+
+    /// Characters, and the tokens of a new tokenizer, are not the tokens of a model that was trained.
+    #[test]
+    fn a_trained_model_wants_its_tokenizer() {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hugging_face/gpt2");
+        let job = |more: &[&str]| {
+            let words = ["train_gpt", "--from", dir, "--block", "8"];
+            Job::new(Args::parse_from(words.iter().chain(more))).map(|job| job.corpus)
+        };
+        for (more, rule) in [
+            (
+                &[][..],
+                "from: the model's folder has no tokenizer.json, and the model's tokens are no characters; got ",
+            ),
+            (
+                &["--tokenizer", "300"],
+                "from: a model that was trained has its own tokens, and not those of a new",
+            ),
+        ] {
+            let said = job(more).unwrap_err().to_string();
+            assert!(
+                said.starts_with(rule) && said.contains(dir) && said.contains("--tokenizer FILE"),
+                "{said}"
+            );
+        }
+        let said = job(&["--tokenizer", "no/such.json"]).unwrap_err().to_string();
+        assert!(said.starts_with("tokenizer: "), "{said}");
+        let said = job(&["--engine", "dry"]).unwrap_err().to_string();
+        assert!(said.starts_with("from: the text has more different tokens than the model"), "{said}");
+        // A token that the text has not is no reason to panic.
+        let corpus = Corpus::read(None, None, 8).unwrap();
+        assert_eq!(corpus.text(&[0, 1 << 40]).unwrap(), "\n\u{fffd}");
     }
 }

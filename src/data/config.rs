@@ -3,6 +3,11 @@
 use super::token_file::TokenWidth;
 use crate::error::{Error, Result};
 
+/// The most rows of a batch, and the most tokens of a row.
+const LARGEST: usize = 1 << 31;
+/// The most batches that are read ahead.
+const MOST_AHEAD: usize = 1024;
+
 /// The settings of a [`Tokens`](super::Tokens).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokensConfig {
@@ -19,8 +24,12 @@ pub struct TokensConfig {
     /// The width of the files' tokens; `None` for the narrowest that holds the vocabulary, in which case a file that
     /// seems to have wider tokens is refused.
     pub width: Option<TokenWidth>,
-    /// The number of batches that a thread reads ahead; 0 to read each batch when it is asked for.
+    /// The number of batches that a thread reads ahead, at most 1,024; 0 to read each batch when it is asked for.
     pub read_ahead: usize,
+    /// `true` if the first batch compares every byte of the files over the ranks, for which each rank reads them whole.
+    /// Otherwise it compares 17 samples of 4 KiB, at equal distances from the beginning of each file to its end. With
+    /// [`Packing::Documents`] every byte is read when the files are opened, and compared.
+    pub compare_all: bool,
 }
 
 /// The rule by which token files are cut into rows.
@@ -30,7 +39,8 @@ pub enum Packing {
     /// token is predicted once. A window stays within a file; up to `block` tokens at the end of a file are left out.
     Windows,
     /// [`Windows`](Packing::Windows) of documents that end with the token `end_of_text`. A row says to which document
-    /// each token belongs; a document may begin in one row and end in another.
+    /// each token belongs; a document may begin in one row and end in another. The target of `end_of_text` is -100,
+    /// since the next document does not follow from this one.
     DocumentWindows {
         /// The last token of each document.
         end_of_text: u32,
@@ -55,7 +65,16 @@ impl TokensConfig {
     /// ```
     pub fn new(vocabulary: usize, block: usize, batch: usize, seed: u64) -> TokensConfig {
         let (shuffle, packing) = (Some(seed), Packing::Windows);
-        TokensConfig { vocabulary, block, batch, shuffle, packing, width: None, read_ahead: 2 }
+        TokensConfig {
+            vocabulary,
+            block,
+            batch,
+            shuffle,
+            packing,
+            width: None,
+            read_ahead: 2,
+            compare_all: false,
+        }
     }
 
     /// Refuses settings that do not fit one another.
@@ -64,6 +83,17 @@ impl TokensConfig {
         let TokensConfig { vocabulary, block, batch, .. } = *self;
         if block == 0 || batch == 0 {
             return refused("a batch has rows and a row has tokens", format!("{batch} rows of {block}"));
+        }
+        // So rows are numbered up to an epoch's end, and a row's last target has a place.
+        if block > LARGEST
+            || batch > LARGEST
+            || batch.checked_mul(8 * block).is_none_or(|n| n > isize::MAX as usize)
+        {
+            return refused("a batch has more tokens than memory", format!("{batch} rows of {block}"));
+        }
+        if self.read_ahead > MOST_AHEAD {
+            let rule = format!("at most {MOST_AHEAD} batches are read ahead");
+            return refused(&rule, self.read_ahead.to_string());
         }
         match self.packing {
             Packing::Windows => Ok(()),

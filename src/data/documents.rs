@@ -1,133 +1,293 @@
 //! Packing of whole documents into rows.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
-
+use super::open_rows::OpenRows;
 use super::token_file::TokenFile;
 use crate::error::{Error, Result};
+use crate::tensor::{try_filled, try_push};
 
-/// A document, or a part of one that is longer than a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DocumentPiece {
-    pub file: usize,
-    /// The first token in the file.
-    pub at: usize,
-    /// The number of tokens that are read and predict another one: one less than the piece's tokens.
-    pub len: usize,
-}
+/// The number of tokens that are read between two steps of a file's checksum.
+const SCANNED: usize = 1 << 16;
+/// The number of pieces for which the number of rows before them is known; a multiple of 64.
+const COUNTED: usize = 512;
 
 /// Rows of whole documents, packed by best-fit decreasing (Ding et al., *Fewer truncations improve language modeling*,
 /// 2024): the longest piece first, each into the row with the least space that is left and suffices.
+///
+/// A piece is a document, or a part of one that is longer than a row. It is known by its first token alone, because it
+/// ends with its document or when it fills a row. So it takes eight bytes, a bit, and an eighth of a byte.
 #[derive(Debug)]
 pub(super) struct PackedIndex {
-    pieces: Vec<DocumentPiece>,
-    /// The end of each row among the pieces.
-    ends: Vec<usize>,
+    /// The number of tokens before each file.
+    before: Vec<u64>,
+    /// The first token of each piece, counted over all files; the pieces of a row are next to each other.
+    starts: Vec<u64>,
+    /// A bit per piece, set if it is the first of its row.
+    firsts: Vec<u64>,
+    /// The number of rows before every [`COUNTED`] pieces.
+    counts: Vec<u64>,
+    rows: usize,
+}
+
+/// The form of a piece while pieces are sorted: the tokens that a row has more than the piece, and below them its start.
+/// So the longest comes first, and of equal ones the first in the files.
+#[derive(Clone, Copy)]
+struct PieceForm {
+    /// The most tokens of a piece that are read and predict another one.
+    longest: usize,
+    start_bits: u32,
+}
+
+impl PieceForm {
+    fn new(files: &[TokenFile], block: usize) -> Result<PieceForm> {
+        let tokens = files.iter().fold(0u64, |sum, file| sum.saturating_add(file.len() as u64));
+        let longest = (block as u64).min(tokens) as usize;
+        let bits = |n: u64| u64::BITS - n.leading_zeros();
+        let start_bits = bits(tokens);
+        if start_bits + bits(longest as u64) > u64::BITS {
+            let (rule, given) = ("the tokens and the block are too many", format!("{tokens} and {block}"));
+            return Err(Error::invalid("tokens", rule, given, "pack fewer files at a time"));
+        }
+        Ok(PieceForm { longest, start_bits })
+    }
+
+    fn key(self, start: u64, len: usize) -> u64 {
+        ((self.longest - len) as u64) << self.start_bits | start
+    }
+
+    fn start(self, key: u64) -> u64 {
+        key & !(u64::MAX << self.start_bits)
+    }
+
+    fn len(self, key: u64) -> usize {
+        self.longest - (key >> self.start_bits) as usize
+    }
 }
 
 impl PackedIndex {
     /// Reads the files once and packs their documents into rows of `block` tokens. A document ends with the token `end`.
+    /// Appends each file's checksum to `checksums`.
     ///
     /// # Errors
-    /// Refuses tokens outside the vocabulary, and files in which no document has two tokens.
-    pub fn new(files: &[TokenFile], end: u32, vocabulary: usize, block: usize) -> Result<PackedIndex> {
-        let mut pieces = Vec::new();
-        for (number, file) in files.iter().enumerate() {
-            let mut first = 0;
-            let mut document = |first: usize, end: usize| {
+    /// Refuses tokens outside the vocabulary, files in which no document has two tokens, and more than 2^32 - 1 documents;
+    /// returns an error if there is no room.
+    pub fn new(
+        files: &[TokenFile],
+        end: u32,
+        vocabulary: usize,
+        block: usize,
+        checksums: &mut Vec<u32>,
+    ) -> Result<PackedIndex> {
+        let form = PieceForm::new(files, block)?;
+        let (mut keys, mut before, mut sum) = (Vec::new(), Vec::new(), 0);
+        for file in files {
+            before.push(sum);
+            checksums.push(scan(file, (end, vocabulary), &mut |first, end| {
                 let mut at = first;
                 while at + 1 < end {
-                    let len = block.min(end - 1 - at);
-                    pieces.push(DocumentPiece { file: number, at, len });
+                    let len = form.longest.min(end - 1 - at);
+                    try_push(&mut keys, form.key(sum + at as u64, len), "documents")?;
                     at += len;
                 }
-            };
-            for (at, token) in file.tokens(0..file.len()).enumerate() {
-                if token as usize >= vocabulary {
-                    return Err(file.beyond(at, token, vocabulary));
-                }
-                if token == end {
-                    document(first, at + 1);
-                    first = at + 1;
-                }
-            }
-            document(first, file.len());
+                Ok(())
+            })?);
+            sum += file.len() as u64;
         }
-        if pieces.is_empty() {
+        if keys.is_empty() {
             let given = files[0].path().display().to_string();
             return Err(Error::invalid("tokens", "no document has a token to predict", given, ""));
         }
-        Ok(PackedIndex::best_fit(pieces, block))
+        if keys.len() >= u32::MAX as usize {
+            let (rule, given) =
+                ("more than 2^32 - 1 documents are not packed", format!("{} pieces", keys.len()));
+            return Err(Error::invalid("tokens", rule, given, "pack fewer files at a time"));
+        }
+        PackedIndex::best_fit(before, keys, form)
     }
 
-    fn best_fit(mut pieces: Vec<DocumentPiece>, block: usize) -> PackedIndex {
-        // The sort is stable, so equal lengths keep the order of the files.
-        pieces.sort_by_key(|piece| Reverse(piece.len));
-        // The rows with this much space left.
-        let mut open: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        let mut row_of = Vec::with_capacity(pieces.len());
-        let mut rows = 0;
-        for piece in &pieces {
-            let found = open.range(piece.len..).next().map(|(&space, _)| space);
-            let (row, space) = match found {
-                Some(space) => {
-                    let of_space = open.get_mut(&space).expect("just found");
-                    let row = of_space.pop().expect("an empty list is removed");
-                    if of_space.is_empty() {
-                        open.remove(&space);
-                    }
-                    (row, space)
-                }
+    fn best_fit(before: Vec<u64>, mut keys: Vec<u64>, form: PieceForm) -> Result<PackedIndex> {
+        keys.sort_unstable();
+        let mut open = OpenRows::new(form.longest)?;
+        // The row of each piece, and the number of pieces in each row.
+        let mut places = try_filled(0u32, keys.len(), "documents")?;
+        let mut lens: Vec<u32> = Vec::new();
+        for (place, &key) in places.iter_mut().zip(&keys) {
+            let len = form.len(key);
+            let (row, space) = match open.take(len) {
+                Some(found) => found,
                 None => {
-                    rows += 1;
-                    (rows - 1, block)
+                    try_push(&mut lens, 0, "rows of documents")?;
+                    (open.make()?, form.longest)
                 }
             };
-            row_of.push(row);
-            if space > piece.len {
-                open.entry(space - piece.len).or_default().push(row);
+            *place = row;
+            lens[row as usize] += 1;
+            if space > len {
+                open.put(row, space - len);
             }
         }
-        let mut order: Vec<usize> = (0..pieces.len()).collect();
-        order.sort_by_key(|&k| row_of[k]);
-        let mut ends = vec![0; rows];
-        row_of.iter().for_each(|&row| ends[row] += 1);
+        drop(open);
+        let rows = lens.len();
+        let mut firsts = try_filled(0u64, keys.len().div_ceil(64), "rows of documents")?;
+        let mut counts = try_filled(0u64, keys.len().div_ceil(COUNTED), "rows of documents")?;
         let mut end = 0;
-        ends.iter_mut().for_each(|count| {
-            end += *count;
-            *count = end;
-        });
-        PackedIndex { pieces: order.into_iter().map(|k| pieces[k]).collect(), ends }
+        for (row, len) in lens.iter_mut().enumerate() {
+            firsts[end / 64] |= 1 << (end % 64);
+            // Overwritten by later rows of the same part, up to its last one.
+            let first_after = end / COUNTED + 1;
+            if let Some(count) = counts.get_mut(first_after) {
+                *count = row as u64 + 1;
+            }
+            let start = end as u32;
+            end += *len as usize;
+            *len = start;
+        }
+        (1..counts.len()).for_each(|k| counts[k] = counts[k].max(counts[k - 1]));
+        // Now `lens` are the rows' starts: each piece gets its place, in the order of lengths.
+        for place in &mut places {
+            let next = &mut lens[*place as usize];
+            *place = *next;
+            *next += 1;
+        }
+        drop(lens);
+        move_to(&mut keys, &mut places);
+        keys.iter_mut().for_each(|key| *key = form.start(*key));
+        keys.shrink_to_fit();
+        Ok(PackedIndex { before, starts: keys, firsts, counts, rows })
     }
 
     /// Returns the number of rows.
     pub fn len(&self) -> usize {
-        self.ends.len()
+        self.rows
     }
 
-    /// Returns the documents of a row.
-    pub fn row(&self, row: usize) -> &[DocumentPiece] {
-        let start = if row == 0 { 0 } else { self.ends[row - 1] };
-        &self.pieces[start..self.ends[row]]
+    /// Returns the pieces of a row: each one's file, and its first token there.
+    pub fn row(&self, row: usize) -> impl Iterator<Item = (usize, usize)> {
+        let (start, end) = (self.first_piece(row), self.first_piece(row + 1));
+        self.starts[start..end].iter().map(|&start| {
+            let file = self.before.partition_point(|&before| before <= start) - 1;
+            (file, (start - self.before[file]) as usize)
+        })
+    }
+
+    /// Returns the first piece of a row; for the row after the last, the number of pieces.
+    fn first_piece(&self, row: usize) -> usize {
+        if row == self.rows {
+            return self.starts.len();
+        }
+        // The last part before which there are not more rows than before `row`.
+        let part = self.counts.partition_point(|&count| count <= row as u64) - 1;
+        let mut left = row - self.counts[part] as usize;
+        for (word, &bits) in self.firsts.iter().enumerate().skip(part * COUNTED / 64) {
+            let here = bits.count_ones() as usize;
+            if left < here {
+                let bits = (0..left).fold(bits, |bits, _| bits & (bits - 1));
+                return 64 * word + bits.trailing_zeros() as usize;
+            }
+            left -= here;
+        }
+        unreachable!("each row has a first piece")
+    }
+}
+
+/// Reads a file, calls `document` with each document's first token and the token after its last, and returns the file's
+/// checksum.
+fn scan(
+    file: &TokenFile,
+    (end, vocabulary): (u32, usize),
+    document: &mut dyn FnMut(usize, usize) -> Result<()>,
+) -> Result<u32> {
+    let mut checksum = crc32fast::Hasher::new();
+    let mut first = 0;
+    for from in (0..file.len()).step_by(SCANNED) {
+        let range = from..file.len().min(from + SCANNED);
+        checksum.update(file.bytes_of(range.clone()));
+        for (at, token) in range.clone().zip(file.tokens(range)) {
+            if token as usize >= vocabulary {
+                return Err(file.beyond(at, token, vocabulary));
+            }
+            if token == end {
+                document(first, at + 1)?;
+                first = at + 1;
+            }
+        }
+    }
+    document(first, file.len())?;
+    Ok(checksum.finalize())
+}
+
+/// Moves each of `all` to its place. `places` are the numbers from 0 on in some order, and ascend afterwards.
+fn move_to(all: &mut [u64], places: &mut [u32]) {
+    for at in 0..all.len() {
+        while places[at] as usize != at {
+            let place = places[at] as usize;
+            all.swap(at, place);
+            places.swap(at, place);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cmp::Reverse;
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::rng::{Draw, bits64};
+
+    /// Packs pieces of these lengths, and returns each row's pieces by their numbers.
+    fn packed(lens: &[usize], block: usize) -> Vec<Vec<usize>> {
+        let form = PieceForm { longest: block, start_bits: 32 };
+        let keys = lens.iter().enumerate().map(|(at, &len)| form.key(at as u64, len)).collect();
+        let rows = PackedIndex::best_fit(vec![0], keys, form).unwrap();
+        (0..rows.len()).map(|row| rows.row(row).map(|(_, at)| at).collect()).collect()
+    }
+
+    /// Packs by the definition, with lists of rows and of their pieces.
+    fn expected(lens: &[usize], block: usize) -> Vec<Vec<usize>> {
+        let mut order: Vec<usize> = (0..lens.len()).collect();
+        order.sort_by_key(|&at| Reverse(lens[at]));
+        let (mut rows, mut open) = (Vec::new(), BTreeMap::<usize, Vec<usize>>::new());
+        for at in order {
+            let found = open.range(lens[at]..).next().map(|(&space, _)| space);
+            let (row, space) = match found {
+                Some(space) => (open.get_mut(&space).unwrap().pop().unwrap(), space),
+                None => {
+                    rows.push(Vec::new());
+                    (rows.len() - 1, block)
+                }
+            };
+            open.retain(|_, rows| !rows.is_empty());
+            rows[row].push(at);
+            if space > lens[at] {
+                open.entry(space - lens[at]).or_default().push(row);
+            }
+        }
+        rows
+    }
 
     #[test]
     fn each_piece_takes_the_tightest_row() {
-        let pieces = |lens: &[usize]| -> Vec<DocumentPiece> {
-            lens.iter().enumerate().map(|(at, &len)| DocumentPiece { file: 0, at, len }).collect()
+        let by_len = |lens: &[usize]| -> Vec<Vec<usize>> {
+            packed(lens, 10).iter().map(|row| row.iter().map(|&at| lens[at]).collect()).collect()
         };
-        let packed = |lens: &[usize]| -> Vec<Vec<usize>> {
-            let rows = PackedIndex::best_fit(pieces(lens), 10);
-            (0..rows.len()).map(|row| rows.row(row).iter().map(|p| p.len).collect()).collect()
-        };
-        assert_eq!(packed(&[3, 10, 6, 7, 4, 1]), [vec![10], vec![7, 3], vec![6, 4], vec![1]]);
+        assert_eq!(by_len(&[3, 10, 6, 7, 4, 1]), [vec![10], vec![7, 3], vec![6, 4], vec![1]]);
         // 2 goes to the row of 8, whose space it fills, and not to that of 7.
-        assert_eq!(packed(&[7, 8, 2]), [vec![8, 2], vec![7]]);
-        assert_eq!(packed(&[10]), [vec![10]]);
+        assert_eq!(by_len(&[7, 8, 2]), [vec![8, 2], vec![7]]);
+        assert_eq!(by_len(&[10]), [vec![10]]);
+    }
+
+    #[test]
+    fn rows_are_those_of_the_definition() {
+        for (block, most, count) in [(10, 10, 2000), (100, 30, 3000), (1000, 1000, 700), (7, 1, 1300)] {
+            let mut words = vec![0; count];
+            bits64(Draw { seed: block as u64, number: 1 }, 0, &mut words);
+            let lens: Vec<usize> = words.iter().map(|word| 1 + (word >> 9) as usize % most).collect();
+            assert_eq!(packed(&lens, block), expected(&lens, block), "{block} and {most}");
+        }
+        // Exactly as many pieces as a count is kept for, and one row for all.
+        for count in [COUNTED - 1, COUNTED, COUNTED + 1, 2 * COUNTED] {
+            assert_eq!(packed(&vec![1; count], count), [(0..count).collect::<Vec<_>>()]);
+            assert_eq!(packed(&vec![3; count], 3).len(), count);
+        }
     }
 }

@@ -51,8 +51,12 @@
 
 mod config;
 mod documents;
+mod file_kind;
+mod local_batch;
+mod open_rows;
 mod position;
 mod read_ahead;
+mod same_files;
 mod source;
 #[cfg(any(feature = "tokenizers", test))]
 mod text_chunks;

@@ -1,45 +1,81 @@
 //! Reading of later batches on a thread of its own.
 
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use super::source::{BatchPart, EpochOrder, LocalBatch, TokenSource};
+use super::local_batch::{BatchPart, LocalBatch};
+use super::source::{EpochOrder, TokenSource};
 use crate::error::{Error, Result};
 
 /// A thread that reads one rank's part of the batches from a sample on, a bounded number ahead. It ends when this value
 /// is dropped, and after the first read that fails.
+///
+/// The batches' memory is that of the thread that takes them, whose limit counts it.
 #[derive(Debug)]
 pub(super) struct ReadAhead {
     part: BatchPart,
     /// The first sample of the batch that comes next.
     next: u64,
-    /// `None` while this value is dropped. Never locked: the mutex lets threads share an open
-    /// [`Tokens`](super::Tokens).
+    /// The number of batches that the thread may read ahead, and of those that it has or has read.
+    depth: usize,
+    given: usize,
+    /// Room for batches, and the batches. `None` while this value is dropped. The receiver is never locked: the mutex lets
+    /// threads share an open [`Tokens`](super::Tokens).
+    rooms: Option<Sender<LocalBatch>>,
     batches: Option<Mutex<Receiver<Result<LocalBatch>>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl ReadAhead {
     /// Starts to read the batches that begin at sample `first`, up to `depth` of them ahead, at least one.
+    ///
+    /// # Errors
+    /// Returns an error if there is no room for a batch, or if the system refuses a thread.
     pub fn start(source: &Arc<TokenSource>, part: BatchPart, first: u64, depth: usize) -> Result<ReadAhead> {
-        // The thread holds one batch more than the channel.
-        let (sender, batches) = sync_channel(depth - 1);
+        let (rooms, empty) = channel::<LocalBatch>();
+        let (sender, batches) = channel();
         let (source, of_rank) = (source.clone(), part.clone());
         let read = move || {
             let (mut at, mut order) = (first, EpochOrder::default());
-            loop {
-                let batch = source.read(at, &of_rank, &mut order);
-                let failed = batch.is_err();
-                if sender.send(batch).is_err() || failed {
+            for mut batch in empty {
+                let read = source.read(at, &of_rank, &mut order, &mut batch).map(|()| batch);
+                let failed = read.is_err();
+                if sender.send(read).is_err() || failed {
                     return;
                 }
                 at += source.config().batch as u64;
             }
         };
+        let (rooms, batches) = (Some(rooms), Some(Mutex::new(batches)));
+        let mut ahead = ReadAhead { part, next: first, depth, given: 0, rooms, batches, thread: None };
+        ahead.give_rooms()?;
         let thread = thread::Builder::new().name("isoshard-tokens".into()).spawn(read);
-        let thread = thread.map_err(|e| Error::other(format!("tokens: no thread to read ahead: {e}")))?;
-        Ok(ReadAhead { part, next: first, batches: Some(Mutex::new(batches)), thread: Some(thread) })
+        let refused = |e: std::io::Error| {
+            let (rule, remedy) = ("the system refuses a thread to read ahead", "set read_ahead to 0");
+            Error::unsupported("tokens", rule, e.to_string(), remedy)
+        };
+        ahead.thread = Some(thread.map_err(refused)?);
+        Ok(ahead)
+    }
+
+    /// Gives the thread room for the batches that it may read ahead.
+    ///
+    /// # Errors
+    /// Returns an error if there is not even room for one.
+    fn give_rooms(&mut self) -> Result<()> {
+        while self.given < self.depth {
+            let room = match LocalBatch::new(&self.part) {
+                Err(_) if self.given > 0 => return Ok(()),
+                room => room?,
+            };
+            // A thread that has ended takes no more; its last error comes first.
+            if self.rooms.as_ref().is_none_or(|rooms| rooms.send(room).is_err()) {
+                return Ok(());
+            }
+            self.given += 1;
+        }
+        Ok(())
     }
 
     /// Returns true if the next batch is this part of the batch at sample `first`.
@@ -50,21 +86,25 @@ impl ReadAhead {
     /// Waits for the next batch, of `batch` samples.
     ///
     /// # Errors
-    /// Returns the error of the read, after which no batch follows.
+    /// Returns the error of the read, after which no batch follows, or an error if there is no room.
     pub fn take(&mut self, batch: usize) -> Result<LocalBatch> {
+        self.give_rooms()?;
         let batches = self.batches.as_mut().expect("taken only when dropped");
         let batches = batches.get_mut().unwrap_or_else(PoisonError::into_inner);
         let read =
             batches.recv().map_err(|_| Error::other("tokens: the thread that reads ahead has ended"))??;
         self.next += batch as u64;
+        self.given -= 1;
+        // Without room for all, the batches that are there are read first.
+        let _ = self.give_rooms();
         Ok(read)
     }
 }
 
 impl Drop for ReadAhead {
     fn drop(&mut self) {
-        // Without a receiver the thread's next send fails, and the thread returns.
-        self.batches = None;
+        // Without room and without a receiver the thread returns.
+        (self.rooms, self.batches) = (None, None);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -90,7 +130,7 @@ mod tests {
         fs::remove_file(path).unwrap();
         let config = TokensConfig { shuffle: None, ..TokensConfig::new(9, 2, 3, 1) };
         let source = TokenSource::open(vec![file], TokenWidth::U16, config).unwrap();
-        (Arc::new(source), BatchPart::new(&Region::whole(&[3, 2].into()), 3, 2))
+        (Arc::new(source), BatchPart::new(&Region::whole(&[3, 2].into()), (3, 2), false))
     }
 
     #[test]
@@ -99,7 +139,7 @@ mod tests {
             let (source, part) = source(&format!("ends-{taken}"), None);
             let mut ahead = ReadAhead::start(&source, part.clone(), 0, 2).unwrap();
             for _ in 0..taken {
-                assert_eq!(ahead.take(3).unwrap().tokens, [0; 6]);
+                assert_eq!(ahead.take(3).unwrap().tokens.to_vec::<i64>().unwrap(), [0; 6]);
             }
             assert!(ahead.serves(3 * taken, &part) && !ahead.serves(3 * taken + 1, &part));
             drop(ahead);
@@ -117,6 +157,7 @@ mod tests {
             assert!(!ahead.thread.as_ref().unwrap().is_finished(), "it waits before the read that fails");
             for _ in 0..depth {
                 ahead.take(3).unwrap();
+                assert_eq!(ahead.given, depth, "a batch that is taken makes room for another");
             }
             let failed = ahead.take(3).unwrap_err().to_string();
             assert!(

@@ -1,16 +1,17 @@
 //! The samples of token files in their order, and the part of a batch that one rank stores.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::config::{Packing, TokensConfig};
 use super::documents::PackedIndex;
+use super::local_batch::{BatchPart, LocalBatch, RowElement};
 use super::token_file::{TokenFile, TokenWidth};
 use crate::error::{Error, Result};
-use crate::placement::Region;
 use crate::rng::{Draw, Generator, Permutation};
-use crate::tensor::Shape;
+use crate::tensor::hash_words;
 
-/// The target of positions that are padding.
+/// The target of positions that are padding, and of those after which no token of their document follows.
 pub(super) const PADDING: i64 = -100;
 /// Bytes at either end of a file that tell one file from another, where opening does not read the whole file.
 const EDGE: usize = 4096;
@@ -35,56 +36,18 @@ enum SampleIndex {
     Packed(PackedIndex),
 }
 
-/// One row of a batch.
-#[derive(Clone, Debug, Default)]
-struct SampleRow {
-    tokens: Vec<i64>,
-    targets: Vec<i64>,
-    /// Empty unless documents are told apart.
-    documents: Vec<i64>,
-    positions: Vec<i64>,
-}
-
-/// The elements of a batch `[batch, block]` that one rank stores.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct BatchPart {
-    /// Row, columns, and the offset of the first one in local storage.
-    runs: Vec<(usize, Range<usize>, usize)>,
-    len: usize,
-}
-
-/// One rank's elements of a batch.
-#[derive(Clone, Debug)]
-pub(super) struct LocalBatch {
-    pub tokens: Vec<i64>,
-    pub targets: Vec<i64>,
-    pub documents: Vec<i64>,
-    pub positions: Vec<i64>,
-}
-
 /// The order of the epoch that was read last.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EpochOrder(Option<(u64, Permutation)>);
 
-impl BatchPart {
-    pub fn new(region: &Region, batch: usize, block: usize) -> BatchPart {
-        let mut runs = Vec::new();
-        region.runs(&Shape::from([batch, block]), |global, mut local, mut len| {
-            let mut at = global as usize;
-            while len > 0 {
-                let (row, column) = (at / block, at % block);
-                let here = len.min(block - column);
-                runs.push((row, column..column + here, local));
-                (at, local, len) = (at + here, local + here, len - here);
-            }
-        });
-        BatchPart { runs, len: region.numel() }
-    }
-}
+/// The files that were found to be as long as before, since a batch was begun.
+#[derive(Default)]
+struct CheckedFiles(BTreeSet<usize>);
 
 impl TokenSource {
     pub fn open(files: Vec<TokenFile>, width: TokenWidth, config: TokensConfig) -> Result<TokenSource> {
         let TokensConfig { vocabulary, block, packing, .. } = config;
+        let mut checksums = Vec::new();
         let samples = match packing {
             Packing::Windows | Packing::DocumentWindows { .. } => {
                 let mut sum = 0;
@@ -101,16 +64,21 @@ impl TokenSource {
                 SampleIndex::Windows(ends)
             }
             Packing::Documents { end_of_text } => {
-                SampleIndex::Packed(PackedIndex::new(&files, end_of_text, vocabulary, block)?)
+                let index = PackedIndex::new(&files, end_of_text, vocabulary, block, &mut checksums)?;
+                SampleIndex::Packed(index)
             }
         };
-        let order = order_of(&files, width, &config);
+        let order = order_of(&files, width, &config, &checksums);
         let seed = config.shuffle.map(|seed| Generator::new(seed).child("data.tokens").seed());
         Ok(TokenSource { files, config, samples, seed, order })
     }
 
     pub fn config(&self) -> &TokensConfig {
         &self.config
+    }
+
+    pub fn files(&self) -> &[TokenFile] {
+        &self.files
     }
 
     /// Returns the number of samples in an epoch.
@@ -135,102 +103,129 @@ impl TokenSource {
         }
     }
 
-    /// Reads one rank's part of the batch whose first row is sample `first`, counted over all epochs.
+    /// Reads one rank's part of the batch whose first row is sample `first`, counted over all epochs, into `out`.
     ///
     /// # Errors
     /// Refuses a token outside the vocabulary, and a file that became shorter.
-    pub fn read(&self, first: u64, part: &BatchPart, order: &mut EpochOrder) -> Result<LocalBatch> {
-        self.files.iter().try_for_each(TokenFile::check_len)?;
-        let tagged = if self.has_documents() { part.len } else { 0 };
-        let mut out = LocalBatch {
-            tokens: vec![0; part.len],
-            targets: vec![0; part.len],
-            documents: vec![0; tagged],
-            positions: vec![0; tagged],
-        };
-        let mut last: Option<(usize, SampleRow)> = None;
-        for (row, columns, at) in &part.runs {
-            let sample = match last.take() {
-                Some((number, sample)) if number == *row => sample,
-                _ => self.row(order.sample(self, first + *row as u64)?)?,
-            };
-            let to = *at..*at + columns.len();
-            out.tokens[to.clone()].copy_from_slice(&sample.tokens[columns.clone()]);
-            out.targets[to.clone()].copy_from_slice(&sample.targets[columns.clone()]);
-            if tagged > 0 {
-                out.documents[to.clone()].copy_from_slice(&sample.documents[columns.clone()]);
-                out.positions[to].copy_from_slice(&sample.positions[columns.clone()]);
-            }
-            last = Some((*row, sample));
-        }
-        Ok(out)
+    pub fn read(
+        &self,
+        first: u64,
+        part: &BatchPart,
+        order: &mut EpochOrder,
+        out: &mut LocalBatch,
+    ) -> Result<()> {
+        let mut checked = CheckedFiles::default();
+        let mut lists = out.lists()?;
+        part.each_row(&mut |row, columns, at| {
+            let sample = order.sample(self, first + row as u64)?;
+            self.row(sample, &mut checked, &mut |column, element| {
+                if columns.contains(&column) {
+                    lists.put(at + column - columns.start, element);
+                }
+            })
+        })
     }
 
     /// Reads a sample by its number in the files' order.
-    fn row(&self, sample: u64) -> Result<SampleRow> {
+    fn row(
+        &self,
+        sample: u64,
+        checked: &mut CheckedFiles,
+        each: &mut dyn FnMut(usize, RowElement),
+    ) -> Result<()> {
         match &self.samples {
             SampleIndex::Windows(ends) => {
                 let file = ends.partition_point(|&end| end <= sample);
                 let earlier = if file == 0 { 0 } else { ends[file - 1] };
-                self.window(&self.files[file], (sample - earlier) as usize * self.config.block)
+                let file = checked.file(&self.files, file)?;
+                self.window(file, (sample - earlier) as usize * self.config.block, each)
             }
-            SampleIndex::Packed(rows) => self.packed(rows, sample as usize),
+            SampleIndex::Packed(rows) => self.packed(rows, sample as usize, checked, each),
         }
     }
 
-    fn window(&self, file: &TokenFile, at: usize) -> Result<SampleRow> {
-        let block = self.config.block;
-        let window = self.checked(file, at, block + 1)?;
-        let mut row = SampleRow {
-            tokens: window[..block].to_vec(),
-            targets: window[1..].to_vec(),
-            ..SampleRow::default()
-        };
-        if let Some(end) = self.end_of_text() {
-            let (mut document, mut position) = (0, 0);
-            for &token in &row.tokens {
-                row.documents.push(document);
-                row.positions.push(position);
-                (document, position) = match token == i64::from(end) {
-                    true => (document + 1, 0),
-                    false => (document, position + 1),
-                };
-            }
+    fn window(&self, file: &TokenFile, at: usize, each: &mut dyn FnMut(usize, RowElement)) -> Result<()> {
+        let mut tokens = self.checked(file, at..at + self.config.block + 1);
+        let mut token = tokens.next().expect("a window has a token")?;
+        let end = self.end_of_text().map(i64::from);
+        let (mut document, mut position) = (0, 0);
+        for (column, next) in tokens.enumerate() {
+            let next = next?;
+            let ends = end == Some(token);
+            // The next document's first token does not follow from this one.
+            let target = if ends { PADDING } else { next };
+            each(column, RowElement { token, target, document, position });
+            token = next;
+            (document, position) = if ends { (document + 1, 0) } else { (document, position + 1) };
         }
-        Ok(row)
+        Ok(())
     }
 
-    fn packed(&self, rows: &PackedIndex, number: usize) -> Result<SampleRow> {
-        let mut row = SampleRow::default();
-        let pieces = rows.row(number);
-        for (document, piece) in pieces.iter().enumerate() {
-            let tokens = self.checked(&self.files[piece.file], piece.at, piece.len + 1)?;
-            row.tokens.extend(&tokens[..piece.len]);
-            row.targets.extend(&tokens[1..]);
-            row.documents.extend(std::iter::repeat_n(document as i64, piece.len));
-            row.positions.extend(0..piece.len as i64);
+    fn packed(
+        &self,
+        rows: &PackedIndex,
+        number: usize,
+        checked: &mut CheckedFiles,
+        each: &mut dyn FnMut(usize, RowElement),
+    ) -> Result<()> {
+        let (block, end) = (self.config.block, self.end_of_text().expect("packed documents have an end"));
+        let end = i64::from(end);
+        let (mut column, mut document) = (0, 0);
+        for (file, at) in rows.row(number) {
+            let file = checked.file(&self.files, file)?;
+            // A piece ends with the end of text, with the file, or when it is as long as a row.
+            let mut tokens = self.checked(file, at..file.len().min(at + block + 1));
+            let mut token = tokens.next().expect("a piece has a token")?;
+            for (position, target) in tokens.enumerate() {
+                let target = target?;
+                if column == block {
+                    let given = file.path().display().to_string();
+                    return Err(Error::invalid(
+                        "tokens",
+                        "a token file changed while it was open",
+                        given,
+                        "",
+                    ));
+                }
+                each(column, RowElement { token, target, document, position: position as i64 });
+                column += 1;
+                token = target;
+                if token == end {
+                    break;
+                }
+            }
+            document += 1;
         }
         // Padding is a document of its own, so it sees no other and no other sees it.
-        let rest = self.config.block - row.tokens.len();
-        let end = self.end_of_text().expect("packed documents have an end");
-        row.tokens.extend(std::iter::repeat_n(i64::from(end), rest));
-        row.targets.extend(std::iter::repeat_n(PADDING, rest));
-        row.documents.extend(std::iter::repeat_n(pieces.len() as i64, rest));
-        row.positions.extend(0..rest as i64);
-        Ok(row)
+        for position in 0..block - column {
+            let element = RowElement { token: end, target: PADDING, document, position: position as i64 };
+            each(column + position, element);
+        }
+        Ok(())
     }
 
-    /// Reads `len` tokens from `at` and checks them against the vocabulary.
-    fn checked(&self, file: &TokenFile, at: usize, len: usize) -> Result<Vec<i64>> {
+    /// Returns the tokens of a range, each checked against the vocabulary.
+    fn checked<'a>(
+        &self,
+        file: &'a TokenFile,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = Result<i64>> + use<'a> {
         let vocabulary = self.config.vocabulary;
-        let mut tokens = Vec::with_capacity(len);
-        for (k, token) in file.tokens(at..at + len).enumerate() {
-            if token as usize >= vocabulary {
-                return Err(file.beyond(at + k, token, vocabulary));
-            }
-            tokens.push(i64::from(token));
+        range.clone().zip(file.tokens(range)).map(move |(at, token)| match (token as usize) < vocabulary {
+            true => Ok(i64::from(token)),
+            false => Err(file.beyond(at, token, vocabulary)),
+        })
+    }
+}
+
+impl CheckedFiles {
+    /// Returns a file, after it was found to be as long as before.
+    fn file<'a>(&mut self, files: &'a [TokenFile], number: usize) -> Result<&'a TokenFile> {
+        let file = &files[number];
+        if self.0.insert(number) {
+            file.check_len()?;
         }
-        Ok(tokens)
+        Ok(file)
     }
 }
 
@@ -250,8 +245,9 @@ impl EpochOrder {
 }
 
 /// Returns a hash (FNV-1a, 64 bits) of the settings that decide the order, of the files' lengths, and of contents: of
-/// both ends of each file, or of all its bytes if its documents are packed, since each of them decides the rows.
-fn order_of(files: &[TokenFile], width: TokenWidth, config: &TokensConfig) -> u64 {
+/// both ends of each file, or of all its bytes if its documents are packed, since each of them decides the rows;
+/// `checksums` has these.
+fn order_of(files: &[TokenFile], width: TokenWidth, config: &TokensConfig, checksums: &[u32]) -> u64 {
     let (kind, end) = match config.packing {
         Packing::Windows => (0, 0),
         Packing::DocumentWindows { end_of_text } => (1, end_of_text),
@@ -259,20 +255,17 @@ fn order_of(files: &[TokenFile], width: TokenWidth, config: &TokensConfig) -> u6
     };
     let shuffle = [config.shuffle.is_some().into(), config.shuffle.unwrap_or(0)];
     let mut words = vec![config.block as u64, width.bytes() as u64, kind, end.into(), shuffle[0], shuffle[1]];
-    for file in files {
+    for (number, file) in files.iter().enumerate() {
         let bytes = file.bytes();
-        let edge = match config.packing {
-            Packing::Windows | Packing::DocumentWindows { .. } => EDGE.min(bytes.len()),
-            Packing::Documents { .. } => bytes.len(),
-        };
-        if edge == bytes.len() {
-            words.extend([file.len() as u64, crc32fast::hash(bytes).into()]);
-            continue;
+        words.push(file.len() as u64);
+        match checksums.get(number) {
+            Some(&whole) => words.push(whole.into()),
+            None if bytes.len() <= EDGE => words.push(crc32fast::hash(bytes).into()),
+            None => {
+                let edges = [&bytes[..EDGE], &bytes[bytes.len() - EDGE..]].map(crc32fast::hash);
+                words.extend(edges.map(u64::from));
+            }
         }
-        let edges = [&bytes[..edge], &bytes[bytes.len() - edge..]].map(crc32fast::hash);
-        words.extend([file.len() as u64, edges[0].into(), edges[1].into()]);
     }
-    words.iter().flat_map(|word| word.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    hash_words(words)
 }

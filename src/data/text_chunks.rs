@@ -69,6 +69,7 @@ impl TextChunks {
             }
         };
         let more = str::from_utf8(&self.bytes[..valid]).expect("just checked");
+        self.text.try_reserve(more.len()).map_err(|e| Error::io("tokenizer", &self.path, e.into()))?;
         self.text.push_str(more);
         self.bytes.drain(..valid);
         Ok(end)

@@ -4,21 +4,22 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::config::TokensConfig;
+use super::local_batch::{BatchPart, LocalBatch};
 use super::position::DataPosition;
 use super::read_ahead::ReadAhead;
-use super::source::{BatchPart, EpochOrder, LocalBatch, TokenSource};
+use super::source::{EpochOrder, TokenSource};
 use super::token_file::{TokenFile, TokenWidth};
-use crate::dtensor::{DTensor, DeviceMesh, check_replicas};
+use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::{Error, Result};
 use crate::placement::Layout;
-use crate::tensor::{DType, Device, Tensor};
+use crate::tensor::{DType, Device};
 
 /// A batch of rows with several documents each. All tensors are i64 `[batch, block]` in one layout.
 #[derive(Clone, Debug)]
 pub struct PackedBatch {
     /// The tokens.
     pub tokens: DTensor,
-    /// The token that follows each token, or -100 for padding.
+    /// The token that follows each token, or -100 for padding and, in windows of documents, after the end of a document.
     pub targets: DTensor,
     /// The number of the document in its row, from 0; padding is a document of its own.
     pub documents: DTensor,
@@ -28,14 +29,16 @@ pub struct PackedBatch {
 
 /// Batches of token files, in an order that depends on the files, the settings and nothing else.
 ///
-/// Files have nanoGPT's layout: bare little-endian tokens of 16 or 32 bits. They are mapped into memory and must not
-/// change while they are open. A sample is one row of a batch. Epoch `e` goes through all samples in the order of a
+/// Files have nanoGPT's layout: bare little-endian tokens of 16 or 32 bits. They are mapped into memory, take no
+/// descriptors, and must not change while they are open. A sample is one row of a batch. Epoch `e` goes through all samples in the order of a
 /// [`Permutation`](crate::rng::Permutation) of seed and epoch. The samples that are left at the end of an epoch begin a
 /// batch that the next epoch completes, so none is lost.
 ///
 /// Each rank reads only the rows that it stores. The global batches have the same bits on every mesh, and
-/// [`Tokens::position`] continues on any other. The first batch compares files, settings and positions over the ranks
-/// (16 bytes to each rank); later ones communicate nothing.
+/// [`Tokens::position`] continues on any other. The first batch compares the files' lengths and samples of their bytes,
+/// settings and positions over the ranks (16 bytes to each rank, and a few more if they differ); later ones communicate
+/// nothing. [`TokensConfig::compare_all`] compares all bytes. Batches, also those that are read ahead, are tensors of the
+/// calling thread, whose memory limit counts them.
 ///
 /// ```
 /// use isoshard::comm::spmd;
@@ -83,11 +86,12 @@ impl Tokens {
     /// ```
     ///
     /// # Errors
-    /// Refuses an empty list; a file that cannot be read, is empty, has a number of bytes that its tokens do not
-    /// divide, or is shorter than a row and its last target; a batch or a block of 0; an end of text outside the
-    /// vocabulary. Without a [width](TokensConfig::width), refuses a file that seems to hold 32-bit tokens while the
-    /// vocabulary's are of 16 bits. With [`Packing::Documents`](super::Packing::Documents), refuses tokens outside the
-    /// vocabulary.
+    /// Refuses an empty list; a file that cannot be read, is empty, has another format (`.npy`, zip, Parquet, text and
+    /// more), has a number of bytes that its tokens do not divide, or is shorter than a row and its last target; a batch
+    /// or a block of 0 or beyond 2^31; an end of text outside the vocabulary. Without a [width](TokensConfig::width), refuses
+    /// a file whose tokens seem to be wider than the vocabulary's. With
+    /// [`Packing::Documents`](super::Packing::Documents), refuses tokens outside the vocabulary, and returns an error if there
+    /// is no room for eight bytes per document.
     pub fn open<P: AsRef<Path>>(paths: &[P], config: TokensConfig) -> Result<Tokens> {
         config.check()?;
         if paths.is_empty() {
@@ -133,8 +137,9 @@ impl Tokens {
     ///
     /// # Errors
     /// Refuses a layout that does not fit or is `Partial`, a token outside the vocabulary, and a file that became
-    /// shorter. Ranks with other files, settings or positions get [`Error::Diverged`](crate::Error::Diverged). A rank
-    /// that cannot read fails alone; the other ranks fail when they next wait for it.
+    /// shorter; returns an error if there is no room. Ranks with different files, settings or positions get the same error,
+    /// which names the first file that differs and the ranks. A rank that cannot read fails alone; the other ranks fail
+    /// when they next wait for it.
     pub fn next_batch(&mut self, mesh: &DeviceMesh, layout: Layout) -> Result<(DTensor, DTensor)> {
         let [tokens, targets, ..] = self.next_tensors(mesh, layout, false)?;
         Ok((tokens.expect("always made"), targets.expect("always made")))
@@ -202,23 +207,24 @@ impl Tokens {
             return Ok([a?, b?, c?, d?]);
         }
         self.compare(mesh)?;
-        let part = BatchPart::new(&meta.window().region, batch, block);
+        let part = BatchPart::new(&meta.window().region, (batch, block), self.source.has_documents());
         let LocalBatch { tokens, targets, documents, positions } = self.read(part)?;
         self.next += batch as u64;
-        let [mut a, mut b, mut c, mut d] = [const { None }; 4];
-        let locals = [(&mut a, tokens), (&mut b, targets), (&mut c, documents), (&mut d, positions)];
-        for ((made, local), _) in locals.into_iter().zip(wanted).filter(|(_, wanted)| *wanted) {
-            let local = Tensor::from_vec(local, meta.local_shape().clone())?;
-            *made = Some(DTensor::from_local(mesh, local, shape, layout.clone())?);
-        }
-        Ok([a, b, c, d])
+        let all = [Some(tokens), Some(targets), documents, positions];
+        let made = |k: usize| {
+            let local = all[k].clone().filter(|_| wanted[k]);
+            local.map(|local| DTensor::from_local(mesh, local, shape, layout.clone())).transpose()
+        };
+        Ok([made(0)?, made(1)?, made(2)?, made(3)?])
     }
 
     /// Reads this rank's part of the next batch, which a thread may have read already.
     fn read(&mut self, part: BatchPart) -> Result<LocalBatch> {
         let &TokensConfig { batch, read_ahead, .. } = self.source.config();
         if read_ahead == 0 {
-            return self.source.read(self.next, &part, &mut self.order);
+            let mut read = LocalBatch::new(&part)?;
+            self.source.read(self.next, &part, &mut self.order, &mut read)?;
+            return Ok(read);
         }
         let mut ahead = match self.ahead.take() {
             Some(ahead) if ahead.serves(self.next, &part) => ahead,
@@ -235,11 +241,7 @@ impl Tokens {
         if self.compared {
             return Ok(());
         }
-        let batch = self.source.config().batch;
-        let state = vec![self.source.order as i64, self.next as i64, batch as i64];
-        let everywhere = Layout::replicated(mesh.mesh().ndim());
-        let state = DTensor::from_local(mesh, Tensor::from_vec(state, [3])?, [3], everywhere)?;
-        check_replicas(&[("the token files, their settings and the position", &state)])?;
+        self.source.expect_same_on_ranks(mesh, self.next)?;
         self.compared = true;
         Ok(())
     }

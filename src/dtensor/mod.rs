@@ -100,7 +100,7 @@ pub use list::{DTensors, DTensorsIntoIter};
 pub use local_map::LocalMap;
 pub(crate) use methods::product_over_last;
 pub use methods::{AttentionOptions, BatchStatistics, BinaryLossOptions, CrossEntropyOptions, LossReduction};
-pub(crate) use rank_reports::SameOnRanks;
+pub(crate) use rank_reports::{ListOnRanks, SameOnRanks};
 pub(crate) use recompute::FirstRun;
 pub use recompute_cheap::RecomputeCheap;
 pub use redistribute::Redistribution;

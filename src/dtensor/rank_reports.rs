@@ -7,7 +7,7 @@ use rustc_hash::FxHasher;
 use super::device_mesh::DeviceMesh;
 use crate::comm::Group;
 use crate::error::{Error, Result};
-use crate::tensor::{Device, Shape, Tensor};
+use crate::tensor::{Device, Shape, Tensor, hash_words};
 
 /// The number of ranks, and of values, that an error message lists; it counts the rest.
 pub(super) const SHOWN: usize = 8;
@@ -83,7 +83,62 @@ impl SameOnRanks {
     }
 }
 
+/// A list of things that must be equal on all ranks, each known by a hash.
+pub(crate) struct ListOnRanks<'a> {
+    /// The rule that ranks break if a thing differs, and what to do.
+    pub rule: &'static str,
+    pub remedy: &'static str,
+    /// The name of the things, but for the first `others`, if the lists differ in length.
+    pub noun: &'static str,
+    pub others: usize,
+    pub hashes: &'a [u64],
+    /// Describes the thing of this number, which is there on every rank.
+    pub shown: &'a dyn Fn(usize) -> String,
+}
+
+impl ListOnRanks<'_> {
+    /// Returns the words that ranks gather for [`DeviceMesh::expect_same_lists`].
+    pub fn words(&self) -> Vec<i64> {
+        vec![self.hashes.len() as i64, hash_words(self.hashes.iter().copied()) as i64]
+    }
+}
+
 impl DeviceMesh {
+    /// Refuses lists that differ between ranks, with the same text on all ranks: one all-gather of 16 bytes per rank.
+    pub(crate) fn expect_same_list(&self, verb: &str, list: &ListOnRanks<'_>) -> Result<()> {
+        let (group, device) = (self.all_ranks()?, self.device());
+        let all = gather_words(&group, device, list.words())?;
+        self.expect_same_lists(verb, list, &all)
+    }
+
+    /// Refuses lists that differ between ranks, with the same text on all ranks. `all` are the words of every rank's list;
+    /// sends nothing if they are equal. Otherwise an all-gather of 8 bytes per thing, and two for a text, find the first
+    /// thing that differs.
+    pub(crate) fn expect_same_lists(
+        &self,
+        verb: &str,
+        list: &ListOnRanks<'_>,
+        all: &[Vec<i64>],
+    ) -> Result<()> {
+        if all.iter().all(|words| *words == all[0]) {
+            return Ok(());
+        }
+        let (group, device) = (self.all_ranks()?, self.device());
+        let ranks = || group.ranks().iter().copied();
+        let refused = |told: String| Err(Error::invalid(verb, list.rule, told, list.remedy));
+        if all.iter().any(|words| words[0] != all[0][0]) {
+            let lens = group_by_value(ranks().zip(all.iter().map(|words| words[0])));
+            let told = |len: &i64| format!("{} {}", len - list.others as i64, list.noun);
+            return refused(list_values(&lens, "others", told));
+        }
+        let mine = list.hashes.iter().map(|&hash| hash as i64).collect();
+        let hashes = gather_words(&group, device, mine)?;
+        let differs = |k: &usize| hashes.iter().any(|of| of[*k] != hashes[0][*k]);
+        let Some(first) = (0..list.hashes.len()).find(differs) else { return Ok(()) };
+        let texts = gather_texts(&group, device, &(list.shown)(first))?;
+        refused(list_values(&group_by_value(ranks().zip(texts)), "others", String::clone))
+    }
+
     /// Refuses things that differ between ranks, and an error of some rank, with the same text on all ranks: one
     /// all-gather of `8 + 8 N` bytes per rank, and two more for the text of an error. A single rank sends nothing.
     pub(crate) fn expect_same_on_ranks<T, const N: usize>(

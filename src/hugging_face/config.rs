@@ -7,14 +7,15 @@ use serde_json::{Map, Value};
 use super::VERB;
 use super::architecture::Architecture;
 use super::rope::{longest_sequence, read_rope};
+use super::unread_keys::refuse_unread_keys;
 use super::values::ConfigValues;
-use super::weight_files::parse_json;
+use super::weight_files::{expect_folder, parse_json};
 use super::windows::read_windows;
 use crate::error::{Error, Result};
 use crate::nn::{Activation, RotaryConfig};
 
-/// The file that describes a model.
-pub(super) const CONFIG_FILE: &str = "config.json";
+pub(super) use super::weight_files::CONFIG_FILE;
+
 /// The longest config.json that is read, in bytes.
 const CONFIG_BYTES: u64 = 16 << 20;
 
@@ -24,7 +25,8 @@ const LAYERS: usize = 1 << 16;
 /// A model's config.json: its architecture and sizes, and the JSON itself, which export writes again.
 ///
 /// Keys that do not change what a model computes, such as `use_cache`, are kept and not read. A value that this crate
-/// cannot compute with is refused by its key.
+/// cannot compute with is refused by its key. So are keys by which other models compute something else, such as
+/// `is_causal` or `logit_scale`, unless their value changes nothing.
 ///
 /// ```
 /// use isoshard::hugging_face::HuggingFaceConfig;
@@ -105,8 +107,10 @@ impl HuggingFaceConfig {
     /// ```
     ///
     /// # Errors
-    /// Refuses what [`HuggingFaceConfig::parse`] refuses; returns an error if the file cannot be read.
+    /// Refuses what [`HuggingFaceConfig::parse`] refuses, and a path that is no folder with a `config.json`, such as the
+    /// name of a model that was not downloaded; returns an error if the file cannot be read.
     pub fn read(dir: impl AsRef<Path>) -> Result<HuggingFaceConfig> {
+        expect_folder(dir.as_ref())?;
         let path = dir.as_ref().join(CONFIG_FILE);
         from_json(parse_json(&path, CONFIG_BYTES)?, &path)
     }
@@ -184,6 +188,7 @@ fn from_json(json: Map<String, Value>, path: &Path) -> Result<HuggingFaceConfig>
         other => grouped(&values, other)?,
     };
     config.architecture = architecture;
+    refuse_unread_keys(&values, &config)?;
     let HuggingFaceConfig { heads, kv_heads, .. } = config;
     if heads % kv_heads != 0 {
         let given = format!("{heads} and {kv_heads} in {}", path.display());
@@ -195,9 +200,6 @@ fn from_json(json: Map<String, Value>, path: &Path) -> Result<HuggingFaceConfig>
 }
 
 fn gpt2(values: &ConfigValues<'_>) -> Result<HuggingFaceConfig> {
-    values.expect_flag("scale_attn_weights", true)?;
-    values.expect_flag("scale_attn_by_inverse_layer_idx", false)?;
-    values.expect_flag("add_cross_attention", false)?;
     let [width, layers, heads] = [values.size("n_embd")?, layers(values, "n_layer")?, values.size("n_head")?];
     if width % heads != 0 {
         return Err(values.unsupported("n_head", &format!("the heads do not divide the width, {width}")));
@@ -267,9 +269,6 @@ fn grouped(values: &ConfigValues<'_>, of: Architecture) -> Result<HuggingFaceCon
         Qwen2Moe => values.flag("qkv_bias", true)?,
         _ => attention_bias,
     };
-    if values.flag("use_bidirectional_attention", false)? {
-        return Err(values.unsupported("use_bidirectional_attention", "only causal models are built"));
-    }
     let query_scalar = match of {
         Gemma2 | Gemma3 => values.number("query_pre_attn_scalar")?,
         _ => head_width as f64,
@@ -352,8 +351,11 @@ fn experts(values: &ConfigValues<'_>, of: Architecture, layers: usize) -> Result
                 numbers.ok_or_else(|| values.unsupported("mlp_only_layers", rule))?
             }
         };
-        for (i, with) in with.iter_mut().enumerate() {
-            *with = (i + 1) % step == 0 && !plain.contains(&(i as u64));
+        with.iter_mut().enumerate().for_each(|(i, with)| *with = (i + 1) % step == 0);
+        for number in plain {
+            if let Some(with) = usize::try_from(number).ok().and_then(|i| with.get_mut(i)) {
+                *with = false;
+            }
         }
     }
     Ok(Some(ExpertConfig {

@@ -2,12 +2,37 @@
 
 use super::architecture::Architecture;
 use super::config::HuggingFaceConfig;
+use crate::comm::DryRun;
+use crate::dtensor::DeviceMesh;
+use crate::error::Result;
 use crate::nn::{
-    DecoderConfig, DecoderLayer, ExpertWeights, FeedForwardConfig, MlpConfig, MoeConfig, NormConfig,
-    SelfAttentionConfig,
+    Decoder, DecoderConfig, DecoderLayer, ExpertWeights, FeedForwardConfig, MlpConfig, MoeConfig, NormConfig,
+    Params, Plan, SelfAttentionConfig,
 };
 
 impl HuggingFaceConfig {
+    /// Returns the paths of the linear maps that match a pattern, such as `h.*.attn.q`: those to which
+    /// [`Decoder::add_lora`] would add adapters. So a pattern can be tried before any weight is read. Communicates nothing;
+    /// a dry run of the calling thread begins to count its memory anew.
+    ///
+    /// ```
+    /// use isoshard::hugging_face::HuggingFaceConfig;
+    /// let text = r#"{"model_type": "gpt2", "vocab_size": 11, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 6}"#;
+    /// let config = HuggingFaceConfig::parse(text)?;
+    /// assert_eq!(config.linear_maps("h.*.attn.out")?, ["h.0.attn.out", "h.1.attn.out"]);
+    /// let refused = config.linear_maps("h.*.attn.q_proj").unwrap_err().to_string();
+    /// assert!(refused.starts_with("lora: a pattern matches no linear map; got \"h.*.attn.q_proj\" among 12"), "{refused}");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a pattern that matches no map, and names the nearest.
+    pub fn linear_maps(&self, pattern: &str) -> Result<Vec<String>> {
+        let mesh = DeviceMesh::new(&DryRun::new(1, 0)?.rank()?, &[])?;
+        let mut params = Params::blank(&mesh, Plan::default())?;
+        Decoder::new(&mut params, self.decoder())?.matching_maps(pattern)
+    }
+
     /// Returns the decoder that computes what this model computes. Probabilities of dropout are those of the config; the
     /// factors of routers' losses are the caller's.
     ///

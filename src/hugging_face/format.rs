@@ -10,7 +10,15 @@ use super::config::HuggingFaceConfig;
 use super::names::{ExpertForm, HEAD, NameForm, NamedTensor, is_buffer, named_tensors, prefix, token_table};
 use super::weight_files::WeightFiles;
 use crate::error::{Error, Result};
-use crate::tensor::DType;
+use crate::tensor::{DType, expect_room};
+
+/// The most tensors of a layer, without its experts.
+const TENSORS_PER_LAYER: u128 = 20;
+/// The most tensors of a model whose names are made, and the most elements, so that their bytes can be counted.
+const MOST_TENSORS: u128 = 1 << 20;
+const MOST_ELEMENTS: u128 = 1 << 58;
+/// The memory of a tensor's names and shapes.
+const TENSOR_BYTES: usize = 512;
 
 /// The names, dtypes and shapes of a model's files, and its config.json: all that export needs beside the values.
 ///
@@ -46,12 +54,13 @@ impl HuggingFaceFormat {
     /// ```
     ///
     /// # Errors
-    /// Refuses dtypes other than f32, f16 and bf16.
+    /// Refuses dtypes other than f32, f16 and bf16, and more than 2^20 tensors or 2^58 elements.
     pub fn new(mut config: HuggingFaceConfig, dtype: DType) -> Result<HuggingFaceFormat> {
         if file_dtype(dtype).is_none() {
             let rule = "weights are f32, f16 or bf16";
             return Err(Error::unsupported("hugging_face_format", rule, dtype.name(), ""));
         }
+        expect_sizes(&config)?;
         let json = &mut config.json;
         let name = match dtype {
             DType::F16 => "float16",
@@ -83,8 +92,14 @@ impl HuggingFaceFormat {
     /// leave the folder; damaged files; tensors that are missing, not expected or in two files; other shapes than
     /// config.json gives; and dtypes other than f32, f16 and bf16, each by name.
     pub fn read(dir: impl AsRef<Path>) -> Result<HuggingFaceFormat> {
-        let config = HuggingFaceConfig::read(&dir)?;
-        Self::of_files(config, &WeightFiles::open(dir.as_ref())?)
+        Ok(Self::open_folder(dir.as_ref())?.0)
+    }
+
+    /// Reads `config.json` and the headers of the weights in a folder, and maps the weights.
+    pub(super) fn open_folder(dir: &Path) -> Result<(HuggingFaceFormat, WeightFiles)> {
+        let config = HuggingFaceConfig::read(dir)?;
+        let files = WeightFiles::open(dir)?;
+        Ok((Self::of_files(config, &files)?, files))
     }
 
     pub(super) fn of_files(config: HuggingFaceConfig, files: &WeightFiles) -> Result<HuggingFaceFormat> {
@@ -198,6 +213,30 @@ impl HuggingFaceFormat {
         }
         sizes
     }
+}
+
+/// Refuses sizes of which no model is: lists have an element per tensor, and numbers of bytes are added.
+fn expect_sizes(config: &HuggingFaceConfig) -> Result<()> {
+    let n = |x: usize| x as u128;
+    let of_experts = config.experts.as_ref().map_or((0, 0), |of| {
+        let layers = n(of.layers.iter().filter(|with| **with).count());
+        (
+            3 * layers * n(of.experts),
+            3 * layers * n(of.experts) * n(of.hidden.max(of.shared_hidden.unwrap_or(0))),
+        )
+    });
+    let tensors = TENSORS_PER_LAYER * n(config.layers) + of_experts.0;
+    let rows = 2 * n(config.vocabulary) + n(config.positions) + 2 * of_experts.1;
+    let of_layer = 2 * n(config.heads + config.kv_heads) * n(config.head_width) + 3 * n(config.hidden) + 16;
+    let elements = (rows + n(config.layers) * of_layer) * n(config.width);
+    let refused = |rule: &str, given: String| Err(Error::unsupported("hugging_face_format", rule, given, ""));
+    if tensors > MOST_TENSORS {
+        return refused("a model has at most 2^20 tensors", format!("{tensors} in {} layers", config.layers));
+    }
+    if elements > MOST_ELEMENTS {
+        return refused("a model has at most 2^58 elements", format!("about {elements}"));
+    }
+    expect_room(tensors as usize * TENSOR_BYTES, "the names of a model's tensors")
 }
 
 /// Returns this crate's name of a dtype, and refuses dtypes that parameters cannot be read from.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::VERB;
-use super::agreement::agree;
+use super::agreement::{agree, agree_on_files};
 use super::format::{HuggingFaceFormat, list};
 use super::names::{PiecePart, parts_by_piece};
 use super::weight_files::WeightFiles;
@@ -15,9 +15,10 @@ use crate::tensor::{DType, Tensor};
 
 impl HuggingFaceFormat {
     /// Fills parameters with the weights in a folder. Each rank reads only the elements of its own shards, by memory
-    /// map, and casts f16 and bf16 to f32. All ranks call this together: they compare what they read by some bytes per
-    /// rank, and fail together; no parameter changes then. So a rank holds its shards twice at the end of this call. The
-    /// files must not change meanwhile.
+    /// map, and casts f16 and bf16 to f32. All ranks call this together: they compare configs, headers and samples of the
+    /// weights, at most 4,096 places of 256 bytes, by some bytes per rank, and fail together; no parameter changes then. So a
+    /// rank holds its shards twice at the end of this call. The files must not change meanwhile.
+    /// [`HuggingFaceFormat::compare_all`] compares all bytes.
     ///
     /// The parameters' pieces have the paths that [`HuggingFaceFormat::pieces`] lists.
     ///
@@ -34,12 +35,18 @@ impl HuggingFaceFormat {
     ///
     /// # Errors
     /// Refuses files that differ from this format, parameters that no tensor fills, tensors that no parameter stores,
-    /// each by name, and ranks with different formats.
+    /// each by name, and ranks that read different files. Refuses a plan with a pattern that matches no parameter and no adapter
+    /// of one before a weight is read. Returns an error if there is no room.
     pub fn load(&self, dir: impl AsRef<Path>, params: &mut Params) -> Result<()> {
         let mesh = params.mesh().clone();
         let _busy = mesh.rank().busy("reading weights");
-        let opened = self.open(dir.as_ref());
-        let files = agree(&mesh, VERB, opened, self.fingerprint())?;
+        let opened = self.open(dir.as_ref()).and_then(|files| {
+            params.expect_plan_matches()?;
+            Ok(files)
+        });
+        let read = opened.as_ref().map(|files| (self, files)).map_err(Error::clone);
+        agree_on_files(&mesh, read, false)?;
+        let files = opened?;
         let values = agree(&mesh, VERB, self.values(&files, params), 0)?;
         values.into_iter().try_for_each(|(id, value)| params.set(id, value))
     }
@@ -122,16 +129,17 @@ impl HuggingFaceFormat {
         let old = params.value(id);
         let region = &old.tensor_meta().window().region;
         let pieces: Vec<_> = params.pieces(id).iter().map(|piece| (piece, &parts[piece.path()])).collect();
-        let local = Tensor::build(region.local.clone(), |out: &mut [f32]| {
-            region.runs(old.shape(), |start, local, len| {
-                let start = start as usize;
-                for (piece, parts) in &pieces {
-                    for run in piece.runs(start..start + len) {
-                        let at = local + (run.param_start - start);
-                        copy(parts, sources, (run.piece_start, run.len), &mut out[at..at + run.len]);
-                    }
+        let mut local =
+            Tensor::try_uninit(DType::F32, region.local.clone()).map_err(|e| e.at(params.path(id)))?;
+        let out = local.make_mut::<f32>()?;
+        region.runs(old.shape(), |start, local, len| {
+            let start = start as usize;
+            for (piece, parts) in &pieces {
+                for run in piece.runs(start..start + len) {
+                    let at = local + (run.param_start - start);
+                    copy(parts, sources, (run.piece_start, run.len), &mut out[at..at + run.len]);
                 }
-            });
+            }
         });
         DTensor::from_local(old.mesh(), local, old.shape().clone(), old.layout().clone())
             .map_err(|e| e.at(params.path(id)))

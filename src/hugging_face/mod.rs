@@ -44,6 +44,7 @@ mod pretrained;
 mod rope;
 #[cfg(test)]
 mod tests;
+mod unread_keys;
 mod values;
 mod weight_files;
 mod windows;

@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use super::VERB;
-use super::agreement::agree;
+use super::agreement::{agree, agree_on_files};
 use super::config::HuggingFaceConfig;
 use super::format::HuggingFaceFormat;
-use super::weight_files::WeightFiles;
+use crate::comm::DryRun;
 use crate::dtensor::DeviceMesh;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::nn::{Decoder, Params, Plan};
+use crate::tensor::Device;
 
 /// The seed of parameters that are declared after the weights are read.
 const LATER_SEED: u64 = 0;
@@ -28,9 +29,10 @@ impl Decoder {
     /// Reads a model that `save_pretrained` of `transformers` wrote, straight into the shards of a plan.
     ///
     /// Each rank maps the files and copies the elements that it stores, so no rank holds a whole tensor that it does not
-    /// need whole. Nothing is allocated before the files are found to be what config.json says. All ranks call this
-    /// together: they compare what they read by some bytes per rank, and fail together. The files must not change
-    /// meanwhile.
+    /// need whole. Nothing is allocated before the files are found to be what config.json says, and the plan's patterns to
+    /// match. All ranks call this together: they compare configs, headers and samples of the weights, at most 4,096 places of
+    /// 256 bytes, by some bytes per rank, and fail together. [`HuggingFaceFormat::compare_all`] compares all bytes. The files
+    /// must not change meanwhile.
     ///
     /// Parameters that are declared later, such as adapters, are drawn from the seed 0; [`Params::reseed`] sets another.
     ///
@@ -54,7 +56,9 @@ impl Decoder {
     /// ```
     ///
     /// # Errors
-    /// Refuses what [`HuggingFaceFormat::read`] refuses, ranks that read different models, and a plan that cannot shard the parameters.
+    /// Refuses what [`HuggingFaceFormat::read`] refuses, ranks that read different files, a plan that cannot shard the
+    /// parameters, and one with a pattern that matches nothing of the model or of adapters that it can have. A program with
+    /// parameters of its own beside the model's declares all of them and calls [`HuggingFaceFormat::load`].
     pub fn from_hugging_face(
         mesh: &DeviceMesh,
         dir: impl AsRef<Path>,
@@ -62,14 +66,13 @@ impl Decoder {
     ) -> Result<PretrainedDecoder> {
         // The other ranks may be done long before a rank whose disk is slow.
         let _busy = mesh.rank().busy("reading weights");
-        let open = || {
-            let config = HuggingFaceConfig::read(&dir)?;
-            let files = WeightFiles::open(dir.as_ref())?;
-            Ok((HuggingFaceFormat::of_files(config, &files)?, files))
-        };
-        let opened = open();
-        let word = opened.as_ref().map_or(0, |(format, _)| format.fingerprint());
-        let (format, files) = agree(mesh, VERB, opened, word)?;
+        let opened = HuggingFaceFormat::open_folder(dir.as_ref()).and_then(|opened| {
+            expect_plan(mesh, &plan, opened.0.config())?;
+            Ok(opened)
+        });
+        let read = opened.as_ref().map(|(format, files)| (format, files)).map_err(Error::clone);
+        agree_on_files(mesh, read, false)?;
+        let (format, files) = opened?;
         let fill = || {
             let mut params = Params::blank(mesh, plan)?;
             let model = Decoder::new(&mut params, format.config().decoder())?;
@@ -80,6 +83,19 @@ impl Decoder {
         let (params, model) = agree(mesh, VERB, fill(), 0)?;
         Ok(PretrainedDecoder { params, model, format })
     }
+}
+
+/// Refuses a plan that cannot shard a model, or that has a pattern that matches nothing of the model and its adapters, before
+/// there is memory for a parameter.
+fn expect_plan(mesh: &DeviceMesh, plan: &Plan, config: &HuggingFaceConfig) -> Result<()> {
+    // A dry run takes no memory, and a thread has one at a time.
+    if mesh.device() == Device::Meta {
+        return Ok(());
+    }
+    let dry = DryRun::new(mesh.rank().world_len(), mesh.rank().rank())?;
+    let mut params = Params::blank(&DeviceMesh::on(&dry.rank()?, mesh.mesh())?, plan.clone())?;
+    Decoder::new(&mut params, config.decoder())?;
+    params.expect_plan_matches()
 }
 
 impl PretrainedDecoder {

@@ -64,6 +64,27 @@ pub(super) fn longest_sequence(positions: usize, rope: &[RotaryConfig; 2]) -> us
     scaled.fold(positions, usize::max)
 }
 
+/// Returns the context of the first training on which the angles depend, if they do.
+pub(super) fn top_level_context(rope: &Option<[RotaryConfig; 2]>) -> Option<f64> {
+    rope.iter().flatten().find_map(|rope| match rope.scaling {
+        RotaryScaling::Yarn(yarn) => Some(yarn.original_context),
+        RotaryScaling::Llama3(llama) => Some(llama.original_context),
+        RotaryScaling::Plain | RotaryScaling::Linear(_) => None,
+    })
+}
+
+/// Refuses keys that a scaling does not read, but for a number of 1.
+fn refuse_other_keys(rope: &ConfigValues<'_>, kind: &str, read: &[&str]) -> Result<()> {
+    let always = ["rope_theta", "rope_type", "type", "partial_rotary_factor", "finetuned"];
+    let context = "original_max_position_embeddings";
+    for key in rope.keys().filter(|key| !always.contains(key) && !read.contains(key) && *key != context) {
+        if rope.get(key).is_some_and(|value| value.as_f64() != Some(1.0)) {
+            return Err(rope.unread(key, &format!("the rotary scaling {kind} has no such key")));
+        }
+    }
+    Ok(())
+}
+
 fn one_rope(rope: &ConfigValues<'_>, base: f64, positions: f64) -> Result<RotaryConfig> {
     let base = rope.number_or("rope_theta", base)?;
     if rope.number_or("partial_rotary_factor", 1.0)? != 1.0 {
@@ -71,15 +92,23 @@ fn one_rope(rope: &ConfigValues<'_>, base: f64, positions: f64) -> Result<Rotary
     }
     // Before 4.43, transformers wrote `type`.
     let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
-    let scaling = match rope.text(key)?.unwrap_or("default") {
+    let kind = rope.text(key)?.unwrap_or("default");
+    let mut read: &[&str] = &[];
+    let scaling = match kind {
         "default" => RotaryScaling::Plain,
-        "linear" => RotaryScaling::Linear(rope.number("factor")?),
-        "llama3" => RotaryScaling::Llama3(Llama3Scaling {
-            factor: rope.number("factor")?,
-            low_frequency_factor: rope.number("low_freq_factor")?,
-            high_frequency_factor: rope.number("high_freq_factor")?,
-            original_context: rope.number("original_max_position_embeddings")?,
-        }),
+        "linear" => {
+            read = &["factor"];
+            RotaryScaling::Linear(rope.number("factor")?)
+        }
+        "llama3" => {
+            read = &["factor", "low_freq_factor", "high_freq_factor"];
+            RotaryScaling::Llama3(Llama3Scaling {
+                factor: rope.number("factor")?,
+                low_frequency_factor: rope.number("low_freq_factor")?,
+                high_frequency_factor: rope.number("high_freq_factor")?,
+                original_context: rope.number("original_max_position_embeddings")?,
+            })
+        }
         "yarn" => {
             for key in ["mscale", "mscale_all_dim"] {
                 if rope.get(key).is_some() {
@@ -89,6 +118,7 @@ fn one_rope(rope: &ConfigValues<'_>, base: f64, positions: f64) -> Result<Rotary
                 }
             }
             rope.expect_flag("truncate", true)?;
+            read = &["factor", "beta_fast", "beta_slow", "attention_factor", "truncate"];
             RotaryScaling::Yarn(YarnScaling {
                 factor: rope.number("factor")?,
                 fast_turns: rope.number_or("beta_fast", 32.0)?,
@@ -99,5 +129,6 @@ fn one_rope(rope: &ConfigValues<'_>, base: f64, positions: f64) -> Result<Rotary
         }
         _ => return Err(rope.unsupported(key, "the rotary scalings are default, linear, llama3 and yarn")),
     };
+    refuse_other_keys(rope, kind, read)?;
     Ok(RotaryConfig { base, width: None, scaling })
 }

@@ -190,6 +190,13 @@ impl<'a> ConfigValues<'a> {
         Error::unsupported(VERB, rule, given, "")
     }
 
+    /// Returns the refusal of a key that this crate does not read, because models that do compute something else.
+    pub fn unread(&self, key: &str, rule: &str) -> Error {
+        let value = self.map.get(key).unwrap_or(&Value::Null);
+        let given = format!("{}{key}: {} in {}", self.prefix, shorten(value), self.path.display());
+        Error::unsupported(VERB, rule, given, "remove the key if the model was trained without it")
+    }
+
     fn wrong(&self, key: &str, value: &Value, wanted: &str) -> Error {
         let given = format!("{}{key}: {} in {}", self.prefix, shorten(value), self.path.display());
         Error::invalid(VERB, format!("the value is not {wanted}"), given, "")

@@ -12,14 +12,22 @@ use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
 use super::VERB;
 use crate::error::{Error, Result};
-use crate::tensor::{Shape, open_regular};
+use crate::tensor::{Shape, expect_room, hash_all, hash_samples, open_regular};
 
+/// The file that describes a model.
+pub(super) const CONFIG_FILE: &str = "config.json";
 /// The file of a model that is saved in one piece.
 pub(super) const ONE_FILE: &str = "model.safetensors";
 /// The file that says which tensor is in which shard.
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 /// The longest index that is read, in bytes.
 const INDEX_BYTES: u64 = 64 << 20;
+/// The bytes of memory that a byte of JSON takes once it is parsed, at most if it is no list of short numbers.
+const PARSED_BYTES: usize = 16;
+
+/// The most places of all files together whose bytes are compared over the ranks, and the bytes of each.
+const SAMPLES: usize = 4096;
+const SAMPLE_BYTES: usize = 256;
 
 /// The tensors of a folder's safetensors files, by name.
 pub(super) struct WeightFiles {
@@ -88,6 +96,9 @@ impl WeightFiles {
         let damaged = |e: safetensors::SafeTensorError| {
             refuse("the file is not whole safetensors", &path, &e.to_string())
         };
+        // Headers of files that are none may have any length, which is refused then.
+        let header = bytes.first_chunk().map_or(0, |len| u64::from_le_bytes(*len)).min(bytes.len() as u64);
+        expect_room((header as usize).saturating_mul(PARSED_BYTES), "the header of a file of weights")?;
         let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
         let data = header + 8;
         for (tensor, info) in metadata.tensors() {
@@ -127,6 +138,26 @@ impl WeightFiles {
 
     pub fn get(&self, name: &str) -> Option<&FileTensor> {
         self.tensors.get(name)
+    }
+
+    /// Returns a hash of each tensor's elements, in the order of names: of all of them, or of samples. These are the first,
+    /// the last and the middle bytes of each tensor, but of at most [`SAMPLES`] places of all files together.
+    pub fn hashes(&self, all: bool) -> Vec<u64> {
+        let (each, step) = match SAMPLES / self.len().max(1) {
+            0 => (1, self.len().div_ceil(SAMPLES)),
+            each => (each.min(3), 1),
+        };
+        let hash = |(number, tensor): (usize, &FileTensor)| match all {
+            true => hash_all(self.bytes(tensor)),
+            false if number % step != 0 => 0,
+            // A single sample is that in the middle.
+            false if each == 1 => {
+                let bytes = self.bytes(tensor);
+                hash_samples(&bytes[bytes.len() / 2..], 1, SAMPLE_BYTES)
+            }
+            false => hash_samples(self.bytes(tensor), each, SAMPLE_BYTES),
+        };
+        self.tensors.values().enumerate().map(hash).collect()
     }
 
     /// Returns a tensor's elements, row-major.
@@ -171,6 +202,35 @@ impl<'de> Deserialize<'de> for UniqueKeys {
     }
 }
 
+/// Refuses a path at which no model can be: it wants a folder with a config.json.
+pub(super) fn expect_folder(dir: &Path) -> Result<()> {
+    let given = dir.display().to_string();
+    let refused = |rule: &str, remedy: String| Err(Error::invalid(VERB, rule, &*given, remedy));
+    if !dir.exists() {
+        // A name of the hub has an owner and a model.
+        let is_name = given.split('/').count() == 2 && !given.starts_with(['.', '/', '~']);
+        let remedy = match is_name {
+            true => format!("download the model by `hf download {given} --local-dir DIR`, and give DIR"),
+            false => {
+                "give the folder to which save_pretrained of transformers or `hf download` has written".into()
+            }
+        };
+        return refused("there is no such folder, and models are read from folders", remedy);
+    }
+    if !dir.is_dir() {
+        return refused(
+            "models are read from folders, and this is a file",
+            "give the folder that it is in".into(),
+        );
+    }
+    if !dir.join(CONFIG_FILE).exists() {
+        let remedy =
+            "give a folder with config.json and safetensors files, as save_pretrained writes them".into();
+        return refused("the folder has no config.json", remedy);
+    }
+    Ok(())
+}
+
 /// Reads a JSON file of at most `most` bytes.
 pub(super) fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, most: u64) -> Result<T> {
     let failed = |e: std::io::Error| Error::io(VERB, path, e);
@@ -179,6 +239,7 @@ pub(super) fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, most: u64)
     if bytes.len() as u64 > most {
         return Err(refuse(&format!("the file has more than {most} bytes"), path, ""));
     }
+    expect_room(bytes.len().saturating_mul(PARSED_BYTES), "the values of a JSON file")?;
     serde_json::from_slice(&bytes)
         .map_err(|e| refuse("the file is not the JSON that is expected", path, &e.to_string()))
 }

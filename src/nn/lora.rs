@@ -64,6 +64,17 @@ impl Decoder {
         Ok(chosen.len())
     }
 
+    /// Returns the paths of the linear maps that a pattern matches.
+    ///
+    /// # Errors
+    /// Refuses a pattern that matches no map.
+    pub(crate) fn matching_maps(&self, pattern: &str) -> Result<Vec<String>> {
+        let mut model = self.clone();
+        let chosen = model.chosen_maps(pattern)?;
+        let maps = model.linear_maps();
+        Ok(chosen.into_iter().map(|(module, map)| maps[module].paths().swap_remove(map)).collect())
+    }
+
     /// Returns the linear maps without adapters that a pattern matches: the number of the module, and of the map in it.
     ///
     /// # Errors

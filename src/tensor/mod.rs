@@ -22,6 +22,7 @@
 //!
 //! Missing: negative strides.
 
+mod byte_hash;
 pub mod cpu;
 pub mod cuda;
 mod cut;
@@ -45,11 +46,13 @@ mod reduce_op;
 mod regular_file;
 mod segments;
 mod shape;
+mod sized_lists;
 pub mod storage;
 mod summation;
 mod system_block;
 mod views;
 
+pub(crate) use byte_hash::{hash_all, hash_samples, hash_words};
 pub(crate) use cut::{CutBlock, with_places};
 pub use dense::Tensor;
 pub use device::Device;
@@ -62,4 +65,5 @@ pub(crate) use no_room::catch_no_room;
 pub use reduce_op::ReduceOp;
 pub(crate) use regular_file::open_regular;
 pub use shape::{Dims, Shape};
+pub(crate) use sized_lists::{expect_room, try_filled, try_push};
 pub use summation::{LEAF, Leaf, SplitRule};

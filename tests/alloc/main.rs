@@ -1,10 +1,11 @@
-//! Memory use of dispatch, collectives, bridges, layout queries and dry runs. This program's allocator counts per
+//! Memory use of dispatch, collectives, bridges, packed documents, layout queries and dry runs. This program's allocator counts per
 //! thread, so that tests may run at the same time.
 
 mod bridge;
 mod checkpoint;
 mod comm;
 mod dispatch;
+mod documents;
 mod dry;
 mod fsdp_scale;
 mod placement;

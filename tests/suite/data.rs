@@ -5,11 +5,12 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::data::{DataPosition, PackedBatch, Packing, TokenWidth, TokenWriter, Tokens, TokensConfig};
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::rng::{Draw, Generator, Permutation};
-use isoshard::{Error, Result};
+use isoshard::tensor::storage;
 
 /// A file in the temporary folder, which is removed at the end.
 struct Temporary(PathBuf);
@@ -55,6 +56,7 @@ const CONFIG: TokensConfig = TokensConfig {
     packing: Packing::Windows,
     width: None,
     read_ahead: 2,
+    compare_all: false,
 };
 const SAMPLES: usize = 47;
 
@@ -208,39 +210,95 @@ fn each_rank_reads_only_its_rows() {
     }
 }
 
+/// Reads two batches on two ranks whose settings and files `differ` changes, and returns each rank's refusal of the first.
+fn first_refusals(
+    files: &[Temporary],
+    differ: impl Fn(usize, &mut TokensConfig, &mut Vec<PathBuf>) + Send + Sync + 'static,
+) -> Vec<Option<String>> {
+    let all = paths(files);
+    let run = move |rank: isoshard::comm::Rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let (mut config, mut paths) = (CONFIG, all.clone());
+        differ(rank.rank(), &mut config, &mut paths);
+        let mut tokens = Tokens::open(&paths, config)?;
+        if let Err(e) = tokens.next_batch(&mesh, "(S0)".parse()?) {
+            return Ok(Some(e.to_string()));
+        }
+        let before = mesh.received_bytes();
+        tokens.next_batch(&mesh, "(S0)".parse()?)?;
+        assert_eq!(mesh.received_bytes(), before);
+        Ok(None)
+    };
+    spmd(2, run).unwrap()
+}
+
 /// The first batch compares the ranks; later ones send nothing.
 #[test]
 fn ranks_with_another_order_are_found() {
     let files = numbered();
-    let all = paths(&files);
-    let found = |differ: fn(usize, &mut TokensConfig, &mut Vec<PathBuf>)| {
-        let all = all.clone();
-        let run = move |rank: isoshard::comm::Rank| {
-            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-            let (mut config, mut paths) = (CONFIG, all.clone());
-            differ(rank.rank(), &mut config, &mut paths);
-            let mut tokens = Tokens::open(&paths, config)?;
-            if let Err(e) = tokens.next_batch(&mesh, "(S0)".parse()?) {
-                return Ok(Some(matches!(e, Error::Diverged(_)).then(|| e.to_string())));
-            }
-            let before = mesh.received_bytes();
-            tokens.next_batch(&mesh, "(S0)".parse()?)?;
-            assert_eq!(mesh.received_bytes(), before);
-            Ok(None)
-        };
-        spmd(2, run).unwrap()
-    };
-    assert_eq!(found(|_, _, _| ()), [None, None]);
-    let others: [fn(usize, &mut TokensConfig, &mut Vec<PathBuf>); 3] = [
-        |rank, config, _| config.shuffle = Some(rank as u64),
-        |rank, config, _| config.batch += rank,
-        |rank, _, paths| paths.rotate_left(rank),
+    let found = |differ: fn(usize, &mut TokensConfig, &mut Vec<PathBuf>)| first_refusals(&files, differ);
+    assert_eq!(found(|rank, config, _| config.read_ahead = rank), [None, None]);
+    let others: [(fn(usize, &mut TokensConfig, &mut Vec<PathBuf>), [&str; 2]); 5] = [
+        (|rank, config, _| config.shuffle = Some(rank as u64), ["shuffle Some(0)", "shuffle Some(1)"]),
+        (|rank, config, _| config.batch += rank, ["5 rows of 4", "6 rows of 4"]),
+        (|rank, config, _| config.compare_all = rank == 0, ["compare_all true", "compare_all false"]),
+        (|rank, _, paths| paths.rotate_left(rank), ["143 tokens", "50 tokens"]),
+        (|rank, _, paths| paths.truncate(2 - rank), ["2 file(s)", "1 file(s)"]),
     ];
-    for differ in others {
-        for said in found(differ) {
-            let said = said.expect("it is refused").expect("as a divergence");
-            assert!(said.contains("the token files, their settings and the position"), "{said}");
+    for (differ, told) in others {
+        let refused = found(differ).map_texts();
+        let rule = "tokens: the ranks have different token files, settings or positions; got ";
+        assert!(refused[0].starts_with(rule) && refused[0] == refused[1], "{refused:?}");
+        for (rank, told) in told.into_iter().enumerate() {
+            let (of_rank, _) =
+                refused[0].split_once(&format!(" on rank(s) {rank}")).expect("it names the rank");
+            assert!(of_rank.rsplit(" and ").next().is_some_and(|text| text.contains(told)), "{refused:?}");
         }
+    }
+}
+
+/// Files that differ in the middle, or in one byte between the samples, of which a full comparison alone knows.
+#[test]
+fn ranks_whose_files_differ_in_the_middle_are_found() {
+    let file = |at: Option<usize>| {
+        let tokens = (0..200_000).map(|i| if Some(i) == at { 1 } else { i as u32 % 7 });
+        Temporary::tokens(TokenWidth::U16, tokens)
+    };
+    let ends = [0, 1, 199_999].map(|at| (at, false));
+    let middle = [100_000, 100_002].map(|at| (at, false));
+    for (at, all) in ends.into_iter().chain(middle).chain([(30_000, true)]) {
+        // A token that is not 1 already.
+        let at = (at..).find(|at| at % 7 != 1).unwrap().min(199_999);
+        let files = [file(None), file(Some(at))];
+        let find = |compare_all| {
+            first_refusals(&files, move |rank, config, paths| {
+                *paths = vec![paths[rank].clone()];
+                config.compare_all = compare_all;
+            })
+        };
+        if all {
+            assert_eq!(find(false), [None, None], "the samples miss it");
+        }
+        let refused = find(all).map_texts();
+        assert!(refused[0] == refused[1], "{refused:?}");
+        for (rank, file) in files.iter().enumerate() {
+            let told = format!("in {} on rank(s) {rank}", file.0.display());
+            assert!(
+                refused[0].contains("200000 tokens, fingerprint ") && refused[0].contains(&told),
+                "{refused:?}"
+            );
+        }
+    }
+}
+
+/// The texts of refusals that are there.
+trait Texts {
+    fn map_texts(self) -> Vec<String>;
+}
+
+impl Texts for Vec<Option<String>> {
+    fn map_texts(self) -> Vec<String> {
+        self.into_iter().map(|text| text.expect("it is refused")).collect()
     }
 }
 
@@ -298,6 +356,26 @@ fn files_and_settings_that_do_not_fit_are_refused_by_name() {
             TokensConfig { block: 0, ..CONFIG },
             "tokens: a batch has rows and a row has tokens; got 5 rows of 0",
         ),
+        (
+            &[0; 20],
+            TokensConfig { block: usize::MAX, ..documents },
+            "tokens: a batch has more tokens than memory; got 5 rows of 18446744073709551615",
+        ),
+        (
+            &[0; 20],
+            TokensConfig { batch: usize::MAX, ..CONFIG },
+            "tokens: a batch has more tokens than memory; got 18446744073709551615 rows of 4",
+        ),
+        (
+            &[0; 20],
+            TokensConfig { batch: 1 << 31, block: 1 << 31, ..documents },
+            "tokens: a batch has more tokens than memory; got 2147483648 rows of 2147483648",
+        ),
+        (
+            &[0; 20],
+            TokensConfig { read_ahead: usize::MAX, ..CONFIG },
+            "tokens: at most 1024 batches are read ahead; got 18446744073709551615",
+        ),
     ] {
         assert_eq!(refused(bytes, config), want);
     }
@@ -314,20 +392,109 @@ fn files_and_settings_that_do_not_fit_are_refused_by_name() {
 fn files_of_wide_tokens_are_not_read_as_narrow_ones() {
     let wide = Temporary::tokens(TokenWidth::U32, (0..1000).map(|i| i % 50));
     let open = |file: &Temporary, width| Tokens::open(&[&file.0], TokensConfig { width, ..CONFIG });
-    let said = open(&wide, None).unwrap_err().to_string().replace(&wide.0.display().to_string(), "FILE");
+    let text = |file: &Temporary, said: String| said.replace(&file.0.display().to_string(), "FILE");
     assert_eq!(
-        said,
-        "tokens: a file of 16-bit tokens looks like one of 32-bit tokens; got 0 as each second token in the first 4000 \
-         bytes of FILE; give the width: U32, or U16 if it is right"
+        text(&wide, open(&wide, None).unwrap_err().to_string()),
+        "tokens: a file of 16-bit tokens looks like one of 32-bit tokens; got 0 as each second token in 4000 bytes of \
+         FILE; give the width: U32, or U16 if it is right"
     );
     assert_eq!(open(&wide, Some(TokenWidth::U32)).unwrap().samples(), 249);
     assert_eq!(open(&wide, Some(TokenWidth::U16)).unwrap().samples(), 499);
-    // One odd token, few tokens, and nothing but zeros show nothing.
-    let odd = (0..1000).map(|i| if i == 501 { 7 } else { (i + 1) % 2 });
-    assert!(open(&Temporary::tokens(TokenWidth::U16, odd), None).is_ok());
+    // Few tokens, nothing but zeros, tokens of a tiny vocabulary, and many zeros show nothing.
     assert!(open(&Temporary::tokens(TokenWidth::U32, 0..255), None).is_ok());
     assert!(open(&Temporary::tokens(TokenWidth::U32, 0..256), None).is_err());
-    assert!(open(&Temporary::tokens(TokenWidth::U16, [0; 1000]), None).is_ok());
+    for token in [|_| 0, |i| i % 3, |i| if i % 3 == 0 { 0 } else { i % 50 }, |i: u32| i * i % 1000] {
+        assert!(open(&Temporary::tokens(TokenWidth::U16, (0..4000).map(token)), None).is_ok());
+    }
+}
+
+/// Shares of zeros count, not single tokens, and at the beginning, in the middle and at the end.
+#[test]
+fn headers_do_not_hide_the_width() {
+    let of = |each: usize, header: &[u8], token: &dyn Fn(usize) -> u64| {
+        let tokens = (0..100_000).flat_map(|i| token(i).to_le_bytes()[..each].to_vec());
+        Temporary::new(&header.iter().copied().chain(tokens).collect::<Vec<u8>>())
+    };
+    let small = |i: usize| (i * i % 997 + i % 50) as u64;
+    let refused = |file: &Temporary, vocabulary| {
+        let config = TokensConfig { vocabulary, ..CONFIG };
+        Tokens::open(&[&file.0], config).map(drop).expect_err("it is refused").to_string()
+    };
+    let header: Vec<u8> = (0..128u8).map(|i| i.wrapping_mul(7) | 1).collect();
+    // 32-bit tokens of a vocabulary beyond 65,536, some of them 0; behind headers of several lengths; one odd token.
+    let some_zero = |i: usize| if i % 10 == 0 { 0 } else { small(i) };
+    let large = |i: usize| if i % 3 == 0 { 120_000 + small(i) } else { small(i) };
+    let odd = |i: usize| if i == 5000 { 1 << 20 } else { small(i) };
+    for (header, token) in [
+        (&header[..0], &small as &dyn Fn(usize) -> u64),
+        (&header[..], &small),
+        (&header[..6], &small),
+        (&[], &some_zero),
+        (&[], &large),
+        (&[], &odd),
+    ] {
+        let said = refused(&of(4, header, token), 50_000);
+        assert!(said.contains("a file of 16-bit tokens looks like one of 32-bit tokens"), "{said}");
+    }
+    // 64-bit tokens, NumPy's own width.
+    let wide = of(8, &[], &small);
+    for (vocabulary, rule) in [
+        (50_000, "a file of 16-bit tokens looks like one of 64-bit tokens; got 0 as three of four tokens in"),
+        (100_000, "a file of 32-bit tokens looks like one of 64-bit tokens; got 0 as each second token in"),
+    ] {
+        let said = refused(&wide, vocabulary);
+        assert!(said.contains(rule) && said.contains("write them anew with TokenWriter"), "{said}");
+    }
+    for (each, vocabulary) in [(2, 50_000), (4, 100_000)] {
+        let file = of(each, &header, &small);
+        assert!(Tokens::open(&[&file.0], TokensConfig { vocabulary, ..CONFIG }).is_ok(), "{each}");
+    }
+}
+
+/// The files that users have and that are no tokens.
+#[test]
+fn other_formats_are_refused_by_name() {
+    let body: Vec<u8> = (0..4096u32).flat_map(|i| (i * i % 1000).to_le_bytes()).collect();
+    let with = |start: &[u8]| [start, &body].concat();
+    let header = br#"{"wte.weight":{"dtype":"F32","shape":[4096],"data_offsets":[0,16384]}}"#;
+    let json = r#"{"text": "to be or not to be"}"#.repeat(100);
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let mut llm_c = words(&[20_240_520, 1, 8192]);
+    llm_c.resize(1024, 0);
+    let mut tar = with(&[]);
+    tar[257..262].copy_from_slice(b"ustar");
+    for (bytes, name) in [
+        (with(b"\x93NUMPY\x01\x00v\x00{'descr': '<u4', 'fortran_order': False}"), "an array of NumPy (.npy)"),
+        (with(b"PK\x03\x04\x14\x00"), "a zip archive"),
+        (with(b"\x1f\x8b\x08\x08\x00\x00\x00\x00\x00\x03"), "a file packed by gzip"),
+        (with(b"\x28\xb5\x2f\xfd"), "a file packed by zstd"),
+        (with(b"PAR1"), "a Parquet file"),
+        (with(b"ARROW1\x00\x00"), "an Arrow file"),
+        (with(b"\xff\xff\xff\xff\x10\x01\x00\x00"), "an Arrow stream"),
+        (with(b"\x89HDF\r\n\x1a\n"), "an HDF5 file"),
+        ([&with(b"\x80\x04\x95\x00\x40\x00\x00\x00\x00\x00\x00")[..], b"."].concat(), "a pickle of Python"),
+        ([&with(b"\x80\x02]q\x00")[..], b"."].concat(), "a pickle of Python"),
+        ([&words(&[header.len() as u32, 0]), &header[..], &body].concat(), "safetensors"),
+        (with(b"GGUF\x03\x00\x00\x00"), "a model (GGUF)"),
+        ([&llm_c[..], &body].concat(), "tokens behind a header of llm.c"),
+        (tar, "a tar archive"),
+        (json.into_bytes(), "text"),
+        ("né à Paris, \u{4f60}\u{597d}\n".repeat(5000).into_bytes(), "text"),
+    ] {
+        let file = Temporary::new(&bytes);
+        for width in [None, Some(TokenWidth::U16)] {
+            let config = TokensConfig { vocabulary: 50_000, width, ..CONFIG };
+            let said = Tokens::open(&[&file.0], config).map(drop).expect_err(name).to_string();
+            let rule = format!("tokens: a token file has tokens alone, and no other format; got {name}");
+            assert!(said.starts_with(&rule) && said.contains("; "), "{name}: {said}");
+        }
+    }
+    // Tokens that begin as some of these do.
+    for start in [[640, 93], [0x8b1f, 9], [20_240, 1], [8, 0]] {
+        let file =
+            Temporary::tokens(TokenWidth::U16, start.into_iter().chain((0..4000).map(|i| i * i % 1000)));
+        assert!(Tokens::open(&[&file.0], TokensConfig { vocabulary: 50_000, ..CONFIG }).is_ok(), "{start:?}");
+    }
 }
 
 /// Two files with the same length, beginning and end: packed documents depend on the bytes in between.
@@ -539,13 +706,13 @@ fn windows_of_documents_tell_them_apart() {
         [
             [
                 vec![1, 2, 0, 3, 4, 5, 6],
-                vec![2, 0, 3, 4, 5, 6, 7],
+                vec![2, 0, -100, 4, 5, 6, 7],
                 vec![0, 0, 0, 1, 1, 1, 1],
                 vec![0, 1, 2, 0, 1, 2, 3]
             ],
             [
                 vec![7, 0, 8, 0, 9, 10, 11],
-                vec![0, 8, 0, 9, 10, 11, 12],
+                vec![0, -100, 0, -100, 10, 11, 12],
                 vec![0, 0, 1, 1, 2, 2, 2],
                 vec![0, 1, 0, 1, 0, 1, 2]
             ]
@@ -595,4 +762,51 @@ fn a_file_that_becomes_shorter_is_refused() {
         };
         spmd(1, run).unwrap_or_else(|e| panic!("{e}"));
     }
+}
+
+/// Batches are the rank's own tensors: its limit counts them, also those that are read ahead, and a batch without room is an
+/// error that moves nothing.
+#[test]
+fn batches_without_room_are_errors() {
+    let files = numbered();
+    for read_ahead in [0, 1, 3] {
+        let all = paths(&files);
+        let run = move |rank| {
+            let mesh = DeviceMesh::new(&rank, &[])?;
+            let config = TokensConfig { batch: 1000, read_ahead, ..CONFIG };
+            let mut tokens = Tokens::open(&all, config)?;
+            tokens.next_batch(&mesh, "()".parse()?)?; // 64,000 bytes
+            let before = tokens.position();
+            // Drops what was read ahead.
+            tokens.restore(before)?;
+            storage::trim_pool();
+            storage::set_memory_limit(storage::pool_stats().live_bytes + 20_000);
+            let said = tokens.next_batch(&mesh, "()".parse()?).unwrap_err().to_string();
+            assert!(said.contains("memory: cpu has no room; got i64[1000, 4] of 32000 bytes"), "{said}");
+            assert_eq!(tokens.position(), before);
+            // Room for one batch is enough.
+            storage::set_memory_limit(storage::pool_stats().live_bytes + 80_000);
+            tokens.next_batch(&mesh, "()".parse()?)?;
+            tokens.next_batch(&mesh, "()".parse()?)?;
+            assert_eq!((tokens.position().epoch, tokens.position().sample), (63, 39));
+            storage::set_memory_limit(usize::MAX);
+            Ok(())
+        };
+        spmd(1, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+}
+
+/// Open token files take no descriptors: mapped files are closed.
+#[cfg(target_os = "linux")]
+#[test]
+fn many_files_take_no_descriptors() {
+    let file = Temporary::tokens(TokenWidth::U16, (0..100).map(|i| i % 9));
+    let target = fs::canonicalize(&file.0).unwrap();
+    let all = vec![file.0.clone(); 2000];
+    let opened = [Packing::Windows, Packing::Documents { end_of_text: 0 }]
+        .map(|packing| Tokens::open(&all, TokensConfig { packing, ..CONFIG }).unwrap());
+    let descriptors =
+        fs::read_dir("/proc/self/fd").unwrap().flatten().map(|entry| fs::read_link(entry.path()));
+    assert_eq!(descriptors.flatten().filter(|path| *path == target).count(), 0);
+    assert_eq!(opened[0].samples(), 2000 * 24);
 }

@@ -207,6 +207,7 @@ const PACKED: TokensConfig = TokensConfig {
     packing: Packing::Documents { end_of_text: 0 },
     width: None,
     read_ahead: 2,
+    compare_all: false,
 };
 
 /// From a token file to the gradients: the same bits on every mesh, also if ranks have unequal rows or parts of rows.

@@ -7,6 +7,8 @@ use std::path::Path;
 use isoshard::comm::spmd;
 use isoshard::dtensor::DeviceMesh;
 use isoshard::hugging_face::{HuggingFaceConfig, HuggingFaceFormat};
+use isoshard::nn::{DecoderLayer, FeedForwardConfig};
+use isoshard::tensor::DType;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
@@ -72,7 +74,7 @@ fn configs_that_cannot_be_computed_are_refused_by_key() {
             json!(["full_attention", "chunked"]),
             "full_attention or sliding_attention",
         ),
-        ("gemma3", "use_bidirectional_attention", json!(true), "only causal models are built"),
+        ("gemma3", "use_bidirectional_attention", json!(true), "only false is built"),
         ("mixtral", "num_experts_per_tok", json!(9), "at most 4 experts can be chosen"),
     ] {
         let refused = refused_config(name, &[(key, value.clone())]);
@@ -83,6 +85,174 @@ fn configs_that_cannot_be_computed_are_refused_by_key() {
     }
     let absent = refused_config("llama2", &[("vocab_size", Value::Null)]);
     assert_eq!(absent, "from_hugging_face: a key is absent; got no vocab_size in config.json");
+}
+
+/// Keys that `transformers` reads for other models, or for these in its shared code, change the scores; they were ignored.
+#[test]
+fn keys_of_other_models_are_refused_unless_they_change_nothing() {
+    for (key, other, same) in [
+        ("is_causal", json!(false), json!(true)),
+        ("is_bidirectional", json!(true), json!(false)),
+        ("use_bidirectional_attention", json!(true), json!(false)),
+        ("attention_chunk_size", json!(8), Value::Null),
+        ("dual_chunk_attention_config", json!({ "chunk_size": 4 }), Value::Null),
+        ("clip_qkv", json!(8.0), Value::Null),
+        ("logit_scale", json!(0.0625), json!(1)),
+        ("logits_scaling", json!(8.0), json!(1.0)),
+        ("embedding_multiplier", json!(12.0), json!(1.0)),
+        ("residual_multiplier", json!(0.22), json!(1.0)),
+        ("attention_multiplier", json!(0.0078125), Value::Null),
+        ("scale_attn_by_inverse_layer_idx", json!(true), json!(false)),
+        ("no_rope_layers", json!([1, 0]), json!([1, 1])),
+        ("rope_interleave", json!(true), json!(false)),
+        ("rotary_pct", json!(0.25), json!(1.0)),
+        ("alibi", json!(true), json!(false)),
+        ("use_parallel_residual", json!(true), json!(false)),
+        ("router_jitter_noise", json!(0.1), json!(0.0)),
+        ("first_k_dense_replace", json!(1), json!(0)),
+        ("quantization", json!({ "bits": 4 }), Value::Null),
+    ] {
+        for name in [
+            "gpt2",
+            "llama2",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "gemma",
+            "gemma2",
+            "gemma3",
+            "mixtral",
+            "qwen3_moe",
+        ] {
+            let refused = refused_config(name, &[(key, other.clone())]);
+            let (given, remedy) =
+                (format!("; got {key}: "), "remove the key if the model was trained without it");
+            let rule = "from_hugging_face: only ";
+            assert!(
+                refused.starts_with(rule) && refused.contains(&given) && refused.contains(remedy),
+                "{refused}"
+            );
+            let decoder = |value: Option<&Value>| {
+                let mut config = config_of(name);
+                config.as_object_mut().expect("an object").remove(key);
+                value.into_iter().for_each(|value| config[key] = value.clone());
+                HuggingFaceConfig::parse(&config.to_string())
+                    .unwrap_or_else(|e| panic!("{name}: {e}"))
+                    .decoder()
+            };
+            assert_eq!(decoder(Some(&same)), decoder(None), "{name}, {key}");
+        }
+    }
+    let yarn = json!({ "rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "attn_factor": 0.7 });
+    let default = json!({ "rope_type": "default", "rope_theta": 1e4, "factor": 2.0 });
+    for (name, changes, rule) in [
+        // Those that single architectures read.
+        ("llama2", vec![("attn_logit_softcapping", json!(50.0))], "only null is built"),
+        ("qwen3", vec![("final_logit_softcapping", json!(30.0))], "only null is built"),
+        ("llama2", vec![("query_pre_attn_scalar", json!(144))], "only 6 is built"),
+        ("mixtral", vec![("norm_topk_prob", json!(false))], "only true is built"),
+        ("llama2", vec![("use_qk_norm", json!(true))], "only false is built"),
+        ("qwen3", vec![("use_qk_norm", json!(false))], "only true is built"),
+        ("llama2", vec![("position_embedding_type", json!("alibi"))], "only \"rope\" is built"),
+        ("gpt2", vec![("position_embedding_type", json!("relative_key"))], "only \"absolute\" is built"),
+        ("llama2", vec![("sliding_window", json!(4))], "the architecture has no sliding windows"),
+        ("gpt2", vec![("sliding_window", json!(4))], "the architecture has no sliding windows"),
+        (
+            "gemma",
+            vec![("layer_types", json!(["sliding_attention", "full_attention"]))],
+            "full_attention alone",
+        ),
+        (
+            "llama3",
+            vec![("rope_parameters", yarn)],
+            "the rotary scaling yarn has no such key; got rope_parameters.attn_factor",
+        ),
+        ("llama3", vec![("rope_parameters", default)], "the rotary scaling default has no such key"),
+        ("llama3.1", vec![("original_max_position_embeddings", json!(7))], "only 16 is built"),
+    ] {
+        let refused = refused_config(name, &changes);
+        assert!(refused.contains(rule), "{changes:?}: {refused}");
+    }
+    for changes in [
+        vec![("sliding_window", json!(4)), ("use_sliding_window", json!(false))],
+        vec![("sliding_window", json!(1 << 20))],
+        vec![("layer_types", json!(["full_attention", "full_attention"]))],
+    ] {
+        let mut config = config_of("llama2");
+        changes.iter().for_each(|(key, value)| config[*key] = value.clone());
+        assert!(HuggingFaceConfig::parse(&config.to_string()).is_ok(), "{changes:?}");
+    }
+}
+
+/// Sizes of which no model is give an error, and not lists that no memory holds.
+#[test]
+fn sizes_without_a_model_have_no_format() {
+    let refused = |name: &str, changes: Value| {
+        let mut config = config_of(name);
+        config.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
+        ["layer_types", "mlp_only_layers"].iter().for_each(|key| config[*key] = Value::Null);
+        let config = HuggingFaceConfig::parse(&config.to_string()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        HuggingFaceFormat::new(config, DType::F32).map(drop).expect_err("it is refused").to_string()
+    };
+    let most = 1u64 << 20;
+    let said = refused(
+        "qwen3_moe",
+        json!({ "num_hidden_layers": 65_536, "num_experts": most, "num_local_experts": most }),
+    );
+    assert!(said.starts_with("hugging_face_format: a model has at most 2^20 tensors; got 206"), "{said}");
+    let said = refused("llama2", json!({ "num_hidden_layers": 65_536 }));
+    assert!(
+        said.starts_with("hugging_face_format: a model has at most 2^20 tensors; got 1310720 in 65536"),
+        "{said}"
+    );
+    let said =
+        refused("gpt2", json!({ "n_embd": most, "n_inner": most, "n_layer": 40_000, "vocab_size": most }));
+    assert!(said.starts_with("hugging_face_format: a model has at most 2^58 elements"), "{said}");
+    // Each layer once, however long the list is.
+    let mut config = config_of("qwen3_moe");
+    config["num_hidden_layers"] = json!(65_536);
+    config["layer_types"] = Value::Null;
+    config["mlp_only_layers"] = vec![7; 300_000].into();
+    let decoder = HuggingFaceConfig::parse(&config.to_string()).expect("it is a config").decoder();
+    let plain = |of: &DecoderLayer| matches!(of.feed_forward, FeedForwardConfig::Mlp(_));
+    assert_eq!(decoder.layers.iter().position(plain), Some(7));
+    assert_eq!(decoder.layers.iter().filter(|layer| plain(layer)).count(), 1);
+}
+
+/// Models are read from folders: a path that is none says what to give.
+#[test]
+fn paths_that_are_no_folders_of_models_say_what_is_wanted() {
+    let refused = |dir: &Path| HuggingFaceFormat::read(dir).map(drop).expect_err("it is refused").to_string();
+    assert_eq!(
+        refused(Path::new("meta-llama/Llama-3.2-1B")),
+        "from_hugging_face: there is no such folder, and models are read from folders; got meta-llama/Llama-3.2-1B; \
+         download the model by `hf download meta-llama/Llama-3.2-1B --local-dir DIR`, and give DIR"
+    );
+    let said = refused(Path::new("/no/such/folder"));
+    assert!(
+        said.ends_with(
+            "give the folder to which save_pretrained of transformers or `hf download` has written"
+        ),
+        "{said}"
+    );
+    let said = refused(&fixture("llama2").join("model.safetensors"));
+    assert!(said.contains("models are read from folders, and this is a file"), "{said}");
+    let said = refused(&fixture("llama2").join(".."));
+    assert!(said.contains("the folder has no config.json") && said.contains("safetensors"), "{said}");
+}
+
+/// A pattern for adapters can be tried on a config alone.
+#[test]
+fn patterns_of_linear_maps_match_before_weights_are_read() {
+    let config = HuggingFaceConfig::read(fixture("mixtral")).expect("the fixture is there");
+    let found = config.linear_maps("h.*.moe.experts.*").expect("it has experts");
+    assert_eq!(found[..3], ["h.0.moe.experts.gate", "h.0.moe.experts.up", "h.0.moe.experts.down"]);
+    assert_eq!(found.len(), 6);
+    let refused = config.linear_maps("h.*.mlp.up").unwrap_err().to_string();
+    assert!(
+        refused.starts_with("lora: a pattern matches no linear map; got \"h.*.mlp.up\" among "),
+        "{refused}"
+    );
 }
 
 /// Copies a fixture, lets `change` damage the copy, and returns the refusal.
