@@ -12,6 +12,7 @@ use std::rc::Rc;
 use super::device_mesh::DeviceMesh;
 use super::explain::note_moves;
 use super::gradient_places::{GradientPlaces, UnitBuffers};
+use super::gradient_sum::cast_local;
 use super::redistribute::{self, Move, ReductionInFlight, buffer_of, reductions_sharing, start_reductions};
 use super::tensor::{DTensor, GradientUnit, TapeNode};
 use super::tensor_meta::TensorMeta;
@@ -182,16 +183,6 @@ pub(super) fn reduce_by_unit(
         cast_local(mesh, &grad, meta.dtype())
     });
     finished.collect()
-}
-
-/// Returns a gradient in another dtype. Each rank casts its part: the plan of an operator would move the parts of uneven
-/// shards, so that no rank casts more than others.
-pub(super) fn cast_local(mesh: &DeviceMesh, grad: &DTensor, dtype: DType) -> Result<DTensor> {
-    if grad.dtype() == dtype {
-        return Ok(grad.clone());
-    }
-    let meta = mesh.intern(Spec { dtype, ..grad.spec().clone() })?;
-    Ok(DTensor::wrap(mesh, grad.local.cast(dtype)?, meta))
 }
 
 impl StartedReductions {
