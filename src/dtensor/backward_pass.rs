@@ -123,6 +123,9 @@ impl BackwardPass {
             }
             return Ok(());
         }
+        if sum.is_some() && node.call.is_none() {
+            self.units.note_added(node, &grad);
+        }
         *sum = Some(add_in(node.outs[output.out].dtype(), sum.take(), grad)?);
         Ok(())
     }
@@ -356,7 +359,7 @@ impl BackwardPass {
             Some(part) if has_part => add(part, in_dtype(partial, leaf.outs[0].dtype())?)?,
             earlier => {
                 earlier.into_iter().for_each(|earlier| self.gradients.store(&leaf, earlier));
-                partial
+                self.units.as_used(&self.mesh, &leaf, partial)?
             }
         };
         if self.units.is_another(unit) {
