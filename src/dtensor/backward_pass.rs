@@ -15,7 +15,7 @@ use super::derivative_program::DerivativeProgram;
 use super::device_mesh::DeviceMesh;
 use super::gradient_needs::GradientNeeds;
 use super::gradient_queue::{GradientQueue, QueuedNode, ResultGradients};
-use super::gradient_sum::{add, add_to};
+use super::gradient_sum::{add, add_in, cast_local, in_dtype};
 use super::gradients::Gradients;
 use super::kept_parts::{leaf_of, leaf_operands, moved_to_leaf};
 use super::reached_nodes::{count_gradients, extend_reaching, reaching, split_nodes};
@@ -24,7 +24,7 @@ use super::tensor::{
     CallDerivative, CustomDerivative, DTensor, GradientUnit, Recomputation, TapeCall, TapeNode, TapeOutput,
     next_id,
 };
-use super::unit_gradients::{UnitGradients, cast_local};
+use super::unit_gradients::UnitGradients;
 use super::waiting_gradients::WaitingGradients;
 use super::wanted_gradients::WantedGradients;
 use crate::comm::{Phase, operator_scope};
@@ -123,10 +123,10 @@ impl BackwardPass {
             }
             return Ok(());
         }
-        *sum = Some(match sum.take() {
-            None => grad,
-            sum => add_to(sum, grad)?,
-        });
+        if sum.is_some() && node.call.is_none() {
+            self.units.note_added(node, &grad);
+        }
+        *sum = Some(add_in(node.outs[output.out].dtype(), sum.take(), grad)?);
         Ok(())
     }
 
@@ -356,10 +356,10 @@ impl BackwardPass {
             return Ok(false);
         }
         let partial = match self.gradients.remove(&leaf) {
-            Some(part) if has_part => add(part, partial)?,
+            Some(part) if has_part => add(part, in_dtype(partial, leaf.outs[0].dtype())?)?,
             earlier => {
                 earlier.into_iter().for_each(|earlier| self.gradients.store(&leaf, earlier));
-                partial
+                self.units.as_used(&self.mesh, &leaf, partial)?
             }
         };
         if self.units.is_another(unit) {
@@ -409,12 +409,13 @@ impl BackwardPass {
         let at_leaf = leaf.gradient_meta();
         let mut earlier = self.gradients.remove(leaf);
         if let Some(part) = earlier.take_if(|earlier| earlier.layout().has_partial()) {
-            grad = add(part, grad)?;
+            grad = add(part, in_dtype(grad, at_leaf.dtype())?)?;
         }
         let stays = self.mesh.keeps_parts() && grad.layout().has_partial();
         if !stays && grad.layout() != at_leaf.layout() {
-            grad = grad.redistribute_to(at_leaf)?;
+            grad = grad.redistribute(at_leaf.layout().clone())?;
         }
+        grad = in_dtype(grad, at_leaf.dtype())?;
         debug_assert!(stays || grad.meta == *at_leaf, "a gradient has its leaf's dtype and shape");
         if let Some(earlier) = earlier {
             grad = add(earlier, grad)?;

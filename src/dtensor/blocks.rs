@@ -1,12 +1,9 @@
 //! Tensors whose elements on this rank share blocks of memory, such as the parameters of a unit of FSDP: what is done with all
 //! of them is done once per block.
 
-use super::dispatch::{check_results, observe, plan_for};
 use super::lineage::{lineage_of_full, lineage_of_new};
-use super::tape;
 use super::tensor::DTensor;
 use crate::error::Result;
-use crate::ops::Cast;
 use crate::placement::{Layout, Spec};
 use crate::tensor::{CutBlock, DType, Scalar, Tensor};
 
@@ -61,7 +58,7 @@ impl DTensor {
         self.local.is_unique()
     }
 
-    /// Returns the local tensors of [`DTensor::cast_from`] for those of these tensors that are a block, which is cast at once.
+    /// Returns the local tensors of [`DTensor::leaf_in`] for those of these tensors that are a block, which is cast at once.
     /// They lie in a block in the same positions.
     pub(crate) fn cast_blocks(of: &[&DTensor], dtype: DType) -> Result<Vec<Option<Tensor>>> {
         let mut made = vec![None; of.len()];
@@ -70,21 +67,6 @@ impl DTensor {
             block.cut_alike(cast)?.into_iter().for_each(|(i, part)| made[i] = Some(part));
         }
         Ok(made)
-    }
-
-    /// Returns [`DTensor::cast`], given its local tensor.
-    pub(crate) fn cast_from(&self, dtype: DType, local: Tensor) -> Result<DTensor> {
-        let op = Cast { dtype };
-        let plan = plan_for(&op, &[self])?;
-        if plan.moves.iter().any(Option::is_some) || plan.nodes.is_some() {
-            return self.cast(dtype);
-        }
-        observe(&self.mesh, &op, &plan);
-        check_results(&op, &plan, std::slice::from_ref(&local))?;
-        let lineage = plan.lineage([self.lineage].into_iter());
-        let mut out = DTensor::wrap(&self.mesh, local, plan.outs[0].clone(), lineage);
-        tape::record(&op, &plan, &[self], &[], std::slice::from_mut(&mut out))?;
-        Ok(out)
     }
 
     /// Writes the elements of `value`, which has this tensor's metadata, to this tensor's memory, if it is a part of a block and
@@ -128,12 +110,12 @@ mod tests {
             for (x, local) in all.into_iter().zip(made) {
                 let Some(local) = local else { continue };
                 assert!(local.is_part());
-                let (cast, alone) = (x.cast_from(DType::BF16, local)?, x.cast(DType::BF16)?);
+                let (cast, alone) = (x.leaf_in(DType::BF16, Some(local))?, x.cast(DType::BF16)?);
                 assert_eq!(cast.spec(), alone.spec());
                 assert_eq!(cast.local().to_f64_vec(), alone.local().to_f64_vec());
                 let grads = cast.cast(DType::F32)?.sum_all()?.backward()?;
                 assert_eq!(
-                    grads.get(x).expect("the cast is recorded").local().to_f64_vec(),
+                    grads.get(x).expect("it is the leaf").local().to_f64_vec(),
                     vec![1.0; x.local.numel()]
                 );
             }

@@ -6,6 +6,7 @@
 
 use super::backward::{expect_history, one_of_scalar};
 use super::backward_pass::BackwardPass;
+use super::gradient_sum::in_dtype;
 use super::tensor::{DTensor, TapeOutput};
 use crate::comm::operator_scope;
 use crate::error::{Error, Result};
@@ -95,7 +96,8 @@ impl DTensor {
                 return DTensor::zeros(&self.mesh, x.dtype(), x.shape(), layout);
             };
             let _label = operator_scope("backward");
-            let grad = grad.redistribute(layout)?;
+            // The gradient of a leaf that modules compute with in another dtype has the leaf's, or that of its only use.
+            let grad = in_dtype(grad.redistribute(layout)?, x.dtype())?;
             // A gradient may be a broadcast view; the returned one is contiguous.
             let local = grad.local.contiguous()?;
             Ok(DTensor { local, ..grad })

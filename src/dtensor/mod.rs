@@ -56,6 +56,7 @@ mod interned;
 mod into_draw;
 mod kept_parts;
 mod layout_methods;
+mod leaf_dtypes;
 mod lineage;
 mod list;
 mod local_map;

@@ -9,9 +9,12 @@
 
 use std::rc::Rc;
 
+use rustc_hash::FxHashMap;
+
 use super::device_mesh::DeviceMesh;
 use super::explain::note_moves;
 use super::gradient_places::{GradientPlaces, UnitBuffers};
+use super::gradient_sum::cast_local;
 use super::redistribute::{self, Move, ReductionInFlight, buffer_of, reductions_sharing, start_reductions};
 use super::tensor::{DTensor, GradientUnit, TapeNode};
 use super::tensor_meta::TensorMeta;
@@ -28,6 +31,9 @@ pub(super) struct UnitGradients {
     /// The bytes of those that have arrived, counted globally.
     arrived_bytes: usize,
     started: Option<StartedUnit>,
+    /// The dtype of the uses of a leaf whose unreduced gradients each rank has added in the leaf's wider one, by the leaf's
+    /// node.
+    narrow: FxHashMap<u64, DType>,
     /// The places in which derivatives compute gradients.
     pub places: GradientPlaces,
 }
@@ -86,6 +92,24 @@ impl UnitGradients {
     /// Returns true if gradients of another unit than `unit` have arrived.
     pub fn is_another(&self, unit: GradientUnit) -> bool {
         self.unit.is_some_and(|arriving| arriving != unit)
+    }
+
+    /// Notes that a rank adds an unreduced gradient of a use of a leaf to others, in the leaf's dtype.
+    pub fn note_added(&mut self, leaf: &TapeNode, grad: &DTensor) {
+        let is_narrow = grad.dtype().size_bytes() < leaf.outs[0].dtype().size_bytes();
+        if is_narrow && leaf.destination.is_some() && grad.layout().has_partial() {
+            self.narrow.insert(leaf.id, grad.dtype());
+        }
+    }
+
+    /// Returns a leaf's unreduced sum in the dtype of its uses, in which that of an only use is sent, unless the unit says
+    /// another one.
+    pub fn as_used(&self, mesh: &DeviceMesh, leaf: &TapeNode, sum: DTensor) -> Result<DTensor> {
+        let says_one = leaf.destination.as_ref().is_some_and(|to| to.unit.reduced_in.is_some());
+        match self.narrow.get(&leaf.id).filter(|_| !says_one) {
+            Some(dtype) => cast_local(mesh, &sum, *dtype),
+            None => Ok(sum),
+        }
     }
 
     /// Adds the gradient of a leaf of the unit that arrives: a partial sum in the leaf's dtype, or in that of its cast. Returns
@@ -182,16 +206,6 @@ pub(super) fn reduce_by_unit(
         cast_local(mesh, &grad, meta.dtype())
     });
     finished.collect()
-}
-
-/// Returns a gradient in another dtype. Each rank casts its part: the plan of an operator would move the parts of uneven
-/// shards, so that no rank casts more than others.
-pub(super) fn cast_local(mesh: &DeviceMesh, grad: &DTensor, dtype: DType) -> Result<DTensor> {
-    if grad.dtype() == dtype {
-        return Ok(grad.clone());
-    }
-    let meta = mesh.intern(Spec { dtype, ..grad.spec().clone() })?;
-    Ok(DTensor::wrap(mesh, grad.local.cast(dtype)?, meta, grad.lineage))
 }
 
 impl StartedReductions {

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::device_mesh::DeviceMesh;
 use super::explain::note_move;
-use super::gradient_sum::add_to;
+use super::gradient_sum::add_in;
 use super::redistribute::{self, run_together};
 use super::tensor::{CallDerivative, DTensor, TapeNode};
 use crate::comm::{Lineage, operator_scope};
@@ -56,7 +56,7 @@ impl WaitingGradients {
             reduce_together(mesh, &mut waiting, leaf_layout(node).expect("only at these nodes they wait"))?;
         }
         for grad in waiting {
-            *sum = Some(add_to(sum.take(), grad)?);
+            *sum = Some(add_in(node.outs[0].dtype(), sum.take(), grad)?);
         }
         Ok(())
     }

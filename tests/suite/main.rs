@@ -76,6 +76,7 @@ mod redistribute_pairs;
 mod redistribute_table;
 mod reductions;
 mod regressions;
+mod reused_params;
 mod rng;
 mod rng_layouts;
 mod rng_statistics;

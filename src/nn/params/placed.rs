@@ -219,9 +219,8 @@ impl Params {
             }
             let _scope = param.module.enter();
             let value = match (made[i].take(), places.get_mut(i).and_then(Option::take)) {
-                (Some(local), _) => param.value.cast_from(self.compute, local),
-                (None, Some(place)) => with_places(vec![place], || param.value.cast(self.compute)).0,
-                (None, None) => param.value.cast(self.compute),
+                (None, Some(place)) => with_places(vec![place], || param.value.leaf_in(self.compute, None)).0,
+                (local, _) => param.value.leaf_in(self.compute, local),
             };
             let value = value.map_err(|e| e.at(&param.path))?;
             if let Some(layout) = param.held.as_ref().filter(|_| !self.holds_as_used(id)) {
@@ -269,11 +268,8 @@ impl Params {
         (&param.value, held.unwrap_or(&param.used))
     }
 
-    /// Returns the held value of a parameter, unless it lacks the history that this pass records.
+    /// Returns the held value of a parameter.
     fn held_value(&self, id: ParamId) -> Option<DTensor> {
-        let param = &self.list[id.index];
-        let held = param.held_value.borrow();
-        let records = self.mesh.grad_enabled() && param.value.has_history();
-        held.as_ref().filter(|held| held.has_history() || !records).cloned()
+        self.list[id.index].held_value.borrow().clone()
     }
 }
