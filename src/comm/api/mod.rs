@@ -5,6 +5,7 @@ mod caught;
 mod collectives;
 mod dry_run;
 mod group;
+mod group_threads;
 mod local_world;
 mod pending;
 mod phased_reduce;

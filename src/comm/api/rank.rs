@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::group::Group;
+use super::group_threads::KnownGroups;
 use super::timeline::Timeline;
 use crate::comm::calls::NAME_BYTES;
 use crate::comm::diagnostics::Recorder;
@@ -19,6 +20,7 @@ pub struct Rank {
     world: Group,
     device: Device,
     recorder: Arc<Recorder>,
+    known: KnownGroups,
     network: Network,
     machine: Machine,
     /// The clock of a dry run.
@@ -44,7 +46,6 @@ impl Rank {
 
     /// Like [`Rank::new`], with a flight record that other ranks may read.
     pub(super) fn recorded(engine: Arc<dyn Engine>, recorder: Arc<Recorder>) -> Result<Rank> {
-        let everyone: Vec<usize> = (0..engine.world_len()).collect();
         // The recorder may live in the engine's world, so it must not own the engine.
         let teller = Arc::downgrade(&engine);
         recorder.announcer.tell_by(move |work| {
@@ -52,10 +53,16 @@ impl Rank {
                 engine.announce(work);
             }
         });
+        Self::knowing(engine, recorder, KnownGroups::default())
+    }
+
+    /// Makes a rank that has the groups `known`, if it makes them.
+    fn knowing(engine: Arc<dyn Engine>, recorder: Arc<Recorder>, known: KnownGroups) -> Result<Rank> {
+        let everyone: Vec<usize> = (0..engine.world_len()).collect();
         let channel = engine.open(&everyone, "world")?;
-        let world = Group::over(channel, &recorder, engine.rank(), (&everyone, "world"));
+        let world = Group::over(channel, (&recorder, &known), engine.rank(), (&everyone, "world"));
         let (network, machine) = (Network::default(), Machine::default());
-        Ok(Rank { engine, world, device: Device::Cpu, recorder, network, machine, timeline: None })
+        Ok(Rank { engine, world, device: Device::Cpu, recorder, known, network, machine, timeline: None })
     }
 
     /// Returns the rank with its tensors on `device`: meshes made from it allocate there.
@@ -153,9 +160,10 @@ impl Rank {
         Ok(self)
     }
 
-    /// Returns the rank that `engine` connects, with this rank's device and models.
+    /// Returns the rank over an engine that passes its calls on to this rank's, with the same device, models and record. Both
+    /// have the same groups.
     pub(crate) fn over(&self, engine: Arc<dyn Engine>) -> Result<Rank> {
-        let rank = Rank::new(engine)?.on(self.device).with_network(self.network.clone());
+        let rank = Rank::knowing(engine, self.recorder.clone(), self.known.clone())?.on(self.device).with_network(self.network.clone());
         Ok(Rank { timeline: self.timeline.clone(), ..rank.with_common_machine(self.machine.clone()) })
     }
 
@@ -267,7 +275,7 @@ impl Rank {
 
     fn open(&self, ranks: &[usize], name: &str) -> Result<Group> {
         check_name(name)?;
-        Ok(Group::over(self.engine.open(ranks, name)?, &self.recorder, self.rank(), (ranks, name)))
+        Ok(Group::over(self.engine.open(ranks, name)?, (&self.recorder, &self.known), self.rank(), (ranks, name)))
     }
 
     /// Makes a new group of the ranks that remain after a failure, in ascending order: those that call this before
@@ -346,7 +354,7 @@ impl Rank {
     pub(crate) fn part(&self, part: &[usize], color: usize, name: &str) -> Result<Group> {
         check_name(name)?;
         let channel = self.engine.split(part, color, name)?;
-        Ok(Group::over(channel, &self.recorder, self.rank(), (part, name)))
+        Ok(Group::over(channel, (&self.recorder, &self.known), self.rank(), (part, name)))
     }
 
     /// Returns the engine that carries this rank's collectives.

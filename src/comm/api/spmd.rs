@@ -475,7 +475,13 @@ impl Spmd {
             // The thread is about to end, and its panics were caught, so joining cannot fail.
             let _ = threads[rank].take().map(JoinHandle::join);
         }
-        let failures = std::mem::take(&mut *failures.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut failures = std::mem::take(&mut *failures.lock().unwrap_or_else(PoisonError::into_inner));
+        if failures.is_empty()
+            && let Some((sender, fault)) = world.unreceived()
+        {
+            results[sender] = Some(None);
+            failures.push((sender, Failure::Error(fault.into())));
+        }
         if !failures.is_empty() {
             world.write_records();
         }
