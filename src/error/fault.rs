@@ -92,7 +92,7 @@ pub enum CommFault {
     /// Two ranks made different calls at the same place of a group's sequence.
     #[error(
         "{id}: rank {rank} brought {brought}, rank {other} brought {other_brought}; every rank must make the \
-         same calls in the same order{}", CompletedText(.last)
+         same calls in the same order{}", CompletedText(.last, .id)
     )]
     Mismatch {
         /// The call of the reporting rank.
@@ -112,7 +112,7 @@ pub enum CommFault {
     /// ranks is not to blame: these are named in its place.
     #[error(
         "{id}: rank(s) {missing:?} {}; rank {rank} waited with {brought}{}{}{}",
-        absence(.ended, .deadline_s), WaitsText(.elsewhere), BusyText(.busy), CompletedText(.last)
+        absence(.ended, .deadline_s), WaitsText(.elsewhere), BusyText(.busy), CompletedText(.last, .id)
     )]
     Missing {
         /// The call that waited.
@@ -139,7 +139,7 @@ pub enum CommFault {
     /// Ranks deadlocked: they use several groups in different orders and wait for each other.
     #[error(
         "{id}: ranks wait for each other in a cycle: {}; ranks must call the groups that they share in the same order{}",
-        CycleText(.waits), CompletedText(.last)
+        CycleText(.waits), CompletedText(.last, .id)
     )]
     Cycle {
         /// The call of the reporting rank.
@@ -334,8 +334,8 @@ pub(crate) fn write_busy(
 }
 
 /// Writes `; last completed: rank(s) [0, 2] all_reduce #3, then barrier #1 on group world{0, 1, 2}; rank(s) [1]
-/// nothing`.
-struct CompletedText<'a>(&'a [LastCall]);
+/// nothing`, or that none of several calls before was completed.
+struct CompletedText<'a>(&'a [LastCall], &'a CallId);
 
 /// The number of different answers that a message shows.
 const SHOWN: usize = 4;
@@ -344,7 +344,14 @@ impl fmt::Display for CompletedText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut alike: Vec<(String, Vec<usize>)> = Vec::new();
         for last in self.0 {
-            let text = last.to_string();
+            let text = match (&last.on_group, self.1.seq) {
+                // Messages have numbers of their own and are not among the calls that are counted here.
+                (None, before @ 1..) if !["send", "recv"].contains(&&*self.1.call) => {
+                    let there = last.in_world.as_ref().map_or(String::new(), |last| format!(", but {last}"));
+                    format!("none of the {before} call(s) before on the group{there}")
+                }
+                _ => last.to_string(),
+            };
             match alike.iter_mut().find(|(known, _)| *known == text) {
                 Some((_, ranks)) => ranks.push(last.rank),
                 None => alike.push((text, vec![last.rank])),

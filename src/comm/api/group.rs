@@ -66,7 +66,7 @@ impl Group {
     pub(crate) fn open(engine: &dyn Engine, ranks: &[usize], name: &str) -> Result<Group> {
         let recorder = Recorder::alone(engine.rank(), engine.world_len());
         let known = KnownGroups::default();
-        Ok(Group::over(engine.open(ranks, name)?, (&recorder, &known), engine.rank(), (ranks, name)))
+        Ok(Group::over(engine.open(ranks, name)?, (&recorder, &known), engine.rank(), (ranks.into(), name)))
     }
 
     /// Makes the group of `rank` over an open channel.
@@ -74,10 +74,9 @@ impl Group {
         channel: Arc<dyn Channel>,
         (recorder, known): (&Arc<Recorder>, &KnownGroups),
         rank: usize,
-        (ranks, name): (&[usize], &str),
+        (ranks, name): (Arc<[usize]>, &str),
     ) -> Group {
         let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
-        let ranks: Arc<[usize]> = ranks.into();
         let (recorded, recorder) = (recorder.group(name, &ranks), recorder.clone());
         let (handle, default_order) = (known.handle(name, &ranks), OnceLock::new());
         let inner =

@@ -42,7 +42,8 @@ impl KnownGroups {
         let group = match of_name.iter().find(|(known, _)| known == ranks) {
             Some((_, group)) => group.clone(),
             None => {
-                let group = Arc::new(GroupThreads { caller: this_thread().into(), handles: Mutex::default() });
+                let group =
+                    Arc::new(GroupThreads { caller: this_thread().into(), handles: Mutex::default() });
                 of_name.push((ranks.clone(), group.clone()));
                 group
             }

@@ -15,6 +15,7 @@ mod rank_failures;
 mod rank_outcomes;
 mod spmd;
 mod tally;
+mod thread_room;
 mod timeline;
 
 pub use busy::BusyGuard;

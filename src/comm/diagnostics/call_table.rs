@@ -365,8 +365,10 @@ impl CallTable {
             let (brought, busy) = (shown(&signature.view()), self.busy(&missing, now));
             // A call that a rank has only started counts as a wait. If the others go on, they come to it before the
             // deadline.
-            let Blame { ranks: missing, elsewhere } =
-                blame(&missing, |rank| RankWaits { waits: self.waits(rank).collect(), is_cause: false });
+            let Blame { ranks: missing, elsewhere } = blame(from, &missing, |rank| RankWaits {
+                waits: self.waits(rank).collect(),
+                is_cause: false,
+            });
             let (rank, ended) = (from, false);
             return Ok(CommFault::Missing {
                 id,

@@ -65,10 +65,11 @@ pub(crate) struct Blame {
     pub elsewhere: Vec<Wait>,
 }
 
-/// Follows the waits of the ranks that are absent from a call to the ranks that wait for none.
-pub(crate) fn blame(absent: &[usize], mut waits: impl FnMut(usize) -> RankWaits) -> Blame {
+/// Follows the waits of the ranks that are absent from a call of `rank` to the ranks that wait for none.
+pub(crate) fn blame(rank: usize, absent: &[usize], mut waits: impl FnMut(usize) -> RankWaits) -> Blame {
     let mut queue = absent.to_vec();
-    let mut seen: HashSet<usize> = absent.iter().copied().collect();
+    // The waits of the rank itself are known.
+    let mut seen: HashSet<usize> = absent.iter().copied().chain([rank]).collect();
     let mut found: HashMap<usize, Vec<(CallId, Vec<usize>)>> = HashMap::new();
     let mut roots = Vec::new();
     let mut at = 0;
@@ -93,8 +94,9 @@ pub(crate) fn blame(absent: &[usize], mut waits: impl FnMut(usize) -> RankWaits)
         };
         match waits.iter().find_map(to_root) {
             Some(wait) => last.push(wait),
-            None => before
-                .extend(waits.into_iter().next().map(|(id, on)| Wait { rank, id, waits_for: on[0] })),
+            None => {
+                before.extend(waits.into_iter().next().map(|(id, on)| Wait { rank, id, waits_for: on[0] }))
+            }
         }
     }
     last.append(&mut before);
@@ -141,7 +143,7 @@ mod tests {
             }
         };
         let check = |absent: &[usize], edges, ranks: &[usize], path: &[(usize, usize)]| {
-            let found = blame(absent, of(edges));
+            let found = blame(0, absent, of(edges));
             let waits: Vec<_> = found.elsewhere.iter().map(|wait| (wait.rank, wait.waits_for)).collect();
             assert_eq!((&found.ranks[..], &waits[..]), (ranks, path), "{edges:?}");
         };

@@ -66,9 +66,9 @@ impl WorldRecorders {
         Some(CommFault::Cycle { id: own.id, rank, waits, last })
     }
 
-    /// Follows the waits of ranks that are absent from a call to the ranks that wait for none.
-    pub(crate) fn blame(&self, absent: &[usize]) -> Blame {
-        blame(absent, |rank| {
+    /// Follows the waits of ranks that are absent from a call of `rank` to the ranks that wait for none.
+    pub(crate) fn blame(&self, rank: usize, absent: &[usize]) -> Blame {
+        blame(rank, absent, |rank| {
             // What the rank gave up is read second: it gives up while it waits.
             let waits = self.recorders[rank].waits().into_iter();
             let waits: Vec<_> = waits.map(|wait| (wait.id.clone(), self.absent(&wait))).collect();
@@ -114,7 +114,7 @@ impl WorldRecorders {
                 // The missing rank may just have arrived.
                 if !absent.is_empty() {
                     let waited = wait.since.elapsed();
-                    let waits_for = self.blame(&absent).ranks;
+                    let waits_for = self.blame(recorder.rank, &absent).ranks;
                     let (rank, id, busy) = (recorder.rank, wait.id, self.busy(&waits_for));
                     slow.push(SlowRank { rank, id, waits_for, busy, waited, deadline });
                 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
-use isoshard::comm::{Group, Rank, Spmd};
+use isoshard::comm::{Group, Rank, Spmd, Tally};
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 use isoshard::testing::{Equivalence, RankFault, Trial};
 use isoshard::{CommFault, Error, Failure, Result};
@@ -89,7 +89,10 @@ fn a_rank_that_has_given_up_leads_to_the_cause() {
     assert_eq!(missing(&ends[1]).1, [2]);
     let (fault, missing) = missing(&ends[0]);
     assert_eq!(missing, [2], "{fault}");
-    assert!(fault.to_string().contains("; rank 1 waited in all_reduce #0 on group pair1{1, 2} for rank 2"), "{fault}");
+    assert!(
+        fault.to_string().contains("; rank 1 waited in all_reduce #0 on group pair1{1, 2} for rank 2"),
+        "{fault}"
+    );
 }
 
 /// A slow rank is reported by all as the slow one, also by those that wait for it through others.
@@ -149,7 +152,73 @@ fn a_rank_that_stalls_on_a_mesh_is_named_by_all() {
     };
     // Ranks sleep most of the time.
     thread::scope(|scope| {
-        let all = [scope.spawn(worker), scope.spawn(worker)];
+        let all: Vec<_> = (0..4).map(|_| scope.spawn(worker)).collect();
         all.into_iter().for_each(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic)));
     });
+}
+
+/// A rank over an engine that counts calls keeps its record, so that errors tell what was completed.
+#[test]
+fn a_counted_rank_has_the_record_of_its_rank() {
+    let ends = Spmd::new(2).run_each(|rank| {
+        let (counted, _tally) = Tally::of(&rank)?;
+        let world = counted.world();
+        (0..3).try_for_each(|_| sum(&world))?;
+        if rank.rank() == 0 { sum(&world) } else { Ok(()) }
+    });
+    let ends = ends.unwrap();
+    let (fault, missing) = missing(&ends[0]);
+    assert_eq!(missing, [1]);
+    assert!(fault.to_string().ends_with("; last completed: rank(s) [0, 1] all_reduce #2"), "{fault}");
+}
+
+/// Calls that were started and not waited for are not completed.
+#[test]
+fn calls_that_were_only_started_are_told_as_such() {
+    let ends = Spmd::new(2).run_each(|rank| {
+        let world = rank.world();
+        let started: Vec<_> = (0..79).map(|_| world.barrier_async()).collect();
+        let last = if rank.rank() == 0 { sum(&world) } else { world.barrier() };
+        drop(started);
+        last
+    });
+    for end in ends.unwrap() {
+        let Err(Failure::Error(error)) = end else { panic!("{end:?}") };
+        assert!(
+            error
+                .to_string()
+                .contains("last completed: rank(s) [0, 1] none of the 79 call(s) before on the group"),
+            "{error}"
+        );
+    }
+}
+
+/// A message that its receiver never asks for is told when all ranks have ended, by its sender.
+#[test]
+fn a_message_without_a_receive_is_told_by_its_sender() {
+    let ends = Spmd::new(3).run_each(|rank| {
+        let pair = rank.group(&[2, 0, 1], "g")?;
+        let x = Tensor::zeros(DType::F32, [8]);
+        match rank.rank() {
+            // From member 1 to member 0; one of two messages is received, and a receive is dropped.
+            0 => (0..2).try_for_each(|_| pair.send(&x, 0)),
+            2 => pair.recv(1, DType::F32, x.shape()).map(drop),
+            _ => {
+                drop(pair.recv_async(0, DType::F32, x.shape()));
+                Ok(())
+            }
+        }
+    });
+    let ends = ends.unwrap();
+    assert!(ends[1].is_ok() && ends[2].is_ok(), "{ends:?}");
+    let Err(Failure::Error(Error::Comm(fault))) = &ends[0] else { panic!("{ends:?}") };
+    assert_eq!(
+        fault.to_string(),
+        "send #1 on group g{2, 0, 1}: rank 0 brought send f32[8], and rank 2 ended without receiving it; every message needs \
+         a receive"
+    );
+    assert!(matches!(&**fault, CommFault::Unreceived { rank: 0, receiver: 2, .. }));
+    // A rank may send itself a message, too.
+    let alone = Spmd::new(1).run(|rank| rank.world().send(&Tensor::zeros(DType::F32, [2]), 0));
+    assert!(alone.unwrap_err().to_string().contains("rank 0 ended without receiving it"));
 }

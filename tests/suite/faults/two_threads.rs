@@ -14,7 +14,9 @@ fn sums(group: &Group, base: i64) -> (usize, Option<Error>) {
     for k in 0..CALLS {
         let mine = Tensor::scalar(base + k as i64);
         match group.all_reduce(&mine, ReduceOp::Sum).and_then(|sum| sum.item()) {
-            Ok(sum) => assert_eq!(sum, 2.0 * (base + k as i64) as f64, "call {k} from {base} is mixed with another"),
+            Ok(sum) => {
+                assert_eq!(sum, 2.0 * (base + k as i64) as f64, "call {k} from {base} is mixed with another")
+            }
             Err(error) => return (k, Some(error)),
         }
     }

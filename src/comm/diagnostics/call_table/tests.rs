@@ -128,7 +128,8 @@ fn who_waits_for_whom_and_what_was_completed() {
     assert_eq!(
         late(&table, 0, 1),
         "all_gather #1 on group dp{0, 1, 2}: rank(s) [2] did not come within 0.5 s; rank 0 waited with all_gather \
-         f32[3]; rank 1 waited in all_gather #0 on group ep{1, 2} for rank 2; last completed: rank(s) [0, 1, 2] nothing"
+         f32[3]; rank 1 waited in all_gather #0 on group ep{1, 2} for rank 2; last completed: rank(s) [0, 1, 2] none of the 1 \
+         call(s) before on the group"
     );
 }
 

@@ -308,11 +308,12 @@ impl ThreadGroup {
         if let CommFault::Mismatch { last, .. } | CommFault::Missing { last, .. } = &mut fault {
             *last = self.status.recorders.last(&self.name, &self.ranks);
         }
-        if let CommFault::Missing { missing, ended, elsewhere, busy, .. } = &mut fault {
+        if let CommFault::Missing { rank, missing, ended, elsewhere, busy, .. } = &mut fault {
             *busy = self.status.busy(&self.status.recorders.awaited(missing));
             // A rank that has ended waits for none.
             if !*ended {
-                Blame { ranks: *missing, elsewhere: *elsewhere } = self.status.recorders.blame(missing);
+                Blame { ranks: *missing, elsewhere: *elsewhere } =
+                    self.status.recorders.blame(*rank, missing);
             }
         }
         fault
