@@ -314,6 +314,14 @@ impl Error {
         self
     }
 
+    /// Names `verb` as the call that refuses: a method gives the refusals of what it is made of in its own name.
+    pub(crate) fn called(mut self, verb: &str) -> Error {
+        if let Error::Invalid(refusal) | Error::Sharding(refusal) | Error::Unsupported(refusal) = &mut self {
+            refusal.verb = verb.into();
+        }
+        self
+    }
+
     /// Names the kernel that lacks memory in the error's text, unless one is named.
     pub(crate) fn name_kernel(&mut self, verb: &str) {
         if let Error::OutOfMemory(fault) = self

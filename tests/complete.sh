@@ -30,6 +30,9 @@ ISOSHARD_ORACLE_STEP=1 cargo test --lib exhaustive_rows
 ISOSHARD_TEST_COMPLETE=1 ISOSHARD_TEST_DEVICE=shim cargo test --test suite -- \
     equivalence:: exact:: programs:: redistribute:: --skip fast_ --skip rules_exact
 
+# 2,000 ranks that stall on meshes while all others wait, with deadlines of 0.09 seconds; `cargo test` has 50.
+ISOSHARD_STALLS=2000 cargo test --test suite faults::blame "$@"
+
 # Ten million mutated conversations with all code that reads from a wire; sums that wrap are errors here.
 ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \
     cargo test --release --target-dir target/fuzz --lib coordinator::fuzz

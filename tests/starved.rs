@@ -6,6 +6,8 @@
 #![cfg(target_os = "linux")]
 
 use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use isoshard::comm::Spmd;
@@ -53,6 +55,62 @@ fn child() {
     // The memory has come back.
     let sums = Spmd::new(ranks).run(|rank| Ok(rank.rank())).expect("a second world");
     println!("child: {lacking} of {} lack memory", sums.len());
+}
+
+/// Tells a child to start worlds of many sizes.
+const WORLDS: &str = "ISOSHARD_STARVED_WORLDS";
+
+/// The child's part: in 2 GB of address space, of which the allocator reserves a part per thread, some worlds run, and all larger
+/// ones are refused, before a rank runs.
+#[test]
+fn child_of_many_worlds() {
+    if std::env::var_os(WORLDS).is_none() {
+        return;
+    }
+    let (mut largest, mut refused) = (0, 0);
+    let sizes = (1..=40).chain([100, 150, 200, 250, 300, 1000, 1025, 20_000, 65_536, 65_537, usize::MAX]);
+    for ranks in sizes {
+        let ran = Arc::new(AtomicUsize::new(0));
+        let counted = ran.clone();
+        let spmd = Spmd::new(ranks).threads_per_rank(1).deadline(Duration::from_secs(60)).on_slow(|_| ());
+        let sums = spmd.run(move |rank| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            rank.world().barrier()
+        });
+        match sums {
+            Ok(all) => {
+                assert_eq!(all.len(), ranks);
+                largest = ranks;
+            }
+            Err(error) => {
+                let told = error.to_string();
+                assert!(told.starts_with("spmd: ") && told.contains(&ranks.to_string()), "{told}");
+                assert_eq!(ran.load(Ordering::Relaxed), 0, "{told}");
+                refused += 1;
+            }
+        }
+    }
+    println!("child: the largest world has {largest} ranks, {refused} were refused");
+    assert!((2..300).contains(&largest) && refused >= 7);
+}
+
+#[test]
+fn worlds_that_are_too_large_are_refused_and_end_no_process() {
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            &format!(
+                "ulimit -v {KIB} && exec \"$0\" child_of_many_worlds --exact --nocapture --test-threads=1"
+            ),
+        ])
+        .arg(std::env::current_exe().expect("this program"))
+        .env(WORLDS, "1")
+        .output()
+        .expect("a shell");
+    let (said, complained) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{:?}\n{said}\n{complained}", output.status);
+    assert!(said.contains("child: the largest world has "), "{said}");
 }
 
 /// Runs a child under a limit of the shell, such as `-v` for its address space.

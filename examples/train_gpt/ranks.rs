@@ -135,6 +135,7 @@ fn is_told_by(rank: usize, cause: &Failure) -> bool {
         CommFault::Mismatch { rank: first, .. }
         | CommFault::Missing { rank: first, .. }
         | CommFault::Cycle { rank: first, .. }
+        | CommFault::Unreceived { rank: first, .. }
         | CommFault::Transport { rank: first, .. } => rank == *first,
     }
 }

@@ -168,7 +168,7 @@ impl Checkpoint {
             }
         };
         std::thread::scope(|scope| {
-            // A thread that the system refuses is not needed: the others read more.
+            // If the system has no thread left, the others read all ranges.
             (1..threads).for_each(|_| drop(std::thread::Builder::new().spawn_scoped(scope, work)));
             work();
         });

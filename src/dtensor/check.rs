@@ -131,7 +131,8 @@ fn mesh_of(verb: &str, tensors: &[(&str, &DTensor)]) -> Result<Option<DeviceMesh
     for (name, x) in tensors {
         refuse_partial(verb, x.tensor_meta()).map_err(|e| e.at(name))?;
         if !x.mesh().same(first.mesh()) {
-            let given = format!("{name} on {}, {} on {}", x.mesh().mesh(), tensors[0].0, first.mesh().mesh());
+            let [here, there] = x.mesh().told_apart(first.mesh());
+            let given = format!("{name} on {here}, {} on {there}", tensors[0].0);
             return Err(Error::invalid(
                 verb,
                 "the tensors are on different meshes",

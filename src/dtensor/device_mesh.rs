@@ -441,6 +441,19 @@ impl DeviceMesh {
     pub(super) fn same(&self, other: &DeviceMesh) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
+
+    /// Returns two different meshes as errors name them: by their axes, or if these are equal by their ranks too, or if
+    /// nothing differs, as made apart.
+    pub(super) fn told_apart(&self, other: &DeviceMesh) -> [String; 2] {
+        let (a, b) = (&self.0.mesh, &other.0.mesh);
+        let (axes, ranks) = ([a.to_string(), b.to_string()], [a.with_ranks(), b.with_ranks()]);
+        match (axes[0] == axes[1], a.ranks().eq(b.ranks())) {
+            (false, _) => axes,
+            (true, false) if ranks[0] != ranks[1] => ranks,
+            (true, false) => [axes[0].clone(), format!("{} over other ranks", axes[1])],
+            (true, true) => [axes[0].clone(), format!("another {} that was made apart", axes[1])],
+        }
+    }
 }
 
 fn too_large(mesh: &Mesh, world: usize) -> Result<DeviceMesh> {
@@ -462,8 +475,31 @@ impl fmt::Debug for DeviceMesh {
 mod tests {
     use super::*;
     use crate::comm::spmd;
+    use crate::dtensor::DTensor;
     use crate::placement::Layout;
     use crate::tensor::DType;
+
+    #[test]
+    fn meshes_of_equal_axes_are_told_apart() {
+        let run = |rank: Rank| {
+            let over = |ranks: [usize; 2]| DeviceMesh::over(&rank, &[("dp", 2)], ranks);
+            let (mesh, again, other) = (over([0, 1])?, over([0, 1])?, over([1, 0])?);
+            let of = |mesh: &DeviceMesh| DTensor::zeros(mesh, DType::F32, [2], "(S0)".parse()?);
+            let sum = |other: &DeviceMesh| of(&mesh)?.add(&of(other)?).map(drop);
+            let said = |other: &DeviceMesh| sum(other).map_err(|e| e.to_string());
+            let refused = |a: &str, b: &str| {
+                Err(format!(
+                    "add: the operands are on different meshes; got f32[2]@(dp:S0) on {a}, f32[2]@(dp:S0) on {b}; make both on \
+                     one DeviceMesh, of which clones are the same mesh"
+                ))
+            };
+            assert_eq!(said(&mesh.clone()), Ok(()));
+            assert_eq!(said(&again), refused("(dp=2)", "another (dp=2) that was made apart"));
+            assert_eq!(said(&other), refused("(dp=2) over {0, 1}", "(dp=2) over {1, 0}"));
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
 
     #[test]
     fn facts_are_interned_and_refused_alike_each_time() {

@@ -353,11 +353,12 @@ fn plan_of(op: &dyn Op, ins: &DTensors) -> Result<Rc<CallPlan>> {
 pub(super) fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<CallPlan>> {
     let first = ins.first().ok_or_else(|| Error::invalid(op.name(), "wants operands", "none", ""))?;
     if let Some(other) = ins.iter().find(|x| !x.mesh.same(&first.mesh)) {
+        let [here, there] = first.mesh.told_apart(&other.mesh);
         return Err(Error::sharding(
             op.name(),
             "the operands are on different meshes",
-            format!("{} on {}, {} on {}", first.spec(), first.mesh.mesh(), other.spec(), other.mesh.mesh()),
-            "make both on one DeviceMesh",
+            format!("{} on {here}, {} on {there}", first.spec(), other.spec()),
+            "make both on one DeviceMesh, of which clones are the same mesh",
         ));
     }
     let mut meta = SmallVec::<[_; 4]>::new();

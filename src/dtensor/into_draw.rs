@@ -24,7 +24,7 @@ use crate::rng::{Draw, Generator, GeneratorState};
 /// assert!(seeds(|_| 7).is_ok());
 /// let said = seeds(|rank| 7 + rank as u64 / 2).unwrap_err().to_string();
 /// assert!(said.ends_with(
-///     "uniform: ranks must draw from equal generators; got seed 7 draw 0 on rank(s) 0, 1 and seed 8 draw 0 on \
+///     "rand: ranks must draw from equal generators; got seed 7 draw 0 on rank(s) 0, 1 and seed 8 draw 0 on \
 ///      rank(s) 2; seed them alike"
 /// ));
 /// ```

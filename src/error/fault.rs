@@ -92,7 +92,7 @@ pub enum CommFault {
     /// Two ranks made different calls at the same place of a group's sequence.
     #[error(
         "{id}: rank {rank} brought {brought}, rank {other} brought {other_brought}; every rank must make the \
-         same calls in the same order{}", CompletedText(.last)
+         same calls in the same order{}", CompletedText(.last, .id)
     )]
     Mismatch {
         /// The call of the reporting rank.
@@ -108,10 +108,11 @@ pub enum CommFault {
         /// The last calls that each member had completed; empty if unknown.
         last: Vec<LastCall>,
     },
-    /// Some ranks did not make the call before the deadline, or had ended already.
+    /// Some ranks did not make the call before the deadline, or had ended already. A member that itself waited for other
+    /// ranks is not to blame: these are named in its place.
     #[error(
         "{id}: rank(s) {missing:?} {}; rank {rank} waited with {brought}{}{}{}",
-        absence(.ended, .deadline_s), WaitsText(.elsewhere), BusyText(.busy), CompletedText(.last)
+        absence(.ended, .deadline_s), WaitsText(.elsewhere), BusyText(.busy), CompletedText(.last, .id)
     )]
     Missing {
         /// The call that waited.
@@ -120,13 +121,15 @@ pub enum CommFault {
         rank: usize,
         /// The call that this rank made.
         brought: String,
-        /// The ranks that did not make the call.
+        /// The members that did not make the call and waited for no rank, and in the place of each other one the ranks that
+        /// it waited for in the end, which may not be members.
         missing: Vec<usize>,
         /// `true` if their programs had ended, so the call failed before the deadline.
         ended: bool,
         /// The deadline in seconds.
         deadline_s: f64,
-        /// The missing ranks that waited in other calls at that time, and the ranks they waited for.
+        /// The waits that lead to the missing ranks: the members that waited in other calls at that time, and the ranks
+        /// that these waited for.
         elsewhere: Vec<Wait>,
         /// The work that ranks which the call waited for, directly or through other ranks, had announced.
         busy: Vec<BusyRank>,
@@ -136,7 +139,7 @@ pub enum CommFault {
     /// Ranks deadlocked: they use several groups in different orders and wait for each other.
     #[error(
         "{id}: ranks wait for each other in a cycle: {}; ranks must call the groups that they share in the same order{}",
-        CycleText(.waits), CompletedText(.last)
+        CycleText(.waits), CompletedText(.last, .id)
     )]
     Cycle {
         /// The call of the reporting rank.
@@ -147,6 +150,20 @@ pub enum CommFault {
         waits: Vec<Wait>,
         /// The last calls that these ranks had completed; empty if unknown.
         last: Vec<LastCall>,
+    },
+    /// A message was sent that its receiver never asked for, although the programs of all ranks have ended.
+    #[error(
+        "{id}: rank {rank} brought {brought}, and rank {receiver} ended without receiving it; every message needs a receive"
+    )]
+    Unreceived {
+        /// The call of the sender.
+        id: CallId,
+        /// The sender.
+        rank: usize,
+        /// The call that it made, e.g. `send f32[8]`.
+        brought: String,
+        /// The rank that the message was for.
+        receiver: usize,
     },
     /// Another rank failed, so this call can never complete.
     #[error("{id}: given up, because rank {rank} failed: {cause}")]
@@ -184,6 +201,7 @@ impl CommFault {
             CommFault::Mismatch { id, .. }
             | CommFault::Missing { id, .. }
             | CommFault::Cycle { id, .. }
+            | CommFault::Unreceived { id, .. }
             | CommFault::PeerFailed { id, .. }
             | CommFault::Transport { id, .. } => id,
         }
@@ -194,6 +212,7 @@ impl CommFault {
             CommFault::Mismatch { id, .. }
             | CommFault::Missing { id, .. }
             | CommFault::Cycle { id, .. }
+            | CommFault::Unreceived { id, .. }
             | CommFault::PeerFailed { id, .. }
             | CommFault::Transport { id, .. } => id,
         }
@@ -218,13 +237,24 @@ impl CommFault {
             CommFault::Mismatch { last, .. }
             | CommFault::Missing { last, .. }
             | CommFault::Cycle { last, .. } => last,
-            CommFault::PeerFailed { .. } | CommFault::Transport { .. } => &[],
+            CommFault::Unreceived { .. } | CommFault::PeerFailed { .. } | CommFault::Transport { .. } => &[],
         }
     }
 
     /// Returns `true` if the fault only reports that another rank failed.
     pub(super) fn is_echo(&self) -> bool {
         matches!(self, CommFault::PeerFailed { .. })
+    }
+
+    /// Returns the ranks that the fault names as its cause.
+    pub(crate) fn blamed(&self) -> Vec<usize> {
+        match self {
+            CommFault::Mismatch { rank, other, .. } => vec![*rank, *other],
+            CommFault::Missing { missing, .. } => missing.clone(),
+            CommFault::Cycle { waits, .. } => waits.iter().map(|wait| wait.rank).collect(),
+            CommFault::Unreceived { rank, receiver, .. } => vec![*rank, *receiver],
+            CommFault::PeerFailed { rank, .. } | CommFault::Transport { rank, .. } => vec![*rank],
+        }
     }
 
     /// Rotates a cycle so that it begins with `reporter`, if that rank waits in it; leaves other faults as they are.
@@ -304,8 +334,8 @@ pub(crate) fn write_busy(
 }
 
 /// Writes `; last completed: rank(s) [0, 2] all_reduce #3, then barrier #1 on group world{0, 1, 2}; rank(s) [1]
-/// nothing`.
-struct CompletedText<'a>(&'a [LastCall]);
+/// nothing`, or that none of several calls before was completed.
+struct CompletedText<'a>(&'a [LastCall], &'a CallId);
 
 /// The number of different answers that a message shows.
 const SHOWN: usize = 4;
@@ -314,7 +344,14 @@ impl fmt::Display for CompletedText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut alike: Vec<(String, Vec<usize>)> = Vec::new();
         for last in self.0 {
-            let text = last.to_string();
+            let text = match (&last.on_group, self.1.seq) {
+                // Messages have numbers of their own and are not among the calls that are counted here.
+                (None, before @ 1..) if !["send", "recv"].contains(&&*self.1.call) => {
+                    let there = last.in_world.as_ref().map_or(String::new(), |last| format!(", but {last}"));
+                    format!("none of the {before} call(s) before on the group{there}")
+                }
+                _ => last.to_string(),
+            };
             match alike.iter_mut().find(|(known, _)| *known == text) {
                 Some((_, ranks)) => ranks.push(last.rank),
                 None => alike.push((text, vec![last.rank])),

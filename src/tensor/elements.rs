@@ -262,7 +262,7 @@ impl Tensor {
                 "item",
                 "the tensor does not have exactly one element",
                 self.notation(),
-                "reduce or index first",
+                "reduce or index first; the value of a DTensor is that of its full_tensor",
             ));
         }
         let x = self.to_host()?;

@@ -144,7 +144,7 @@ fn operands_live_on_one_mesh() {
             zeros(mesh, &[2], "(S0)")?.add(&zeros(&other, &[2], "(R)")?).map(drop)
         },
         "add: the operands are on different meshes; got f32[2]@(a:S0) on (a=1), f32[2]@(b:R) on (b=1); make both on one \
-         DeviceMesh",
+         DeviceMesh, of which clones are the same mesh",
     );
 }
 

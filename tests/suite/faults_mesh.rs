@@ -47,7 +47,7 @@ fn ranks_with_other_seeds_are_named() {
             (a, b) => [state(other, &b), state(seed, &a)],
         };
         let want = format!(
-            "uniform: ranks must draw from equal generators; got {}; seed them alike",
+            "rand: ranks must draw from equal generators; got {}; seed them alike",
             both.join(" and ")
         );
         assert_eq!(texts, want);

@@ -348,11 +348,11 @@ fn ranks_that_differ_are_named_at_the_first_draw() {
     let seeds = |rank: usize| (7 + rank as u64 / 2, 3);
     assert_eq!(
         refusal(3, seeds, |mesh, g| rows(mesh, g)?.fill_random(Distribution::UNIT, g)),
-        format!("uniform: {tail}")
+        format!("fill_random: {tail}")
     );
     assert_eq!(
         refusal(3, seeds, |mesh, g| rows(mesh, g)?.randn_like(g).map(drop)),
-        format!("normal: {tail}")
+        format!("randn_like: {tail}")
     );
     assert_eq!(
         refusal(3, seeds, |mesh, g| rows(mesh, g)?.dropout(0.5, g).map(drop)),
@@ -378,7 +378,7 @@ fn ranks_that_differ_are_named_at_the_first_draw() {
     );
     assert_eq!(
         refusal(2, |rank| (7, rank as u64), |mesh, g| rows(mesh, g)?.rand_like(g).map(drop)),
-        "uniform: ranks must draw from equal generators; got seed 7 draw 0 on rank(s) 0 and seed 7 draw 1 on rank(s) \
+        "rand_like: ranks must draw from equal generators; got seed 7 draw 0 on rank(s) 0 and seed 7 draw 1 on rank(s) \
          1; seed them alike"
     );
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use smallvec::SmallVec;
 use tracing::Span;
 
+use super::group_threads::{GroupHandle, KnownGroups};
 use crate::comm::calls::{Call, collective_span, label};
 use crate::comm::diagnostics::{GroupId, RecordedCall, Recorder};
 #[cfg(test)]
@@ -29,9 +30,22 @@ use crate::tensor::{FoldOrder, ReduceOp, Shape, Tensor};
 /// never communicates. A member may overwrite a tensor as soon as the call returns: a buffer that is still in use is
 /// copied first. Every collective has an `_async` variant, which returns a [`Pending`](super::Pending) and reports all errors when
 /// that is waited for.
+///
+/// One thread of a rank calls a group: the one that made it. Calls of two threads have no order that all ranks share, so
+/// results would mix. Another thread takes a group over once it has been given all its clones, those in
+/// [`Rank`](super::Rank)s among them; before, its calls are refused. A thread that needs a group of its own makes one with another name.
+/// A reference to a group does not cross threads:
+///
+/// ```compile_fail,E0277
+/// isoshard::comm::spmd(2, |rank| {
+///     let world = rank.world();
+///     std::thread::scope(|scope| scope.spawn(|| world.barrier()).join().unwrap())
+/// });
+/// ```
 #[derive(Clone)]
 pub struct Group {
     pub(super) inner: Arc<GroupInner>,
+    handle: GroupHandle,
 }
 
 pub(super) struct GroupInner {
@@ -51,23 +65,23 @@ impl Group {
     #[cfg(test)]
     pub(crate) fn open(engine: &dyn Engine, ranks: &[usize], name: &str) -> Result<Group> {
         let recorder = Recorder::alone(engine.rank(), engine.world_len());
-        Ok(Group::over(engine.open(ranks, name)?, &recorder, engine.rank(), (ranks, name)))
+        let known = KnownGroups::default();
+        Ok(Group::over(engine.open(ranks, name)?, (&recorder, &known), engine.rank(), (ranks.into(), name)))
     }
 
     /// Makes the group of `rank` over an open channel.
-    pub(crate) fn over(
+    pub(super) fn over(
         channel: Arc<dyn Channel>,
-        recorder: &Arc<Recorder>,
+        (recorder, known): (&Arc<Recorder>, &KnownGroups),
         rank: usize,
-        (ranks, name): (&[usize], &str),
+        (ranks, name): (Arc<[usize]>, &str),
     ) -> Group {
         let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
-        let ranks: Arc<[usize]> = ranks.into();
         let (recorded, recorder) = (recorder.group(name, &ranks), recorder.clone());
-        let default_order = OnceLock::new();
+        let (handle, default_order) = (known.handle(name, &ranks), OnceLock::new());
         let inner =
             GroupInner { name: name.into(), ranks, index, channel, recorder, recorded, default_order };
-        Group { inner: Arc::new(inner) }
+        Group { inner: Arc::new(inner), handle }
     }
 
     /// Returns the number of members.
@@ -140,14 +154,31 @@ impl Group {
         call: Call,
         start: impl FnOnce(&dyn Channel, Call) -> Result<Box<dyn Request>>,
     ) -> Result<(Box<dyn Request>, RecordedCall)> {
+        if !self.handle.may_call() {
+            return Err(self.of_another_thread(call.name));
+        }
         let GroupInner { index, channel, recorder, recorded, .. } = &*self.inner;
         let ticket = recorder.start(*recorded, *index, &call);
         let span = collective_span(&call, self, *index, self.len());
-        match span.in_scope(|| start(&**channel, call)) {
+        let started = span.in_scope(|| start(&**channel, call));
+        ticket.has_started();
+        match started {
             Ok(request) if span.is_none() => Ok((request, ticket)),
             Ok(request) => Ok((Box::new(SpannedRequest { request, span }), ticket)),
             Err(error) => Err(ticket.fail(error)),
         }
+    }
+
+    #[cold]
+    fn of_another_thread(&self, verb: &str) -> Error {
+        let thread = std::thread::current();
+        let name = thread.name().map_or("an unnamed thread".into(), |name| format!("thread {name:?}"));
+        Error::invalid(
+            verb,
+            "one thread of a rank calls a group, since calls of two have no order that all ranks share",
+            format!("{self} on rank {}, in {name}, which does not have all clones of the group", self.rank()),
+            "make a group of another name in this thread, or move the group with all its clones, those in Ranks among them",
+        )
     }
 
     /// Returns the public reduction: one part per member, halved recursively.

@@ -12,7 +12,7 @@ use crate::comm::lock::lock;
 use crate::comm::transport::Engine;
 use crate::comm::transport::nccl::{Library, NcclEngine, NcclSetup};
 use crate::comm::transport::threads::{ThreadEngine, ThreadWorld};
-use crate::error::{Error, Result};
+use crate::error::{CommFault, Error, Result};
 use crate::tensor::Device;
 
 /// The time that ranks over NCCL may take beyond the deadline to agree on the first fault and to end their connections.
@@ -126,6 +126,15 @@ impl LocalWorld {
     /// Returns the ranks whose wait has become longer than `patience` since the last call.
     pub fn slow(&self, patience: Duration) -> Vec<SlowRank> {
         self.recorders.slow(patience, self.deadline)
+    }
+
+    /// Returns the sender of a message that was not received, and the fault, once all ranks have ended. Over NCCL, the ranks
+    /// have it from the coordinator.
+    pub fn unreceived(&self) -> Option<(usize, CommFault)> {
+        match &self.engines {
+            LocalEngines::Threads(world) => world.unreceived(),
+            LocalEngines::Nccl { .. } => None,
+        }
     }
 
     /// Returns true if the other ranks have continued without this one.

@@ -5,6 +5,7 @@ mod caught;
 mod collectives;
 mod dry_run;
 mod group;
+mod group_threads;
 mod local_world;
 mod pending;
 mod phased_reduce;
@@ -14,6 +15,7 @@ mod rank_failures;
 mod rank_outcomes;
 mod spmd;
 mod tally;
+mod thread_room;
 mod timeline;
 
 pub use busy::BusyGuard;

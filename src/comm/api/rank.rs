@@ -1,11 +1,13 @@
 //! The handle by which a program communicates.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
 use super::group::Group;
+use super::group_threads::KnownGroups;
 use super::timeline::Timeline;
 use crate::comm::calls::NAME_BYTES;
 use crate::comm::diagnostics::Recorder;
+use crate::comm::lock::lock;
 use crate::comm::machine::Machine;
 use crate::comm::network::Network;
 use crate::comm::transport::Engine;
@@ -19,6 +21,7 @@ pub struct Rank {
     world: Group,
     device: Device,
     recorder: Arc<Recorder>,
+    known: KnownGroups,
     network: Network,
     machine: Machine,
     /// The clock of a dry run.
@@ -44,7 +47,6 @@ impl Rank {
 
     /// Like [`Rank::new`], with a flight record that other ranks may read.
     pub(super) fn recorded(engine: Arc<dyn Engine>, recorder: Arc<Recorder>) -> Result<Rank> {
-        let everyone: Vec<usize> = (0..engine.world_len()).collect();
         // The recorder may live in the engine's world, so it must not own the engine.
         let teller = Arc::downgrade(&engine);
         recorder.announcer.tell_by(move |work| {
@@ -52,10 +54,16 @@ impl Rank {
                 engine.announce(work);
             }
         });
+        Self::knowing(engine, recorder, KnownGroups::default())
+    }
+
+    /// Makes a rank that has the groups `known`, if it makes them.
+    fn knowing(engine: Arc<dyn Engine>, recorder: Arc<Recorder>, known: KnownGroups) -> Result<Rank> {
+        let everyone = everyone(engine.world_len());
         let channel = engine.open(&everyone, "world")?;
-        let world = Group::over(channel, &recorder, engine.rank(), (&everyone, "world"));
+        let world = Group::over(channel, (&recorder, &known), engine.rank(), (everyone, "world"));
         let (network, machine) = (Network::default(), Machine::default());
-        Ok(Rank { engine, world, device: Device::Cpu, recorder, network, machine, timeline: None })
+        Ok(Rank { engine, world, device: Device::Cpu, recorder, known, network, machine, timeline: None })
     }
 
     /// Returns the rank with its tensors on `device`: meshes made from it allocate there.
@@ -153,9 +161,12 @@ impl Rank {
         Ok(self)
     }
 
-    /// Returns the rank that `engine` connects, with this rank's device and models.
+    /// Returns the rank over an engine that passes its calls on to this rank's, with the same device, models and record. Both
+    /// have the same groups.
     pub(crate) fn over(&self, engine: Arc<dyn Engine>) -> Result<Rank> {
-        let rank = Rank::new(engine)?.on(self.device).with_network(self.network.clone());
+        let rank = Rank::knowing(engine, self.recorder.clone(), self.known.clone())?
+            .on(self.device)
+            .with_network(self.network.clone());
         Ok(Rank { timeline: self.timeline.clone(), ..rank.with_common_machine(self.machine.clone()) })
     }
 
@@ -267,7 +278,12 @@ impl Rank {
 
     fn open(&self, ranks: &[usize], name: &str) -> Result<Group> {
         check_name(name)?;
-        Ok(Group::over(self.engine.open(ranks, name)?, &self.recorder, self.rank(), (ranks, name)))
+        Ok(Group::over(
+            self.engine.open(ranks, name)?,
+            (&self.recorder, &self.known),
+            self.rank(),
+            (ranks.into(), name),
+        ))
     }
 
     /// Makes a new group of the ranks that remain after a failure, in ascending order: those that call this before
@@ -346,7 +362,7 @@ impl Rank {
     pub(crate) fn part(&self, part: &[usize], color: usize, name: &str) -> Result<Group> {
         check_name(name)?;
         let channel = self.engine.split(part, color, name)?;
-        Ok(Group::over(channel, &self.recorder, self.rank(), (part, name)))
+        Ok(Group::over(channel, (&self.recorder, &self.known), self.rank(), (part.into(), name)))
     }
 
     /// Returns the engine that carries this rank's collectives.
@@ -359,6 +375,19 @@ impl Rank {
     pub fn engine(&self) -> &Arc<dyn Engine> {
         &self.engine
     }
+}
+
+/// Returns the list of all ranks. Ranks of one process share it: with a list each, those of a world of 10,000 ranks would take
+/// 800 MB.
+fn everyone(world_len: usize) -> Arc<[usize]> {
+    static LAST: Mutex<Option<Weak<[usize]>>> = Mutex::new(None);
+    let mut last = lock(&LAST);
+    let known = last.as_ref().and_then(Weak::upgrade).filter(|known| known.len() == world_len);
+    known.unwrap_or_else(|| {
+        let new: Arc<[usize]> = (0..world_len).collect();
+        *last = Some(Arc::downgrade(&new));
+        new
+    })
 }
 
 fn check_name(name: &str) -> Result<()> {

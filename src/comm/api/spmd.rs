@@ -8,7 +8,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use super::local_world::LocalWorld;
 use super::rank::Rank;
 use super::rank_failures::{Failures, panic_of_drop, record_failure, run_rank};
 use super::rank_outcomes::{AnyResult, Program, RankOutcomes, program_of, result_of};
+use super::thread_room::check_room;
 use crate::comm::diagnostics::{FlightSettings, flight::SlowRank};
 use crate::comm::machine::Machine;
 use crate::comm::network::Network;
@@ -85,6 +86,8 @@ pub struct Spmd {
     network: Network,
     machine: Machine,
     memory_limit: usize,
+    /// The time that ranks have to end beyond the deadline after a failure.
+    settling: Duration,
     threads_per_rank: Option<usize>,
 }
 
@@ -126,6 +129,7 @@ impl Spmd {
             on_slow,
             patience: None,
             memory_limit: usize::MAX,
+            settling: Duration::ZERO,
             threads_per_rank: None,
         }
     }
@@ -317,6 +321,12 @@ impl Spmd {
         self
     }
 
+    /// Gives ranks more time to end after a failure than the deadline, before they are left behind.
+    pub(crate) fn settling(mut self, settling: Duration) -> Spmd {
+        self.settling = settling;
+        self
+    }
+
     /// Runs `f` on every rank and returns the results in rank order.
     ///
     /// If a rank fails, collectives on all other ranks fail too, and the first failure is returned. A rank that does
@@ -336,7 +346,7 @@ impl Spmd {
     ///
     /// # Errors
     /// Returns [`Error::Rank`] with the first failure (a returned error or a panic), or with [`Failure::Stuck`] if a
-    /// rank failed the world itself and then did not end. Refuses a world of no ranks or of more than 65,536, a name
+    /// rank failed the world itself and then did not end. Refuses a world of no ranks, of more than 65,536, or of more than the system has threads for, a name
     /// that no thread can have, a panic in a function of [`Spmd::on`] or [`Spmd::on_slow`], and over NCCL two ranks on
     /// one GPU.
     pub fn run<T, F>(self, f: F) -> Result<Vec<T>>
@@ -381,13 +391,19 @@ impl Spmd {
         let world = Arc::new(world?);
         let failures = Arc::new(Mutex::new(Vec::new()));
         let (results, arrivals) = channel();
+        // All threads start before the first rank runs: if the system refuses one, no rank has done anything.
+        let go = Arc::new(OnceLock::<bool>::new());
         let memory_limit = self.memory_limit;
         let (mut threads, mut refused) = (Vec::new(), None);
         for rank in 0..self.world {
             let (f, failures, results) = (f.clone(), failures.clone(), results.clone());
             let (shared, network, machine) = (world.clone(), self.network.clone(), self.machine.clone());
+            let go = go.clone();
             let thread = thread::Builder::new().name(format!("{} {rank}", self.name)).stack_size(STACK_BYTES);
             let spawned = thread.spawn(move || {
+                if !*go.wait() {
+                    return;
+                }
                 let running = Running::enter();
                 storage::set_memory_limit(memory_limit);
                 let modelled = |r: Rank| r.with_network(network.clone()).with_common_machine(machine.clone());
@@ -409,7 +425,6 @@ impl Spmd {
             match spawned {
                 Ok(thread) => threads.push(Some(thread)),
                 Err(reason) => {
-                    world.fail(rank, format!("its thread did not start: {reason}"), false);
                     refused = Some(Error::unsupported(
                         "spmd",
                         "the system refuses a thread for a rank",
@@ -421,6 +436,13 @@ impl Spmd {
             }
         }
         drop(results);
+        let _ = go.set(refused.is_none());
+        if let Some(refused) = refused {
+            // They end at once. A panic there is one of a captured value that is dropped.
+            threads.into_iter().flatten().for_each(|thread| drop(thread.join()));
+            drop_caught(f);
+            return Err(refused);
+        }
         #[cfg(test)]
         thread::sleep(super::rank_failures::tests::LETS_GO_AFTER.get());
         // The last one to drop `f` drops what it captured: a rank, or this thread if all ranks have ended. A panic there is
@@ -435,7 +457,7 @@ impl Spmd {
         }
         let reporting = outcomes.report_panic.as_ref().filter(|_| outcomes.failures.is_empty());
         let reporting = reporting.map(|text| Error::invalid("spmd", "on_slow panicked", text, ""));
-        refused.or(reporting).map_or(Ok(outcomes), Err)
+        reporting.map_or(Ok(outcomes), Err)
     }
 
     /// Refuses a world of no ranks or of too many, and a name that no thread can have.
@@ -448,6 +470,7 @@ impl Spmd {
             let remedy = format!("use at most {MOST_RANKS}, or DryRun");
             return Err(Error::invalid("spmd", "a process has fewer threads", given, remedy));
         }
+        check_room(self.world, STACK_BYTES)?;
         if self.threads_per_rank == Some(0) {
             let rule = "a rank computes on one thread or more";
             return Err(Error::invalid("spmd", rule, "0 threads per rank", "give 1"));
@@ -475,7 +498,13 @@ impl Spmd {
             // The thread is about to end, and its panics were caught, so joining cannot fail.
             let _ = threads[rank].take().map(JoinHandle::join);
         }
-        let failures = std::mem::take(&mut *failures.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut failures = std::mem::take(&mut *failures.lock().unwrap_or_else(PoisonError::into_inner));
+        if failures.is_empty()
+            && let Some((sender, fault)) = world.unreceived()
+        {
+            results[sender] = Some(None);
+            failures.push((sender, Failure::Error(fault.into())));
+        }
         if !failures.is_empty() {
             world.write_records();
         }
@@ -495,6 +524,7 @@ impl Spmd {
     ) -> Option<T> {
         let patience = self.patience.unwrap_or(self.deadline / 4);
         let glance = (patience / 4).clamp(Duration::from_millis(1), Duration::from_millis(50));
+        let settling = self.settling.max(world.settling());
         let mut late_since = None;
         loop {
             match arrivals.recv_timeout(glance) {
@@ -509,7 +539,7 @@ impl Spmd {
                         late_since = None;
                         continue;
                     }
-                    let is_late = late_since.get_or_insert_with(Instant::now).elapsed() >= world.settling();
+                    let is_late = late_since.get_or_insert_with(Instant::now).elapsed() >= settling;
                     let failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
                     if is_late && failures.iter().any(|(rank, _)| !world.is_left(*rank)) {
                         return None;

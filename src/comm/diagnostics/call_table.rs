@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use super::announced_work::{AnnouncedWork, BusyTime};
 use super::table_group::{CallKey, Name, OpenCall, TableGroup, shortened};
-use super::wait_graph::cycle;
+use super::wait_graph::{Blame, RankWaits, blame, cycle};
 use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, group_number, label};
-use crate::error::{CallId, CommFault, LastCall, Wait};
+use crate::error::{CallId, CommFault, LastCall};
 use crate::tensor::Shape;
 
 /// Bytes that one rank may make the table hold for its groups and its unfinished calls, plus
@@ -193,7 +193,7 @@ impl CallTable {
     }
 
     /// Registers that a rank's program has ended, and its work with it. Returns the fault of a call that waits for the
-    /// rank, if there is one.
+    /// rank, if there is one, and once all have ended that of a message without a receive.
     pub fn ended(&mut self, from: usize, now: Instant) -> Option<CommFault> {
         if std::mem::replace(&mut self.ended[from], true) {
             return None;
@@ -208,7 +208,24 @@ impl CallTable {
                 .then(|| self.ended_member_fault(*key))
                 .flatten()
         };
-        self.open.iter().find_map(awaits)
+        let awaited = self.open.iter().find_map(awaits);
+        awaited.or_else(|| if self.all_have_ended() { self.unreceived() } else { None })
+    }
+
+    /// Returns the fault of the first message without a receive.
+    fn unreceived(&self) -> Option<CommFault> {
+        self.open.iter().find_map(|(key, call)| {
+            let (members, (0, signature)) = (self.groups.get(&key.0)?, call.arrivals.first()?) else {
+                return None;
+            };
+            let Sequence::Message { from, to } = key.1 else { return None };
+            Some(CommFault::Unreceived {
+                id: members.id(*key, signature),
+                rank: members.ranks[from],
+                brought: shortened(signature.view().to_string()),
+                receiver: members.ranks[to],
+            })
+        })
     }
 
     fn charge(&mut self, from: usize, bytes: usize) -> Result<(), ProtocolViolation> {
@@ -346,13 +363,14 @@ impl CallTable {
                 let last = last.cloned().collect();
                 return Ok(CommFault::Cycle { id, rank: from, waits, last });
             }
-            let elsewhere = |&rank: &usize| {
-                let (id, absent) = self.waits(rank).next()?;
-                Some(Wait { rank, id, waits_for: *absent.first()? })
-            };
-            let (brought, elsewhere) =
-                (shortened(signature.view().to_string()), missing.iter().filter_map(elsewhere).collect());
-            let (rank, ended, busy) = (from, false, self.busy(&missing, now));
+            let (brought, busy) = (shortened(signature.view().to_string()), self.busy(&missing, now));
+            // A call that a rank has only started counts as a wait. If the others go on, they come to it before the
+            // deadline.
+            let Blame { ranks: missing, elsewhere } = blame(from, &missing, |rank| RankWaits {
+                waits: self.waits(rank).collect(),
+                is_cause: false,
+            });
+            let (rank, ended) = (from, false);
             return Ok(CommFault::Missing {
                 id,
                 rank,

@@ -13,4 +13,5 @@ mod world_recorders;
 pub(super) use announced_work::{AnnouncedWork, time_left};
 pub(super) use call_table::{CallTable, ProtocolViolation};
 pub(super) use recorder::{GroupId, RecordedCall, Recorder};
+pub(super) use wait_graph::Blame;
 pub(super) use world_recorders::{FlightSettings, WorldRecorders};

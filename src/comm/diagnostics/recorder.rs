@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -24,6 +24,9 @@ pub(crate) struct Recorder {
     written: AtomicBool,
     /// The work that the rank has announced.
     pub(in crate::comm) announcer: Announcer,
+    /// One more than the number of the call that the rank's engine has been given and has not put in flight yet; 0 if there
+    /// is none. If several threads start calls at once, one of them.
+    starting: AtomicU64,
     history: Mutex<CallHistory>,
 }
 
@@ -40,6 +43,9 @@ struct CallHistory {
     calls_len: u64,
     /// The calls in which the rank waits, one per thread.
     waiting: Vec<OpenWait>,
+    /// The last call that failed, until the rank starts another one, and the ranks that its error names. Ranks that look
+    /// for a cause at this moment find it behind a rank that waits no more.
+    gave_up: Option<(CallId, Vec<usize>)>,
     last: Option<(usize, CompletedCall)>,
     /// Incremented when the rank continues without failed ranks. Groups of different generations differ even if name
     /// and members are equal.
@@ -108,6 +114,7 @@ impl Recorder {
             dir,
             written: AtomicBool::new(false),
             announcer: Announcer::default(),
+            starting: AtomicU64::new(0),
             history: Mutex::default(),
         }
     }
@@ -136,7 +143,9 @@ impl Recorder {
 
     /// Starts a new generation: groups made from now on start their counts at 0.
     pub(crate) fn begin_generation(&self) {
-        self.history().generation += 1;
+        let mut history = self.history();
+        history.generation += 1;
+        history.gave_up = None;
     }
 
     /// Records that the rank, as member `index` of the group, starts a call.
@@ -146,6 +155,7 @@ impl Recorder {
         let started_us = self.elapsed_us();
         let mut history = self.history();
         let receives = matches!(call.route, Route::Recv { .. });
+        history.gave_up = None;
         let seq = history.groups[group.index()].advance(sequence, receives);
         let number = history.calls_len;
         history.calls_len += 1;
@@ -161,6 +171,7 @@ impl Recorder {
         (record.operator, record.state) = (Cow::Borrowed(operator), CallState::Started);
         (record.started_us, record.ended_us) = (started_us, 0);
         record.brought.set(call);
+        self.starting.store(number + 1, Ordering::Relaxed);
         drop(history);
         RecordedCall { recorder: self.clone(), number, group, sequence, seq, call: call.name, operator }
     }
@@ -181,6 +192,11 @@ impl Recorder {
         history.waiting.iter().map(|waiting| history.rank_wait(waiting)).collect()
     }
 
+    /// Returns the call that failed last, if the rank has started none since, and the ranks that its error names.
+    pub(super) fn gave_up(&self) -> Option<(CallId, Vec<usize>)> {
+        self.history().gave_up.clone()
+    }
+
     /// Returns the calls in which the rank has waited longer than `patience`. Each is returned once.
     pub(super) fn slow(&self, patience: Duration) -> Vec<RankWait> {
         let mut history = self.history();
@@ -194,11 +210,18 @@ impl Recorder {
         slow
     }
 
-    /// Returns true if the rank has started the call that another rank waits in.
+    /// Returns true if the rank has put the call in flight that another rank waits in.
     pub(super) fn has_come(&self, to: &RankWait) -> bool {
         let history = self.history();
-        let group = history.groups.iter().find(|group| group.group == to.group);
-        group.is_some_and(|group| group.sent(to.sequence) > to.id.seq)
+        let Some(at) = history.groups.iter().position(|group| group.group == to.group) else { return false };
+        let group = &history.groups[at];
+        let is_starting = || {
+            let number = self.starting.load(Ordering::Relaxed).checked_sub(1)?;
+            let call = history.call_at(number).filter(|call| (call.group, call.seq) == (at, to.id.seq))?;
+            let index = group.group.ranks.iter().position(|&rank| rank == self.rank)?;
+            Some(call.sequence(index) == to.sequence)
+        };
+        group.sent(to.sequence) > to.id.seq && !is_starting().unwrap_or(false)
     }
 
     /// Writes the record to its file for a failure with this cause; only the first call writes. An echo is a failure
@@ -269,6 +292,11 @@ impl CallHistory {
         &self.groups[group.index()].group
     }
 
+    fn call_at(&self, number: u64) -> Option<&CallRecord> {
+        let at = (number % CALLS_KEPT as u64) as usize;
+        self.calls.get(at).filter(|call| call.number == number)
+    }
+
     fn call(&mut self, number: u64) -> Option<&mut CallRecord> {
         let at = (number % CALLS_KEPT as u64) as usize;
         self.calls.get_mut(at).filter(|call| call.number == number)
@@ -328,6 +356,12 @@ impl CompletedCall {
 }
 
 impl RecordedCall {
+    /// Records that the engine has put the call in flight.
+    pub(crate) fn has_started(&self) {
+        let own = self.number + 1;
+        let _ = self.recorder.starting.compare_exchange(own, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// Records that the rank starts to wait for the call.
     pub(crate) fn wait(&self) {
         let RecordedCall { number, group, sequence, seq, call, operator, .. } = *self;
@@ -365,7 +399,13 @@ impl RecordedCall {
     /// Records that the call failed, writes the record, and returns `error` with the operator that the call was made
     /// for.
     pub(crate) fn fail(self, error: Error) -> Error {
-        let history = self.end(CallState::Failed);
+        let mut history = self.end(CallState::Failed);
+        // Under the same lock, so that no rank sees this one neither wait nor blame another.
+        if let Error::Comm(fault) = &error {
+            let done = CompletedCall { call: self.call, seq: self.seq, operator: self.operator };
+            let id = done.id(history.group(self.group));
+            history.gave_up = Some((id, fault.blamed()));
+        }
         let error = match error {
             Error::Comm(mut fault) => {
                 let id = fault.id_mut();

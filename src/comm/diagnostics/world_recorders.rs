@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::flight::{SlowRank, write};
 use super::recorder::{RankWait, Recorder};
-use super::wait_graph::cycle;
+use super::wait_graph::{Blame, RankWaits, blame, cycle};
 use crate::comm::calls::{BusyWork, Sequence};
-use crate::error::{BusyRank, CallId, CommFault, LastCall, Wait};
+use crate::error::{BusyRank, CallId, CommFault, LastCall};
 
 /// The settings of the flight recorder.
 #[derive(Clone, Debug, Default)]
@@ -66,26 +66,19 @@ impl WorldRecorders {
         Some(CommFault::Cycle { id: own.id, rank, waits, last })
     }
 
-    /// Follows the waits of missing ranks: each entry says in which call a missing rank itself waits and for which
-    /// rank, and so on. Ranks that wait for a rank that does not wait come first, because the cause is there.
-    pub(crate) fn elsewhere(&self, missing: &[usize]) -> Vec<Wait> {
-        let mut queue = missing.to_vec();
-        let (mut roots, mut others) = (Vec::new(), Vec::new());
-        let mut at = 0;
-        while let Some(&rank) = queue.get(at) {
-            at += 1;
-            let Some(wait) = self.recorders[rank].waits().into_iter().next() else { continue };
-            let absent = self.absent(&wait);
-            let idle = absent.iter().find(|&&other| self.recorders[other].waits().is_empty());
-            let Some(&waits_for) = idle.or(absent.first()) else { continue };
-            let list = if idle.is_some() { &mut roots } else { &mut others };
-            list.push(Wait { rank, id: wait.id, waits_for });
-            if !queue.contains(&waits_for) {
-                queue.push(waits_for);
+    /// Follows the waits of ranks that are absent from a call of `rank` to the ranks that wait for none.
+    pub(crate) fn blame(&self, rank: usize, absent: &[usize]) -> Blame {
+        blame(rank, absent, |rank| {
+            // What the rank gave up is read second: it gives up while it waits.
+            let waits = self.recorders[rank].waits().into_iter();
+            let waits: Vec<_> = waits.map(|wait| (wait.id.clone(), self.absent(&wait))).collect();
+            match self.recorders[rank].gave_up() {
+                Some((id, named)) if waits.is_empty() => {
+                    RankWaits { is_cause: named.contains(&rank), waits: vec![(id, named)] }
+                }
+                _ => RankWaits { waits, is_cause: false },
             }
-        }
-        roots.append(&mut others);
-        roots
+        })
     }
 
     /// Returns the given ranks and all that they wait for, directly or through other ranks.
@@ -117,10 +110,11 @@ impl WorldRecorders {
         let mut slow = Vec::new();
         for recorder in &self.recorders {
             for wait in recorder.slow(patience) {
-                let waits_for = self.absent(&wait);
+                let absent = self.absent(&wait);
                 // The missing rank may just have arrived.
-                if !waits_for.is_empty() {
+                if !absent.is_empty() {
                     let waited = wait.since.elapsed();
+                    let waits_for = self.blame(recorder.rank, &absent).ranks;
                     let (rank, id, busy) = (recorder.rank, wait.id, self.busy(&waits_for));
                     slow.push(SlowRank { rank, id, waits_for, busy, waited, deadline });
                 }

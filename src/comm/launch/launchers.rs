@@ -174,9 +174,16 @@ fn port_of(job: &str) -> u16 {
     20_000 + (mixed % 10_000) as u16
 }
 
-/// Refuses contradictory numbers.
+/// The most ranks of a world of processes: lists of all ranks are made before the first of them is heard of.
+const MOST_RANKS: usize = 1 << 20;
+
+/// Refuses contradictory numbers, and absurd ones.
 fn check(launch: &Launch) -> Result<()> {
     let Launch { by, rank, world_len, local_rank, local_len, .. } = launch;
+    if *world_len > MOST_RANKS {
+        let rule = format!("a world has at most {MOST_RANKS} ranks");
+        return Err(refused(&rule, format!("{world_len} by {by}"), names(by)));
+    }
     let contradiction = if rank >= world_len {
         format!("rank {rank} of a world of {world_len}")
     } else if local_rank >= world_len {
@@ -330,6 +337,10 @@ mod tests {
             (
                 "RANK=1 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=8 MASTER_ADDR=a MASTER_PORT=1",
                 "got 8 ranks on the node in a world of 4",
+            ),
+            (
+                "RANK=0 WORLD_SIZE=1000000000000000 LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=1",
+                "a world has at most 1048576 ranks; got 1000000000000000 by torchrun",
             ),
             ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2", "without OMPI_COMM_WORLD_LOCAL_RANK"),
             (

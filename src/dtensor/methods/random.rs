@@ -45,7 +45,14 @@ impl DTensor {
         distribution: Distribution,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
-        Self::filled(mesh, dtype, shape.into(), &layout, FillSource::RandomElement(distribution), from)
+        Self::filled(
+            (mesh, "random"),
+            dtype,
+            shape.into(),
+            &layout,
+            FillSource::RandomElement(distribution),
+            from,
+        )
     }
 
     /// Creates a tensor of uniform numbers in `[0, 1)`: [`DTensor::random`] from [`Distribution::UNIT`], which says
@@ -73,7 +80,8 @@ impl DTensor {
         layout: Layout,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
-        Self::random(mesh, dtype, shape, layout, Distribution::UNIT, from)
+        let unit = FillSource::FixedDistribution(Distribution::UNIT);
+        Self::filled((mesh, "rand"), dtype, shape.into(), &layout, unit, from)
     }
 
     /// Creates a tensor of standard normal numbers: [`DTensor::random`] from [`Distribution::STANDARD`]. Communicates
@@ -99,7 +107,8 @@ impl DTensor {
         layout: Layout,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
-        Self::random(mesh, dtype, shape, layout, Distribution::STANDARD, from)
+        let standard = FillSource::FixedDistribution(Distribution::STANDARD);
+        Self::filled((mesh, "randn"), dtype, shape.into(), &layout, standard, from)
     }
 
     /// Creates the integers `0..len` in random order, as i64: element `i` is [`Permutation::at`]`(i)`. Each rank
@@ -122,7 +131,7 @@ impl DTensor {
     /// # Errors
     /// Refuses a layout that does not fit, `Partial`, and generators that differ between ranks.
     pub fn randperm(mesh: &DeviceMesh, len: usize, layout: Layout, from: impl IntoDraw) -> Result<DTensor> {
-        Self::filled(mesh, DType::I64, [len].into(), &layout, FillSource::Permutation, from)
+        Self::filled((mesh, "randperm"), DType::I64, [len].into(), &layout, FillSource::Permutation, from)
     }
 
     /// Creates a tensor of initial values. Each rank computes its own shard only, except for [`Init::Orthogonal`].
@@ -154,12 +163,12 @@ impl DTensor {
         init: Init,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
-        Self::filled(mesh, dtype, shape.into(), &layout, FillSource::Init(init), from)
+        Self::filled((mesh, "init"), dtype, shape.into(), &layout, FillSource::Init(init), from)
     }
 
-    /// Creates a tensor and fills it.
+    /// Creates a tensor and fills it, for the method `verb`.
     fn filled(
-        mesh: &DeviceMesh,
+        (mesh, verb): (&DeviceMesh, &'static str),
         dtype: DType,
         shape: Shape,
         layout: &Layout,
@@ -167,11 +176,11 @@ impl DTensor {
         from: impl IntoDraw,
     ) -> Result<DTensor> {
         let meta = mesh.meta(dtype, &shape, layout)?;
-        values.check(&meta)?;
-        let draw = from.into_draw(values.verb(), mesh)?;
+        values.check(verb, &meta)?;
+        let draw = from.into_draw(verb, mesh)?;
         let mut local = Tensor::uninit_on(mesh.device(), dtype, meta.local_shape())?;
-        values.write(&meta, draw, &mut local)?;
-        let lineage = values.lineage(&meta, draw);
+        values.write(&meta, draw, &mut local).map_err(|e| e.called(verb))?;
+        let lineage = values.lineage(verb, &meta, draw);
         Ok(DTensor::wrap(mesh, local, meta, lineage))
     }
 }
@@ -197,15 +206,7 @@ impl DTensor {
     /// # Errors
     /// Refuses what [`DTensor::random`] refuses.
     pub fn random_like(&self, distribution: Distribution, from: impl IntoDraw) -> Result<DTensor> {
-        let layout = self.layout();
-        Self::filled(
-            &self.mesh,
-            self.dtype(),
-            self.shape().clone(),
-            layout,
-            FillSource::RandomElement(distribution),
-            from,
-        )
+        self.filled_like("random_like", FillSource::RandomElement(distribution), from)
     }
 
     /// Creates a tensor of uniform numbers in `[0, 1)`, with this tensor's dtype, shape and layout. Communicates as
@@ -226,7 +227,7 @@ impl DTensor {
     /// # Errors
     /// Refuses what [`DTensor::random`] refuses.
     pub fn rand_like(&self, from: impl IntoDraw) -> Result<DTensor> {
-        self.random_like(Distribution::UNIT, from)
+        self.filled_like("rand_like", FillSource::FixedDistribution(Distribution::UNIT), from)
     }
 
     /// Creates a tensor of standard normal numbers, with this tensor's dtype, shape and layout. Communicates as
@@ -247,7 +248,7 @@ impl DTensor {
     /// # Errors
     /// Refuses what [`DTensor::random`] refuses.
     pub fn randn_like(&self, from: impl IntoDraw) -> Result<DTensor> {
-        self.random_like(Distribution::STANDARD, from)
+        self.filled_like("randn_like", FillSource::FixedDistribution(Distribution::STANDARD), from)
     }
 
     /// Overwrites all elements with new draws, in place unless another tensor shares the buffer. Communicates as
@@ -271,7 +272,7 @@ impl DTensor {
     /// Refuses what [`DTensor::random`] refuses, and a tensor with a history, which would no longer match its values. The
     /// values then stay as they were.
     pub fn fill_random(&mut self, distribution: Distribution, from: impl IntoDraw) -> Result<()> {
-        self.refill(FillSource::RandomElement(distribution), from)
+        self.refill("fill_random", FillSource::RandomElement(distribution), from)
     }
 
     /// Overwrites all elements with initial values, in place unless another tensor shares the buffer. Communicates as
@@ -292,7 +293,7 @@ impl DTensor {
     /// # Errors
     /// Refuses what [`DTensor::init`] and [`DTensor::fill_random`] refuse.
     pub fn fill_init(&mut self, init: Init, from: impl IntoDraw) -> Result<()> {
-        self.refill(FillSource::Init(init), from)
+        self.refill("fill_init", FillSource::Init(init), from)
     }
 
     /// Returns the indices along `dim` in random order: index `i` of the result is index [`Permutation::at`]`(i)` of this
@@ -326,59 +327,60 @@ impl DTensor {
         DTensor::apply_one(&op, &[self])?.redistribute(self.layout().clone())
     }
 
-    /// Overwrites the elements of this tensor.
-    fn refill(&mut self, values: FillSource, from: impl IntoDraw) -> Result<()> {
+    /// Creates a tensor like this one, for the method `verb`.
+    fn filled_like(&self, verb: &'static str, values: FillSource, from: impl IntoDraw) -> Result<DTensor> {
+        Self::filled((&self.mesh, verb), self.dtype(), self.shape().clone(), self.layout(), values, from)
+    }
+
+    /// Overwrites the elements of this tensor, for the method `verb`.
+    fn refill(&mut self, verb: &'static str, values: FillSource, from: impl IntoDraw) -> Result<()> {
         if self.has_history() {
             let remedy = "draw a tensor like it, or detach it first";
             let rule = "a tensor with a history cannot be overwritten";
-            return Err(Error::invalid(values.verb(), rule, self.spec().to_string(), remedy));
+            return Err(Error::invalid(verb, rule, self.spec().to_string(), remedy));
         }
-        values.check(&self.meta)?;
-        let draw = from.into_draw(values.verb(), &self.mesh)?;
+        values.check(verb, &self.meta)?;
+        let draw = from.into_draw(verb, &self.mesh)?;
         if !self.local.is_unique() {
             self.local = Tensor::uninit_on(self.mesh.device(), self.dtype(), self.meta.local_shape())?;
         }
-        self.lineage = values.lineage(&self.meta, draw);
-        values.write(&self.meta, draw, &mut self.local)
+        self.lineage = values.lineage(verb, &self.meta, draw);
+        values.write(&self.meta, draw, &mut self.local).map_err(|e| e.called(verb))
     }
 }
 
 /// The source of the values that fill a tensor.
 #[derive(Clone, Copy)]
 enum FillSource {
+    /// A distribution that the caller has chosen.
     RandomElement(Distribution),
+    /// The distribution of the method.
+    FixedDistribution(Distribution),
     Init(Init),
     /// The indices of the only dim, in random order.
     Permutation,
 }
 
 impl FillSource {
-    /// Returns the name for error messages.
-    fn verb(&self) -> &'static str {
-        match self {
-            FillSource::RandomElement(distribution) => distribution.name(),
-            FillSource::Init(_) => "init",
-            FillSource::Permutation => "randperm",
-        }
-    }
-
     /// Returns the lineage of the tensor that a draw fills. A tensor of another draw has another one.
-    fn lineage(&self, meta: &TensorMeta, Draw { seed, number }: Draw) -> Lineage {
-        lineage_of_new(self.verb(), meta, &[seed, number])
+    fn lineage(&self, verb: &'static str, meta: &TensorMeta, Draw { seed, number }: Draw) -> Lineage {
+        lineage_of_new(verb, meta, &[seed, number])
     }
 
     /// Refuses what [`FillSource::write`] would refuse, from metadata that all ranks share, before a generator counts a
     /// draw.
-    fn check(&self, meta: &TensorMeta) -> Result<()> {
-        refuse_partial(self.verb(), meta)?;
-        match self {
-            FillSource::RandomElement(distribution) => distribution.check(meta.dtype()),
+    fn check(&self, verb: &str, meta: &TensorMeta) -> Result<()> {
+        refuse_partial(verb, meta)?;
+        let checked = match self {
+            // Parameters are refused in the name of the distribution that the caller has named.
+            FillSource::RandomElement(distribution) => return distribution.check(meta.dtype()),
+            FillSource::FixedDistribution(distribution) => distribution.check(meta.dtype()),
             FillSource::Init(init) => {
-                meta.dtype().expect_float("init")?;
-                init.resolve(meta.shape()).map(drop)
+                meta.dtype().expect_float(verb).and_then(|()| init.resolve(meta.shape()).map(drop))
             }
             FillSource::Permutation => Ok(()),
-        }
+        };
+        checked.map_err(|e| e.called(verb))
     }
 
     /// Writes this rank's shard into `local`, whose buffer no other tensor shares.
@@ -388,7 +390,9 @@ impl FillSource {
         }
         let (shape, region) = (meta.shape(), &meta.window().region);
         match self {
-            FillSource::RandomElement(distribution) => distribution.fill_tensor(draw, shape, region, local),
+            FillSource::RandomElement(distribution) | FillSource::FixedDistribution(distribution) => {
+                distribution.fill_tensor(draw, shape, region, local)
+            }
             FillSource::Init(init) => init.prepare(draw, shape)?.fill_tensor(region, local),
             FillSource::Permutation => Permutation::new(draw, shape[0] as u64).fill_tensor(region, local),
         }
@@ -430,7 +434,7 @@ mod tests {
             let said = |r: Result<DTensor>| r.map(|x| x.spec().to_string()).unwrap_err().to_string();
             assert_eq!(
                 said(DTensor::rand(&mesh, DType::F32, [5], "(P(sum))".parse()?, &mut g)),
-                "uniform: a Partial layout has no values of its own; got f32[5]@(a:P(sum)); redistribute first"
+                "rand: a Partial layout has no values of its own; got f32[5]@(a:P(sum)); redistribute first"
             );
             let partial =
                 DTensor::from_local(&mesh, Tensor::zeros(DType::F32, [5]), [5], "(P(sum))".parse()?)?;
@@ -441,9 +445,25 @@ mod tests {
             ] {
                 assert!(refused.contains("a Partial layout has no values"), "{refused}");
             }
+            // Each method refuses in its own name.
+            let wrong = DTensor::zeros(&mesh, DType::I64, [5], rows()?)?;
+            for (verb, refused) in [
+                ("rand", said(DTensor::rand(&mesh, DType::I64, [5], rows()?, &mut g))),
+                ("rand_like", said(wrong.rand_like(&mut g))),
+                ("randn_like", said(wrong.randn_like(&mut g))),
+                ("random_like", said(partial.random_like(Distribution::UNIT, &mut g))),
+                ("init", said(DTensor::init(&mesh, DType::I64, [5], rows()?, Init::Ones, &mut g))),
+                ("fill_init", said(wrong.clone().fill_init(Init::Ones, &mut g).map(|()| wrong.clone()))),
+                (
+                    "fill_random",
+                    said(partial.clone().fill_random(Distribution::UNIT, &mut g).map(|()| wrong.clone())),
+                ),
+            ] {
+                assert!(refused.starts_with(&format!("{verb}: ")), "{verb} says: {refused}");
+            }
             assert_eq!(
                 said(DTensor::randn(&mesh, DType::I64, [5], rows()?, &mut g)),
-                "normal: this dtype has no such numbers; got i64; draw floats, and cast"
+                "randn: this dtype has no such numbers; got i64; draw floats, and cast"
             );
             assert_eq!(
                 said(DTensor::random(&mesh, DType::F16, [5], rows()?, Distribution::Bits, &mut g)),
@@ -455,7 +475,7 @@ mod tests {
             let mut leaf = DTensor::zeros(&mesh, DType::F32, [5], rows()?)?.requires_grad()?;
             assert_eq!(
                 leaf.fill_random(Distribution::UNIT, &mut g).unwrap_err().to_string(),
-                "uniform: a tensor with a history cannot be overwritten; got f32[5]@(a:S0); draw a tensor like it, or \
+                "fill_random: a tensor with a history cannot be overwritten; got f32[5]@(a:S0); draw a tensor like it, or \
                  detach it first"
             );
             assert_eq!(g.draws(), 0);

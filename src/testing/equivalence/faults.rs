@@ -16,12 +16,15 @@ use crate::testing::values::mix;
 /// The deadline of runs with a fault, unless the caller sets one.
 const DEADLINE: Duration = Duration::from_secs(3);
 
+/// The time by which a machine may be late.
+const SLACK: Duration = Duration::from_secs(1);
+
 /// A fault of one rank, at one of its collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankFault {
     /// The rank panics instead of making the call.
     Dies,
-    /// The rank makes the call only after 7/4 of the deadline.
+    /// The rank makes the call only after 7/4 of the deadline, and no less than 0.25 seconds after it.
     Stalls,
     /// The rank makes another call.
     Differs,
@@ -50,7 +53,8 @@ impl Equivalence {
     ///
     /// The fault happens at the rank's collective number `at`, or at a random one. Every mesh that has the rank takes
     /// part; on each, a run without a fault comes first, to count the collectives. The deadline is 3 seconds unless
-    /// [`Equivalence::deadline`] is set; a run in which a rank stalls takes almost twice that.
+    /// [`Equivalence::deadline`] is set, and never less in the run without a fault; a run in which a rank stalls takes almost
+    /// twice the deadline. On a busy machine, ranks that have no fault may exceed a deadline of less than 0.1 seconds.
     ///
     /// ```
     /// use isoshard::{tensor::DType, testing::Equivalence};
@@ -90,10 +94,10 @@ impl Equivalence {
                 let at = at.unwrap_or((draw % calls as u64) as usize);
                 let Ended { ends, after, .. } = self.run_with(&scenario, rank, Some((fault, at)));
                 let place = format!("{mesh}: rank {rank} {fault} at its call {at} of {calls}");
-                // The other ranks end before a rank that stalls wakes up.
+                // The other ranks end before a rank that stalls wakes up, unless the machine is slower than a short deadline.
                 let limit = match fault {
-                    RankFault::Stalls => stall(self.fault_deadline()),
-                    RankFault::Dies | RankFault::Differs => self.fault_deadline() + Duration::from_secs(2),
+                    RankFault::Stalls => stall(self.fault_deadline()).max(self.fault_deadline() + SLACK),
+                    RankFault::Dies | RankFault::Differs => self.fault_deadline() + 2 * SLACK,
                 };
                 for (other, end) in ends.iter().enumerate() {
                     let Some(end) = end else { panic!("{place}: rank {other} ends without an error") };
@@ -125,11 +129,14 @@ impl Equivalence {
     fn run_with(&self, scenario: &Scenario, rank: usize, fault: Option<(RankFault, usize)>) -> Ended {
         let (check, scenario) = (self.clone(), scenario.clone());
         let calls = Arc::new(AtomicUsize::new(0));
-        let (counter, deadline, device) = (calls.clone(), self.fault_deadline(), self.device);
+        let deadline = self.fault_deadline();
+        let deadline = if fault.is_none() { deadline.max(DEADLINE) } else { deadline };
+        let (counter, device) = (calls.clone(), self.device);
         let struck = Arc::new(Mutex::new(Instant::now()));
         let ended = Arc::new(Mutex::new(vec![None; scenario.rank_len()]));
         let (fault_time, end_times) = (struck.clone(), ended.clone());
         let spmd = Spmd::new(scenario.rank_len()).deadline(deadline).on(move |_| device).on_slow(|_| {});
+        let spmd = spmd.settling(SLACK);
         let ends = spmd.run_each(move |of: Rank| {
             quiet_panics_here();
             let _clock = EndClock { rank: of.rank(), ends: end_times.clone() };
@@ -159,10 +166,10 @@ impl Equivalence {
     }
 }
 
-/// Returns how long a rank stalls: longer than the other ranks wait for it, and shorter than the program waits for a
-/// rank after all others have ended.
+/// Returns how long a rank stalls: longer than the other ranks wait for it, and shorter than the program waits for a rank
+/// after all others have ended, also if the machine pauses for a moment.
 fn stall(deadline: Duration) -> Duration {
-    deadline * 7 / 4
+    (deadline * 7 / 4).max(deadline + SLACK / 4)
 }
 
 /// The ranks' failures, the collectives of the watched rank, and the time after the fault at which each rank ended.

@@ -4,6 +4,7 @@
 //! Programs are random sequences of collectives on random groups; one rank deviates at a random call. Seeds are fixed
 //! and printed, so that a failure can be repeated.
 
+mod blame;
 mod busy;
 mod calls;
 mod check;
@@ -15,3 +16,4 @@ mod order;
 mod program;
 mod survive;
 mod texts;
+mod two_threads;

@@ -143,6 +143,12 @@ fn waits(out: &mut String) {
 }
 
 fn failures(out: &mut String) {
+    let what =
+        "Rank 0 sends a tensor that rank 1 never receives. The report comes when all ranks have ended.";
+    scene(out, "A message without a receive", what, |rank| {
+        let world = rank.world();
+        if rank.rank() == 0 { world.send(&Tensor::zeros(DType::F32, [8]), 1) } else { Ok(()) }
+    });
     scene(out, "A panic", "Rank 1 panics between two calls.", |rank| {
         sum(&rank.world(), 4)?;
         if rank.rank() == 1 {

@@ -148,8 +148,9 @@ fn who_waits_for_whom_and_what_was_completed() {
     );
     assert_eq!(
         late(&table, 0, 1),
-        "all_gather #1 on group dp{0, 1, 2}: rank(s) [1, 2] did not come within 0.5 s; rank 0 waited with all_gather \
-         f32[3]; rank 1 waited in all_gather #0 on group ep{1, 2} for rank 2; last completed: rank(s) [0, 1, 2] nothing"
+        "all_gather #1 on group dp{0, 1, 2}: rank(s) [2] did not come within 0.5 s; rank 0 waited with all_gather \
+         f32[3]; rank 1 waited in all_gather #0 on group ep{1, 2} for rank 2; last completed: rank(s) [0, 1, 2] none of the 1 \
+         call(s) before on the group"
     );
 }
 
@@ -172,10 +173,20 @@ fn messages_have_sequences_of_their_own() {
     let mut table = open(2);
     let key = (dp(&table), Sequence::Message { from: 0, to: 1 }, 0);
     table.arrive(0, key, signature("send", Route::Send { to: 1 }, 2), Instant::now()).unwrap();
-    assert_eq!(table.ended(1, Instant::now()), None, "a message without a receiver is no fault");
+    assert_eq!(table.ended(1, Instant::now()), None, "the sender goes on");
     assert!(!table.all_have_ended());
-    table.ended(0, Instant::now());
+    assert_eq!(
+        table.ended(0, Instant::now()).expect("a message is left").to_string(),
+        "send #0 on group dp{0, 1}: rank 0 brought send f32[2], and rank 1 ended without receiving it; every message needs a \
+         receive"
+    );
     assert!(table.all_have_ended());
+    // A receive that nobody waits for any more is no fault.
+    let mut table = open(2);
+    let recv = signature("recv", Route::Recv { from: 0 }, 2);
+    let key = (dp(&table), Sequence::Message { from: 0, to: 1 }, 0);
+    table.arrive(1, key, recv, Instant::now()).unwrap();
+    assert_eq!(table.ended(1, Instant::now()), None);
 }
 
 #[test]

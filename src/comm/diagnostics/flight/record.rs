@@ -213,7 +213,7 @@ impl CallRecord {
     }
 
     /// Returns the sequence that the call belongs to if member `index` made it.
-    pub(super) fn sequence(&self, index: usize) -> Sequence {
+    pub(in crate::comm::diagnostics) fn sequence(&self, index: usize) -> Sequence {
         Sequence::of(self.brought.route, index)
     }
 }

@@ -13,9 +13,10 @@ pub struct SlowRank {
     pub rank: usize,
     /// The call in which it waits.
     pub id: CallId,
-    /// The members that have not reached it.
+    /// The members that have not reached it and wait for no rank, and in the place of each other one the ranks that it
+    /// waits for in the end.
     pub waits_for: Vec<usize>,
-    /// The work that these members have announced.
+    /// The work that these ranks have announced.
     pub busy: Vec<BusyRank>,
     /// The time that it has waited so far.
     pub waited: Duration,

@@ -12,6 +12,7 @@ use super::sync::{Condvar, Mutex, MutexGuard};
 use crate::comm::calls::label;
 use crate::comm::calls::{Call, Sequence};
 use crate::comm::deadline::end_after;
+use crate::comm::diagnostics::Blame;
 use crate::comm::transport::Reduce;
 use crate::error::{CallId, CommFault, Result};
 use crate::tensor::Tensor;
@@ -227,6 +228,18 @@ impl ThreadGroup {
         self.set_fault(&mut self.lock(), fault.clone(), None);
     }
 
+    /// Returns the fault of a message that was not received, with the first ranks that have one.
+    pub(super) fn unreceived(&self) -> Option<CommFault> {
+        let state = self.lock();
+        let mut messages: Vec<_> = state.messages.iter().collect();
+        messages.sort_unstable_by_key(|(ends, _)| **ends);
+        messages.into_iter().find_map(|(_, queue)| {
+            let (slot, call) = (queue.unreceived()?, "send");
+            let (id, brought) = (self.id(slot, call), brought(&slot.contents(), 0));
+            Some(CommFault::Unreceived { id, rank: slot.ranks[0], brought, receiver: slot.ranks[1] })
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, GroupState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -289,15 +302,19 @@ impl ThreadGroup {
         }
     }
 
-    /// Adds the members' last completed calls to a fault, the calls in which the missing members wait, and the work
-    /// that is waited for.
+    /// Adds the members' last completed calls to a fault, and the work that is waited for. If missing members wait
+    /// themselves, names the ranks that they wait for.
     fn with_last(&self, mut fault: CommFault) -> CommFault {
         if let CommFault::Mismatch { last, .. } | CommFault::Missing { last, .. } = &mut fault {
             *last = self.status.recorders.last(&self.name, &self.ranks);
         }
-        if let CommFault::Missing { missing, elsewhere, busy, .. } = &mut fault {
-            *elsewhere = self.status.recorders.elsewhere(missing);
+        if let CommFault::Missing { rank, missing, ended, elsewhere, busy, .. } = &mut fault {
             *busy = self.status.busy(&self.status.recorders.awaited(missing));
+            // A rank that has ended waits for none.
+            if !*ended {
+                Blame { ranks: *missing, elsewhere: *elsewhere } =
+                    self.status.recorders.blame(*rank, missing);
+            }
         }
         fault
     }

@@ -300,6 +300,14 @@ impl SlotQueue {
         complete
     }
 
+    /// Returns the first call of a queue of messages that has a sender and no receiver.
+    pub(super) fn unreceived(&self) -> Option<&Arc<CallSlot>> {
+        self.waiting.iter().find(|slot| {
+            let contents = slot.contents();
+            contents.entries[0].here && !contents.entries[1].here
+        })
+    }
+
     /// Takes back a slot that the last member has left.
     pub(super) fn recycle(&mut self, slot: Arc<CallSlot>) {
         self.spare.push(slot);

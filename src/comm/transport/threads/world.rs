@@ -64,6 +64,19 @@ impl ThreadWorld {
         self.status.time_left(0..self.status.world_len(), waited)
     }
 
+    /// Returns the sender of a message that was not received, and the fault, once all ranks have ended. After another fault,
+    /// which programs may have handled, messages stay behind without being faults themselves.
+    pub(crate) fn unreceived(&self) -> Option<(usize, CommFault)> {
+        let groups = self.groups();
+        if groups.values().any(|group| group.is_given_up()) {
+            return None;
+        }
+        let mut faults: Vec<CommFault> = groups.values().filter_map(|group| group.unreceived()).collect();
+        faults.sort_by_key(|fault| fault.id().to_string());
+        let fault = faults.into_iter().next()?;
+        Some((fault.blamed()[0], fault))
+    }
+
     /// Returns true if the other ranks have continued without `rank`.
     pub(crate) fn is_left(&self, rank: usize) -> bool {
         self.survivors.is_left(rank)
