@@ -9,8 +9,8 @@ const PRIME: u64 = (1 << 61) - 1;
 ///
 /// Each index of each dim has a random number; the weight of `start..end` is the difference of the numbers of `end` and
 /// `start`, and that of a box the product over dims. Weights of boxes that cover the shape once add up to the shape's. Those
-/// of other boxes do so with a probability below 2^-57 for up to 8 dims, since the difference is a polynomial in random numbers that is not zero (Schwartz, 1980;
-/// Zippel, 1979). Nobody can choose boxes for it: the numbers are new in each call.
+/// of other boxes do so with a probability of at most dims / 2^60, since the difference is a polynomial in the random numbers
+/// that is not zero (Schwartz, 1980; Zippel, 1979). The numbers are new in each call, so no file can be made for them.
 pub(super) fn cover_once<'a>(
     boxes: impl IntoIterator<Item = (&'a [usize], &'a [usize])>,
     shape: &[usize],
