@@ -61,8 +61,8 @@ impl Index {
         Index { files: Vec::new(), tensors: BTreeMap::new(), values }
     }
 
-    /// Refuses an index of which a number, a name or a piece cannot be: names stay in the folder, pieces have their tensors'
-    /// names, lie within them and cover them once, and no file has more bytes of pieces than its length.
+    /// Checks every number before it is used: names of files stay in the folder, pieces have their tensors' names, lie within
+    /// them and cover them once, and no file has more bytes of pieces than its length.
     pub fn check(&self) -> std::result::Result<(), String> {
         let mut names = FxHashSet::default();
         for file in &self.files {

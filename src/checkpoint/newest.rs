@@ -95,7 +95,7 @@ impl CheckpointFolder {
     /// ```
     ///
     /// # Errors
-    /// Refuses a folder of which all checkpoints are damaged, and ranks that see different checkpoints, or files that only
+    /// Refuses a folder with damaged checkpoints only, and ranks that see different checkpoints, or files that only
     /// some ranks see. Returns an error if a file cannot be read for another reason than damage, such as a missing
     /// permission, or if a checkpoint cannot be renamed.
     pub fn newest_whole(&self, mesh: &DeviceMesh, check: WholeCheck) -> Result<Option<(u64, Checkpoint)>> {

@@ -18,7 +18,7 @@ use crate::checkpoint::{TempFolder, expect_refusal, run_on};
 use crate::common::index_file::{body_of, summed};
 
 const INDEX: &str = "checkpoint.json";
-/// The names and shapes of the tensors, two of which are of one shape.
+/// The names, dtypes, shapes and layouts of the tensors; two have one shape.
 const TENSORS: [(&str, DType, &[usize], &str); 4] = [
     ("model.a", DType::F32, &[6, 5], "(S0)"),
     ("model.b", DType::F32, &[6, 5], "(S0)"),
