@@ -41,6 +41,9 @@ ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \
 ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \
     cargo test --release --target-dir target/fuzz --test alloc checkpoint
 
+# A hundred thousand mutated folders of checkpoints; `cargo test` tries 300.
+ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-100000} cargo test --test suite checkpoint_damage::a_mutated "$@"
+
 # The programs on the pages of a feature that `cargo test` does not build.
 cargo test --features tokenizers --doc data::tokenizer
 

@@ -1,17 +1,20 @@
-//! Processes that the system gives too little memory: a training step ends with a named error on each rank, and the process goes
-//! on.
+//! Processes that the system gives too little memory: a training step, or the load of a checkpoint, ends with a named error on
+//! each rank, and the process goes on.
 //!
 //! The tests start this program again as a child, by a shell that limits its address space or its data.
 
 #![cfg(target_os = "linux")]
 
+use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use isoshard::comm::Spmd;
-use isoshard::tensor::cpu;
+use isoshard::checkpoint::{self, Checkpoint, StateTree};
+use isoshard::comm::{Spmd, spmd};
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::tensor::{DType, cpu};
 use isoshard::{Error, Failure};
 
 #[path = "common/baby.rs"]
@@ -143,4 +146,86 @@ fn a_baby_gpt_in_200_mb_ends_with_an_error_that_names_what_it_lacks() {
             println!("{told}");
         }
     }
+}
+
+/// Tells a child the folder of a checkpoint to load.
+const LOADING: &str = "ISOSHARD_STARVED_CHECKPOINT";
+
+/// The child's part in loading a checkpoint; nothing if the program was not started as a child.
+#[test]
+fn loading_child() {
+    let Some(dir) = std::env::var_os(LOADING) else { return };
+    let run = Spmd::new(2).threads_per_rank(1).deadline(Duration::from_secs(60)).on_slow(|_| ());
+    let ends = run.run_each(move |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let saved = Checkpoint::open(&dir)?;
+        let wanted = [("x", "(R)".parse()?), ("x", "(S0)".parse()?)];
+        let loaded = saved.tensors(&mesh, &wanted)?;
+        let own = loaded[1].local().to_vec::<f32>()?;
+        assert!(own.iter().all(|&x| x == 7.0) && loaded[0].local().numel() == 2 * own.len());
+        Ok(())
+    });
+    for end in ends.expect("the world begins") {
+        match end {
+            Ok(()) => println!("loaded"),
+            Err(Failure::Error(error)) => println!("refused: {error}"),
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Saves a tensor of 32 MiB and, as a value, a list of numbers.
+fn save(dir: &Path, numbers: usize) {
+    let dir = dir.to_path_buf();
+    let run = move |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let mut state = StateTree::new();
+        state.insert("x", DTensor::full(&mesh, DType::F32, [8 << 20], 7.0, "(S0)".parse()?)?)?;
+        state.insert_value("numbers", vec![0; numbers])?;
+        checkpoint::save(&mesh, &dir, &state)
+    };
+    spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Starts a child that loads the checkpoint, by a shell that first runs `before`. Returns its text.
+fn load(dir: &Path, before: &str) -> String {
+    let output = Command::new("sh")
+        .args(["-c", &format!("{before} && exec \"$0\" loading_child --exact --nocapture --test-threads=1")])
+        .arg(std::env::current_exe().expect("this program"))
+        .env(LOADING, dir)
+        .output()
+        .expect("a shell");
+    let (said, complained) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{before}: {:?}\n{said}\n{complained}", output.status);
+    said.into_owned()
+}
+
+#[test]
+fn a_load_without_memory_or_threads_is_an_error_or_goes_on() {
+    let root = std::env::temp_dir().join(format!("isoshard-starved-{}", std::process::id()));
+    let (tensors, values) = (root.join("tensors"), root.join("values"));
+    save(&tensors, 1);
+    save(&values, 2_000_000);
+    let mut refused = 0;
+    // Lists and shards of up to 64 MiB find no room at different places of the load.
+    for kib in (80_000..320_000).step_by(20_000) {
+        let said = load(&tensors, &format!("ulimit -v {kib}"));
+        assert_eq!(said.matches("loaded").count() + said.matches("refused: ").count(), 2, "{said}");
+        assert!(!said.contains("refused: ") || said.contains("memory: cpu has no room; got "), "{said}");
+        refused += u32::from(said.contains("refused: "));
+    }
+    assert!(refused > 0, "no limit was too low");
+    assert_eq!(load(&tensors, "true").matches("loaded").count(), 2);
+    // The index alone: four million characters.
+    let said = load(&values, "ulimit -v 300000");
+    assert!(
+        said.contains("memory: cpu has no room; got a list of 4") && said.contains(" characters"),
+        "{said}"
+    );
+    assert_eq!(load(&values, "true").matches("loaded").count(), 2);
+    // No thread that does not choose its stack's size can start; the ranks of a world do.
+    let said = load(&tensors, "export RUST_MIN_STACK=70368744177664");
+    assert_eq!(said.matches("loaded").count(), 2, "{said}");
+    std::fs::remove_dir_all(root).expect("it was made here");
 }

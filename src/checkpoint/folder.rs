@@ -11,7 +11,6 @@ use std::time::Duration;
 use super::index::INDEX;
 use super::save::{BUSY, PATIENCE, start, write};
 use super::save_job::{SaveJob, UNFINISHED};
-use super::saved::Checkpoint;
 use super::state_tree::StateTree;
 use crate::dtensor::DeviceMesh;
 use crate::error::{Error, Result};
@@ -257,31 +256,6 @@ impl CheckpointFolder {
     /// Returns an error if the folder cannot be read.
     pub fn steps(&self) -> Result<Vec<u64>> {
         steps_in(&self.root)
-    }
-
-    /// Opens the newest checkpoint; returns `None` if there is none. Communicates some bytes per rank, so that all ranks
-    /// open the same one.
-    ///
-    /// ```
-    /// use isoshard::{checkpoint::CheckpointFolder, comm::spmd, dtensor::DeviceMesh};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     assert!(CheckpointFolder::new("no/such/folder").newest(&mesh)?.is_none());
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses a checkpoint that is damaged; names it. To go back to an older one, remove it.
-    pub fn newest(&self, mesh: &DeviceMesh) -> Result<Option<(u64, Checkpoint)>> {
-        let last = self.steps().map(|steps| vec![steps.last().map_or(-1, |&step| step as i64)]);
-        let of_first = mesh.agree("checkpoint", last)?[0][0];
-        let Ok(step) = u64::try_from(of_first) else { return Ok(None) };
-        let opened = Checkpoint::open(self.dir_of(step));
-        let error = opened.as_ref().err().cloned();
-        mesh.agree("checkpoint", error.map_or(Ok(Vec::new()), Err))?;
-        Ok(Some((step, opened?)))
     }
 
     /// Returns the folder of a step's checkpoint.

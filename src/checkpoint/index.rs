@@ -1,26 +1,22 @@
 //! The index of a checkpoint: a JSON file with the place of each piece of each tensor.
 
 use std::collections::BTreeMap;
-use std::io::Read;
-use std::path::Path;
 
 use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::block_sums::{BLOCK_BYTES, BlockSums};
-use crate::error::{Error, Result};
-use crate::tensor::{DType, Dims, Shape, open_regular};
+use super::boxes;
+use crate::tensor::{DType, Dims, Shape};
 
 /// The name of the index's file. A folder without it is no checkpoint.
 pub(super) const INDEX: &str = "checkpoint.json";
-const FORMAT: &str = "isoshard checkpoint 1";
 
 /// The content of the index.
 #[derive(Debug, Serialize, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Index {
-    pub format: String,
     pub files: Vec<PieceFile>,
     pub tensors: BTreeMap<String, SavedTensor>,
     pub values: BTreeMap<String, Value>,
@@ -62,58 +58,34 @@ pub(super) struct SavedPiece {
 
 impl Index {
     pub fn new(values: BTreeMap<String, Value>) -> Index {
-        Index { format: FORMAT.into(), files: Vec::new(), tensors: BTreeMap::new(), values }
+        Index { files: Vec::new(), tensors: BTreeMap::new(), values }
     }
 
-    /// Reads the index of a checkpoint's folder and compares the files' lengths.
-    pub fn read(dir: &Path) -> Result<Index> {
-        let path = dir.join(INDEX);
-        let failed = |e: std::io::Error| Error::io("checkpoint", &path, e);
-        let mut text = Vec::new();
-        let file = open_regular(&path).map_err(failed)?;
-        let len = file.metadata().map_err(failed)?.len();
-        file.take(len).read_to_end(&mut text).map_err(failed)?;
-        let index = Index::parse(&text).map_err(|e| e.at(&path.display().to_string()))?;
-        for file in &index.files {
-            let path = dir.join(&file.name);
-            let len = std::fs::metadata(&path).map_err(|e| Error::io("checkpoint", &path, e))?.len();
-            if len != file.bytes {
-                let rule = format!("the index says that the file has {} bytes", file.bytes);
-                let given = format!("{} with {len} bytes", path.display());
-                return Err(Error::invalid("checkpoint", rule, given, "load another checkpoint"));
-            }
-        }
-        Ok(index)
-    }
-
-    /// Reads an index. Every number is checked before it is used: names stay in the folder, pieces lie within their
-    /// tensor and cover it once, and no file has more bytes of pieces than its length.
-    pub fn parse(text: &[u8]) -> Result<Index> {
-        let index: Index = serde_json::from_slice(text).map_err(|e| refusal(e.to_string()))?;
-        if index.format != FORMAT {
-            return Err(refusal(format!("format {:?}", index.format)));
-        }
+    /// Checks every number before it is used: names of files stay in the folder, pieces have their tensors' names, lie within
+    /// them and cover them once, and no file has more bytes of pieces than its length.
+    pub fn check(&self) -> std::result::Result<(), String> {
         let mut names = FxHashSet::default();
-        for file in &index.files {
+        for file in &self.files {
             let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             if file.name.is_empty() || file.name.starts_with('.') || !file.name.chars().all(plain) {
-                return Err(refusal(format!("a file named {:?}", file.name)));
+                return Err(format!("a file named {:?}", file.name));
             }
             if !names.insert(&file.name) {
-                return Err(refusal(format!("two files named {:?}", file.name)));
+                return Err(format!("two files named {:?}", file.name));
             }
         }
-        let mut room: Vec<u64> = index.files.iter().map(|file| file.bytes).collect();
-        for (name, tensor) in &index.tensors {
-            tensor.check(&mut room).map_err(|e| refusal(format!("{e} in tensor {name:?}")))?;
-        }
-        Ok(index)
+        let mut room: Vec<u64> = self.files.iter().map(|file| file.bytes).collect();
+        let mut pieces = |(name, tensor): (&String, &SavedTensor)| {
+            tensor.check(name, &mut room).map_err(|e| format!("{e} in tensor {name:?}"))
+        };
+        self.tensors.iter().try_for_each(&mut pieces)
     }
 }
 
-fn refusal(given: String) -> Error {
-    let rule = "the index is not one that this version writes";
-    Error::invalid("checkpoint", rule, given, "load another checkpoint")
+/// Returns the name of a piece in its file: the tensor's if the piece is the whole tensor, else with the number of the
+/// piece. A piece therefore belongs to one region of one tensor.
+pub(super) fn key_of(tensor: &str, is_whole: bool, number: usize) -> String {
+    if is_whole { tensor.into() } else { format!("{tensor}#{number}") }
 }
 
 impl SavedTensor {
@@ -121,8 +93,9 @@ impl SavedTensor {
         DType::ALL.into_iter().find(|dtype| dtype.name() == self.dtype)
     }
 
-    /// Refuses pieces that do not cover the tensor once. `room` has each file's bytes that no piece takes so far.
-    fn check(&self, room: &mut [u64]) -> std::result::Result<(), String> {
+    /// Refuses pieces that do not cover the tensor once, or have other names than its own. `room` has each file's bytes that
+    /// no piece takes so far.
+    fn check(&self, name: &str, room: &mut [u64]) -> std::result::Result<(), String> {
         let dtype = self.dtype().ok_or_else(|| format!("dtype {:?}", self.dtype))?;
         let shape = Shape::from(&self.shape[..]);
         shape.checked_bytes("checkpoint", dtype).map_err(|e| e.to_string())?;
@@ -147,8 +120,17 @@ impl SavedTensor {
         if covered != shape.numel() as u128 {
             return Err(format!("pieces of {covered} elements for {shape}"));
         }
-        match overlapping(&self.pieces, shape.len()) {
-            Some([a, b]) => Err(format!("overlapping pieces at {:?} and {:?}", a.start, b.start)),
+        if !boxes::cover_once(self.pieces.iter().map(|piece| (&piece.start[..], &piece.shape[..])), &shape) {
+            return Err("overlapping pieces".into());
+        }
+        // Numbers follow the order of regions.
+        let mut order: Vec<&SavedPiece> = self.pieces.iter().collect();
+        order.sort_unstable_by_key(|piece| &piece.start);
+        let is_own = |(number, piece): (usize, &&SavedPiece)| {
+            piece.key == key_of(name, piece.shape == self.shape, number)
+        };
+        match order.iter().enumerate().position(|of| !is_own(of)) {
+            Some(at) => Err(format!("a piece at {:?} named {:?}", order[at].start, order[at].key)),
             None => Ok(()),
         }
     }
@@ -163,33 +145,4 @@ impl SavedPiece {
     pub fn dims(&self) -> (Dims, Shape) {
         (Dims::from_slice(&self.start), Shape::from(&self.shape[..]))
     }
-}
-
-/// Returns two pieces that overlap, if there are any: pieces that begin ever later along one dim are compared with
-/// the earlier ones that reach their begin.
-fn overlapping(pieces: &[SavedPiece], dims: usize) -> Option<[&SavedPiece; 2]> {
-    let distinct = |d: &usize| {
-        let mut starts: Vec<usize> = pieces.iter().map(|piece| piece.start[*d]).collect();
-        starts.sort_unstable();
-        starts.dedup();
-        starts.len()
-    };
-    let Some(sweep) = (0..dims).max_by_key(distinct) else {
-        return if let [a, b, ..] = pieces { Some([a, b]) } else { None };
-    };
-    let mut order: Vec<&SavedPiece> = pieces.iter().collect();
-    order.sort_by_key(|piece| piece.start[sweep]);
-    let end = |piece: &SavedPiece, d: usize| piece.start[d] + piece.shape[d];
-    let mut reaching: Vec<&SavedPiece> = Vec::new();
-    for piece in order {
-        reaching.retain(|other| end(other, sweep) > piece.start[sweep]);
-        let meets = |other: &&&SavedPiece| {
-            (0..dims).all(|d| other.start[d] < end(piece, d) && piece.start[d] < end(other, d))
-        };
-        if let Some(other) = reaching.iter().find(meets) {
-            return Some([other, piece]);
-        }
-        reaching.push(piece);
-    }
-    None
 }

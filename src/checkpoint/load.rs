@@ -7,10 +7,11 @@
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 
 use super::block_sums::BLOCK_BYTES;
 use super::saved::Checkpoint;
-use crate::dtensor::{DTensor, DeviceMesh};
+use crate::dtensor::{DTensor, DeviceMesh, SameOnRanks};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Placement, Region, Spec};
 use crate::tensor::{DType, Device, Shape, Tensor};
@@ -18,6 +19,8 @@ use crate::tensor::{DType, Device, Shape, Tensor};
 const VERB: &str = "load";
 /// The most threads per rank that read.
 const THREADS: usize = 4;
+/// The number of tensors that an error lists; it counts the rest.
+const SHOWN: usize = 4;
 /// The bytes that a thread reads at a time, a multiple of a block.
 const RANGE_BYTES: usize = 16 << 20;
 
@@ -35,8 +38,8 @@ struct LoadedTensor<'a> {
     first: usize,
     /// This rank's shard: filled while reading if it reads alone, else by the exchange.
     local: Tensor,
-    /// The share that this rank reads for its group.
-    share: Vec<u8>,
+    /// The bytes of the share that this rank reads for its group.
+    share: Tensor,
 }
 
 impl Checkpoint {
@@ -68,20 +71,30 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Refuses names that the checkpoint lacks, layouts that do not fit or are `Partial`, and files that are not those
-    /// that were saved; on every rank if one rank finds it.
+    /// that were saved; on every rank if one rank finds it. Refuses ranks that have opened different checkpoints or want
+    /// different tensors, and names them.
     pub fn tensors(&self, mesh: &DeviceMesh, wanted: &[(&str, Layout)]) -> Result<Vec<DTensor>> {
         let busy = mesh.rank().busy("loading a checkpoint");
         let read = self.read_shares(mesh, wanted);
         drop(busy);
-        let error = read.as_ref().err().cloned();
-        mesh.agree(VERB, error.map_or(Ok(Vec::new()), Err))?;
-        let mut tensors = read?;
+        let mut tensors =
+            mesh.expect_same_on_ranks(VERB, read, |_| [self.opened_alike(), self.wanted(wanted)])?;
         for (turn, x) in tensors.iter_mut().enumerate().filter(|(_, x)| !x.axes.is_empty()) {
             x.exchange(mesh, turn)?;
         }
         let finish =
             |x: LoadedTensor| DTensor::from_local(mesh, x.local, x.shape, x.layout).map_err(|e| e.at(x.name));
         tensors.into_iter().map(finish).collect()
+    }
+
+    /// Returns the tensors that a load wants, to be compared with other ranks'.
+    fn wanted(&self, wanted: &[(&str, Layout)]) -> SameOnRanks {
+        let texts: Vec<String> =
+            wanted.iter().map(|(name, layout)| format!("{}{name} {layout}", self.prefix())).collect();
+        let more = texts.len().saturating_sub(SHOWN);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let shown = format!("{}{more}", texts[..texts.len().min(SHOWN)].join(", "));
+        SameOnRanks::new("all ranks load the same tensors in the same layouts", texts, shown)
     }
 
     /// Reads, of each tensor, this rank's shard or its share of what its group reads.
@@ -100,7 +113,7 @@ impl Checkpoint {
         let mut ranges = Vec::new();
         for x in &mut tensors {
             let LoadedTensor { name, dtype, read, first, local, share, axes, .. } = x;
-            let bytes = if axes.is_empty() { local.bytes_mut() } else { &mut share[..] };
+            let bytes = if axes.is_empty() { local.bytes_mut() } else { share.bytes_mut() };
             for (number, into) in bytes.chunks_mut(RANGE_BYTES).enumerate() {
                 ranges.push(ReadRange {
                     name,
@@ -132,14 +145,15 @@ impl Checkpoint {
             return Err(Error::invalid(VERB, rule, spec.to_string(), "replicate"));
         }
         let region = spec.region();
-        let local = Tensor::uninit(dtype, region.local.clone());
+        let local = Tensor::try_uninit(dtype, region.local.clone()).map_err(|e| e.at(name))?;
         let axes = common_axes(&spec);
         let (read, first, share) = if axes.is_empty() {
-            (region.clone(), 0, Vec::new())
+            (region.clone(), 0, Tensor::try_uninit(DType::U8, [0])?)
         } else {
             let (common, members, me) = common_region(&spec, &axes);
             let mine = shares(&common, dtype, members, turn).swap_remove(me);
-            (common, mine.start, vec![0; mine.len()])
+            let share = Tensor::try_uninit(DType::U8, [mine.len()]).map_err(|e| e.at(name))?;
+            (common, mine.start, share)
         };
         let layout = layout.clone();
         Ok(LoadedTensor { name, dtype, shape, layout, region, axes, read, first, local, share })
@@ -168,8 +182,9 @@ impl Checkpoint {
             }
         };
         std::thread::scope(|scope| {
-            // If the system has no thread left, the others read all ranges.
-            (1..threads).for_each(|_| drop(std::thread::Builder::new().spawn_scoped(scope, work)));
+            // If the system refuses a thread, those that there are read everything.
+            let spawn = |_: &usize| Builder::new().spawn_scoped(scope, work).is_ok();
+            (1..threads).take_while(spawn).for_each(drop);
             work();
         });
         failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), |(_, error)| Err(error))
@@ -210,11 +225,19 @@ impl LoadedTensor<'_> {
                 });
             }
         };
+        let len_in_share = |region: &Region, share: usize| {
+            let mut bytes = 0;
+            in_share(region, share, &mut |_, _, len| bytes += len);
+            bytes
+        };
         let pack = |region: &Region| {
-            let mut bytes = Vec::new();
-            in_share(region, me, &mut |at, _, len| bytes.extend_from_slice(&self.share[at..at + len]));
-            let len = bytes.len();
-            Tensor::from_vec(bytes, [len])?.to_device(mesh.device())
+            let mut part = Tensor::try_uninit(DType::U8, [len_in_share(region, me)])?;
+            let (from, into, mut end) = (self.share.as_bytes()?, part.bytes_mut(), 0);
+            in_share(region, me, &mut |at, _, len| {
+                into[end..end + len].copy_from_slice(&from[at..at + len]);
+                end += len;
+            });
+            part.to_device(mesh.device())
         };
         let whole = |region: &Region| *region == common;
         // Replicas get the same bytes: they are packed once.
@@ -227,13 +250,8 @@ impl LoadedTensor<'_> {
                 _ => pack(region)?,
             });
         }
-        let shapes: Vec<Shape> = (0..members)
-            .map(|share| {
-                let mut bytes = 0;
-                in_share(&self.region, share, &mut |_, _, len| bytes += len);
-                Shape::from([bytes])
-            })
-            .collect();
+        let shapes: Vec<Shape> =
+            (0..members).map(|share| Shape::from([len_in_share(&self.region, share)])).collect();
         let received = group.all_to_all(parts, &shapes)?;
         let into = self.local.bytes_mut();
         for (share, part) in received.iter().enumerate() {
@@ -244,7 +262,7 @@ impl LoadedTensor<'_> {
                 at += len;
             });
         }
-        self.share = Vec::new();
+        self.share = Tensor::try_uninit(DType::U8, [0])?;
         // The others may be other processes.
         expect_bools(self.dtype, into).map_err(|e| e.at(self.name))
     }

@@ -34,9 +34,13 @@
 //! Not built: stores other than a file system.
 
 mod block_sums;
+mod boxes;
 mod folder;
 mod index;
+mod index_file;
+mod json_room;
 mod load;
+mod newest;
 mod piece_file;
 mod piece_reader;
 mod save;
@@ -46,6 +50,7 @@ mod state_tree;
 mod writers;
 
 pub use folder::{CheckpointFolder, WhileSaving};
+pub use newest::WholeCheck;
 pub use save::save;
 pub use saved::Checkpoint;
 pub use state_tree::StateTree;

@@ -12,6 +12,8 @@ use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{DType, Dims, Shape, Tensor};
 
+/// The most bytes of a file's header, with its length before it: as many as other readers of safetensors files accept.
+pub(super) const MOST_HEADER_BYTES: u64 = 100_000_000;
 /// Bytes are summed and written in parts of this size, so that the second pass finds them in the cache.
 const PART_BYTES: usize = 256 << 10;
 
@@ -73,6 +75,11 @@ pub(super) fn write_file(path: &Path, mut pieces: Vec<&PieceSource>) -> Result<W
     let failed = |e: std::io::Error| Error::io("save", path, e);
     pieces.sort_by_key(|piece| std::cmp::Reverse(piece.shard.dtype().size_bytes()));
     let header = header(&pieces);
+    if header.len() as u64 > MOST_HEADER_BYTES {
+        let rule = format!("the names of a rank's pieces take at most {MOST_HEADER_BYTES} bytes");
+        let given = format!("{} bytes for {}", header.len(), path.display());
+        return Err(Error::invalid("save", rule, given, "save on more ranks, or give shorter names"));
+    }
     let mut file = BufWriter::with_capacity(PART_BYTES, File::create(path).map_err(failed)?);
     file.write_all(&header).map_err(failed)?;
     let mut bytes = header.len() as u64;

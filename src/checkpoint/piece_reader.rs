@@ -1,34 +1,35 @@
 //! Reading bytes of pieces, block by block, each compared with its checksum.
 
 use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
-use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rustc_hash::FxHashMap;
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde_json::Value;
 
 use super::block_sums::BLOCK_BYTES;
 use super::index::{Index, PieceFile, SavedPiece, SavedTensor};
-use super::piece_file::format_name;
+use super::json_room::expect_json_room;
+use super::piece_file::{MOST_HEADER_BYTES, format_name};
 use crate::error::{Error, Result};
 use crate::placement::Region;
-use crate::tensor::{DType, open_regular};
+use crate::tensor::{DType, KernelList, open_regular};
 
 const VERB: &str = "load";
 /// Bytes are read and summed in parts of this size, so that the second pass finds them in the cache.
 const PART_BYTES: usize = 256 << 10;
 
-/// Reads pieces of one checkpoint. Keeps the block that it read last, because small runs share blocks.
+/// Reads pieces of one checkpoint.
 pub(super) struct PieceReader<'a> {
     dir: &'a Path,
     index: &'a Index,
-    files: Vec<Option<OpenFile>>,
-    /// The file, the position, the length and the checksum of `block`, the one that was read last in part.
-    last: Option<(usize, u64, usize, u32)>,
-    block: Vec<u8>,
+    /// The files that were opened so far, by number.
+    files: FxHashMap<usize, OpenFile>,
+    last: LastBlock,
 }
 
 /// A file whose header agrees with the index.
@@ -41,18 +42,26 @@ struct OpenFile {
     bytes: u64,
 }
 
-/// A range of a piece's bytes that belongs to a contiguous range of the destination.
-#[derive(Clone, Copy)]
-struct Run {
-    at: usize,
-    to: usize,
-    len: usize,
+/// The block that was read last in part, kept because small runs share blocks.
+#[derive(Default)]
+struct LastBlock {
+    /// Its file, position, length and checksum.
+    place: Option<(usize, u64, usize, u32)>,
+    bytes: KernelList<u8>,
+}
+
+/// A piece, and the place of its bytes.
+struct PlacedPiece<'a> {
+    of: &'a SavedPiece,
+    file: &'a OpenFile,
+    /// The position of its first byte.
+    begin: u64,
+    bytes: usize,
 }
 
 impl<'a> PieceReader<'a> {
     pub fn new(dir: &'a Path, index: &'a Index) -> PieceReader<'a> {
-        let files = index.files.iter().map(|_| None).collect();
-        PieceReader { dir, index, files, last: None, block: Vec::new() }
+        PieceReader { dir, index, files: FxHashMap::default(), last: LastBlock::default() }
     }
 
     /// Reads the bytes `first..first + into.len()` of a region's row-major storage.
@@ -68,57 +77,81 @@ impl<'a> PieceReader<'a> {
         let end = first + into.len();
         for piece in &of.pieces {
             let (start, shape) = piece.dims();
-            let mut runs = Vec::new();
             for overlap in region.intersect(&Region::of_box(start, shape)) {
+                let span = overlap.span();
+                if span.end * size <= first || end <= span.start * size {
+                    continue;
+                }
+                let (piece, last) = self.place(piece, dtype)?;
+                let mut outcome = Ok(());
                 overlap.runs(|to, at, len| {
                     let (from, until) = ((to * size).max(first), ((to + len) * size).min(end));
-                    if from < until {
+                    if from < until && outcome.is_ok() {
                         let at = at * size + (from - to * size);
-                        runs.push(Run { at, to: from - first, len: until - from });
+                        outcome = last.read_run(&piece, at, &mut into[from - first..until - first]);
                     }
                 });
-            }
-            // A region of several boxes may meet the piece in another order than the piece's.
-            runs.sort_unstable_by_key(|run| run.at);
-            if !runs.is_empty() {
-                self.read_runs(piece, dtype, &runs, into)?;
+                outcome?;
             }
         }
         Ok(())
     }
 
-    fn read_runs(&mut self, piece: &SavedPiece, dtype: DType, runs: &[Run], into: &mut [u8]) -> Result<()> {
-        if self.files[piece.file].is_none() {
-            let file = OpenFile::open(self.dir, &self.index.files[piece.file])?;
-            self.files[piece.file] = Some(file);
-        }
-        let (files, last, block) = (&self.files, &mut self.last, &mut self.block);
-        let file = files[piece.file].as_ref().expect("just opened");
-        let begin = file.data_of(piece, dtype)?;
-        let bytes = piece.numel() * dtype.size_bytes();
-        for run in runs {
-            let (mut at, mut to, end) = (run.at, run.to, run.at + run.len);
-            while at < end {
-                let number = at / BLOCK_BYTES;
-                let (from, until) = (number * BLOCK_BYTES, ((number + 1) * BLOCK_BYTES).min(bytes));
-                let count = until.min(end) - at;
-                let place = begin + from as u64;
-                if at == from && count == until - from {
-                    file.read_block(place, piece.blocks.at(number), &mut into[to..to + count])?;
-                } else {
-                    let wanted = Some((piece.file, place, until - from, piece.blocks.at(number)));
-                    if *last != wanted {
-                        *last = None;
-                        block.resize(until - from, 0);
-                        file.read_block(place, piece.blocks.at(number), block)?;
-                        *last = wanted;
-                    }
-                    into[to..to + count].copy_from_slice(&block[at - from..][..count]);
-                }
-                (at, to) = (at + count, to + count);
+    /// Reads a piece and compares each block with its checksum.
+    pub fn check(&mut self, piece: &SavedPiece, dtype: DType) -> Result<()> {
+        let (piece, last) = self.place(piece, dtype)?;
+        (0..piece.of.blocks.len()).try_for_each(|number| last.read(&piece, number).map(drop))
+    }
+
+    /// Returns a piece in its file, which is opened if it is not yet.
+    fn place<'b>(
+        &'b mut self,
+        of: &'b SavedPiece,
+        dtype: DType,
+    ) -> Result<(PlacedPiece<'b>, &'b mut LastBlock)> {
+        let file = match self.files.entry(of.file) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(free) => free.insert(OpenFile::open(self.dir, &self.index.files[of.file])?),
+        };
+        let (begin, bytes) = (file.data_of(of, dtype)?, of.numel() * dtype.size_bytes());
+        Ok((PlacedPiece { of, file, begin, bytes }, &mut self.last))
+    }
+}
+
+impl LastBlock {
+    /// Reads the bytes of a piece from `at` on: whole blocks straight into place, parts of blocks from the one that is kept.
+    fn read_run(&mut self, piece: &PlacedPiece, mut at: usize, mut into: &mut [u8]) -> Result<()> {
+        while !into.is_empty() {
+            let number = at / BLOCK_BYTES;
+            let from = number * BLOCK_BYTES;
+            let block_len = BLOCK_BYTES.min(piece.bytes - from);
+            let (part, rest) = into.split_at_mut(into.len().min(from + block_len - at));
+            if part.len() == block_len {
+                piece.file.read_block(piece.begin + from as u64, piece.of.blocks.at(number), part)?;
+            } else {
+                part.copy_from_slice(&self.read(piece, number)?[at - from..][..part.len()]);
             }
+            at += part.len();
+            into = rest;
         }
         Ok(())
+    }
+
+    /// Returns the bytes of a block, which is read if it was not the last one.
+    fn read(&mut self, piece: &PlacedPiece, number: usize) -> Result<&[u8]> {
+        let from = number * BLOCK_BYTES;
+        let len = BLOCK_BYTES.min(piece.bytes - from);
+        let (begin, sum) = (piece.begin + from as u64, piece.of.blocks.at(number));
+        let place = Some((piece.of.file, begin, len, sum));
+        if self.place != place {
+            self.place = None;
+            if self.bytes.len() < len {
+                self.bytes = KernelList::zeros(VERB, len)?;
+            }
+            piece.file.read_block(begin, sum, &mut self.bytes[..len])?;
+            self.place = place;
+        }
+        Ok(&self.bytes[..len])
     }
 }
 
@@ -131,22 +164,18 @@ impl OpenFile {
         if len != of.bytes {
             return Err(damaged(&path, format!("the index says {} bytes; there are {len}", of.bytes)));
         }
-        let mut header = vec![0; 8];
-        file.read_exact_at(&mut header, 0).map_err(failed)?;
-        let header_len = u64::from_le_bytes(header[..].try_into().expect("eight bytes"));
-        if header_len > len.saturating_sub(8) {
+        let mut header_len = [0; 8];
+        file.read_exact_at(&mut header_len, 0).map_err(failed)?;
+        let header_len = u64::from_le_bytes(header_len);
+        if header_len > len.min(MOST_HEADER_BYTES).saturating_sub(8) {
             return Err(damaged(&path, format!("a header of {header_len} bytes in {len}")));
         }
-        (&file)
-            .take(8 + header_len)
-            .read_to_end({
-                header.clear();
-                &mut header
-            })
-            .map_err(failed)?;
+        let mut header = KernelList::<u8>::zeros(VERB, 8 + header_len as usize)?;
+        file.read_exact_at(&mut header, 0).map_err(failed)?;
         if crc32fast::hash(&header) != of.header_crc32 {
             return Err(damaged(&path, "the header's checksum differs from the index".into()));
         }
+        expect_json_room(VERB, &header[8..])?;
         let entries = header_entries(&header[8..]).map_err(|e| damaged(&path, e))?;
         Ok(OpenFile { path, file, entries, data_start: 8 + header_len, bytes: len })
     }

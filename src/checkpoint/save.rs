@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::index::{Index, SavedTensor};
+use super::index::{Index, SavedTensor, key_of};
 use super::piece_file::PieceSource;
 use super::save_job::{Commit, SaveJob, aside, make_aside};
 use super::state_tree::StateTree;
@@ -121,7 +121,7 @@ fn own_pieces(position: usize, names: &[&str], tensors: &[DTensor]) -> Result<Ve
         let (shard, region) = memory_of(x, &of)?;
         pieces.push(PieceSource {
             tensor: name.into(),
-            key: if whole { name.into() } else { format!("{name}#{number}") },
+            key: key_of(name, whole, number),
             start: of.start,
             shape: Shape::from(of.len),
             shard,

@@ -15,6 +15,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::index::{INDEX, Index, PieceFile, SavedPiece};
+use super::index_file::index_text;
 use super::piece_file::{PieceSource, WrittenFile, write_file};
 use crate::error::{Error, Result};
 
@@ -111,9 +112,7 @@ impl Commit {
         for (name, tensor) in &mut self.index.tensors {
             tensor.pieces = pieces.remove(name).unwrap_or_default();
         }
-        let text = serde_json::to_vec(&self.index).map_err(Error::other)?;
-        // The reader's checks: no checkpoint becomes visible that they would refuse.
-        Index::parse(&text)?;
+        let text = index_text(&self.index)?;
         for position in 0..self.ranks.len() {
             let report = aside.join(report_name(position, "json"));
             fs::remove_file(&report).map_err(|e| Error::io(VERB, &report, e))?;

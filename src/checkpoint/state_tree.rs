@@ -8,6 +8,9 @@ use serde_json::Value;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
 
+/// The most lists and maps that a value has around another; a reader of JSON stops at 128, and the index has some.
+const MOST_DEPTH: usize = 100;
+
 /// Named tensors and values that are saved together. Names are paths with dots: `model.h.0.attn.qkv.weight`.
 ///
 /// ```
@@ -79,10 +82,17 @@ impl StateTree {
     /// ```
     ///
     /// # Errors
-    /// Refuses a name that is taken.
+    /// Refuses a name that [`StateTree::insert`] refuses, and a value whose lists and maps are nested more than 100 deep, which
+    /// could not be loaded.
     pub fn insert_value(&mut self, name: impl Into<String>, value: impl Into<Value>) -> Result<()> {
-        let name = self.free(name.into())?;
-        self.values.insert(name, value.into());
+        let (name, value) = (self.free(name.into())?, value.into());
+        if !is_within(&value, MOST_DEPTH) {
+            let rule = format!("the lists and maps of a value are nested at most {MOST_DEPTH} deep");
+            let given = format!("a deeper value for {name:?}");
+            let remedy = "flatten it, or insert its text";
+            return Err(Error::invalid("state", rule, given, remedy));
+        }
+        self.values.insert(name, value);
         Ok(())
     }
 
@@ -99,7 +109,7 @@ impl StateTree {
     /// ```
     ///
     /// # Errors
-    /// Refuses a name that is taken.
+    /// Refuses names and values that [`StateTree::insert`] and [`StateTree::insert_value`] refuse.
     pub fn insert_tree(&mut self, prefix: &str, tree: StateTree) -> Result<()> {
         for (name, x) in tree.tensors {
             self.insert(format!("{prefix}.{name}"), x)?;
@@ -175,10 +185,21 @@ impl StateTree {
             return Err(Error::invalid("state", rule, format!("{name:?}"), "rename it"));
         }
         if self.tensors.contains_key(&name) || self.values.contains_key(&name) {
-            return Err(Error::invalid("state", "a name is given once", format!("{name:?} twice"), ""));
+            let remedy = "rename one, or insert a tree under another prefix";
+            return Err(Error::invalid("state", "a name is given once", format!("{name:?} twice"), remedy));
         }
         Ok(name)
     }
+}
+
+/// Returns true if lists and maps of a value are nested at most `depth` deep.
+fn is_within(value: &Value, depth: usize) -> bool {
+    let mut inner: Box<dyn Iterator<Item = &Value>> = match value {
+        Value::Array(list) => Box::new(list.iter()),
+        Value::Object(map) => Box::new(map.values()),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => return true,
+    };
+    depth > 0 && inner.all(|value| is_within(value, depth - 1))
 }
 
 /// Prints one line per tensor, its notation, and per value.

@@ -73,13 +73,15 @@ pub(crate) struct SameOnRanks {
     pub hash: u64,
     /// The text that an error shows.
     pub shown: String,
+    /// The change that would make it equal.
+    pub remedy: &'static str,
 }
 
 impl SameOnRanks {
     pub fn new(rule: &'static str, value: impl Hash, shown: String) -> SameOnRanks {
         let mut hasher = FxHasher::default();
         value.hash(&mut hasher);
-        SameOnRanks { rule, hash: hasher.finish(), shown }
+        SameOnRanks { rule, hash: hasher.finish(), shown, remedy: "pass equal arguments on all ranks" }
     }
 }
 
@@ -186,7 +188,7 @@ impl DeviceMesh {
             }));
         }
         let told = list_values(&told, "others", String::clone);
-        Err(Error::invalid(verb, things[k].rule, told, "pass equal arguments on all ranks"))
+        Err(Error::invalid(verb, things[k].rule, told, things[k].remedy))
     }
 
     /// Gathers every rank's words, or returns the same error on every rank if one rank brings an error: all-gathers of

@@ -279,6 +279,12 @@ impl Overlap {
         self.len.iter().product()
     }
 
+    /// Returns the range of the first region's storage from the first of these indices to the last.
+    pub(crate) fn span(&self) -> std::ops::Range<usize> {
+        let last: usize = self.len.iter().zip(&self.a_strides).map(|(n, stride)| (n - 1) * stride).sum();
+        self.a_offset..self.a_offset + last + 1
+    }
+
     /// Calls `f(offset in the first region, offset in the second, length)` for each longest run that is contiguous in
     /// the storage of both, in row-major order of the box.
     ///

@@ -62,6 +62,7 @@ pub use fold_order::{FoldOrder, FoldStep};
 pub(crate) use kernel_list::KernelList;
 pub use mapped::MappedFile;
 pub(crate) use no_room::catch_no_room;
+pub(crate) use pool::no_room;
 pub use reduce_op::ReduceOp;
 pub(crate) use regular_file::open_regular;
 pub use shape::{Dims, Shape};

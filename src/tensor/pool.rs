@@ -66,7 +66,7 @@ pub fn set_memory_limit(bytes: usize) {
 
 /// Returns the error for a tensor or list of `wanted_bytes` for which the calling thread has no room.
 #[cold]
-pub(super) fn no_room(wanted: String, wanted_bytes: usize) -> Error {
+pub(crate) fn no_room(wanted: String, wanted_bytes: usize) -> Error {
     let stats = POOL.try_with(|p| p.borrow().stats).unwrap_or_default();
     let PoolStats { live_bytes, free_bytes: kept_bytes, limit_bytes, .. } = stats;
     let device = Device::Cpu.to_string();

@@ -12,6 +12,11 @@ use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::tensor::{DType, Shape};
 use isoshard::testing::values::{SplitMix, small_ints};
 
+#[path = "../common/index_file.rs"]
+mod index_file;
+
+use index_file::{body_of, summed};
+
 /// The default number of mutations.
 const FEW: u64 = 20_000;
 /// The memory that reading a checkpoint may take, plus [`PER_BYTE`] per byte of its files. A JSON value of two
@@ -94,15 +99,32 @@ impl Files {
         let mut random = SplitMix(seed);
         let which = if random.below(3) == 0 { 1 + random.below(2) } else { 0 };
         let bytes = mutate(&self.bytes[which], &mut random);
-        if which > 0 && random.below(2) == 0 {
-            let mut index: serde_json::Value = serde_json::from_slice(&self.bytes[0]).expect("the index");
+        if which == 0 {
+            // Three of four mutated indexes get a right checksum, so that their content is read, or the format without one.
+            let text = std::str::from_utf8(&self.bytes[0]).expect("the index");
+            let body = mutate(body_of(text).as_bytes(), &mut random);
+            let bytes = match (random.below(4), String::from_utf8(body)) {
+                (0, _) | (_, Err(_)) => bytes,
+                (1, Ok(body)) => format!(
+                    "{{\"format\":\"isoshard checkpoint 1\",{}",
+                    body.strip_prefix('{').unwrap_or_default()
+                )
+                .into_bytes(),
+                (_, Ok(body)) => summed(&body).into_bytes(),
+            };
+            fs::write(dir.join(self.names[0]), &bytes).expect("writable");
+            return bytes.len();
+        }
+        if random.below(2) == 0 {
+            let text = std::str::from_utf8(&self.bytes[0]).expect("the index");
+            let mut index: serde_json::Value = serde_json::from_str(body_of(text)).expect("the index");
             let header =
                 bytes.get(..8).map_or(0, |len| u64::from_le_bytes(len.try_into().expect("eight bytes")));
             let end = (header.saturating_add(8)).min(bytes.len() as u64) as usize;
             let file = &mut index["files"][which - 1];
             file["header_crc32"] = crc32fast::hash(&bytes[..end]).into();
             file["bytes"] = bytes.len().into();
-            fs::write(dir.join(self.names[0]), index.to_string()).expect("writable");
+            fs::write(dir.join(self.names[0]), summed(&index.to_string())).expect("writable");
         }
         fs::write(dir.join(self.names[which]), &bytes).expect("writable");
         bytes.len()

@@ -15,6 +15,7 @@ pub mod baby;
 pub mod blas;
 pub mod failures;
 pub mod in_place;
+pub mod index_file;
 pub mod program;
 pub mod ranks;
 pub mod samples;

@@ -16,13 +16,14 @@ use isoshard::tensor::{DType, Shape, Tensor};
 use isoshard::testing::strategies::{layouts, meshes, shapes};
 use proptest::prelude::*;
 
+use crate::common::index_file::{body_of, summed};
 use crate::common::{bits_differ, on_mesh, part_of, small_ints, spmd, spread};
 
 /// A folder that is removed at the end of a test.
-struct TempFolder(PathBuf);
+pub struct TempFolder(PathBuf);
 
 impl TempFolder {
-    fn new() -> TempFolder {
+    pub fn new() -> TempFolder {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("isoshard-checkpoints-{}-{number}", std::process::id()));
@@ -30,7 +31,7 @@ impl TempFolder {
         TempFolder(dir)
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub fn at(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
@@ -51,7 +52,7 @@ impl Drop for TempFolder {
 }
 
 /// Runs a program on each rank of a mesh, and returns the results.
-fn run_on<T: Send + 'static>(
+pub fn run_on<T: Send + 'static>(
     mesh: &'static str,
     f: impl Fn(&DeviceMesh) -> Result<T> + Send + Sync + 'static,
 ) -> Vec<T> {
@@ -61,7 +62,7 @@ fn run_on<T: Send + 'static>(
 
 /// Expects a refusal with this text.
 #[track_caller]
-fn expect_refusal<T>(result: Result<T>, text: &str) {
+pub fn expect_refusal<T>(result: Result<T>, text: &str) {
     let said = result.err().unwrap_or_else(|| panic!("nothing refused; wanted {text}")).to_string();
     assert!(said.contains(text), "{said}\nwanted {text}");
 }
@@ -307,17 +308,22 @@ fn damaged_files_are_refused_by_name() {
     let text = fs::read_to_string(&index).unwrap();
     for (from, to, wanted) in [
         ("part-00001", "../outside", "a file named"),
-        ("isoshard checkpoint 1", "isoshard checkpoint 9", "format"),
         ("\"shape\":[51,7]", "\"shape\":[51,8]", "pieces of 357 elements for [51, 8]"),
         ("\"start\":[0,0]", "\"start\":[1,0]", "in tensor"),
+        ("sharded#1", "sharded#2", "a piece at [17, 0] named \"sharded#2\" in tensor \"sharded\""),
         ("{", "[", "the index is not one that this version writes"),
     ] {
-        assert!(text.contains(from), "{from} in {text}");
-        fs::write(&index, text.replacen(from, to, 1)).unwrap();
+        let body = body_of(&text);
+        assert!(body.contains(from), "{from} in {text}");
+        fs::write(&index, summed(&body.replacen(from, to, 1))).unwrap();
         expect(wanted);
+        fs::write(&index, text.replacen(body, &body.replacen(from, to, 1), 1)).unwrap();
+        expect("the index is not the one that was saved; got another checksum than its own at ");
     }
+    fs::write(&index, text.replacen("isoshard checkpoint 2", "isoshard checkpoint 9", 1)).unwrap();
+    expect("the index is not one that this version writes; got format \"isoshard checkpoint 9\"");
     fs::write(&index, &text[..text.len() / 2]).unwrap();
-    expect("the index is not one that this version writes");
+    expect("the index is not the one that was saved");
     fs::remove_file(&index).unwrap();
     expect("checkpoint.json: No such file");
 }

@@ -13,6 +13,7 @@ mod accumulate;
 mod attention;
 mod bridge;
 mod checkpoint;
+mod checkpoint_damage;
 mod comm;
 mod cost;
 mod cuda_attention;
