@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use isoshard::checkpoint::{self, Checkpoint, StateTree};
 use isoshard::comm::{Spmd, spmd};
+use isoshard::data::{Packing, TokenWidth, Tokens, TokensConfig};
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::tensor::{DType, cpu};
 use isoshard::{Error, Failure};
@@ -22,6 +23,9 @@ mod baby;
 
 /// Tells a child the number of its ranks.
 const CHILD: &str = "ISOSHARD_STARVED_RANKS";
+
+/// Tells the child that packs documents its token file.
+const TOKENS: &str = "ISOSHARD_STARVED_TOKENS";
 
 /// The memory of a child, in units of 1024 bytes: 200 MB.
 const KIB: usize = 195_312;
@@ -99,34 +103,54 @@ fn child_of_many_worlds() {
 
 #[test]
 fn worlds_that_are_too_large_are_refused_and_end_no_process() {
-    let output = Command::new("sh")
-        .args([
-            "-c",
-            &format!(
-                "ulimit -v {KIB} && exec \"$0\" child_of_many_worlds --exact --nocapture --test-threads=1"
-            ),
-        ])
-        .arg(std::env::current_exe().expect("this program"))
-        .env(WORLDS, "1")
-        .output()
-        .expect("a shell");
+    let output = starved("child_of_many_worlds", "-v", (WORLDS, "1"));
     let (said, complained) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{:?}\n{said}\n{complained}", output.status);
     assert!(said.contains("child: the largest world has "), "{said}");
 }
 
-/// Runs a child under a limit of the shell, such as `-v` for its address space.
-fn starved(limit: &str, ranks: usize) -> Output {
+/// The part of the child that packs documents; nothing if the program was not started as that child.
+#[test]
+fn child_of_documents() {
+    let Ok(path) = std::env::var(TOKENS) else { return };
+    let open = |packing| {
+        // Each second token is 0, as in a file of 32-bit tokens.
+        let width = Some(TokenWidth::U16);
+        Tokens::open(&[&path], TokensConfig { packing, width, ..TokensConfig::new(10, 8, 4, 7) })
+    };
+    let Err(Error::OutOfMemory(fault)) = open(Packing::Documents { end_of_text: 0 }) else {
+        panic!("there is no room for eight bytes per document")
+    };
+    assert_eq!(fault.wanted, "a list of documents");
+    assert!(open(Packing::Windows).is_ok(), "the process goes on");
+    println!("child: no room for documents");
+}
+
+/// Runs a child under a limit of the shell, such as `-v` for its address space, with a variable.
+fn starved(child: &str, limit: &str, (name, value): (&str, &str)) -> Output {
     Command::new("sh")
         .args([
             "-c",
-            &format!("ulimit {limit} {KIB} && exec \"$0\" child --exact --nocapture --test-threads=1"),
+            &format!("ulimit {limit} {KIB} && exec \"$0\" {child} --exact --nocapture --test-threads=1"),
         ])
         .arg(std::env::current_exe().expect("this program"))
-        .env(CHILD, ranks.to_string())
+        .env(name, value)
         .output()
         .expect("a shell")
+}
+
+/// Fifteen million documents take more than 120 MB, beside a file of 60 MB.
+#[test]
+fn documents_without_memory_are_an_error_and_no_abort() {
+    let path = std::env::temp_dir().join(format!("isoshard-starved-{}", std::process::id()));
+    std::fs::write(&path, [1, 0, 0, 0].repeat(15_000_000)).expect("the folder can be written");
+    let output = starved("child_of_documents", "-v", (TOKENS, &path.display().to_string()));
+    std::fs::remove_file(path).expect("it was written");
+    let (said, complained) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let told = format!("{:?}\n{said}\n{complained}", output.status);
+    assert!(output.status.success() && said.contains("child: no room for documents"), "{told}");
 }
 
 #[test]
@@ -134,7 +158,7 @@ fn a_baby_gpt_in_200_mb_ends_with_an_error_that_names_what_it_lacks() {
     for limit in ["-v", "-d"] {
         for ranks in [1, 2] {
             let began = Instant::now();
-            let output = starved(limit, ranks);
+            let output = starved("child", limit, (CHILD, &ranks.to_string()));
             let (said, complained) =
                 (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
             let told = format!("ulimit {limit}, {ranks} ranks: {:?}\n{said}\n{complained}", output.status);

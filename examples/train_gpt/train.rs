@@ -50,8 +50,8 @@ impl Job {
     /// Reads the data and sets the sizes.
     ///
     /// # Errors
-    /// Refuses data that cannot be read or is too short, a trained model without its tokenizer, sizes that the model or the
-    /// machine does not have, a plot that cannot be written, and a folder with checkpoints of an earlier run.
+    /// Refuses data that cannot be read or is too short, a trained model without its tokenizer, sizes that the model or
+    /// the machine does not have, a plot that cannot be written, and a folder with checkpoints of an earlier run.
     pub fn new(args: Args) -> Result<Job> {
         let ranks = Mesh::parse(&args.mesh, 0)?.rank_len();
         let (sizes, batch) = args.sizes(0)?;

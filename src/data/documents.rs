@@ -28,8 +28,8 @@ pub(super) struct PackedIndex {
     rows: usize,
 }
 
-/// The form of a piece while pieces are sorted: the tokens that a row has more than the piece, and below them its start.
-/// So the longest comes first, and of equal ones the first in the files.
+/// The form of a piece while pieces are sorted: the tokens that a row has more than the piece, and below them its
+/// start. So the longest comes first, and of equal ones the first in the files.
 #[derive(Clone, Copy)]
 struct PieceForm {
     /// The most tokens of a piece that are read and predict another one.
@@ -68,8 +68,8 @@ impl PackedIndex {
     /// Appends each file's checksum to `checksums`.
     ///
     /// # Errors
-    /// Refuses tokens outside the vocabulary, files in which no document has two tokens, and more than 2^32 - 1 documents;
-    /// returns an error if there is no room.
+    /// Refuses tokens outside the vocabulary, files in which no document has two tokens, and more than 2^32 - 1
+    /// documents; returns an error if there is no room.
     pub fn new(
         files: &[TokenFile],
         end: u32,

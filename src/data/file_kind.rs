@@ -22,8 +22,9 @@ const TO_FILE: &str = "write the array's numbers with tofile of NumPy, or tokens
 const UNPACK: &str = "unpack it first";
 const WRITE: &str = "write its tokens with TokenWriter";
 
-/// Formats by the bytes with which their files begin. Each has four or more, which the first tokens of a file hardly are.
-const BEGINNINGS: [(&[u8], &str, &str); 17] = [
+/// Formats by the bytes with which their files begin. Each has four or more, which the first tokens of a file hardly
+/// are.
+const BEGINNINGS: [(&[u8], &str, &str); 18] = [
     (b"\x93NUMPY", "an array of NumPy (.npy)", TO_FILE),
     (b"PK\x03\x04", "a zip archive (.npz, .zip or .pt)", TO_FILE),
     (b"PK\x05\x06", "an empty zip archive", TO_FILE),
@@ -41,6 +42,7 @@ const BEGINNINGS: [(&[u8], &str, &str); 17] = [
     (b"TNTIDX\x00\x00", "an index of fairseq (.idx)", "give the .bin file beside it"),
     (b"SQLite format 3\x00", "a database (SQLite)", WRITE),
     (b"%PDF-", "a PDF document", "encode its text with Tokenizer::encode_file"),
+    (b"version https://git-lfs.github.com/spec/", "a pointer of Git LFS", "fetch the file by git lfs pull"),
 ];
 
 /// Returns the format of a file that is no token file.
@@ -107,8 +109,8 @@ fn is_tar(bytes: &[u8]) -> bool {
     bytes.len().is_multiple_of(512) && bytes.get(257..262) == Some(b"ustar")
 }
 
-/// Text at the beginning, in the middle and at the end: UTF-8 without control characters. The zeros of small tokens, and
-/// most bytes of others, are none.
+/// Text at the beginning, in the middle and at the end: UTF-8 without control characters. The zeros of small tokens,
+/// and most bytes of others, are none.
 fn is_text(bytes: &[u8]) -> bool {
     let is_text_at = |start: usize| {
         let place = &bytes[start..bytes.len().min(start + TEXT_PROBE)];

@@ -65,7 +65,8 @@ impl BatchPart {
 }
 
 impl LocalBatch {
-    /// Returns room for a part of a batch, with arbitrary elements. It is the calling thread's, and counts in its limit.
+    /// Returns room for a part of a batch, with arbitrary elements. It is the calling thread's, and counts in its
+    /// limit.
     ///
     /// # Errors
     /// Returns an error if there is no room.

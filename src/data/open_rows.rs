@@ -17,7 +17,7 @@ pub(super) struct OpenRows {
 }
 
 impl OpenRows {
-    /// Returns no rows, of which each has `most` or less space.
+    /// Returns an empty list of rows that each have at most `most` space.
     ///
     /// # Errors
     /// Returns an error if there is no room.
@@ -55,8 +55,8 @@ impl OpenRows {
         }
     }
 
-    /// Takes a row with the least space of at least `least`, of several the one that was put last, and returns it with its
-    /// space.
+    /// Takes a row with the least space of at least `least`, of several the one that was put last, and returns it with
+    /// its space.
     pub fn take(&mut self, least: usize) -> Option<(u32, usize)> {
         let space = self.least_space(least)?;
         let row = self.last[space];

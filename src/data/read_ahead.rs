@@ -20,8 +20,8 @@ pub(super) struct ReadAhead {
     /// The number of batches that the thread may read ahead, and of those that it has or has read.
     depth: usize,
     given: usize,
-    /// Room for batches, and the batches. `None` while this value is dropped. The receiver is never locked: the mutex lets
-    /// threads share an open [`Tokens`](super::Tokens).
+    /// Room for batches, and the batches. `None` while this value is dropped. The receiver is never locked: the mutex
+    /// lets threads share an open [`Tokens`](super::Tokens).
     rooms: Option<Sender<LocalBatch>>,
     batches: Option<Mutex<Receiver<Result<LocalBatch>>>>,
     thread: Option<JoinHandle<()>>,

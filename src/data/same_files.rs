@@ -10,8 +10,8 @@ use crate::tensor::hash_words;
 const BEFORE_FILES: usize = 2;
 
 impl TokenSource {
-    /// Refuses other files, settings or positions on some ranks, with the same error on all: an all-gather of 16 bytes per
-    /// rank, and a few more if they differ. `next` is the next sample.
+    /// Refuses other files, settings or positions on some ranks, with the same error on all: an all-gather of 16 bytes
+    /// per rank, and a few more if they differ. `next` is the next sample.
     pub fn expect_same_on_ranks(&self, mesh: &DeviceMesh, next: u64) -> Result<()> {
         let &TokensConfig { vocabulary, block, batch, shuffle, packing, width, compare_all, .. } =
             self.config();

@@ -12,8 +12,8 @@ use super::file_kind::{other_format, wider_tokens};
 use crate::error::{Error, Result};
 use crate::tensor::{hash_all, hash_samples, open_regular};
 
-/// The number of samples by which files are compared over the ranks, and the bytes of each: a page, which is read from the
-/// disk whole.
+/// The number of samples by which files are compared over the ranks, and the bytes of each: a page, which is read from
+/// the disk whole.
 const SAMPLES: (usize, usize) = (17, 4096);
 
 /// The width of each token in a token file.

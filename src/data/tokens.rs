@@ -19,7 +19,8 @@ use crate::tensor::{DType, Device};
 pub struct PackedBatch {
     /// The tokens.
     pub tokens: DTensor,
-    /// The token that follows each token, or -100 for padding and, in windows of documents, after the end of a document.
+    /// The token that follows each token, or -100 for padding and, in windows of documents, after the end of a
+    /// document.
     pub targets: DTensor,
     /// The number of the document in its row, from 0; padding is a document of its own.
     pub documents: DTensor,
@@ -30,15 +31,15 @@ pub struct PackedBatch {
 /// Batches of token files, in an order that depends on the files, the settings and nothing else.
 ///
 /// Files have nanoGPT's layout: bare little-endian tokens of 16 or 32 bits. They are mapped into memory, take no
-/// descriptors, and must not change while they are open. A sample is one row of a batch. Epoch `e` goes through all samples in the order of a
-/// [`Permutation`](crate::rng::Permutation) of seed and epoch. The samples that are left at the end of an epoch begin a
-/// batch that the next epoch completes, so none is lost.
+/// descriptors, and must not change while they are open. A sample is one row of a batch. Epoch `e` goes through all
+/// samples in the order of a [`Permutation`](crate::rng::Permutation) of seed and epoch. The samples that are left at
+/// the end of an epoch begin a batch that the next epoch completes, so none is lost.
 ///
 /// Each rank reads only the rows that it stores. The global batches have the same bits on every mesh, and
 /// [`Tokens::position`] continues on any other. The first batch compares the files' lengths and samples of their bytes,
 /// settings and positions over the ranks (16 bytes to each rank, and a few more if they differ); later ones communicate
-/// nothing. [`TokensConfig::compare_all`] compares all bytes. Batches, also those that are read ahead, are tensors of the
-/// calling thread, whose memory limit counts them.
+/// nothing. [`TokensConfig::compare_all`] compares all bytes. Batches, also those that are read ahead, are tensors of
+/// the calling thread, whose memory limit counts them.
 ///
 /// ```
 /// use isoshard::comm::spmd;
@@ -87,11 +88,11 @@ impl Tokens {
     ///
     /// # Errors
     /// Refuses an empty list; a file that cannot be read, is empty, has another format (`.npy`, zip, Parquet, text and
-    /// more), has a number of bytes that its tokens do not divide, or is shorter than a row and its last target; a batch
-    /// or a block of 0 or beyond 2^31; an end of text outside the vocabulary. Without a [width](TokensConfig::width), refuses
-    /// a file whose tokens seem to be wider than the vocabulary's. With
-    /// [`Packing::Documents`](super::Packing::Documents), refuses tokens outside the vocabulary, and returns an error if there
-    /// is no room for eight bytes per document.
+    /// more), has a number of bytes that its tokens do not divide, or is shorter than a row and its last target; a
+    /// batch or a block of 0 or beyond 2^31; an end of text outside the vocabulary. Without a
+    /// [width](TokensConfig::width), refuses a file whose tokens seem to be wider than the vocabulary's. With
+    /// [`Packing::Documents`](super::Packing::Documents), refuses tokens outside the vocabulary, and returns an error
+    /// if there is no room for eight bytes per document.
     pub fn open<P: AsRef<Path>>(paths: &[P], config: TokensConfig) -> Result<Tokens> {
         config.check()?;
         if paths.is_empty() {
@@ -112,6 +113,7 @@ impl Tokens {
     }
 
     /// Returns the next batch: tokens, and the token that follows each of them, both i64 `[batch, block]` in `layout`.
+    /// If documents are told apart, targets without a next token are -100, which `ignore_index` leaves out of a loss.
     ///
     /// `layout` is usually the plan's ([`Plan::batch_layout`](crate::nn::Plan::batch_layout)). The position moves on
     /// only if the batch could be read. In a dry run the tokens are zeros without elements.
@@ -137,9 +139,9 @@ impl Tokens {
     ///
     /// # Errors
     /// Refuses a layout that does not fit or is `Partial`, a token outside the vocabulary, and a file that became
-    /// shorter; returns an error if there is no room. Ranks with different files, settings or positions get the same error,
-    /// which names the first file that differs and the ranks. A rank that cannot read fails alone; the other ranks fail
-    /// when they next wait for it.
+    /// shorter; returns an error if there is no room. Ranks with different files, settings or positions get the same
+    /// error, which names the first file that differs and the ranks. A rank that cannot read fails alone; the other
+    /// ranks fail when they next wait for it.
     pub fn next_batch(&mut self, mesh: &DeviceMesh, layout: Layout) -> Result<(DTensor, DTensor)> {
         let [tokens, targets, ..] = self.next_tensors(mesh, layout, false)?;
         Ok((tokens.expect("always made"), targets.expect("always made")))

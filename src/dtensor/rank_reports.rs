@@ -113,9 +113,9 @@ impl DeviceMesh {
         self.expect_same_lists(verb, list, &all)
     }
 
-    /// Refuses lists that differ between ranks, with the same text on all ranks. `all` are the words of every rank's list;
-    /// sends nothing if they are equal. Otherwise an all-gather of 8 bytes per thing, and two for a text, find the first
-    /// thing that differs.
+    /// Refuses lists that differ between ranks, with the same text on all ranks. `all` are the words of every rank's
+    /// list; sends nothing if they are equal. Otherwise an all-gather of 8 bytes per thing, and two for a text, find
+    /// the first thing that differs.
     pub(crate) fn expect_same_lists(
         &self,
         verb: &str,

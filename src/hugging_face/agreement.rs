@@ -29,9 +29,9 @@ pub(super) fn agree<T>(mesh: &DeviceMesh, verb: &str, mine: Result<T>, word: u64
     }
 }
 
-/// Returns this rank's files if no rank brings an error, and all ranks read equal configs, and tensors of equal names, dtypes,
-/// shapes and, by samples or by all bytes, elements; otherwise an error on every rank, which names the first thing that
-/// differs. All-gathers of some bytes per rank, and of 8 bytes per tensor if something differs.
+/// Returns an error on every rank if one brings an error, or if ranks read different configs, or tensors of different
+/// names, dtypes, shapes or, by samples or by all bytes, elements; it names the first thing that differs, and the ranks.
+/// All-gathers of some bytes per rank, and of 8 bytes per tensor if something differs.
 pub(super) fn agree_on_files(
     mesh: &DeviceMesh,
     mine: Result<(&HuggingFaceFormat, &WeightFiles)>,

@@ -107,8 +107,8 @@ impl HuggingFaceConfig {
     /// ```
     ///
     /// # Errors
-    /// Refuses what [`HuggingFaceConfig::parse`] refuses, and a path that is no folder with a `config.json`, such as the
-    /// name of a model that was not downloaded; returns an error if the file cannot be read.
+    /// Refuses what [`HuggingFaceConfig::parse`] refuses, and a path that is no folder with a `config.json`, such as
+    /// the name of a model that was not downloaded; returns an error if the file cannot be read.
     pub fn read(dir: impl AsRef<Path>) -> Result<HuggingFaceConfig> {
         expect_folder(dir.as_ref())?;
         let path = dir.as_ref().join(CONFIG_FILE);
@@ -188,7 +188,7 @@ fn from_json(json: Map<String, Value>, path: &Path) -> Result<HuggingFaceConfig>
         other => grouped(&values, other)?,
     };
     config.architecture = architecture;
-    refuse_unread_keys(&values, &config)?;
+    refuse_unread_keys(&values, architecture, (config.positions, config.query_scalar), &config.rope)?;
     let HuggingFaceConfig { heads, kv_heads, .. } = config;
     if heads % kv_heads != 0 {
         let given = format!("{heads} and {kv_heads} in {}", path.display());

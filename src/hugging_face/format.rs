@@ -215,7 +215,7 @@ impl HuggingFaceFormat {
     }
 }
 
-/// Refuses sizes of which no model is: lists have an element per tensor, and numbers of bytes are added.
+/// Refuses sizes that no model has: lists have an element per tensor, and numbers of bytes are added.
 fn expect_sizes(config: &HuggingFaceConfig) -> Result<()> {
     let n = |x: usize| x as u128;
     let of_experts = config.experts.as_ref().map_or((0, 0), |of| {

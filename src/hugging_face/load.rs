@@ -15,9 +15,9 @@ use crate::tensor::{DType, Tensor};
 
 impl HuggingFaceFormat {
     /// Fills parameters with the weights in a folder. Each rank reads only the elements of its own shards, by memory
-    /// map, and casts f16 and bf16 to f32. All ranks call this together: they compare configs, headers and samples of the
-    /// weights, at most 4,096 places of 256 bytes, by some bytes per rank, and fail together; no parameter changes then. So a
-    /// rank holds its shards twice at the end of this call. The files must not change meanwhile.
+    /// map, and casts f16 and bf16 to f32. All ranks call this together: they compare configs, headers and samples of
+    /// the weights, at most 4,096 places of 256 bytes, by some bytes per rank, and fail together; no parameter changes
+    /// then. So a rank holds its shards twice at the end of this call. The files must not change meanwhile.
     /// [`HuggingFaceFormat::compare_all`] compares all bytes.
     ///
     /// The parameters' pieces have the paths that [`HuggingFaceFormat::pieces`] lists.
@@ -35,8 +35,8 @@ impl HuggingFaceFormat {
     ///
     /// # Errors
     /// Refuses files that differ from this format, parameters that no tensor fills, tensors that no parameter stores,
-    /// each by name, and ranks that read different files. Refuses a plan with a pattern that matches no parameter and no adapter
-    /// of one before a weight is read. Returns an error if there is no room.
+    /// each by name, and ranks that read different files. Refuses a plan with a pattern that matches no parameter and
+    /// no adapter of one before a weight is read. Returns an error if there is no room.
     pub fn load(&self, dir: impl AsRef<Path>, params: &mut Params) -> Result<()> {
         let mesh = params.mesh().clone();
         let _busy = mesh.rank().busy("reading weights");

@@ -28,11 +28,11 @@ pub struct PretrainedDecoder {
 impl Decoder {
     /// Reads a model that `save_pretrained` of `transformers` wrote, straight into the shards of a plan.
     ///
-    /// Each rank maps the files and copies the elements that it stores, so no rank holds a whole tensor that it does not
-    /// need whole. Nothing is allocated before the files are found to be what config.json says, and the plan's patterns to
-    /// match. All ranks call this together: they compare configs, headers and samples of the weights, at most 4,096 places of
-    /// 256 bytes, by some bytes per rank, and fail together. [`HuggingFaceFormat::compare_all`] compares all bytes. The files
-    /// must not change meanwhile.
+    /// Each rank maps the files and copies the elements that it stores, so no rank holds a whole tensor that it does
+    /// not need whole. Nothing is allocated before the files are found to be what config.json says, and the plan's
+    /// patterns to match. All ranks call this together: they compare configs, headers and samples of the weights, at
+    /// most 4,096 places of 256 bytes, by some bytes per rank, and fail together. [`HuggingFaceFormat::compare_all`]
+    /// compares all bytes. The files must not change meanwhile.
     ///
     /// Parameters that are declared later, such as adapters, are drawn from the seed 0; [`Params::reseed`] sets another.
     ///
@@ -57,8 +57,8 @@ impl Decoder {
     ///
     /// # Errors
     /// Refuses what [`HuggingFaceFormat::read`] refuses, ranks that read different files, a plan that cannot shard the
-    /// parameters, and one with a pattern that matches nothing of the model or of adapters that it can have. A program with
-    /// parameters of its own beside the model's declares all of them and calls [`HuggingFaceFormat::load`].
+    /// parameters, and one with a pattern that matches nothing of the model or of adapters that it can have. A program
+    /// with parameters of its own beside the model's declares all of them and calls [`HuggingFaceFormat::load`].
     pub fn from_hugging_face(
         mesh: &DeviceMesh,
         dir: impl AsRef<Path>,
@@ -85,8 +85,8 @@ impl Decoder {
     }
 }
 
-/// Refuses a plan that cannot shard a model, or that has a pattern that matches nothing of the model and its adapters, before
-/// there is memory for a parameter.
+/// Refuses a plan that cannot shard a model, or that has a pattern that matches nothing of the model and its adapters,
+/// before there is memory for a parameter.
 fn expect_plan(mesh: &DeviceMesh, plan: &Plan, config: &HuggingFaceConfig) -> Result<()> {
     // A dry run takes no memory, and a thread has one at a time.
     if mesh.device() == Device::Meta {

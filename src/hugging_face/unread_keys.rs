@@ -1,10 +1,10 @@
 //! Keys of config.json by which other models compute something else, and that no model of this crate reads.
 
 use super::architecture::Architecture;
-use super::config::HuggingFaceConfig;
 use super::rope::top_level_context;
 use super::values::ConfigValues;
 use crate::error::Result;
+use crate::nn::RotaryConfig;
 
 /// The values of a key that change nothing. An absent key and null change nothing either.
 #[derive(Clone, Copy)]
@@ -85,10 +85,15 @@ const KEYS: [(&str, Neutral); 56] = [
     ("compression_config", Null),
 ];
 
-/// Refuses values by which other models compute something else than this one.
-pub(super) fn refuse_unread_keys(values: &ConfigValues<'_>, config: &HuggingFaceConfig) -> Result<()> {
+/// Refuses values by which other models compute something else than one of this architecture, positions and number that
+/// scales scores.
+pub(super) fn refuse_unread_keys(
+    values: &ConfigValues<'_>,
+    of: Architecture,
+    (positions, query_scalar): (usize, f64),
+    rope: &Option<[RotaryConfig; 2]>,
+) -> Result<()> {
     use Architecture::{Gemma, Gemma2, Gemma3, Gpt2, Llama, Qwen2Moe, Qwen3, Qwen3Moe};
-    let of = config.architecture;
     let caps = ["attn_logit_softcapping", "final_logit_softcapping"];
     let read = |key: &&str| matches!(of, Gemma2 | Gemma3) && caps.contains(key);
     for (key, neutral) in KEYS.iter().filter(|(key, _)| !read(key)) {
@@ -99,16 +104,16 @@ pub(super) fn refuse_unread_keys(values: &ConfigValues<'_>, config: &HuggingFace
         expect(values, key, Flag(norms_heads))?;
     }
     if !matches!(of, Gemma2 | Gemma3) {
-        expect(values, "query_pre_attn_scalar", Number(config.query_scalar))?;
+        expect(values, "query_pre_attn_scalar", Number(query_scalar))?;
     }
     if !matches!(of, Qwen2Moe | Qwen3Moe) {
         expect(values, "norm_topk_prob", Flag(true))?;
     }
-    if let Some(context) = top_level_context(&config.rope) {
+    if let Some(context) = top_level_context(rope) {
         expect(values, "original_max_position_embeddings", Number(context))?;
     }
     if matches!(of, Gpt2 | Llama | Gemma) {
-        refuse_windows(values, config.positions)?;
+        refuse_windows(values, positions)?;
     }
     Ok(())
 }

@@ -96,6 +96,10 @@ impl WeightFiles {
         let damaged = |e: safetensors::SafeTensorError| {
             refuse("the file is not whole safetensors", &path, &e.to_string())
         };
+        if bytes.starts_with(b"version https://git-lfs.github.com/spec/") {
+            let (rule, given) = ("the file is a pointer of Git LFS", path.display().to_string());
+            return Err(Error::invalid(VERB, rule, given, "fetch the weights by git lfs pull"));
+        }
         // Headers of files that are none may have any length, which is refused then.
         let header = bytes.first_chunk().map_or(0, |len| u64::from_le_bytes(*len)).min(bytes.len() as u64);
         expect_room((header as usize).saturating_mul(PARSED_BYTES), "the header of a file of weights")?;
@@ -140,8 +144,8 @@ impl WeightFiles {
         self.tensors.get(name)
     }
 
-    /// Returns a hash of each tensor's elements, in the order of names: of all of them, or of samples. These are the first,
-    /// the last and the middle bytes of each tensor, but of at most [`SAMPLES`] places of all files together.
+    /// Returns a hash of each tensor's elements, in the order of names: of all of them, or of samples. These are the
+    /// first, the last and the middle bytes of each tensor, but of at most [`SAMPLES`] places of all files together.
     pub fn hashes(&self, all: bool) -> Vec<u64> {
         let (each, step) = match SAMPLES / self.len().max(1) {
             0 => (1, self.len().div_ceil(SAMPLES)),

@@ -1,4 +1,4 @@
-//! Hashes of long files, whole or by samples, to be compared over ranks.
+//! Hashes of long files, whole or by samples, by which copies are compared.
 
 /// Bytes whose checksum is one word of the hash of a whole file.
 const PIECE_BYTES: usize = 1 << 20;

@@ -29,7 +29,7 @@ pub(crate) fn try_filled<T: Clone>(element: T, len: usize, called: &str) -> Resu
     Ok(list)
 }
 
-/// Refuses to begin what takes about `bytes` in small pieces, none of which could be refused, if the system has no such
+/// Refuses work that takes about `bytes` in small pieces, whose lack would end the process, if the system has no such
 /// room now. `called` names it in an error.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
-//! Memory use of dispatch, collectives, bridges, packed documents, layout queries and dry runs. This program's allocator counts per
-//! thread, so that tests may run at the same time.
+//! Memory use of dispatch, collectives, bridges, packed documents, layout queries and dry runs. This program's
+//! allocator counts per thread, so that tests may run at the same time.
 
 mod bridge;
 mod checkpoint;

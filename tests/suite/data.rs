@@ -210,7 +210,11 @@ fn each_rank_reads_only_its_rows() {
     }
 }
 
-/// Reads two batches on two ranks whose settings and files `differ` changes, and returns each rank's refusal of the first.
+/// Changes the settings and the files of a rank.
+type Change = fn(usize, &mut TokensConfig, &mut Vec<PathBuf>);
+
+/// Reads two batches on two ranks whose settings and files `differ` changes, and returns each rank's refusal of the
+/// first.
 fn first_refusals(
     files: &[Temporary],
     differ: impl Fn(usize, &mut TokensConfig, &mut Vec<PathBuf>) + Send + Sync + 'static,
@@ -236,9 +240,9 @@ fn first_refusals(
 #[test]
 fn ranks_with_another_order_are_found() {
     let files = numbered();
-    let found = |differ: fn(usize, &mut TokensConfig, &mut Vec<PathBuf>)| first_refusals(&files, differ);
+    let found = |differ: Change| first_refusals(&files, differ);
     assert_eq!(found(|rank, config, _| config.read_ahead = rank), [None, None]);
-    let others: [(fn(usize, &mut TokensConfig, &mut Vec<PathBuf>), [&str; 2]); 5] = [
+    let others: [(Change, [&str; 2]); 5] = [
         (|rank, config, _| config.shuffle = Some(rank as u64), ["shuffle Some(0)", "shuffle Some(1)"]),
         (|rank, config, _| config.batch += rank, ["5 rows of 4", "6 rows of 4"]),
         (|rank, config, _| config.compare_all = rank == 0, ["compare_all true", "compare_all false"]),
@@ -257,7 +261,7 @@ fn ranks_with_another_order_are_found() {
     }
 }
 
-/// Files that differ in the middle, or in one byte between the samples, of which a full comparison alone knows.
+/// Files that differ in the middle, or in one byte between the samples, which a full comparison alone finds.
 #[test]
 fn ranks_whose_files_differ_in_the_middle_are_found() {
     let file = |at: Option<usize>| {
@@ -422,8 +426,8 @@ fn headers_do_not_hide_the_width() {
     };
     let header: Vec<u8> = (0..128u8).map(|i| i.wrapping_mul(7) | 1).collect();
     // 32-bit tokens of a vocabulary beyond 65,536, some of them 0; behind headers of several lengths; one odd token.
-    let some_zero = |i: usize| if i % 10 == 0 { 0 } else { small(i) };
-    let large = |i: usize| if i % 3 == 0 { 120_000 + small(i) } else { small(i) };
+    let some_zero = |i: usize| if i.is_multiple_of(10) { 0 } else { small(i) };
+    let large = |i: usize| if i.is_multiple_of(3) { 120_000 + small(i) } else { small(i) };
     let odd = |i: usize| if i == 5000 { 1 << 20 } else { small(i) };
     for (header, token) in [
         (&header[..0], &small as &dyn Fn(usize) -> u64),
@@ -478,6 +482,10 @@ fn other_formats_are_refused_by_name() {
         (with(b"GGUF\x03\x00\x00\x00"), "a model (GGUF)"),
         ([&llm_c[..], &body].concat(), "tokens behind a header of llm.c"),
         (tar, "a tar archive"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n\n".to_vec(),
+            "a pointer of Git LFS",
+        ),
         (json.into_bytes(), "text"),
         ("né à Paris, \u{4f60}\u{597d}\n".repeat(5000).into_bytes(), "text"),
     ] {
@@ -764,8 +772,8 @@ fn a_file_that_becomes_shorter_is_refused() {
     }
 }
 
-/// Batches are the rank's own tensors: its limit counts them, also those that are read ahead, and a batch without room is an
-/// error that moves nothing.
+/// Batches are the rank's own tensors: its limit counts them, also those that are read ahead, and a batch without room
+/// is an error that moves nothing.
 #[test]
 fn batches_without_room_are_errors() {
     let files = numbered();

@@ -13,6 +13,22 @@ use crate::tensor::DType;
 const ROOT_BYTES: usize = 32 << 20;
 
 impl Params {
+    /// Refuses a plan with a pattern that matches neither what was declared nor an adapter of a declared weight, which
+    /// may be declared later.
+    pub(crate) fn expect_plan_matches(&self) -> Result<()> {
+        let pieces = self.list.iter().flat_map(|param| &param.pieces).map(ParamPiece::path);
+        let maps = pieces.map(|path| path.strip_suffix(".weight").unwrap_or(path));
+        let adapters: Vec<String> =
+            maps.flat_map(|path| ["a", "b"].map(|name| format!("{path}.lora_{name}"))).collect();
+        let mut paths = self.paths();
+        paths.extend(adapters.iter().map(|path| &path[..]));
+        self.plan.expect_matches(
+            &paths,
+            &self.sites().collect::<Vec<_>>(),
+            &self.blocks().collect::<Vec<_>>(),
+        )
+    }
+
     pub(in crate::nn) fn has_site(&self, path: &str) -> bool {
         self.sites.contains(path)
     }

@@ -97,8 +97,8 @@ fn changed_copy(name: &str, at: usize) -> PathBuf {
     dir
 }
 
-/// Ranks whose files differ in the values of a tensor alone do not load a mixture: samples find the first, the last and the
-/// middle bytes of each tensor, and a full comparison every byte.
+/// Ranks whose files differ in the values of a tensor alone do not load a mixture: samples find the first, the last and
+/// the middle bytes of each tensor, and a full comparison every byte.
 #[test]
 fn ranks_that_read_other_weights_are_refused() {
     let len =

@@ -87,7 +87,8 @@ fn configs_that_cannot_be_computed_are_refused_by_key() {
     assert_eq!(absent, "from_hugging_face: a key is absent; got no vocab_size in config.json");
 }
 
-/// Keys that `transformers` reads for other models, or for these in its shared code, change the scores; they were ignored.
+/// Keys that `transformers` reads for other models, or for these in its shared code, change the scores; they were
+/// ignored.
 #[test]
 fn keys_of_other_models_are_refused_unless_they_change_nothing() {
     for (key, other, same) in [
@@ -184,7 +185,7 @@ fn keys_of_other_models_are_refused_unless_they_change_nothing() {
     }
 }
 
-/// Sizes of which no model is give an error, and not lists that no memory holds.
+/// Sizes that no model has give an error, and not lists that no memory holds.
 #[test]
 fn sizes_without_a_model_have_no_format() {
     let refused = |name: &str, changes: Value| {
@@ -410,6 +411,11 @@ fn other_files_than_safetensors_are_refused() {
         fs::write(dir.join("pytorch_model.bin"), "pickle").expect("it can be written");
     });
     expect_text(&refused, &["pytorch_model.bin is a pickle"]);
+    let refused = refused_files("llama2", |dir| {
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+        fs::write(dir.join("model.safetensors"), pointer).expect("it can be written");
+    });
+    expect_text(&refused, &["the file is a pointer of Git LFS", "fetch the weights by git lfs pull"]);
 }
 
 /// Reading a damaged file ends with an error or a format, and soon.
