@@ -60,8 +60,8 @@ fn child() {
 /// Tells a child to start worlds of many sizes.
 const WORLDS: &str = "ISOSHARD_STARVED_WORLDS";
 
-/// The child's part: in 2 GB of address space, of which the allocator reserves a part per thread, some worlds run, and all larger
-/// ones are refused, before a rank runs.
+/// Starts worlds in 2 GB of address space, of which the allocator reserves a part per thread: some run, and larger ones are
+/// refused, before a rank runs. Does nothing unless the program was started as a child.
 #[test]
 fn child_of_many_worlds() {
     if std::env::var_os(WORLDS).is_none() {
@@ -86,6 +86,7 @@ fn child_of_many_worlds() {
                 let told = error.to_string();
                 assert!(told.starts_with("spmd: ") && told.contains(&ranks.to_string()), "{told}");
                 assert_eq!(ran.load(Ordering::Relaxed), 0, "{told}");
+                println!("{told}");
                 refused += 1;
             }
         }
@@ -100,7 +101,8 @@ fn worlds_that_are_too_large_are_refused_and_end_no_process() {
         .args([
             "-c",
             &format!(
-                "ulimit -v {KIB} && exec \"$0\" child_of_many_worlds --exact --nocapture --test-threads=1"
+                "ulimit -v {} && exec \"$0\" child_of_many_worlds --exact --nocapture --test-threads=1",
+                10 * KIB
             ),
         ])
         .arg(std::env::current_exe().expect("this program"))
