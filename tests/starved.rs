@@ -67,8 +67,8 @@ fn child() {
 /// Tells a child to start worlds of many sizes.
 const WORLDS: &str = "ISOSHARD_STARVED_WORLDS";
 
-/// The child's part: in 2 GB of address space, of which the allocator reserves a part per thread, some worlds run, and all larger
-/// ones are refused, before a rank runs.
+/// Starts worlds in 2 GB of address space, of which the allocator reserves a part per thread: some run, and larger ones are
+/// refused, before a rank runs. Does nothing unless the program was started as a child.
 #[test]
 fn child_of_many_worlds() {
     if std::env::var_os(WORLDS).is_none() {
@@ -93,6 +93,7 @@ fn child_of_many_worlds() {
                 let told = error.to_string();
                 assert!(told.starts_with("spmd: ") && told.contains(&ranks.to_string()), "{told}");
                 assert_eq!(ran.load(Ordering::Relaxed), 0, "{told}");
+                println!("{told}");
                 refused += 1;
             }
         }
@@ -103,7 +104,7 @@ fn child_of_many_worlds() {
 
 #[test]
 fn worlds_that_are_too_large_are_refused_and_end_no_process() {
-    let output = starved("child_of_many_worlds", "-v", (WORLDS, "1"));
+    let output = starved("child_of_many_worlds", ("-v", 10 * KIB), (WORLDS, "1"));
     let (said, complained) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{:?}\n{said}\n{complained}", output.status);
@@ -127,12 +128,12 @@ fn child_of_documents() {
     println!("child: no room for documents");
 }
 
-/// Runs a child under a limit of the shell, such as `-v` for its address space, with a variable.
-fn starved(child: &str, limit: &str, (name, value): (&str, &str)) -> Output {
+/// Runs a child under a limit of the shell, such as `-v` for its address space, in KiB, with a variable.
+fn starved(child: &str, (limit, kib): (&str, usize), (name, value): (&str, &str)) -> Output {
     Command::new("sh")
         .args([
             "-c",
-            &format!("ulimit {limit} {KIB} && exec \"$0\" {child} --exact --nocapture --test-threads=1"),
+            &format!("ulimit {limit} {kib} && exec \"$0\" {child} --exact --nocapture --test-threads=1"),
         ])
         .arg(std::env::current_exe().expect("this program"))
         .env(name, value)
@@ -145,7 +146,7 @@ fn starved(child: &str, limit: &str, (name, value): (&str, &str)) -> Output {
 fn documents_without_memory_are_an_error_and_no_abort() {
     let path = std::env::temp_dir().join(format!("isoshard-starved-{}", std::process::id()));
     std::fs::write(&path, [1, 0, 0, 0].repeat(15_000_000)).expect("the folder can be written");
-    let output = starved("child_of_documents", "-v", (TOKENS, &path.display().to_string()));
+    let output = starved("child_of_documents", ("-v", KIB), (TOKENS, &path.display().to_string()));
     std::fs::remove_file(path).expect("it was written");
     let (said, complained) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -158,7 +159,7 @@ fn a_baby_gpt_in_200_mb_ends_with_an_error_that_names_what_it_lacks() {
     for limit in ["-v", "-d"] {
         for ranks in [1, 2] {
             let began = Instant::now();
-            let output = starved("child", limit, (CHILD, &ranks.to_string()));
+            let output = starved("child", (limit, KIB), (CHILD, &ranks.to_string()));
             let (said, complained) =
                 (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
             let told = format!("ulimit {limit}, {ranks} ranks: {:?}\n{said}\n{complained}", output.status);

@@ -23,8 +23,8 @@ struct ThreadRoom {
     address_bytes: Option<usize>,
 }
 
-/// Checks that the system has room for `ranks` threads with stacks of `stack_bytes`. Where it tells no limits, each starting
-/// thread tells whether it was the last.
+/// Checks that the system has room for `ranks` threads with stacks of `stack_bytes`. If it tells no limits, a thread
+/// that does not start tells.
 ///
 /// # Errors
 /// Refuses a larger number.

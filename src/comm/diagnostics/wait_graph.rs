@@ -150,7 +150,7 @@ mod tests {
         check(&[1], &[], &[1], &[]);
         // A chain; the last of its waits is shown first.
         check(&[1], &[(1, &[2]), (2, &[3])], &[3], &[(2, 3), (1, 2)]);
-        // Of two absent ranks one waits. A rank that has come meanwhile leaves a wait for none.
+        // One of two absent ranks waits. If a rank has come meanwhile, the wait for it counts no more.
         check(&[1, 5], &[(1, &[2]), (2, &[])], &[2, 5], &[(1, 2)]);
         // The rank in whose name the question is asked, 0, waits, too.
         check(&[1], &[(0, &[1]), (1, &[0, 4])], &[4], &[(1, 4)]);

@@ -69,7 +69,7 @@ impl WorldRecorders {
     /// Follows the waits of ranks that are absent from a call of `rank` to the ranks that wait for none.
     pub(crate) fn blame(&self, rank: usize, absent: &[usize]) -> Blame {
         blame(rank, absent, |rank| {
-            // What the rank gave up is read second: it gives up while it waits.
+            // A rank gives up while it waits, so that is read second.
             let waits = self.recorders[rank].waits().into_iter();
             let waits: Vec<_> = waits.map(|wait| (wait.id.clone(), self.absent(&wait))).collect();
             match self.recorders[rank].gave_up() {

@@ -181,7 +181,7 @@ fn messages_have_sequences_of_their_own() {
          receive"
     );
     assert!(table.all_have_ended());
-    // A receive that nobody waits for any more is no fault.
+    // A receive that the program has dropped is no fault.
     let mut table = open(2);
     let recv = signature("recv", Route::Recv { from: 0 }, 2);
     let key = (dp(&table), Sequence::Message { from: 0, to: 1 }, 0);
