@@ -9,7 +9,7 @@
 
 use std::cell::RefCell;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::device_mesh::DeviceMesh;
 use super::interned::ENTRIES_LEN;
@@ -28,7 +28,7 @@ pub(super) struct UnitBuffers {
 /// The numbers of the leaves of a unit whose gradients arrived in a backward pass. Ranks agree on them.
 struct ArrivedLeaves {
     pass: u64,
-    leaves: Vec<usize>,
+    leaves: FxHashSet<usize>,
 }
 
 /// A buffer in which gradients of a unit were sent.
@@ -37,6 +37,7 @@ struct UnitBuffer {
     dtype: DType,
     /// In the order of their positions: the leaf's number in its unit, the position and the shape of its gradient.
     places: Vec<(usize, usize, Shape)>,
+    leaves: FxHashSet<usize>,
 }
 
 /// The places of the gradients of this backward pass that have not been computed.
@@ -61,8 +62,9 @@ impl UnitBuffers {
         let own = all.entry(unit.number()).or_default();
         let is_same = |other: &UnitBuffer| (other.len, other.dtype, &other.places) == (len, dtype, &places);
         if !own.iter().any(is_same) {
-            own.retain(|other| other.places.iter().all(|(leaf, ..)| !leaves.contains(leaf)));
-            own.push(UnitBuffer { len, dtype, places });
+            let leaves: FxHashSet<usize> = leaves.iter().copied().collect();
+            own.retain(|other| other.leaves.is_disjoint(&leaves));
+            own.push(UnitBuffer { len, dtype, places, leaves });
         }
     }
 
@@ -75,7 +77,10 @@ impl UnitBuffers {
         }
         match all.get_mut(&unit.number()) {
             Some(known) if known.pass == pass => known.leaves.extend(leaves),
-            _ => drop(all.insert(unit.number(), ArrivedLeaves { pass, leaves })),
+            _ => {
+                let leaves = leaves.into_iter().collect();
+                all.insert(unit.number(), ArrivedLeaves { pass, leaves });
+            }
         }
     }
 
@@ -127,9 +132,9 @@ impl GradientPlaces {
     /// Makes the buffer of a leaf's gradient, once in a pass.
     fn make(&mut self, mesh: &DeviceMesh, unit: GradientUnit, leaf: usize) -> Result<()> {
         let all = mesh.0.unit_buffers.of::<UnitBuffers>().buffers.borrow();
-        let holds = |buffer: &&UnitBuffer| buffer.places.iter().any(|(other, ..)| *other == leaf);
+        let holds = |buffer: &&UnitBuffer| buffer.leaves.contains(&leaf);
         let buffer = all.get(&unit.number()).and_then(|buffers| buffers.iter().find(holds));
-        if let Some(UnitBuffer { len, dtype, places }) = buffer {
+        if let Some(UnitBuffer { len, dtype, places, .. }) = buffer {
             let key = (unit.number(), places[0].0);
             if self.made.contains(&key) {
                 return Ok(());
@@ -149,8 +154,8 @@ impl GradientPlaces {
             return;
         }
         let all = mesh.0.unit_buffers.of::<UnitBuffers>().buffers.borrow();
-        for UnitBuffer { places, .. } in all.get(&unit.number()).into_iter().flatten() {
-            if places.iter().any(|(leaf, ..)| leaves.contains(leaf)) {
+        for UnitBuffer { places, leaves: own, .. } in all.get(&unit.number()).into_iter().flatten() {
+            if leaves.iter().any(|leaf| own.contains(leaf)) {
                 places.iter().for_each(|(leaf, ..)| drop(self.free.remove(&(unit.number(), *leaf))));
             }
         }

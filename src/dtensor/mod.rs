@@ -35,6 +35,7 @@ mod call_plan;
 mod check;
 mod choose_rows;
 mod copied_bytes;
+mod counted_list;
 mod custom_vjp;
 mod derivative;
 mod derivative_program;
@@ -92,6 +93,9 @@ mod work_tally;
 
 pub use bridge::{Bridge, PendingTransfer, Transfer};
 pub use check::{check_finite, check_replicas};
+#[cfg(test)]
+pub(crate) use counted_list::visits;
+pub(crate) use counted_list::{CountedList, visit};
 pub use device_mesh::DeviceMesh;
 pub use explain::{ExplainedMove, ExplainedPlan, Explanation};
 pub use gradients::Gradients;
@@ -107,7 +111,6 @@ pub use recompute_cheap::RecomputeCheap;
 pub use redistribute::Redistribution;
 pub(crate) use redistribute::may_be_padding;
 pub use reduction::Reduction;
-pub(crate) use regather::Regather;
 pub use scopes::{NoGrad, NoSync};
 pub use tensor::DTensor;
 pub(crate) use tensor::{GradientUnit, RecomputeInput, UnitGathers};

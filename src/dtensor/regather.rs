@@ -9,28 +9,23 @@ use crate::comm::{ModulePath, operator_scope};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// A handle to a gathered tensor that the tape does not keep; it stays valid while the tape refers to the tensor.
-#[derive(Clone)]
-pub(crate) struct Regather(Weak<GatheredFrom>);
-
 impl DTensor {
     /// Marks `gathered`, which is this tensor redistributed, so that the backward pass gathers it again instead of
     /// keeping it. `earlier` are tensors marked before it in the forward pass, which the backward pass needs next; `unit` are
     /// those that are needed beside it.
-    pub(crate) fn regathered(&self, gathered: DTensor, earlier: &[Regather], unit: &UnitGathers) -> DTensor {
-        let earlier = earlier.iter().map(|a| a.0.clone()).collect();
+    pub(crate) fn regathered(&self, gathered: DTensor, earlier: &UnitGathers, unit: &UnitGathers) -> DTensor {
         let origin = GatheredFrom {
             shard: self.detach(),
             path: ModulePath::current(),
             meta: gathered.meta.clone(),
             in_flight: RefCell::new(None),
             held: RefCell::default(),
-            earlier,
+            earlier: earlier.clone(),
             unit: unit.clone(),
             read_in: Cell::new(0),
         };
         let origin = Rc::new(origin);
-        unit.0.borrow_mut().push(Rc::downgrade(&origin));
+        unit.0.all.borrow_mut().push(Rc::downgrade(&origin));
         DTensor { origin: Some(Origin::Gathered(origin)), ..gathered }
     }
 
@@ -57,12 +52,34 @@ impl DTensor {
         }
     }
 
-    /// Returns the handle of this tensor, if it was marked so.
-    pub(crate) fn regather(&self) -> Option<Regather> {
-        match self.origin.as_ref()? {
-            Origin::Gathered(origin) => Some(Regather(Rc::downgrade(origin))),
-            Origin::Computed(_) => None,
+    /// Returns true if the backward pass gathers this tensor again.
+    #[cfg(test)]
+    pub(crate) fn is_regathered(&self) -> bool {
+        matches!(self.origin, Some(Origin::Gathered(_)))
+    }
+}
+
+impl UnitGathers {
+    /// Returns the number of tensors.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.all.borrow().len()
+    }
+
+    /// Starts the gathers of those tensors that a backward pass has not read, once in the pass.
+    fn start(&self, pass: u64) -> Result<()> {
+        let started = (pass, self.0.all.borrow().len());
+        if self.0.started.replace(started) == started {
+            return Ok(());
         }
+        self.start_unread(pass, None)
+    }
+
+    /// Starts the gathers of those tensors that a backward pass has not read, and of the one that it reads now.
+    fn start_unread(&self, pass: u64, read_now: Option<&GatheredFrom>) -> Result<()> {
+        let all: Vec<Rc<GatheredFrom>> = self.0.all.borrow().iter().filter_map(Weak::upgrade).collect();
+        let is_read_now = |of: &GatheredFrom| read_now.is_some_and(|now| std::ptr::eq(of, now));
+        GatheredFrom::prefetch(all.into_iter().filter(|of| is_read_now(of) || of.read_in.get() != pass))
     }
 }
 
@@ -77,7 +94,7 @@ impl GatheredFrom {
             meta: meta.clone(),
             in_flight: RefCell::new(None),
             held: RefCell::default(),
-            earlier: Vec::new(),
+            earlier: UnitGathers::default(),
             unit: UnitGathers::default(),
             read_in: Cell::new(0),
         })
@@ -90,11 +107,9 @@ impl GatheredFrom {
         let was_read = self.read_in.replace(pass) == pass;
         let held = self.held_local();
         if held.is_none() && self.in_flight.borrow().is_none() && !was_read {
-            let all: Vec<Rc<GatheredFrom>> = self.unit.0.borrow().iter().filter_map(Weak::upgrade).collect();
-            let is_first_read = |of: &Rc<GatheredFrom>| std::ptr::eq(&**of, self) || of.read_in.get() != pass;
-            GatheredFrom::prefetch(all.into_iter().filter(is_first_read))?;
+            self.unit.start_unread(pass, Some(self))?;
         }
-        GatheredFrom::prefetch(self.earlier.iter().filter_map(Weak::upgrade))?;
+        self.earlier.start(pass)?;
         if let Some(local) = held {
             return Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone(), self.shard.lineage));
         }
@@ -150,6 +165,7 @@ impl GatheredFrom {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tensor::next_id;
     use super::*;
     use crate::comm::spmd;
     use crate::dtensor::DeviceMesh;
@@ -161,21 +177,24 @@ mod tests {
             let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
             let shard = |_| DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?.requires_grad();
             let leaves: Vec<DTensor> = (0..2).map(shard).collect::<Result<_>>()?;
-            let gather = |k: usize, earlier: &[Regather]| -> Result<DTensor> {
+            let units = [UnitGathers::default(), UnitGathers::default()];
+            let gather = |k: usize, earlier: &UnitGathers| -> Result<DTensor> {
                 let leaf: &DTensor = &leaves[k];
                 let gathered = leaf.redistribute("(R)".parse()?)?;
-                Ok(leaf.regathered(gathered, earlier, &UnitGathers::default()))
+                Ok(leaf.regathered(gathered, earlier, &units[k]))
             };
-            let first = gather(0, &[])?;
-            let second = gather(1, &[first.regather().expect("marked")])?;
+            let (first, second) = (gather(0, &UnitGathers::default())?, gather(1, &units[0])?);
+            assert!(first.is_regathered() && second.is_regathered());
             let product = first.mul(&second)?;
-            let (first, second) = [first, second].map(|t| t.regather().expect("marked").0).into();
+            drop((first, second));
+            let [first, second] = units.each_ref().map(|unit| unit.0.all.borrow()[0].clone());
             let in_flight = |o: &Weak<GatheredFrom>| o.upgrade().map(|o| o.in_flight.borrow().is_some());
             assert_eq!(
                 (in_flight(&first), in_flight(&second)),
                 (Some(false), Some(false)),
                 "the tape holds both"
             );
+            mesh.0.backward_pass.set(next_id());
             second.upgrade().expect("held").value()?;
             assert_eq!(
                 (in_flight(&first), in_flight(&second)),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::counted_list::CountedList;
 use super::derivative_program::DerivativeProgram;
 use super::device_mesh::DeviceMesh;
 use super::gradient_needs::GradientNeeds;
@@ -196,7 +197,7 @@ pub(super) struct GatheredFrom {
     pub held: RefCell<HeldGather>,
     /// The tensors of the unit that ran before this one in the forward pass: their gathers start when this tensor is
     /// read.
-    pub earlier: Vec<Weak<GatheredFrom>>,
+    pub earlier: UnitGathers,
     /// The tensors of its own unit, which share its gather unless that was started ahead.
     pub unit: UnitGathers,
     /// The number of the backward pass that read it last.
@@ -205,7 +206,15 @@ pub(super) struct GatheredFrom {
 
 /// The tensors of a unit that are gathered again in the backward pass, in one call if none is started ahead.
 #[derive(Clone, Default)]
-pub(crate) struct UnitGathers(pub(super) Rc<RefCell<Vec<Weak<GatheredFrom>>>>);
+pub(crate) struct UnitGathers(pub(super) Rc<UnitGatherList>);
+
+/// The list of a unit's tensors, which those of the unit after it share.
+#[derive(Default)]
+pub(super) struct UnitGatherList {
+    pub all: RefCell<CountedList<Weak<GatheredFrom>>>,
+    /// The number of the backward pass that last started the gathers of all, and how many there were.
+    pub started: Cell<(u64, usize)>,
+}
 
 /// A gathered tensor that has not been dropped since the forward pass, so that the backward pass need not gather it.
 #[derive(Default)]
@@ -314,7 +323,12 @@ impl DTensor {
     /// Returns this tensor with the lineage of a parameter: ranks that move it compare the path in place of the operators
     /// that made it.
     pub(crate) fn of_parameter(self, path: &str) -> DTensor {
-        DTensor { lineage: Lineage::parameter(path), ..self }
+        self.with_lineage(Lineage::parameter(path))
+    }
+
+    /// Returns this tensor with another tensor's lineage, in whose place it is put.
+    pub(crate) fn with_lineage(self, lineage: Lineage) -> DTensor {
+        DTensor { lineage, ..self }
     }
 
     /// Returns this rank's stored tensor: its shard or replica, or its partial values.

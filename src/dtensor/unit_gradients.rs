@@ -184,15 +184,16 @@ pub(super) fn reduce_by_unit(
     grads: Vec<(DTensor, WantedGradient)>,
 ) -> Result<Vec<DTensor>> {
     let (mut grads, wanted): (Vec<DTensor>, Vec<WantedGradient>) = grads.into_iter().unzip();
-    let mut units: Vec<(Option<GradientUnit>, Vec<usize>)> = Vec::new();
+    let (mut units, mut known): (Vec<Vec<usize>>, FxHashMap<u64, usize>) = Default::default();
     for (i, _) in grads.iter().enumerate().filter(|(_, grad)| grad.layout().has_partial()) {
-        let unit = wanted[i].unit.map(|(unit, _)| unit);
-        match units.iter_mut().find(|(other, _)| unit.is_some() && *other == unit) {
-            Some((_, members)) => members.push(i),
-            None => units.push((unit, vec![i])),
+        let next = units.len();
+        let at = wanted[i].unit.map_or(next, |(unit, _)| *known.entry(unit.number()).or_insert(next));
+        match units.get_mut(at) {
+            Some(members) => members.push(i),
+            None => units.push(vec![i]),
         }
     }
-    for (_, members) in units {
+    for members in units {
         let empty = |i: &usize| DTensor { local: std::mem::take(&mut grads[*i].local), ..grads[*i].clone() };
         let partial: Vec<DTensor> = members.iter().map(empty).collect();
         let own: Vec<&WantedGradient> = members.iter().map(|&i| &wanted[i]).collect();

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use rustc_hash::FxHashMap;
+
 use super::block_policy::BlockPolicy;
 use super::packing::lcm;
 use super::planner::ShardPlanner;
@@ -140,11 +142,12 @@ impl fmt::Display for ShardedUnits {
 /// Returns the units with their parameters, in the order of their first parameters.
 fn units_of(params: &Params, patterns: &[&str]) -> Result<Vec<(String, Vec<ParamId>)>> {
     if patterns.is_empty() {
-        let unit = |unit: &ParamUnit| (unit.name.clone(), unit.members.clone());
+        let unit = |unit: &ParamUnit| (unit.name.clone(), unit.members.to_vec());
         return Ok(params.units().iter().map(unit).collect());
     }
     let mut matched = vec![false; patterns.len()];
     let mut units: Vec<(String, Vec<ParamId>)> = Vec::new();
+    let mut known: FxHashMap<&str, usize> = FxHashMap::default();
     for id in params.ids() {
         let path = params.path(id);
         let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
@@ -163,7 +166,8 @@ fn units_of(params: &Params, patterns: &[&str]) -> Result<Vec<(String, Vec<Param
             }
         }
         let name = name.map_or("", |(module, _)| module);
-        match units.iter_mut().find(|(other, _)| other == name) {
+        let at = *known.entry(name).or_insert(units.len());
+        match units.get_mut(at) {
             Some((_, ids)) => ids.push(id),
             None => units.push((name.to_string(), vec![id])),
         }

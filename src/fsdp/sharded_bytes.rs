@@ -68,10 +68,10 @@ impl ShardedBytes {
             Ok(local.numel() * dtype.size_bytes())
         };
         let (mut unreduced, mut received) = (Vec::new(), 0);
-        for unit in params.units() {
+        for unit in params.units().iter() {
             let mut gradients = 0;
             let mut widest = 1;
-            for &id in &unit.members {
+            for &id in unit.members.iter() {
                 let value = params.value(id);
                 let placement = params.placement_of(id);
                 let own = |layout: &Layout| bytes(value.dtype(), value.shape(), layout);

@@ -7,6 +7,7 @@ use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 use gathers::{GatherState, PassGathers};
+use rustc_hash::FxHashSet;
 
 use super::param_id::ParamId;
 use super::params::Params;
@@ -23,21 +24,28 @@ use crate::rng::Generator;
 /// Parameters that are stored sharded (FSDP) are gathered unit by unit, each unit in one call: the next unit while this
 /// one is used, if both fit ([`Sharding::gather_at_most`](crate::fsdp::Sharding::gather_at_most)). A unit is freed when the
 /// next one begins, and the backward pass gathers it again, also one unit ahead.
-/// Parameters that are computed with in another dtype ([`Params::compute_in`]) are handled alike on every mesh, so each is
-/// rounded once and its gradients are added in one place.
+/// Parameters that are computed with in another dtype ([`Params::compute_in`]) are rounded when a unit is gathered. Their
+/// gradients are added in the parameter's own dtype, use by use, whatever the sharding and the number of passes.
 pub struct Forward<'a> {
     params: &'a Params,
     /// Draws dropout; `None` without dropout.
     generator: Option<RefCell<&'a mut Generator>>,
     gathers: PassGathers,
     /// The gathered parameters that running recomputed functions have read, those of the outermost function first.
-    reads: RefCell<Vec<Vec<(ParamId, DTensor)>>>,
+    reads: RefCell<Vec<ParamReads>>,
     /// A copy of the parameters for recomputed functions.
     shared: OnceCell<Rc<Params>>,
     /// Set in the second run of a recomputed function: true if the backward pass is recorded.
     pub(super) second_run: Option<bool>,
     /// Held by a pass that evaluates.
     _no_grad: Option<NoGrad>,
+}
+
+/// Gathered parameters in the order of their first reads.
+#[derive(Default)]
+pub(super) struct ParamReads {
+    pub first: Vec<(ParamId, DTensor)>,
+    known: FxHashSet<ParamId>,
 }
 
 impl<'a> Forward<'a> {
@@ -106,7 +114,7 @@ impl<'a> Forward<'a> {
         Forward {
             params,
             generator,
-            gathers: PassGathers::of(params),
+            gathers: PassGathers::default(),
             reads: RefCell::default(),
             shared: OnceCell::new(),
             second_run: None,
@@ -127,25 +135,25 @@ impl<'a> Forward<'a> {
         cx.gathers.states.get_mut().is_second_run = true;
         RecomputeInput::prefetch(saved.iter().map(|(_, saved)| &**saved))?;
         for (id, saved) in saved {
-            cx.gathers.states.get_mut()[id.index()] = GatherState::Saved(saved.clone());
+            cx.gathers.states.get_mut().set(*id, GatherState::Saved(saved.clone()));
         }
         Ok(cx)
     }
 
     /// Returns the result of `f`, and the gathered parameters that it has read.
     pub(super) fn reads_of<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<(T, Vec<(ParamId, DTensor)>)> {
-        self.reads.borrow_mut().push(Vec::new());
+        self.reads.borrow_mut().push(ParamReads::default());
         let result = f();
-        let reads = self.reads.borrow_mut().pop().expect("pushed above");
+        let reads = self.reads.borrow_mut().pop().expect("pushed above").first;
         reads.iter().for_each(|(id, value)| self.note_read(*id, value));
         Ok((result?, reads))
     }
 
     fn note_read(&self, id: ParamId, value: &DTensor) {
         if let Some(reads) = self.reads.borrow_mut().last_mut()
-            && reads.iter().all(|(other, _)| *other != id)
+            && reads.known.insert(id)
         {
-            reads.push((id, value.clone()));
+            reads.first.push((id, value.clone()));
         }
     }
 
@@ -196,14 +204,19 @@ impl<'a> Forward<'a> {
         }
         let unit = self.params.unit_of(id);
         self.gathers.enter(self.params, unit)?;
-        if let GatherState::Ready(t) = &self.gathers.states.borrow()[id.index()] {
-            self.note_read(id, t);
-            return Ok(t.clone());
+        let is_started = match self.gathers.states.borrow().get(id) {
+            Some(GatherState::Ready(t)) => {
+                self.note_read(id, t);
+                return Ok(t.clone());
+            }
+            state => state.is_some(),
+        };
+        if !is_started {
+            self.gathers.start(self.params, unit)?;
         }
-        self.gathers.start(self.params, unit)?;
-        let state = std::mem::replace(&mut self.gathers.states.borrow_mut()[id.index()], GatherState::Idle);
+        let state = self.gathers.states.borrow_mut().take(id);
         let ready = match state {
-            GatherState::InFlight(gather) => {
+            Some(GatherState::InFlight(gather)) => {
                 let (shard, pending) = *gather;
                 let gathered = pending.wait()?;
                 if self.params.holds_as_used(id) {
@@ -212,30 +225,30 @@ impl<'a> Forward<'a> {
                 } else if self.params.units()[unit].stays_gathered {
                     gathered
                 } else {
-                    let of_unit = self.gathers.states.borrow().units[unit].clone();
+                    let of_unit = self.gathers.states.borrow_mut().of_unit(unit);
                     let ready =
                         shard.regathered(gathered, &self.gathers.previous_of(self.params, unit), &of_unit);
                     ready.hold_gathered();
                     ready
                 }
             }
-            GatherState::Ready(ready) => ready,
-            GatherState::Idle | GatherState::Saved(_) => unreachable!("the unit was just started"),
+            Some(GatherState::Ready(ready)) => ready,
+            None | Some(GatherState::Saved(_)) => unreachable!("the unit was just started"),
         };
         self.note_read(id, &ready);
-        self.gathers.states.borrow_mut()[id.index()] = GatherState::Ready(ready.clone());
+        self.gathers.states.borrow_mut().set(id, GatherState::Ready(ready.clone()));
         Ok(ready)
     }
 
     /// Returns a gathered parameter in the second run of a recomputed function.
     fn param_again(&self, id: ParamId, recorded: bool) -> Result<DTensor> {
-        let saved = match &self.gathers.states.borrow()[id.index()] {
-            GatherState::Ready(t) => {
+        let saved = match self.gathers.states.borrow().get(id) {
+            Some(GatherState::Ready(t)) => {
                 self.note_read(id, t);
                 return Ok(t.clone());
             }
-            GatherState::Saved(saved) => saved.clone(),
-            GatherState::Idle | GatherState::InFlight(_) => {
+            Some(GatherState::Saved(saved)) => saved.clone(),
+            None | Some(GatherState::InFlight(_)) => {
                 let rule = "the second run of a function reads the parameters that the first run read";
                 let remedy = "let the function depend on its operands alone, not on the number of its calls";
                 return Err(Error::invalid("recompute", rule, self.params.path(id), remedy));
@@ -243,7 +256,7 @@ impl<'a> Forward<'a> {
         };
         let ready = saved.value(recorded)?;
         self.note_read(id, &ready);
-        self.gathers.states.borrow_mut()[id.index()] = GatherState::Ready(ready.clone());
+        self.gathers.states.borrow_mut().set(id, GatherState::Ready(ready.clone()));
         Ok(ready)
     }
 
@@ -404,19 +417,19 @@ mod tests {
                 .map(|path| params.root().param(path, [3, 2], Init::Ones).expect("paths differ"));
             let cx = Forward::train_without_dropout(&params);
             let state = || -> String {
-                let of = |s: &GatherState| match s {
-                    GatherState::Idle => '-',
-                    GatherState::InFlight(_) => '.',
-                    GatherState::Ready(_) | GatherState::Saved(_) => '#',
+                let of = |id: ParamId| match cx.gathers.states.borrow().get(id) {
+                    None => '-',
+                    Some(GatherState::InFlight(_)) => '.',
+                    Some(GatherState::Ready(_) | GatherState::Saved(_)) => '#',
                 };
-                cx.gathers.states.borrow().iter().map(of).collect()
+                ids.into_iter().map(of).collect()
             };
             let root = params.unit_of(ids[0]);
             let mut seen = Vec::new();
             for (id, before) in ids.into_iter().zip([0, 0, 0, 2, 2, 2]) {
                 let value = cx.param(id)?;
                 assert_eq!(value.local().to_vec::<f32>()?, [1.0; 6]);
-                assert!(value.has_history() && value.regather().is_some());
+                assert!(value.has_history() && value.is_regathered());
                 assert_eq!(
                     cx.gathers.previous_of(&params, params.unit_of(id)).len(),
                     before,

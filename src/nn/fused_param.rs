@@ -48,8 +48,8 @@ impl Params {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn find_piece(&self, path: &str) -> Option<(ParamId, &ParamPiece)> {
-        let with_id = |id| self.pieces(id).iter().map(move |piece| (id, piece));
-        self.ids().flat_map(with_id).find(|(_, piece)| piece.path() == path)
+        let (id, nth) = self.piece_at(path)?;
+        Some((id, &self.pieces_of(id)[nth]))
     }
 }
 

@@ -1,14 +1,14 @@
 //! Units: parameters that are gathered together.
 
 use super::param_id::ParamId;
-use crate::dtensor::{GradientUnit, may_be_padding};
+use crate::dtensor::{CountedList, GradientUnit, may_be_padding};
 
 /// A unit: parameters that are gathered together, one unit ahead of their use, and whose gradients are reduced together.
 #[derive(Clone)]
 pub(crate) struct ParamUnit {
     /// The path of its module; empty for the root.
     pub name: String,
-    pub members: Vec<ParamId>,
+    pub members: CountedList<ParamId>,
     pub gradients: GradientUnit,
     /// True if gathered parameters stay gathered from the forward pass to the backward pass.
     pub stays_gathered: bool,

@@ -2,6 +2,7 @@
 
 mod declared;
 mod gathered;
+mod names;
 mod offload;
 mod placed;
 mod rounded;
@@ -12,13 +13,15 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use names::{DeclaredPath, ParamNames};
+
 use super::param_id::{ModelNumber, ParamId};
 use super::param_unit::ParamUnit;
 use super::pattern;
 use super::pieces::ParamPiece;
 use super::plan::Plan;
 use crate::comm::ModulePath;
-use crate::dtensor::{DTensor, DeviceMesh};
+use crate::dtensor::{CountedList, DTensor, DeviceMesh, visit};
 use crate::error::{Error, Result};
 use crate::placement::Layout;
 use crate::rng::{Generator, Init};
@@ -47,14 +50,20 @@ pub struct Params {
     dtype: DType,
     /// The dtype that modules compute in.
     compute: DType,
-    list: Vec<Param>,
-    units: Vec<ParamUnit>,
+    list: CountedList<Param>,
+    units: CountedList<ParamUnit>,
+    names: ParamNames,
     /// The bytes that gathered units take at most, if the program says so.
     gather_limit: Option<usize>,
+    /// The elements of the units that stay gathered throughout, set when units are placed.
+    throughout_len: usize,
     /// The paths where activations may change layout.
     sites: BTreeSet<String>,
     /// The paths of the parts whose activations may be dropped.
     blocks: BTreeMap<String, ModulePath>,
+    /// The number of declarations that are running and taken back if they fail, and the paths that they have added.
+    declaring: usize,
+    added: Vec<DeclaredPath>,
     /// `true` if new parameters are zeros, which are replaced by loaded values.
     blank: bool,
     /// `true` if the layouts are not the plan's.
@@ -109,11 +118,15 @@ impl Params {
             generator,
             dtype: DType::F32,
             compute: DType::F32,
-            list: Vec::new(),
-            units: Vec::new(),
+            list: CountedList::default(),
+            units: CountedList::default(),
+            names: ParamNames::default(),
             gather_limit: None,
+            throughout_len: 0,
             sites: BTreeSet::new(),
             blocks: BTreeMap::new(),
+            declaring: 0,
+            added: Vec::new(),
             blank: false,
             is_placed: false,
             mapped: None,
@@ -130,7 +143,7 @@ impl Params {
     /// Returns a copy for functions that run again in the backward pass. The values and the model's number are shared, so
     /// ids of this model are ids of the copy.
     pub(super) fn snapshot(&self) -> Params {
-        let Params { number, dtype, compute, gather_limit, blank, is_placed, .. } = *self;
+        let Params { number, dtype, compute, gather_limit, throughout_len, blank, is_placed, .. } = *self;
         Params {
             number,
             mesh: self.mesh.clone(),
@@ -140,9 +153,13 @@ impl Params {
             compute,
             list: self.list.clone(),
             units: self.units.clone(),
+            names: self.names.clone(),
             gather_limit,
+            throughout_len,
             sites: self.sites.clone(),
             blocks: self.blocks.clone(),
+            declaring: 0,
+            added: Vec::new(),
             blank,
             is_placed,
             mapped: self.mapped.clone(),
@@ -352,7 +369,10 @@ impl Params {
     /// ```
     pub fn ids(&self) -> impl Iterator<Item = ParamId> + use<> {
         let model = self.number;
-        (0..self.list.len()).map(move |index| ParamId { index, model })
+        (0..self.list.len()).map(move |index| {
+            visit();
+            ParamId { index, model }
+        })
     }
 
     /// Returns a parameter's path, e.g. `h.0.attn.qkv.weight`.
@@ -448,7 +468,7 @@ impl Params {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn find(&self, path: &str) -> Option<ParamId> {
-        let index = self.list.iter().position(|p| p.path == path)?;
+        let index = self.names.param(path)?;
         Some(ParamId { index, model: self.number })
     }
 
@@ -527,8 +547,8 @@ impl Params {
         let value = if stays { self.value(id).detach() } else { value };
         let old = &self.list[id.index].value;
         let value = if old.has_history() { self.as_leaf(id, &value)? } else { value.detach() };
-        let value = value.of_parameter(self.path(id));
-        *self.value_mut(id) = value;
+        let lineage = self.value(id).lineage();
+        *self.value_mut(id) = value.with_lineage(lineage);
         placed
     }
 
@@ -541,10 +561,7 @@ impl Params {
         pieces: Option<Vec<ParamPiece>>,
     ) -> Result<ParamId> {
         let pieces = pieces.unwrap_or_else(|| vec![ParamPiece::whole(&path, &shape)]);
-        let is_taken = |name: &&str| self.find(name).is_some() || self.find_piece(name).is_some();
-        if let Some(path) = pieces.iter().map(ParamPiece::path).chain([&path[..]]).find(is_taken) {
-            return Err(Error::invalid("param", "two parameters share a path", path, "rename one of them"));
-        }
+        self.names.expect_free(&path, &pieces)?;
         let module = ModulePath::new(path.rsplit_once('.').map_or("", |(module, _)| module));
         let mesh = self.mesh.mesh();
         let used = self.plan.used_layout(mesh, &path, &shape)?;
@@ -560,7 +577,7 @@ impl Params {
         let (gradient, held_value) = (value.layout().clone(), RefCell::default());
         let leaf = value.requires_grad_in(gradient.clone(), self.units[unit].gradients, self.list.len())?;
         let leaf = leaf.of_parameter(&path);
-        self.list.push(Param {
+        let param = Param {
             path,
             module,
             value: leaf,
@@ -571,7 +588,9 @@ impl Params {
             rounded: None,
             unit,
             pieces,
-        });
+        };
+        self.names.add(self.list.len(), &param);
+        self.list.push(param);
         Ok(id)
     }
 }

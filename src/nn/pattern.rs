@@ -1,5 +1,7 @@
 //! Path patterns, and the names nearest to a pattern that matches nothing.
 
+use rustc_hash::FxHashSet;
+
 pub(super) use crate::comm::path_matches as matches;
 use crate::error::Error;
 
@@ -25,12 +27,9 @@ pub(super) fn nearest(pattern: &str, paths: &[&str]) -> Vec<String> {
         let pairs = parts.iter().zip(of_path);
         pairs.map(|(&part, own)| if part == "*" { part } else { own }).collect::<Vec<_>>().join(".")
     };
-    let mut near: Vec<(usize, String)> = Vec::new();
-    for path in paths.iter().map(open) {
-        if near.iter().all(|(_, known)| *known != path) {
-            near.push((edit_distance(pattern, &path), path));
-        }
-    }
+    let mut known = FxHashSet::default();
+    let opened = paths.iter().map(open).filter(|path| known.insert(path.clone()));
+    let mut near: Vec<(usize, String)> = opened.map(|path| (edit_distance(pattern, &path), path)).collect();
     near.sort_by_key(|(distance, _)| *distance);
     near.into_iter().take(3).map(|(_, path)| path).collect()
 }

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::super::copied_bytes::note_copied;
+use super::super::counted_list::visit;
 use super::super::device_mesh::DeviceMesh;
 use super::cost::peers;
 use super::even_shards::{EvenShards, MemberLens};
@@ -23,10 +24,16 @@ use crate::tensor::{Device, Shape, Tensor};
 /// the same axes, share a call; every other move is alone. All ranks answer alike: only shared metadata is compared.
 pub(in crate::dtensor) fn sharing(moves: &[(Rc<Move>, Tensor)]) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
+    // The groups of gathers, which differ in dtypes and axes, so they are few. Other moves are not compared with them.
+    let mut gathers: Vec<usize> = Vec::new();
     for (i, one) in moves.iter().enumerate() {
-        match groups.iter_mut().find(|group| is_alike(&moves[group[0]], one)) {
-            Some(group) => group.push(i),
-            None => groups.push(vec![i]),
+        let is_gather = gather_of(&one.0).is_some();
+        match gathers.iter().find(|&&g| is_gather && is_alike(&moves[groups[g][0]], one)) {
+            Some(&g) => groups[g].push(i),
+            None => {
+                gathers.extend(is_gather.then_some(groups.len()));
+                groups.push(vec![i]);
+            }
         }
     }
     groups
@@ -76,13 +83,11 @@ fn gather_of(m: &Move) -> Option<&ExchangeStage> {
     }
 }
 
-/// Returns true if two moves can share a call.
+/// Returns true if two gathers can share a call.
 fn is_alike((one, a): &(Rc<Move>, Tensor), (other, b): &(Rc<Move>, Tensor)) -> bool {
+    visit();
     let axes = |m: &Move| m.plan().steps.first().map(|step| step.axes.clone());
-    gather_of(one).is_some()
-        && gather_of(other).is_some()
-        && axes(one) == axes(other)
-        && (a.dtype(), a.device()) == (b.dtype(), b.device())
+    axes(one) == axes(other) && (a.dtype(), a.device()) == (b.dtype(), b.device())
 }
 
 /// Returns the positions of the tensors of a group in a buffer of equal shards, if they have some. All ranks answer alike.

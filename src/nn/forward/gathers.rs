@@ -1,33 +1,38 @@
 //! Gathers of units ahead of their use.
 
 use std::cell::RefCell;
-use std::ops::{Deref, DerefMut};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use crate::dtensor::{DTensor, PendingRedistribution, RecomputeInput, Regather, UnitGathers};
+use rustc_hash::FxHashMap;
+
+use crate::dtensor::{DTensor, PendingRedistribution, RecomputeInput, UnitGathers};
 use crate::error::Result;
 use crate::nn::param_id::ParamId;
 use crate::nn::params::Params;
 
 /// The gathers of a pass.
+#[derive(Default)]
 pub(super) struct PassGathers {
     pub states: RefCell<GatherStates>,
     current: RefCell<CurrentUnit>,
+    /// The units of which some parameters may be in flight.
+    started: RefCell<BTreeSet<usize>>,
     /// True if units stay gathered until the pass ends.
     pub keeps_units: bool,
 }
 
-/// The state of each parameter.
+/// The states of the parameters and units that the pass has reached.
+#[derive(Default)]
 pub(super) struct GatherStates {
-    pub of_params: Vec<GatherState>,
+    of_params: FxHashMap<ParamId, GatherState>,
     /// Per unit, the parameters that the backward pass gathers again.
-    pub units: Vec<UnitGathers>,
+    units: FxHashMap<usize, UnitGathers>,
     pub is_second_run: bool,
 }
 
 /// The progress of one parameter's gathering.
 pub(super) enum GatherState {
-    Idle,
     /// The stored parameter in the dtype that modules compute in, and its redistribution to the layout that they
     /// compute in.
     InFlight(Box<(DTensor, PendingRedistribution)>),
@@ -36,33 +41,30 @@ pub(super) enum GatherState {
     Saved(Rc<RecomputeInput>),
 }
 
-/// The unit whose parameters are in use, and the regathers of the unit before it.
+/// The unit whose parameters are in use, and those of the unit before it that the backward pass gathers again.
 #[derive(Default)]
 struct CurrentUnit {
-    pub unit: Option<usize>,
-    pub previous: Vec<Regather>,
+    unit: Option<usize>,
+    previous: UnitGathers,
 }
 
 impl GatherStates {
-    /// Returns the states at the beginning of a pass.
-    pub fn of(params: &Params) -> GatherStates {
-        let of_params = params.ids().map(|_| GatherState::Idle).collect();
-        let units = params.units().iter().map(|_| UnitGathers::default()).collect();
-        GatherStates { of_params, units, is_second_run: false }
+    /// Returns the state of a parameter, or `None` if nothing was started.
+    pub fn get(&self, id: ParamId) -> Option<&GatherState> {
+        self.of_params.get(&id)
     }
-}
 
-impl Deref for GatherStates {
-    type Target = [GatherState];
-
-    fn deref(&self) -> &[GatherState] {
-        &self.of_params
+    pub fn set(&mut self, id: ParamId, state: GatherState) {
+        self.of_params.insert(id, state);
     }
-}
 
-impl DerefMut for GatherStates {
-    fn deref_mut(&mut self) -> &mut [GatherState] {
-        &mut self.of_params
+    pub fn take(&mut self, id: ParamId) -> Option<GatherState> {
+        self.of_params.remove(&id)
+    }
+
+    /// Returns the parameters of a unit that the backward pass gathers again. The list grows as they are read.
+    pub fn of_unit(&mut self, unit: usize) -> UnitGathers {
+        self.units.entry(unit).or_default().clone()
     }
 }
 
@@ -70,7 +72,7 @@ impl DerefMut for GatherStates {
 /// reads them first.
 impl Drop for GatherStates {
     fn drop(&mut self) {
-        for state in self.of_params.drain(..).filter(|_| !self.is_second_run) {
+        for (_, state) in self.of_params.drain().filter(|_| !self.is_second_run) {
             if let GatherState::Ready(t) = state {
                 t.leave_gathered();
             }
@@ -79,11 +81,6 @@ impl Drop for GatherStates {
 }
 
 impl PassGathers {
-    pub fn of(params: &Params) -> PassGathers {
-        let states = RefCell::new(GatherStates::of(params));
-        PassGathers { states, current: RefCell::default(), keeps_units: false }
-    }
-
     /// On the first use of a unit, frees the unit before it and starts to gather the next one, if both may be gathered at once.
     pub fn enter(&self, params: &Params, unit: usize) -> Result<()> {
         let units = params.units();
@@ -98,7 +95,7 @@ impl PassGathers {
         if last == ahead {
             self.start(params, unit)?;
         }
-        let previous = ahead.map(|p| self.regathers(params, p)).unwrap_or_default();
+        let previous = ahead.map(|p| self.states.borrow_mut().of_unit(p)).unwrap_or_default();
         last.filter(|_| !self.keeps_units).into_iter().for_each(|p| self.free(params, p));
         *self.current.borrow_mut() = CurrentUnit { unit: Some(unit), previous };
         match (unit + 1..units.len()).find(|&u| !units[u].is_root()) {
@@ -115,10 +112,10 @@ impl PassGathers {
     /// Frees the parameters of a unit. If the pass gathers them once more, the backward pass does so too, apart from these.
     fn free(&self, params: &Params, unit: usize) {
         let mut gathers = self.states.borrow_mut();
-        gathers.units[unit] = UnitGathers::default();
-        for id in &params.units()[unit].members {
-            let state = std::mem::replace(&mut gathers[id.index()], GatherState::Idle);
-            if let GatherState::Ready(t) = state {
+        self.started.borrow_mut().remove(&unit);
+        gathers.units.remove(&unit);
+        for id in params.units()[unit].members.iter() {
+            if let Some(GatherState::Ready(t)) = gathers.take(*id) {
                 t.drop_gathered();
             }
         }
@@ -129,47 +126,38 @@ impl PassGathers {
         if !params.limits_gathers() || self.keeps_units {
             return;
         }
-        let units = params.units().iter().enumerate();
-        let skipped = units.filter(|(u, other)| other.comes_and_goes() && *u != unit && Some(*u) != last);
         let mut gathers = self.states.borrow_mut();
-        for id in skipped.flat_map(|(_, other)| &other.members) {
-            if matches!(gathers[id.index()], GatherState::InFlight(_)) {
-                gathers[id.index()] = GatherState::Idle;
+        self.started.borrow_mut().retain(|&other| {
+            let stays = !params.units()[other].comes_and_goes() || other == unit || Some(other) == last;
+            for id in params.units()[other].members.iter().filter(|_| !stays) {
+                if matches!(gathers.get(*id), Some(GatherState::InFlight(_))) {
+                    gathers.take(*id);
+                }
             }
-        }
+            stays
+        });
     }
 
-    /// Returns the regathers that the backward pass needs after a parameter of `unit`, which is used now.
-    pub fn previous_of(&self, params: &Params, unit: usize) -> Vec<Regather> {
+    /// Returns the parameters that the backward pass needs after a parameter of `unit`, which is used now.
+    pub fn previous_of(&self, params: &Params, unit: usize) -> UnitGathers {
         let current = self.current.borrow();
         match current.unit {
             // The root is used after another unit: that one, which with a limit may not be gathered beside the next.
-            Some(_) if params.limits_gathers() && params.units()[unit].is_root() => Vec::new(),
-            Some(other) if other != unit => self.regathers(params, other),
+            Some(_) if params.limits_gathers() && params.units()[unit].is_root() => UnitGathers::default(),
+            Some(other) if other != unit => self.states.borrow_mut().of_unit(other),
             _ => current.previous.clone(),
         }
-    }
-
-    /// Returns the regathers of a unit's gathered parameters.
-    fn regathers(&self, params: &Params, unit: usize) -> Vec<Regather> {
-        let gathers = self.states.borrow();
-        let regather = |id: &ParamId| match &gathers[id.index()] {
-            GatherState::Ready(t) => t.regather(),
-            GatherState::Idle | GatherState::InFlight(_) | GatherState::Saved(_) => None,
-        };
-        params.units()[unit].members.iter().filter_map(regather).collect()
     }
 
     /// Starts to gather the parameters of a unit that are neither gathered nor in flight, in one call.
     pub fn start(&self, params: &Params, unit: usize) -> Result<()> {
         let mut gathers = self.states.borrow_mut();
-        let wanted =
-            |id: &ParamId| matches!(gathers[id.index()], GatherState::Idle) && !params.is_used_as_stored(*id);
+        let wanted = |id: &ParamId| gathers.get(*id).is_none() && !params.is_used_as_stored(*id);
         let wanted: Vec<ParamId> = params.units()[unit].members.iter().copied().filter(wanted).collect();
         let mut shards: Vec<(ParamId, DTensor)> = Vec::new();
         for (id, shard) in wanted.iter().copied().zip(params.held_values(&wanted)?) {
             if shard.layout() == params.used_layout(id) {
-                gathers[id.index()] = GatherState::Ready(shard);
+                gathers.set(id, GatherState::Ready(shard));
             } else {
                 shards.push((id, shard));
             }
@@ -179,8 +167,9 @@ impl PassGathers {
         let _scope = shards.iter().fold(path(first.0), |all, (id, _)| all.common(path(*id))).enter();
         let moved = shards.iter().map(|(id, x)| (x.clone(), params.used_layout(*id).clone())).collect();
         for ((id, shard), pending) in shards.into_iter().zip(DTensor::redistribute_together(moved)?) {
-            gathers[id.index()] = GatherState::InFlight(Box::new((shard, pending)));
+            gathers.set(id, GatherState::InFlight(Box::new((shard, pending))));
         }
+        self.started.borrow_mut().insert(unit);
         Ok(())
     }
 }

@@ -1,9 +1,8 @@
-//! Declared parameters, sites and blocks: the parameters' units, and declarations that are taken back.
+//! Declared parameters, sites and blocks, and the parameters' units.
 
 use super::Params;
 use crate::comm::ModulePath;
-use crate::dtensor::GradientUnit;
-use crate::error::Result;
+use crate::dtensor::{CountedList, GradientUnit};
 use crate::nn::param_id::ParamId;
 use crate::nn::param_unit::ParamUnit;
 use crate::nn::pieces::ParamPiece;
@@ -37,21 +36,12 @@ impl Params {
         self.sites.iter().map(|s| &s[..])
     }
 
-    pub(in crate::nn) fn declare_site(&mut self, path: String) {
-        self.sites.insert(path);
-    }
-
     pub(in crate::nn) fn block(&self, path: &str) -> Option<ModulePath> {
         self.blocks.get(path).copied()
     }
 
     pub(in crate::nn) fn blocks(&self) -> impl Iterator<Item = &str> {
         self.blocks.keys().map(|s| &s[..])
-    }
-
-    pub(in crate::nn) fn declare_block(&mut self, path: String) {
-        let module = ModulePath::new(&path);
-        self.blocks.insert(path, module);
     }
 
     /// Returns the path of the module that declared a parameter.
@@ -63,33 +53,12 @@ impl Params {
         self.at(id).unit
     }
 
-    pub(crate) fn units(&self) -> &[ParamUnit] {
+    pub(crate) fn units(&self) -> &CountedList<ParamUnit> {
         &self.units
     }
 
     pub(in crate::nn) fn pieces_of(&self, id: ParamId) -> &[ParamPiece] {
         &self.at(id).pieces
-    }
-
-    /// Runs `declare`. If it fails, its declarations are taken back: the parameters, sites and blocks, and the draws of
-    /// their values.
-    pub(in crate::nn) fn all_or_none<T>(
-        &mut self,
-        declare: impl FnOnce(&mut Params) -> Result<T>,
-    ) -> Result<T> {
-        let (len, generator) = (self.list.len(), self.generator.clone());
-        let (sites, blocks) = (self.sites.clone(), self.blocks.clone());
-        let declared = declare(self);
-        if declared.is_err() {
-            self.generator = generator;
-            (self.sites, self.blocks) = (sites, blocks);
-            self.list.truncate(len);
-            self.units.iter_mut().for_each(|unit| unit.members.retain(|id| id.index < len));
-            // New units are the last ones, so the numbers of the others stay.
-            self.units.retain(|unit| !unit.members.is_empty());
-            self.checked.set(None);
-        }
-        declared
     }
 
     /// Adds a parameter to its unit: the part of its path up to the first number, such as `h.0`. Parameters without a
@@ -99,9 +68,10 @@ impl Params {
             path.split('.').position(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()));
         let name =
             number.map(|n| path.split('.').take(n + 1).collect::<Vec<_>>().join(".")).unwrap_or_default();
-        let at = self.units.iter().position(|u| u.name == name).unwrap_or_else(|| {
+        let at = self.names.unit(&name).unwrap_or_else(|| {
+            self.names.add_unit(self.units.len(), &name);
             let gradients = gradient_unit(&name, None);
-            let members = Vec::new();
+            let members = CountedList::default();
             let (stays_gathered, padding, gathered_len) = (false, 0, 0);
             self.units.push(ParamUnit { name, members, gradients, stays_gathered, padding, gathered_len });
             self.units.len() - 1
@@ -121,6 +91,7 @@ mod tests {
     use super::*;
     use crate::comm::spmd;
     use crate::dtensor::DeviceMesh;
+    use crate::error::Result;
     use crate::nn::{Activation, SelfAttentionConfig};
     use crate::nn::{Decoder, DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig, NormConfig, Plan};
     use crate::rng::Init;

@@ -27,10 +27,9 @@ impl Params {
     /// Returns true if two units may be gathered at once: without a limit, any two.
     pub(in crate::nn) fn fit_together(&self, a: usize, b: usize) -> bool {
         let Some(limit) = self.gather_limit else { return true };
-        let len = |of: &ParamUnit| of.gathered_len;
-        let throughout: usize = self.units.iter().filter(|unit| !unit.comes_and_goes()).map(len).sum();
         let others = [&self.units[a], &self.units[b]].into_iter().filter(|unit| unit.comes_and_goes());
-        (throughout + others.map(len).sum::<usize>()) * self.compute.size_bytes() <= limit
+        let others: usize = others.map(|unit| unit.gathered_len).sum();
+        (self.throughout_len + others) * self.compute.size_bytes() <= limit
     }
 
     /// Returns the most bytes that gathered units take on a rank.

@@ -72,6 +72,9 @@ impl Params {
         }
         self.units.drain(..before);
         self.list.iter_mut().for_each(|param| param.unit -= before);
+        self.names.set_units(&self.units);
+        let throughout = self.units.iter().filter(|unit| !unit.comes_and_goes());
+        self.throughout_len = throughout.map(|unit| unit.gathered_len).sum();
         self.plan.shard_batch(batch);
         self.is_placed = true;
         self.map_all()
@@ -87,7 +90,7 @@ impl Params {
                 (value.detach(), layout.clone())
             };
             let stored = DTensor::stored_together(members.iter().map(value).collect())?;
-            for (id, value) in members.into_iter().zip(stored) {
+            for (&id, value) in members.iter().zip(stored) {
                 self.value_mut(id).put_back(value);
             }
         }

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeSet;
 
+use rustc_hash::FxHashSet;
+
 use super::{Param, Params};
 use crate::dtensor::DTensor;
 use crate::error::Result;
@@ -17,6 +19,7 @@ impl Params {
     /// they are gathered, with its other parameters, which are rounded here.
     pub(in crate::nn) fn take_rounded(&mut self, updated: &[ParamId]) -> Result<Vec<Option<DTensor>>> {
         let mut incomplete = BTreeSet::new();
+        let all: FxHashSet<ParamId> = updated.iter().copied().collect();
         let compute = self.compute;
         for &id in updated {
             if !self.is_rounded_by_steps(id) {
@@ -29,7 +32,7 @@ impl Params {
             }
         }
         for unit in incomplete {
-            self.make_rounded(unit, updated)?;
+            self.make_rounded(unit, &all)?;
         }
         Ok(updated.iter().map(|id| self.list[id.index].rounded.take()).collect())
     }
@@ -55,7 +58,7 @@ impl Params {
     }
 
     /// Makes the tensors of a unit anew: with arbitrary elements for the updated ones, with rounded ones for others.
-    fn make_rounded(&mut self, unit: usize, updated: &[ParamId]) -> Result<()> {
+    fn make_rounded(&mut self, unit: usize, updated: &FxHashSet<ParamId>) -> Result<()> {
         let members: Vec<ParamId> =
             self.units[unit].members.iter().copied().filter(|id| self.is_rounded_by_steps(*id)).collect();
         members.iter().for_each(|id| self.list[id.index].rounded = None);
