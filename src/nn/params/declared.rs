@@ -3,6 +3,7 @@
 use super::Params;
 use crate::comm::ModulePath;
 use crate::dtensor::{CountedList, GradientUnit};
+use crate::error::Result;
 use crate::nn::param_id::ParamId;
 use crate::nn::param_unit::ParamUnit;
 use crate::nn::pieces::ParamPiece;
