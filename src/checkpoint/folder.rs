@@ -59,7 +59,7 @@ pub enum WhileSaving {
 /// ```
 #[derive(Debug)]
 pub struct CheckpointFolder {
-    root: PathBuf,
+    pub(super) root: PathBuf,
     keep: Option<usize>,
     patience: Duration,
     while_saving: WhileSaving,

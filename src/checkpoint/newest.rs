@@ -44,7 +44,7 @@ impl CheckpointFolder {
     /// ```
     ///
     /// # Errors
-    /// Refuses a checkpoint that is damaged ([`WholeCheck::Lengths`]), and names it and the newest one before it that is not,
+    /// Refuses a checkpoint that is damaged ([`WholeCheck::Lengths`]) or has lost its index, and names it and the newest one before it that is not,
     /// which [`CheckpointFolder::newest_whole`] takes. Refuses ranks that see different checkpoints, and names them.
     pub fn newest(&self, mesh: &DeviceMesh) -> Result<Option<(u64, Checkpoint)>> {
         let Some(step) = self.newest_below(mesh, None)? else { return Ok(None) };
@@ -123,10 +123,27 @@ impl CheckpointFolder {
     /// Returns the newest step that the first rank sees, of those below a step.
     fn newest_below(&self, mesh: &DeviceMesh, step: Option<u64>) -> Result<Option<u64>> {
         let is_below = |&at: &u64| step.is_none_or(|step| at < step);
-        let last = self.steps().map(|steps| steps.into_iter().rev().find(is_below));
+        let last = self.step_folders().map(|steps| steps.into_iter().filter(is_below).max());
         let words = last.map(|last| vec![i64::from(last.is_some()), last.unwrap_or(0).cast_signed()]);
         let of_first = mesh.agree(VERB, words)?.swap_remove(0);
         Ok((of_first[0] == 1).then_some(of_first[1].cast_unsigned()))
+    }
+
+    /// Returns the steps that have a folder, also one without an index: a save makes none.
+    fn step_folders(&self) -> Result<Vec<u64>> {
+        let failed = |e: io::Error| Error::io(VERB, &self.root, e);
+        let entries = match fs::read_dir(&self.root) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(failed)?,
+        };
+        let mut steps = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(failed)?.path();
+            let digits = path.file_name().and_then(|name| name.to_str()?.strip_prefix("step-"));
+            let step = digits.and_then(|digits| digits.parse().ok());
+            steps.extend(step.filter(|&step| self.dir_of(step) == path && path.is_dir()));
+        }
+        Ok(steps)
     }
 
     /// Renames damaged checkpoints, on the first rank.

@@ -306,16 +306,25 @@ fn the_newest_whole_checkpoint_is_named_and_taken_by_a_word() {
     let expected =
         [a.clone(), b.clone(), format!("{b}.damaged"), format!("{c}.damaged"), format!("{c}.damaged.1")];
     assert_eq!(names, expected);
-    for step in [10, 20] {
-        fs::write(dir_of(step).join(INDEX), "{}").unwrap();
-    }
+    // A lost index is damage, too: the step before is not taken without a word.
+    fs::remove_file(dir_of(20).join(INDEX)).unwrap();
+    on_two(|mesh, folder| {
+        let said = folder.newest(mesh).unwrap_err().to_string();
+        assert!(
+            said.contains("got step 20 with this error: ") && said.contains("; take step 10, "),
+            "{said}"
+        );
+        Ok(())
+    });
+    fs::write(dir_of(10).join(INDEX), "{}").unwrap();
     on_two(|mesh, folder| {
         expect_refusal(folder.newest(mesh), "; no older one is whole");
         expect_refusal(
             folder.newest_whole(mesh, WholeCheck::Checksums),
             "a checkpoint of the folder is whole; got 2 damaged ones, the newest, step 20, with this error: ",
         );
-        assert_eq!(folder.steps()?, [10, 20]);
+        assert_eq!(folder.steps()?, [10], "a folder without an index has no step");
+        assert!(folder.dir_of(20).is_dir(), "nothing is set aside");
         Ok(())
     });
 }
