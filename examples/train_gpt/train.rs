@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use isoshard::comm::{Launch, Rank, Tally, Traffic};
-use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction, check_replicas};
 use isoshard::nn::{Forward, Params};
 use isoshard::optim::{AdamW, WarmupCosine, clip_scale, global_norm};
-use isoshard::placement::Mesh;
+use isoshard::placement::{Layout, Mesh};
 use isoshard::rng::Generator;
 use isoshard::tensor::Tensor;
 use isoshard::{Error, Result};
@@ -118,6 +118,20 @@ impl Job {
         (self.sizes.clone(), self.batch)
     }
 
+    /// Compares the text and the settings over the ranks: processes read files of their own, and batches would mix them.
+    ///
+    /// # Errors
+    /// Names the ranks that differ.
+    fn compare(&self, mesh: &DeviceMesh) -> Result<()> {
+        let bytes = self.settings.bytes();
+        let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        let everywhere = Layout::replicated(mesh.mesh().ndim());
+        let hash = DTensor::distribute(mesh, &Tensor::from_vec(vec![hash as i64], [1])?, everywhere)?;
+        check_replicas(&[("the text, the sizes, the batches and the seed", &hash)])
+    }
+
     fn schedule(&self) -> WarmupCosine {
         let args = &self.args;
         WarmupCosine { peak: args.lr, floor: args.min_lr, warmup: args.warmup, steps: args.steps }
@@ -134,6 +148,7 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
     let (rank, tally) = Tally::of(rank)?;
     let mut trainer = Trainer::new(&rank, job)?;
     let mesh = trainer.params.mesh().clone();
+    job.compare(&mesh)?;
     let mut saves = Saves::of(args);
     let first_step = match &saves {
         Some(saves) if args.resume => saves.resume(&mesh, trainer.state())?,
@@ -416,6 +431,28 @@ mod tests {
             }
         }
         std::fs::remove_file(text).unwrap();
+    }
+
+    /// Two processes whose files have the same name and length.
+    #[test]
+    fn ranks_that_read_different_texts_are_refused() {
+        let path = std::env::temp_dir().join(format!("isoshard-differs-{}.txt", std::process::id()));
+        let jobs = [0, 1].map(|rank| {
+            std::fs::write(&path, ["to be or not ", "to eb or not "][rank].repeat(40)).unwrap();
+            let data = path.display().to_string();
+            let words =
+                ["train_gpt", "--data", &data, "--block", "8", "--batch", "2", "--steps", "1", "--json"];
+            Job::new(Args::parse_from(words)).unwrap()
+        });
+        std::fs::remove_file(&path).unwrap();
+        let jobs = std::sync::Arc::new(jobs);
+        let run = move |rank: Rank| Ok(train(&rank, &jobs[rank.rank()]).unwrap_err().to_string());
+        for said in spmd(2, run).unwrap_or_else(|e| panic!("{e}")) {
+            assert!(
+                said.contains("replicas differ; got the text, the sizes, the batches and the seed i64[1]"),
+                "{said}"
+            );
+        }
     }
 
     /// Characters, and the tokens of a new tokenizer, are not the tokens of a model that was trained.
