@@ -314,9 +314,10 @@ impl Error {
         self
     }
 
-    /// Names `verb` as the call that refuses: a method gives the refusals of what it is made of in its own name.
+    /// Names `verb` as the call that refuses: a method gives the refusals of what it is made of in its own name. A refusal of
+    /// layouts keeps the name of the operator, whose operands it counts.
     pub(crate) fn called(mut self, verb: &str) -> Error {
-        if let Error::Invalid(refusal) | Error::Sharding(refusal) | Error::Unsupported(refusal) = &mut self {
+        if let Error::Invalid(refusal) | Error::Unsupported(refusal) = &mut self {
             refusal.verb = verb.into();
         }
         self

@@ -2,7 +2,7 @@
 //! share.
 
 use isoshard::comm::{Rank, Spmd, spmd};
-use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::dtensor::{DTensor, DeviceMesh, LossReduction};
 use isoshard::nn::{Embedding, Forward, LayerNorm, Linear, Module, ParamId, Params, Plan};
 use isoshard::placement::{Layout, Mesh, Placement};
 use isoshard::rng::Init;
@@ -451,4 +451,78 @@ fn text_of<T>(result: Result<Vec<T>>) -> String {
 
 fn zeros(mesh: &DeviceMesh, shape: &[usize], layout: &str) -> Result<DTensor> {
     DTensor::zeros(mesh, DType::F32, Shape::from(shape), layout.parse::<Layout>()?)
+}
+
+/// Methods that are composed of operators refuse in their own names.
+#[test]
+fn composed_methods_refuse_in_their_own_names() {
+    type Call = fn(&DTensor, &DTensor) -> Result<DTensor>;
+    // The first operand is `i64[4, 6]`, the second `f32[5, 7]`: neither the dtype nor the shape fits.
+    let calls: &[(&str, Call)] = &[
+        ("relu6", |i, _| i.relu6()),
+        ("hardtanh", |i, _| i.hardtanh(-1.0, 1.0)),
+        ("leaky_relu", |i, _| i.leaky_relu(0.1)),
+        ("threshold", |i, _| i.threshold(0.5, 0.25)),
+        ("celu", |i, _| i.celu(1.0)),
+        ("glu", |i, _| i.glu(1)),
+        ("softplus_with", |i, _| i.softplus_with(1.0, 20.0)),
+        ("var", |i, _| i.var(&[0], 1, false)),
+        ("std", |i, _| i.std(&[0], 1, false)),
+        ("logsumexp", |i, _| i.logsumexp(&[0], false)),
+        ("softmax", |i, _| i.softmax(1)),
+        ("log_softmax", |i, _| i.log_softmax(1)),
+        ("mean", |i, _| i.mean(&[0], false)),
+        ("mean", |_, f| f.mean(&[7], false)),
+        ("var", |_, f| f.var(&[7], 1, false)),
+        ("std", |_, f| f.std(&[7], 1, false)),
+        ("logsumexp", |_, f| f.logsumexp(&[7], false)),
+        ("softmax", |_, f| f.softmax(7)),
+        ("log_softmax", |_, f| f.log_softmax(7)),
+        ("glu", |_, f| f.glu(7)),
+        ("glu", |_, f| f.glu(0)),
+        ("geglu", |i, _| i.geglu(1)),
+        ("swiglu", |i, _| i.swiglu(1)),
+        ("any", |_, f| f.any(&[7], false)),
+        ("all", |_, f| f.all(&[7], false)),
+        ("count_nonzero", |_, f| f.count_nonzero(&[7], false)),
+        ("transpose", |_, f| f.transpose(0, 7)),
+        ("unsqueeze", |_, f| f.unsqueeze(7)),
+        ("squeeze", |_, f| f.squeeze(0)),
+        ("flatten", |_, f| f.flatten(0, 7)),
+        ("movedim", |_, f| f.movedim(0, 7)),
+        ("unflatten", |_, f| f.unflatten(0, &[2, 2])),
+        ("chunk", |_, f| f.chunk(2, 7).map(|mut all| all.remove(0))),
+        ("split", |_, f| f.split(7, &[2, 3]).map(|mut all| all.remove(0))),
+        ("unbind", |_, f| f.unbind(7).map(|mut all| all.remove(0))),
+        ("repeat_interleave", |_, f| f.repeat_interleave(2, 7)),
+        ("diagonal", |_, f| f.diagonal(0, 0, 7)),
+        ("argsort", |_, f| f.argsort(7, false)),
+        ("kthvalue", |_, f| f.kthvalue(2, 7, false).map(|(values, _)| values)),
+        ("mse_loss", |i, f| f.mse_loss(i, LossReduction::Mean)),
+        ("l1_loss", |i, f| f.l1_loss(i, LossReduction::Mean)),
+        ("huber_loss", |i, f| f.huber_loss(i, 1.0, LossReduction::Mean)),
+        ("smooth_l1_loss", |i, f| f.smooth_l1_loss(i, 1.0, LossReduction::Mean)),
+        ("cosine_similarity", |i, f| f.cosine_similarity(i, 0, 1e-8)),
+        ("logical_and", |i, f| f.logical_and(i)),
+        ("logical_or", |i, f| f.logical_or(i)),
+        ("logical_xor", |i, f| f.logical_xor(i)),
+        ("masked_fill", |i, f| f.masked_fill(i, 1.0)),
+        ("lerp_scalar", |i, f| f.lerp_scalar(i, 0.5)),
+        ("square", |i, _| i.gt_scalar(1.0)?.square()),
+        ("reciprocal", |i, _| i.gt_scalar(1.0)?.reciprocal()),
+        ("div_scalar", |i, _| i.gt_scalar(1.0)?.div_scalar(2.0)),
+        ("weight_norm", |i, _| i.weight_norm(&i.sum_all()?, 0)),
+    ];
+    let wrong = spmd(2, move |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
+        let i = DTensor::zeros(&mesh, DType::I64, [4, 6], "(S0)".parse()?)?;
+        let f = DTensor::zeros(&mesh, DType::F32, [5, 7], "(S0)".parse()?)?;
+        let of = |(name, call): &(&str, Call)| match call(&i, &f) {
+            Ok(_) => Some(format!("{name} succeeds")),
+            Err(e) => (!e.to_string().starts_with(&format!("{name}: "))).then(|| format!("{name} says: {e}")),
+        };
+        Ok(calls.iter().filter_map(of).collect::<Vec<_>>())
+    });
+    let wrong = wrong.unwrap().concat();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

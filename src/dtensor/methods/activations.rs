@@ -24,7 +24,7 @@ impl DTensor {
     /// # Errors
     /// Refuses integers and bools.
     pub fn relu6(&self) -> Result<DTensor> {
-        self.hardtanh(0.0, 6.0)
+        self.hardtanh(0.0, 6.0).map_err(|e| e.called("relu6"))
     }
 
     /// Limits elements to the interval from `min` to `max`, as [`DTensor::clamp`]. Communicates nothing unless this
@@ -86,7 +86,8 @@ impl DTensor {
     /// # Errors
     /// Refuses a number that an integer dtype does not have.
     pub fn threshold(&self, threshold: impl Into<Scalar>, value: impl Into<Scalar>) -> Result<DTensor> {
-        self.le_scalar(threshold)?.select(&self.number("threshold", value.into())?, self)
+        let below = self.le_scalar(threshold).map_err(|e| e.called("threshold"))?;
+        below.select(&self.number("threshold", value.into())?, self)
     }
 
     /// Returns `x` if it is positive, else `alpha (e^(x / alpha) - 1)`: an exponential linear unit whose slope is 1 at
@@ -135,7 +136,7 @@ impl DTensor {
     /// Refuses a dim that the tensor does not have, and an odd extent.
     pub fn glu(&self, dim: isize) -> Result<DTensor> {
         let [a, b] = self.halves("glu", dim)?;
-        a.mul(&b.sigmoid()?)
+        a.mul(&b.sigmoid().map_err(|e| e.called("glu"))?)
     }
 
     /// Splits `dim` into two halves `a` and `b` and returns `gelu(a) · b` (Shazeer 2020).
@@ -157,7 +158,7 @@ impl DTensor {
     /// Refuses a dim that the tensor does not have, and an odd extent.
     pub fn geglu(&self, dim: isize) -> Result<DTensor> {
         let [a, b] = self.halves("geglu", dim)?;
-        a.gelu()?.mul(&b)
+        a.gelu().map_err(|e| e.called("geglu"))?.mul(&b)
     }
 
     /// Splits `dim` into two halves `a` and `b` and returns `silu(a) · b` (Shazeer 2020).
@@ -179,7 +180,7 @@ impl DTensor {
     /// Refuses a dim that the tensor does not have, and an odd extent.
     pub fn swiglu(&self, dim: isize) -> Result<DTensor> {
         let [a, b] = self.halves("swiglu", dim)?;
-        a.silu()?.mul(&b)
+        a.silu().map_err(|e| e.called("swiglu"))?.mul(&b)
     }
 
     /// Splits a dim in the middle.
@@ -216,8 +217,8 @@ impl DTensor {
             let rule = "beta is a finite number other than 0";
             return Err(Error::invalid("softplus_with", rule, beta.to_string(), "choose another beta"));
         }
-        let scaled = self.mul_scalar(beta)?;
-        let soft = scaled.softplus()?.mul_scalar(1.0 / beta)?;
+        let scaled = self.mul_scalar(beta).map_err(|e| e.called("softplus_with"))?;
+        let soft = scaled.softplus().map_err(|e| e.called("softplus_with"))?.mul_scalar(1.0 / beta)?;
         scaled.gt(&scaled.full_like(threshold)?)?.select(self, &soft)
     }
 }

@@ -31,7 +31,8 @@ impl DTensor {
     /// # Errors
     /// Refuses shapes that do not broadcast, dtypes that differ, and dtypes that are not floating-point.
     pub fn mse_loss(&self, target: &DTensor, reduction: LossReduction) -> Result<DTensor> {
-        reduction.apply(&self.sub(target)?.pow_scalar(2.0)?)
+        let loss = || reduction.apply(&self.sub(target)?.pow_scalar(2.0)?);
+        loss().map_err(|e| e.called("mse_loss"))
     }
 
     /// Returns the absolute error `|self - target|`. Shapes broadcast. Communicates as its [reduction](LossReduction)
@@ -52,7 +53,8 @@ impl DTensor {
     /// # Errors
     /// Refuses what [`DTensor::mse_loss`] refuses.
     pub fn l1_loss(&self, target: &DTensor, reduction: LossReduction) -> Result<DTensor> {
-        reduction.apply(&self.sub(target)?.abs()?)
+        let loss = || reduction.apply(&self.sub(target)?.abs()?);
+        loss().map_err(|e| e.called("l1_loss"))
     }
 
     /// Returns Huber's loss (1964) of the error `d = |self - target|`: `d² / 2` up to `delta`, and `delta (d - delta /
@@ -76,7 +78,8 @@ impl DTensor {
     /// Refuses a `delta` that is not positive, and what [`DTensor::mse_loss`] refuses.
     pub fn huber_loss(&self, target: &DTensor, delta: f64, reduction: LossReduction) -> Result<DTensor> {
         expect_bound("huber_loss", "delta is positive and finite", delta, delta > 0.0)?;
-        reduction.apply(&self.huber(target, delta)?)
+        let loss = || reduction.apply(&self.huber(target, delta)?);
+        loss().map_err(|e| e.called("huber_loss"))
     }
 
     /// Returns the smooth absolute error (Girshick, *Fast R-CNN*, 2015): `d² / (2 beta)` for `d = |self - target|` up
@@ -101,10 +104,11 @@ impl DTensor {
     /// Refuses a `beta` that is negative or not finite, and what [`DTensor::mse_loss`] refuses.
     pub fn smooth_l1_loss(&self, target: &DTensor, beta: f64, reduction: LossReduction) -> Result<DTensor> {
         expect_bound("smooth_l1_loss", "beta is finite and not negative", beta, beta >= 0.0)?;
-        if beta == 0.0 {
-            return self.l1_loss(target, reduction);
-        }
-        reduction.apply(&self.huber(target, beta)?.mul_scalar(1.0 / beta)?)
+        let loss = || match beta {
+            0.0 => self.l1_loss(target, reduction),
+            _ => reduction.apply(&self.huber(target, beta)?.mul_scalar(1.0 / beta)?),
+        };
+        loss().map_err(|e| e.called("smooth_l1_loss"))
     }
 
     /// Returns `c (d - c / 2)` for `d = |self - target|` and `c = min(d, delta)`.

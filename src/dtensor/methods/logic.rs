@@ -142,7 +142,8 @@ impl DTensor {
     /// # Errors
     /// Refuses shapes that do not broadcast.
     pub fn logical_and(&self, other: &DTensor) -> Result<DTensor> {
-        self.cast(DType::Bool)?.bitwise_and(&other.cast(DType::Bool)?)
+        let both = self.cast(DType::Bool)?.bitwise_and(&other.cast(DType::Bool)?);
+        both.map_err(|e| e.called("logical_and"))
     }
 
     /// Returns, per element, true if one or both are true. Numbers are first compared with 0, so NaN counts as true.
@@ -164,7 +165,8 @@ impl DTensor {
     /// # Errors
     /// Refuses shapes that do not broadcast.
     pub fn logical_or(&self, other: &DTensor) -> Result<DTensor> {
-        self.cast(DType::Bool)?.bitwise_or(&other.cast(DType::Bool)?)
+        let both = self.cast(DType::Bool)?.bitwise_or(&other.cast(DType::Bool)?);
+        both.map_err(|e| e.called("logical_or"))
     }
 
     /// Returns, per element, true if exactly one is true. Numbers are first compared with 0, so NaN counts as true.
@@ -186,7 +188,8 @@ impl DTensor {
     /// # Errors
     /// Refuses shapes that do not broadcast.
     pub fn logical_xor(&self, other: &DTensor) -> Result<DTensor> {
-        self.cast(DType::Bool)?.bitwise_xor(&other.cast(DType::Bool)?)
+        let both = self.cast(DType::Bool)?.bitwise_xor(&other.cast(DType::Bool)?);
+        both.map_err(|e| e.called("logical_xor"))
     }
 
     /// Returns, per element, true if it is false. Numbers are first compared with 0. Communicates nothing unless this
@@ -482,7 +485,8 @@ impl DTensor {
     /// # Errors
     /// Refuses bool.
     pub fn square(&self) -> Result<DTensor> {
-        if self.dtype().is_float() { self.pow_scalar(2.0) } else { self.mul(self) }
+        let square = if self.dtype().is_float() { self.pow_scalar(2.0) } else { self.mul(self) };
+        square.map_err(|e| e.called("square"))
     }
 
     /// Returns the reciprocal `1 / x` of each element. Communicates nothing unless this tensor is `Partial`.
@@ -501,7 +505,7 @@ impl DTensor {
     /// # Errors
     /// Refuses integers and bools.
     pub fn reciprocal(&self) -> Result<DTensor> {
-        self.pow_scalar(-1.0)
+        self.pow_scalar(-1.0).map_err(|e| e.called("reciprocal"))
     }
 
     /// Applies `f` to this tensor and a number. If f16 or bf16 would round the number, both are f32, and the result is

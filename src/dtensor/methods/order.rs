@@ -57,7 +57,8 @@ impl DTensor {
     /// # Errors
     /// Refuses a dim that the tensor does not have.
     pub fn argsort(&self, dim: isize, descending: bool) -> Result<DTensor> {
-        Ok(self.sort(dim, descending)?.1)
+        let sorted = self.sort(dim, descending).map_err(|e| e.called("argsort"))?;
+        Ok(sorted.1)
     }
 
     /// Returns the `k` largest elements along `dim` in descending order, or with `largest` false the `k` smallest in

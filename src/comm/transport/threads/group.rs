@@ -23,6 +23,9 @@ const LONGEST_PARK: Duration = Duration::from_millis(500);
 /// The shortest time to park.
 const SHORTEST_PARK: Duration = Duration::from_millis(1);
 
+/// The shortest oversleeping that counts as a pause of the machine.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
+
 /// A group of ranks that are threads.
 #[derive(Debug)]
 pub(super) struct ThreadGroup {
@@ -141,6 +144,9 @@ impl ThreadGroup {
         // read several times per deadline, and each reading gives this call time of its own.
         let mut patience = end_after(self.status.deadline);
         let mut deadline = end_after(interval);
+        // If this thread sleeps for longer than it wants to, the machine has stood still, or is busy with other programs: the
+        // other ranks had no time either. At most one deadline more is waited for them.
+        let mut pauses = self.status.deadline;
         let mut state = self.lock();
         loop {
             if slot.is_open() {
@@ -188,8 +194,16 @@ impl ThreadGroup {
                 return Err(fault.into());
             }
             // Past the deadline, the last member to arrive may still be folding.
-            let left = deadline.saturating_duration_since(Instant::now());
-            state = self.park(state, left.max(SHORTEST_PARK));
+            let left = deadline.saturating_duration_since(Instant::now()).max(SHORTEST_PARK);
+            let parked = Instant::now();
+            state = self.park(state, left);
+            let pause = parked.elapsed().saturating_sub(left.min(LONGEST_PARK)).min(pauses);
+            if pause > SHORTEST_PAUSE {
+                pauses -= pause;
+                for end in [&mut patience, &mut deadline] {
+                    *end = end.checked_add(pause).unwrap_or(*end);
+                }
+            }
         }
     }
 
