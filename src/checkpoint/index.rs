@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::block_sums::{BLOCK_BYTES, BlockSums};
+use super::run_id::RunId;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Dims, Shape, open_regular};
 
@@ -21,6 +22,9 @@ const FORMAT: &str = "isoshard checkpoint 1";
 #[serde(deny_unknown_fields)]
 pub(super) struct Index {
     pub format: String,
+    /// The run that saved this. It comes before the files, so that the start of the index tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunId>,
     pub files: Vec<PieceFile>,
     pub tensors: BTreeMap<String, SavedTensor>,
     pub values: BTreeMap<String, Value>,
@@ -62,7 +66,7 @@ pub(super) struct SavedPiece {
 
 impl Index {
     pub fn new(values: BTreeMap<String, Value>) -> Index {
-        Index { format: FORMAT.into(), files: Vec::new(), tensors: BTreeMap::new(), values }
+        Index { format: FORMAT.into(), run: None, files: Vec::new(), tensors: BTreeMap::new(), values }
     }
 
     /// Reads the index of a checkpoint's folder and compares the files' lengths.

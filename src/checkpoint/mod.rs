@@ -39,6 +39,7 @@ mod index;
 mod load;
 mod piece_file;
 mod piece_reader;
+mod run_id;
 mod save;
 mod save_job;
 mod saved;

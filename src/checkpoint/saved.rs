@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::index::{Index, SavedTensor};
 use super::piece_reader::PieceReader;
+use super::run_id::RunId;
 use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Region};
@@ -63,6 +64,11 @@ impl Checkpoint {
         let dir = dir.as_ref().to_path_buf();
         let index = Index::read(&dir)?;
         Ok(Checkpoint { opened: Arc::new(Opened { dir, index }), prefix: String::new() })
+    }
+
+    /// Returns the run that saved this.
+    pub(super) fn run(&self) -> Option<RunId> {
+        self.opened.index.run
     }
 
     /// Returns the part of the checkpoint below a name: its names are those that begin with `name` and a dot, without
