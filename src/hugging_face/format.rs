@@ -12,6 +12,11 @@ use super::weight_files::WeightFiles;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 
+/// The verb of errors about a format that no files have.
+const FORMAT_VERB: &str = "hugging_face_format";
+/// The most tensors of a format that no files have; published models have less than a tenth.
+const MOST_TENSORS: usize = 1 << 20;
+
 /// The names, dtypes and shapes of a model's files, and its config.json: all that export needs beside the values.
 ///
 /// ```
@@ -46,12 +51,14 @@ impl HuggingFaceFormat {
     /// ```
     ///
     /// # Errors
-    /// Refuses dtypes other than f32, f16 and bf16.
+    /// Refuses dtypes other than f32, f16 and bf16, and sizes that give more than 2^20 tensors or more bytes than a machine
+    /// addresses.
     pub fn new(mut config: HuggingFaceConfig, dtype: DType) -> Result<HuggingFaceFormat> {
         if file_dtype(dtype).is_none() {
             let rule = "weights are f32, f16 or bf16";
-            return Err(Error::unsupported("hugging_face_format", rule, dtype.name(), ""));
+            return Err(Error::unsupported(FORMAT_VERB, rule, dtype.name(), ""));
         }
+        expect_listable(&config)?;
         let json = &mut config.json;
         let name = match dtype {
             DType::F16 => "float16",
@@ -65,6 +72,7 @@ impl HuggingFaceFormat {
         json.insert("model_type".into(), config.architecture.model_type().into());
         json.insert("architectures".into(), vec![config.architecture.name()].into());
         let tensors = named_tensors(&config, NameForm { prefixed: true, experts: ExpertForm::OneByOne });
+        expect_addressable(&tensors, dtype)?;
         let dtypes = vec![dtype; tensors.len()];
         Ok(HuggingFaceFormat { config, tensors, dtypes, second_head: None })
     }
@@ -198,6 +206,35 @@ impl HuggingFaceFormat {
         }
         sizes
     }
+}
+
+/// Refuses a config whose list of tensors would be absurdly long, before it is made.
+fn expect_listable(config: &HuggingFaceConfig) -> Result<()> {
+    let experts = config.experts.as_ref();
+    let with_experts = experts.map_or(0, |of| of.layers.iter().filter(|with| **with).count());
+    let of_experts = experts.map_or(0, |of| of.experts.saturating_mul(3)).saturating_mul(with_experts);
+    if config.layers.saturating_add(of_experts) <= MOST_TENSORS {
+        return Ok(());
+    }
+    let given = match experts {
+        Some(of) => format!("{} layer(s), {} expert(s)", config.layers, of.experts),
+        None => format!("{} layer(s)", config.layers),
+    };
+    Err(Error::invalid(FORMAT_VERB, "a model has at most 2^20 tensors", given, "use smaller sizes"))
+}
+
+/// Refuses tensors that have, together, more bytes than a machine addresses.
+fn expect_addressable(tensors: &[NamedTensor], dtype: DType) -> Result<()> {
+    let mut all = 0usize;
+    for tensor in tensors {
+        let bytes = tensor.shape.checked_bytes(FORMAT_VERB, dtype).map_err(|e| e.at(&tensor.name))?;
+        all = all.saturating_add(bytes);
+    }
+    if all <= isize::MAX as usize {
+        return Ok(());
+    }
+    let given = format!("{} tensors of {dtype}", tensors.len());
+    Err(Error::invalid(FORMAT_VERB, "the number of bytes overflows", given, "use smaller sizes"))
 }
 
 /// Returns this crate's name of a dtype, and refuses dtypes that parameters cannot be read from.
