@@ -38,6 +38,9 @@ ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \
 ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \
     cargo test --release --target-dir target/fuzz --test alloc checkpoint
 
+# A thousand kills at random moments of saves and of exports; `cargo test` has 200 and 12.
+ISOSHARD_CRASH_KILLS=${ISOSHARD_CRASH_KILLS:-1000} cargo test --test crash
+
 # The programs on the pages of a feature that `cargo test` does not build.
 cargo test --features tokenizers --doc data::tokenizer
 
