@@ -146,7 +146,7 @@ fn ranks(rank: &Rank, root: &Path, rounds: usize) -> Result<Vec<(&'static str, f
 fn one_rank(rank: &Rank, root: &Path, rounds: usize) -> Result<Vec<(&'static str, f64)>> {
     let mesh = DeviceMesh::new(rank, &[("fsdp", 1)])?;
     let mut trained = Trained::new(&mesh)?;
-    let folder = CheckpointFolder::new(root.join(format!("round-{}", rounds - 1)));
+    let mut folder = CheckpointFolder::new(root.join(format!("round-{}", rounds - 1)));
     let mut rows = Vec::new();
     for _ in 0..rounds {
         let (_, saved) = folder.newest(&mesh)?.expect("the ranks saved");

@@ -60,6 +60,7 @@
 
 pub mod comm;
 mod error;
+mod files;
 pub mod tensor;
 
 // Builds for a model checker have what the thread engine stands on, and nothing above it.

@@ -44,6 +44,9 @@ ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \
 # A hundred thousand mutated folders of checkpoints; `cargo test` tries 300.
 ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-100000} cargo test --test suite checkpoint_damage::a_mutated "$@"
 
+# A thousand kills at random moments of saves and of exports; `cargo test` has 200 and 12.
+ISOSHARD_CRASH_KILLS=${ISOSHARD_CRASH_KILLS:-1000} cargo test --test crash
+
 # The programs on the pages of a feature that `cargo test` does not build.
 cargo test --features tokenizers --doc data::tokenizer
 

@@ -117,10 +117,12 @@ fn process(job: &Job, launch: Launch, over: impl FnOnce(Launch) -> Process) -> O
         Ok(Err(error)) => Failure::Error(error),
         Err(payload) => Failure::Panic(message(&*payload)),
     };
-    if !job.has_begun() && is_refusal(&cause) {
-        return Outcome { code: USAGE, says: Some(format!("rank {rank}: {cause}")) };
+    // A rank that was told of another one's refusal leaves the telling to that one.
+    let repeats = matches!(&cause, Failure::Error(error @ Error::Other(_)) if error.is_echo());
+    if !job.has_begun() && (repeats || is_refusal(&cause)) {
+        return Outcome { code: USAGE, says: (!repeats).then(|| format!("rank {rank}: {cause}")) };
     }
-    let says = is_told_by(rank, &cause).then(|| format!("rank {rank}: {cause}"));
+    let says = (!repeats && is_told_by(rank, &cause)).then(|| format!("rank {rank}: {cause}"));
     Outcome { code: 1, says }
 }
 

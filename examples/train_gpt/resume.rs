@@ -28,20 +28,28 @@ pub struct TrainerState<'a> {
 
 impl Saves {
     /// Returns the folder of `--save`, or `None` without one.
-    pub fn of(args: &Args) -> Option<Saves> {
-        let folder = CheckpointFolder::new(args.save.as_ref()?);
+    ///
+    /// # Errors
+    /// Refuses a folder with checkpoints of an earlier run, unless the run goes on from them.
+    pub fn of(args: &Args, mesh: &DeviceMesh) -> Result<Option<Saves>> {
+        let Some(root) = &args.save else { return Ok(None) };
+        let folder = match args.resume {
+            true => CheckpointFolder::new(root),
+            false => CheckpointFolder::begin(mesh, root)?,
+        };
         let folder = match args.keep {
             Some(n) => folder.keep(n),
             None => folder,
         };
-        Some(Saves { folder, every: args.save_every, steps: args.steps })
+        Ok(Some(Saves { folder, every: args.save_every, steps: args.steps }))
     }
 
-    /// Refuses a folder with checkpoints of an earlier run, unless the run goes on from them.
+    /// Refuses a folder with checkpoints of an earlier run, unless the run goes on from them: before any rank is started.
     pub fn refuse_others(args: &Args) -> Result<()> {
-        let Some(saves) = Saves::of(args).filter(|_| !args.resume) else { return Ok(()) };
-        let Some(step) = saves.folder.steps()?.pop() else { return Ok(()) };
-        let given = saves.folder.dir_of(step).display().to_string();
+        let Some(root) = args.save.as_ref().filter(|_| !args.resume) else { return Ok(()) };
+        let folder = CheckpointFolder::new(root);
+        let Some(step) = folder.steps()?.pop() else { return Ok(()) };
+        let given = folder.dir_of(step).display().to_string();
         let rule = "the folder has checkpoints of an earlier run";
         Err(Error::invalid("save", rule, given, "add --resume, or name another folder"))
     }
@@ -50,7 +58,7 @@ impl Saves {
     ///
     /// # Errors
     /// Refuses a checkpoint that is damaged, of another model, or of a run with other batches or more steps.
-    pub fn resume(&self, mesh: &DeviceMesh, state: TrainerState) -> Result<usize> {
+    pub fn resume(&mut self, mesh: &DeviceMesh, state: TrainerState) -> Result<usize> {
         let Some((step, saved)) = self.folder.newest(mesh)? else { return Ok(0) };
         let settings = text(&saved, "settings")?;
         if settings != state.settings {

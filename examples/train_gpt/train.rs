@@ -149,8 +149,8 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
     let mut trainer = Trainer::new(&rank, job)?;
     let mesh = trainer.params.mesh().clone();
     job.compare(&mesh)?;
-    let mut saves = Saves::of(args);
-    let first_step = match &saves {
+    let mut saves = Saves::of(args, &mesh)?;
+    let first_step = match &mut saves {
         Some(saves) if args.resume => saves.resume(&mesh, trainer.state())?,
         _ => 0,
     };
@@ -360,8 +360,8 @@ mod tests {
             let outcomes = spmd(job.ranks, move |rank| {
                 let mut trainer = Trainer::new(&rank, &job)?;
                 let mesh = trainer.params.mesh().clone();
-                let mut saves = Saves::of(&job.args);
-                let first = saves.as_ref().map_or(Ok(0), |s| s.resume(&mesh, trainer.state()))?;
+                let mut saves = Saves::of(&job.args, &mesh)?;
+                let first = saves.as_mut().map_or(Ok(0), |s| s.resume(&mesh, trainer.state()))?;
                 let (batches, schedule) = (job.batches(Part::Training), job.schedule());
                 let mut losses = Vec::new();
                 for step in first..until {
@@ -389,7 +389,7 @@ mod tests {
                 let resumed = spmd(1, move |rank| {
                     let mut trainer = Trainer::new(&rank, &job)?;
                     let mesh = trainer.params.mesh().clone();
-                    Saves::of(&job.args).expect("given").resume(&mesh, trainer.state())
+                    Saves::of(&job.args, &mesh)?.expect("given").resume(&mesh, trainer.state())
                 });
                 resumed.unwrap_err()
             })

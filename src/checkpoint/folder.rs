@@ -1,23 +1,21 @@
-//! A folder of numbered checkpoints: saves that do not stop the program, the newest one, and the last ones kept.
+//! A folder of a run's numbered checkpoints: saves that do not stop the program, the newest one, and the last ones kept.
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::index::INDEX;
-use super::save::{BUSY, PATIENCE, start, write};
-use super::save_job::{SaveJob, UNFINISHED};
+use super::background_save::BackgroundSave;
+use super::removal::Removal;
+use super::run_id::Run;
+use super::runs::refuse_others;
+use super::save::{BUSY, PATIENCE, SaveOrder, start, write};
+use super::save_job::{SaveJob, SaveNews};
+use super::saved::Checkpoint;
 use super::state_tree::StateTree;
+use super::steps::{STEP, step_name, steps_in};
 use crate::dtensor::DeviceMesh;
 use crate::error::{Error, Result};
 
 const VERB: &str = "save";
-/// The end of the name of a checkpoint that is being removed.
-const REMOVED: &str = ".removed";
 
 /// The answer to a save that is asked for while another one is being written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,7 +27,11 @@ pub enum WhileSaving {
     Refuse,
 }
 
-/// A folder of checkpoints with the names `step-000000000012`, to which one program saves at a time.
+/// A folder of checkpoints with the names `step-000000000012`, to which one run saves.
+///
+/// A run draws an identity at its first save, which its checkpoints hold. [`CheckpointFolder::newest`] gives it back, so
+/// that a program which goes on from a checkpoint saves as the same run. A run that does not go on from the checkpoints of
+/// a folder cannot save there: [`CheckpointFolder::begin`] refuses the folder at once, the first save otherwise.
 ///
 /// [`CheckpointFolder::save_async`] returns at once: the tensors' memory is shared, not copied, and the next step that
 /// updates a parameter in place writes to new memory instead. Until the files are written, the saved tensors therefore
@@ -63,23 +65,16 @@ pub struct CheckpointFolder {
     keep: Option<usize>,
     patience: Duration,
     while_saving: WhileSaving,
+    replaces: bool,
+    pub(super) run: Run,
     writing: Option<BackgroundSave>,
-}
-
-/// A save that a thread of this rank writes.
-#[derive(Debug)]
-struct BackgroundSave {
-    thread: JoinHandle<Result<()>>,
-    /// Receives the outcome of this rank's own part.
-    written: Receiver<Result<()>>,
-    /// Tells the thread that other ranks will not report any more, or that the program ends.
-    given_up: Arc<AtomicBool>,
-    /// On the first rank, the folder in which the save is written.
-    aside: Option<PathBuf>,
 }
 
 impl CheckpointFolder {
     /// Names a folder, which the first save makes. It keeps all checkpoints, and waits at most 30 minutes for a slow rank.
+    ///
+    /// A program that may go on from checkpoints calls [`CheckpointFolder::newest`] next. One that does not should use
+    /// [`CheckpointFolder::begin`] instead, because the first save refuses a folder with checkpoints of another run.
     ///
     /// ```
     /// use isoshard::checkpoint::CheckpointFolder;
@@ -92,11 +87,46 @@ impl CheckpointFolder {
             keep: None,
             patience: PATIENCE,
             while_saving: WhileSaving::default(),
+            replaces: false,
+            run: Run::New(None),
             writing: None,
         }
     }
 
-    /// Removes older checkpoints after each save, so that the last `n` remain; at least the one just saved.
+    /// Names a folder for a new run, as [`CheckpointFolder::new`] does, and refuses one that has checkpoints, before the
+    /// run has cost anything. Communicates some bytes per rank.
+    ///
+    /// ```
+    /// use isoshard::{checkpoint::{CheckpointFolder, StateTree}, comm::spmd, dtensor::DeviceMesh};
+    /// let root = std::env::temp_dir().join(format!("isoshard-begin-{}", std::process::id()));
+    /// # let also = root.clone();
+    /// spmd(2, move |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     CheckpointFolder::begin(&mesh, &root)?.save(&mesh, 7, &StateTree::new())?;
+    ///     let refused = CheckpointFolder::begin(&mesh, &root).unwrap_err().to_string();
+    ///     assert!(refused.contains("the folder has checkpoints of another run"), "{refused}");
+    ///     let mut folder = CheckpointFolder::new(&root);
+    ///     assert_eq!(folder.newest(&mesh)?.expect("saved").0, 7); // goes on as the same run
+    ///     folder.save(&mesh, 8, &StateTree::new())
+    /// })?;
+    /// # std::fs::remove_dir_all(also).unwrap();
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a folder that has checkpoints, on every rank.
+    pub fn begin(mesh: &DeviceMesh, root: impl AsRef<Path>) -> Result<CheckpointFolder> {
+        let folder = CheckpointFolder::new(root);
+        // The first rank's view counts: another rank may see a folder later.
+        let unused = match is_first(mesh) {
+            true => refuse_others(&folder.root, None),
+            false => Ok(()),
+        };
+        mesh.agree(VERB, unused.map(|()| Vec::new()))?;
+        Ok(folder)
+    }
+
+    /// Removes older checkpoints of the run after each save, so that its last `n` remain; at least the one just saved.
     ///
     /// ```
     /// use isoshard::{checkpoint::{CheckpointFolder, StateTree}, comm::spmd, dtensor::DeviceMesh};
@@ -132,6 +162,57 @@ impl CheckpointFolder {
         self
     }
 
+    /// Lets a save of a step that exists take its place. Otherwise it is refused. Until the new checkpoint is whole, the
+    /// old one stays.
+    ///
+    /// ```
+    /// use isoshard::{checkpoint::{CheckpointFolder, StateTree}, comm::spmd, dtensor::DeviceMesh};
+    /// let root = std::env::temp_dir().join(format!("isoshard-replace-{}", std::process::id()));
+    /// # let also = root.clone();
+    /// spmd(1, move |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[])?;
+    ///     let mut folder = CheckpointFolder::new(&root).replace_steps();
+    ///     for loss in [2.5, 2.25] {
+    ///         let mut state = StateTree::new();
+    ///         state.insert_value("loss", loss)?;
+    ///         folder.save(&mesh, 7, &state)?;
+    ///     }
+    ///     let (_, saved) = folder.newest(&mesh)?.expect("saved");
+    ///     assert_eq!(saved.value("loss").expect("saved"), 2.25);
+    ///     Ok(())
+    /// })?;
+    /// # std::fs::remove_dir_all(also).unwrap();
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn replace_steps(mut self) -> CheckpointFolder {
+        self.replaces = true;
+        self
+    }
+
+    /// Saves from now on as the run that saved `checkpoint`: for a program that goes on from another checkpoint than the
+    /// newest, or saves to another folder than before. A checkpoint of an earlier version, or one of
+    /// [`save`](super::save()), has no identity; all of these count as one run.
+    ///
+    /// ```
+    /// use isoshard::{checkpoint::{Checkpoint, CheckpointFolder, StateTree}, comm::spmd, dtensor::DeviceMesh};
+    /// let root = std::env::temp_dir().join(format!("isoshard-continue-{}", std::process::id()));
+    /// # let also = root.clone();
+    /// spmd(1, move |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[])?;
+    ///     let mut folder = CheckpointFolder::new(&root);
+    ///     folder.save(&mesh, 7, &StateTree::new())?;
+    ///     folder.save(&mesh, 8, &StateTree::new())?;
+    ///     let mut folder = CheckpointFolder::new(&root).replace_steps();
+    ///     folder.continue_run(&Checkpoint::open(folder.dir_of(7))?);
+    ///     folder.save(&mesh, 8, &StateTree::new()) // step 8 once more
+    /// })?;
+    /// # std::fs::remove_dir_all(also).unwrap();
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn continue_run(&mut self, checkpoint: &Checkpoint) {
+        self.run = Run::Of(checkpoint.run());
+    }
+
     /// Chooses the answer to a save that is asked for while another one is being written.
     ///
     /// ```
@@ -163,15 +244,18 @@ impl CheckpointFolder {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`save`](super::save()), and those of an earlier [`CheckpointFolder::save_async`].
+    /// Returns the errors of [`save`](super::save()), and those of an earlier [`CheckpointFolder::save_async`]. Refuses a
+    /// folder with checkpoints of another run.
     pub fn save(&mut self, mesh: &DeviceMesh, step: u64, state: &StateTree) -> Result<()> {
         self.admit(mesh)?;
-        let mut job = start(mesh, &self.dir_of(step), state, self.patience)?;
+        let mut job = self.start(mesh, step, state)?;
         write(mesh, &mut job)?;
         let busy = mesh.rank().busy(BUSY);
-        let done = self.removal(step).commit(job, &AtomicBool::new(false));
+        let done = self.removal(step).commit(&mut job, &SaveNews::of_written());
         drop(busy);
-        mesh.agree(VERB, done.map(|()| Vec::new())).map(drop)
+        let all = mesh.agree(VERB, done.map(|()| Vec::new()));
+        self.has_saved(&all);
+        all.map(drop)
     }
 
     /// Starts to save the state of a step, and returns when each rank has begun. The checkpoint becomes visible when all
@@ -196,11 +280,11 @@ impl CheckpointFolder {
     /// ```
     ///
     /// # Errors
-    /// Returns the error of an earlier save. Refuses a step that is saved already, and, if
-    /// [`WhileSaving::Refuse`] is chosen, a save while another is being written.
+    /// Returns the error of an earlier save. Refuses a step that is saved already, a folder with checkpoints of another
+    /// run, and, if [`WhileSaving::Refuse`] is chosen, a save while another is being written.
     pub fn save_async(&mut self, mesh: &DeviceMesh, step: u64, state: &StateTree) -> Result<()> {
         self.admit(mesh)?;
-        let job = start(mesh, &self.dir_of(step), state, self.patience)?;
+        let job = self.start(mesh, step, state)?;
         let begun =
             BackgroundSave::begin(job, self.removal(step)).map_err(|e| Error::io(VERB, &self.root, e));
         let all = mesh.agree(VERB, begun.map(|save| self.writing = Some(save)).map(|()| Vec::new()));
@@ -226,8 +310,7 @@ impl CheckpointFolder {
     pub fn wait(&mut self, mesh: &DeviceMesh) -> Result<()> {
         let Some(save) = self.writing.take() else { return mesh.agree(VERB, Ok(Vec::new())).map(drop) };
         let busy = mesh.rank().busy(BUSY);
-        let written =
-            save.written.recv().unwrap_or_else(|_| Err(Error::other("the thread that writes ended")));
+        let written = save.written();
         drop(busy);
         // No rank waits for the report of one that has failed.
         let all = mesh.agree(VERB, written.map(|()| Vec::new()));
@@ -235,10 +318,13 @@ impl CheckpointFolder {
             let _ = save.give_up();
             return all.map(drop);
         }
+        save.all_wrote();
         let busy = mesh.rank().busy(BUSY);
         let committed = save.join();
         drop(busy);
-        mesh.agree(VERB, committed.map(|()| Vec::new())).map(drop)
+        let all = mesh.agree(VERB, committed.map(|()| Vec::new()));
+        self.has_saved(&all);
+        all.map(drop)
     }
 
     /// Returns the steps of the checkpoints that are there, ascending. Communicates nothing.
@@ -272,7 +358,7 @@ impl CheckpointFolder {
     /// Waits for an earlier save, or refuses another one, and returns the earlier one's error on every rank.
     fn admit(&mut self, mesh: &DeviceMesh) -> Result<()> {
         if self.while_saving == WhileSaving::Refuse {
-            let unfinished = self.writing.as_ref().is_some_and(|save| !save.thread.is_finished());
+            let unfinished = self.writing.as_ref().is_some_and(|save| !save.is_finished());
             let all = mesh.agree(VERB, Ok(vec![i64::from(unfinished)]))?;
             if all.iter().any(|words| words[0] == 1) {
                 let given = format!(
@@ -286,43 +372,26 @@ impl CheckpointFolder {
         self.wait(mesh)
     }
 
-    fn removal(&self, step: u64) -> Removal {
-        Removal { root: self.root.clone(), keep: self.keep, step }
-    }
-}
-
-impl BackgroundSave {
-    fn begin(mut job: SaveJob, removal: Removal) -> std::io::Result<BackgroundSave> {
-        let (send, written) = mpsc::channel();
-        let given_up = Arc::new(AtomicBool::new(false));
-        let flag = given_up.clone();
-        let aside = job.commit.is_some().then(|| job.aside.clone());
-        let thread = thread::Builder::new().name("isoshard-save".into()).spawn(move || {
-            let own = job.write();
-            // A program that ends does not receive this; the thread's result tells the same.
-            let _ = send.send(own.clone());
-            own.and_then(|()| removal.commit(job, &flag))
-        })?;
-        Ok(BackgroundSave { thread, written, given_up, aside })
-    }
-
-    /// Waits until the save has ended on this rank.
-    fn join(self) -> Result<()> {
-        self.thread
-            .join()
-            .unwrap_or_else(|_| Err(Error::other("the thread that writes a checkpoint panicked")))
-    }
-
-    /// Waits until this rank's files are written, and for other ranks' reports for a short while. Removes what a save that
-    /// fails has written.
-    fn give_up(self) -> Result<()> {
-        self.given_up.store(true, Ordering::Relaxed);
-        let aside = self.aside.clone();
-        let outcome = self.join();
-        if let (Some(aside), Err(_)) = (aside, &outcome) {
-            let _ = fs::remove_dir_all(aside);
+    /// Starts a save of this run, which has its identity then.
+    fn start(&mut self, mesh: &DeviceMesh, step: u64, state: &StateTree) -> Result<SaveJob> {
+        let (patience, run, replaces) = (self.patience, self.run, self.replaces);
+        let order = SaveOrder { patience, run, replaces, family: Some(STEP) };
+        let job = start(mesh, &self.dir_of(step), state, &order)?;
+        if let Run::New(id) = &mut self.run {
+            *id = job.run;
         }
-        outcome
+        Ok(job)
+    }
+
+    /// Remembers after a save that the run has checkpoints here, so that it need not be alone in the folder any more.
+    fn has_saved<T>(&mut self, saved: &Result<T>) {
+        if saved.is_ok() {
+            self.run = Run::Of(self.run.id());
+        }
+    }
+
+    fn removal(&self, step: u64) -> Removal {
+        Removal { root: self.root.clone(), keep: self.keep, step, run: self.run.id() }
     }
 }
 
@@ -336,78 +405,7 @@ impl Drop for CheckpointFolder {
     }
 }
 
-/// The removal of older checkpoints after a save.
-struct Removal {
-    root: PathBuf,
-    keep: Option<usize>,
-    step: u64,
-}
-
-impl Removal {
-    /// On the first rank, makes the checkpoint visible, then removes those before the kept ones.
-    fn commit(self, job: SaveJob, given_up: &AtomicBool) -> Result<()> {
-        let first = job.commit.is_some();
-        job.commit(given_up)?;
-        if !first {
-            return Ok(());
-        }
-        self.remove().map_err(|e| {
-            let rule = format!("step {} is saved, but older files cannot be removed", self.step);
-            Error::invalid("keep", rule, e.to_string(), "remove them, or give the permission")
-        })
-    }
-
-    fn remove(&self) -> Result<()> {
-        self.remove_left()?;
-        let Some(keep) = self.keep else { return Ok(()) };
-        let older: Vec<u64> = steps_in(&self.root)?.into_iter().filter(|&step| step < self.step).collect();
-        let remove = (older.len() + 1).saturating_sub(keep);
-        for step in &older[..remove.min(older.len())] {
-            let dir = self.root.join(step_name(*step));
-            // Renamed first: a checkpoint that is half removed is not taken for one.
-            let removed = self.root.join(format!(".{}{REMOVED}", step_name(*step)));
-            fs::rename(&dir, &removed)
-                .and_then(|()| fs::remove_dir_all(&removed))
-                .map_err(|e| Error::io("keep", &dir, e))?;
-        }
-        Ok(())
-    }
-
-    /// Removes what a program that was killed has left: saves that did not end, and removals.
-    fn remove_left(&self) -> Result<()> {
-        let failed = |e: std::io::Error| Error::io("keep", &self.root, e);
-        for entry in fs::read_dir(&self.root).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            if name.starts_with(".step-") && (name.ends_with(UNFINISHED) || name.ends_with(REMOVED)) {
-                fs::remove_dir_all(entry.path()).map_err(failed)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn step_name(step: u64) -> String {
-    format!("step-{step:012}")
-}
-
-fn steps_in(root: &Path) -> Result<Vec<u64>> {
-    let entries = match fs::read_dir(root) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(Error::io("checkpoint", root, e)),
-    };
-    let mut steps = Vec::new();
-    for entry in entries {
-        let name = entry.map_err(|e| Error::io("checkpoint", root, e))?.file_name();
-        let digits = name.to_str().and_then(|name| name.strip_prefix("step-"));
-        let step = digits.and_then(|digits| digits.parse::<u64>().ok());
-        // Folders of other forms and without an index are not checkpoints.
-        let is_one =
-            |step: &u64| name.to_str() == Some(&step_name(*step)) && root.join(&name).join(INDEX).exists();
-        steps.extend(step.filter(is_one));
-    }
-    steps.sort_unstable();
-    Ok(steps)
+/// Returns whether this rank is the first of the mesh, which makes and removes folders.
+pub(super) fn is_first(mesh: &DeviceMesh) -> bool {
+    mesh.mesh().ranks().next() == Some(mesh.mesh().rank())
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::block_sums::{BLOCK_BYTES, BlockSums};
 use super::boxes;
+use super::run_id::RunId;
 use crate::tensor::{DType, Dims, Shape};
 
 /// The name of the index's file. A folder without it is no checkpoint.
@@ -17,6 +18,9 @@ pub(super) const INDEX: &str = "checkpoint.json";
 #[derive(Debug, Serialize, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Index {
+    /// The run that saved this. It comes before the files, so that the start of the index tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunId>,
     pub files: Vec<PieceFile>,
     pub tensors: BTreeMap<String, SavedTensor>,
     pub values: BTreeMap<String, Value>,
@@ -58,7 +62,7 @@ pub(super) struct SavedPiece {
 
 impl Index {
     pub fn new(values: BTreeMap<String, Value>) -> Index {
-        Index { files: Vec::new(), tensors: BTreeMap::new(), values }
+        Index { run: None, files: Vec::new(), tensors: BTreeMap::new(), values }
     }
 
     /// Checks every number before it is used: names of files stay in the folder, pieces have their tensors' names, lie within

@@ -108,7 +108,7 @@ fn parse(text: &[u8]) -> Result<SummedIndex> {
             expect_json_room(VERB, text)?;
             let UnsummedIndex { files, tensors, values, .. } =
                 serde_json::from_slice(text).map_err(|e| refusal(e.to_string()))?;
-            Index { files, tensors, values }
+            Index { run: None, files, tensors, values }
         }
         Some(format) => {
             let format = String::from_utf8_lossy(&format[..format.len().min(FORMAT.len())]);

@@ -29,10 +29,11 @@
 //! ```
 //!
 //! [`StateTree`] gathers what is saved; [`CheckpointFolder`] numbers checkpoints, saves them while training goes on,
-//! keeps the last ones and finds the newest.
+//! keeps the last ones of a run and finds the newest.
 //!
 //! Not built: stores other than a file system.
 
+mod background_save;
 mod block_sums;
 mod boxes;
 mod folder;
@@ -43,10 +44,14 @@ mod load;
 mod newest;
 mod piece_file;
 mod piece_reader;
+mod removal;
+mod run_id;
+mod runs;
 mod save;
 mod save_job;
 mod saved;
 mod state_tree;
+mod steps;
 mod writers;
 
 pub use folder::{CheckpointFolder, WhileSaving};

@@ -3,11 +3,15 @@
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-use super::folder::CheckpointFolder;
+use super::folder::{CheckpointFolder, is_first};
+use super::runs::newest_of;
 use super::saved::Checkpoint;
+use super::steps::STEP;
 use crate::dtensor::DeviceMesh;
 use crate::error::{Error, Result};
+use crate::files::remove_remains;
 
 const VERB: &str = "checkpoint";
 /// The end of the name of a damaged checkpoint that was set aside.
@@ -30,8 +34,9 @@ enum Opening {
 }
 
 impl CheckpointFolder {
-    /// Opens the newest checkpoint; returns `None` if there is none. Communicates some bytes per rank, so that all ranks
-    /// open the same one: they compare the indexes' checksums.
+    /// Opens the newest checkpoint of the run; returns `None` if there is none. A folder that has not saved yet takes over
+    /// the run whose checkpoints are there: this is how a program resumes. Communicates some bytes per rank, so that all
+    /// ranks open the same one: they compare the indexes' checksums.
     ///
     /// ```
     /// use isoshard::{checkpoint::CheckpointFolder, comm::spmd, dtensor::DeviceMesh};
@@ -45,11 +50,15 @@ impl CheckpointFolder {
     ///
     /// # Errors
     /// Refuses a checkpoint that is damaged ([`WholeCheck::Lengths`]) or has lost its index, and names it and the newest one before it that is not,
-    /// which [`CheckpointFolder::newest_whole`] takes. Refuses ranks that see different checkpoints, and names them.
-    pub fn newest(&self, mesh: &DeviceMesh) -> Result<Option<(u64, Checkpoint)>> {
+    /// which [`CheckpointFolder::newest_whole`] takes. Refuses ranks that see different checkpoints, and names them. Refuses
+    /// to choose among checkpoints of several runs: see [`CheckpointFolder::continue_run`].
+    pub fn newest(&mut self, mesh: &DeviceMesh) -> Result<Option<(u64, Checkpoint)>> {
         let Some(step) = self.newest_below(mesh, None)? else { return Ok(None) };
         let damage = match open_on_ranks(mesh, &self.dir_of(step), WholeCheck::Lengths)? {
-            Opening::Whole(checkpoint) => return Ok(Some((step, checkpoint))),
+            Opening::Whole(checkpoint) => {
+                self.continue_run(&checkpoint);
+                return Ok(Some((step, checkpoint)));
+            }
             Opening::Damaged(error) => error,
         };
         let given = format!("step {step} with this error: {damage}");
@@ -66,7 +75,8 @@ impl CheckpointFolder {
         Err(Error::invalid(VERB, "the newest checkpoint is damaged", given, remedy))
     }
 
-    /// Opens the newest checkpoint that is whole by `check`; returns `None` if the folder has no checkpoints at all.
+    /// Opens the newest checkpoint of the run that is whole by `check`; returns `None` if the run has no checkpoints at
+    /// all.
     ///
     /// Newer ones, which are damaged, are set aside: the first rank renames them to `step-000000000030.damaged`, so that the
     /// run saves their steps anew. No file is removed. Communicates some bytes per rank and checkpoint.
@@ -98,13 +108,18 @@ impl CheckpointFolder {
     /// Refuses a folder with damaged checkpoints only, and ranks that see different checkpoints, or files that only
     /// some ranks see. Returns an error if a file cannot be read for another reason than damage, such as a missing
     /// permission, or if a checkpoint cannot be renamed.
-    pub fn newest_whole(&self, mesh: &DeviceMesh, check: WholeCheck) -> Result<Option<(u64, Checkpoint)>> {
+    pub fn newest_whole(
+        &mut self,
+        mesh: &DeviceMesh,
+        check: WholeCheck,
+    ) -> Result<Option<(u64, Checkpoint)>> {
         let mut damaged: Vec<(u64, Error)> = Vec::new();
         while let Some(step) = self.newest_below(mesh, damaged.last().map(|(step, _)| *step))? {
             match open_on_ranks(mesh, &self.dir_of(step), check)? {
                 Opening::Damaged(error) => damaged.push((step, error)),
                 Opening::Whole(checkpoint) => {
                     self.set_aside(mesh, &damaged)?;
+                    self.continue_run(&checkpoint);
                     return Ok(Some((step, checkpoint)));
                 }
             }
@@ -120,30 +135,22 @@ impl CheckpointFolder {
         ))
     }
 
-    /// Returns the newest step that the first rank sees, of those below a step.
+    /// Returns the newest step of the run that the first rank sees, of those below a step.
     fn newest_below(&self, mesh: &DeviceMesh, step: Option<u64>) -> Result<Option<u64>> {
-        let is_below = |&at: &u64| step.is_none_or(|step| at < step);
-        let last = self.step_folders().map(|steps| steps.into_iter().filter(is_below).max());
-        let words = last.map(|last| vec![i64::from(last.is_some()), last.unwrap_or(0).cast_signed()]);
+        let newest = match is_first(mesh) {
+            true => {
+                // A program that died while it replaced a checkpoint may have left the old one under another name.
+                let is_step = |name: &str| name.starts_with(STEP);
+                let _ = remove_remains(&self.root, &is_step, SystemTime::UNIX_EPOCH);
+                newest_of(&self.root, self.run, step)
+            }
+            false => Ok(None),
+        };
+        let words = newest.map(|newest| {
+            vec![i64::from(newest.is_some()), newest.map_or(0, |(step, _)| step).cast_signed()]
+        });
         let of_first = mesh.agree(VERB, words)?.swap_remove(0);
         Ok((of_first[0] == 1).then_some(of_first[1].cast_unsigned()))
-    }
-
-    /// Returns the steps that have a folder, also one without an index: a save makes none.
-    fn step_folders(&self) -> Result<Vec<u64>> {
-        let failed = |e: io::Error| Error::io(VERB, &self.root, e);
-        let entries = match fs::read_dir(&self.root) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(failed)?,
-        };
-        let mut steps = Vec::new();
-        for entry in entries {
-            let path = entry.map_err(failed)?.path();
-            let digits = path.file_name().and_then(|name| name.to_str()?.strip_prefix("step-"));
-            let step = digits.and_then(|digits| digits.parse().ok());
-            steps.extend(step.filter(|&step| self.dir_of(step) == path && path.is_dir()));
-        }
-        Ok(steps)
     }
 
     /// Renames damaged checkpoints, on the first rank.
@@ -151,7 +158,6 @@ impl CheckpointFolder {
         if damaged.is_empty() {
             return Ok(());
         }
-        let is_first = mesh.mesh().position_of(mesh.mesh().coords()) == 0;
         let rename = |(step, _): &(u64, Error)| {
             let dir = self.dir_of(*step);
             match fs::rename(&dir, free_name(&dir)) {
@@ -160,7 +166,7 @@ impl CheckpointFolder {
                 _ => Ok(()),
             }
         };
-        let renamed = if is_first { damaged.iter().try_for_each(rename) } else { Ok(()) };
+        let renamed = if is_first(mesh) { damaged.iter().try_for_each(rename) } else { Ok(()) };
         mesh.agree(VERB, renamed.map(|()| Vec::new())).map(drop)
     }
 }

@@ -1,16 +1,18 @@
 //! Saving: each rank writes its pieces, and no rank holds more of a tensor than its shard.
 
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::index::{Index, SavedTensor, key_of};
 use super::piece_file::PieceSource;
-use super::save_job::{Commit, SaveJob, aside, make_aside};
+use super::run_id::{Run, RunId};
+use super::runs::refuse_others;
+use super::save_job::{Commit, SaveJob, SaveNews, expect_free};
 use super::state_tree::StateTree;
 use super::writers::{WrittenBox, plan_writers};
 use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::{Error, Result};
+use crate::files::{UnfinishedFolder, draw_number, parent};
 use crate::placement::{Region, Spec};
 use crate::tensor::{Device, Shape, Tensor};
 
@@ -49,10 +51,11 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30 * 60);
 /// on every rank if a rank cannot write; nothing is left behind then. If only the last flush of the folder above fails,
 /// the error says so and the checkpoint is there.
 pub fn save(mesh: &DeviceMesh, dir: impl AsRef<Path>, state: &StateTree) -> Result<()> {
-    let mut job = start(mesh, dir.as_ref(), state, PATIENCE)?;
+    let order = SaveOrder { patience: PATIENCE, run: Run::Of(None), replaces: false, family: None };
+    let mut job = start(mesh, dir.as_ref(), state, &order)?;
     write(mesh, &mut job)?;
     let busy = mesh.rank().busy(BUSY);
-    let committed = job.commit(&AtomicBool::new(false));
+    let committed = job.commit(&SaveNews::of_written());
     drop(busy);
     mesh.agree(VERB, committed.map(|()| Vec::new())).map(drop)
 }
@@ -70,9 +73,20 @@ pub(super) fn write(mesh: &DeviceMesh, job: &mut SaveJob) -> Result<()> {
     all.map(drop)
 }
 
+/// The conditions of a save.
+pub(super) struct SaveOrder {
+    /// The time that the first rank waits for other ranks' files.
+    pub patience: Duration,
+    pub run: Run,
+    /// `true` if the save may take the place of an older checkpoint.
+    pub replaces: bool,
+    /// The start of the names whose remains are removed before, beside those of the saved name.
+    pub family: Option<&'static str>,
+}
+
 /// Plans a save, makes the folder in which it is written, and returns this rank's work, which shares the tensors'
 /// memory. On a device, copies the pieces that this rank writes to the CPU's memory. If a rank cannot, no rank can.
-pub(super) fn start(mesh: &DeviceMesh, dir: &Path, state: &StateTree, patience: Duration) -> Result<SaveJob> {
+pub(super) fn start(mesh: &DeviceMesh, dir: &Path, state: &StateTree, order: &SaveOrder) -> Result<SaveJob> {
     if mesh.device() == Device::Meta {
         return Err(Error::unsupported(VERB, "tensors on meta have no values", "a dry run", ""));
     }
@@ -82,20 +96,34 @@ pub(super) fn start(mesh: &DeviceMesh, dir: &Path, state: &StateTree, patience: 
         index.tensors.insert(name.into(), SavedTensor { dtype, shape, pieces: Vec::new() });
     }
     let position = mesh.mesh().position_of(mesh.mesh().coords());
-    let number = agreed_number(mesh, dir, state, &index)?;
+    let (number, run) = agreed_numbers(mesh, dir, state, &index, order)?;
+    index.run = run;
     let reduced = |x: &DTensor| match x.layout().has_partial() {
         true => x.redistribute(x.layout().reduced()),
         false => Ok(x.clone()),
     };
     let tensors: Vec<DTensor> = state.tensors().map(|(_, x)| reduced(x)).collect::<Result<_>>()?;
-    let aside = aside(dir, number);
-    let made = match (&aside, position) {
-        (Ok(aside), 0) => make_aside(dir, aside),
-        _ => Ok(()),
+    let is_first = matches!(order.run, Run::New(_));
+    let make = || {
+        if position != 0 {
+            return Ok(None);
+        }
+        expect_free(dir, order.replaces)?;
+        if is_first {
+            refuse_others(parent(dir), order.run.id())?;
+        }
+        let folder = UnfinishedFolder::create(dir, number, order.family);
+        folder.map(Some).map_err(|e| Error::io(VERB, dir, e))
     };
-    mesh.agree(VERB, made.map(|()| Vec::new()))?;
-    let commit = (position == 0).then(|| Commit { index, ranks: mesh.mesh().ranks().collect(), patience });
-    let mut job = SaveJob { dir: dir.to_path_buf(), aside: aside?, position, pieces: Vec::new(), commit };
+    let (mut folder, made) = match make() {
+        Ok(folder) => (folder, Ok(Vec::new())),
+        Err(e) => (None, Err(e)),
+    };
+    mesh.agree(VERB, made)?;
+    let aside = UnfinishedFolder::path_of(dir, number).map_err(|e| Error::io(VERB, dir, e))?;
+    let (ranks, patience, replaces) = (mesh.mesh().ranks().collect(), order.patience, order.replaces);
+    let commit = folder.take().map(|folder| Commit { index, ranks, patience, folder, replaces, is_first });
+    let mut job = SaveJob { dir: dir.to_path_buf(), aside, position, run, pieces: Vec::new(), commit };
 
     let names: Vec<&str> = state.tensors().map(|(name, _)| name).collect();
     let pieces = own_pieces(position, &names, &tensors).map(|pieces| job.pieces = pieces);
@@ -153,8 +181,15 @@ fn memory_of(x: &DTensor, of: &WrittenBox) -> Result<(Tensor, Region)> {
     }
 }
 
-/// Compares the ranks' paths, names, specs and values, and returns a number for this save that all ranks share.
-fn agreed_number(mesh: &DeviceMesh, dir: &Path, state: &StateTree, index: &Index) -> Result<u64> {
+/// Compares the ranks' paths, names, specs, values and runs, and returns a number for this save and the run's identity,
+/// which all ranks share. A run that has none draws it.
+fn agreed_numbers(
+    mesh: &DeviceMesh,
+    dir: &Path,
+    state: &StateTree,
+    index: &Index,
+    order: &SaveOrder,
+) -> Result<(u64, Option<RunId>)> {
     let mine = || {
         let same = |x: &DTensor| x.mesh().mesh() == mesh.mesh();
         if let Some((name, x)) = state.tensors().find(|(_, x)| !same(x)) {
@@ -165,15 +200,21 @@ fn agreed_number(mesh: &DeviceMesh, dir: &Path, state: &StateTree, index: &Index
         hasher.update(dir.as_os_str().as_encoded_bytes());
         state.tensors().for_each(|(name, x)| hasher.update(format!("{name} {}\n", x.spec()).as_bytes()));
         hasher.update(&serde_json::to_vec(index).map_err(Error::other)?);
-        let drawn = getrandom::u64().map_err(|e| Error::other(e.to_string()))?;
-        Ok(vec![i64::from(hasher.finalize()), drawn as i64])
+        hasher.update(format!("{:?} {}", order.run, order.replaces).as_bytes());
+        let run = match order.run {
+            Run::New(None) => Some(RunId(draw_number()?)),
+            known => known.id(),
+        };
+        let (has_run, run) = (i64::from(run.is_some()), run.map_or(0, |run| run.0 as i64));
+        Ok(vec![i64::from(hasher.finalize()), draw_number()? as i64, has_run, run])
     };
     let all = mesh.agree(VERB, mine())?;
     if let Some(at) = all.iter().position(|words| words[0] != all[0][0]) {
         let ranks: Vec<usize> = mesh.mesh().ranks().collect();
         let given = format!("other ones on rank {} than on rank {}", ranks[at], ranks[0]);
-        let rule = "all ranks save the same names, specs and values to the same folder";
+        let rule = "all ranks save the same names, specs and values of one run to the same folder";
         return Err(Error::invalid(VERB, rule, given, ""));
     }
-    Ok(all[0][1] as u64)
+    let run = (all[0][2] == 1).then_some(RunId(all[0][3] as u64));
+    Ok((all[0][1] as u64, run))
 }

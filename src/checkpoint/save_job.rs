@@ -17,22 +17,44 @@ use std::time::{Duration, Instant};
 use super::index::{INDEX, Index, PieceFile, SavedPiece};
 use super::index_file::index_text;
 use super::piece_file::{PieceSource, WrittenFile, write_file};
+use super::run_id::RunId;
+use super::runs::refuse_others;
 use crate::error::{Error, Result};
+use crate::files::{UnfinishedFolder, is_taken, or_vanished, parent, vanished};
 
 const VERB: &str = "save";
 /// The time that the first rank still waits for reports once the program has given up a save, or ends.
 const AFTER_GIVING_UP: Duration = Duration::from_secs(5);
-/// The end of the name of a folder whose save has not ended.
-pub(super) const UNFINISHED: &str = ".unfinished";
+/// The time that the first rank still waits for reports once it knows that they are written: a network's file system may
+/// show them late.
+const AFTER_ALL_WROTE: Duration = Duration::from_secs(120);
+
+/// The news of the program that shortens the wait of the first rank for reports.
+#[derive(Debug, Default)]
+pub(super) struct SaveNews {
+    /// Other ranks will not report any more, or the program ends.
+    pub given_up: AtomicBool,
+    /// All ranks have reported.
+    pub all_wrote: AtomicBool,
+}
+
+impl SaveNews {
+    /// Returns the news of a save whose ranks have all reported.
+    pub fn of_written() -> SaveNews {
+        SaveNews { all_wrote: AtomicBool::new(true), ..SaveNews::default() }
+    }
+}
 
 /// One rank's work for a save. It may run on any thread.
 pub(super) struct SaveJob {
     /// The folder that the checkpoint will be.
     pub dir: PathBuf,
-    /// The folder in which it is written.
+    /// The folder in which it is written, which the first rank has made.
     pub aside: PathBuf,
     /// The rank's position in the mesh.
     pub position: usize,
+    /// The run that saves.
+    pub run: Option<RunId>,
     pub pieces: Vec<PieceSource>,
     /// The first rank's part of the work.
     pub commit: Option<Commit>,
@@ -46,6 +68,12 @@ pub(super) struct Commit {
     pub ranks: Vec<usize>,
     /// The longest time to wait for a rank's report after this rank's own file is written.
     pub patience: Duration,
+    /// The folder in which the save is written; it is removed with this value unless the save succeeds.
+    pub folder: UnfinishedFolder,
+    /// `true` if the save takes the place of an older checkpoint.
+    pub replaces: bool,
+    /// `true` if no other run may have saved beside it.
+    pub is_first: bool,
 }
 
 impl SaveJob {
@@ -62,40 +90,47 @@ impl SaveJob {
             let text = serde_json::to_vec(&written).map_err(Error::other)?;
             publish(&self.aside, &report_name(self.position, "json"), &text)
         });
-        if let Err(error) = &reported {
-            // On a full disk there is room for the report only after this.
-            let _ = fs::remove_file(&file);
-            let _ = publish(&self.aside, &report_name(self.position, "failed"), error.to_string().as_bytes());
-        }
-        reported
+        let Err(error) = reported else { return Ok(()) };
+        let error = or_vanished(VERB, &self.aside, error);
+        // On a full disk there is room for the report only after this.
+        let _ = fs::remove_file(&file);
+        let _ = publish(&self.aside, &report_name(self.position, "failed"), error.to_string().as_bytes());
+        Err(error)
     }
 
-    /// On the first rank, makes the checkpoint visible once all ranks have reported, or removes what was written; on
-    /// other ranks, does nothing. Waits for a short while only once `given_up` is set.
-    pub fn commit(self, given_up: &AtomicBool) -> Result<()> {
-        let Some(commit) = self.commit else { return Ok(()) };
-        let committed = commit.run(&self.aside, &self.dir, given_up);
-        if committed.is_err() {
-            let _ = fs::remove_dir_all(&self.aside);
+    /// On the first rank, makes the checkpoint visible once all ranks have reported; on other ranks, does nothing. Waits
+    /// for a short while only once `news` says so. After an error the files stay until the job is dropped, since
+    /// other ranks may still write.
+    pub fn commit(&mut self, news: &SaveNews) -> Result<()> {
+        let Some(commit) = &mut self.commit else { return Ok(()) };
+        commit.write_index(news).map_err(|e| or_vanished(VERB, &self.aside, e))?;
+        if commit.is_first {
+            refuse_others(parent(&self.dir), commit.index.run)?;
         }
-        committed
+        match self.commit.take() {
+            Some(commit) if commit.replaces => commit.folder.replace(VERB),
+            Some(commit) => commit.folder.name(VERB),
+            None => Ok(()),
+        }
     }
 
     /// Removes, on the first rank, what was written.
-    pub fn abandon(&self) {
-        if self.commit.is_some() {
-            let _ = fs::remove_dir_all(&self.aside);
-        }
+    pub fn abandon(&mut self) {
+        self.commit = None;
     }
 }
 
 impl Commit {
-    fn run(mut self, aside: &Path, dir: &Path, given_up: &AtomicBool) -> Result<()> {
-        let reports = self.reports(aside, given_up)?;
+    /// Waits for all ranks' reports, and writes the index of what they wrote.
+    fn write_index(&mut self, news: &SaveNews) -> Result<()> {
+        let reports = self.reports(news)?;
+        let aside = self.folder.path();
         let mut pieces: BTreeMap<String, Vec<SavedPiece>> = BTreeMap::new();
         for (position, report) in reports.into_iter().enumerate() {
             let Some(report) = report else { continue };
             let number = self.index.files.len();
+            let file = aside.join(file_name(position));
+            fs::metadata(&file).map_err(|e| Error::io(VERB, &file, e))?;
             let (bytes, header_crc32) = (report.bytes, report.header_crc32);
             self.index.files.push(PieceFile { name: file_name(position), bytes, header_crc32 });
             for piece in report.pieces {
@@ -118,17 +153,13 @@ impl Commit {
             fs::remove_file(&report).map_err(|e| Error::io(VERB, &report, e))?;
         }
         let path = aside.join(INDEX);
-        write_flushed(&path, &text).map_err(|e| Error::io(VERB, &path, e))?;
-        let rename = || {
-            File::open(aside)?.sync_all()?;
-            fs::rename(aside, dir)?;
-            File::open(parent(dir))?.sync_all()
-        };
-        rename().map_err(|e| Error::io(VERB, dir, e))
+        write_flushed(&path, &text).map_err(|e| Error::io(VERB, &path, e))
     }
 
     /// Waits for every rank's report: until the patience ends, or for a short while once the program has given up.
-    fn reports(&self, aside: &Path, given_up: &AtomicBool) -> Result<Vec<Option<WrittenFile>>> {
+    /// If something has removed the folder, no rank reports any more.
+    fn reports(&self, news: &SaveNews) -> Result<Vec<Option<WrittenFile>>> {
+        let aside = self.folder.path();
         let mut end = Instant::now() + self.patience;
         let (mut pause, mut hurried) = (Duration::from_micros(100), false);
         let mut reports = Vec::with_capacity(self.ranks.len());
@@ -145,13 +176,20 @@ impl Commit {
                     reports.push(serde_json::from_slice(&text).map_err(Error::other)?);
                     continue;
                 }
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => self.folder.expect(VERB)?,
                 Err(e) => return Err(Error::io(VERB, &path, e)),
             }
-            if !hurried && given_up.load(Ordering::Relaxed) {
-                (end, hurried) = (end.min(Instant::now() + AFTER_GIVING_UP), true);
+            let gives_up = news.given_up.load(Ordering::Relaxed);
+            let all_wrote = news.all_wrote.load(Ordering::Relaxed);
+            if !hurried && (gives_up || all_wrote) {
+                let rest = if gives_up { AFTER_GIVING_UP } else { AFTER_ALL_WROTE };
+                (end, hurried) = (end.min(Instant::now() + rest), true);
             }
             if Instant::now() > end {
+                // Reports that were written and are not there have been removed.
+                if all_wrote {
+                    return Err(vanished(VERB, aside));
+                }
                 let is_missing = |&p: &usize| !aside.join(report_name(p, "json")).exists();
                 let missing = (0..self.ranks.len()).filter(is_missing).map(|p| self.ranks[p].to_string());
                 let given = format!("no report of rank(s) {}", missing.collect::<Vec<_>>().join(", "));
@@ -164,60 +202,13 @@ impl Commit {
     }
 }
 
-/// Makes the folder in which a save is written, and removes what earlier saves of the same checkpoint left.
-pub(super) fn make_aside(dir: &Path, aside: &Path) -> Result<()> {
-    if dir.exists() {
-        let given = dir.display().to_string();
-        return Err(Error::invalid(
-            VERB,
-            "a checkpoint is saved to a new folder",
-            given,
-            "choose another name",
-        ));
-    }
-    let failed = |e: std::io::Error| Error::io(VERB, aside, e);
-    make_folders(parent(dir)).map_err(failed)?;
-    let stem = aside_stem(dir)?;
-    for entry in fs::read_dir(parent(dir)).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let number = name.strip_prefix(&stem).and_then(|rest| rest.strip_suffix(UNFINISHED));
-        if number.is_some_and(|number| number.len() == 16 && number.bytes().all(|b| b.is_ascii_hexdigit())) {
-            fs::remove_dir_all(entry.path()).map_err(failed)?;
-        }
-    }
-    fs::create_dir(aside).map_err(failed)
-}
-
-/// Makes a folder and those above it, and flushes the entry of each.
-fn make_folders(dir: &Path) -> std::io::Result<()> {
-    if dir.is_dir() {
+/// Refuses a place that is taken, unless the save replaces what is there.
+pub(super) fn expect_free(dir: &Path, replaces: bool) -> Result<()> {
+    if replaces || !is_taken(dir) {
         return Ok(());
     }
-    make_folders(parent(dir))?;
-    match fs::create_dir(dir) {
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(e),
-        _ => File::open(parent(dir))?.sync_all(),
-    }
-}
-
-/// Returns the folder in which the save with this number is written. The number keeps the files of a save that was
-/// killed apart from those of the next.
-pub(super) fn aside(dir: &Path, number: u64) -> Result<PathBuf> {
-    Ok(dir.with_file_name(format!("{}{number:016x}{UNFINISHED}", aside_stem(dir)?)))
-}
-
-fn aside_stem(dir: &Path) -> Result<String> {
-    let name = dir.file_name().and_then(|name| name.to_str());
-    let name = name.ok_or_else(|| {
-        let given = dir.display().to_string();
-        Error::invalid(VERB, "the path ends with a folder's name in UTF-8", given, "")
-    })?;
-    Ok(format!(".{name}."))
-}
-
-fn parent(dir: &Path) -> &Path {
-    dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    let remedy = "choose another name, or see replace_steps of CheckpointFolder";
+    Err(Error::invalid(VERB, "a checkpoint is saved to a new folder", dir.display().to_string(), remedy))
 }
 
 fn file_name(position: usize) -> String {

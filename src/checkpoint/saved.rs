@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::index::{Index, SavedTensor};
 use super::index_file::{SummedIndex, read_index};
 use super::piece_reader::PieceReader;
+use super::run_id::RunId;
 use crate::dtensor::{DTensor, DeviceMesh, SameOnRanks};
 use crate::error::{Error, Result};
 use crate::placement::Layout;
@@ -67,6 +68,11 @@ impl Checkpoint {
         let dir = dir.as_ref().to_path_buf();
         let SummedIndex { index, sha256 } = read_index(&dir)?;
         Ok(Checkpoint { opened: Arc::new(Opened { dir, index, sha256 }), prefix: String::new() })
+    }
+
+    /// Returns the run that saved this.
+    pub(super) fn run(&self) -> Option<RunId> {
+        self.opened.index.run
     }
 
     /// Returns the part of the checkpoint below a name: its names are those that begin with `name` and a dot, without

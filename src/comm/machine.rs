@@ -7,7 +7,6 @@
 //! Missing: kernels that reach a part of these rates only, and the overlap of communication and computation.
 
 use std::fmt;
-use std::fs;
 use std::io::Read;
 use std::path::Path;
 
@@ -15,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::network::{Cost, PICO};
 use crate::error::{Error, Result};
+use crate::files::write_whole;
 use crate::tensor::{DType, open_regular};
 
 /// The rates of one rank's processor and memory, equal on all ranks.
@@ -94,7 +94,7 @@ impl Machine {
         machine.checked()
     }
 
-    /// Writes the machine as JSON.
+    /// Writes the machine as JSON; others see the file whole or not at all.
     ///
     /// ```
     /// use isoshard::comm::Machine;
@@ -110,7 +110,7 @@ impl Machine {
     pub fn save(&self, file: impl AsRef<Path>) -> Result<()> {
         let text = serde_json::to_string_pretty(&self.clone().checked()?)
             .map_err(|e| Error::other(e.to_string()))?;
-        Ok(fs::write(file, text + "\n")?)
+        Ok(write_whole(file.as_ref(), &[text.as_bytes(), b"\n"])?)
     }
 
     /// Refuses rates that are not positive numbers.

@@ -1,7 +1,6 @@
 //! Tokenizers of Hugging Face's `tokenizer.json`, and byte-level BPE.
 
 use std::fmt;
-use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -15,6 +14,7 @@ use super::text_chunks::TextChunks;
 use super::text_cuts::may_be_cut;
 use super::writer::TokenWriter;
 use crate::error::{Error, Result};
+use crate::files::write_whole;
 use crate::tensor::open_regular;
 
 /// The most bytes of a `tokenizer.json`; the largest that are published have a tenth of it.
@@ -161,7 +161,7 @@ impl Tokenizer {
         Tokenizer::new(inner)
     }
 
-    /// Writes the tokenizer as a `tokenizer.json`.
+    /// Writes the tokenizer as a `tokenizer.json`; others see the file whole or not at all.
     ///
     /// ```
     /// use isoshard::data::Tokenizer;
@@ -181,7 +181,7 @@ impl Tokenizer {
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let text = self.inner.to_string(true).map_err(|e| failed("save", &*e))?;
-        fs::write(path, text).map_err(|e| Error::io("tokenizer", path, e))
+        write_whole(path, &[text.as_bytes()]).map_err(|e| Error::io("tokenizer", path, e))
     }
 
     /// Returns the size of a model's vocabulary for these tokens: one more than the largest token.

@@ -1,16 +1,19 @@
 //! Writing of token files.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::token_file::TokenWidth;
 use crate::error::{Error, Result};
+use crate::files::{UnfinishedFile, is_taken};
 
 /// A writer of a token file: bare little-endian tokens, without a header.
 ///
-/// The tokens go to a file beside the final one, with the ending `.partial`. [`TokenWriter::finish`] gives the file its
-/// name. A writer that is dropped before removes what it wrote, so a token file is whole or absent.
+/// The tokens go to a hidden file beside the final one, `.train.bin.<number>.unfinished`, with a lock that a thread
+/// touches. [`TokenWriter::finish`] gives the file its name. A writer that is dropped before removes what it wrote, so a
+/// token file is whole or absent. The remains of a program that was
+/// killed are removed when the file is written again.
 ///
 /// ```
 /// use isoshard::data::{TokenWidth, TokenWriter};
@@ -26,15 +29,16 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct TokenWriter {
     path: PathBuf,
-    partial: PathBuf,
-    /// `None` once the file is finished.
-    out: Option<BufWriter<File>>,
+    /// `true` if there was a file of this name, which the new one replaces.
+    replaces: bool,
+    unfinished: UnfinishedFile,
+    out: BufWriter<File>,
     width: TokenWidth,
     len: u64,
 }
 
 impl TokenWriter {
-    /// Starts a token file.
+    /// Starts a token file. A file that has the name now is replaced at the end; until then it stays.
     ///
     /// ```
     /// use isoshard::data::{TokenWidth, TokenWriter};
@@ -43,14 +47,13 @@ impl TokenWriter {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the file cannot be created.
+    /// Returns an error if the file cannot be created, or the system refuses a thread.
     pub fn create(path: impl AsRef<Path>, width: TokenWidth) -> Result<TokenWriter> {
         let path = path.as_ref().to_path_buf();
-        let mut partial = path.clone().into_os_string();
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        let file = File::create(&partial).map_err(|e| Error::io("token_writer", &partial, e))?;
-        Ok(TokenWriter { path, partial, out: Some(BufWriter::new(file)), width, len: 0 })
+        let replaces = is_taken(&path);
+        let (unfinished, file) =
+            UnfinishedFile::create(&path, true).map_err(|e| Error::io("token_writer", &path, e))?;
+        Ok(TokenWriter { path, replaces, unfinished, out: BufWriter::new(file), width, len: 0 })
     }
 
     /// Appends tokens.
@@ -73,12 +76,12 @@ impl TokenWriter {
             let rule = format!("a token does not fit into {} bytes", self.width.bytes());
             return Err(Error::invalid("token_writer", rule, token.to_string(), "write u32 tokens"));
         }
-        let out = self.out.as_mut().expect("open until it is finished");
+        let out = &mut self.out;
         let written = tokens.iter().try_for_each(|token| match self.width {
             TokenWidth::U16 => out.write_all(&(*token as u16).to_le_bytes()),
             TokenWidth::U32 => out.write_all(&token.to_le_bytes()),
         });
-        written.map_err(|e| Error::io("token_writer", &self.partial, e))?;
+        written.map_err(|e| Error::io("token_writer", self.unfinished.path(), e))?;
         self.len += tokens.len() as u64;
         Ok(())
     }
@@ -126,25 +129,21 @@ impl TokenWriter {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the file cannot be written or renamed; nothing stays then.
-    pub fn finish(mut self) -> Result<u64> {
-        let mut out = self.out.take().expect("open until it is finished");
+    /// Returns an error if the file cannot be written or renamed; nothing stays then. Refuses a name that another program
+    /// has given to a file since [`TokenWriter::create`].
+    pub fn finish(self) -> Result<u64> {
+        let TokenWriter { path, replaces, unfinished, mut out, len, .. } = self;
         let written = out.flush().and_then(|()| out.get_ref().sync_all());
         drop(out);
-        let named = written.and_then(|()| fs::rename(&self.partial, &self.path));
-        if let Err(e) = named {
-            // The first error says more than one of the removal.
-            let _ = fs::remove_file(&self.partial);
-            return Err(Error::io("token_writer", &self.path, e));
-        }
-        Ok(self.len)
-    }
-}
-
-impl Drop for TokenWriter {
-    fn drop(&mut self) {
-        if self.out.take().is_some() {
-            let _ = fs::remove_file(&self.partial);
+        let named = written.and_then(|()| if replaces { unfinished.replace() } else { unfinished.name() });
+        match named {
+            Ok(()) => Ok(len),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                let rule = "another program has made the file meanwhile";
+                let given = path.display().to_string();
+                Err(Error::invalid("token_writer", rule, given, "use that one, or choose another name"))
+            }
+            Err(e) => Err(Error::io("token_writer", &path, e)),
         }
     }
 }

@@ -6,7 +6,7 @@ use rustc_hash::FxHasher;
 
 use super::device_mesh::DeviceMesh;
 use crate::comm::Group;
-use crate::error::{Error, Result};
+use crate::error::{CallId, CommFault, Error, Result};
 use crate::tensor::{Device, Shape, Tensor, hash_words};
 
 /// The number of ranks, and of values, that an error message lists; it counts the rest.
@@ -167,12 +167,7 @@ impl DeviceMesh {
             return match mine {
                 // One error on all ranks follows from what they share.
                 Err(e) if told.iter().map(|(_, ranks)| ranks.len()).eq([group.len()]) => Err(e),
-                _ => Err(Error::invalid(
-                    verb,
-                    "some ranks failed",
-                    list_values(&told, "others", String::clone),
-                    "",
-                )),
+                mine => Err(failed_on(verb, &told, mine.is_ok())),
             };
         }
         let Some((things, k)) =
@@ -191,8 +186,8 @@ impl DeviceMesh {
         Err(Error::invalid(verb, things[k].rule, told, things[k].remedy))
     }
 
-    /// Gathers every rank's words, or returns the same error on every rank if one rank brings an error: all-gathers of
-    /// some bytes per rank.
+    /// Gathers every rank's words, or returns an error with the same text on every rank if one rank brings an error:
+    /// all-gathers of some bytes per rank. On ranks that bring none, the error is an echo ([`Error::is_echo`]).
     pub(crate) fn agree(&self, verb: &str, mine: Result<Vec<i64>>) -> Result<Vec<Vec<i64>>> {
         let (group, device) = (self.all_ranks()?, self.device());
         let text = mine.as_ref().err().map(|e| e.to_string()).unwrap_or_default();
@@ -202,7 +197,32 @@ impl DeviceMesh {
         if failed.is_empty() {
             return gather_words(&group, device, mine?);
         }
-        let told = list_values(&group_by_value(failed), "others", String::clone);
-        Err(Error::invalid(verb, "some ranks failed", told, ""))
+        Err(failed_on(verb, &group_by_value(failed), mine.is_ok()))
     }
+}
+
+/// Returns the error of a call that failed on the ranks of `told`. `is_peer` is for a rank that did not fail itself: its
+/// error has the same text, and is an echo, so that a program's end is told by a rank that failed.
+fn failed_on(verb: &str, told: &[(String, Vec<usize>)], is_peer: bool) -> Error {
+    let error = match told {
+        [(text, ranks)] if ranks.len() == 1 => {
+            Error::invalid(verb, format!("rank {} failed", ranks[0]), text.clone(), "")
+        }
+        _ => Error::invalid(verb, "some ranks failed", list_values(told, "others", String::clone), ""),
+    };
+    if !is_peer {
+        return error;
+    }
+    let (cause, rank) = told.first().map_or((String::new(), 0), |(text, ranks)| (text.clone(), ranks[0]));
+    let fault = CommFault::PeerFailed { id: CallId::new(verb.to_string(), 0, "all ranks"), rank, cause };
+    Error::other(FailureOfPeers { error, fault })
+}
+
+/// The failure of other ranks, in the words of those ranks.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+struct FailureOfPeers {
+    error: Error,
+    #[source]
+    fault: CommFault,
 }

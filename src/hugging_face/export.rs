@@ -1,7 +1,7 @@
 //! Writing weights: one tensor after another is gathered and written, so no rank ever holds the model.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -10,15 +10,20 @@ use serde_json::{Map, Value, json};
 use super::agreement::agree;
 use super::config::CONFIG_FILE;
 use super::format::{HuggingFaceFormat, file_dtype};
-use super::names::{HEAD, NamedTensor, PiecePart};
+use super::names::{HEAD, PiecePart};
 use super::weight_files::{INDEX_FILE, ONE_FILE};
+use crate::dtensor::DeviceMesh;
 use crate::error::{Error, Result};
+use crate::files::{UnfinishedFolder, draw_number, is_taken, or_vanished};
 use crate::nn::Params;
 use crate::tensor::{DType, Device, Shape, Tensor};
 
 const VERB: &str = "save_hugging_face";
 /// The size of a shard if the caller names none: that of `transformers`.
 const SHARD_BYTES: u64 = 50_000_000_000;
+/// The bytes that are written between two comparisons of the ranks' outcomes, so that a failure of the writer ends the
+/// call on all ranks before everything has been gathered.
+const AGREED_BYTES: usize = 256 << 20;
 
 /// A tensor to be written: its name, dtype and shape, and the number of the tensor whose values it has.
 struct WrittenTensor<'a> {
@@ -59,8 +64,10 @@ impl HuggingFaceFormat {
     /// ```
     ///
     /// # Errors
-    /// Refuses a folder that exists, and parameters that are not those of the format. Returns an error if a rank fails
-    /// or a file cannot be written.
+    /// Refuses a folder that exists, or that another program has made meanwhile, and parameters that are not those of the
+    /// format, such as adapters: [`Decoder::merge_lora`](crate::nn::Decoder::merge_lora) first. Returns an error if a rank
+    /// fails, has no room for a tensor, or cannot write a file. The parameters stay, so they can be saved elsewhere;
+    /// [`HuggingFaceFormat::expect_new`] refuses a folder before a long training.
     pub fn save(&self, params: &Params, dir: impl AsRef<Path>) -> Result<()> {
         self.save_shards(params, dir, SHARD_BYTES)
     }
@@ -84,62 +91,37 @@ impl HuggingFaceFormat {
         let writes = mesh.mesh().ranks().next() == Some(mesh.mesh().rank());
         let _no_grad = mesh.no_grad();
         let _busy = writes.then(|| mesh.rank().busy("writing weights"));
-        let create = || writes.then(|| UnfinishedFolder::create(dir)).transpose();
+        let create = || writes.then(|| create_beside(dir)).transpose();
         let begun = self.expect_same_pieces(VERB, params).and_then(|()| create());
         let folder = agree(mesh, VERB, begun, self.fingerprint())?;
-        let done = self.write_shards(params, folder, max_shard_bytes, dir);
+        let shards = shards(self.written(), max_shard_bytes);
+        let mut export = Export { format: self, params, folder, unagreed_bytes: 0, written: Ok(()) };
+        let files = export.write_shards(&shards)?;
         // The folder is there when any rank returns.
-        agree(mesh, VERB, done, 0)
+        agree(mesh, VERB, export.finish(&shards, files), 0)
     }
 
-    /// Gathers all tensors, and writes them on the rank that has the folder. After an error of writing, that rank
-    /// gathers the other tensors as well, because the other ranks do.
-    fn write_shards(
-        &self,
-        params: &Params,
-        mut folder: Option<UnfinishedFolder>,
-        max_shard_bytes: u64,
-        dir: &Path,
-    ) -> Result<()> {
-        let writes = folder.is_some();
-        let shards = shards(self.written(), max_shard_bytes);
-        let mut index = BTreeMap::new();
-        let mut written = Ok(());
-        for (number, shard) in shards.iter().enumerate() {
-            let name = match shards.len() {
-                1 => ONE_FILE.to_string(),
-                n => format!("model-{:05}-of-{n:05}.safetensors", number + 1),
-            };
-            let path = folder.as_ref().filter(|_| written.is_ok()).map(|folder| folder.path.join(&name));
-            let mut file = match path.map(|path| ShardWriter::create(path, shard)).transpose() {
-                Ok(file) => file,
-                Err(e) => {
-                    written = Err(e);
-                    None
-                }
-            };
-            for tensor in shard {
-                let bytes = self.gather(params, tensor, writes)?;
-                if let (Ok(()), Some(file), Some(bytes)) = (&written, &mut file, bytes) {
-                    written = file.write(&bytes);
-                }
-                index.insert(tensor.name.to_string(), name.clone());
-            }
-            if let (Ok(()), Some(file)) = (&written, file) {
-                written = file.finish();
-            }
-        }
-        written?;
-        if let Some(folder) = &mut folder {
-            if shards.len() > 1 {
-                let bytes: usize = shards.iter().flatten().map(WrittenTensor::bytes).sum();
-                let metadata = json!({ "total_parameters": params.numel(), "total_size": bytes });
-                folder.write_json(INDEX_FILE, &json!({ "metadata": metadata, "weight_map": index }))?;
-            }
-            folder.write_json(CONFIG_FILE, &Value::Object(self.config.json.clone()))?;
-            folder.rename(dir)?;
-        }
-        Ok(())
+    /// Refuses a folder that [`HuggingFaceFormat::save`] could not make: one that exists, or whose parent cannot be
+    /// written. For the start of a fine-tune, so that it does not end with a refusal. All ranks of the mesh call this; the
+    /// first rank looks. Communicates some bytes per rank, and leaves nothing behind but the folders above.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, hugging_face::HuggingFaceFormat};
+    /// let error = spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     HuggingFaceFormat::expect_new(&mesh, std::env::temp_dir().join("my-model"))?;
+    ///     HuggingFaceFormat::expect_new(&mesh, std::env::temp_dir())
+    /// });
+    /// let error = error.unwrap_err().to_string();
+    /// assert!(error.starts_with("rank 0: save_hugging_face: the folder exists; got "), "{error}");
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a folder that exists. Returns an error if it cannot be made, on every rank.
+    pub fn expect_new(mesh: &DeviceMesh, dir: impl AsRef<Path>) -> Result<()> {
+        let looks = mesh.mesh().ranks().next() == Some(mesh.mesh().rank());
+        let looked = looks.then(|| create_beside(dir.as_ref())).transpose();
+        agree(mesh, VERB, looked, 0).map(drop)
     }
 
     /// Returns the tensors to be written: wide dtypes first, so that each tensor is aligned, then by name.
@@ -154,28 +136,118 @@ impl HuggingFaceFormat {
         tensors.sort_by_key(|t| (std::cmp::Reverse(t.dtype.size_bytes()), t.name));
         tensors
     }
+}
 
-    /// Gathers a tensor of the files. Returns its bytes on the rank that writes.
-    fn gather(&self, params: &Params, tensor: &WrittenTensor<'_>, writes: bool) -> Result<Option<Vec<u8>>> {
-        let NamedTensor { parts, .. } = &self.tensors[tensor.source];
-        let mut whole: Vec<f32> = if writes { vec![0.0; tensor.shape.numel()] } else { Vec::new() };
-        for part in parts {
-            let values = part_values(params, part)?;
-            if writes {
-                let values = values.to_device(Device::Cpu)?.contiguous()?;
-                let values = values.as_slice::<f32>()?;
-                part.rows(part.first, part.first + part.numel(), |at, in_tensor, step, len| {
-                    let row = values[at - part.first..][..len].iter();
-                    row.enumerate().for_each(|(i, x)| whole[in_tensor + i * step] = *x);
-                });
+/// The writing of all files: on the first rank into a folder, on the others nowhere.
+struct Export<'a> {
+    format: &'a HuggingFaceFormat,
+    params: &'a Params,
+    folder: Option<UnfinishedFolder>,
+    /// The bytes that were written since the ranks compared their outcomes.
+    unagreed_bytes: usize,
+    /// The outcome of this rank since then.
+    written: Result<()>,
+}
+
+impl Export<'_> {
+    /// Gathers all tensors, and writes them on the rank that has the folder. Returns the file of each tensor.
+    ///
+    /// After an error of its own, the rank that writes goes on to gather until the ranks compare their outcomes.
+    fn write_shards(&mut self, shards: &[Vec<WrittenTensor<'_>>]) -> Result<BTreeMap<String, Value>> {
+        let mut files = BTreeMap::new();
+        for (number, shard) in shards.iter().enumerate() {
+            let name = match shards.len() {
+                1 => ONE_FILE.to_string(),
+                n => format!("model-{:05}-of-{n:05}.safetensors", number + 1),
+            };
+            let path = self.folder.as_ref().map(|folder| folder.path().join(&name));
+            let mut file = match path.map(|path| ShardWriter::create(path, shard)).transpose() {
+                Ok(file) => file,
+                Err(e) => {
+                    self.note(Err(e));
+                    None
+                }
+            };
+            for tensor in shard {
+                if let (Some(whole), Some(file)) = (self.gather(tensor)?, &mut file) {
+                    let mut write = || file.write(whole.cast(tensor.dtype)?.as_bytes()?);
+                    self.note(write());
+                }
+                self.unagreed_bytes += tensor.bytes();
+                if self.unagreed_bytes >= AGREED_BYTES {
+                    self.agree()?;
+                }
+                files.insert(tensor.name.to_string(), Value::from(&name[..]));
+            }
+            if let Some(file) = file {
+                self.note(file.finish());
+            }
+            self.agree()?;
+        }
+        Ok(files)
+    }
+
+    /// Gathers a tensor of the files as f32. Returns it on the rank that writes, if that has room for it.
+    fn gather(&mut self, tensor: &WrittenTensor<'_>) -> Result<Option<Tensor>> {
+        let format = self.format;
+        // In the pool, so that the limit of memory counts it. A lack of room must not end this rank's gathering.
+        let room =
+            self.folder.is_some().then(|| Tensor::zeros_on(Device::Cpu, DType::F32, tensor.shape.clone()));
+        let mut whole = room.transpose().unwrap_or_else(|e| {
+            self.note(Err(e));
+            None
+        });
+        for part in &format.tensors[tensor.source].parts {
+            let values = part_values(self.params, part)?;
+            if let Some(whole) = &mut whole {
+                self.note(copy_part(part, &values, whole));
             }
         }
-        if !writes {
-            return Ok(None);
-        }
-        let whole = Tensor::from_vec(whole, tensor.shape.clone())?.cast(tensor.dtype)?;
-        Ok(Some(whole.as_bytes()?.to_vec()))
+        Ok(whole)
     }
+
+    /// Keeps the first error.
+    fn note(&mut self, done: Result<()>) {
+        if self.written.is_ok() {
+            self.written = done;
+        }
+    }
+
+    /// Returns the error of any rank on all ranks. If something has removed the folder, that is the error.
+    fn agree(&mut self) -> Result<()> {
+        let mut outcome = std::mem::replace(&mut self.written, Ok(()));
+        if let Some(folder) = &self.folder {
+            outcome =
+                outcome.and_then(|()| folder.expect(VERB)).map_err(|e| or_vanished(VERB, folder.path(), e));
+        }
+        self.unagreed_bytes = 0;
+        agree(self.params.mesh(), VERB, outcome, 0)
+    }
+
+    /// Writes the index and the config, and gives the folder its name.
+    fn finish(self, shards: &[Vec<WrittenTensor<'_>>], files: BTreeMap<String, Value>) -> Result<()> {
+        let Some(folder) = self.folder else { return Ok(()) };
+        let lost = |e| or_vanished(VERB, folder.path(), e);
+        if shards.len() > 1 {
+            let bytes: usize = shards.iter().flatten().map(WrittenTensor::bytes).sum();
+            let metadata = json!({ "total_parameters": self.params.numel(), "total_size": bytes });
+            write_json(&folder, INDEX_FILE, &json!({ "metadata": metadata, "weight_map": files }))
+                .map_err(lost)?;
+        }
+        write_json(&folder, CONFIG_FILE, &Value::Object(self.format.config.json.clone())).map_err(lost)?;
+        folder.name(VERB)
+    }
+}
+
+/// Copies the values of a part of a piece to their places in a tensor of the files.
+fn copy_part(part: &PiecePart, values: &Tensor, whole: &mut Tensor) -> Result<()> {
+    let values = values.to_device(Device::Cpu)?.contiguous()?;
+    let (values, whole) = (values.as_slice::<f32>()?, whole.make_mut::<f32>()?);
+    part.rows(part.first, part.first + part.numel(), |at, in_tensor, step, len| {
+        let row = values[at - part.first..][..len].iter();
+        row.enumerate().for_each(|(i, x)| whole[in_tensor + i * step] = *x);
+    });
+    Ok(())
 }
 
 /// Returns the values of a part of a piece on every rank.
@@ -250,57 +322,25 @@ impl ShardWriter {
     }
 }
 
-/// The folder in which files are written before it gets its name. It is removed unless it gets it.
-struct UnfinishedFolder {
-    path: PathBuf,
-    renamed: bool,
+/// Makes the folder in which files are written before it gets its name.
+fn create_beside(dir: &Path) -> Result<UnfinishedFolder> {
+    if dir.file_name().is_none() {
+        return Err(Error::invalid(VERB, "the path names no folder", dir.display().to_string(), ""));
+    }
+    if is_taken(dir) {
+        let given = dir.display().to_string();
+        return Err(Error::invalid(VERB, "the folder exists", given, "choose another name"));
+    }
+    let made = draw_number().and_then(|number| UnfinishedFolder::create(dir, number, None));
+    made.map_err(|e| Error::io(VERB, dir, e))
 }
 
-impl Drop for UnfinishedFolder {
-    fn drop(&mut self) {
-        if !self.renamed {
-            // The call fails already; the next one removes what is left.
-            let _ = fs::remove_dir_all(&self.path);
-        }
-    }
-}
-
-impl UnfinishedFolder {
-    fn create(dir: &Path) -> Result<UnfinishedFolder> {
-        let refused = |rule: &str, remedy: &str| {
-            Err(Error::invalid(VERB, rule, dir.display().to_string(), remedy.to_string()))
-        };
-        let Some(name) = dir.file_name() else { return refused("the path names no folder", "") };
-        if dir.exists() {
-            return refused("the folder exists", "choose another name");
-        }
-        let path = dir.with_file_name(format!(".{}.unfinished", name.to_string_lossy()));
-        // A run that was killed has left it.
-        if path.exists() {
-            fs::remove_dir_all(&path).map_err(|e| Error::io(VERB, &path, e))?;
-        }
-        fs::create_dir_all(&path).map_err(|e| Error::io(VERB, &path, e))?;
-        Ok(UnfinishedFolder { path, renamed: false })
-    }
-
-    fn write_json(&self, name: &str, value: &Value) -> Result<()> {
-        let path = self.path.join(name);
-        let write = || {
-            let mut file = File::create(&path)?;
-            file.write_all(format!("{value:#}\n").as_bytes())?;
-            file.sync_all()
-        };
-        write().map_err(|e| Error::io(VERB, &path, e))
-    }
-
-    fn rename(&mut self, dir: &Path) -> Result<()> {
-        let mut rename = || {
-            File::open(&self.path)?.sync_all()?;
-            fs::rename(&self.path, dir)?;
-            self.renamed = true;
-            let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            File::open(parent)?.sync_all()
-        };
-        rename().map_err(|e| Error::io(VERB, dir, e))
-    }
+fn write_json(folder: &UnfinishedFolder, name: &str, value: &Value) -> Result<()> {
+    let path = folder.path().join(name);
+    let write = || {
+        let mut file = File::create(&path)?;
+        file.write_all(format!("{value:#}\n").as_bytes())?;
+        file.sync_all()
+    };
+    write().map_err(|e| Error::io(VERB, &path, e))
 }

@@ -20,6 +20,9 @@ const MOST_ELEMENTS: u128 = 1 << 58;
 /// The memory of a tensor's names and shapes.
 const TENSOR_BYTES: usize = 512;
 
+/// The verb of errors about a format that no files have.
+const FORMAT_VERB: &str = "hugging_face_format";
+
 /// The names, dtypes and shapes of a model's files, and its config.json: all that export needs beside the values.
 ///
 /// ```
@@ -58,7 +61,7 @@ impl HuggingFaceFormat {
     pub fn new(mut config: HuggingFaceConfig, dtype: DType) -> Result<HuggingFaceFormat> {
         if file_dtype(dtype).is_none() {
             let rule = "weights are f32, f16 or bf16";
-            return Err(Error::unsupported("hugging_face_format", rule, dtype.name(), ""));
+            return Err(Error::unsupported(FORMAT_VERB, rule, dtype.name(), ""));
         }
         expect_sizes(&config)?;
         let json = &mut config.json;

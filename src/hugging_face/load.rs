@@ -107,6 +107,13 @@ impl HuggingFaceFormat {
                 }
             }
         }
+        let is_adapter = |path: &&&str| path.ends_with(".lora_a") || path.ends_with(".lora_b");
+        let adapters: Vec<&str> = unfilled.iter().filter(is_adapter).copied().collect();
+        if !adapters.is_empty() {
+            let rule = "the model has adapters, which its files do not have";
+            let remedy = "call merge_lora first, and pass the parameters that it returns";
+            return Err(Error::invalid(verb, rule, list(&adapters), remedy));
+        }
         let unstored: Vec<&str> = sizes.into_keys().collect();
         match (&unfilled[..], &unstored[..]) {
             ([], []) => Ok(()),

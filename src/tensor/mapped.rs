@@ -4,9 +4,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::process;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapMut, MmapOptions};
@@ -14,6 +12,7 @@ use memmap2::{MmapMut, MmapOptions};
 use super::storage::Buffer;
 use super::{DType, Shape, Tensor};
 use crate::error::{Error, Result};
+use crate::files::draw_number;
 
 const VERB: &str = "mapped_file";
 
@@ -77,9 +76,9 @@ impl MappedFile {
     /// # Errors
     /// Returns an error if the directory is missing or cannot be written to.
     pub fn in_dir(dir: impl AsRef<Path>) -> Result<MappedFile> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = dir.as_ref().join(format!("isoshard-{}-{number}.mapped", process::id()));
+        // Processes of other hosts or containers may have this one's number, so the name is drawn.
+        let number = draw_number().map_err(|e| Error::io(VERB, dir.as_ref(), e))?;
+        let path = dir.as_ref().join(format!("isoshard-{number:016x}.mapped"));
         let open = || -> io::Result<File> {
             let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
             std::fs::remove_file(&path)?;

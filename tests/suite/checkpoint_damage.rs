@@ -214,7 +214,7 @@ fn ranks_that_see_different_runs_are_refused_with_their_numbers() {
     }
     run_on("dp=3", move |mesh| {
         let root = &roots[usize::from(mesh.rank().rank() == 1)];
-        let seen = CheckpointFolder::new(root);
+        let mut seen = CheckpointFolder::new(root);
         let mixed = "all ranks open the same checkpoint; got ";
         for said in [load(mesh, &seen.dir_of(10)).map(drop), seen.newest(mesh).map(drop)] {
             let said = said.unwrap_err().to_string();
@@ -261,9 +261,9 @@ fn the_newest_whole_checkpoint_is_named_and_taken_by_a_word() {
     three(&root);
     let dir_of = |step| CheckpointFolder::new(&root).dir_of(step);
     let at = root.clone();
-    let on_two = move |f: fn(&DeviceMesh, &CheckpointFolder) -> Result<()>| {
+    let on_two = move |f: fn(&DeviceMesh, &mut CheckpointFolder) -> Result<()>| {
         let at = at.clone();
-        run_on("dp=2", move |mesh| f(mesh, &CheckpointFolder::new(&at)));
+        run_on("dp=2", move |mesh| f(mesh, &mut CheckpointFolder::new(&at)));
     };
     // A flipped bit of an element is found by checksums only.
     flip_last(&dir_of(30).join("part-00001.safetensors"));
@@ -290,7 +290,6 @@ fn the_newest_whole_checkpoint_is_named_and_taken_by_a_word() {
         assert_eq!((step, saved.value("data").expect("saved")["epoch"].as_u64()), (10, Some(10)));
         assert_eq!(folder.steps()?, [10]);
         // The run goes on and saves the steps again.
-        let mut folder = CheckpointFolder::new(folder.dir_of(0).parent().expect("a root"));
         folder.save(mesh, 20, &state_of(mesh, 20)?)?;
         folder.save(mesh, 30, &state_of(mesh, 30)?)
     });
@@ -337,7 +336,7 @@ fn a_checkpoint_that_some_ranks_do_not_see_is_not_passed_over() {
     roots.iter().for_each(|root| three(root));
     fs::remove_dir_all(CheckpointFolder::new(&roots[1]).dir_of(30)).unwrap();
     run_on("dp=2", move |mesh| {
-        let seen = CheckpointFolder::new(&roots[mesh.rank().rank()]);
+        let mut seen = CheckpointFolder::new(&roots[mesh.rank().rank()]);
         expect_refusal(seen.newest(mesh), "some ranks failed; got ");
         let said = seen.newest_whole(mesh, WholeCheck::Checksums).unwrap_err().to_string();
         assert!(said.contains("No such file") && said.ends_with(" on rank(s) 1"), "{said}");

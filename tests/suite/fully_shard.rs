@@ -405,7 +405,7 @@ fn ranks_that_differ_are_refused_by_name_on_every_rank() {
         shard(params, if odd { "g.*" } else { "h.*" }, Sharding::zero3("dp"), BlockPolicy::default())
     });
     assert!(
-        said.starts_with("fully_shard: some ranks failed; got fully_shard: ") && said.contains("\"g.*\""),
+        said.starts_with("fully_shard: rank 1 failed; got fully_shard: ") && said.contains("\"g.*\""),
         "{said}"
     );
 }

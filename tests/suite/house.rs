@@ -23,20 +23,21 @@ use isoshard::tensor::cuda;
 use source::{Source, files, identifier, product_code, root, sources};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     ("error", &[]),
-    ("tensor", &["error"]),
+    ("files", &["error"]),
+    ("tensor", &["error", "files"]),
     ("placement", &["error", "tensor"]),
     ("rng", &["error", "tensor", "placement"]),
     ("ops", &["error", "tensor", "placement", "rng"]),
-    ("comm", &["error", "tensor"]),
+    ("comm", &["error", "files", "tensor"]),
     ("dtensor", &["error", "tensor", "placement", "rng", "ops", "comm"]),
-    ("data", &["error", "tensor", "placement", "rng", "dtensor"]),
-    ("checkpoint", &["error", "tensor", "placement", "comm", "dtensor"]),
+    ("data", &["error", "files", "tensor", "placement", "rng", "dtensor"]),
+    ("checkpoint", &["error", "files", "tensor", "placement", "comm", "dtensor"]),
     ("nn", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint"]),
     ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint", "nn"]),
     ("testing", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
-    ("hugging_face", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
+    ("hugging_face", &["error", "files", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
     ("fsdp", &["error", "tensor", "placement", "comm", "dtensor", "nn"]),
     (
         "lib",

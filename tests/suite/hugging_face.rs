@@ -8,6 +8,7 @@
 mod adapters;
 mod defaults;
 mod failures;
+mod names;
 mod refusals;
 
 use std::collections::BTreeMap;

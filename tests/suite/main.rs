@@ -85,6 +85,7 @@ mod rotary;
 mod rounded_params;
 mod rules;
 mod rules_exact;
+mod runs;
 mod second_derivatives;
 mod shard_plans;
 mod spans;

@@ -3,12 +3,12 @@
 //! A packed image has the name [`image_name`], and any compiler may have made it. In the cache each compiler has a file of
 //! its own: [`name_of_compiler`].
 
-use std::fs::{self, File};
+use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::driver::KernelProgram;
+use crate::files::write_whole;
 
 /// Returns the name of an image's file, with a hash of 128 bits of everything that the image depends on but the compiler.
 pub fn image_name(program: &KernelProgram, capability: (u32, u32)) -> String {
@@ -69,13 +69,7 @@ pub fn read(file: &Path) -> Option<Vec<u8>> {
 
 /// Writes a file completely or not at all.
 pub fn write(file: &Path, image: &[u8]) -> std::io::Result<()> {
-    let half_made = file.with_extension(format!("{}.part", std::process::id()));
-    let mut out = File::create(&half_made)?;
-    let written = out
-        .write_all(MAGIC)
-        .and_then(|()| out.write_all(&checksum(image)))
-        .and_then(|()| out.write_all(image));
-    written.and_then(|()| fs::rename(&half_made, file)).inspect_err(|_| drop(fs::remove_file(&half_made)))
+    write_whole(file, &[MAGIC, &checksum(image), image])
 }
 
 #[cfg(test)]

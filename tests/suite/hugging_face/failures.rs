@@ -46,11 +46,11 @@ fn format_of(name: &str) -> HuggingFaceFormat {
 #[test]
 fn ranks_that_cannot_read_end_the_others() {
     let refused = refused_reads(["llama2", "absent"]);
-    assert!(refused[0].starts_with("from_hugging_face: some ranks failed"), "{refused:?}");
+    assert!(refused[0].starts_with("from_hugging_face: rank 1 failed"), "{refused:?}");
     assert!(refused.iter().all(|of| of.contains("there is no such folder")), "{refused:?}");
     for (folder, said) in [("absent", "absent"), ("llama3", "llama3")] {
         let refused = refused_loads(|_| format_of("llama2"), ["llama2", folder]);
-        assert!(refused[0].starts_with("from_hugging_face: some ranks failed"), "{refused:?}");
+        assert!(refused[0].starts_with("from_hugging_face: rank 1 failed"), "{refused:?}");
         assert!(refused.iter().all(|of| of.contains(said)), "{refused:?}");
     }
 }
@@ -216,12 +216,12 @@ fn a_load_without_room_is_an_error_on_all_ranks() {
 fn ranks_fail_together_if_the_first_cannot_write() {
     let top = new_folder("failures");
     let mut long = top.clone();
-    // Linux takes paths of at most 4095 bytes; the unfinished folder's name has 12 more than the folder's.
-    while long.as_os_str().len() < 3850 {
-        long.push("d".repeat(200));
+    // Linux takes paths of at most 4095 bytes; the unfinished folder's name has 29 more than the folder's.
+    while long.as_os_str().len() < 3855 {
+        long.push("d".repeat(100));
     }
     fs::create_dir_all(&long).expect("the folder is new");
-    let rest = 4085 - 13 - long.as_os_str().len();
+    let rest = 4085 - 30 - long.as_os_str().len();
     let (exists, unwritable) = (long.clone(), long.join("e".repeat(rest)));
     let run = move |rank| {
         let mesh = DeviceMesh::parse(&rank, "fsdp=2")?;
@@ -234,9 +234,9 @@ fn ranks_fail_together_if_the_first_cannot_write() {
     };
     let refused = spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
     assert!(refused[0][0].starts_with("save_hugging_face: the folder exists"), "{refused:?}");
-    assert!(refused[1][0].starts_with("save_hugging_face: some ranks failed"), "{refused:?}");
+    assert!(refused[1][0].starts_with("save_hugging_face: rank 0 failed"), "{refused:?}");
     assert!(refused.iter().all(|of| of[1].contains("00001-of-")), "{refused:?}");
-    assert!(refused[1][1].starts_with("save_hugging_face: some ranks failed"), "{refused:?}");
+    assert!(refused[1][1].starts_with("save_hugging_face: rank 0 failed"), "{refused:?}");
     assert_eq!(fs::read_dir(&long).expect("it is there").count(), 0, "the unfinished folder is removed");
     fs::remove_dir_all(&top).expect("it was made here");
 }

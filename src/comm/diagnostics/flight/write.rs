@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
 use super::record::RankRecord;
+use crate::files::write_whole;
 
 /// The environment variable that names the folder of records.
 const DIR_VARIABLE: &str = "ISOSHARD_FLIGHT_DIR";
@@ -27,10 +28,7 @@ pub(super) fn file_name(rank: usize) -> String {
 /// Writes a record to its file in `dir`, completely or not at all.
 pub(in crate::comm::diagnostics) fn write(record: &RankRecord, dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
-    let name = file_name(record.rank);
-    let unfinished = dir.join(format!("{name}.part"));
-    fs::write(&unfinished, text(record)?)?;
-    fs::rename(unfinished, dir.join(name))
+    write_whole(&dir.join(file_name(record.rank)), &[&text(record)?])
 }
 
 /// A record with the version of its format.
