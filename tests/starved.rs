@@ -27,6 +27,9 @@ const CHILD: &str = "ISOSHARD_STARVED_RANKS";
 /// Tells the child that packs documents its token file.
 const TOKENS: &str = "ISOSHARD_STARVED_TOKENS";
 
+/// Tells the child that reads batches its token file.
+const BATCHES: &str = "ISOSHARD_STARVED_BATCHES";
+
 /// The memory of a child, in units of 1024 bytes: 200 MB.
 const KIB: usize = 195_312;
 
@@ -126,6 +129,55 @@ fn child_of_documents() {
     assert_eq!(fault.wanted, "a list of documents");
     assert!(open(Packing::Windows).is_ok(), "the process goes on");
     println!("child: no room for documents");
+}
+
+/// The part of the child that reads batches; nothing if the program was not started as that child.
+#[test]
+fn child_of_batches() {
+    let Ok(path) = std::env::var(BATCHES) else { return };
+    let run = move |rank| {
+        let mesh = DeviceMesh::new(&rank, &[])?;
+        let open = |read_ahead| {
+            Tokens::open(&[&path], TokensConfig { read_ahead, ..TokensConfig::new(10, 8, 4, 7) })
+        };
+        let (mut alone, mut ahead) = (open(0)?, open(1)?);
+        alone.next_batch(&mesh, "()".parse()?)?;
+        // What is left has no place for a thread's stack, of two mebibytes and a page, but for small lists.
+        let mut held: Vec<Vec<u8>> = Vec::with_capacity(4096);
+        for bytes in [64 << 20, 8 << 20, 1 << 20] {
+            loop {
+                let mut block = Vec::new();
+                if block.try_reserve_exact(bytes).is_err() {
+                    break;
+                }
+                held.push(block);
+            }
+        }
+        held.pop();
+        let refused = ahead.next_batch(&mesh, "()".parse()?).map(drop);
+        let read = alone.next_batch(&mesh, "()".parse()?).map(drop);
+        drop(held);
+        let said = refused.expect_err("there is no room for a thread").to_string();
+        assert!(said.starts_with("tokens: the system refuses a thread to read ahead; got "), "{said}");
+        assert!(said.ends_with("; set read_ahead to 0") && read.is_ok(), "{said}, {read:?}");
+        assert_eq!(ahead.position().sample, 0, "nothing moved");
+        ahead.next_batch(&mesh, "()".parse()?)?;
+        println!("child: no thread");
+        Ok(())
+    };
+    spmd(1, run).expect("the process goes on");
+}
+
+#[test]
+fn a_refused_thread_is_an_error_of_the_batch() {
+    let path = std::env::temp_dir().join(format!("isoshard-starved-batches-{}", std::process::id()));
+    std::fs::write(&path, [1, 0, 2, 0, 3, 0].repeat(1000)).expect("the folder can be written");
+    let output = starved("child_of_batches", ("-v", KIB), (BATCHES, &path.display().to_string()));
+    std::fs::remove_file(path).expect("it was written");
+    let (said, complained) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let told = format!("{:?}\n{said}\n{complained}", output.status);
+    assert!(output.status.success() && said.contains("child: no thread"), "{told}");
 }
 
 /// Runs a child under a limit of the shell, such as `-v` for its address space, in KiB, with a variable.
