@@ -70,7 +70,7 @@ fn child() {
 /// Tells a child to start worlds of many sizes.
 const WORLDS: &str = "ISOSHARD_STARVED_WORLDS";
 
-/// Starts worlds in 2 GB of address space, of which the allocator reserves a part per thread: some run, and larger ones are
+/// Starts worlds in 2 GB of address space; the allocator reserves a part of it per thread. Small worlds run, and larger ones are
 /// refused, before a rank runs. Does nothing unless the program was started as a child.
 #[test]
 fn child_of_many_worlds() {
