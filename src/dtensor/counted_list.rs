@@ -1,4 +1,4 @@
-//! Lists of which tests count the elements that are visited.
+//! Lists that count visits of their elements in tests.
 
 use std::ops::{Deref, DerefMut};
 

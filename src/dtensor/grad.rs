@@ -96,7 +96,7 @@ impl DTensor {
                 return DTensor::zeros(&self.mesh, x.dtype(), x.shape(), layout);
             };
             let _label = operator_scope("backward");
-            // The gradient of a leaf that modules compute with in another dtype has the leaf's, or that of its only use.
+            // That of a leaf that modules compute with in another dtype has the leaf's dtype, or that of its only use.
             let grad = in_dtype(grad.redistribute(layout)?, x.dtype())?;
             // A gradient may be a broadcast view; the returned one is contiguous.
             let local = grad.local.contiguous()?;

@@ -21,8 +21,6 @@ use crate::error::{Error, Result};
 /// The first run of a function that the backward pass runs again.
 pub(crate) struct FirstRun {
     pub results: Vec<DTensor>,
-    /// The tensors with histories that the run was given besides its operands.
-    pub read: Vec<DTensor>,
     pub again: Box<RecomputedFunction>,
 }
 
@@ -76,7 +74,7 @@ impl DTensor {
         };
         Self::recompute_with(name, &first.mesh, operands, |ins| {
             let results = f(ins)?;
-            Ok(FirstRun { results, read: Vec::new(), again: Box::new(move |ins, _| f(ins)) })
+            Ok(FirstRun { results, again: Box::new(move |ins, _| f(ins)) })
         })
     }
 
@@ -94,10 +92,9 @@ impl DTensor {
         }
         let first = next_id();
         let operands: Vec<DTensor> = operands.iter().map(|&x| x.clone()).collect();
-        let FirstRun { mut results, read, again } = first_run(&operands)?;
-        let of_read: FxHashSet<u64> = read.iter().filter_map(|x| Some(x.history.as_ref()?.node.id)).collect();
-        let is_inside = |node: &TapeNode| node.id > first && !of_read.contains(&node.id);
-        let (_, outside) = split_nodes(results.iter().filter_map(|y| y.history.as_ref()), is_inside);
+        let FirstRun { mut results, again } = first_run(&operands)?;
+        let roots = results.iter().filter_map(|y| y.history.as_ref());
+        let (_, outside) = split_nodes(roots, |node| node.id > first);
         if outside.is_empty() {
             return Ok(results);
         }

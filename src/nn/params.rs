@@ -6,6 +6,7 @@ mod names;
 mod offload;
 mod placed;
 mod rounded;
+mod snapshot;
 
 pub(crate) use placed::{ParamPlacement, PlacedUnit};
 
@@ -13,7 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use names::{DeclaredPath, ParamNames};
+use names::{Declaring, ParamNames};
 
 use super::param_id::{ModelNumber, ParamId};
 use super::param_unit::ParamUnit;
@@ -61,9 +62,7 @@ pub struct Params {
     sites: BTreeSet<String>,
     /// The paths of the parts whose activations may be dropped.
     blocks: BTreeMap<String, ModulePath>,
-    /// The number of declarations that are running and taken back if they fail, and the paths that they have added.
-    declaring: usize,
-    added: Vec<DeclaredPath>,
+    declaring: Declaring,
     /// `true` if new parameters are zeros, which are replaced by loaded values.
     blank: bool,
     /// `true` if the layouts are not the plan's.
@@ -125,8 +124,7 @@ impl Params {
             throughout_len: 0,
             sites: BTreeSet::new(),
             blocks: BTreeMap::new(),
-            declaring: 0,
-            added: Vec::new(),
+            declaring: Declaring::default(),
             blank: false,
             is_placed: false,
             mapped: None,
@@ -138,33 +136,6 @@ impl Params {
     /// drawn, and declarations communicate nothing.
     pub(crate) fn blank(mesh: &DeviceMesh, plan: Plan) -> Result<Params> {
         Ok(Params { blank: true, ..Params::new(mesh, plan, 0)? })
-    }
-
-    /// Returns a copy for functions that run again in the backward pass. The values and the model's number are shared, so
-    /// ids of this model are ids of the copy.
-    pub(super) fn snapshot(&self) -> Params {
-        let Params { number, dtype, compute, gather_limit, throughout_len, blank, is_placed, .. } = *self;
-        Params {
-            number,
-            mesh: self.mesh.clone(),
-            plan: self.plan.clone(),
-            generator: self.generator.clone(),
-            dtype,
-            compute,
-            list: self.list.clone(),
-            units: self.units.clone(),
-            names: self.names.clone(),
-            gather_limit,
-            throughout_len,
-            sites: self.sites.clone(),
-            blocks: self.blocks.clone(),
-            declaring: 0,
-            added: Vec::new(),
-            blank,
-            is_placed,
-            mapped: self.mapped.clone(),
-            checked: self.checked.clone(),
-        }
     }
 
     /// Draws the values of parameters that are declared from now on from `seed`, as [`Params::new`] does: for parts
@@ -194,7 +165,8 @@ impl Params {
 
     /// Makes modules compute with parameters rounded to `dtype`, such as bf16, so activations have that dtype too
     /// (Micikevicius et al., *Mixed precision training*, 2018). Parameters, optimizer state and arriving gradients stay
-    /// f32. FSDP gathers the rounded values, at half the bytes, and the optimizer's step rounds them for the next passes.
+    /// f32: the gradient of each use of a parameter has `dtype`, and they are added in f32. FSDP gathers the rounded values, at
+    /// half the bytes, and the optimizer's step rounds them for the next passes.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}, rng::Init, tensor::DType};
@@ -589,7 +561,7 @@ impl Params {
             unit,
             pieces,
         };
-        self.names.add(self.list.len(), &param);
+        self.names.add(self.list.len(), &param.path, &param.pieces);
         self.list.push(param);
         Ok(id)
     }

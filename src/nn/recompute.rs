@@ -78,8 +78,7 @@ pub fn recompute(
             }
             Ok(vec![result])
         };
-        let read = read.into_iter().map(|(_, value)| value).collect();
-        Ok(FirstRun { results: vec![result], read, again: Box::new(again) })
+        Ok(FirstRun { results: vec![result], again: Box::new(again) })
     };
     Ok(DTensor::recompute_with("recompute", mesh, operands, first_run)?.remove(0))
 }

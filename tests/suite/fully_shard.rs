@@ -168,6 +168,29 @@ fn rounded_parameters_and_recomputed_blocks_have_the_bits_of_a_single_rank() {
     }
 }
 
+/// The tied table is a unit of its own, which is freed between its two uses.
+#[test]
+fn a_rounded_tied_table_has_the_bits_of_a_single_rank_under_every_sharding() {
+    for compute in [DType::BF16, DType::F16] {
+        let with = |run: Run| Run { compute, units: &["h.*", "wte"], ..run };
+        let single = with(Run::new("1", Sharding::over(&[]))).single();
+        for (mesh, sharding) in [
+            ("dp=1", Sharding::zero1("dp")),
+            ("dp=1", Sharding::zero3("dp")),
+            ("dp=2", Sharding::ddp("dp")),
+            ("dp=3", Sharding::zero1("dp")),
+            ("dp=2", Sharding::zero2("dp")),
+            ("dp=3", Sharding::zero3("dp")),
+            ("dp=2,fsdp=2", Sharding::hsdp("dp", "fsdp")),
+            ("dp=2,fsdp=2", Sharding::hfsdp("dp", "fsdp")),
+            ("fsdp=2,tp=2", Sharding::zero3("fsdp")),
+        ] {
+            let run = with(Run::new(mesh, sharding));
+            assert_eq!(run.on_its_mesh(), single, "{run:?}");
+        }
+    }
+}
+
 #[test]
 fn a_unit_is_one_gather_a_pass_and_one_reduction() {
     let run = |rank: Rank, sharding: Sharding| {

@@ -11,6 +11,7 @@ use isoshard::optim::Sgd;
 use isoshard::placement::{Layout, Mesh};
 use isoshard::rng::Init;
 use isoshard::tensor::DType;
+use isoshard::testing::{Equivalence, Trial};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -304,6 +305,32 @@ fn contributions_are_added_in_the_parameters_dtype() {
     }
 }
 
+/// Gradients of chosen tensors are added alike, and are recorded: the second derivative of `w²` is 2.
+#[test]
+fn recorded_gradients_are_those_of_the_parameter() {
+    let run = |rank: Rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let mut params = Params::new(&mesh, Plan::default(), 1)?;
+        params.compute_in(DType::BF16)?;
+        let id = params.root().param("h.0.w", [3], Init::Ones)?;
+        fully_shard(&mut params, &["h.*"], &Sharding::zero3("dp"), &BlockPolicy::default())?;
+        let w = Forward::train_without_dropout(&params).param(id)?;
+        let twice = w.mul_scalar(256.0)?.add(&w)?.sum_all()?;
+        let [stored, used] = [params.value(id), &w].map(|of| twice.grad(&[of]).map(|mut all| all.remove(0)));
+        let (stored, used) = (stored?, used?);
+        assert_eq!((stored.dtype(), used.dtype()), (DType::F32, DType::BF16));
+        assert_eq!([&stored, &used].map(DTensor::layout), [params.value(id).layout(), w.layout()]);
+        // The sum is 257, which bf16 rounds.
+        assert_eq!(stored.full_tensor()?.to_f64_vec(), [257.0; 3]);
+        assert_eq!(used.full_tensor()?.to_f64_vec(), [256.0; 3]);
+        let first = w.mul(&w)?.sum_all()?.grad(&[params.value(id)])?.remove(0);
+        let second = first.sum_all()?.grad(&[params.value(id)])?.remove(0);
+        assert_eq!(first.full_tensor()?.to_f64_vec(), [2.0; 3]);
+        Ok(second.full_tensor()?.to_f64_vec())
+    };
+    assert_eq!(spmd(2, run).unwrap(), [[2.0; 3], [2.0; 3]]);
+}
+
 /// A cast that the program writes has one gradient, in its own dtype: `256 + 1` is 256 there.
 #[test]
 fn a_cast_of_the_program_keeps_its_meaning() {
@@ -315,4 +342,48 @@ fn a_cast_of_the_program_keeps_its_meaning() {
         gradients.get(&w).expect("a leaf").full_tensor()?.item()
     };
     assert_eq!(spmd(2, run).unwrap(), [256.0, 256.0]);
+}
+
+/// The public harness draws sizes, layouts and the sharding; its single rank shards nothing.
+#[test]
+fn the_harness_judges_programs_under_every_sharding() {
+    let program = |trial: &Trial, compute: DType| {
+        let (rows, width) = (trial.size("rows", 1..=7), trial.size("width", 1..=5));
+        let sharding = match trial.size("sharding", 0..=6) {
+            0 => None,
+            1 => Some(Sharding::over(&["dp", "s"])),
+            2 => Some(Sharding::zero1("dp")),
+            3 => Some(Sharding::zero2("s")),
+            4 => Some(Sharding::zero3("dp")),
+            5 => Some(Sharding::hsdp("dp", "s")),
+            _ => Some(Sharding::hfsdp("dp", "s")),
+        };
+        let mut params = Params::new(trial, Plan::default(), trial.seed())?;
+        params.compute_in(compute)?;
+        let normal = Init::Normal { mean: 0.0, std: 0.5 };
+        let mut declare = |path: &str| params.root().param(path, [width, width], normal);
+        let ids = [declare("h.0.w")?, declare("h.1.w")?, declare("tied.w")?];
+        if let Some(sharding) = sharding.filter(|_| trial.mesh().rank_len() > 1) {
+            fully_shard(&mut params, &["h.*", "tied"], &sharding, &BlockPolicy::default())?;
+        }
+        let mut loss: Option<DTensor> = None;
+        for pass in ["first", "second"] {
+            let cx = Forward::train_without_dropout(&params);
+            let mut x = trial.input(pass, compute, [rows, width])?;
+            for id in [ids[2], ids[0], ids[2], ids[1], ids[0], ids[2]] {
+                x = x.tanh()?.matmul(&cx.param(id)?)?;
+            }
+            let one = x.sum_all()?;
+            loss = Some(loss.map_or_else(|| Ok(one.clone()), |loss| loss.add(&one))?);
+        }
+        let gradients = loss.expect("two passes").backward()?;
+        ids.iter().try_for_each(|&id| {
+            let gradient = gradients.get(params.value(id)).expect("it is used");
+            trial.record(params.path(id), gradient)
+        })
+    };
+    for compute in [DType::BF16, DType::F16] {
+        let check = Equivalence::new(move |trial: &Trial| program(trial, compute));
+        check.meshes(["dp=2,s=1", "dp=1,s=3", "dp=2,s=2", "dp=3,s=2"]).runs(7).assert();
+    }
 }

@@ -16,7 +16,7 @@ use crate::nn::params::Params;
 pub(super) struct PassGathers {
     pub states: RefCell<GatherStates>,
     current: RefCell<CurrentUnit>,
-    /// The units of which some parameters may be in flight.
+    /// The units that may have parameters in flight.
     started: RefCell<BTreeSet<usize>>,
     /// True if units stay gathered until the pass ends.
     pub keeps_units: bool,

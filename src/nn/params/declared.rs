@@ -1,6 +1,7 @@
-//! Declared parameters, sites and blocks, and the parameters' units.
+//! Declared parameters, sites and blocks: the parameters' units, and declarations that are taken back.
 
 use super::Params;
+use super::names::DeclaredPath;
 use crate::comm::ModulePath;
 use crate::dtensor::{CountedList, GradientUnit};
 use crate::error::Result;
@@ -62,6 +63,63 @@ impl Params {
         &self.at(id).pieces
     }
 
+    /// Returns the parameter and the piece there that have a path.
+    pub(in crate::nn) fn piece_at(&self, path: &str) -> Option<(ParamId, usize)> {
+        let (index, nth) = self.names.piece(path)?;
+        Some((ParamId { index, model: self.number }, nth))
+    }
+
+    pub(in crate::nn) fn declare_site(&mut self, path: String) {
+        if self.sites.insert(path.clone()) && self.declaring.running > 0 {
+            self.declaring.added.push(DeclaredPath::Site(path));
+        }
+    }
+
+    pub(in crate::nn) fn declare_block(&mut self, path: String) {
+        let module = ModulePath::new(&path);
+        if self.blocks.insert(path.clone(), module).is_none() && self.declaring.running > 0 {
+            self.declaring.added.push(DeclaredPath::Block(path));
+        }
+    }
+
+    /// Runs `declare`. If it fails, its declarations are taken back: the parameters, sites and blocks, and the draws of
+    /// their values.
+    pub(in crate::nn) fn all_or_none<T>(
+        &mut self,
+        declare: impl FnOnce(&mut Params) -> Result<T>,
+    ) -> Result<T> {
+        let (len, added, generator) = (self.list.len(), self.declaring.added.len(), self.generator.clone());
+        self.declaring.running += 1;
+        let declared = declare(self);
+        self.declaring.running -= 1;
+        if declared.is_err() {
+            self.generator = generator;
+            for path in self.declaring.added.drain(added..) {
+                match path {
+                    DeclaredPath::Site(path) => drop(self.sites.remove(&path)),
+                    DeclaredPath::Block(path) => drop(self.blocks.remove(&path)),
+                }
+            }
+            self.take_back(len);
+        }
+        if self.declaring.running == 0 {
+            self.declaring.added.clear();
+        }
+        declared
+    }
+
+    /// Removes all parameters but the first `len`.
+    fn take_back(&mut self, len: usize) {
+        for param in self.list.drain(len..) {
+            self.names.remove(&param.path, &param.pieces);
+        }
+        self.units.iter_mut().for_each(|unit| unit.members.retain(|id| id.index < len));
+        // New units are the last ones, so the numbers of the others stay.
+        self.units.retain(|unit| !unit.members.is_empty());
+        self.names.set_units(&self.units);
+        self.checked.set(None);
+    }
+
     /// Adds a parameter to its unit: the part of its path up to the first number, such as `h.0`. Parameters without a
     /// number form the root unit.
     pub(super) fn unit_for(&mut self, path: &str, id: ParamId) -> usize {
@@ -92,7 +150,6 @@ mod tests {
     use super::*;
     use crate::comm::spmd;
     use crate::dtensor::DeviceMesh;
-    use crate::error::Result;
     use crate::nn::{Activation, SelfAttentionConfig};
     use crate::nn::{Decoder, DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig, NormConfig, Plan};
     use crate::rng::Init;

@@ -1,12 +1,9 @@
-//! The names of parameters, of their pieces and of their units, and declarations that are taken back.
+//! The names of parameters, of their pieces and of their units.
 
 use rustc_hash::FxHashMap;
 
-use super::{Param, Params};
-use crate::comm::ModulePath;
 use crate::dtensor::CountedList;
 use crate::error::{Error, Result};
-use crate::nn::param_id::ParamId;
 use crate::nn::param_unit::ParamUnit;
 use crate::nn::pieces::ParamPiece;
 
@@ -19,8 +16,15 @@ pub(super) struct ParamNames {
     units: FxHashMap<String, usize>,
 }
 
+/// The declarations that are running and are taken back if they fail.
+#[derive(Default)]
+pub(super) struct Declaring {
+    pub running: usize,
+    /// The sites and blocks that they have added.
+    pub added: Vec<DeclaredPath>,
+}
+
 /// A path that a declaration has added.
-#[derive(Clone)]
 pub(super) enum DeclaredPath {
     Site(String),
     Block(String),
@@ -51,17 +55,17 @@ impl ParamNames {
     }
 
     /// Adds the names of the parameter with this index.
-    pub fn add(&mut self, index: usize, param: &Param) {
-        self.params.insert(param.path.clone(), index);
-        for (nth, piece) in param.pieces.iter().enumerate() {
+    pub fn add(&mut self, index: usize, path: &str, pieces: &[ParamPiece]) {
+        self.params.insert(path.into(), index);
+        for (nth, piece) in pieces.iter().enumerate() {
             self.pieces.insert(piece.path().into(), (index, nth));
         }
     }
 
     /// Removes the names of a parameter.
-    pub fn remove(&mut self, param: &Param) {
-        self.params.remove(&param.path);
-        for piece in &param.pieces {
+    pub fn remove(&mut self, path: &str, pieces: &[ParamPiece]) {
+        self.params.remove(path);
+        for piece in pieces {
             self.pieces.remove(piece.path());
         }
     }
@@ -76,71 +80,12 @@ impl ParamNames {
     }
 }
 
-impl Params {
-    /// Returns the parameter and the piece there that have a path.
-    pub(in crate::nn) fn piece_at(&self, path: &str) -> Option<(ParamId, usize)> {
-        let (index, nth) = self.names.piece(path)?;
-        Some((ParamId { index, model: self.number }, nth))
-    }
-
-    pub(in crate::nn) fn declare_site(&mut self, path: String) {
-        if self.sites.insert(path.clone()) && self.declaring > 0 {
-            self.added.push(DeclaredPath::Site(path));
-        }
-    }
-
-    pub(in crate::nn) fn declare_block(&mut self, path: String) {
-        let module = ModulePath::new(&path);
-        if self.blocks.insert(path.clone(), module).is_none() && self.declaring > 0 {
-            self.added.push(DeclaredPath::Block(path));
-        }
-    }
-
-    /// Runs `declare`. If it fails, its declarations are taken back: the parameters, sites and blocks, and the draws of
-    /// their values.
-    pub(in crate::nn) fn all_or_none<T>(
-        &mut self,
-        declare: impl FnOnce(&mut Params) -> Result<T>,
-    ) -> Result<T> {
-        let (len, added, generator) = (self.list.len(), self.added.len(), self.generator.clone());
-        self.declaring += 1;
-        let declared = declare(self);
-        self.declaring -= 1;
-        if declared.is_err() {
-            self.generator = generator;
-            for path in self.added.drain(added..) {
-                match path {
-                    DeclaredPath::Site(path) => drop(self.sites.remove(&path)),
-                    DeclaredPath::Block(path) => drop(self.blocks.remove(&path)),
-                }
-            }
-            self.take_back(len);
-        }
-        if self.declaring == 0 {
-            self.added.clear();
-        }
-        declared
-    }
-
-    /// Removes all parameters but the first `len`.
-    fn take_back(&mut self, len: usize) {
-        for param in self.list.drain(len..) {
-            self.names.remove(&param);
-        }
-        self.units.iter_mut().for_each(|unit| unit.members.retain(|id| id.index < len));
-        // New units are the last ones, so the numbers of the others stay.
-        self.units.retain(|unit| !unit.members.is_empty());
-        self.names.set_units(&self.units);
-        self.checked.set(None);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::comm::spmd;
     use crate::dtensor::{DTensor, DeviceMesh, visits};
-    use crate::nn::{Forward, Plan, recompute};
+    use crate::error::Result;
+    use crate::nn::{Forward, Params, Plan, recompute};
     use crate::rng::Init;
     use crate::tensor::DType;
 
