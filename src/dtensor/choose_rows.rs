@@ -28,7 +28,7 @@ use super::row_product::{KnownRows, RowProduct, axis_with_splits, instantiate, m
 use super::tensor_meta::TensorMeta;
 use crate::comm::Cost;
 use crate::error::{Error, Result};
-use crate::ops::{Meta, Op, Row};
+use crate::ops::{MeshAxis, Meta, Op, Row};
 use crate::placement::{Layout, Placement};
 use crate::tensor::Dims;
 
@@ -45,9 +45,12 @@ pub(super) fn choose_rows(
     metas: &[Meta],
     outs: &[Meta],
 ) -> Result<ChosenLayouts> {
-    let mut search = RowSearch::new(mesh, op, ins, metas, outs);
+    let mut search = RowSearch::new(mesh, op, ins, metas, outs)?;
     for (nth, order) in orders(ins).iter().enumerate() {
         search.visit(nth, order);
+    }
+    if let Some(refusal) = search.known.refusal() {
+        return Err(refusal);
     }
     match search.best {
         Some((_, chosen)) => Ok(chosen),
@@ -72,7 +75,7 @@ pub(super) fn considered(
     metas: &[Meta],
     outs: &[Meta],
 ) -> Vec<ConsideredSharding> {
-    let mut search = RowSearch::new(mesh, op, ins, metas, outs);
+    let Ok(mut search) = RowSearch::new(mesh, op, ins, metas, outs) else { return Vec::new() };
     search.visited = Some(Vec::new());
     for (nth, order) in orders(ins).iter().enumerate() {
         search.visit(nth, order);
@@ -124,11 +127,16 @@ impl<'a> RowSearch<'a> {
         ins: &'a [&'a Rc<TensorMeta>],
         metas: &'a [Meta],
         outs: &'a [Meta],
-    ) -> RowSearch<'a> {
-        let mut model = CallModel::new(mesh, op, ins, metas, outs);
+    ) -> Result<RowSearch<'a>> {
         let known = KnownRows::default();
+        // Also if all operands are replicated: a broken contract is an error on every mesh.
+        known.on(op, metas, outs, MeshAxis::new(1));
+        if let Some(refusal) = known.refusal() {
+            return Err(refusal);
+        }
+        let mut model = CallModel::new(mesh, op, ins, metas, outs);
         let axes = (0..mesh.mesh().ndim()).map(|a| choices(&mut model, &known, op, a)).collect();
-        RowSearch { model, op, axes, known, best: None, refusal: None, visited: None }
+        Ok(RowSearch { model, op, axes, known, best: None, refusal: None, visited: None })
     }
 
     /// Visits products of rows if the axes split dims in this order.
@@ -238,7 +246,7 @@ fn choices(model: &mut CallModel<'_>, known: &KnownRows, op: &dyn Op, a: usize) 
     }
     let ragged = ins.iter().map(|f| f.layout().axis(a)).find(|p| p.ragged_units().is_some()).cloned();
     let axis = axis_with_splits(mesh, a, ins[0].layout().placements(), ragged.as_ref());
-    let mut rows = known.on(op, metas, axis);
+    let mut rows = known.on(op, metas, outs, axis);
     rows.push(replicated);
     let exact = mesh.reduction().is_exact();
     let fits = |row: &Row| {

@@ -54,7 +54,8 @@ impl DTensor {
     /// # Errors
     /// Refuses no operands, operands or results on different meshes, and returns the error of `forward`. A backward pass
     /// returns the error of `backward`, and refuses gradients of another number, shape, dtype or mesh than the
-    /// operands'.
+    /// operands'. Results and gradients that are replicated and differ between ranks are found in the checking mode
+    /// alone ([`DeviceMesh::set_check_replicas`]). Layouts, `None` and errors must be equal on all ranks, too.
     pub fn custom_vjp(
         name: &'static str,
         operands: &[&DTensor],
@@ -79,7 +80,9 @@ impl DTensor {
         let ins: Vec<DTensor> = operands.iter().map(|x| x.detach()).collect();
         let (results, saved) = {
             let _guard = mesh.no_grad();
-            forward(&ins)?
+            let all =
+                |(results, _): &(Vec<DTensor>, Vec<DTensor>)| results.iter().cloned().map(Some).collect();
+            mesh.check_own_code(name, "result", forward(&ins), all)?
         };
         expect_mesh(name, "the results are on the operands' mesh", mesh, &results)?;
         let mut results: Vec<DTensor> =
@@ -157,7 +160,8 @@ impl CustomDerivative {
             Ok(DTensor { history, origin: saved.origin_of_recorded(), ..x })
         };
         let saved = self.saved.iter().map(saved).collect::<Result<Vec<_>>>()?;
-        let found = (self.backward)(&saved, grads, needs)?;
+        let made = (self.backward)(&saved, grads, needs);
+        let found = mesh.check_own_code(self.name, "the gradient of operand", made, |found| found.clone())?;
         if found.len() != self.ins.len() {
             let given = format!("{} for {} operand(s)", found.len(), self.ins.len());
             let rule = "the backward function returns one gradient per operand";

@@ -41,6 +41,10 @@ pub(super) struct MeshState {
     pub mesh: Mesh,
     pub rank: Rank,
     pub strict: Cell<bool>,
+    /// True if what a program's own functions return is compared over the ranks, and the mesh that does so, if it is
+    /// another one.
+    pub checks_own_code: Cell<bool>,
+    pub checking_mesh: RefCell<Option<DeviceMesh>>,
     pub reduction: ReductionModes,
     pub no_grad: Cell<usize>,
     /// The number of guards that leave gradients unreduced.
@@ -216,6 +220,8 @@ impl DeviceMesh {
             mesh,
             rank: rank.clone(),
             strict: Cell::new(false),
+            checks_own_code: Cell::new(false),
+            checking_mesh: RefCell::default(),
             reduction: ReductionModes::default(),
             no_grad: Cell::new(0),
             no_sync: Cell::new(0),

@@ -8,7 +8,7 @@ use super::row_product::{rounded_parts, tree_rows, whole_tree};
 use super::tensor_meta::TensorMeta;
 use crate::comm::Reduce;
 use crate::error::Result;
-use crate::ops::{Meta, Op, Tensors, Windows, run};
+use crate::ops::{Meta, Op, Tensors, Windows, expect_shapes, run};
 use crate::tensor::{DType, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
 
 /// The calls of a kernel for the parts of a grouped sum that this rank computes.
@@ -69,7 +69,9 @@ impl GroupedCalls {
         let under = ins.iter().zip(&at.ins).zip(&call.ins);
         let mut locals: Tensors =
             under.map(|((x, held), part)| cut(x, &held.region, &part.region)).collect::<Result<_>>()?;
-        run(op, &mut locals, call)?.swap_remove(0).cast(self.wire)?.contiguous()
+        let mut found = run(op, &mut locals, call)?;
+        expect_shapes(op, call, &found)?;
+        found.swap_remove(0).cast(self.wire)?.contiguous()
     }
 }
 

@@ -26,7 +26,8 @@ use crate::tensor::{DType, Device, Shape, Tensor};
 /// The function has the arguments of [`Op::eval`](crate::ops::Op::eval): the local operands, and the [`Windows`] that
 /// say which global indices they are. It may call collectives of the mesh's groups ([`DeviceMesh::group_along`]); then
 /// every rank of the group must make the same calls in the same order. Nothing checks that the results have the same
-/// values on every mesh: that is the function's promise. An operator that states its sharding rows
+/// values on every mesh: that is the function's promise. Results that are replicated and differ between ranks are found
+/// in the checking mode ([`DeviceMesh::set_check_replicas`]). An operator that states its sharding rows
 /// ([`Op`](crate::ops::Op)) keeps the promise by tests.
 ///
 /// ```
@@ -188,19 +189,8 @@ impl<'a> LocalMap<'a> {
         function: impl FnOnce(&mut [Tensor], &Windows) -> Result<T>,
     ) -> Result<DTensors> {
         let results = self.result_metas()?;
-        let outs = self.call(&results, function)?;
-        if !fits(&outs, &results) {
-            let rank = self.mesh.mesh().rank();
-            let rule = format!("the results are not the shards that the layouts give rank {rank}");
-            let given = format!("{} for {}", notations(&outs), specs(&results));
-            return Err(Error::invalid(
-                self.name,
-                rule,
-                given,
-                format!("return {}", shards_of(&results, rank)),
-            ));
-        }
-        self.wrap(outs, results)
+        let outs = self.call(&results, function).and_then(|outs| self.expect_shards(outs, &results));
+        self.wrap_checked(outs, results)
     }
 
     /// Calls the function as [`LocalMap::run`] does, and compares the outcome over all ranks of the mesh: one all-gather
@@ -252,7 +242,7 @@ impl<'a> LocalMap<'a> {
         };
         let differ = all.iter().any(|other| other[1] != all[0][1]);
         if !differ && all.iter().all(|other| other[0] == 0) {
-            return self.wrap(outs?, results);
+            return self.wrap_checked(outs, results);
         }
         let failed = all.iter().any(|other| other[0] == 2);
         let mine = match &outs {
@@ -334,6 +324,23 @@ impl<'a> LocalMap<'a> {
         };
         let mut locals: Tensors = moved.into_iter().map(DTensor::into_local).collect();
         Ok(function(&mut locals, &windows)?.into_iter().collect())
+    }
+
+    /// Refuses tensors that are not this rank's shards of the results.
+    fn expect_shards(&self, outs: Tensors, results: &[Rc<TensorMeta>]) -> Result<Tensors> {
+        if fits(&outs, results) {
+            return Ok(outs);
+        }
+        let rank = self.mesh.mesh().rank();
+        let rule = format!("the results are not the shards that the layouts give rank {rank}");
+        let given = format!("{} for {}", notations(&outs), specs(results));
+        Err(Error::invalid(self.name, rule, given, format!("return {}", shards_of(results, rank))))
+    }
+
+    /// Wraps the results. In the mesh's checking mode their replicas are compared.
+    fn wrap_checked(&self, outs: Result<Tensors>, results: Vec<Rc<TensorMeta>>) -> Result<DTensors> {
+        let wrapped = outs.and_then(|outs| self.wrap(outs, results));
+        self.mesh.check_own_code(self.name, "result", wrapped, |all| all.iter().cloned().map(Some).collect())
     }
 
     fn wrap(&self, outs: Tensors, results: Vec<Rc<TensorMeta>>) -> Result<DTensors> {

@@ -33,6 +33,7 @@ mod bridge;
 mod call_cost;
 mod call_plan;
 mod check;
+mod check_own_code;
 mod choose_rows;
 mod copied_bytes;
 mod counted_list;

@@ -13,7 +13,7 @@ use super::node_windows::{containing, cut, place, stack, widened, window_under};
 use super::row_product::tree_rows;
 use super::tensor_meta::TensorMeta;
 use crate::error::Result;
-use crate::ops::{Meta, Op, RaggedBoxes, Tensors, Windows, run};
+use crate::ops::{Meta, Op, RaggedBoxes, Tensors, Windows, expect_shapes, run};
 use crate::placement::{Region, TreeNode};
 use crate::tensor::{Tensor, with_places};
 
@@ -86,7 +86,11 @@ impl NodeCalls {
             NodeCalls::Grouped(calls) => calls.run(op, ins, at, outs),
             NodeCalls::Boxes(boxes) => {
                 let stored = outs.iter().map(|f| (f.dtype(), f.local_shape().clone()));
-                boxes.run(ins, stored, |ins, at| run(op, ins, at))
+                boxes.run(ins, stored, |ins, at| {
+                    let found = run(op, ins, at)?;
+                    expect_shapes(op, at, &found)?;
+                    Ok(found)
+                })
             }
         }
     }
@@ -127,7 +131,9 @@ fn pass(
             false => Ok(x.clone()),
         };
         let mut locals: Tensors = ins.iter().enumerate().map(pick).collect::<Result<_>>()?;
-        results.push(run(op, &mut locals, at)?);
+        let found = run(op, &mut locals, at)?;
+        expect_shapes(op, at, &found)?;
+        results.push(found);
     }
     let mut all = stack(&results[..parts], outs, ins[0].device(), sums)?;
     for o in (0..outs.len()).filter(|&o| !sums(o)) {
@@ -164,6 +170,7 @@ fn make(
             return Ok([nodes.reshape(outs[0].stored_shape().clone())?].into_iter().collect());
         }
         let mut found = run(op, &mut locals, call)?;
+        expect_shapes(op, call, &found)?;
         for (o, whole) in whole.iter_mut().enumerate() {
             if let Some(whole) = whole {
                 let part = found[o].cast(whole.dtype())?;

@@ -11,9 +11,9 @@ use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
 use super::tensor_meta::TensorMeta;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::{
-    AxisPlacement, MeshAxis, Meta, Op, RaggedCut, Row, are_cut_alike, rows_on_axis, runs_by_boxes,
+    AxisPlacement, MeshAxis, Meta, Op, RaggedCut, Row, are_cut_alike, checked_rows, runs_by_boxes,
 };
 use crate::placement::{Layout, Placement, ReductionTree, Spec, SumGroups};
 use crate::tensor::{Dims, ReduceOp, Shape};
@@ -41,26 +41,45 @@ pub(super) struct RowProduct<'a> {
 
 /// The rows of one call's operator on mesh axes for which they have been asked.
 #[derive(Default)]
-pub(super) struct KnownRows(RefCell<Vec<(MeshAxis, Vec<Row>)>>);
+pub(super) struct KnownRows {
+    rows: RefCell<Vec<(MeshAxis, Vec<Row>)>>,
+    refusal: RefCell<Option<Error>>,
+}
 
 impl KnownRows {
     /// Returns the rows on a mesh axis.
-    pub fn on(&self, op: &dyn Op, metas: &[Meta], axis: MeshAxis) -> Vec<Row> {
-        self.with(op, metas, axis, |rows| rows.to_vec())
+    pub fn on(&self, op: &dyn Op, metas: &[Meta], outs: &[Meta], axis: MeshAxis) -> Vec<Row> {
+        self.with(op, (metas, outs), axis, |rows| rows.to_vec())
     }
 
     /// Returns true if `row` is one of the rows on a mesh axis.
-    fn has(&self, op: &dyn Op, metas: &[Meta], axis: MeshAxis, row: &Row) -> bool {
+    fn has(&self, op: &dyn Op, metas: (&[Meta], &[Meta]), axis: MeshAxis, row: &Row) -> bool {
         self.with(op, metas, axis, |rows| rows.contains(row))
     }
 
-    fn with<T>(&self, op: &dyn Op, metas: &[Meta], axis: MeshAxis, f: impl FnOnce(&[Row]) -> T) -> T {
-        let mut known = self.0.borrow_mut();
+    fn with<T>(
+        &self,
+        op: &dyn Op,
+        (ins, outs): (&[Meta], &[Meta]),
+        axis: MeshAxis,
+        f: impl FnOnce(&[Row]) -> T,
+    ) -> T {
+        let mut known = self.rows.borrow_mut();
         let at = known.iter().position(|(other, _)| *other == axis).unwrap_or_else(|| {
-            known.push((axis, rows_on_axis(op, metas, axis)));
+            let rows = checked_rows(op, ins, outs, axis);
+            let refused = |e| {
+                self.refusal.replace(Some(e));
+                Vec::new()
+            };
+            known.push((axis, rows.unwrap_or_else(refused)));
             known.len() - 1
         });
         f(&known[at].1)
+    }
+
+    /// Returns the error of an operator whose rows break its contract.
+    pub fn refusal(&self) -> Option<Error> {
+        self.refusal.borrow().clone()
     }
 }
 
@@ -88,7 +107,7 @@ impl RowProduct<'_> {
         let combines = |&a: &usize| {
             let (row, ragged) = self.rows[a];
             let axis = || axis_with_splits(self.mesh, a, &first, ragged);
-            row.is_replicated() || known.has(self.op, self.metas, axis(), row)
+            row.is_replicated() || known.has(self.op, (self.metas, outs), axis(), row)
         };
         if let Some(a) = (0..self.rows.len()).rev().find(|a| !combines(a)) {
             return Ok(Err(a));

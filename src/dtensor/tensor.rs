@@ -60,6 +60,8 @@ pub struct DTensor {
     pub(super) history: Option<TapeOutput>,
     /// The way in which the backward pass gets this tensor again instead of keeping it, if it is so marked.
     pub(super) origin: Option<Origin>,
+    /// True if a backward pass has freed the history.
+    pub(super) freed: bool,
 }
 
 /// One result of a tape node.
@@ -299,7 +301,7 @@ impl DTensor {
     pub(super) fn wrap(mesh: &DeviceMesh, local: Tensor, meta: Rc<TensorMeta>, lineage: Lineage) -> DTensor {
         debug_assert_eq!(local.shape(), meta.stored_shape(), "{}", meta.spec());
         debug_assert_eq!(local.dtype(), meta.spec().stored_dtype(), "{}", meta.spec());
-        DTensor { local, meta, mesh: mesh.clone(), lineage, history: None, origin: None }
+        DTensor { local, meta, mesh: mesh.clone(), lineage, history: None, origin: None, freed: false }
     }
 
     /// Returns how this tensor was made, as calls that move it compare it.
@@ -492,11 +494,11 @@ impl DTensor {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn detach(&self) -> DTensor {
-        let DTensor { local, meta, mesh, lineage, history: _, origin } = self;
+        let DTensor { local, meta, mesh, lineage, history: _, origin, freed: _ } = self;
         let (local, meta, mesh, lineage) = (local.clone(), meta.clone(), mesh.clone(), *lineage);
         // A program may write other values to this tensor than the call computed.
         let origin = origin.clone().filter(|origin| matches!(origin, Origin::Gathered(_)));
-        DTensor { local, meta, mesh, lineage, history: None, origin }
+        DTensor { local, meta, mesh, lineage, history: None, origin, freed: false }
     }
 
     /// Returns this value as a leaf tensor: [`DTensor::backward`] computes its gradient, in this layout.

@@ -124,6 +124,7 @@ mod activation;
 mod attention;
 mod attributes;
 mod catalog;
+mod contract;
 pub mod cpu;
 mod create;
 mod cross_entropy;
@@ -163,6 +164,7 @@ pub use attributes::{
     GroupedMatmulGrad, LayerNormGrad, Pad, PermuteTokens, ScatterAdd, SoftCrossEntropyGrad, SoftmaxGrad,
 };
 pub use catalog::{catalog, cuda_programs};
+pub(crate) use contract::{broken_clause, expect_shapes};
 pub use create::index_formula::DiagonalBand;
 pub(crate) use create::index_formula::IndexSequence;
 pub use create::keep_band::KeepBand;
@@ -199,7 +201,7 @@ pub(crate) use pointwise::{
 };
 pub(crate) use pointwise::{distribute_example, example_check, signatures, tensor_example};
 pub(crate) use ragged_boxes::{RaggedBoxes, are_cut_alike, empty_box};
-pub(crate) use ragged_rows::{rows_on_axis, runs_by_boxes};
+pub(crate) use ragged_rows::{checked_rows, rows_on_axis, runs_by_boxes};
 pub use random::bernoulli::Bernoulli;
 pub use random::exponential::Exponential;
 pub use random::gamma::Gamma;

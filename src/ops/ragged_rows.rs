@@ -15,7 +15,20 @@
 //!   them are not the same indices;
 //! - for maxima and minima over some of several flattened dims, which would stay partial.
 
+use super::contract::{broken_clause, expect_rows};
 use super::{AxisPlacement, MeshAxis, Meta, Metas, Op, RaggedCut, Row};
+use crate::error::Result;
+
+/// Returns the rows for one mesh axis, after checking that they fit the operands and results.
+///
+/// # Errors
+/// Refuses, in the operator's name, the first row that breaks the contract of [`Op::rows`].
+pub(crate) fn checked_rows(op: &dyn Op, ins: &[Meta], outs: &[Meta], axis: MeshAxis) -> Result<Vec<Row>> {
+    let sums = op.rows(ins, MeshAxis::new(1));
+    expect_rows(op, ins, outs, &sums, &sums)?;
+    expect_rows(op, ins, outs, &op.rows(ins, axis), &sums)?;
+    Ok(rows_on_axis(op, ins, axis))
+}
 
 /// Returns the rows of `op` for one mesh axis: those that it lists, and, if the axis says how operands are ragged,
 /// those that follow.
@@ -51,7 +64,9 @@ fn derived_rows(op: &dyn Op, ins: &[Meta], axis: MeshAxis, cut: RaggedCut) -> Ve
     let Ok(outs) = op.infer(ins) else { return Vec::new() };
     let rows_of_dim = |d: usize| {
         let extents = ins.iter().chain(&outs).filter_map(|m| m.shape.get(d).copied());
-        op.rows(ins, axis.cut_at_each_index(d, extents.max().unwrap_or(1)))
+        let mut rows = op.rows(ins, axis.cut_at_each_index(d, extents.max().unwrap_or(1)));
+        rows.retain(|row| broken_clause(row, ins, &outs).is_none());
+        rows
     };
     let rows: Vec<Vec<Row>> = (0..cut.dims).map(rows_of_dim).collect();
     let several = cut.dims > 1;
@@ -64,7 +79,7 @@ fn derived_rows(op: &dyn Op, ins: &[Meta], axis: MeshAxis, cut: RaggedCut) -> Ve
         // The rows that cut the other flattened dims of the same operands and results.
         let others = (1..cut.dims).map(|d| rows[d].iter().find(|r| shards_instead(r, row, d)));
         let all: Vec<&Row> = std::iter::once(Some(row)).chain(others).collect::<Option<_>>()?;
-        sums_in_order(op, ins, &all).then(|| {
+        sums_in_order(op, ins, &outs, &all).then(|| {
             let ragged = |s: &AxisPlacement| if is_cut(s) { AxisPlacement::Ragged } else { *s };
             let mut found = Row::new(row.ins.iter().map(ragged), row.outs.iter().map(ragged));
             found.by_bits = all.iter().all(|r| r.by_bits);
@@ -106,11 +121,13 @@ fn shards_instead(row: &Row, first: &Row, d: usize) -> bool {
 
 /// Returns true if the rows, which shard the flattened dims in order, shard the outermost dims of every reduction tree
 /// that they have.
-fn sums_in_order(op: &dyn Op, ins: &[Meta], rows: &[&Row]) -> bool {
+fn sums_in_order(op: &dyn Op, ins: &[Meta], outs: &[Meta], rows: &[&Row]) -> bool {
     let sums = |k: &usize| rows[0].outs[*k].tree_leaf().is_some();
     (0..rows[0].outs.len()).filter(sums).all(|k| {
         let mut tree = op.rows(ins, MeshAxis::new(1));
-        tree.retain(|r| r.outs[k].tree_leaf().is_some() && !r.takes_ragged());
+        tree.retain(|r| {
+            broken_clause(r, ins, outs).is_none() && r.outs[k].tree_leaf().is_some() && !r.takes_ragged()
+        });
         tree.len() >= rows.len() && tree.iter().zip(rows).all(|(level, row)| level.ins == row.ins)
     })
 }

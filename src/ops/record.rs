@@ -1,7 +1,7 @@
 //! The trait that every operator implements, and the types of its methods' arguments and results.
 
 use std::any::Any;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use rustc_hash::FxHasher;
 use smallvec::SmallVec;
 
 use super::{MeshAxis, Meta, Metas, Row, Work};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{Shape, Tensor};
 
@@ -23,6 +23,23 @@ pub type Tensors = SmallVec<[Tensor; 3]>;
 /// plans are cached, so it is compared and hashed. `ins` and `outs` of type [`Meta`] have *global* shapes; the tensors
 /// that [`Op::eval`] and [`Op::cuda`] take and return are this rank's shards. The [module's page](crate::ops) shows a
 /// complete operator.
+///
+/// # Contract
+/// The methods agree with each other. A broken clause is an error in the operator's name when a call is planned, when a
+/// derivative is written, or when a kernel has run:
+///
+/// - Each row of [`Op::rows`] has one placement per operand, and one per result of [`Op::infer`]. It shards only dims that
+///   the tensor has.
+/// - A tree sum ([`AxisPlacement::TreeSum`](super::AxisPlacement::TreeSum)) is the placement of a result, in a row that
+///   shards an operand. Rows with one are listed for every [`MeshAxis`], also for an axis of one rank.
+/// - A result is ragged only if an operand is.
+/// - [`Op::eval`] and [`Op::cuda`] return one tensor per result of [`Op::infer`], with its dtype and the local shape of its
+///   window.
+/// - [`Op::vjp`] names operands, results and values that there are. A gradient has its operand's dtype and shape. Each
+///   operand whose gradient is wanted gets one ([`Vjp::set`]) or a reason why there is none ([`Vjp::none`]).
+///
+/// Nothing can check in a call that a row holds and that a kernel gives the same bits on every mesh: `testing::judge` and
+/// `testing::equivalent` do that in a test.
 pub trait Op: OpKey + fmt::Debug + Send + Sync {
     /// Returns the operator's name, with which its errors begin.
     ///
@@ -287,6 +304,8 @@ pub struct Vjp<'a> {
     pub(super) reasons: SmallVec<[Option<&'static str>; 4]>,
     pub(super) reads: SmallVec<[bool; 8]>,
     pub(super) constants: SmallVec<[bool; 4]>,
+    /// The first call that named an operand, result or value that does not exist, or a gradient of another shape.
+    pub(super) broken: RefCell<Option<Error>>,
 }
 
 /// An operator that a CUDA device can compute for many calls in one launch, such as an optimizer's step on many

@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use super::contract::{expect_count, expect_shapes};
 use super::{Meta, Metas, Op, Tensors, Windows};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Device, Shape, Tensor, catch_no_room};
@@ -37,9 +38,17 @@ pub fn eval_whole(op: &dyn Op, ins: &[Tensor]) -> Result<Tensors> {
     let mut ins: Tensors = ins.iter().cloned().collect();
     let at = Windows::whole(&metas, &outs);
     if ins.first().is_some_and(Tensor::is_meta) && !op.is_view() {
-        return meta_results(&mut ins, outs.into_iter().map(|m| (m.dtype, m.shape)));
+        return meta_results(&mut ins, outs.iter().map(|m| (m.dtype, m.shape.clone())));
     }
-    run(op, &mut ins, &at)
+    let found = run(op, &mut ins, &at)?;
+    expect_shapes(op, &at, &found)?;
+    let other = found.iter().zip(&outs).position(|(x, m)| x.dtype() != m.dtype);
+    if let Some(k) = other {
+        let given = format!("{} for {}", found[k].notation(), outs[k]);
+        let rule = format!("the kernel's result {k} has the dtype that infer states");
+        return Err(Error::invalid(op.name(), rule, given, "mend Op::eval or Op::infer"));
+    }
+    Ok(found)
 }
 
 /// Runs an operator's kernel on the device that stores its operands.
@@ -73,7 +82,7 @@ pub(crate) fn run_into(op: &dyn Op, ins: &mut [Tensor], at: &Windows, outs: &mut
             return Err(Error::unsupported(op.name(), rule, given, ""));
         }
     }
-    Ok(())
+    expect_count(op, at, outs)
 }
 
 /// Returns results without elements, of the dtypes and shapes `outs`, for the meta device. A result takes over an

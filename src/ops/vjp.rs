@@ -3,6 +3,7 @@
 //! [`Op::vjp`] writes the steps once per plan, from global shapes. The engine runs them on distributed tensors, so the
 //! derivative needs no sharding rules of its own.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -80,34 +81,40 @@ impl<'a> Vjp<'a> {
             reads: SmallVec::from_elem(false, metas.len()),
             constants: SmallVec::from_elem(false, outs.len()),
             metas,
+            broken: RefCell::default(),
         };
-        op.vjp(&mut g)?;
+        let written = op.vjp(&mut g);
+        // Later errors follow from the first broken call.
+        if let Some(broken) = g.broken.take() {
+            return Err(broken);
+        }
+        written?;
         g.finish()
     }
 
     /// Returns operand `i` as a value.
     pub fn input(&self, i: usize) -> VjpValue {
-        VjpValue(i as u32)
+        VjpValue(self.operand("input", i) as u32)
     }
 
     /// Returns result `i` as a value.
     pub fn output(&self, i: usize) -> VjpValue {
-        VjpValue((self.ins_len + i) as u32)
+        VjpValue((self.ins_len + self.result("output", i)) as u32)
     }
 
     /// Returns the incoming gradient of result `i`. The engine passes zeros if result `i` has no gradient.
     pub fn grad(&self, i: usize) -> VjpValue {
-        VjpValue((self.ins_len + self.outs_len + i) as u32)
+        VjpValue((self.ins_len + self.outs_len + self.result("grad", i)) as u32)
     }
 
     /// Returns true if the gradient of operand `i` is wanted. Skip the steps of gradients that are not.
     pub fn needs(&self, i: usize) -> bool {
-        self.needs[i]
+        self.needs.get(self.operand("needs", i)).copied().unwrap_or(false)
     }
 
     /// Returns the dtype and global shape of a value.
     pub fn meta(&self, value: VjpValue) -> &Meta {
-        &self.metas[value.0 as usize]
+        &self.metas[self.value("meta", value)]
     }
 
     /// Returns the number of operands.
@@ -117,12 +124,12 @@ impl<'a> Vjp<'a> {
 
     /// Returns the dtype and global shape of operand `i`. The program does not read the operand for that.
     pub fn input_meta(&self, i: usize) -> &Meta {
-        &self.metas[i]
+        &self.metas[self.operand("input_meta", i)]
     }
 
     /// Returns the dtype and global shape of result `i`. The program does not read the result for that.
     pub fn output_meta(&self, i: usize) -> &Meta {
-        &self.metas[self.ins_len + i]
+        &self.metas[self.ins_len + self.result("output_meta", i)]
     }
 
     /// Adds a step and returns its first result.
@@ -130,7 +137,10 @@ impl<'a> Vjp<'a> {
     /// # Errors
     /// Returns the operator's error if it refuses the operands.
     pub fn apply(&mut self, op: impl Op, ins: &[VjpValue]) -> Result<VjpValue> {
-        Ok(self.apply_all(op, ins)?[0])
+        let name = op.name();
+        let outs = self.apply_all(op, ins)?;
+        let none = || Error::invalid(name, "a step has a result", "none", "use apply_all");
+        outs.first().copied().ok_or_else(none)
     }
 
     /// Adds a step and returns all its results.
@@ -152,8 +162,12 @@ impl<'a> Vjp<'a> {
     }
 
     pub(super) fn add_step(&mut self, op: Arc<dyn Op>, ins: &[VjpValue]) -> Result<SmallVec<[VjpValue; 4]>> {
+        let places: SmallVec<[usize; 4]> = ins.iter().map(|&value| self.value(op.name(), value)).collect();
+        if let Some(broken) = self.broken.borrow().clone() {
+            return Err(broken);
+        }
         ins.iter().for_each(|&value| self.read(value));
-        let metas: Metas = ins.iter().map(|r| self.metas[r.0 as usize].clone()).collect();
+        let metas: Metas = places.iter().map(|&at| self.metas[at].clone()).collect();
         let outs = infer_results(&*op, &metas)?;
         let first = self.metas.len();
         let refs = (first..first + outs.len()).map(|v| VjpValue(v as u32)).collect();
@@ -169,15 +183,18 @@ impl<'a> Vjp<'a> {
 
     /// Sets the gradient of operand `i`. Does nothing if the gradient is not wanted.
     ///
-    /// # Panics
-    /// Panics if `grad` does not have the operand's shape and dtype: the derivative is wrong.
+    /// If there is no such operand, or `grad` does not have the operand's shape and dtype, [`Vjp::write`] returns an error
+    /// that says so. The same is true for a number that another method is given and that does not exist.
     pub fn set(&mut self, i: usize, grad: VjpValue) {
-        assert_eq!(
-            self.meta(grad),
-            &self.metas[i],
-            "{}: the gradient of operand {i} has its shape",
-            self.op.name()
-        );
+        let (at, value) = (self.operand("set", i), self.value("set", grad));
+        if self.broken.borrow().is_some() {
+            return;
+        }
+        if self.metas[value] != self.metas[at] {
+            let rule = format!("the gradient of operand {i} has the operand's shape and dtype");
+            let given = format!("{} for {}", self.metas[value], self.metas[at]);
+            return self.note(rule, given, "sum it, or cast it");
+        }
         self.answered[i] = true;
         if self.needs[i] {
             self.read(grad);
@@ -197,8 +214,11 @@ impl<'a> Vjp<'a> {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn none(&mut self, i: usize, why: &'static str) {
-        self.reasons[i] = Some(why);
-        self.answered[i] = true;
+        let i = self.operand("none", i);
+        if let (Some(reason), Some(answered)) = (self.reasons.get_mut(i), self.answered.get_mut(i)) {
+            *reason = Some(why);
+            *answered = true;
+        }
     }
 
     /// States that no operand has a gradient, and why.
@@ -210,7 +230,10 @@ impl<'a> Vjp<'a> {
     /// dropped.
     pub fn constant(&mut self, i: usize, why: &'static str) {
         debug_assert!(!why.is_empty());
-        self.constants[i] = true;
+        let i = self.result("constant", i);
+        if let Some(constant) = self.constants.get_mut(i) {
+            *constant = true;
+        }
     }
 
     /// States that the operator's derivative is not implemented, and why.
@@ -229,6 +252,36 @@ impl<'a> Vjp<'a> {
         }
         let rule = format!("no derivative: {why}");
         Err(Error::unsupported(self.op.name(), rule, format!("{:?}", self.op), "detach the operands"))
+    }
+
+    /// Returns `i`, and notes if there is no such operand.
+    fn operand(&self, method: &str, i: usize) -> usize {
+        self.known(method, "operand", i, self.ins_len)
+    }
+
+    /// Returns `i`, and notes if there is no such result.
+    fn result(&self, method: &str, i: usize) -> usize {
+        self.known(method, "result", i, self.outs_len)
+    }
+
+    /// Returns a value's place among the program's values, and notes if it is that of another program.
+    fn value(&self, method: &str, value: VjpValue) -> usize {
+        self.known(method, "value", value.index(), self.metas.len())
+    }
+
+    /// Returns `i`, or 0 after noting that the derivative names something beyond `len`.
+    fn known(&self, method: &str, what: &str, i: usize, len: usize) -> usize {
+        if i < len {
+            return i;
+        }
+        let rule = format!("the derivative names the {what}s that there are");
+        self.note(rule, format!("{what} {i} of {len} in `{method}`"), "mend Op::vjp");
+        0
+    }
+
+    /// Notes the first call that breaks the contract of [`Op::vjp`].
+    fn note(&self, rule: String, given: String, remedy: &str) {
+        self.broken.borrow_mut().get_or_insert_with(|| Error::invalid(self.op.name(), rule, given, remedy));
     }
 
     /// Records that the program reads a value, if the value is an operand, a result or an incoming gradient.

@@ -1,7 +1,7 @@
 //! AdamW (Loshchilov & Hutter 2019, algorithm 2).
 
 use super::groups::{ParamGroup, ParamGroups, expect_reduced, expect_sound};
-use super::optimizer::{Optimizer, UpdateRule, saved_steps};
+use super::optimizer::{Optimizer, UpdateRule, next_step, saved_steps};
 use super::param_states::ParamStates;
 use super::param_tensors::expect_kind;
 use super::schedule::Schedule;
@@ -191,7 +191,7 @@ impl AdamW {
         scale: &DTensor,
         lr: f64,
     ) -> Result<()> {
-        let steps = self.steps + 1;
+        let steps = next_step(self.steps)?;
         expect_reduced("adamw", params, grads)?;
         let settings = self.groups.settings("adamw", params)?;
         for own in settings {
@@ -325,6 +325,28 @@ mod tests {
 
     fn scale(params: &Params, layout: Layout) -> Result<DTensor> {
         DTensor::full(params.mesh(), DType::F32, [], 1.0, Layout::replicated(1))?.redistribute(layout)
+    }
+
+    /// Steps are counted up to 2^64 - 1, also by a saved state; the next one is refused and changes nothing.
+    #[test]
+    fn steps_are_counted_to_the_last() {
+        let run = |rank| {
+            let (mut params, id) = one_param(&rank, "dp")?;
+            let good = scale(&params, Layout::replicated(1))?;
+            let mut adam = AdamW::new((0.9, 0.99), 0.0);
+            for steps in [1 << 63, u64::MAX - 1] {
+                adam.steps = steps;
+                step(&mut adam, &mut params, id, &good)?;
+            }
+            let held = params.value(id).full_tensor()?.to_f64_vec();
+            assert!(held.iter().all(|x| x.is_finite()));
+            let refused = step(&mut adam, &mut params, id, &good).unwrap_err().to_string();
+            let text = "step: an optimizer counts no further step; got 18446744073709551615; begin with a new optimizer";
+            assert_eq!(refused, text);
+            assert_eq!((adam.steps, params.value(id).full_tensor()?.to_f64_vec()), (u64::MAX, held));
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
     }
 
     /// Refuses operands of a wrong shape, dtype or layout; the next step succeeds with valid ones.

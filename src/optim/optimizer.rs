@@ -218,6 +218,7 @@ impl<R: UpdateRule> Optimizer<R> {
                 "compute the loss from these parameters after the last step",
             ));
         };
+        let next = next_step(self.steps as u64)?;
         let rate = self.next_rate();
         if !(rate.is_finite() && rate >= 0.0) {
             let given = format!("{rate} for step {}", self.steps);
@@ -233,7 +234,7 @@ impl<R: UpdateRule> Optimizer<R> {
         };
         self.rule.step(params, grads, &scale, rate)?;
         let step = self.steps;
-        self.steps += 1;
+        self.steps = next as usize;
         Ok(StepReport { step, rate, norm })
     }
 
@@ -297,7 +298,7 @@ impl<R: UpdateRule> Optimizer<R> {
     pub fn load_state(&mut self, params: &Params, saved: &Checkpoint) -> Result<()> {
         let steps = saved_steps(saved)?;
         self.rule.load_state(params, &saved.subtree("rule"))?;
-        self.steps = steps as usize;
+        self.steps = usize::try_from(steps).map_err(|_| last_step(steps))?;
         Ok(())
     }
 
@@ -390,6 +391,17 @@ impl<R: UpdateRule> Optimizer<R> {
 }
 
 /// Returns the number of steps of a saved state.
+/// Returns the number of steps after one more.
+pub(super) fn next_step(steps: u64) -> Result<u64> {
+    steps.checked_add(1).ok_or_else(|| last_step(steps))
+}
+
+/// Returns the error of a number of steps after which none is counted.
+fn last_step(steps: u64) -> Error {
+    let remedy = "begin with a new optimizer";
+    Error::invalid("step", "an optimizer counts no further step", steps.to_string(), remedy)
+}
+
 pub(super) fn saved_steps(saved: &Checkpoint) -> Result<u64> {
     let value = saved.value("steps");
     value.and_then(|value| value.as_u64()).ok_or_else(|| {

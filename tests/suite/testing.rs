@@ -357,3 +357,25 @@ fn functions_that_differentiate_have_derivatives() {
     let x = Tensor::from_vec(vec![0.5f64, -1.25, 2.0], [3]).expect("three values");
     gradients(&[x], |x| x[0].tanh()?.sum_all()?.grad(&[&x[0]])?.remove(0).square());
 }
+
+/// Sizes at the ends of their range, numbers of runs and times are values or errors: nothing overflows or waits.
+#[test]
+fn absurd_sizes_of_the_harness_are_refused() {
+    let whole = |trial: &Trial| {
+        let n = trial.size("n", 0..=usize::MAX);
+        assert!(trial.size("one", usize::MAX..=usize::MAX) == usize::MAX);
+        let said = [
+            trial.input("x", DType::F32, [n | 1 << 62]).unwrap_err().to_string(),
+            trial.leaf("y", DType::F64, [1 << 31]).unwrap_err().to_string(),
+        ];
+        assert!(
+            said[0].starts_with("x: ")
+                && said[1].contains("at most 1073741824 elements; got f64[2147483648]"),
+            "{said:?}"
+        );
+        trial.record_value("loss", 1.0)
+    };
+    Equivalence::new(whole).meshes(["a=2"]).runs(2).seed(u64::MAX).assert();
+    let fails = |trial: &Trial| trial.record_value("rank", trial.rank().rank() as f64);
+    Equivalence::new(fails).meshes(["a=2"]).runs(usize::MAX).shrink_for(Duration::MAX).check().unwrap_err();
+}

@@ -330,8 +330,12 @@ impl Equivalence {
         for (m, mesh) in self.meshes.iter().enumerate() {
             for run in 0..self.runs.max(1) {
                 // The first run of every mesh has one seed, so that programs which draw nothing run once on one rank.
-                let number = if run == 0 { 0 } else { m * self.runs + run };
-                let scenario = Scenario::new(mesh, self.seed.wrapping_add(number as u64));
+                let number = if run == 0 {
+                    0
+                } else {
+                    (m as u64).wrapping_mul(self.runs as u64).wrapping_add(run as u64)
+                };
+                let scenario = Scenario::new(mesh, self.seed.wrapping_add(number));
                 let scenario = scenario.unwrap_or_else(|e| panic!("{e}"));
                 let draws = match self.run_once(&scenario, &singles, &mut report) {
                     Ok(draws) => draws,
@@ -420,10 +424,12 @@ impl Equivalence {
         scenario: &Scenario,
         draws: Arc<Mutex<Draws>>,
     ) -> Result<Trace> {
-        let (rank, tally) = Tally::of(rank)?;
+        let (uncounted, (rank, tally)) = (rank, Tally::of(rank)?);
         let axes: Vec<(&str, usize)> = scenario.axes.iter().map(|(name, len)| (&**name, *len)).collect();
         let mesh = DeviceMesh::new(&rank, &axes)?;
         mesh.set_reduction(self.mode);
+        // Own code is checked by a mesh whose bytes do not count.
+        mesh.check_replicas_on(DeviceMesh::new(uncounted, &axes)?);
         let trial = Trial::new(mesh, tally, scenario.clone(), draws);
         let usage = (self.program)(&trial)?;
         Ok(trial.finish(usage))
@@ -431,10 +437,12 @@ impl Equivalence {
 
     /// Looks for a smaller scenario that fails in the same way.
     fn shrink(&self, failed: Box<FailedRun>, singles: &Singles) -> Box<Counterexample> {
-        let (mut best, mut runs, until) = (failed, 0, Instant::now() + self.shrink_for);
+        // A time that ends after the clock's last instant has no end; the number of runs has.
+        let until = Instant::now().checked_add(self.shrink_for);
+        let (mut best, mut runs) = (failed, 0);
         'smaller: loop {
             for candidate in smaller(&best) {
-                if runs == SHRINKING_RUNS || Instant::now() >= until {
+                if runs == SHRINKING_RUNS || until.is_some_and(|until| Instant::now() >= until) {
                     break 'smaller;
                 }
                 runs += 1;
@@ -493,7 +501,8 @@ fn weight(scenario: &Scenario) -> (usize, usize, usize) {
         placements.iter().map(placement).sum::<usize>() + usize::from(is_nested)
     };
     let layouts = scenario.layouts.iter().map(|(_, of)| layout(of)).sum();
-    (scenario.rank_len(), layouts, scenario.sizes.iter().map(|(_, size)| size).sum())
+    let sizes = scenario.sizes.iter().fold(0usize, |sum, (_, size)| sum.saturating_add(*size));
+    (scenario.rank_len(), layouts, sizes)
 }
 
 /// The scenarios that are one step smaller: fewer ranks, then plainer layouts, then smaller sizes.

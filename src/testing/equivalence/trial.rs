@@ -19,6 +19,9 @@ use crate::testing::shards::{exact_shares, spread_by};
 use crate::testing::strategies::layouts;
 use crate::testing::values::{mix, ordinary, small_ints, tensor};
 
+/// The number of elements up to which the harness makes tensors: eight gigabytes of f64 per rank.
+const WHOLE_LEN: usize = 1 << 30;
+
 /// The mesh of one run of a tested program; it derefs to [`DeviceMesh`].
 ///
 /// Names identify what the program draws. A size has the same value on every mesh, a tensor the same elements; its
@@ -107,7 +110,9 @@ impl Trial {
     pub fn size(&self, name: &str, range: RangeInclusive<usize>) -> usize {
         let (from, to) = (*range.start(), *range.end());
         assert!(from <= to, "size {name}: the range {from}..={to} is empty");
-        let drawn = || from + (self.hash(name) % (to - from + 1) as u64) as usize;
+        // A range of all numbers has one more than fits.
+        let below = (to - from).checked_add(1);
+        let drawn = || from + below.map_or(self.hash(name), |n| self.hash(name) % n as u64) as usize;
         let size = self.scenario.size(name).map_or_else(drawn, |size| size.clamp(from, to));
         let mut draws = self.draws();
         if !draws.sizes.iter().any(|(known, ..)| known == name) {
@@ -130,7 +135,7 @@ impl Trial {
     /// # Errors
     /// Returns an error if the shape's number of elements overflows.
     pub fn input(&self, name: &str, dtype: DType, shape: impl Into<Shape>) -> Result<DTensor> {
-        self.place(name, &self.values(name, dtype, &shape.into()))
+        self.place(name, &self.values(name, dtype, &shape.into())?)
     }
 
     /// Draws a leaf tensor in a random layout, which is not `Partial`. Its gradient is compared too: from each tensor that
@@ -148,7 +153,7 @@ impl Trial {
     /// # Errors
     /// Refuses integer and bool dtypes.
     pub fn leaf(&self, name: &str, dtype: DType, shape: impl Into<Shape>) -> Result<DTensor> {
-        let whole = self.values(name, dtype, &shape.into());
+        let whole = self.values(name, dtype, &shape.into())?;
         let leaf = self.place_in(name, &whole, false)?.requires_grad()?;
         self.state.borrow_mut().leaves.push((name.into(), leaf.clone()));
         Ok(leaf)
@@ -315,7 +320,7 @@ impl Trial {
             return Ok(());
         }
         let seed = format!("gradient of {name}");
-        let whole = self.values(&seed, result.dtype(), result.shape());
+        let whole = self.values(&seed, result.dtype(), result.shape())?;
         let gradients = result.backward_from(self.place(&seed, &whole)?)?;
         for (leaf_name, leaf) in &leaves {
             if let Some(gradient) = gradients.get(leaf) {
@@ -335,9 +340,15 @@ impl Trial {
         Trace { entries: self.state.into_inner().entries, usage, calls: self.tally.to_string() }
     }
 
-    fn values(&self, name: &str, dtype: DType, shape: &Shape) -> Tensor {
+    fn values(&self, name: &str, dtype: DType, shape: &Shape) -> Result<Tensor> {
+        shape.checked_bytes(name, dtype)?;
+        if shape.numel() > WHOLE_LEN {
+            let rule =
+                format!("the harness makes a whole tensor on each rank, of at most {WHOLE_LEN} elements");
+            return Err(Error::invalid(name, rule, format!("{dtype}{shape}"), "draw a smaller size"));
+        }
         let salt = self.hash(name) >> 32;
-        match self.mesh.reduction() {
+        Ok(match self.mesh.reduction() {
             _ if !dtype.is_float() => {
                 let below = if dtype == DType::Bool { 2 } else { 4 };
                 let value = |e: u64| (mix(e ^ salt << 32) % below) as f64;
@@ -345,7 +356,7 @@ impl Trial {
             }
             Reduction::Exact | Reduction::Grouped(_) => ordinary(dtype, shape, salt),
             Reduction::Fast => small_ints(dtype, shape, salt),
-        }
+        })
     }
 
     fn place_in(&self, name: &str, whole: &Tensor, partials: bool) -> Result<DTensor> {

@@ -7,7 +7,7 @@ use super::exact::{BitsCase, BitsTrial, RowOutcome};
 use super::fast::{holds_everywhere, implies, is_degenerate, truths, try_trials};
 use super::resized::resized;
 use super::verdict::{Discrepancy, Verdict};
-use crate::ops::{AxisPlacement, MeshAxis, Meta, RaggedCut, Row, Sample, rows_on_axis};
+use crate::ops::{AxisPlacement, MeshAxis, Meta, RaggedCut, Row, Sample, broken_clause, rows_on_axis};
 use crate::placement::Mesh;
 use crate::tensor::DType;
 use crate::testing::quiet::caught;
@@ -133,15 +133,15 @@ impl Judge {
             Ok(trials) => trials,
             Err(error) => return verdict.refused(&self.sample, &error),
         };
-        let outs_len = self.sample.op.infer(&self.sample.metas()).map_or(0, |outs| outs.len());
+        let (ins, outs) =
+            (self.sample.metas(), self.sample.op.infer(&self.sample.metas()).unwrap_or_default());
         for ranks in [2, 3, 5] {
             let mesh = line(ranks);
             for row in all_rows(self.sample.op.as_ref(), &self.sample.metas(), MeshAxis::new(ranks)) {
                 verdict.rows += 1;
                 let rows = std::slice::from_ref(&row);
-                if (row.ins.len(), row.outs.len()) != (self.sample.ins.len(), outs_len) {
-                    let call = format!("{} operands and {outs_len} results", self.sample.ins.len());
-                    let what = format!("it has other numbers of placements than the call's {call}");
+                if let Some((rule, place)) = broken_clause(&row, &ins, &outs) {
+                    let what = format!("{place}{row:?} breaks the contract of Op::rows: {rule}");
                     verdict.wrong(format!("{:?}", self.sample), rows, Discrepancy::new(&[], None, what));
                     continue;
                 }
