@@ -142,7 +142,7 @@ fn child_of_batches() {
         };
         let (mut alone, mut ahead) = (open(0)?, open(1)?);
         alone.next_batch(&mesh, "()".parse()?)?;
-        // What is left has no place for a thread's stack, of two mebibytes and a page, but for small lists.
+        // The rest has room for small lists, and none for a thread's stack of two mebibytes and a page.
         let mut held: Vec<Vec<u8>> = Vec::with_capacity(4096);
         for bytes in [64 << 20, 8 << 20, 1 << 20] {
             loop {
