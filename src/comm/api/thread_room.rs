@@ -13,6 +13,9 @@ const MAPPINGS_EACH: usize = 4;
 /// Bytes of address space per thread besides its stack.
 const OTHER_BYTES: usize = 128 << 10;
 
+/// Bytes of stacks of ended threads that the system's library may keep and use again; they count as used.
+const KEPT_BYTES: usize = 40 << 20;
+
 /// The number of ranks up to which mappings are not counted: any system has room for so many.
 const FEW_RANKS: usize = 1024;
 
@@ -53,7 +56,7 @@ impl ThreadRoom {
             let status = read("self/status")?;
             let used = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
             let used: usize = used.split_whitespace().next()?.parse().ok()?;
-            Some(limit.saturating_sub(used.saturating_mul(1024)))
+            Some(limit.saturating_sub(used.saturating_mul(1024)).saturating_add(KEPT_BYTES))
         };
         let mappings = if ranks <= FEW_RANKS { None } else { mappings() };
         ThreadRoom { mappings, address_bytes: address_bytes() }
@@ -85,8 +88,8 @@ mod tests {
             Some(text.to_string())
         };
         let room = ThreadRoom::of(20_000, tell);
-        assert_eq!(room, ThreadRoom { mappings: Some(57_337), address_bytes: Some(488_000_000) });
-        assert_eq!((room.most_threads(8 << 20), room.most_threads(0)), (57, 3723));
+        assert_eq!(room, ThreadRoom { mappings: Some(57_337), address_bytes: Some(529_943_040) });
+        assert_eq!((room.most_threads(8 << 20), room.most_threads(0)), (62, 4043));
         let plenty = ThreadRoom { address_bytes: None, ..room };
         assert_eq!(plenty.most_threads(8 << 20), 14_334);
         assert_eq!(ThreadRoom::of(2, tell).mappings, None, "few ranks have room");
