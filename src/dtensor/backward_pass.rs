@@ -123,8 +123,8 @@ impl BackwardPass {
             }
             return Ok(());
         }
-        if sum.is_some() && node.call.is_none() {
-            self.units.note_added(node, &grad);
+        if let Some(sum) = sum.as_ref().filter(|_| node.call.is_none()) {
+            self.units.note_added(node, sum, &grad);
         }
         *sum = Some(add_in(node.outs[output.out].dtype(), sum.take(), grad)?);
         Ok(())

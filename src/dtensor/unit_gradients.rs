@@ -94,11 +94,16 @@ impl UnitGradients {
         self.unit.is_some_and(|arriving| arriving != unit)
     }
 
-    /// Notes that a rank adds an unreduced gradient of a use of a leaf to others, in the leaf's dtype.
-    pub fn note_added(&mut self, leaf: &TapeNode, grad: &DTensor) {
-        let is_narrow = grad.dtype().size_bytes() < leaf.outs[0].dtype().size_bytes();
-        if is_narrow && leaf.destination.is_some() && grad.layout().has_partial() {
+    /// Notes that a rank adds an unreduced gradient of a use of a leaf to the `sum` of others, in the leaf's dtype.
+    pub fn note_added(&mut self, leaf: &TapeNode, sum: &DTensor, grad: &DTensor) {
+        let is_narrow = |x: &DTensor| x.dtype().size_bytes() < leaf.outs[0].dtype().size_bytes();
+        if !grad.layout().has_partial() || leaf.destination.is_none() {
+            return;
+        }
+        if is_narrow(grad) && (is_narrow(sum) || self.narrow.contains_key(&leaf.id)) {
             self.narrow.insert(leaf.id, grad.dtype());
+        } else {
+            self.narrow.remove(&leaf.id);
         }
     }
 

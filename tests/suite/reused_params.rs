@@ -95,6 +95,9 @@ struct Program {
     salt: u64,
 }
 
+/// A result of a run, and its name.
+type Seen = (String, Vec<f64>);
+
 fn programs() -> impl Strategy<Value = Program> {
     let param = || 0..PARAMS.len();
     let act = prop_oneof![
@@ -155,7 +158,7 @@ impl Step {
 
 impl Program {
     /// Returns the losses, gradients and parameters of two steps of training.
-    fn train(&self, rank: &Rank, mesh: &str, placed: &Placed) -> Result<Vec<(String, Vec<f64>)>> {
+    fn train(&self, rank: &Rank, mesh: &str, placed: &Placed) -> Result<Vec<Seen>> {
         let mesh = &DeviceMesh::parse(rank, mesh)?;
         let (params, ids) = &mut self.declare(mesh, placed)?;
         let mut optimizer = Sgd::new(0.0, false, 0.0).rate(0.125);
@@ -230,9 +233,7 @@ impl Program {
                 return Err(format!("rank {rank} has {} results for {}", got.len(), want.len()));
             }
             let bits = |values: &[f64]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            let differs = |((name, got), (of, want)): &(&(String, Vec<f64>), &(String, Vec<f64>))| {
-                name != of || bits(got) != bits(want)
-            };
+            let differs = |((name, got), (of, want)): &(&Seen, &Seen)| name != of || bits(got) != bits(want);
             if let Some(((name, got), (_, want))) = got.iter().zip(&want).find(differs) {
                 return Err(format!("rank {rank}, {name}: {got:?} instead of {want:?}"));
             }
