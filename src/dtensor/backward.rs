@@ -144,6 +144,7 @@ impl DTensor {
     pub fn backward_freeing_into(&mut self, gradients: &mut Gradients) -> Result<()> {
         let grad = one_of_scalar("backward", self)?;
         expect_history("backward", self, &grad)?;
+        self.freed = true;
         let roots = self.history.take().into_iter().map(|output| (output, grad.clone())).collect();
         BackwardPass::add_gradients_of_leaves(&self.mesh, roots, gradients)
     }
@@ -210,6 +211,11 @@ pub(super) fn expect_history<'a>(verb: &str, x: &'a DTensor, grad: &DTensor) -> 
         return Err(Error::invalid(verb, "the gradient does not fit", given, ""));
     }
     x.history.as_ref().ok_or_else(|| {
+        if x.freed {
+            let rule = "an earlier pass has freed this tensor's tape";
+            let remedy = "call backward_freeing for the last pass alone, and backward before";
+            return Error::invalid(verb, rule, x.spec().to_string(), remedy);
+        }
         let rule = "this tensor does not depend on a leaf that requires a gradient";
         let remedy = "call requires_grad() on a leaf, outside no_grad() and Forward::eval";
         Error::invalid(verb, rule, x.spec().to_string(), remedy)
@@ -247,7 +253,11 @@ mod tests {
             assert_eq!(of(&freed)?, kept);
             assert_eq!(of(&other.backward()?)?, kept, "what another tensor refers to is kept");
             let refused = loss.backward_freeing().unwrap_err().to_string();
-            assert!(refused.contains("does not depend on a leaf"), "{refused}");
+            let told = "backward: an earlier pass has freed this tensor's tape; got f32[]@(dp:";
+            assert!(refused.starts_with(told), "{refused}");
+            assert!(loss.backward().unwrap_err().to_string().starts_with(told));
+            let never = loss.detach().backward().unwrap_err().to_string();
+            assert!(never.contains("does not depend on a leaf"), "{never}");
             assert_eq!(of(&freed)?, kept);
             Ok(())
         };

@@ -57,6 +57,8 @@ pub struct DTensor {
     pub(super) history: Option<TapeOutput>,
     /// The way in which the backward pass gets this tensor again instead of keeping it, if it is so marked.
     pub(super) origin: Option<Origin>,
+    /// True if a backward pass has freed the history.
+    pub(super) freed: bool,
 }
 
 /// One result of a tape node.
@@ -286,7 +288,7 @@ impl DTensor {
     pub(super) fn wrap(mesh: &DeviceMesh, local: Tensor, meta: Rc<TensorMeta>) -> DTensor {
         debug_assert_eq!(local.shape(), meta.stored_shape(), "{}", meta.spec());
         debug_assert_eq!(local.dtype(), meta.spec().stored_dtype(), "{}", meta.spec());
-        DTensor { local, meta, mesh: mesh.clone(), history: None, origin: None }
+        DTensor { local, meta, mesh: mesh.clone(), history: None, origin: None, freed: false }
     }
 
     /// Returns this rank's stored tensor: its shard or replica, or its partial values.
@@ -450,11 +452,11 @@ impl DTensor {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn detach(&self) -> DTensor {
-        let DTensor { local, meta, mesh, history: _, origin } = self;
+        let DTensor { local, meta, mesh, history: _, origin, freed: _ } = self;
         let (local, meta, mesh) = (local.clone(), meta.clone(), mesh.clone());
         // A program may write other values to this tensor than the call computed.
         let origin = origin.clone().filter(|origin| matches!(origin, Origin::Gathered(_)));
-        DTensor { local, meta, mesh, history: None, origin }
+        DTensor { local, meta, mesh, history: None, origin, freed: false }
     }
 
     /// Returns this value as a leaf tensor: [`DTensor::backward`] computes its gradient, in this layout.

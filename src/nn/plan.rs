@@ -94,7 +94,7 @@ impl Plan {
     }
 
     /// Shards matching parameters as [`Plan::shard`] does, and refuses to cut any of the `blocks` equal blocks (heads)
-    /// of `dim`.
+    /// of `dim`. Declaring a parameter whose dim does not consist of so many equal blocks is an error, on every mesh.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
@@ -448,7 +448,15 @@ impl PlanRule {
         // The layout refuses a dim that the parameter lacks.
         let Some(&extent) = shape.get(dim) else { return Ok(()) };
         let ranks = mesh.axis_len(mesh.axis(&self.axis)?);
-        let size = extent / blocks.max(1);
+        if extent.checked_rem(blocks).is_none_or(|rest| rest > 0) {
+            let given = format!("{blocks} blocks (heads) for dim {dim} of {shape}");
+            let remedy = format!(
+                "state a number of blocks that divides {extent}; the heads of grouped-query attention are those of keys and \
+                 values"
+            );
+            return Err(Error::invalid("plan", "a dim consists of equal blocks", given, remedy));
+        }
+        let size = extent / blocks;
         let cut = (0..ranks).any(|i| size == 0 || chunk(extent, ranks, i).start.min(extent) % size != 0);
         if !cut && blocks >= ranks {
             return Ok(());
@@ -506,6 +514,13 @@ mod tests {
             let text = "layout: shards a dim that is not there; got f32[4, 2]@(tp:S2) at w; dims are 0 to 1";
             assert_eq!(refused(Plan::default().shard("*", "tp", 2)), text);
             assert_eq!(refused(Plan::default().shard_blocks("w", "tp", 2, 2)), text);
+            for blocks in [3, 8, 0] {
+                let text = format!(
+                    "plan: a dim consists of equal blocks; got {blocks} blocks (heads) for dim 0 of [4, 2] at w; state a \
+                     number of blocks that divides 4; the heads of grouped-query attention are those of keys and values"
+                );
+                assert_eq!(refused(Plan::default().shard_blocks("w", "tp", 0, blocks)), text);
+            }
             assert_eq!(refused(Plan::default().shard("w", "tp", 2).fsdp("tp")), text);
             assert_eq!(
                 refused(Plan::default().shard("h.*", "pp", 0)),
