@@ -8,6 +8,8 @@ struct inverse_power_of_two_formula {
     u64 exponent = bits_of(x) >> 52 & 0x7ff;
     if (exponent == 0x7ff || x == 0.0) return A(1);
     if (exponent == 0) return A(f64_of(0x7feull << 52));
+    // The largest power of two in f32 is 2^127.
+    if (sizeof(A) == 4 && 0x7fe - exponent > 0x47e) return A(f64_of(0x47eull << 52));
     // 2^-1023 is subnormal.
     return A(exponent == 0x7fe ? f64_of(1ull << 51) : f64_of((0x7fe - exponent) << 52));
   }

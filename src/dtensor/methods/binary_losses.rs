@@ -3,6 +3,11 @@
 use super::loss_reduction::LossReduction;
 use crate::dtensor::DTensor;
 use crate::error::Result;
+use crate::ops::Mask;
+use crate::tensor::DType;
+
+/// The least logarithm of a probability, as in PyTorch.
+const FLOOR: f64 = -100.0;
 
 /// The options of [`DTensor::bce_loss`] and [`DTensor::bce_with_logits_loss`]. The default is the mean without weights.
 ///
@@ -43,6 +48,11 @@ impl DTensor {
     /// `-(w target ln(p) + (1 - target) ln(1 - p))` with [weights](BinaryLossOptions) `w`. Logarithms are at least -100,
     /// as in PyTorch, and have gradient 0 below. Shapes broadcast. Communicates nothing unless it reduces.
     ///
+    /// The slope of `ln(p)` is `1 / max(p, e)` with `e = 2^-100` in f32 and bf16 and `2^-14` in f16, so the gradient by `p` is
+    /// finite for every `p`: at most 1.3e30 and 16384 times the incoming gradient and the weights, and at most 2.7e43 times
+    /// in f64, where logarithms end before. (PyTorch's bound is 1e12, and infinite in f16.) A model with logits calls
+    /// [`DTensor::bce_with_logits_loss`]: a probability that is rounded to 0 or 1 has lost its gradient.
+    ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
@@ -60,13 +70,33 @@ impl DTensor {
     /// Refuses shapes that do not broadcast, dtypes that differ, and dtypes that are not floating-point.
     pub fn bce_loss(&self, target: &DTensor, options: &BinaryLossOptions) -> Result<DTensor> {
         self.dtype().expect_float("bce_loss")?;
-        let [zero, one, floor] = [0.0, 1.0, -100.0].map(|value| self.number_like(value));
+        let [zero, one, floor] = [0.0, 1.0, FLOOR].map(|value| self.number_like(value));
         let (zero, one, floor) = (zero?, one?, floor?);
         // An infinite logarithm is never computed, since its gradient would be NaN.
-        let (above, below) = (self.ne(&zero)?, self.ne(&one)?);
-        let log = above.select(&above.select(self, &one)?.log()?.maximum(&floor)?, &floor)?;
+        let below = self.ne(&one)?;
         let rest = below.select(&below.select(self, &zero)?.neg()?.log1p()?.maximum(&floor)?, &floor)?;
+        let log = self.bounded_log()?;
         options.join(&log.neg()?, &rest.neg()?, target)
+    }
+
+    /// Returns `ln(self)`, at least -100, with a slope that [`DTensor::bce_loss`] states.
+    fn bounded_log(&self) -> Result<DTensor> {
+        let least = match self.dtype() {
+            DType::F16 => (-14f64).exp2(),
+            DType::F64 => f64::MIN_POSITIVE,
+            _ => (-100f64).exp2(),
+        };
+        let forward = |ins: &[DTensor]| {
+            let log = ins[0].log()?.maximum(&ins[0].number_like(FLOOR)?)?;
+            Ok((vec![log.clone()], vec![ins[0].clone(), log]))
+        };
+        let backward = move |saved: &[DTensor], grads: &[DTensor]| {
+            let [p, log] = saved else { unreachable!("saved above") };
+            let slope = grads[0].div(&p.maximum(&p.number_like(least)?)?)?;
+            let ended = log.le(&log.number_like(FLOOR)?)?;
+            Ok(vec![Some(DTensor::apply_one(&Mask { on: false }, &[&ended, &slope])?)])
+        };
+        Ok(DTensor::custom_vjp("bce_loss", &[self], forward, backward)?.remove(0))
     }
 
     /// Returns the binary cross entropy between `sigmoid(self)` and `target`, computed without overflow and without

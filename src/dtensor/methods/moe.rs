@@ -220,7 +220,8 @@ impl DTensor {
     /// Returns `experts * sum over experts of fraction * mean probability` (shape `[]`), which is 1 if tokens are spread
     /// evenly: the load-balancing loss of Fedus et al. (*Switch Transformers*, 2021, equation 4). This
     /// tensor has the router's probabilities `[.., experts]`; `counts` (i64 `[.., experts]`) has the assignments per
-    /// expert, from which the fractions follow. f32, or f64 for f64 probabilities.
+    /// expert, from which the fractions follow. f32, or f64 for f64 probabilities. Without tokens, or if all counts are 0, the
+    /// loss is 0.
     ///
     /// Communicates one partial sum of `[experts]` elements per operand whose tokens are sharded.
     ///
@@ -254,14 +255,22 @@ impl DTensor {
         };
         let leading = |x: &DTensor| (0..x.shape().len() as isize - 1).collect::<Vec<_>>();
         let wide = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        let mean = self.cast(wide)?.mean(&leading(self), false)?;
+        let probabilities = self.cast(wide)?;
+        let is_empty = self.shape()[..self.shape().len() - 1].contains(&0);
+        let mean = if is_empty {
+            probabilities.sum(&leading(self), false)?
+        } else {
+            probabilities.mean(&leading(self), false)?
+        };
         let counts = counts.sum(&leading(counts), false)?.cast(wide)?;
-        let fractions = counts.div(&counts.sum_all()?)?;
+        // A total of 0 has no fractions: they are 0.
+        let fractions = counts.div(&counts.sum_all()?.clamp_min(1.0)?)?;
         mean.mul(&fractions)?.sum_all()?.mul_scalar(experts as f64)
     }
 
     /// Returns the mean over tokens of `logsumexp(logits)²` for these router logits `[.., experts]` (shape `[]`): the
     /// router z-loss of Zoph et al. (*ST-MoE*, 2022, equation 5), which keeps logits small. f32, or f64 for f64 logits.
+    /// Without tokens the loss is 0.
     ///
     /// Communicates one partial sum of one element if tokens are sharded.
     ///
@@ -287,6 +296,7 @@ impl DTensor {
         }
         let logits = self.cast(if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 })?;
         let log_sum = logits.logsumexp(&[-1], true)?;
-        log_sum.mul(&log_sum)?.mean_all()
+        let squares = log_sum.mul(&log_sum)?;
+        if self.shape().numel() == 0 { squares.sum_all() } else { squares.mean_all() }
     }
 }

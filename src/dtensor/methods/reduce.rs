@@ -56,7 +56,7 @@ impl DTensor {
     }
 
     /// Returns the mean over `dims`: the [sum](DTensor::sum) times the reciprocal of the global number of elements. With
-    /// `keep`, the dims stay with extent 1.
+    /// `keep`, the dims stay with extent 1. It is infinite if the sum overflows, as in PyTorch.
     ///
     /// f16 and bf16 are summed, reduced over ranks and multiplied in f32, and rounded once. If a reduced dim is
     /// sharded, exact mode reduces the sums over ranks before the division: one number per result and finished node. In

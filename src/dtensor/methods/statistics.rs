@@ -17,7 +17,8 @@ impl DTensor {
     ///
     /// Computed in two passes in f32 (f64 for f64): the sum of squared deviations from the rounded mean, corrected for the
     /// rounding (Chan, Golub, LeVeque, 1983). If a reduced dim is sharded, ranks reduce three numbers per result. The
-    /// result is NaN if `n` is 0, and infinite or NaN if `n` equals `correction`, as in PyTorch.
+    /// result is NaN if `n` is 0, and infinite or NaN if `n` equals `correction`, as in PyTorch. It is infinite if the sum
+    /// of squares is, and inaccurate if squares are subnormal: [`DTensor::std`] has no such range.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -39,7 +40,11 @@ impl DTensor {
     }
 
     /// Returns the standard deviation over `dims`: the square root of [`DTensor::var`]. Its gradient is 0 if all
-    /// elements are equal. Communicates as `var` does.
+    /// elements are equal.
+    ///
+    /// Elements of magnitudes that make squares overflow or underflow are first scaled by a power of two, so that it is
+    /// right for all finite ones. Communicates as `var` does, and reduces one maximum more per result unless the dtype
+    /// is f16, whose squares are in the range of f32.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -55,9 +60,17 @@ impl DTensor {
     /// # Errors
     /// Refuses what [`DTensor::var`] refuses.
     pub fn std(&self, dims: &[isize], correction: usize, keep: bool) -> Result<DTensor> {
-        let dims = self.dims("std", dims)?;
+        let (dims, list) = (self.dims("std", dims)?, dims);
         self.expect_reducible("std", &dims)?;
-        let root = self.variance(&dims, correction)?.root_or_zero(0.5)?;
+        let root = match self.square_scale(list)? {
+            None => self.variance(&dims, correction)?.root_or_zero(0.5)?,
+            Some(scale) => {
+                let scaled = self.mul(&scale.cast(self.dtype())?)?;
+                let root = scaled.variance(&dims, correction)?.root_or_zero(0.5)?;
+                let wide = root.dtype();
+                root.div(&scale.cast(wide)?)?
+            }
+        };
         root.finish(self.dtype(), &dims, keep)
     }
 
@@ -181,6 +194,27 @@ impl DTensor {
         extreme.reduce_partial()?.cast(DType::F64)
     }
 
+    /// Returns a power of two per result over `dims`, in f64, that brings elements where their squares, and the squares of
+    /// their differences, neither overflow nor underflow in the accumulator. It is 1 if they are there already. `None` if
+    /// no element of the dtype needs one, or if there are no elements.
+    fn square_scale(&self, dims: &[isize]) -> Result<Option<DTensor>> {
+        // Magnitudes from 2^-low to 2^high stay as they are: their differences are above 2^-(low + digits), with 24 or 53
+        // digits, and as many squares as an address space has elements have a finite sum. A factor no further from 1
+        // than necessary keeps the incoming gradient, which is divided by it, in range.
+        let (low, high) = match self.dtype() {
+            DType::F64 => (450, 450),
+            DType::F32 | DType::BF16 => (38, 30),
+            _ => return Ok(None),
+        };
+        if self.shape().numel() == 0 {
+            return Ok(None);
+        }
+        let _guard = self.mesh.no_grad();
+        let inverse = DTensor::apply_one(&InversePowerOfTwo, &[&self.leading_magnitude(1.0, dims)?])?;
+        let kept = inverse.clamp((-high as f64).exp2(), (low as f64).exp2())?;
+        inverse.div(&kept).map(Some)
+    }
+
     /// Returns the elements that are finite and not 0, and 1 in place of the others. Has no gradient.
     fn finite_or_one(&self) -> Result<DTensor> {
         let _guard = self.mesh.no_grad();
@@ -262,6 +296,12 @@ impl DTensor {
         // subtracted, so its gradient may treat the mean as a constant.
         let rest = self.sum_terms(SumTerm::Deviation, dims, &mean)?.reduce_partial()?;
         let rest = rest.mul(&rest)?.mul_scalar(1.0 / n)?;
+        // Beside infinite squares the correction may be infinite as well.
+        let overflows = {
+            let _guard = self.mesh.no_grad();
+            squares.isinf()?
+        };
+        let rest = DTensor::apply_one(&Mask { on: false }, &[&overflows, &rest])?;
         squares.sub(&rest)?.relu()?.mul_scalar(1.0 / (n - correction as f64).max(0.0))
     }
 

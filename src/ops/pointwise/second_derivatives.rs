@@ -35,6 +35,26 @@ pub(super) fn sinc_curvature<'t>(d: GradientExpr<'t>, x: GradientExpr<'t>) -> Gr
     -(d.sinc_grad(at) / at * 2.0 + d * x.sinc() * (PI * PI))
 }
 
+/// Returns `-d x g³`: the derivative of `g`, which is `1 / √(x² + 1)` or `1 / √(x² - 1)`.
+pub(super) fn inverse_curvature<'t>(
+    d: GradientExpr<'t>,
+    x: GradientExpr<'t>,
+    g: GradientExpr<'t>,
+) -> GradientExpr<'t> {
+    -(d * (x * g) * g * g)
+}
+
+/// Returns `d (y² - x²) / (x² + y²)²` and `-2 d x y / (x² + y²)²`: the derivatives of `x / (x² + y²)`.
+pub(super) fn atan2_curvature<'t>(
+    d: GradientExpr<'t>,
+    x: GradientExpr<'t>,
+    y: GradientExpr<'t>,
+) -> [GradientExpr<'t>; 2] {
+    let one = x.zero() + 1.0;
+    let (by_x, by_y) = (one.atan2_grad(x, y), one.atan2_grad(y, x));
+    [d * (by_y - by_x) * (by_y + by_x), d * by_x * by_y * -2.0]
+}
+
 /// Returns `t + x · sigmoid(x) (1 - t²)` with `t = tanh(ln(1 + e^x))`: the slope of mish.
 pub(super) fn mish_slope(x: GradientExpr<'_>) -> GradientExpr<'_> {
     let t = x.softplus().tanh();

@@ -36,7 +36,7 @@ impl Pointwise for InversePowerOfTwo {
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         match ins[0].dtype() {
             DType::F64 => cpu::map1::<f64, f64, _>(&ins[0], inverse),
-            _ => cpu::map1::<f32, f32, _>(&ins[0], |x| inverse(f64::from(x)) as f32),
+            _ => cpu::map1::<f32, f32, _>(&ins[0], inverse_f32),
         }
     }
 
@@ -66,6 +66,11 @@ fn inverse(x: f64) -> f64 {
     }
 }
 
+/// Returns `inverse` in f32, at most its largest power of two.
+fn inverse_f32(x: f32) -> f32 {
+    inverse(f64::from(x)).min(127f64.exp2()) as f32
+}
+
 pub(in crate::ops) fn samples() -> Vec<Sample> {
     let shapes: [&[usize]; 3] = [&[5, 3], &[0, 2], &[]];
     shapes.map(|shape| Sample::new(InversePowerOfTwo, [Input::ints(shape)]).not_smooth()).to_vec()
@@ -82,5 +87,9 @@ mod tests {
         }
         assert_eq!([0.0, f64::INFINITY, f64::NAN].map(inverse), [1.0; 3]);
         assert!(inverse(5e-324) * 5e-324 > 1e-16);
+        for x in [f32::MAX, 1.5, f32::MIN_POSITIVE] {
+            assert!((1.0..2.0).contains(&(x * inverse_f32(-x))), "{x}");
+        }
+        assert!(inverse_f32(1e-45) * 1e-45 > 1e-7, "finite for subnormal numbers");
     }
 }

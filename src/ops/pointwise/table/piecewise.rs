@@ -18,7 +18,8 @@ macro_rules! piecewise_table {
     ($then:ident) => { $then! { methods {
         /// Returns the linear interpolation from `x` to `y` by the weight `w`, `x + w (y - x)`: exactly `x` for weight 0
         /// and exactly `y` for weight 1.
-        Lerp lerp(x, y, w) [d = y - x] = select(abs(w) < of(0.5), fma(w, d, x), fma(w - of(1.0), d, y)),
+        Lerp lerp(x, y, w) [d = y - x, far = abs(d) == of(inf()) && abs(x) < of(inf()) && abs(y) < of(inf())]
+                = select(far, fma(w, y, x * sub(of(1.0), w)), select(abs(w) < of(0.5), fma(w, d, x), fma(w - of(1.0), d, y))),
             for floats, Opaque "Linear in `x` and `y` together, so both may be partial sums if the weight is replicated."
                 and |ins| vec![Row::new([AxisPlacement::SUM, AxisPlacement::SUM, AxisPlacement::R], [AxisPlacement::SUM])],
             gradient |dz, z| { x => (dz * (w * -1.0 + 1.0)), y => (dz * w), w => (dz * (y - x)) },
@@ -66,7 +67,8 @@ macro_rules! piecewise_table {
             samples [] not_smooth [Ints],
             example [-4.0, 1.5] => [0.0, 0.75];
         /// Returns `x · hardsigmoid(x)` (Howard et al. 2019). It is 0 up to -3.
-        Hardswish hardswish(x) = select(x <= of(-3.0), of(0.0), x * min(x + of(3.0), of(6.0)) / of(6.0)),
+        Hardswish hardswish(x)
+                = select(x <= of(-3.0), of(0.0), select(x > of(1e30), x, x * min(x + of(3.0), of(6.0)) / of(6.0))),
             for floats, Opaque "Neither linear nor monotone.",
             gradient |dy, y| { x => (dy.hardswish_grad(x)) },
             samples [] not_smooth [Ints],
