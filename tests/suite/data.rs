@@ -734,11 +734,15 @@ fn a_token_file_is_whole_or_absent() {
     let file = Temporary::tokens(TokenWidth::U16, [1, 2, 3]);
     let mut writer = TokenWriter::create(&file.0, TokenWidth::U32).unwrap();
     writer.write(&[9; 100_000]).unwrap();
-    let mut partial = file.0.clone().into_os_string();
-    partial.push(".partial");
-    assert!(PathBuf::from(&partial).exists());
+    // An unfinished file, and its lock.
+    let hidden = || {
+        let start = format!(".{}.", file.0.file_name().unwrap().to_str().unwrap());
+        let beside = fs::read_dir(file.0.parent().unwrap()).unwrap().flatten();
+        beside.filter(|entry| entry.file_name().to_string_lossy().starts_with(&start)).count()
+    };
+    assert_eq!(hidden(), 2);
     drop(writer);
-    assert!(!PathBuf::from(&partial).exists());
+    assert_eq!(hidden(), 0);
     assert_eq!(fs::read(&file.0).unwrap(), [1, 0, 2, 0, 3, 0]);
 }
 
