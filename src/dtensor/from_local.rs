@@ -1,4 +1,4 @@
-//! Tensors from the shards that the ranks hold already.
+//! Tensors from what the ranks hold already: the whole, or their shards.
 
 use std::hash::Hasher;
 use std::rc::Rc;
@@ -15,6 +15,33 @@ use crate::placement::Layout;
 use crate::tensor::{Shape, Tensor};
 
 impl DTensor {
+    /// Creates a distributed tensor from a tensor that every rank holds whole. Each rank keeps its shard; the ranks'
+    /// copies must be equal. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
+    ///     let x = DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?;
+    ///     assert_eq!(x.local().to_vec::<f32>()?, [vec![1.0, 2.0], vec![3.0]][rank.rank()]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit the shape, and a `Partial` layout.
+    pub fn distribute(mesh: &DeviceMesh, whole: &Tensor, layout: Layout) -> Result<DTensor> {
+        let everywhere = Layout::replicated(mesh.mesh().ndim());
+        let meta = mesh.meta(whole.dtype(), whole.shape(), &everywhere)?;
+        // Slice on the host first, so that only this rank's shard is copied to the device.
+        let lineage = lineage_of_new("distribute", &meta, &[]);
+        let cut = Self::wrap(mesh, whole.clone(), meta, lineage).redistribute(layout)?;
+        let local = cut.local.to_device(mesh.device())?;
+        Ok(DTensor { local, ..cut })
+    }
+
     /// Creates the tensor of global shape `shape` whose shard on this rank is `local`. For a `Partial` layout,
     /// `local` is this rank's contribution.
     ///

@@ -1,13 +1,45 @@
-//! The lineage of tensors that are made from nothing. That of an operator's results follows from its operands'
+//! The lineage of tensors, and of those that are made from nothing. That of an operator's results follows from its operands'
 //! ([`CallPlan::lineage`](super::call_plan::CallPlan::lineage)).
 
 use std::hash::{Hash, Hasher};
 
 use rustc_hash::FxHasher;
 
+use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use crate::comm::Lineage;
 use crate::tensor::Scalar;
+
+impl DTensor {
+    /// Returns the way in which this tensor was made, as calls that move it compare it.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4], 2.0, "(S0)".parse()?)?;
+    ///     assert_eq!(x.exp()?.lineage(), x.exp()?.lineage());
+    ///     assert_ne!(x.exp()?.lineage(), x.sqrt()?.lineage());
+    ///     assert_eq!(x.redistribute("(R)".parse()?)?.lineage(), x.lineage());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn lineage(&self) -> Lineage {
+        self.lineage
+    }
+
+    /// Returns this tensor with the lineage of a parameter: ranks that move it compare the path in place of the operators
+    /// that made it.
+    pub(crate) fn of_parameter(self, path: &str) -> DTensor {
+        self.with_lineage(Lineage::parameter(path))
+    }
+
+    /// Returns this tensor with another tensor's lineage, in whose place it is put.
+    pub(crate) fn with_lineage(self, lineage: Lineage) -> DTensor {
+        DTensor { lineage, ..self }
+    }
+}
 
 /// Returns the lineage of a tensor that a method makes from nothing, given the numbers that it was asked for.
 pub(super) fn lineage_of_new(verb: &'static str, meta: &TensorMeta, attributes: &[u64]) -> Lineage {

@@ -11,7 +11,6 @@ use super::counted_list::CountedList;
 use super::derivative_program::DerivativeProgram;
 use super::device_mesh::DeviceMesh;
 use super::gradient_needs::GradientNeeds;
-use super::lineage::lineage_of_new;
 use super::redistribute::InFlight;
 use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
@@ -269,68 +268,12 @@ pub(super) fn next_id() -> u64 {
 }
 
 impl DTensor {
-    /// Creates a distributed tensor from a tensor that every rank holds whole. Each rank keeps its shard; the ranks'
-    /// copies must be equal. Communicates nothing.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
-    ///     let x = DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?;
-    ///     assert_eq!(x.local().to_vec::<f32>()?, [vec![1.0, 2.0], vec![3.0]][rank.rank()]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses a layout that does not fit the shape, and a `Partial` layout.
-    pub fn distribute(mesh: &DeviceMesh, whole: &Tensor, layout: Layout) -> Result<DTensor> {
-        let everywhere = Layout::replicated(mesh.mesh().ndim());
-        let meta = mesh.meta(whole.dtype(), whole.shape(), &everywhere)?;
-        // Slice on the host first, so that only this rank's shard is copied to the device.
-        let lineage = lineage_of_new("distribute", &meta, &[]);
-        let cut = Self::wrap(mesh, whole.clone(), meta, lineage).redistribute(layout)?;
-        let local = cut.local.to_device(mesh.device())?;
-        Ok(DTensor { local, ..cut })
-    }
-
     /// Creates a tensor without history from its stored tensor, metadata and lineage.
     #[inline]
     pub(super) fn wrap(mesh: &DeviceMesh, local: Tensor, meta: Rc<TensorMeta>, lineage: Lineage) -> DTensor {
         debug_assert_eq!(local.shape(), meta.stored_shape(), "{}", meta.spec());
         debug_assert_eq!(local.dtype(), meta.spec().stored_dtype(), "{}", meta.spec());
         DTensor { local, meta, mesh: mesh.clone(), lineage, history: None, origin: None, freed: false }
-    }
-
-    /// Returns how this tensor was made, as calls that move it compare it.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [4], 2.0, "(S0)".parse()?)?;
-    ///     assert_eq!(x.exp()?.lineage(), x.exp()?.lineage());
-    ///     assert_ne!(x.exp()?.lineage(), x.sqrt()?.lineage());
-    ///     assert_eq!(x.redistribute("(R)".parse()?)?.lineage(), x.lineage());
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn lineage(&self) -> Lineage {
-        self.lineage
-    }
-
-    /// Returns this tensor with the lineage of a parameter: ranks that move it compare the path in place of the operators
-    /// that made it.
-    pub(crate) fn of_parameter(self, path: &str) -> DTensor {
-        self.with_lineage(Lineage::parameter(path))
-    }
-
-    /// Returns this tensor with another tensor's lineage, in whose place it is put.
-    pub(crate) fn with_lineage(self, lineage: Lineage) -> DTensor {
-        DTensor { lineage, ..self }
     }
 
     /// Returns this rank's stored tensor: its shard or replica, or its partial values.

@@ -56,7 +56,7 @@ pub(crate) fn remove_remains(dir: &Path, is_ours: &dyn Fn(&str) -> bool, now: Sy
 }
 
 /// Removes a file or a folder; it may be gone already, because other programs remove remains as well.
-fn remove(path: &Path) -> io::Result<()> {
+pub(super) fn remove(path: &Path) -> io::Result<()> {
     let is_dir = fs::symlink_metadata(path).is_ok_and(|data| data.is_dir());
     missing_is_fine(if is_dir { fs::remove_dir_all(path) } else { fs::remove_file(path) })
 }

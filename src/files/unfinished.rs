@@ -7,11 +7,13 @@ use std::time::SystemTime;
 
 use super::lock::Lock;
 use super::names::{LOCK, REPLACED, UNFINISHED, hidden_name};
-use super::remains::remove_remains;
+use super::remains::{remove, remove_remains};
 use crate::error::{Error, Result};
 
 /// The most bytes of a final name in a hidden one. File systems take 255 bytes.
 const NAME_BYTES: usize = 200;
+/// The number of times that a folder is removed in which others may still be writing.
+const REMOVALS: usize = 8;
 
 /// The place beside a final name where this process writes.
 #[derive(Debug)]
@@ -200,8 +202,8 @@ impl UnfinishedFolder {
 impl Drop for UnfinishedFolder {
     fn drop(&mut self) {
         if self.place.lock.is_some() {
-            // The call fails already; the next one removes what is left.
-            let _ = fs::remove_dir_all(&self.path);
+            // Other ranks may still put files there. What is left after all tries counts as a dead program's remains later.
+            let _ = (0..REMOVALS).any(|_| remove(&self.path).is_ok());
         }
     }
 }

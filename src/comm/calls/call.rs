@@ -27,7 +27,7 @@ pub struct Call<'a> {
     /// The shapes of [`Request::wait`](crate::comm::Request::wait)'s result; under [`Route::Send`], the shape that is
     /// sent.
     pub incoming: &'a [Shape],
-    /// How the tensors were made, if they are distributed ones. Members compare it.
+    /// The lineage of the tensors, if they are distributed ones. Members compare it.
     pub lineage: Lineage,
 }
 

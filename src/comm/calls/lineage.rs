@@ -9,7 +9,7 @@ use super::signature::Subject;
 
 thread_local!(static CURRENT: Cell<Lineage> = const { Cell::new(Lineage::NONE) });
 
-/// How a distributed tensor was made: a hash of its parameter's path, or of the operator, the attributes and the
+/// The way in which a distributed tensor was made: a hash of its parameter's path, or of the operator, the attributes and the
 /// operands that computed it. It is the same on all ranks, whatever part of the tensor each holds, and it does not
 /// depend on how many other tensors a rank has made.
 ///

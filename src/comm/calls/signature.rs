@@ -67,11 +67,12 @@ impl SignatureView<'_> {
     /// Except for all-to-all the relation is transitive among senders, so comparing with one member is comparing with
     /// all.
     pub fn agrees(&self, me: usize, other: &SignatureView<'_>, at: usize) -> bool {
-        if self.dtype != other.dtype
-            || self.op != other.op
-            || self.subject.lineage != other.subject.lineage
-            || self.is_on_another_device(other)
-        {
+        self.subject.lineage == other.subject.lineage && self.agrees_in_form(me, other, at)
+    }
+
+    /// Returns true if the calls fit together, whatever their tensors are.
+    pub fn agrees_in_form(&self, me: usize, other: &SignatureView<'_>, at: usize) -> bool {
+        if self.dtype != other.dtype || self.op != other.op || self.is_on_another_device(other) {
             return false;
         }
         match (self.route, other.route) {
@@ -88,10 +89,10 @@ impl SignatureView<'_> {
         }
     }
 
-    /// Returns the texts of two calls that do not fit, with their devices if these differ. Calls that are otherwise alike
-    /// show their tensors' lineages.
-    pub fn describe_both(&self, other: &SignatureView<'_>) -> (String, String) {
-        let is_other = self.to_string() == other.to_string() && self.subject.lineage != other.subject.lineage;
+    /// Returns the texts of this call, made by member `me`, and of one that does not fit, made by member `at`, with their
+    /// devices if these differ. Calls that fit but for their tensors show these.
+    pub fn describe_both(&self, me: usize, other: &SignatureView<'_>, at: usize) -> (String, String) {
+        let is_other = self.agrees_in_form(me, other, at);
         let show = |call: &SignatureView<'_>| {
             let tensor = if is_other { format!(" of {}", call.subject) } else { String::new() };
             match call.device {

@@ -167,7 +167,7 @@ impl CallTable {
             } else {
                 ((position, &signature), (*at, other))
             };
-            let (brought, other_brought) = second.view().describe_both(&first.view());
+            let (brought, other_brought) = second.view().describe_both(high, &first.view(), low);
             return Ok(Some(CommFault::Mismatch {
                 id: members.id(key, &signature),
                 rank: members.rank(key.1, high),

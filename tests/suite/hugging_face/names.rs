@@ -148,34 +148,6 @@ fn an_error_names_the_rank_that_failed() {
     fs::remove_dir_all(&used).expect("it was made here");
 }
 
-fn absurd(sizes: &str) -> String {
-    let text = format!(
-        r#"{{"model_type": "qwen3_moe", "intermediate_size": 8, "moe_intermediate_size": 8,
-        "head_dim": 4, "num_key_value_heads": 1, "num_experts_per_tok": 1, "max_position_embeddings": 6, {sizes}}}"#
-    );
-    let config = HuggingFaceConfig::parse(&text).unwrap_or_else(|e| panic!("{sizes}: {e}"));
-    HuggingFaceFormat::new(config, DType::F32).map(drop).expect_err(sizes).to_string()
-}
-
-#[test]
-fn a_format_of_absurd_sizes_is_refused() {
-    let said = absurd(
-        r#""vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 65536, "num_attention_heads": 2,
-           "num_experts": 1048576"#,
-    );
-    assert!(
-        said.starts_with(
-            "hugging_face_format: a model has at most 2^20 tensors; got 65536 layer(s), 1048576"
-        ),
-        "{said}"
-    );
-    let said = absurd(
-        r#""vocab_size": 1048576, "hidden_size": 1048576, "num_hidden_layers": 60, "num_attention_heads": 1048576,
-           "head_dim": 1048576, "num_experts": 4"#,
-    );
-    assert!(said.starts_with("hugging_face_format: the number of bytes overflows; got "), "{said}");
-}
-
 /// The tensors that an export gathers count against the limit of memory.
 #[test]
 fn an_export_without_room_is_an_error() {

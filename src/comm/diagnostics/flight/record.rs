@@ -246,6 +246,11 @@ impl RecordedSignature {
         self.view().agrees(me, &other.view(), at)
     }
 
+    /// Returns true if the calls can fit together, whatever their tensors are.
+    pub(super) fn agrees_in_form(&self, me: usize, other: &RecordedSignature, at: usize) -> bool {
+        self.view().agrees_in_form(me, &other.view(), at)
+    }
+
     /// Returns the tensors' lineage, as errors show it.
     pub(super) fn subject(&self) -> Subject<'_> {
         Subject { lineage: self.lineage, name: &self.made_by }

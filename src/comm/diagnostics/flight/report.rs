@@ -206,6 +206,10 @@ impl MemberCall<'_> {
         self.record.id(self.call)
     }
 
+    fn agrees_in_form(&self, other: &MemberCall<'_>) -> bool {
+        self.call.brought.agrees_in_form(self.index, &other.call.brought, other.index)
+    }
+
     fn agrees(&self, other: &MemberCall<'_>) -> bool {
         self.call.brought.agrees(self.index, &other.call.brought, other.index)
     }
@@ -224,9 +228,8 @@ fn all_agree(came: &[MemberCall<'_>]) -> bool {
 
 fn mismatch(came: &[MemberCall<'_>]) -> MismatchedCall {
     let mut brought: Vec<(String, Vec<usize>)> = Vec::new();
-    // Calls that are otherwise alike differ in their tensors.
-    let first = came[0].call.brought.to_string();
-    let is_of_several = came.iter().all(|one| one.call.brought.to_string() == first);
+    // Calls that fit in all else differ in their tensors.
+    let is_of_several = came.iter().all(|one| one.agrees_in_form(&came[0]));
     for MemberCall { record, call, .. } in came {
         let operator =
             if call.operator.is_empty() { String::new() } else { format!(" (for {})", call.operator) };

@@ -292,7 +292,7 @@ impl ThreadGroup {
         let (at, other) = contents.disagreement(position, call)?;
         let (low, high) =
             if at < position { ((at, other), (position, *call)) } else { ((position, *call), (at, other)) };
-        let (brought, other_brought) = high.1.signature().describe_both(&low.1.signature());
+        let (brought, other_brought) = high.1.signature().describe_both(high.0, &low.1.signature(), low.0);
         Some(CommFault::Mismatch {
             id: self.id(slot, call.name),
             rank: slot.ranks[high.0],
