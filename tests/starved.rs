@@ -196,7 +196,7 @@ fn starved(child: &str, (limit, kib): (&str, usize), (name, value): (&str, &str)
 /// Fifteen million documents take more than 120 MB, beside a file of 60 MB.
 #[test]
 fn documents_without_memory_are_an_error_and_no_abort() {
-    let path = std::env::temp_dir().join(format!("isoshard-starved-{}", std::process::id()));
+    let path = std::env::temp_dir().join(format!("isoshard-starved-documents-{}", std::process::id()));
     std::fs::write(&path, [1, 0, 0, 0].repeat(15_000_000)).expect("the folder can be written");
     let output = starved("child_of_documents", ("-v", KIB), (TOKENS, &path.display().to_string()));
     std::fs::remove_file(path).expect("it was written");
@@ -242,7 +242,12 @@ fn loading_child() {
         assert!(own.iter().all(|&x| x == 7.0) && loaded[0].local().numel() == 2 * own.len());
         Ok(())
     });
-    for end in ends.expect("the world begins") {
+    // With too little room for two threads no rank runs.
+    let ends = match ends {
+        Err(error) => return println!("no world: {error}"),
+        Ok(ends) => ends,
+    };
+    for end in ends {
         match end {
             Ok(()) => println!("loaded"),
             Err(Failure::Error(error)) => println!("refused: {error}"),
@@ -288,6 +293,9 @@ fn a_load_without_memory_or_threads_is_an_error_or_goes_on() {
     // Lists and shards of up to 64 MiB find no room at different places of the load.
     for kib in (80_000..320_000).step_by(20_000) {
         let said = load(&tensors, &format!("ulimit -v {kib}"));
+        if said.contains("no world: spmd: ") {
+            continue;
+        }
         assert_eq!(said.matches("loaded").count() + said.matches("refused: ").count(), 2, "{said}");
         assert!(!said.contains("refused: ") || said.contains("memory: cpu has no room; got "), "{said}");
         refused += u32::from(said.contains("refused: "));

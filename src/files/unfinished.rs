@@ -202,7 +202,7 @@ impl UnfinishedFolder {
 impl Drop for UnfinishedFolder {
     fn drop(&mut self) {
         if self.place.lock.is_some() {
-            // Other ranks may still put files there. What is left after all tries counts as a dead program's remains later.
+            // Other ranks may still put files there. If all tries fail, the folder counts as that of a dead program later.
             let _ = (0..REMOVALS).any(|_| remove(&self.path).is_ok());
         }
     }

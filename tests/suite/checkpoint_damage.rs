@@ -339,7 +339,7 @@ fn a_checkpoint_that_some_ranks_do_not_see_is_not_passed_over() {
         let mut seen = CheckpointFolder::new(&roots[mesh.rank().rank()]);
         expect_refusal(seen.newest(mesh), "rank 1 failed; got ");
         let said = seen.newest_whole(mesh, WholeCheck::Checksums).unwrap_err().to_string();
-        assert!(said.contains("No such file") && said.ends_with(" on rank(s) 1"), "{said}");
+        assert!(said.contains("rank 1 failed; got ") && said.contains("No such file"), "{said}");
         assert!(CheckpointFolder::new(&roots[0]).dir_of(30).is_dir());
         Ok(())
     });
