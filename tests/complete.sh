@@ -13,7 +13,7 @@ tests/api/list.py --check
 # Three random worlds per operator on each of seven meshes, all random programs, the longest rows of every dtype on the emulated
 # device, all formulas in the interpreter of PTX, and 100 panics at random calls; `cargo test` takes one smaller world on four of the
 # meshes, half of the programs, the longest rows of one dtype, every eighth formula, and 30 panics.
-for module in equivalence programs cuda_rows cuda_ptx train; do
+for module in equivalence programs reused_params cuda_rows cuda_ptx train; do
   ISOSHARD_TEST_COMPLETE=1 cargo test --test suite "$module::" "$@"
 done
 
