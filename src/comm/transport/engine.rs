@@ -97,14 +97,15 @@ pub trait Engine: Send + Sync + fmt::Debug {
 /// One rank's end of a group. Its calls are numbered in the order in which this rank starts them.
 ///
 /// ```
-/// use isoshard::comm::{Call, Route, spmd};
+/// use isoshard::comm::{Call, Lineage, Route, spmd};
 /// use isoshard::tensor::{DType, Shape, Tensor};
 ///
 /// spmd(2, |rank| {
 ///     let channel = rank.engine().open(&[0, 1], "pair")?;
 ///     let (x, shapes) = (Tensor::from_vec(vec![rank.rank() as f32; 3], [3])?, vec![Shape::from([3]); 2]);
 ///     let (outgoing, incoming) = (std::slice::from_ref(&x), &shapes[..]);
-///     let call = Call { name: "gather", route: Route::Gather, op: None, dtype: DType::F32, outgoing, incoming };
+///     let (route, dtype, lineage) = (Route::Gather, DType::F32, Lineage::NONE);
+///     let call = Call { name: "gather", route, op: None, dtype, outgoing, incoming, lineage };
 ///     let parts = channel.start(call)?.wait()?;
 ///     assert_eq!((parts[0].to_vec::<f32>()?, parts[1].to_vec::<f32>()?), (vec![0.0; 3], vec![1.0; 3]));
 ///     Ok(())
