@@ -59,12 +59,12 @@ mod mpi {
         if first + world > whole.world_len() {
             return isoshard::comm::spmd(world, f);
         }
-        let part = Part { whole: whole.engine().clone(), first, world };
+        let part = Part { whole: whole.clone(), first, world };
         match catch_unwind(AssertUnwindSafe(|| f(Rank::new(Arc::new(part))?))) {
             Ok(result) => Ok(vec![result?]),
             Err(panic) => {
                 // The other processes then need not wait for the deadline.
-                whole.engine().abort(&Error::invalid("test", "another process's test failed", "", ""));
+                whole.abort(&Error::invalid("test", "another process's test failed", "", ""));
                 resume_unwind(panic)
             }
         }
@@ -110,9 +110,9 @@ mod mpi {
         }
     }
 
-    /// This process as a rank, until it ends.
-    fn whole() -> &'static Rank {
-        static WHOLE: OnceLock<Rank> = OnceLock::new();
+    /// The engine of this process as a rank, until it ends.
+    fn whole() -> &'static Arc<dyn Engine> {
+        static WHOLE: OnceLock<Arc<dyn Engine>> = OnceLock::new();
         WHOLE.get_or_init(|| {
             let alone = std::env::var("RUST_TEST_THREADS").is_ok_and(|n| n == "1");
             assert!(alone, "set RUST_TEST_THREADS=1: all processes have to run the same test");
@@ -121,7 +121,7 @@ mod mpi {
             let (stay, over) = channel::<()>();
             let life = thread::spawn(move || {
                 Process::new(launch).mpi().run(|rank| {
-                    here.send(rank).expect("somebody waits");
+                    here.send(rank.engine().clone()).expect("somebody waits");
                     // Until this process ends.
                     let _ = over.recv();
                     Ok(())

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use isoshard::comm::{Call, Group, Launch, Process, Rank, Reduce, Route};
+use isoshard::comm::{Call, Group, Launch, Lineage, Process, Rank, Reduce, Route};
 use isoshard::dtensor::DeviceMesh;
 use isoshard::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 use isoshard::{Error, Result};
@@ -67,7 +67,15 @@ fn misfits(rank: &Rank) -> Result<()> {
     let channel = rank.engine().open(&(0..n).collect::<Vec<_>>(), "raw")?;
     let (x, shapes) = (vec![Tensor::zeros(DType::F32, [3]); n], vec![Shape::from([3]); n]);
     let (route, dtype, op) = (Route::Gather, DType::F32, Some(ReduceOp::Sum));
-    let gather = Call { name: "all_reduce", route, op, dtype, outgoing: &x[..1], incoming: &shapes };
+    let gather = Call {
+        name: "all_reduce",
+        route,
+        op,
+        dtype,
+        outgoing: &x[..1],
+        incoming: &shapes,
+        lineage: Lineage::NONE,
+    };
     let scatter = Call { name: "reduce_scatter", route: Route::AllToAll, outgoing: &x, ..gather };
     let sum = |members, len: usize| Reduce::halving(ReduceOp::Sum, members, [len].into());
     let none = Call { outgoing: &[], ..gather };
