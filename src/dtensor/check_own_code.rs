@@ -36,6 +36,7 @@ impl DeviceMesh {
 
     /// Sets the checking mode, with comparisons that another mesh of the same ranks communicates. A tally of this mesh does
     /// not count them.
+    #[cfg(feature = "testing")]
     pub(crate) fn check_replicas_on(&self, other: DeviceMesh) {
         self.0.checks_own_code.set(true);
         self.0.checking_mesh.replace(Some(other));

@@ -164,7 +164,9 @@ pub use attributes::{
     GroupedMatmulGrad, LayerNormGrad, Pad, PermuteTokens, ScatterAdd, SoftCrossEntropyGrad, SoftmaxGrad,
 };
 pub use catalog::{catalog, cuda_programs};
-pub(crate) use contract::{broken_clause, expect_shapes};
+#[cfg(feature = "testing")]
+pub(crate) use contract::broken_clause;
+pub(crate) use contract::expect_shapes;
 pub use create::index_formula::DiagonalBand;
 pub(crate) use create::index_formula::IndexSequence;
 pub use create::keep_band::KeepBand;
@@ -201,7 +203,9 @@ pub(crate) use pointwise::{
 };
 pub(crate) use pointwise::{distribute_example, example_check, signatures, tensor_example};
 pub(crate) use ragged_boxes::{RaggedBoxes, are_cut_alike, empty_box};
-pub(crate) use ragged_rows::{checked_rows, rows_on_axis, runs_by_boxes};
+#[cfg(feature = "testing")]
+pub(crate) use ragged_rows::rows_on_axis;
+pub(crate) use ragged_rows::{checked_rows, runs_by_boxes};
 pub use random::bernoulli::Bernoulli;
 pub use random::exponential::Exponential;
 pub use random::gamma::Gamma;

@@ -322,6 +322,7 @@ impl Spmd {
     }
 
     /// Gives ranks more time to end after a failure than the deadline, before they are left behind.
+    #[cfg(feature = "testing")]
     pub(crate) fn settling(mut self, settling: Duration) -> Spmd {
         self.settling = settling;
         self
