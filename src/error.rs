@@ -15,6 +15,10 @@ use std::io;
 use std::path::Path;
 
 pub(crate) use fault::write_busy;
+#[doc(inline)]
+pub use isoshard_kernels::memory::MemoryFault;
+use isoshard_kernels::{MatrixFault, NotFloat};
+
 pub use fault::{BusyRank, CallId, CommFault, Divergence, LastCall, NotFinite, Wait};
 pub use shared::SharedError;
 
@@ -147,40 +151,6 @@ impl fmt::Display for Refusal {
             write!(f, "; {}", self.remedy)?;
         }
         Ok(())
-    }
-}
-
-/// The state of a device's memory when a tensor did not fit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemoryFault {
-    /// The device, e.g. `cuda:0`.
-    pub device: String,
-    /// The tensor that did not fit, e.g. `f32[64, 128]`.
-    pub wanted: String,
-    /// Its size in bytes.
-    pub wanted_bytes: usize,
-    /// Bytes of live tensors on the device, of all ranks; in the CPU's memory those of this rank's thread.
-    pub live_bytes: usize,
-    /// Bytes that the ranks keep for reuse.
-    pub kept_bytes: usize,
-    /// The limit that was reached: the one that was set, or the device's size. `usize::MAX` for the CPU's memory
-    /// without a limit, which the system refused.
-    pub limit_bytes: usize,
-}
-
-impl fmt::Display for MemoryFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MemoryFault { device, wanted, wanted_bytes, live_bytes, kept_bytes, limit_bytes } = self;
-        write!(
-            f,
-            "memory: {device} has no room; got {wanted} of {wanted_bytes} bytes, {live_bytes} bytes of live tensors, \
-             {kept_bytes} bytes kept for reuse, "
-        )?;
-        match *limit_bytes {
-            usize::MAX => write!(f, "no limit but the system's")?,
-            limit_bytes => write!(f, "{limit_bytes} bytes in all")?,
-        }
-        write!(f, "; keep fewer tensors, or shard them further")
     }
 }
 
@@ -323,17 +293,6 @@ impl Error {
         self
     }
 
-    /// Names the kernel that lacks memory in the error's text, unless one is named.
-    pub(crate) fn name_kernel(&mut self, verb: &str) {
-        if let Error::OutOfMemory(fault) = self
-            && !verb.is_empty()
-            && !fault.wanted.contains(" for ")
-        {
-            fault.wanted.push_str(" for ");
-            fault.wanted.push_str(verb);
-        }
-    }
-
     /// Returns `true` if the error only reports that another rank failed, also as the source of an [`Error::Other`].
     /// Such an error is never the first cause.
     ///
@@ -371,6 +330,24 @@ fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (d
 impl From<CommFault> for Error {
     fn from(fault: CommFault) -> Self {
         Error::Comm(Box::new(fault))
+    }
+}
+
+impl From<MemoryFault> for Error {
+    fn from(fault: MemoryFault) -> Self {
+        Error::OutOfMemory(Box::new(fault))
+    }
+}
+
+impl From<NotFloat> for Error {
+    fn from(NotFloat { verb, dtype }: NotFloat) -> Self {
+        Error::invalid(verb, "wants floating-point elements", dtype.name(), "cast it first")
+    }
+}
+
+impl From<MatrixFault> for Error {
+    fn from(MatrixFault { rule, given }: MatrixFault) -> Self {
+        Error::invalid("matrix", rule, given, "")
     }
 }
 

@@ -203,7 +203,7 @@ fn plan_units(
         let of_unit = sharding.reductions().iter().rev().find(|(pattern, _)| path_matches(pattern, &name));
         let reduced_in = of_unit.map(|(_, dtype)| *dtype);
         if let Some(dtype) = reduced_in {
-            dtype.expect_float("fully_shard").map_err(|e| e.at(&unit_text(&name)))?;
+            dtype.expect_float("fully_shard").map_err(|e| Error::from(e).at(&unit_text(&name)))?;
             params.mesh().expect_reduces_in("fully_shard", ModulePath::new(&name), dtype)?;
         }
         let stays_gathered = sharding.patterns().iter().any(|pattern| path_matches(pattern, &name));
@@ -265,7 +265,7 @@ fn plan_unit(
     }
     let inside: Vec<BlockedTensor> = tensors.iter().flatten().map(|(tensor, _)| *tensor).collect();
     let planner = ShardPlanner::new(mesh.axis_len(planned));
-    let plan = planner.plan(&inside).map_err(|e| e.at(&unit_text(&name)))?;
+    let plan = planner.plan(&inside).map_err(|e| Error::from(e).at(&unit_text(&name)))?;
     let others_len: usize = others.iter().map(|&a| mesh.axis_len(a)).product();
     let mut at = 0;
     let mut placements = Vec::with_capacity(ids.len());

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::Draw;
 use super::fill::{RandomFloat, normal};
 use crate::error::Result;
-use crate::tensor::cpu::simd::{Kernel, dispatch};
+use crate::tensor::cpu::{Kernel, dispatch};
 use crate::tensor::{Element, KernelList};
 
 const LANES: usize = 16;
@@ -198,7 +198,7 @@ mod tests {
 
     use super::*;
     use crate::rng::Init;
-    use crate::tensor::cpu::simd::{Isa, with_isa};
+    use crate::tensor::cpu::{Isa, with_isa};
 
     const DRAW: Draw = Draw { seed: 4, number: 1 };
 

@@ -2,7 +2,7 @@
 
 use super::{Draw, bits64, philox};
 use crate::error::{Error, Result};
-use crate::tensor::cpu::simd::{Kernel, dispatch};
+use crate::tensor::cpu::{Kernel, dispatch};
 
 /// The number of rounds. A point or a pair of points stays unmixed with probability 2^-64.
 pub(super) const ROUNDS: usize = 64;

@@ -10,7 +10,7 @@ use super::sample::{BlockSink, PIECE, Write, drive, unit_f64};
 use super::{Draw, bits64};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
-use crate::tensor::cpu::simd::{Kernel, dispatch};
+use crate::tensor::cpu::{Kernel, dispatch};
 use crate::tensor::math::exp::exp_f64;
 use crate::tensor::math::log::ln_normal_f64;
 use crate::tensor::math::poisson::ln_poisson_f64;

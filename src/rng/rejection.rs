@@ -5,7 +5,7 @@ use super::Draw;
 use super::index_ranges::IndexRanges;
 use super::philox::{self, Blocks};
 use super::sample::PIECE;
-use crate::tensor::cpu::simd::{Kernel, dispatch};
+use crate::tensor::cpu::{Kernel, dispatch};
 
 /// Elements per vectorised group.
 pub(super) const LANES: usize = 32;

@@ -7,7 +7,7 @@ use super::counts::FromCounts;
 use super::index_ranges::IndexRanges;
 use super::philox::Blocks;
 use crate::tensor::Float;
-use crate::tensor::cpu::simd::{Kernel, dispatch};
+use crate::tensor::cpu::{Kernel, dispatch};
 use crate::tensor::cpu::{Widen, for_each_part};
 use crate::tensor::math::log::{ln_normal_f32, ln_normal_f64};
 use crate::tensor::math::trig::{sin_cos_2pi_f32, sin_cos_2pi_f64};

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use super::cuda::DeviceBlock;
 use super::dtype::for_dtype;
-use super::no_room::unwind;
+use super::no_room::{no_room, unwind};
 use super::places::take_place;
-use super::pool;
 use super::shape::copy_of;
 use super::storage::{Buffer, Storage};
 use super::{DType, Device, Dims, Element, Scalar, Shape};
@@ -151,7 +150,7 @@ impl Tensor {
     #[inline]
     fn buffer(dtype: DType, shape: &Shape) -> Result<Buffer> {
         let bytes = shape.checked_bytes("tensor", dtype)?;
-        Buffer::uninit(bytes).ok_or_else(|| pool::no_room(format!("{dtype}{shape}"), bytes))
+        Buffer::uninit(bytes).ok_or_else(|| no_room(format!("{dtype}{shape}"), bytes))
     }
 
     /// Returns the row-major tensor over a new buffer, which is long enough.

@@ -6,14 +6,13 @@
 //! allocation panics with the error's text.
 
 use std::any::Any;
-use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::resume_unwind;
+
+use isoshard_kernels::memory;
 
 use crate::error::{Error, Result};
 
-thread_local!(static IS_CAUGHT: Cell<bool> = const { Cell::new(false) });
-
-/// The payload of an unwinding that ends in [`catch_no_room`].
+/// The payload of an unwinding that ends in [`catch_no_room`], of an error that is no lack of memory.
 struct UnwindingError(Error);
 
 /// Runs `f`, and returns the error by which an allocation in it has unwound the stack. `verb` names the kernel in an
@@ -23,59 +22,46 @@ struct UnwindingError(Error);
 /// Returns the errors of `f`.
 #[inline]
 pub(crate) fn catch_no_room<T>(verb: &str, f: impl FnOnce() -> Result<T>) -> Result<T> {
-    let outer = IS_CAUGHT.replace(true);
-    let ended = catch_unwind(AssertUnwindSafe(f));
-    IS_CAUGHT.set(outer);
-    ended.unwrap_or_else(|payload| Err(caught(payload))).map_err(|mut error| {
-        error.name_kernel(verb);
-        error
+    memory::catch(f).unwrap_or_else(|payload| Err(caught(payload))).map_err(|error| match error {
+        Error::OutOfMemory(fault) => fault.in_kernel(verb).into(),
+        other => other,
     })
 }
 
 /// Returns the error that has unwound the stack; continues another panic.
 #[cold]
 fn caught(payload: Box<dyn Any + Send>) -> Error {
+    let payload = match memory::fault_of(payload) {
+        Ok(fault) => return fault.into(),
+        Err(payload) => payload,
+    };
     match payload.downcast::<UnwindingError>() {
         Ok(unwinding) => unwinding.0,
         Err(other) => resume_unwind(other),
     }
 }
 
-/// Returns true if an allocation without room unwinds the stack up to a [`catch_no_room`].
-pub(super) fn is_caught() -> bool {
-    IS_CAUGHT.get()
+/// Returns the error for a tensor or list of `wanted_bytes` for which the calling thread has no room.
+#[cold]
+pub(crate) fn no_room(wanted: String, wanted_bytes: usize) -> Error {
+    memory::no_room(wanted, wanted_bytes).into()
 }
 
-/// Runs `f`, a part of a kernel of another thread for which [`is_caught`] was `caught`, and which passes an unwinding on.
-pub(super) fn with_caught(caught: bool, f: impl FnOnce()) {
-    let outer = IS_CAUGHT.replace(caught);
-    f();
-    IS_CAUGHT.set(outer);
-}
-
-/// Continues the unwinding of a thread that helped this one. An error for lack of memory gets this thread's numbers.
-pub(super) fn resume_of_helper(payload: Box<dyn Any + Send>) -> ! {
-    match payload.downcast::<UnwindingError>() {
-        Ok(unwinding) => match unwinding.0 {
-            Error::OutOfMemory(fault) => unwind(super::pool::no_room(fault.wanted, fault.wanted_bytes)),
-            other => unwind(other),
-        },
-        Err(other) => resume_unwind(other),
-    }
-}
-
-/// Ends an allocation that has no `Result` to return `error` in.
+/// Ends an allocation of a tensor, which has no `Result` to return `error` in.
 #[cold]
 pub(super) fn unwind(error: Error) -> ! {
-    if IS_CAUGHT.get() {
+    match error {
+        Error::OutOfMemory(fault) => memory::unwind(*fault),
         // Not a bug of the program: no message is printed, and no backtrace taken.
-        resume_unwind(Box::new(UnwindingError(error)));
+        other if memory::is_caught() => resume_unwind(Box::new(UnwindingError(other))),
+        other => panic!("{other}"),
     }
-    panic!("{error}")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{catch_unwind, resume_unwind};
+
     use super::*;
     use crate::tensor::{DType, Tensor};
 
@@ -91,6 +77,5 @@ mod tests {
         assert!(catch_no_room("outer", inner).unwrap_err().to_string().contains(" for inner of "));
         let other = catch_unwind(|| catch_no_room::<()>("fill", || resume_unwind(Box::new("a bug"))));
         assert_eq!(other.unwrap_err().downcast_ref(), Some(&"a bug"));
-        assert!(!IS_CAUGHT.get());
     }
 }

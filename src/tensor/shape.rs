@@ -5,13 +5,9 @@ use std::hash::{Hash, Hasher};
 use std::ops::{Deref, DerefMut};
 
 use serde::{Deserialize, Serialize, Serializer};
-use smallvec::SmallVec;
 
-use super::dtype::DType;
+use super::{DType, Dims};
 use crate::error::{Error, Result};
-
-/// A list with one number per dim. Up to five dims it does not allocate.
-pub type Dims = SmallVec<[usize; 5]>;
 
 /// The extent of each dim of a tensor, outermost first. It is written `[64, 128]`; a tensor of shape `[]` has one
 /// element.

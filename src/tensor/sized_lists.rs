@@ -1,6 +1,6 @@
 //! Lists whose lengths come from files or settings: if there is no room for one, the caller gets an error.
 
-use super::pool::no_room;
+use super::no_room;
 use crate::error::Result;
 
 /// Appends an element to a list, which `called` names in an error.

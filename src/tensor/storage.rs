@@ -28,12 +28,13 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use isoshard_kernels::memory::Block;
+#[doc(inline)]
+pub use isoshard_kernels::memory::{PoolStats, pool_stats, set_memory_limit, trim_pool};
+
 use super::Device;
 use super::cuda::DeviceBlock;
 use super::meta::CountedBytes;
-use super::pool::POOL;
-pub use super::pool::{PoolStats, pool_stats, set_memory_limit, trim_pool};
-use super::pool_block::{BlockMemory, PoolBlock, ReturnQueue};
 
 /// A block of memory that is the pool's, another owner's (a `Vec`), a file's, a device's, or absent.
 pub(crate) struct Buffer {
@@ -45,10 +46,9 @@ pub(crate) struct Buffer {
 }
 
 enum BufferOwner {
-    /// A thread's pool; `origin` is `None` if that thread has ended.
+    /// A thread's pool.
     Pool {
-        memory: BlockMemory,
-        origin: Option<Arc<ReturnQueue>>,
+        _block: Block,
     },
     Foreign {
         _keep: Box<dyn Any + Send + Sync>,
@@ -104,14 +104,10 @@ impl Buffer {
     /// Returns a buffer of at least `len_bytes` from the pool, with arbitrary but initialised contents, or `None` if the
     /// thread's limit or the system leaves no room for it: [`no_room`] is the error.
     pub(crate) fn uninit(len_bytes: usize) -> Option<Buffer> {
-        let from_pool = POOL.try_with(|p| {
-            let mut pool = p.borrow_mut();
-            Some((pool.take(len_bytes)?, Some(pool.returns.clone())))
-        });
-        // Without a pool, the thread is ending.
-        let (block, origin) = from_pool.unwrap_or_else(|_| Some((PoolBlock::fresh(len_bytes)?, None)))?;
-        let owner = BufferOwner::Pool { memory: block.memory, origin };
-        Some(Buffer { ptr: BufferStart(block.ptr), len_bytes, device: Device::Cpu, owner })
+        let mut block = Block::uninit(len_bytes)?;
+        let ptr = NonNull::new(block.as_mut_ptr()).expect("a block's pointer is never null");
+        let owner = BufferOwner::Pool { _block: block };
+        Some(Buffer { ptr: BufferStart(ptr), len_bytes, device: Device::Cpu, owner })
     }
 
     /// Takes over `data` without copying it.
@@ -247,29 +243,6 @@ impl Buffer {
 
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr.0.as_ptr()
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let BufferOwner::Pool { memory, origin } = &mut self.owner else { return };
-        let memory = std::mem::replace(memory, BlockMemory::Class { class: 0, segment: None });
-        let block = PoolBlock { ptr: self.ptr.0, memory };
-        let Some(origin) = origin.take() else { return block.free() };
-        // The block goes to this thread's pool if it came from there, else to the queue of the thread that it came
-        // from.
-        let mut block = Some(block);
-        let _ = POOL.try_with(|p| {
-            if let Ok(mut pool) = p.try_borrow_mut()
-                && Arc::ptr_eq(&pool.returns, &origin)
-                && let Some(excess) = block.take().and_then(|b| pool.put(b))
-            {
-                excess.free();
-            }
-        });
-        if let Some(block) = block {
-            origin.push(block);
-        }
     }
 }
 

@@ -375,9 +375,11 @@ impl FillSource {
             // Parameters are refused in the name of the distribution that the caller has named.
             FillSource::RandomElement(distribution) => return distribution.check(meta.dtype()),
             FillSource::FixedDistribution(distribution) => distribution.check(meta.dtype()),
-            FillSource::Init(init) => {
-                meta.dtype().expect_float(verb).and_then(|()| init.resolve(meta.shape()).map(drop))
-            }
+            FillSource::Init(init) => meta
+                .dtype()
+                .expect_float(verb)
+                .map_err(Error::from)
+                .and_then(|()| init.resolve(meta.shape()).map(drop)),
             FillSource::Permutation => Ok(()),
         };
         checked.map_err(|e| e.called(verb))

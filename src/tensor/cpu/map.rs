@@ -9,13 +9,10 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::aligned_buffer::AlignedBuffer;
-use super::map_slice::map_slice;
-use super::real::{Widen, select};
-use super::simd::{Kernel, dispatch, prefetch_line};
-use super::streamed::{PIECE_BYTES, Streaming};
-use super::threads::for_each_part;
-use super::{StridedRows, as_elements_mut};
+use isoshard_kernels::num::real::select;
+use isoshard_kernels::{AlignedBuffer, PIECE_BYTES, Streaming, prefetch_line};
+
+use super::{Kernel, StridedRows, Widen, as_elements_mut, dispatch, for_each_part, map_slice};
 use crate::error::{Error, Result};
 use crate::tensor::{Shape, Tensor};
 

@@ -7,9 +7,10 @@
 
 use half::{bf16, f16};
 
-use super::loops::{Constants, FloatPredicateLoops, LoopFn, Loops, RelationLoops};
+use isoshard_kernels::loops::LoopFn;
+
 use super::map::{MAX_OPERANDS, map, map_cheap, map_in_place, select_as};
-use super::real::Widen;
+use super::{Constants, FloatPredicateLoops, Loops, RelationLoops, Widen};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -74,7 +75,7 @@ pub fn test(verb: &str, loops: &FloatPredicateLoops, x: &Tensor) -> Result<Tenso
         DType::F16 => map::<f16, bool>(&[x], &of(loops.f32)),
         DType::BF16 => map::<bf16, bool>(&[x], &of(loops.f32)),
         DType::I64 | DType::I32 | DType::U8 | DType::Bool => {
-            Err(x.dtype().expect_float(verb).expect_err("a dtype that is not floating-point"))
+            Err(x.dtype().expect_float(verb).expect_err("a dtype that is not floating-point").into())
         }
     }
 }
@@ -153,7 +154,9 @@ fn compare_as<T: Widen>(run: LoopFn<T::Wide, bool>, x: &Tensor, y: &Tensor) -> R
 /// Returns the error for a dtype that the function does not support.
 fn unsupported_dtype(verb: &str, loops: &Loops, x: &Tensor) -> Error {
     let (rule, remedy) = match (loops.floats, loops.integers) {
-        (Some(_), None) => return x.dtype().expect_float(verb).expect_err("the floating dtypes have loops"),
+        (Some(_), None) => {
+            return x.dtype().expect_float(verb).expect_err("the floating dtypes have loops").into();
+        }
         (None, _) if x.dtype().is_float() => ("floats have no bits to work on", "cast it first"),
         _ => ("bool has no arithmetic", "cast it first"),
     };

@@ -1,46 +1,11 @@
-//! Reductions over any dims, in the order of the [summation tree](super::tree).
+//! Reductions over any dims, in the order of the summation tree.
 
-use std::marker::PhantomData;
-use std::ops::Range;
+use isoshard_kernels::{Reduce, Reduction};
 
-use bytemuck::Pod;
-
+use super::as_elements_mut;
 use super::cast::cast;
-use super::extremes::RowReducer;
-use super::leaves::RowStarts;
-use super::real::Num;
-use super::reducer::{MaxReducer, MinReducer, Reducer, SquareSumReducer, SumReducer};
-use super::row_terms::RowTerm;
-use super::simd::{Kernel, dispatch};
-use super::threads::{allowed, for_each_part};
-use super::tree::{RowTree, merge_list};
-use super::{StridedRows, as_elements_mut};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Dims, KernelList, LEAF, ReduceOp, Shape, Tensor, for_dtype};
-
-/// Evaluates `$body` with `$T` as the Rust type of a dtype other than bool.
-macro_rules! for_num {
-    ($verb:expr, $x:expr, $T:ident => $body:expr) => {
-        match $x.dtype() {
-            DType::I64 => {
-                type $T = i64;
-                $body
-            }
-            DType::I32 => {
-                type $T = i32;
-                $body
-            }
-            DType::U8 => {
-                type $T = u8;
-                $body
-            }
-            DType::Bool => {
-                Err(Error::invalid($verb, "bool has no arithmetic", $x.notation(), "cast it first"))
-            }
-            float => for_dtype!(float $verb, float, $T => $body),
-        }
-    };
-}
+use crate::tensor::{DType, Element, ReduceOp, Shape, Tensor};
 
 /// Reduces `x` over `dims`, which remain as dims of extent 1 if `keep_dims`.
 ///
@@ -85,11 +50,17 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
         return reduce_wide(verb, &cast(x, DType::F32)?, dims, op, keep_dims);
     }
     let (dims, kept) = reduced_dims(verb, x, dims)?;
-    let out = for_num!(verb, x, T => Ok(match op {
-        ReduceOp::Sum => reduce_as::<<T as super::real::Widen>::Wide, SumReducer>(x, &dims, &kept),
-        ReduceOp::Max => reduce_as::<<T as super::real::Widen>::Wide, MaxReducer>(x, &dims, &kept),
-        ReduceOp::Min => reduce_as::<<T as super::real::Widen>::Wide, MinReducer>(x, &dims, &kept),
-    }))?;
+    let out = match x.dtype() {
+        DType::Bool => {
+            return Err(Error::invalid(verb, "bool has no arithmetic", x.notation(), "cast it first"));
+        }
+        _ if dims.is_empty() => x.packed_copy(),
+        DType::F64 => reduce_as(x, &dims, &kept, of_op::<f64>(op))?,
+        DType::I64 => reduce_as(x, &dims, &kept, of_op::<i64>(op))?,
+        DType::I32 => reduce_as(x, &dims, &kept, of_op::<i32>(op))?,
+        DType::U8 => reduce_as(x, &dims, &kept, of_op::<u8>(op))?,
+        DType::F32 | DType::F16 | DType::BF16 => reduce_as(x, &dims, &kept, of_op::<f32>(op))?,
+    };
     if keep_dims {
         return Ok(out);
     }
@@ -97,7 +68,7 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
 }
 
 /// Returns the sums of the squares of f32 over at least one dim; the dims stay with extent 1. They are in f64, so that nothing
-/// overflows or underflows and each square is exact, and follow the [tree](super::tree).
+/// overflows or underflows and each square is exact, and follow the tree.
 ///
 /// # Errors
 /// Returns an error for another dtype, and if a dim does not exist or is named twice.
@@ -105,41 +76,31 @@ pub(crate) fn sum_of_squares(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
     x.data::<f32>()?;
     let (dims, kept) = reduced_dims("sum_of_squares", x, dims)?;
     assert!(!dims.is_empty(), "squares of single elements are no sums");
-    Ok(reduce_as::<f64, SquareSumReducer>(x, &dims, &kept))
+    reduce_as(x, &dims, &kept, isoshard_kernels::sum_of_squares)
+}
+
+/// Returns the kernel of a reduction.
+fn of_op<T: Reduce>(op: ReduceOp) -> fn(&Reduction, &[T], &mut [T]) {
+    match op {
+        ReduceOp::Sum => T::reduce_sum,
+        ReduceOp::Max => T::reduce_max,
+        ReduceOp::Min => T::reduce_min,
+    }
 }
 
 /// Reduces in one type; the result has the shape `kept`.
-fn reduce_as<T: Num + Pod, F: RowReducer<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
+fn reduce_as<T: Element, E: Element>(
+    x: &Tensor,
+    dims: &[usize],
+    kept: &Shape,
+    run: fn(&Reduction, &[E], &mut [T]),
+) -> Result<Tensor> {
+    let Some(reduction) = Reduction::new(x.shape(), x.strides(), dims) else {
+        return reduce_as(&x.packed_copy(), dims, kept, run);
+    };
     let mut out = Tensor::uninit(T::DTYPE, kept.clone());
-    let plan = plan_reduction(x, dims, kept);
-    let out_data = as_elements_mut::<T>(out.bytes_mut());
-    match plan {
-        ReductionPlan::Copy => return x.packed_copy(),
-        ReductionPlan::Empty => out_data.fill(F::EMPTY),
-        ReductionPlan::Fold { x, reduced, columns, by_columns } => {
-            let input = ReductionInput {
-                data: x.data::<RowElement<T, F>>().expect("the dtype was matched"),
-                reduced,
-            };
-            let (input, columns) = (&input, &columns);
-            // The loops read several elements per nanosecond.
-            let nanos = x.numel() / 4;
-            if by_columns {
-                for_each_part(out_data.len(), nanos, out_data, |at, out| {
-                    dispatch(ByColumns { input, columns, at, out, fold: PhantomData::<F> });
-                });
-            } else if out_data.len() < allowed() && input.reduced.outer.steps.len() > 1 {
-                for (i, out) in out_data.iter_mut().enumerate() {
-                    *out = fold_by_parts::<T, F>(input, columns.offset(i), nanos);
-                }
-            } else {
-                for_each_part(out_data.len(), nanos, out_data, |at, out| {
-                    dispatch(ByRows { input, columns, at, out, fold: PhantomData::<F> });
-                });
-            }
-        }
-    }
-    out
+    run(&reduction, x.data::<E>()?, as_elements_mut(out.bytes_mut()));
+    Ok(out)
 }
 
 /// Returns the dims in ascending order, and the shape of `x` with extent 1 at each of them.
@@ -152,291 +113,6 @@ fn reduced_dims(verb: &str, x: &Tensor, dims: &[usize]) -> Result<(Vec<usize>, S
     }
     let kept = x.shape().iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect();
     Ok((dims, kept))
-}
-
-/// The loops that a reduction runs, for any type.
-#[expect(clippy::large_enum_variant, reason = "a reduction makes one, on the stack")]
-enum ReductionPlan {
-    /// No dim is reduced.
-    Copy,
-    /// No elements are reduced, or the result has none.
-    Empty,
-    /// Each element of the result, whose position in `x` is in `columns`, is folded over `reduced`.
-    Fold { x: Tensor, reduced: ReducedDims, columns: StridedRows<1>, by_columns: bool },
-}
-
-/// Chooses the loops for a reduction of `x` over `dims`, which are sorted; the result has the shape `kept`.
-fn plan_reduction(x: &Tensor, dims: &[usize], kept: &Shape) -> ReductionPlan {
-    let Some((&inner, outer)) = dims.split_last() else {
-        return ReductionPlan::Copy;
-    };
-    if kept.numel() == 0 || dims.iter().any(|&d| x.shape()[d] == 0) {
-        return ReductionPlan::Empty;
-    }
-    let strides: Dims = (0..kept.len()).map(|d| if dims.contains(&d) { 0 } else { x.strides()[d] }).collect();
-    let columns = StridedRows::new(kept, [&strides]);
-    let (inner_len, inner_stride) = (x.shape()[inner], x.strides()[inner]);
-    let long = inner_len > 1;
-    let by_columns = columns.row_stride(0) == 1 && columns.row_len() > 1 && !(long && inner_stride == 1);
-    if !by_columns && long && inner_stride != 1 {
-        // A contiguous copy can be folded by rows or by columns.
-        return plan_reduction(&x.packed_copy(), dims, kept);
-    }
-    let outer = OuterDims::new(outer.iter().map(|&d| (x.shape()[d], x.strides()[d])).collect());
-    ReductionPlan::Fold {
-        x: x.clone(),
-        reduced: ReducedDims { outer, inner_len, inner_stride },
-        columns,
-        by_columns,
-    }
-}
-
-/// The type of the elements whose terms `F` joins.
-type RowElement<T, F> = <<F as RowReducer<T>>::Term as RowTerm<T>>::Element;
-
-/// The elements of the tensor and the dims that are reduced.
-struct ReductionInput<'a, E> {
-    data: &'a [E],
-    reduced: ReducedDims,
-}
-
-/// The reduced dims.
-struct ReducedDims {
-    outer: OuterDims,
-    inner_len: usize,
-    inner_stride: usize,
-}
-
-/// The reduced dims except the innermost one.
-struct OuterDims {
-    /// The offset of each index, and the number of joins after it.
-    steps: KernelList<[usize; 2]>,
-    /// The largest number of unfinished nodes.
-    depth: usize,
-}
-
-impl OuterDims {
-    fn new(dims: Vec<(usize, usize)>) -> OuterDims {
-        let mut steps = KernelList::new();
-        steps.push([0, 0]);
-        let mut depth = 1;
-        for (len, stride) in dims {
-            let list = merge_list(len, 1);
-            depth += stack_height(&list);
-            let mut finer = KernelList::new();
-            finer.resize(steps.len().saturating_mul(len));
-            for (finer, &[offset, joins]) in finer.chunks_exact_mut(len.max(1)).zip(&*steps) {
-                for (i, (step, &m)) in finer.iter_mut().zip(&*list).enumerate() {
-                    let last = if i + 1 == len { joins } else { 0 };
-                    *step = [offset + i * stride, usize::from(m) + last];
-                }
-            }
-            steps = finer;
-        }
-        OuterDims { steps, depth }
-    }
-}
-
-/// Returns the largest height of the stack under a list of [`merges`].
-fn stack_height(joins: &[u8]) -> usize {
-    let heights = joins.iter().scan(0, |height, &m| {
-        *height += 1;
-        let tall = *height;
-        *height -= m as usize;
-        Some(tall)
-    });
-    heights.max().unwrap_or(0)
-}
-
-/// The loop for contiguous rows: it folds each row, and the outer dims join the rows' values.
-struct ByRows<'a, T: Num, F: RowReducer<T>> {
-    input: &'a ReductionInput<'a, RowElement<T, F>>,
-    columns: &'a StridedRows<1>,
-    /// The results that are computed.
-    at: Range<usize>,
-    out: &'a mut [T],
-    fold: PhantomData<F>,
-}
-
-impl<T: Num, F: RowReducer<T>> Kernel for ByRows<'_, T, F> {
-    type Out = ();
-    /// The reducers have their own vectors.
-    const PLAIN: bool = true;
-    #[inline(always)]
-    fn run(self) {
-        let ByRows { input, columns, at, out, .. } = self;
-        let steps = &input.reduced.outer.steps[..];
-        let mut tree = RowTree::<T>::new(input.reduced.inner_len);
-        let mut stack = vec![T::ZERO; input.reduced.outer.depth];
-        let (stride, first) = (columns.row_stride(0), at.start);
-        columns.each_chunk_of(at, usize::MAX, &mut |&[base], start, len, o| {
-            let out = &mut out[o - first..][..len];
-            if let [_] = steps {
-                let starts = RowStarts::Strided { first: base + start * stride, stride };
-                F::fold_at(&mut tree, input.data, starts, out);
-                return out.iter_mut().for_each(|node| *node = F::finish(*node));
-            }
-            for (i, out) in out.iter_mut().enumerate() {
-                let base = base + (start + i) * stride;
-                let (mut nodes, mut top) = ([T::ZERO; ROWS], 0);
-                for steps in steps.chunks(ROWS) {
-                    let nodes = &mut nodes[..steps.len()];
-                    F::fold_at(
-                        &mut tree,
-                        input.data,
-                        RowStarts::Listed { first: base, offsets: steps },
-                        nodes,
-                    );
-                    let joins = steps.iter().map(|&[_, joins]| joins);
-                    join_nodes::<T, F>(nodes.iter().copied().zip(joins), &mut stack, &mut top);
-                }
-                *out = F::finish(stack[0]);
-            }
-        });
-    }
-}
-
-/// The number of rows whose nodes are computed before they are joined.
-const ROWS: usize = 64;
-
-/// Joins nodes, each with the number of joins after it, on a stack with room for those that are unfinished; there are
-/// `top` of them.
-#[inline(always)]
-fn join_nodes<T: Num, F: Reducer<T>>(
-    nodes: impl Iterator<Item = (T, usize)>,
-    stack: &mut [T],
-    top: &mut usize,
-) {
-    for (mut node, joins) in nodes {
-        for _ in 0..joins {
-            *top -= 1;
-            node = F::join(stack[*top], node);
-        }
-        stack[*top] = node;
-        *top += 1;
-    }
-}
-
-/// Computes one result, whose elements begin at `base`: the rows' values in parts, then their sum.
-fn fold_by_parts<T: Num + Pod, F: RowReducer<T>>(
-    input: &ReductionInput<'_, RowElement<T, F>>,
-    base: usize,
-    nanos: usize,
-) -> T {
-    let steps = &input.reduced.outer.steps;
-    let mut nodes = KernelList::<T>::new();
-    nodes.resize(steps.len());
-    for_each_part(steps.len(), nanos, &mut nodes[..], |at, nodes| {
-        let (mut tree, steps) = (RowTree::<T>::new(input.reduced.inner_len), &steps[at]);
-        F::fold_at(&mut tree, input.data, RowStarts::Listed { first: base, offsets: steps }, nodes);
-    });
-    let nodes = nodes.iter().zip(&**steps).map(|(&node, &[_, joins])| (node, joins));
-    let mut stack = vec![T::ZERO; input.reduced.outer.depth];
-    join_nodes::<T, F>(nodes, &mut stack, &mut 0);
-    F::finish(stack[0])
-}
-
-/// The loop for contiguous columns: it joins whole rows, on a stack of blocks of columns.
-struct ByColumns<'a, T: Num, F: RowReducer<T>> {
-    input: &'a ReductionInput<'a, RowElement<T, F>>,
-    columns: &'a StridedRows<1>,
-    /// The results that are computed.
-    at: Range<usize>,
-    out: &'a mut [T],
-    fold: PhantomData<F>,
-}
-
-/// The largest number of columns in a block.
-const MAX_BLOCK: usize = 1024;
-
-impl<T: Num, F: RowReducer<T>> Kernel for ByColumns<'_, T, F> {
-    type Out = ();
-    /// The loops are bound by memory.
-    const PLAIN: bool = true;
-    #[inline(always)]
-    fn run(self) {
-        let ByColumns { input, columns, at, out, .. } = self;
-        let steps = &input.reduced.outer.steps[..];
-        let joins = merge_list(input.reduced.inner_len, LEAF);
-        let (block, first) = (columns.row_len().min(MAX_BLOCK), at.start);
-        let mut stack = vec![T::ZERO; (input.reduced.outer.depth + stack_height(&joins)) * block];
-        columns.each_chunk_of(at, block, &mut |&[base], start, width, o| {
-            let mut top = 0;
-            for &[offset, outer_joins] in steps {
-                let data = &input.data[base + start + offset..];
-                fold_rows::<T, F>(input, data, &joins, outer_joins, (&mut stack, &mut top), (width, block));
-            }
-            let out = &mut out[o - first..][..width];
-            out.iter_mut().zip(&stack[..width]).for_each(|(o, &node)| *o = F::finish(node));
-        });
-    }
-}
-
-/// Pushes the rows of one outer index, up to four at once.
-#[inline(always)]
-fn fold_rows<T: Num, F: RowReducer<T>>(
-    input: &ReductionInput<'_, RowElement<T, F>>,
-    data: &[RowElement<T, F>],
-    joins: &[u8],
-    outer_joins: usize,
-    (stack, top): (&mut [T], &mut usize),
-    (width, block): (usize, usize),
-) {
-    let row = |i: usize| &data[i * input.reduced.inner_stride..][..width];
-    let mut i = 0;
-    while i < joins.len() {
-        let taken = match &joins[i..] {
-            [0, 1, 0, m, ..] if *m >= 2 => 4,
-            [0, m, ..] if *m >= 1 => 2,
-            _ => 1,
-        };
-        let done = [0, 0, 1, 1, 2][taken];
-        let last = i + taken == joins.len();
-        let left = usize::from(joins[i + taken - 1]) - done + if last { outer_joins } else { 0 };
-        // If the rows' node is joined with the topmost entry next, it is added to that entry directly.
-        let into = left > 0;
-        let slot = if into { *top - 1 } else { *top };
-        let node = &mut stack[slot * block..][..width];
-        match (taken, into) {
-            (4, true) => join4::<T, F, true>(node, [row(i), row(i + 1), row(i + 2), row(i + 3)]),
-            (4, false) => join4::<T, F, false>(node, [row(i), row(i + 1), row(i + 2), row(i + 3)]),
-            (2, true) => join2::<T, F, true>(node, row(i), row(i + 1)),
-            (2, false) => join2::<T, F, false>(node, row(i), row(i + 1)),
-            (_, true) => node.iter_mut().zip(row(i)).for_each(|(n, &a)| *n = F::join(*n, F::Term::of(a))),
-            (_, false) => node.iter_mut().zip(row(i)).for_each(|(n, &a)| *n = F::Term::of(a)),
-        }
-        *top = slot + 1;
-        for _ in 1..left {
-            let (below, above) = stack.split_at_mut((*top - 1) * block);
-            let below = &mut below[(*top - 2) * block..][..width];
-            below.iter_mut().zip(above.iter()).for_each(|(a, &b)| *a = F::join(*a, b));
-            *top -= 1;
-        }
-        i += taken;
-    }
-}
-
-/// Writes the node of two rows, joined with `node` if `INTO`.
-#[inline(always)]
-fn join2<T: Num, F: RowReducer<T>, const INTO: bool>(
-    node: &mut [T],
-    a: &[RowElement<T, F>],
-    b: &[RowElement<T, F>],
-) {
-    for (n, (&a, &b)) in node.iter_mut().zip(a.iter().zip(b)) {
-        let joint = F::join(F::Term::of(a), F::Term::of(b));
-        *n = if INTO { F::join(*n, joint) } else { joint };
-    }
-}
-
-/// Writes the node of four rows, joined with `node` if `INTO`.
-#[inline(always)]
-fn join4<T: Num, F: RowReducer<T>, const INTO: bool>(node: &mut [T], [a, b, c, d]: [&[RowElement<T, F>]; 4]) {
-    for (n, ((&a, &b), (&c, &d))) in node.iter_mut().zip(a.iter().zip(b).zip(c.iter().zip(d))) {
-        let [a, b, c, d] = [a, b, c, d].map(F::Term::of);
-        let joint = F::join(F::join(a, b), F::join(c, d));
-        *n = if INTO { F::join(*n, joint) } else { joint };
-    }
 }
 
 #[cfg(test)]

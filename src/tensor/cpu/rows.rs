@@ -2,12 +2,8 @@
 //! f32 and round once.
 
 use super::cast::cast;
-use super::parts::RowsMut;
 use super::pointwise::expect_matching;
-use super::simd::{Kernel, dispatch};
-use super::threads::for_each_part;
-use super::tree::RowTree;
-use super::{Real, as_elements_mut};
+use super::{Kernel, Real, RowTree, RowsMut, as_elements_mut, dispatch, for_each_part};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 

@@ -47,7 +47,6 @@ mod side;
 mod sources;
 mod stream;
 mod transfer;
-mod variants;
 mod walk;
 
 pub use blas::{Blas, Matrix, Product};

@@ -1,13 +1,9 @@
 //! Products of tensors.
 
+use isoshard_kernels::gemm::contraction_len;
+use isoshard_kernels::{Product, Stack};
+
 use super::super::as_elements_mut;
-use super::super::parts::RowsMut;
-use super::super::real::Num;
-use super::super::threads::{allowed, for_each_part};
-use super::epilogue::{LinearEpilogue, RoundingEpilogue};
-use super::matrix::MatRef;
-use super::product::{Gemm, contraction_len, multiply};
-use super::stored::Stored;
 use crate::error::{Error, Result};
 use crate::tensor::{Tensor, for_dtype};
 
@@ -51,57 +47,17 @@ pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize]) -> Result<Tensor
 }
 
 /// [`gemm`] for element type `E`, with checked shapes.
-fn gemm_as<E: Stored<Wide: Gemm>>(a: &Tensor, b: &Tensor, tree: &[usize]) -> Result<Tensor> {
+fn gemm_as<E: Product>(a: &Tensor, b: &Tensor, tree: &[usize]) -> Result<Tensor> {
     let (batch, m, k, n) = (a.shape()[0], a.shape()[1], a.shape()[2], b.shape()[2]);
     let mut out = Tensor::uninit(E::DTYPE, [batch, m, n]);
-    if out.numel() == 0 {
-        return Ok(out);
-    }
-    let (ad, asr) = (a.data::<E>()?, a.strides());
-    let (bd, bsr) = (b.data::<E>()?, b.strides());
     let c = as_elements_mut::<E>(out.bytes_mut());
-    let shared_b = batch == 1 || bsr[0] == 0;
-    let batch_extends_rows = batch == 1 || m == 1 || asr[0] == m * asr[1];
-    let rows = if m == 1 && batch > 1 { asr[0] } else { asr[1] };
-    let (products, m) = if shared_b && batch_extends_rows { (1, batch * m) } else { (batch, m) };
-    let row_step = if products == 1 { rows } else { asr[1] };
-    let product = |(i, c): (usize, &mut [E])| {
-        let a = MatRef::new(from(ad, i * asr[0]), (m, k), (row_step, asr[2])).expect("a tensor's matrix");
-        let b = MatRef::new(from(bd, i * bsr[0]), (k, n), (bsr[1], bsr[2])).expect("a tensor's matrix");
-        let c = c.as_mut_ptr();
-        // SAFETY: both epilogues store to this chunk, which is borrowed exclusively and has the product's shape; if `E`
-        // is its own wide type, the pointers' types are the same.
-        unsafe {
-            if E::NATIVE {
-                multiply(a, b, tree, (n, 1), |strides, _| LinearEpilogue {
-                    c: c.cast::<E::Wide>(),
-                    strides,
-                    alpha: E::Wide::ONE,
-                    added: None,
-                });
-            } else {
-                multiply(a, b, tree, (n, 1), |strides, _| RoundingEpilogue { c, strides });
-            }
-        }
-    };
-    // Few large products are cut into parts one after the other, many are computed side by side.
-    let (each, all) = ((m * k).saturating_mul(n) / MULTIPLICATIONS_PER_NANO, RowsMut { data: c, len: m * n });
-    if products < allowed() {
-        all.data.chunks_exact_mut(m * n).enumerate().for_each(product);
-    } else {
-        for_each_part(products, each.saturating_mul(products), all, |at, c| {
-            at.zip(c.data.chunks_exact_mut(m * n)).for_each(product);
-        });
-    }
+    E::products([batch, m, k, n], stack(a)?, stack(b)?, tree, c);
     Ok(out)
 }
 
-/// About the speed of a thread.
-const MULTIPLICATIONS_PER_NANO: usize = 30;
-
-/// Returns the data from `start` on; an operand without elements may start beyond the end.
-fn from<E>(data: &[E], start: usize) -> &[E] {
-    &data[start.min(data.len())..]
+fn stack<E: Product>(x: &Tensor) -> Result<Stack<'_, E>> {
+    let strides = x.strides();
+    Ok(Stack { data: x.data()?, strides: [strides[0], strides[1], strides[2]] })
 }
 
 #[cfg(test)]

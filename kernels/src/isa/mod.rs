@@ -1,0 +1,4 @@
+//! Instruction sets and caches of the CPU, by which loops are compiled and sized.
+
+pub(crate) mod caches;
+pub mod simd;

@@ -1,0 +1,14 @@
+//! Loops over slices: elementwise formulas, conversions of rows, copies between strided layouts.
+
+pub(crate) mod aligned_buffer;
+pub(crate) mod cast;
+pub(crate) mod copy;
+pub(crate) mod formulas;
+pub(crate) mod map_slice;
+pub(crate) mod rare;
+pub(crate) mod streamed;
+pub(crate) mod strided_rows;
+pub(crate) mod two_passes;
+pub(crate) mod wide;
+
+pub use formulas::{FloatLoops, IntegerLoops, LoopFn};
