@@ -58,7 +58,7 @@ pub use loops::formulas::{
     RelationLoops,
 };
 pub use loops::map_slice::map_slice;
-pub use loops::streamed::{PIECE_BYTES, Streaming};
+pub use loops::streamed::{PIECE_BYTES, Streaming, with_streaming_from};
 pub use loops::strided_rows::{EachChunk, StridedRows};
 pub use loops::two_passes::TwoPasses;
 pub use loops::wide::WideFunction;
@@ -70,4 +70,4 @@ pub use sums::reduce::{Reduce, Reduction, sum_of_squares};
 pub use sums::reducer::{JoinOperation, MaxReducer, MinReducer, Reducer, SumReducer};
 pub use sums::tree::{BlockTree, RowTree, join_leaves, merges, row_max};
 pub use threads::parts::{Cut, RowsMut, SharedRows};
-pub use threads::team::{for_each_part, with_threads};
+pub use threads::team::{for_each_part, set_smallest_part, with_threads};

@@ -12,7 +12,7 @@
 //! [`SplitRule::PowerOfTwo`] splits at the largest power of two below the length, so that the tree of a longer range,
 //! restricted to a prefix, is the prefix's own tree. Attention's sums over keys follow the second rule.
 //!
-//! All code that splits a sum calls this module. `kernels/iso.cuh` repeats the rules for CUDA kernels, and a test
+//! All code that splits a sum calls this module. `cuda/iso.cuh` repeats the rules for CUDA kernels, and a test
 //! compares them.
 //!
 //! ```
@@ -163,9 +163,9 @@ mod tests {
     /// The device's copy of the rules.
     #[test]
     fn kernels_split_by_the_same_rule() {
-        let (_, text) = crate::tensor::cuda::headers().iter().find(|(name, _)| *name == "iso.cuh").unwrap();
-        assert!(text.contains(&format!("enum {{ LEAF = {LEAF} }};")), "the leaf of kernels/iso.cuh");
-        assert!(text.contains("left_of(u32 len) { return len - len / 2; }"), "the split of kernels/iso.cuh");
+        let (_, text) = crate::cuda::headers().iter().find(|(name, _)| *name == "iso.cuh").unwrap();
+        assert!(text.contains(&format!("enum {{ LEAF = {LEAF} }};")), "the leaf of iso.cuh");
+        assert!(text.contains("left_of(u32 len) { return len - len / 2; }"), "the split of iso.cuh");
         for len in 2..1000 {
             assert_eq!(SplitRule::Halves.left_of(len), len - len / 2);
             let left = SplitRule::PowerOfTwo.left_of(len);

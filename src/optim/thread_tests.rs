@@ -6,8 +6,8 @@ use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::Result;
 use crate::nn::{Forward, Gpt, GptConfig, Llama, LlamaConfig, Parallel, Params, Plan};
 use crate::rng::Generator;
-use crate::tensor::cpu::set_smallest_part;
 use crate::tensor::{DType, Tensor, cpu};
+use isoshard_kernels::set_smallest_part;
 
 /// Returns the losses of two steps of a model, and a digest of the parameters after them.
 fn train(threads: usize, mesh: &'static str, llama: bool) -> Result<(Vec<u64>, u64)> {

@@ -189,7 +189,7 @@ mod tests {
         Draw, bernoulli, bits32, bits64, exponential, gamma, log_normal, normal, poisson, uniform,
         uniform_int,
     };
-    use crate::tensor::cpu::simd::{Isa, with_isa};
+    use crate::tensor::cpu::{Isa, with_isa};
     use crate::tensor::{Dims, Element, Shape, for_dtype};
 
     const DRAW: Draw = Draw { seed: 3, number: 8 };

@@ -104,7 +104,7 @@ mod tests {
         Count, Init, Permutation, bernoulli_each, exponential, exponential_each, gamma, gamma_each,
         log_normal, poisson, poisson_each, uniform_between, uniform_int,
     };
-    use crate::tensor::cpu::simd::{Isa, with_isa};
+    use crate::tensor::cpu::{Isa, with_isa};
 
     const DRAW: Draw = Draw { seed: 21, number: 22 };
 

@@ -6,7 +6,7 @@ use isoshard::ops::{
     Digamma, Elu, LogSigmoid, Logaddexp, Logit, Mish, Op, PowScalar, Softplus, Xlog1py, Xlogy,
 };
 use isoshard::tensor::DType;
-use isoshard::tensor::math::{erfc, exp, inverse_trig, log, power, short};
+use isoshard_kernels::math::{erfc, exp, inverse_trig, log, power, short};
 
 #[path = "../common/accuracy.rs"]
 mod accuracy;
@@ -160,7 +160,7 @@ mpmath computed (`tests/reference/functions.py`: 170 to 600 points per function,
 exponents); f32 with one number in 4,001, f16 and bf16 with every number, against the function in f64. Results have the\n\
 same bits on every CPU, instruction set and device. The last column has the values at -inf, -1, -0, 0, 1 and inf.\n\n\
 The functions with an error of 0.50 ulp in f32 are computed in f64 for every dtype and rounded once, some of them by shorter\n\
-polynomials than f64's own results (`tensor::math::short`). Near zeros of `lgamma` and `digamma` two terms\n\
+polynomials than f64's own results (`isoshard_kernels::math::short`). Near zeros of `lgamma` and `digamma` two terms\n\
 cancel; the absolute error there is below 2.5e-16 for positive arguments, and 4e-16 times the cancelled terms for\n\
 negative ones. `logaddexp` cancels likewise near its zeros, which the points leave out.\n\
 `mish` and `silu` multiply `x` by an exponential, whose error counts `x` times where it is subnormal.\n\n\

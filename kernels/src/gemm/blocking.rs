@@ -205,7 +205,7 @@ mod tests {
     use crate::isa::caches::with_caches;
     use crate::isa::simd::{Isa, with_isa};
     use crate::num::real::Real;
-    use crate::tensor::SplitRule;
+    use crate::summation::SplitRule;
 
     /// This machine's caches, usual ones of three kinds, one without a third level, and some of sizes that no CPU has, so
     /// that small products have many blocks of each kind.

@@ -214,7 +214,7 @@ fn prefers_transposed<E: Stored<Wide: Gemm>>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::cpu::with_isa;
+    use crate::with_isa;
 
     /// Two contiguous matrices, to multiply over parts of their contraction.
     struct Case<T> {

@@ -20,7 +20,7 @@ thread_local! {
     static SCRATCH: Cell<Option<Arc<Segment>>> = const { Cell::new(None) };
 }
 
-/// Calls `f` with arrays of these lengths, aligned to cache lines, with arbitrary contents. Unwinds up to `catch_no_room` if the
+/// Calls `f` with arrays of these lengths, aligned to cache lines, with arbitrary contents. Unwinds up to [`catch`](crate::memory::catch) if the
 /// system has no room.
 pub(super) fn with_scratch<T: Num, const N: usize>(lens: [usize; N], f: impl FnOnce([&mut [T]; N])) {
     let per_line = CACHE_LINE_BYTES / size_of::<T>();
@@ -58,7 +58,7 @@ fn segment<T>(wanted: usize) -> Arc<Segment> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::catch;
+    use crate::memory::{catch, fault_of};
 
     /// Arrays of one call and of a call inside it do not overlap.
     #[test]
@@ -100,11 +100,8 @@ mod tests {
     #[test]
     fn memory_that_no_system_has_is_an_error() {
         let called = |lens: [usize; 2]| {
-            let error = catch_no_room("matmul", || {
-                with_scratch::<f32, 2>(lens, |_| unreachable!("there is no such memory"));
-                Ok(())
-            });
-            error.unwrap_err().to_string()
+            let run = || with_scratch::<f32, 2>(lens, |_| unreachable!("there is no such memory"));
+            fault_of(catch(run).unwrap_err()).expect("a fault").to_string()
         };
         for lens in [[usize::MAX; 2], [1, usize::MAX / 8]] {
             assert!(called(lens).contains("a list of "), "{}", called(lens));

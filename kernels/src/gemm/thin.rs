@@ -180,7 +180,7 @@ mod tests {
     use crate::isa::caches::{Caches, with_caches};
     use crate::isa::simd::with_isa;
     use crate::num::real::{Num, is_nan};
-    use crate::tensor::{LEAF, SplitRule};
+    use crate::{LEAF, SplitRule};
 
     /// Rows and lines that are as long as the longest contraction.
     struct Case<E> {

@@ -92,7 +92,7 @@ unsafe impl<T> Epilogue<T> for OffsetEpilogue<'_, T> {
 mod tests {
     use super::super::{Gemm, MatMut, MatRef};
     use super::*;
-    use crate::tensor::cpu::{Num, with_threads};
+    use crate::{Num, with_threads};
 
     #[test]
     fn any_number_of_threads_gives_the_same_bits() {

@@ -148,12 +148,18 @@ mod tests {
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
     fn later_steps_have_no_page_faults() {
-        use crate::tensor::{DType, Tensor, storage};
-        storage::trim_pool();
+        use crate::memory::{Block, trim_pool};
+        trim_pool();
+        let full = |bytes: usize| {
+            let mut block = Block::uninit(bytes).expect("there is room");
+            // SAFETY: the block has these bytes, and this is its only owner.
+            unsafe { block.as_mut_ptr().write_bytes(1, bytes) };
+            block
+        };
         let step = || {
             let before = faults();
-            let x = Tensor::full(DType::F32, [4 << 20], 1.0);
-            drop((Tensor::full(DType::F32, [3 << 20], 2.0), x));
+            let x = full(16 << 20);
+            drop((full(12 << 20), x));
             faults() - before
         };
         let (first, later) = (step(), [step(), step()]);

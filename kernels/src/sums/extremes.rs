@@ -176,7 +176,7 @@ pub fn first_with<T: Copy>(x: &[T], has: impl Fn(T) -> bool) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::cpu::{Isa, with_isa};
+    use crate::{Isa, with_isa};
 
     /// Compares rows that begin anywhere with joins in order.
     fn check<T: Num, F: Extreme<T> + RowReducer<T, Term = Elements>>(x: &[T], bits: impl Fn(T) -> u64) {

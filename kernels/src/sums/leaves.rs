@@ -461,7 +461,7 @@ impl<T: Num, const N: usize> LaneSource<T, N, 1> for NodeVectors<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::cpu::{Isa, MaxReducer, MinReducer, Real, RowTree, SumReducer, with_isa};
+    use crate::{Isa, MaxReducer, MinReducer, Real, RowTree, SumReducer, with_isa};
 
     /// A join that shows how its operands are grouped.
     #[derive(Clone, Copy)]
@@ -484,7 +484,7 @@ mod tests {
         if let [x] = x {
             return *x;
         }
-        let (a, b) = x.split_at(crate::tensor::Leaf::Pairs.left_of(SplitRule::Halves, x.len()).unwrap());
+        let (a, b) = x.split_at(crate::Leaf::Pairs.left_of(SplitRule::Halves, x.len()).unwrap());
         F::join(by_definition::<T, F>(a), by_definition::<T, F>(b))
     }
 

@@ -413,7 +413,7 @@ fn place(a: usize, b: usize, depth: u32, pairs: &mut Vec<LeafPair>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::cpu::{Isa, MaxReducer, MinReducer, SumReducer, with_isa};
+    use crate::{Isa, MaxReducer, MinReducer, SumReducer, with_isa};
 
     /// Returns the sum by the definition of the tree.
     fn by_definition(x: &[f32]) -> f32 {

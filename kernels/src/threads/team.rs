@@ -93,20 +93,19 @@ pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
 
 /// Returns the number of parts that are worth a thread each.
 pub(crate) fn worth(nanos: usize) -> usize {
-    #[cfg(test)]
-    return nanos / SMALLEST_PART.get();
-    #[cfg(not(test))]
-    return nanos / MIN_NANOS;
+    nanos / SMALLEST_PART.get()
 }
 
-#[cfg(test)]
 thread_local! {
     static SMALLEST_PART: Cell<usize> = const { Cell::new(MIN_NANOS) };
 }
 
 /// Cuts kernels of this thread into parts of this many nanoseconds or more from now on, so that tests need no large ones.
-#[cfg(test)]
-pub(crate) fn set_smallest_part(nanos: usize) {
+///
+/// # Panics
+/// Panics if `nanos` is 0.
+pub fn set_smallest_part(nanos: usize) {
+    assert!(nanos > 0, "a part takes some time");
     SMALLEST_PART.set(nanos);
 }
 
@@ -462,29 +461,29 @@ mod tests {
     fn helpers_share_the_callers_limit_and_a_part_without_room_is_its_error() {
         use std::sync::Barrier;
 
-        use crate::tensor::{DType, Tensor, catch_no_room, storage};
+        use crate::memory::{KernelList, catch, fault_of};
         let run = |bytes: usize| {
-            storage::set_memory_limit(1 << 20);
+            set_memory_limit(1 << 20);
             let both = Barrier::new(2);
             let parts = || {
                 run_parts(2, 2, &|_| {
                     both.wait();
-                    let taken = catch_unwind(AssertUnwindSafe(|| Tensor::zeros(DType::U8, [bytes])));
+                    let taken = catch_unwind(AssertUnwindSafe(|| KernelList::<u8>::new().resize(bytes)));
                     both.wait();
                     taken.unwrap_or_else(|payload| resume_unwind(payload));
                 });
-                Ok(())
             };
-            let ended = catch_no_room("sums", || with_threads(2, parts));
-            storage::set_memory_limit(usize::MAX);
-            assert_eq!(storage::pool_stats().live_bytes, 0);
+            let ended =
+                catch(|| with_threads(2, parts)).map_err(|payload| fault_of(payload).expect("a fault"));
+            set_memory_limit(usize::MAX);
+            assert_eq!(pool_stats().live_bytes, 0);
             ended
         };
         let ended = thread::spawn(move || [run(400_000), run(600_000), run(400_000)]).join();
         let [less, more, again] = ended.expect("no panic");
         assert!(less.is_ok() && again.is_ok(), "{less:?}, {again:?}");
-        let Err(Error::OutOfMemory(fault)) = more else { panic!("{more:?}") };
-        assert_eq!((&*fault.wanted, fault.wanted_bytes), ("u8[600000] for sums", 600_000));
+        let fault = more.unwrap_err();
+        assert_eq!((&*fault.wanted, fault.wanted_bytes), ("a list of 600000 numbers", 600_000));
         assert_eq!(fault.limit_bytes, 1 << 20, "the caller's limit");
     }
 
@@ -504,20 +503,11 @@ mod tests {
     }
 
     #[test]
-    fn callers_divide_the_threads_that_are_set() {
-        if std::env::var_os("ISOSHARD_THREADS").is_none() {
-            let each = |callers| with_threads(6, || threads_each(callers).unwrap());
-            assert_eq!([1, 2, 4, 6, 100].map(each), [6, 3, 1, 1, 1]);
-        }
-        assert_eq!(THREADS.get(), None, "the choice ends with the call");
-    }
-
-    #[test]
     fn a_number_of_threads_is_bounded() {
-        assert_eq!((parsed("1").unwrap(), parsed(" 16 ").unwrap()), (1, 16));
+        assert_eq!((parsed("1"), parsed(" 16 ")), (Ok(1), Ok(16)));
         for bad in ["", "0", "-1", "two", "1025", "99999999999999999999"] {
-            let e = parsed(bad).unwrap_err().to_string();
-            assert!(e.starts_with("threads: ISOSHARD_THREADS is a number from 1 to 1024; got "), "{e}");
+            assert_eq!(parsed(bad), Err(bad.into()));
         }
+        assert_eq!(THREADS.get(), None);
     }
 }

@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
     use crate::rng::{bits32, keep};
-    use crate::tensor::cpu::simd::{Isa, with_isa};
+    use crate::tensor::cpu::{Isa, with_isa};
 
     const DRAW: Draw = Draw { seed: 9, number: 4 };
 

@@ -42,6 +42,8 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
+    use half::{bf16, f16};
+
     use super::*;
     use crate::tensor::Element;
 

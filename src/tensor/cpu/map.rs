@@ -381,3 +381,41 @@ impl<A: Copy> Kernel for SelectKernel<'_, A> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use isoshard_kernels::with_streaming_from;
+
+    use super::*;
+
+    /// Loops give the same bits past the caches: of several operands, sizes and dtypes, and with broadcast operands.
+    #[test]
+    fn loops_give_the_same_bits_past_the_caches() {
+        let noise = |shape: Shape| {
+            let value = |i: usize| ((i * 7919) % 1009) as f32 - 300.5;
+            Tensor::from_vec((0..shape.numel()).map(value).collect::<Vec<_>>(), shape).unwrap()
+        };
+        for shape in [[1, 1], [3, 5], [7, 701], [40, 64], [1, 4099]] {
+            let x = noise(Shape::from(shape));
+            let column = noise(Shape::from([shape[0], 1])).expand(shape).unwrap();
+            let row = noise(Shape::from([1, shape[1]])).expand(shape).unwrap();
+            let sum = |ins: &[&Tensor]| {
+                let add = |ins: &[&[f32]], out: &mut [f32]| {
+                    for (i, out) in out.iter_mut().enumerate() {
+                        *out = ins.iter().map(|x| x[i]).sum();
+                    }
+                };
+                map_cheap::<f32, f32>(ins, &add).unwrap().to_vec::<f32>().unwrap()
+            };
+            let run = || {
+                let sums = [sum(&[&x]), sum(&[&x, &x, &x]), sum(&[&x, &column]), sum(&[&row, &x])];
+                let above = |ins: &[&[f32]], out: &mut [bool]| {
+                    ins[0].iter().zip(out).for_each(|(&x, out)| *out = x > 100.0);
+                };
+                (sums, map_cheap::<f32, bool>(&[&x], &above).unwrap().to_vec::<bool>().unwrap())
+            };
+            let want = run();
+            assert_eq!(with_streaming_from(0, run), want, "{shape:?}");
+        }
+    }
+}

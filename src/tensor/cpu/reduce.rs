@@ -118,6 +118,7 @@ fn reduced_dims(verb: &str, x: &Tensor, dims: &[usize]) -> Result<(Vec<usize>, S
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::LEAF;
     use crate::tensor::cpu::{Isa, merges, with_isa};
 
     fn noise(shape: impl Into<Shape>) -> Tensor {

@@ -40,8 +40,31 @@ pub fn threads_each(callers: usize) -> Result<usize> {
 }
 
 fn given() -> Result<Option<usize>> {
-    given_threads().map_err(|given| {
-        let rule = format!("ISOSHARD_THREADS is a number from 1 to {MOST_THREADS}");
-        Error::invalid("threads", rule, format!("{given:?}"), "unset it for the cores divided by the ranks")
-    })
+    given_threads().map_err(|given| refused(&given))
+}
+
+fn refused(given: &str) -> Error {
+    let rule = format!("ISOSHARD_THREADS is a number from 1 to {MOST_THREADS}");
+    Error::invalid("threads", rule, format!("{given:?}"), "unset it for the cores divided by the ranks")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::cpu::with_threads;
+
+    #[test]
+    fn callers_divide_the_threads_that_are_set() {
+        if std::env::var_os("ISOSHARD_THREADS").is_none() {
+            let each = |callers| with_threads(6, || threads_each(callers).unwrap());
+            assert_eq!([1, 2, 4, 6, 100].map(each), [6, 3, 1, 1, 1]);
+        }
+        assert_eq!(chosen_threads(), None, "the choice ends with the call");
+    }
+
+    #[test]
+    fn a_bad_number_is_refused_with_its_rule() {
+        let e = refused("0").to_string();
+        assert!(e.starts_with("threads: ISOSHARD_THREADS is a number from 1 to 1024; got \"0\""), "{e}");
+    }
 }

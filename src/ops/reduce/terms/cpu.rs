@@ -189,7 +189,7 @@ mod tests {
     /// Squares that nothing scales have the bits of their terms, over any dims, with any instruction set and number of threads.
     #[test]
     fn squares_follow_the_tree() {
-        cpu::set_smallest_part(1);
+        isoshard_kernels::set_smallest_part(1);
         let square = SumTerm::Power(Bits(2.0));
         for (shape, dims) in [
             (&[1][..], &[0][..]),
@@ -232,7 +232,7 @@ mod tests {
     /// Rows change no bit either, with any instruction set and number of threads.
     #[test]
     fn rows_follow_the_tree() {
-        cpu::set_smallest_part(1);
+        isoshard_kernels::set_smallest_part(1);
         let terms_of = [
             SumTerm::Deviation,
             SumTerm::SquaredDeviation,

@@ -97,6 +97,7 @@ fn linear_as<E: Product>(
 mod tests {
     use super::super::tensors::tests::noise;
     use super::*;
+    use crate::tensor::DType;
     use crate::tensor::cpu::{Constants, Function, Isa, Real, cast, compute, gemm, with_isa, with_threads};
 
     struct AddTwo;
