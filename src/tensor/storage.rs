@@ -30,7 +30,35 @@ use std::sync::Arc;
 
 use isoshard_kernels::memory::Block;
 #[doc(inline)]
-pub use isoshard_kernels::memory::{PoolStats, pool_stats, set_memory_limit, trim_pool};
+pub use isoshard_kernels::memory::PoolStats;
+/// ```
+/// use isoshard::tensor::{DType, Tensor, storage};
+/// let before = storage::pool_stats();
+/// let _x = Tensor::zeros(DType::U8, [1 << 20]);
+/// let now = storage::pool_stats();
+/// assert_eq!(now.system_len + now.reused_len, before.system_len + before.reused_len + 1);
+/// ```
+#[doc(inline)]
+pub use isoshard_kernels::memory::pool_stats;
+/// ```
+/// use isoshard::tensor::{DType, Device, Tensor, storage};
+/// storage::set_memory_limit(1 << 20);
+/// assert!(Tensor::zeros_on(Device::Cpu, DType::U8, [900_000]).is_ok());
+/// let e = Tensor::zeros_on(Device::Cpu, DType::F32, [1 << 20]).unwrap_err().to_string();
+/// assert!(e.starts_with("memory: cpu has no room; got f32[1048576] of 4194304 bytes, 0 bytes of live tensors, "), "{e}");
+/// storage::set_memory_limit(usize::MAX);
+/// ```
+#[doc(inline)]
+pub use isoshard_kernels::memory::set_memory_limit;
+/// ```
+/// use isoshard::tensor::{DType, Tensor, storage};
+/// drop(Tensor::zeros(DType::F64, [10_000]));
+/// assert!(storage::pool_stats().free_bytes >= 80_000);
+/// storage::trim_pool();
+/// assert_eq!(storage::pool_stats().free_bytes, 0);
+/// ```
+#[doc(inline)]
+pub use isoshard_kernels::memory::trim_pool;
 
 use super::Device;
 use super::cuda::DeviceBlock;

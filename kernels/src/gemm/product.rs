@@ -28,7 +28,7 @@ pub trait Gemm: Real + Tiled {
     /// let (a, b) = (MatRef::new(&a, (2, 2), (2, 1))?, MatRef::new(&b, (2, 1), (1, 1))?);
     /// f64::product(2.0, a, b, 1.0, MatMut::new(&mut c, (2, 1), (1, 1))?);
     /// assert_eq!(c, [421.0, 861.0]);
-    /// # Ok::<(), isoshard::Error>(())
+    /// # Ok::<(), isoshard_kernels::MatrixFault>(())
     /// ```
     ///
     /// # Panics
@@ -65,7 +65,7 @@ pub trait Gemm: Real + Tiled {
 /// let (a, b) = (MatRef::new(&ones, (1, 38), (38, 1))?, MatRef::new(&ones, (38, 1), (1, 1))?);
 /// f64::product_over(&over, a, b, MatMut::new(&mut c, (1, 1), (1, 1))?);
 /// assert_eq!(c, [38.0]);
-/// # Ok::<(), isoshard::Error>(())
+/// # Ok::<(), isoshard_kernels::MatrixFault>(())
 /// ```
 #[derive(Debug)]
 pub struct LeafContraction<T> {

@@ -66,12 +66,13 @@ impl Isa {
 /// Runs `f`, in which kernels of this thread use `isa`, to compare instruction sets with each other.
 ///
 /// ```
-/// use isoshard_kernels::{Isa, map1, with_isa};
-/// use isoshard_kernels::Tensor;
-/// let x = Tensor::from_vec(vec![0.1f32; 100], [100])?;
-/// let exp = || map1::<f32, f32, _>(&x, isoshard_kernels::math::exp::exp_f32);
-/// assert_eq!(with_isa(Isa::Baseline, exp)?.as_bytes()?, exp()?.as_bytes()?);
-/// # Ok::<(), isoshard::Error>(())
+/// use isoshard_kernels::{Isa, map_slice, math::exp::exp_f32, with_isa};
+/// let exp = || {
+///     let mut y = [0.0f32; 100];
+///     map_slice(&[0.1; 100], &mut y, exp_f32);
+///     y
+/// };
+/// assert_eq!(with_isa(Isa::Baseline, exp), exp());
 /// ```
 ///
 /// # Panics

@@ -12,8 +12,7 @@ pub type Constants = [f64; 2];
 /// A formula in `N` floating-point variables and up to two constants `s`. Implement `at` `#[inline(always)]`.
 ///
 /// ```
-/// use isoshard_kernels::{Constants, Function, Loops, Num, Real, compute};
-/// use isoshard_kernels::Tensor;
+/// use isoshard_kernels::{Constants, Function, Loops, Num, Real};
 ///
 /// struct Softplus;
 /// impl Function<1> for Softplus {
@@ -24,10 +23,9 @@ pub type Constants = [f64; 2];
 /// }
 /// const SOFTPLUS: Loops = Loops::floats::<Softplus, 1>();
 ///
-/// let x = Tensor::from_vec(vec![0.0f32, 3.0], [2])?;
-/// let y = compute("softplus", &SOFTPLUS, [2.0, 0.0], &mut [x])?.to_vec::<f32>()?;
+/// let mut y = [0.0f32; 2];
+/// (SOFTPLUS.floats.unwrap().f32)([2.0, 0.0], &[&[0.0, 3.0]], &mut y);
 /// assert_eq!(y[0], 2f32.ln() / 2.0);
-/// # Ok::<(), isoshard::Error>(())
 /// ```
 pub trait Function<const N: usize>: 'static {
     /// Returns the value. In loops of [`Loops::floats_with_rare`] it may be NaN if only [`Function::at_rare`] computes it.
@@ -42,8 +40,7 @@ pub trait Function<const N: usize>: 'static {
 /// A formula in `N` variables, floats or integers, and up to two constants `s`.
 ///
 /// ```
-/// use isoshard_kernels::{Constants, Loops, Num, NumFunction, compute};
-/// use isoshard_kernels::Tensor;
+/// use isoshard_kernels::{Constants, Loops, Num, NumFunction};
 ///
 /// struct SquaredDistance;
 /// impl NumFunction<2> for SquaredDistance {
@@ -53,9 +50,9 @@ pub trait Function<const N: usize>: 'static {
 ///     }
 /// }
 /// const LOOPS: Loops = Loops::numbers::<SquaredDistance, 2>();
-/// let (x, y) = (Tensor::from_vec(vec![5i64, 1], [2])?, Tensor::from_vec(vec![2i64, 2], [2])?);
-/// assert_eq!(compute("distance", &LOOPS, [0.0; 2], &mut [x, y])?.to_vec::<i64>()?, [9, 1]);
-/// # Ok::<(), isoshard::Error>(())
+/// let mut z = [0i64; 2];
+/// (LOOPS.integers.unwrap().i64)([0.0; 2], &[&[5, 1], &[2, 2]], &mut z);
+/// assert_eq!(z, [9, 1]);
 /// ```
 pub trait NumFunction<const N: usize>: 'static {
     /// Returns the value.
@@ -65,8 +62,7 @@ pub trait NumFunction<const N: usize>: 'static {
 /// A formula in `N` variables, integers or bools, that works on their bits.
 ///
 /// ```
-/// use isoshard_kernels::{BitFunction, BitNum, Loops, compute};
-/// use isoshard_kernels::Tensor;
+/// use isoshard_kernels::{BitFunction, BitNum, Loops};
 ///
 /// struct Without;
 /// impl BitFunction<2> for Without {
@@ -76,9 +72,9 @@ pub trait NumFunction<const N: usize>: 'static {
 ///     }
 /// }
 /// const LOOPS: Loops = Loops::bits::<Without, 2>();
-/// let (x, y) = (Tensor::from_vec(vec![7u8, 6], [2])?, Tensor::from_vec(vec![2u8, 3], [2])?);
-/// assert_eq!(compute("without", &LOOPS, [0.0; 2], &mut [x, y])?.to_vec::<u8>()?, [5, 4]);
-/// # Ok::<(), isoshard::Error>(())
+/// let mut z = [0u8; 2];
+/// (LOOPS.integers.unwrap().u8)([0.0; 2], &[&[7, 6], &[2, 3]], &mut z);
+/// assert_eq!(z, [5, 4]);
 /// ```
 pub trait BitFunction<const N: usize>: 'static {
     /// Returns the value.
@@ -88,8 +84,7 @@ pub trait BitFunction<const N: usize>: 'static {
 /// A relation of two numbers.
 ///
 /// ```
-/// use isoshard_kernels::{Relation, RelationLoops, compare};
-/// use isoshard_kernels::Tensor;
+/// use isoshard_kernels::{Relation, RelationLoops};
 ///
 /// struct Above;
 /// impl Relation for Above {
@@ -99,9 +94,9 @@ pub trait BitFunction<const N: usize>: 'static {
 ///     }
 /// }
 /// const ABOVE: RelationLoops = RelationLoops::of::<Above>();
-/// let (x, y) = (Tensor::from_vec(vec![1.0f32, 5.0], [2])?, Tensor::from_vec(vec![2.0f32, 2.0], [2])?);
-/// assert_eq!(compare("above", &ABOVE, &x, &y)?.to_vec::<bool>()?, [false, true]);
-/// # Ok::<(), isoshard::Error>(())
+/// let mut z = [false; 2];
+/// (ABOVE.f32)([0.0; 2], &[&[1.0, 5.0], &[2.0, 2.0]], &mut z);
+/// assert_eq!(z, [false, true]);
 /// ```
 pub trait Relation: 'static {
     /// Returns true if it holds.
@@ -111,8 +106,7 @@ pub trait Relation: 'static {
 /// A property of floating-point numbers.
 ///
 /// ```
-/// use isoshard_kernels::{FloatPredicate, FloatPredicateLoops, Num, Real, test};
-/// use isoshard_kernels::Tensor;
+/// use isoshard_kernels::{FloatPredicate, FloatPredicateLoops, Num, Real};
 ///
 /// struct IsWhole;
 /// impl FloatPredicate for IsWhole {
@@ -122,9 +116,9 @@ pub trait Relation: 'static {
 ///     }
 /// }
 /// const IS_WHOLE: FloatPredicateLoops = FloatPredicateLoops::of::<IsWhole>();
-/// let x = Tensor::from_vec(vec![2.0f32, 2.5], [2])?;
-/// assert_eq!(test("is_whole", &IS_WHOLE, &x)?.to_vec::<bool>()?, [true, false]);
-/// # Ok::<(), isoshard::Error>(())
+/// let mut z = [false; 2];
+/// (IS_WHOLE.f32)([0.0; 2], &[&[2.0, 2.5]], &mut z);
+/// assert_eq!(z, [true, false]);
 /// ```
 pub trait FloatPredicate: 'static {
     /// Returns true if `x` has the property.

@@ -34,10 +34,10 @@ pub struct PoolStats {
 /// Returns the state of the calling thread's pool.
 ///
 /// ```
-/// use isoshard_kernels::{DType, Tensor, storage};
-/// let before = storage::pool_stats();
-/// let _x = Tensor::zeros(DType::U8, [1 << 20]);
-/// let now = storage::pool_stats();
+/// use isoshard_kernels::memory::{Block, pool_stats};
+/// let before = pool_stats();
+/// let _block = Block::uninit(1 << 20);
+/// let now = pool_stats();
 /// assert_eq!(now.system_len + now.reused_len, before.system_len + before.reused_len + 1);
 /// ```
 pub fn pool_stats() -> PoolStats {
@@ -48,16 +48,15 @@ pub fn pool_stats() -> PoolStats {
 /// `usize::MAX` is no limit.
 ///
 /// At the limit the thread first gives back the blocks that it keeps, but for free parts of larger blocks that are in
-/// use; then an allocation is an [`Error::OutOfMemory`]. Lists that [`Tensor::from_vec`](super::Tensor::from_vec) takes over,
+/// use; then an allocation is a [fault](super::MemoryFault). Lists that a tensor takes over,
 /// and the lists that the crate and the standard library need besides tensors, do not count.
 ///
 /// ```
-/// use isoshard_kernels::{DType, Device, Tensor, storage};
-/// storage::set_memory_limit(1 << 20);
-/// assert!(Tensor::zeros_on(Device::Cpu, DType::U8, [900_000]).is_ok());
-/// let e = Tensor::zeros_on(Device::Cpu, DType::F32, [1 << 20]).unwrap_err().to_string();
-/// assert!(e.starts_with("memory: cpu has no room; got f32[1048576] of 4194304 bytes, 0 bytes of live tensors, "), "{e}");
-/// storage::set_memory_limit(usize::MAX);
+/// use isoshard_kernels::memory::{Block, set_memory_limit};
+/// set_memory_limit(1 << 20);
+/// assert!(Block::uninit(900_000).is_some());
+/// assert!(Block::uninit(4 << 20).is_none());
+/// set_memory_limit(usize::MAX);
 /// ```
 pub fn set_memory_limit(bytes: usize) {
     POOL.with(|p| p.borrow_mut().stats.limit_bytes = bytes);
@@ -74,11 +73,11 @@ pub fn no_room(wanted: String, wanted_bytes: usize) -> MemoryFault {
 /// blocks that are in use.
 ///
 /// ```
-/// use isoshard_kernels::{DType, Tensor, storage};
-/// drop(Tensor::zeros(DType::F64, [10_000]));
-/// assert!(storage::pool_stats().free_bytes >= 80_000);
-/// storage::trim_pool();
-/// assert_eq!(storage::pool_stats().free_bytes, 0);
+/// use isoshard_kernels::memory::{Block, pool_stats, trim_pool};
+/// drop(Block::uninit(80_000));
+/// assert!(pool_stats().free_bytes >= 80_000);
+/// trim_pool();
+/// assert_eq!(pool_stats().free_bytes, 0);
 /// ```
 pub fn trim_pool() {
     POOL.with(|p| p.borrow_mut().trim());

@@ -373,7 +373,7 @@ pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
     merge_list(len, leaf).to_vec()
 }
 
-/// Returns [`merges`] in memory that a limit counts. Unwinds up to `catch_no_room` if there is no room.
+/// Returns [`merges`] in memory that a limit counts. Unwinds up to [`catch`](crate::memory::catch) if there is no room.
 pub(crate) fn merge_list(len: usize, leaf: usize) -> KernelList<u8> {
     fn fill(a: usize, b: usize, leaf: usize, list: &mut [u8]) {
         if b - a > leaf {

@@ -67,14 +67,18 @@ pub(crate) fn allowed() -> usize {
 }
 
 /// Runs `f`, in which each large kernel of this thread uses up to `n` threads. Outside it uses as many as
-/// [`threads_from_env`] says. Any number of threads gives the same bits.
+/// [`given_threads`] says, or one. Any number of threads gives the same bits.
 ///
 /// ```
-/// use isoshard_kernels::{DType, Tensor, cpu};
-/// let (a, b) = (Tensor::full(DType::F32, [1, 64, 9], 0.1), Tensor::full(DType::F32, [1, 9, 64], 3.0));
-/// let product = || cpu::gemm("matmul", &a, &b, &[9]);
-/// assert_eq!(cpu::with_threads(4, product)?.as_bytes()?, product()?.as_bytes()?);
-/// # Ok::<(), isoshard::Error>(())
+/// use isoshard_kernels::{Product, Stack, with_threads};
+/// let (a, b) = ([0.1f32; 64 * 9], [3.0f32; 9 * 64]);
+/// let (a, b) = (Stack { data: &a, strides: [0, 9, 1] }, Stack { data: &b, strides: [0, 64, 1] });
+/// let product = || {
+///     let mut c = [0.0; 64 * 64];
+///     f32::products([1, 64, 9, 64], a, b, &[9], &mut c);
+///     c
+/// };
+/// assert_eq!(with_threads(4, product), product());
 /// ```
 ///
 /// # Panics
