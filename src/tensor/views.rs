@@ -146,7 +146,10 @@ impl Tensor {
     /// Returns an error if this tensor's shape does not broadcast to `shape`, or if a copy would take more than 2^63 - 1
     /// bytes.
     pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
-        let shape = shape.into();
+        self.expanded(shape.into())
+    }
+
+    fn expanded(&self, shape: Shape) -> Result<Tensor> {
         shape.checked_bytes("expand", self.dtype)?;
         let lead = shape.len().checked_sub(self.shape.len());
         let fits = lead
@@ -181,7 +184,10 @@ impl Tensor {
     /// # Errors
     /// Returns an error if `shape` has another number of elements.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
-        let shape = shape.into();
+        self.reshaped(shape.into())
+    }
+
+    fn reshaped(&self, shape: Shape) -> Result<Tensor> {
         if shape.checked_numel("reshape")? != self.numel() {
             return Err(Error::invalid(
                 "reshape",
@@ -196,7 +202,7 @@ impl Tensor {
         }
         match self.view_strides(&shape) {
             Some(strides) => Ok(self.view(shape, strides, self.offset)),
-            None => self.to_owned_copy()?.reshape(shape),
+            None => self.to_owned_copy()?.reshaped(shape),
         }
     }
 
