@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::block_sums::{BLOCK_BYTES, BlockSums};
 use super::boxes;
 use super::run_id::RunId;
-use crate::tensor::{DType, Dims, Shape};
+use crate::tensor::{DType, Dims, Shape, sort_by};
 
 /// The name of the index's file. A folder without it is no checkpoint.
 pub(super) const INDEX: &str = "checkpoint.json";
@@ -129,7 +129,7 @@ impl SavedTensor {
         }
         // Numbers follow the order of regions.
         let mut order: Vec<&SavedPiece> = self.pieces.iter().collect();
-        order.sort_unstable_by_key(|piece| &piece.start);
+        sort_by(&mut order, |a, b| a.start.cmp(&b.start));
         let is_own = |(number, piece): (usize, &&SavedPiece)| {
             piece.key == key_of(name, piece.shape == self.shape, number)
         };

@@ -10,7 +10,7 @@ use serde_json::{Map, json};
 use super::block_sums::{BLOCK_BYTES, BlockSums};
 use crate::error::{Error, Result};
 use crate::placement::Region;
-use crate::tensor::{DType, Dims, Shape, Tensor};
+use crate::tensor::{DType, Dims, Shape, Tensor, sort_by_key};
 
 /// The most bytes of a file's header, with its length before it: as many as other readers of safetensors files accept.
 pub(super) const MOST_HEADER_BYTES: u64 = 100_000_000;
@@ -73,7 +73,7 @@ pub(super) fn format_name(dtype: DType) -> &'static str {
 /// Writes the pieces and flushes them to the disk. Wider elements come first, so that every piece is aligned.
 pub(super) fn write_file(path: &Path, mut pieces: Vec<&PieceSource>) -> Result<WrittenFile> {
     let failed = |e: std::io::Error| Error::io("save", path, e);
-    pieces.sort_by_key(|piece| std::cmp::Reverse(piece.shard.dtype().size_bytes()));
+    sort_by_key(&mut pieces, |piece| std::cmp::Reverse(piece.shard.dtype().size_bytes()));
     let header = header(&pieces);
     if header.len() as u64 > MOST_HEADER_BYTES {
         let rule = format!("the names of a rank's pieces take at most {MOST_HEADER_BYTES} bytes");

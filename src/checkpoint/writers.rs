@@ -7,7 +7,7 @@
 use rustc_hash::FxHashMap;
 
 use crate::placement::{IndexBox, Region, Spec};
-use crate::tensor::Dims;
+use crate::tensor::{Dims, sort_by, sort_by_key};
 
 /// A box of a tensor that one rank writes.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +36,7 @@ pub(super) fn plan_writers(specs: &[Spec]) -> Vec<WrittenBox> {
         }
     }
     // A stable sort, so that equal boxes keep the order of tensors.
-    boxes.sort_by_key(|(bytes, _, _, holders)| (holders.len(), std::cmp::Reverse(*bytes)));
+    sort_by_key(&mut boxes, |(bytes, _, _, holders)| (holders.len(), std::cmp::Reverse(*bytes)));
     let mut loads = vec![0; ranks];
     let mut plan = Vec::new();
     for (bytes, tensor, of, holders) in boxes {
@@ -44,7 +44,7 @@ pub(super) fn plan_writers(specs: &[Spec]) -> Vec<WrittenBox> {
             plan.push(WrittenBox { tensor, writer, start, len });
         }
     }
-    plan.sort_by(|a, b| (a.tensor, &a.start).cmp(&(b.tensor, &b.start)));
+    sort_by(&mut plan, |a, b| (a.tensor, &a.start).cmp(&(b.tensor, &b.start)));
     plan
 }
 
@@ -67,7 +67,7 @@ fn holders(spec: &Spec) -> Vec<(Region, Vec<usize>)> {
 /// the least load are filled up to a common level.
 fn cut(of: &IndexBox, bytes: u64, holders: &[usize], loads: &mut [u64]) -> Vec<(usize, Dims, Dims)> {
     let mut order = holders.to_vec();
-    order.sort_by_key(|&holder| (loads[holder], holder));
+    sort_by_key(&mut order, |&holder| (loads[holder], holder));
     if order.len() == 1 || bytes < UNCUT_BYTES {
         loads[order[0]] += bytes;
         return vec![(order[0], of.start.clone(), of.len.clone())];

@@ -108,8 +108,8 @@ impl<'a> CallModel<'a> {
         let layouts = |count: usize, of: &dyn Fn(usize) -> Option<Layout>| -> Option<SmallVec<[Layout; 3]>> {
             (0..count).map(of).collect()
         };
-        let ins = layouts(self.ins.len(), &|i| product.layout(|r| r.ins[i]).ok())?;
-        let outs = layouts(self.outs.len(), &|k| product.layout(|r| r.outs[k]).ok())?;
+        let ins = layouts(self.ins.len(), &|i| product.layout(&|r| r.ins[i]).ok())?;
+        let outs = layouts(self.outs.len(), &|k| product.layout(&|r| r.outs[k]).ok())?;
         let all = || self.metas.iter().chain(self.outs).zip(ins.iter().chain(&outs));
         if !all().all(|(meta, layout)| self.fits(meta, layout)) {
             return None;

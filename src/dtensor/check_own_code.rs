@@ -54,14 +54,26 @@ impl DeviceMesh {
         if !self.0.checks_own_code.get() || self.device() == Device::Meta || self.mesh().rank_len() == 1 {
             return made;
         }
+        let returned = made.as_ref().map(tensors).map_err(Error::clone);
+        self.expect_same_replicas(name, what, returned)?;
+        made
+    }
+
+    /// Compares what a function has returned over all ranks.
+    fn expect_same_replicas(
+        &self,
+        name: &str,
+        what: &str,
+        returned: Result<Vec<Option<DTensor>>>,
+    ) -> Result<()> {
         let other = self.0.checking_mesh.borrow().clone();
         let mesh = other.as_ref().unwrap_or(self);
-        let made = mesh.expect_same_on_ranks(name, made, |made| {
+        let returned = mesh.expect_same_on_ranks(name, returned, |returned| {
             let text = |x: &Option<DTensor>| x.as_ref().map_or("none".into(), |x| x.spec().to_string());
-            let texts = tensors(made).iter().map(text).collect::<Vec<_>>().join(", ");
+            let texts = returned.iter().map(text).collect::<Vec<_>>().join(", ");
             [SameOnRanks::new("ranks return different tensors", texts.clone(), texts)]
         })?;
-        for (i, x) in tensors(&made).into_iter().enumerate() {
+        for (i, x) in returned.into_iter().enumerate() {
             // A contribution has no value of its own, and the nodes of a tree belong to their rank.
             let Some(x) = x.filter(|x| !x.layout().has_partial()) else { continue };
             let meta = mesh.meta(x.dtype(), x.shape(), x.layout())?;
@@ -72,7 +84,7 @@ impl DeviceMesh {
                 e => e,
             })?;
         }
-        Ok(made)
+        Ok(())
     }
 }
 

@@ -30,7 +30,7 @@ use crate::comm::Cost;
 use crate::error::{Error, Result};
 use crate::ops::{MeshAxis, Meta, Op, Row};
 use crate::placement::{Layout, Placement};
-use crate::tensor::Dims;
+use crate::tensor::{Dims, sort_by, sort_by_key};
 
 pub(super) use super::row_product::ChosenLayouts;
 
@@ -81,7 +81,7 @@ pub(super) fn considered(
         search.visit(nth, order);
     }
     let mut all = search.visited.take().unwrap_or_default();
-    all.sort_by(|a, b| a.0.cmp(&b.0));
+    sort_by(&mut all, |a, b| a.0.cmp(&b.0));
     let mut kept: Vec<ConsideredSharding> = Vec::new();
     for (_, sharding) in all {
         if kept.iter().all(|other| other.layouts != sharding.layouts) {
@@ -270,7 +270,7 @@ fn choices(model: &mut CallModel<'_>, known: &KnownRows, op: &dyn Op, a: usize) 
             kept.push(AxisChoice { row, alone, nth });
         }
     }
-    kept.sort_by_key(|choice| (choice.alone, choice.nth));
+    sort_by_key(&mut kept, |choice| (choice.alone, choice.nth));
     AxisChoices { ragged, rows: kept }
 }
 

@@ -20,7 +20,7 @@ use super::tensor_meta::TensorMeta;
 use super::work_tally;
 use crate::comm::{Lineage, operator_scope};
 use crate::error::{Error, Result};
-use crate::ops::{Batched, Meta, Op, Tensors, meta_results, run_into};
+use crate::ops::{Batched, Meta, Op, Tensors, Windows, meta_results, run_into};
 use crate::tensor::Tensor;
 
 impl DTensor {
@@ -170,8 +170,22 @@ impl DTensor {
         calls: &mut [(&O, &mut DTensors)],
         accept: impl Fn(usize, &[Rc<TensorMeta>]) -> Result<()>,
     ) -> (Vec<DTensors>, Result<()>) {
+        let ops: Vec<&O> = calls.iter().map(|(op, _)| *op).collect();
+        let mut calls: Vec<_> = calls.iter_mut().map(|(op, ins)| (*op as &dyn Op, &mut **ins)).collect();
+        Self::apply_batch(&mut calls, &accept, &|locals, at| {
+            let mut all: Vec<_> = ops.iter().copied().zip(locals.iter_mut().map(|ins| &mut **ins)).collect();
+            O::cuda_batch(&mut all, at)
+        })
+    }
+
+    /// [`DTensor::apply_owned_if`] for operators of any type, of which `cuda_batch` makes the calls on a device.
+    fn apply_batch(
+        calls: &mut [(&dyn Op, &mut DTensors)],
+        accept: &dyn Fn(usize, &[Rc<TensorMeta>]) -> Result<()>,
+        cuda_batch: CudaBatch,
+    ) -> (Vec<DTensors>, Result<()>) {
         let mut outs = Vec::with_capacity(calls.len());
-        let plan = |(i, (op, ins)): (usize, &(&O, &mut DTensors))| {
+        let plan = |(i, (op, ins)): (usize, &(&dyn Op, &mut DTensors))| {
             let plan = plan_of(*op, ins)?;
             accept(i, &plan.outs)?;
             Ok(plan)
@@ -202,7 +216,7 @@ impl DTensor {
                 }
             }
         }
-        match compute(calls, &mut prepared) {
+        match compute(calls, &mut prepared, cuda_batch) {
             Ok(locals) => {
                 outs.extend(locals.into_iter().zip(&prepared).map(|(locals, call)| call.wrap(locals)))
             }
@@ -288,17 +302,24 @@ impl PreparedCall {
     }
 }
 
+/// [`Batched::cuda_batch`] of the operators of some calls, of which the first ones are made.
+type CudaBatch<'a> = &'a dyn Fn(&mut [&mut [Tensor]], &[&Windows]) -> Result<Vec<Tensors>>;
+
 /// Computes the local results of the calls that are ready, which are the first ones.
-fn compute<O: Batched>(calls: &[(&O, &mut DTensors)], prepared: &mut [PreparedCall]) -> Result<Vec<Tensors>> {
+fn compute(
+    calls: &[(&dyn Op, &mut DTensors)],
+    prepared: &mut [PreparedCall],
+    cuda_batch: CudaBatch,
+) -> Result<Vec<Tensors>> {
     let Some(name) = calls.first().map(|(op, _)| op.name()) else { return Ok(Vec::new()) };
     let (mut all, mut at) = (Vec::with_capacity(prepared.len()), Vec::with_capacity(prepared.len()));
     let lens: SmallVec<[usize; 8]> = prepared.iter().map(|call| call.plan.outs.len()).collect();
     for ((op, _), PreparedCall { plan, locals, mesh, .. }) in calls.iter().zip(prepared) {
         observe(mesh, *op, plan);
-        all.push((*op, &mut locals[..]));
+        all.push(&mut locals[..]);
         at.push(&plan.windows);
     }
-    let locals = O::cuda_batch(&mut all, &at)?;
+    let locals = cuda_batch(&mut all, &at)?;
     if !locals.iter().map(|outs| outs.len()).eq(lens.iter().copied()) {
         let given =
             format!("{} result(s) for {} call(s)", locals.iter().map(|o| o.len()).sum::<usize>(), lens.len());

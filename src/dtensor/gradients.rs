@@ -12,6 +12,7 @@ use super::tensor::{DTensor, TapeNode};
 use super::unit_gradients::{WantedGradient, reduce_by_unit};
 use crate::comm::{Phase, operator_scope};
 use crate::error::{Error, Result};
+use crate::tensor::sort_by_key;
 
 /// The gradients of a backward pass, by leaf tensor.
 ///
@@ -223,7 +224,7 @@ impl Gradients {
             }
         }
         let mut by_leaf: Vec<(u64, DTensor)> = other.by_leaf.into_iter().collect();
-        by_leaf.sort_unstable_by_key(|(id, _)| *id);
+        sort_by_key(&mut by_leaf, |(id, _)| *id);
         self.unreduced.extend(other.unreduced);
         for id in joined {
             let Some(parts) = self.parts.remove(&id) else { continue };

@@ -103,7 +103,7 @@ impl RowProduct<'_> {
         outs: &[Meta],
     ) -> Result<std::result::Result<ChosenLayouts, usize>> {
         // A row was chosen for the splits that the operands had; the moves may have added splits along other axes.
-        let first: SmallVec<[Placement; 4]> = self.placed(|r| r.ins[0]).collect();
+        let first: SmallVec<[Placement; 4]> = self.placed(&|r| r.ins[0]).collect();
         let combines = |&a: &usize| {
             let (row, ragged) = self.rows[a];
             let axis = || axis_with_splits(self.mesh, a, &first, ragged);
@@ -122,7 +122,7 @@ impl RowProduct<'_> {
             return Ok(Err(makes.expect("the trees come from a row")));
         }
         let place = |(i, f): (usize, &&Rc<TensorMeta>)| {
-            let mut spec = f.spec().with_layout(self.layout(|r| r.ins[i])?)?;
+            let mut spec = f.spec().with_layout(self.layout(&|r| r.ins[i])?)?;
             // In fast mode, each rank adds up the nodes of an earlier partial sum.
             spec.tree = spec.tree.filter(|_| exact);
             self.mesh.intern(spec)
@@ -148,7 +148,7 @@ impl RowProduct<'_> {
         let made = summed.iter().map(Option::is_some).collect();
         let mut laid = SmallVec::new();
         for (k, (meta, tree)) in outs.iter().zip(summed).enumerate() {
-            let layout = self.layout(|r| r.outs[k])?;
+            let layout = self.layout(&|r| r.outs[k])?;
             let mut spec = Spec::new(self.mesh.mesh(), meta.dtype, meta.shape.clone(), layout)?;
             let kept = ins.iter().any(|f| f.has_kept_parts());
             spec.tree = match passes.or(kept.then_some(0)) {
@@ -181,17 +181,17 @@ impl RowProduct<'_> {
     /// Returns true if the kernel may run once per box of these operands and the results.
     fn are_cut_alike(&self, ins: &[Rc<TensorMeta>], outs: &[Meta]) -> Result<bool> {
         let layouts: SmallVec<[Layout; 3]> =
-            (0..outs.len()).map(|k| self.layout(|r| r.outs[k])).collect::<Result<_>>()?;
+            (0..outs.len()).map(|k| self.layout(&|r| r.outs[k])).collect::<Result<_>>()?;
         let ins = ins.iter().map(|f| (f.shape(), f.layout()));
         Ok(are_cut_alike(ins, outs.iter().map(|m| &m.shape).zip(&layouts)))
     }
 
     /// Returns the placements of one operand or result, one per axis.
-    fn placed(&self, placement_of: impl Fn(&Row) -> AxisPlacement) -> impl Iterator<Item = Placement> {
+    fn placed(&self, placement_of: &dyn Fn(&Row) -> AxisPlacement) -> impl Iterator<Item = Placement> {
         self.rows.iter().map(move |(row, ragged)| instantiate(placement_of(row), *ragged))
     }
 
-    pub fn layout(&self, placement_of: impl Fn(&Row) -> AxisPlacement) -> Result<Layout> {
+    pub fn layout(&self, placement_of: &dyn Fn(&Row) -> AxisPlacement) -> Result<Layout> {
         Layout::new(self.placed(placement_of)).with_order(self.order)
     }
 

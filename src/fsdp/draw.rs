@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::fully_shard::ShardedUnit;
 use super::shard_plan::{BlockedTensor, ShardPlan};
 use crate::placement::{colour, write_label};
+use crate::tensor::sort_by_key;
 
 /// The most cells of a shard in a text.
 const CELLS: usize = 64;
@@ -267,7 +268,7 @@ fn scale(n: usize, of: usize, to: usize) -> usize {
 fn in_order(plan: &ShardPlan) -> Vec<(Range<usize>, usize)> {
     let mut ranges: Vec<_> = (0..plan.tensors().len()).map(|t| (plan.range(t), t)).collect();
     ranges.retain(|(range, _)| !range.is_empty());
-    ranges.sort_unstable_by_key(|(range, _)| range.start);
+    sort_by_key(&mut ranges, |(range, _)| range.start);
     ranges
 }
 

@@ -3,6 +3,7 @@
 use super::packing::{PackingProblem, lcm};
 use super::shard_plan::{BlockedTensor, ShardPlan};
 use crate::error::{Error, Result};
+use crate::tensor::sort_by_key;
 
 /// Shard lengths that the search tries one after the other from the lower bound on, and then in growing steps.
 const TRIED: usize = 24;
@@ -250,7 +251,7 @@ fn orders(problem: &PackingProblem<'_>) -> Vec<Vec<usize>> {
     }
     let by = |key: &dyn Fn(BlockedTensor) -> (usize, usize)| {
         let mut order = given.clone();
-        order.sort_by_key(|&t| std::cmp::Reverse(key(tensors[t])));
+        sort_by_key(&mut order, |&t| std::cmp::Reverse(key(tensors[t])));
         order
     };
     let [blocks, lens] = [by(&|t| (t.block, t.len)), by(&|t| (t.len, t.block))];

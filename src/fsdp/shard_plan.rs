@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
+use crate::tensor::sort_by_key;
 
 /// A tensor as a planner sees it: its elements, in blocks that stay on one rank.
 ///
@@ -106,7 +107,7 @@ impl ShardPlan {
             taken.push((range, t));
         }
         taken.retain(|(range, _)| !range.is_empty());
-        taken.sort_unstable_by_key(|(range, _)| range.start);
+        sort_by_key(&mut taken, |(range, _)| range.start);
         if let Some(pair) = taken.windows(2).find(|pair| pair[0].0.end > pair[1].0.start) {
             let [(a, first), (b, second)] = [&pair[0], &pair[1]];
             return refuse(

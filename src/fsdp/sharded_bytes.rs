@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::Result;
 use crate::nn::Params;
 use crate::placement::{Layout, Spec};
-use crate::tensor::{DType, Shape};
+use crate::tensor::{DType, Shape, sort_by};
 
 /// The bytes that one rank holds, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ impl ShardedBytes {
             unreduced.push(unit.buffer_len(gradients / widest) * widest);
             received = received.max(gradients + unit.padding * widest);
         }
-        unreduced.sort_unstable_by(|a, b| b.cmp(a));
+        sort_by(&mut unreduced, |a, b| b.cmp(a));
         all.unreduced = unreduced.iter().take(2).sum();
         all.received = if mesh.rank_len() > 1 { received } else { 0 };
         all.gathered = params.most_gathered()?;

@@ -16,7 +16,7 @@ use crate::dtensor::DeviceMesh;
 use crate::error::{Error, Result};
 use crate::files::{UnfinishedFolder, draw_number, is_taken, or_vanished};
 use crate::nn::Params;
-use crate::tensor::{DType, Device, Shape, Tensor};
+use crate::tensor::{DType, Device, Shape, Tensor, sort_by_key};
 
 const VERB: &str = "save_hugging_face";
 /// The size of a shard if the caller names none: that of `transformers`.
@@ -133,7 +133,7 @@ impl HuggingFaceFormat {
         let own = (0..self.tensors.len()).map(|i| one(i, &self.tensors[i].name[..], self.dtypes[i]));
         let second = self.second_head.map(|(source, dtype)| one(source, HEAD, dtype));
         let mut tensors: Vec<_> = own.chain(second).collect();
-        tensors.sort_by_key(|t| (std::cmp::Reverse(t.dtype.size_bytes()), t.name));
+        sort_by_key(&mut tensors, |t| (std::cmp::Reverse(t.dtype.size_bytes()), t.name));
         tensors
     }
 }

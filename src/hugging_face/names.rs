@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::architecture::Architecture;
 use super::config::HuggingFaceConfig;
-use crate::tensor::Shape;
+use crate::tensor::{Shape, sort_by_key};
 
 /// A tensor of a safetensors file, and the pieces whose elements it has.
 #[derive(Clone, Debug, PartialEq)]
@@ -298,6 +298,6 @@ pub(super) fn parts_by_piece(tensors: &[NamedTensor]) -> BTreeMap<&str, Vec<(usi
             parts.entry(&part.path).or_default().push((number, part));
         }
     }
-    parts.values_mut().for_each(|parts| parts.sort_by_key(|(_, part)| part.first));
+    parts.values_mut().for_each(|parts| sort_by_key(parts, |(_, part)| part.first));
     parts
 }

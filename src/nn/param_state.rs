@@ -5,7 +5,7 @@ use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::placement::Layout;
-use crate::tensor::Device;
+use crate::tensor::{Device, sort_by_key};
 
 impl Params {
     /// Returns all parameters by path, for a checkpoint. Communicates nothing; the tree shares the parameters' memory.
@@ -48,7 +48,7 @@ impl Params {
     /// Returns an error if a rank fails.
     pub fn digest(&self) -> Result<u64> {
         let mut order: Vec<(&str, &DTensor)> = self.ids().map(|id| (self.path(id), self.value(id))).collect();
-        order.sort_by_key(|(path, _)| *path);
+        sort_by_key(&mut order, |(path, _)| *path);
         let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
         for (_, value) in order {
             for &byte in value.full_tensor()?.to_device(Device::Cpu)?.contiguous()?.as_bytes()? {

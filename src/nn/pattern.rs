@@ -4,6 +4,7 @@ use rustc_hash::FxHashSet;
 
 pub(super) use crate::comm::path_matches as matches;
 use crate::error::Error;
+use crate::tensor::sort_by_key;
 
 /// Returns the refusal, in the name of `verb`, of a pattern that matches none of the `paths` of this `kind`.
 pub(super) fn no_match(verb: &str, pattern: &str, paths: &[&str], kind: &str) -> Error {
@@ -30,7 +31,7 @@ pub(super) fn nearest(pattern: &str, paths: &[&str]) -> Vec<String> {
     let mut known = FxHashSet::default();
     let opened = paths.iter().map(open).filter(|path| known.insert(path.clone()));
     let mut near: Vec<(usize, String)> = opened.map(|path| (edit_distance(pattern, &path), path)).collect();
-    near.sort_by_key(|(distance, _)| *distance);
+    sort_by_key(&mut near, |(distance, _)| *distance);
     near.into_iter().take(3).map(|(_, path)| path).collect()
 }
 

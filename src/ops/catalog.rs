@@ -1,7 +1,9 @@
-//! The samples of all operators, which the tests of rows, gradients and equal bits run.
+//! The samples of all operators, which the tests of rows, gradients and equal bits run. Compiled with the feature
+//! `testing`.
 
-use super::Sample;
-use crate::tensor::cuda;
+use std::sync::Arc;
+
+use super::{Op, Sample};
 
 /// Returns all samples of all built-in operators.
 ///
@@ -83,15 +85,12 @@ pub fn catalog() -> Vec<Sample> {
     files.iter().flat_map(|samples| samples()).collect()
 }
 
-/// Returns all CUDA sources as pairs of file name and text: the files of `kernels/`, and the sources generated from
-/// formulas.
+/// Returns every operator of the table of formulas, several for one with a constant. Used by tests that compare devices.
 ///
 /// ```
-/// let programs = isoshard::ops::cuda_programs();
-/// assert!(programs.iter().any(|(name, text)| name == "relu.cu" && text.contains("max(of(0.0), x)")));
+/// use isoshard::ops::formulas;
+/// assert!(formulas().iter().any(|op| op.name() == "relu"));
 /// ```
-pub fn cuda_programs() -> Vec<(String, String)> {
-    let files = cuda::programs().iter().map(|(name, text)| (name.to_string(), text.to_string()));
-    let formulas = super::pointwise::cuda_sources().into_iter();
-    files.chain(formulas.map(|s| (format!("{}.cu", s.name), s.parts.concat()))).collect()
+pub fn formulas() -> Vec<Arc<dyn Op>> {
+    super::pointwise::operators()
 }

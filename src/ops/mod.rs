@@ -120,9 +120,14 @@
 //! [`cuda`] export those that can be called directly. [`catalog`] lists [samples](Sample) of every operator, which the
 //! tests run under all placements.
 
+// Without the feature `testing` there is no catalog, so nothing calls the samples in the operators' files, and no code is
+// generated for them.
+#![cfg_attr(not(any(test, feature = "testing")), allow(dead_code))]
+
 mod activation;
 mod attention;
 mod attributes;
+#[cfg(any(test, feature = "testing"))]
 mod catalog;
 mod contract;
 pub mod cpu;
@@ -138,6 +143,7 @@ mod moe;
 mod norm;
 mod order;
 mod pointwise;
+mod programs;
 mod ragged_boxes;
 mod ragged_rows;
 mod random;
@@ -163,7 +169,8 @@ pub use attributes::{
     AttentionBiasGrad, AttentionGrad, CrossEntropyGrad, CrossEntropyTerms, EmbeddingGrad, Expand,
     GroupedMatmulGrad, LayerNormGrad, Pad, PermuteTokens, ScatterAdd, SoftCrossEntropyGrad, SoftmaxGrad,
 };
-pub use catalog::{catalog, cuda_programs};
+#[cfg(any(test, feature = "testing"))]
+pub use catalog::{catalog, formulas};
 #[cfg(feature = "testing")]
 pub(crate) use contract::broken_clause;
 pub(crate) use contract::expect_shapes;
@@ -202,6 +209,7 @@ pub(crate) use pointwise::{
     rounding_table, smooth_activations_table, special_table, trigonometric_table,
 };
 pub(crate) use pointwise::{distribute_example, example_check, signatures, tensor_example};
+pub use programs::cuda_programs;
 pub(crate) use ragged_boxes::{RaggedBoxes, are_cut_alike, empty_box};
 #[cfg(feature = "testing")]
 pub(crate) use ragged_rows::rows_on_axis;

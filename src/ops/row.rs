@@ -246,10 +246,12 @@ impl Row {
         ins: impl IntoIterator<Item = AxisPlacement>,
         outs: impl IntoIterator<Item = AxisPlacement>,
     ) -> Row {
-        let (ins, outs): (SmallVec<[AxisPlacement; 4]>, SmallVec<[AxisPlacement; 4]>) =
-            (ins.into_iter().collect(), outs.into_iter().collect());
-        let by_bits = !ins.iter().chain(&outs).any(|s| s.is_sum());
-        Row { ins, outs, by_bits }
+        // `SmallVec`'s own `collect` is long and is compiled again for every iterator type.
+        let mut row = Row { ins: SmallVec::new(), outs: SmallVec::new(), by_bits: true };
+        ins.into_iter().for_each(|s| row.ins.push(s));
+        outs.into_iter().for_each(|s| row.outs.push(s));
+        row.by_bits = !row.ins.iter().chain(&row.outs).any(|s| s.is_sum());
+        row
     }
 
     /// States that the results have the same bits as on a single rank although the row has a partial sum.

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{Meta, Op};
-use crate::tensor::{DType, Shape, Tensor};
+#[cfg(any(test, feature = "testing"))]
+use crate::tensor::Tensor;
+use crate::tensor::{DType, Shape};
 
 /// The kind of values that an operand of a sample has.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -103,7 +105,9 @@ impl Input {
         Input { meta: Meta::new(DType::Bool, shape), fill: InputFill::Bools }
     }
 
-    /// Returns the values, a function of `salt` and the element's index. Floating-point values have the given dtype.
+    /// Returns the values, a function of `salt` and the element's index (feature `testing`). Floating-point values have the
+    /// given dtype.
+    #[cfg(any(test, feature = "testing"))]
     pub fn values(&self, dtype: DType, salt: u64) -> Tensor {
         let hash = |e: u64| {
             // The finaliser of SplitMix64. Any fixed mixing function would do.

@@ -137,8 +137,12 @@ impl<'a> Vjp<'a> {
     /// # Errors
     /// Returns the operator's error if it refuses the operands.
     pub fn apply(&mut self, op: impl Op, ins: &[VjpValue]) -> Result<VjpValue> {
+        self.apply_shared(Arc::new(op), ins)
+    }
+
+    fn apply_shared(&mut self, op: Arc<dyn Op>, ins: &[VjpValue]) -> Result<VjpValue> {
         let name = op.name();
-        let outs = self.apply_all(op, ins)?;
+        let outs = self.add_step(op, ins)?;
         let none = || Error::invalid(name, "a step has a result", "none", "use apply_all");
         outs.first().copied().ok_or_else(none)
     }

@@ -10,7 +10,7 @@ use crate::dtensor::{DTensor, Gradients};
 use crate::error::{Error, Result};
 use crate::nn::{ParamId, Params, Update};
 use crate::ops;
-use crate::tensor::MappedFile;
+use crate::tensor::{MappedFile, sort_by_key};
 
 /// The rule's name in checkpoints.
 const KIND: &str = "adamw";
@@ -203,7 +203,7 @@ impl AdamW {
         let mut ids: Vec<ParamId> =
             params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
         // Equal settings stand together: a device updates them in one launch.
-        ids.sort_by_key(|id| settings[id.index()].launch_key());
+        sort_by_key(&mut ids, |id| settings[id.index()].launch_key());
         first.prepare(params, &ids)?;
         second.prepare(params, &ids)?;
         let mut update = |id: ParamId| {

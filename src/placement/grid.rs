@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::tensor::Dims;
+use crate::tensor::{Dims, sort_by_key};
 
 /// The axes of a mesh.
 pub(super) type Axes = SmallVec<[Axis; 4]>;
@@ -58,7 +58,7 @@ pub(super) fn strides_of(axes: &[Axis], ranks: &[usize]) -> Option<Dims> {
         axis.stride = ranks[axis.stride].checked_sub(ranks[0])?;
     }
     let mut ascending: SmallVec<[&Axis; 4]> = stepped.iter().filter(|axis| axis.len > 1).collect();
-    ascending.sort_unstable_by_key(|axis| axis.stride);
+    sort_by_key(&mut ascending, |axis| axis.stride);
     let mut reach = 0usize;
     for axis in ascending {
         if axis.stride <= reach {
@@ -82,7 +82,7 @@ pub(super) fn coords_of(axes: &[Axis], base: usize, list: Option<&RankList>, ran
     let mut rest = position.checked_sub(base)?;
     let mut coords = Dims::from_elem(0, axes.len());
     let mut by_stride: Dims = (0..axes.len()).filter(|&a| axes[a].len > 1).collect();
-    by_stride.sort_unstable_by_key(|&a| std::cmp::Reverse(axes[a].stride));
+    sort_by_key(&mut by_stride, |&a| std::cmp::Reverse(axes[a].stride));
     for a in by_stride {
         coords[a] = rest / axes[a].stride;
         rest %= axes[a].stride;

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::grid::{Axes, Axis, RankList, coords_of, positions, row_major, strides_of};
 use crate::error::{Error, Result};
-use crate::tensor::Dims;
+use crate::tensor::{Dims, sort_by_key};
 
 /// The most ranks that a mesh lists one by one.
 const MOST_LISTED: usize = 1 << 24;
@@ -403,7 +403,7 @@ impl Mesh {
             return Mesh::from_parts(axes, ranks[0], None, rank);
         }
         let mut positions: Vec<usize> = (0..ranks.len()).collect();
-        positions.sort_unstable_by_key(|&position| ranks[position]);
+        sort_by_key(&mut positions, |&position| ranks[position]);
         Mesh::from_parts(axes, 0, Some(Arc::new(RankList { ranks, positions })), rank)
     }
 

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::layout::axes_sharing_dims;
 use super::{Layout, Mesh, Placement, Spec};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, ReduceOp, Shape};
+use crate::tensor::{DType, ReduceOp, Shape, sort_by_key};
 
 impl Spec {
     /// Parses a spec as `Display` writes it, for a tensor on `mesh`.
@@ -94,7 +94,7 @@ fn read_layout(parts: &[&str], text: &str) -> Result<Layout> {
             continue;
         }
         let mut family = axes_sharing_dims(&placements, a);
-        family.sort_unstable_by_key(|&b| (nestings[b], b));
+        sort_by_key(&mut family, |&b| (nestings[b], b));
         let named = family.iter().enumerate().all(|(k, &b)| nestings[b] == Some(k));
         if !named && family.iter().any(|&b| nestings[b].is_some()) {
             return Err(unread("layout", text, NESTING));

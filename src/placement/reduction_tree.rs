@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::shard_bounds::ShardBounds;
 use super::tree_node::{TreeNode, depth_in, left_of};
 use super::{IndexBox, Layout, Mesh, Region, SumGroups};
-use crate::tensor::{DType, Dims, FoldOrder, FoldStep, Leaf, Shape};
+use crate::tensor::{DType, Dims, FoldOrder, FoldStep, Leaf, Shape, sort_by_key};
 
 /// The reduction tree of a partial sum: which indices are summed, and which part of the tree each rank has finished.
 ///
@@ -316,7 +316,7 @@ impl ReductionTree {
                 ranges.push(held.range(d));
             }
         }
-        ranges.sort_unstable_by_key(|r| r.start);
+        sort_by_key(&mut ranges, |r| r.start);
         ranges.dedup_by(|next, last| {
             let joins = last.end == next.start;
             if joins {

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::shard_bounds::ShardBounds;
 use super::{Layout, Mesh, Placement, ReductionTree, Region};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Shape};
+use crate::tensor::{DType, Shape, sort_by};
 
 /// The metadata of a tensor that all ranks share: mesh, dtype, global shape and layout.
 ///
@@ -342,7 +342,7 @@ fn products(lens: &[PartLens]) -> PartLens {
 /// Returns the distinct values other than 0, largest first.
 fn distinct(values: impl Iterator<Item = usize>) -> PartLens {
     let mut values: PartLens = values.filter(|&n| n > 0).collect();
-    values.sort_unstable_by(|a, b| b.cmp(a));
+    sort_by(&mut values, |a, b| b.cmp(a));
     values.dedup();
     values
 }

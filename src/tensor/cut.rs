@@ -6,7 +6,7 @@
 
 use super::places::{Place, offer};
 use super::storage::Buffer;
-use super::{Shape, Tensor};
+use super::{Shape, Tensor, sort_by_key};
 use crate::error::Result;
 
 impl Tensor {
@@ -70,7 +70,7 @@ impl CutBlock {
             Some((block, index, (number, start / x.dtype.size_bytes(), x.shape.clone())))
         };
         let mut found: Vec<_> = tensors.iter().enumerate().filter_map(part).collect();
-        found.sort_by_key(|(block, index, _)| (*block, *index));
+        sort_by_key(&mut found, |(block, index, _)| (*block, *index));
         let block = |of: &[(usize, usize, (usize, usize, Shape))]| {
             let whole = Tensor::joined(of.iter().map(|(_, _, (i, start, _))| (*start, tensors[*i])))?;
             Some(CutBlock { whole, parts: of.iter().map(|(_, _, part)| part.clone()).collect() })

@@ -189,12 +189,7 @@ impl Tensor {
     /// # Panics
     /// Panics as [`Tensor::build`] does.
     pub fn full(dtype: DType, shape: impl Into<Shape>, value: impl Into<Scalar>) -> Tensor {
-        let value = value.into();
-        if dtype == DType::I64 {
-            return Tensor::build(shape, |out: &mut [i64]| out.fill(value.to_i64()));
-        }
-        let value = value.to_f64();
-        for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(Element::from_f64(value))))
+        full(dtype, shape.into(), value.into())
     }
 
     /// Returns a tensor of shape `[]` with one element.
@@ -377,6 +372,14 @@ impl Default for Tensor {
         }
         EMPTY.with(Tensor::clone)
     }
+}
+
+fn full(dtype: DType, shape: Shape, value: Scalar) -> Tensor {
+    if dtype == DType::I64 {
+        return Tensor::build(shape, |out: &mut [i64]| out.fill(value.to_i64()));
+    }
+    let value = value.to_f64();
+    for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(Element::from_f64(value))))
 }
 
 #[cfg(test)]

@@ -63,15 +63,7 @@ impl Tensor {
         shape: impl Into<Shape>,
         value: impl Into<Scalar>,
     ) -> Result<Tensor> {
-        match device {
-            Device::Cpu => catch_no_room("", || Ok(Tensor::full(dtype, shape, value))),
-            Device::Cuda(index) => {
-                let mut out = Gpu::get(index)?.uninit(dtype, shape)?;
-                cuda::fill(&mut out, value.into())?;
-                Ok(out)
-            }
-            Device::Meta => Tensor::without_elements(dtype, shape),
-        }
+        full_on(device, dtype, shape.into(), value.into())
     }
 
     /// Returns the elements on `device`: this tensor if it is there already, else a contiguous copy.
@@ -218,5 +210,17 @@ impl Tensor {
             self.notation(),
             "a dry run computes shapes alone: run with data to read values",
         ))
+    }
+}
+
+fn full_on(device: Device, dtype: DType, shape: Shape, value: Scalar) -> Result<Tensor> {
+    match device {
+        Device::Cpu => catch_no_room("", || Ok(Tensor::full(dtype, shape, value))),
+        Device::Cuda(index) => {
+            let mut out = Gpu::get(index)?.uninit(dtype, shape)?;
+            cuda::fill(&mut out, value)?;
+            Ok(out)
+        }
+        Device::Meta => Tensor::without_elements(dtype, shape),
     }
 }

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use half::{bf16, f16};
+
 use super::dtype::for_dtype;
-use super::{DType, Device, Element, Tensor};
+use super::{DType, Device, Element, Scalar, Tensor};
 
 /// A tensor with more elements prints [`EDGE`] indices at either end of each dim, and `...` between them.
 const PRINTED_WHOLE: usize = 1000;
@@ -45,11 +47,7 @@ impl fmt::Display for Tensor {
             Ok(host) => host,
             Err(e) => return write!(f, "{} on {}: {e}", self.notation(), self.device()),
         };
-        let text = for_dtype!(any host.dtype(), T => {
-            let values: &[T] = host.as_slice().expect("contiguous, of dtype T, in the processor's memory");
-            Brackets::of(values, host.shape(), f.precision())
-        });
-        write!(f, "{text}\n{}", self.notation())?;
+        write!(f, "{}\n{}", Brackets::of(&host, f.precision()), self.notation())?;
         if self.device() == Device::Cpu { Ok(()) } else { write!(f, " on {}", self.device()) }
     }
 }
@@ -70,22 +68,29 @@ impl fmt::Debug for Tensor {
         if self.device() != Device::Cpu {
             return write!(f, "{} on {}", self.notation(), self.device());
         }
-        let packed = self.packed();
-        let shown: Vec<String> = for_dtype!(any self.dtype(), T => {
-            let values: &[T] = packed.as_slice().expect("contiguous, of dtype T, in the processor's memory");
-            values.iter().take(SHOWN).map(|&x| exact_text(x)).collect()
-        });
+        let places: Vec<usize> = (0..self.numel().min(SHOWN)).collect();
+        let shown: Vec<String> =
+            numbers(&self.packed(), &places).into_iter().map(|x| exact_text(self.dtype(), x)).collect();
         let more = if self.numel() > SHOWN { ", …" } else { "" };
         write!(f, "{} {{{}{more}}}", self.notation(), shown.join(", "))
     }
 }
 
+/// The elements of a contiguous tensor at these places.
+fn numbers(x: &Tensor, places: &[usize]) -> Vec<Scalar> {
+    for_dtype!(any x.dtype(), T => {
+        let values: &[T] = x.as_slice().expect("contiguous, of dtype T, in the processor's memory");
+        places.iter().map(|&at| Scalar::from(values[at])).collect()
+    })
+}
+
 /// The shortest text that reads back as `x`.
-fn exact_text<T: Element>(x: T) -> String {
-    if !T::DTYPE.is_float() {
-        return format!("{x:?}");
-    }
-    let x = shortest(x);
+fn exact_text(dtype: DType, x: Scalar) -> String {
+    let x = match x {
+        Scalar::Float(x) => shortest(dtype, x),
+        Scalar::Integer(x) if dtype == DType::Bool => return (x != 0).to_string(),
+        Scalar::Integer(x) => return x.to_string(),
+    };
     let magnitude = x.abs();
     if (1e-5..1e16).contains(&magnitude) || magnitude == 0.0 || !x.is_finite() {
         format!("{x}")
@@ -94,16 +99,17 @@ fn exact_text<T: Element>(x: T) -> String {
     }
 }
 
-/// The number, of those that round to `x` in its own dtype, that has the fewest digits.
-fn shortest<T: Element>(x: T) -> f64 {
-    let exact = x.to_f64();
+/// The number, of those that round to `exact` in its own dtype, that has the fewest digits.
+fn shortest(dtype: DType, exact: f64) -> f64 {
     let read = |text: String| text.parse::<f64>().expect("a number reads back");
-    match T::DTYPE {
+    let of_half = |round: fn(f64) -> f64| {
+        let mut rounded = (0..5).map(|digits| read(format!("{exact:.digits$e}")));
+        rounded.find(|&short| round(short) == exact).unwrap_or(exact)
+    };
+    match dtype {
         DType::F32 => read(format!("{:e}", exact as f32)),
-        DType::F16 | DType::BF16 => {
-            let mut rounded = (0..5).map(|digits| read(format!("{exact:.digits$e}")));
-            rounded.find(|&short| T::from_f64(short) == x).unwrap_or(exact)
-        }
+        DType::F16 => of_half(|x| <f16 as Element>::from_f64(x).to_f64()),
+        DType::BF16 => of_half(|x| <bf16 as Element>::from_f64(x).to_f64()),
         DType::F64 | DType::I64 | DType::I32 | DType::U8 | DType::Bool => exact,
     }
 }
@@ -119,27 +125,27 @@ struct Brackets<'a> {
 }
 
 impl Brackets<'_> {
-    fn of<T: Element>(values: &[T], shape: &[usize], precision: Option<usize>) -> String {
+    fn of(x: &Tensor, precision: Option<usize>) -> String {
+        let (dtype, shape) = (x.dtype(), &x.shape()[..]);
         if shape.is_empty() {
-            let finite = T::DTYPE.is_float() && values[0].to_f64().is_finite();
-            return match precision {
-                Some(digits) if finite => format!("{:.digits$}", values[0].to_f64()),
-                None if finite => format!("{:?}", shortest(values[0])),
-                _ => Column::of(values, precision)[0].trim().to_string(),
+            let value = numbers(x, &[0]);
+            return match (value[0], precision) {
+                (Scalar::Float(x), Some(digits)) if x.is_finite() => format!("{x:.digits$}"),
+                (Scalar::Float(x), None) if x.is_finite() => format!("{:?}", shortest(dtype, x)),
+                _ => Column::of(dtype, &value, precision)[0].trim().to_string(),
             };
         }
-        if values.is_empty() {
+        if x.numel() == 0 {
             return "[]".into();
         }
-        let summarised = values.len() > PRINTED_WHOLE;
+        let summarised = x.numel() > PRINTED_WHOLE;
         let mut shown = vec![0];
         for &n in shape {
             let indices = indices(n, summarised);
             let below = |at: usize| indices.iter().flatten().map(move |i| at * n + i);
             shown = shown.into_iter().flat_map(below).collect();
         }
-        let shown: Vec<T> = shown.into_iter().map(|at| values[at]).collect();
-        let cells = Column::of(&shown, precision);
+        let cells = Column::of(dtype, &numbers(x, &shown), precision);
         let mut brackets = Brackets { shape, summarised, cells, written: 0, out: String::new() };
         brackets.write_dim(0, LINE_WIDTH);
         brackets.out
@@ -220,9 +226,12 @@ struct NumberParts {
 
 impl Column {
     /// The texts of `values`, all of one width.
-    fn of<T: Element>(values: &[T], precision: Option<usize>) -> Vec<String> {
-        match T::DTYPE {
-            DType::F32 | DType::F64 | DType::F16 | DType::BF16 => Column::of_floats(values, precision),
+    fn of(dtype: DType, values: &[Scalar], precision: Option<usize>) -> Vec<String> {
+        match dtype {
+            DType::F32 | DType::F64 | DType::F16 | DType::BF16 => {
+                let floats: Vec<f64> = values.iter().map(|x| x.to_f64()).collect();
+                Column::of_floats(dtype, &floats, precision)
+            }
             // NumPy prints a boolean in five columns, whatever stands beside it.
             DType::Bool => values
                 .iter()
@@ -234,12 +243,12 @@ impl Column {
         }
     }
 
-    fn of_floats<T: Element>(values: &[T], precision: Option<usize>) -> Vec<String> {
-        let numbers: Vec<(f64, f64)> = values.iter().map(|&x| (x.to_f64(), shortest(x))).collect();
+    fn of_floats(dtype: DType, values: &[f64], precision: Option<usize>) -> Vec<String> {
+        let numbers: Vec<(f64, f64)> = values.iter().map(|&x| (x, shortest(dtype, x))).collect();
         let finite = || numbers.iter().filter(|(x, _)| x.is_finite());
         let sizes = finite().map(|(x, _)| x.abs()).filter(|x| *x > 0.0);
         let (least, most) = sizes.fold((f64::INFINITY, 0.0f64), |(lo, hi), x| (lo.min(x), hi.max(x)));
-        let limit = match T::DTYPE {
+        let limit = match dtype {
             DType::F32 => 1e6,
             DType::F16 => 1e3,
             DType::BF16 => 1e2,
@@ -315,8 +324,6 @@ fn right_aligned(texts: Vec<String>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use half::{bf16, f16};
-
     use super::*;
 
     #[track_caller]

@@ -1,7 +1,7 @@
 //! Views: tensors of other shapes over the same buffer. No method copies elements, except `reshape` if no strides fit.
 
 use super::shape::copy_of;
-use super::{Dims, Shape, Tensor};
+use super::{Dims, Shape, Tensor, sort_by_key};
 use crate::error::{Error, Result};
 
 impl Tensor {
@@ -42,7 +42,7 @@ impl Tensor {
         }
         // One after the other from the innermost dim on, the elements are each once in the buffer.
         let mut dims: Dims = (0..shape.len()).filter(|&d| shape[d] != 1).collect();
-        dims.sort_by_key(|&d| first.strides[d]);
+        sort_by_key(&mut dims, |&d| first.strides[d]);
         let mut elements = 1;
         for d in dims {
             if first.strides[d] != elements {
@@ -146,7 +146,10 @@ impl Tensor {
     /// Returns an error if this tensor's shape does not broadcast to `shape`, or if a copy would take more than 2^63 - 1
     /// bytes.
     pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
-        let shape = shape.into();
+        self.expanded(shape.into())
+    }
+
+    fn expanded(&self, shape: Shape) -> Result<Tensor> {
         shape.checked_bytes("expand", self.dtype)?;
         let lead = shape.len().checked_sub(self.shape.len());
         let fits = lead
@@ -181,7 +184,10 @@ impl Tensor {
     /// # Errors
     /// Returns an error if `shape` has another number of elements.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
-        let shape = shape.into();
+        self.reshaped(shape.into())
+    }
+
+    fn reshaped(&self, shape: Shape) -> Result<Tensor> {
         if shape.checked_numel("reshape")? != self.numel() {
             return Err(Error::invalid(
                 "reshape",
@@ -196,7 +202,7 @@ impl Tensor {
         }
         match self.view_strides(&shape) {
             Some(strides) => Ok(self.view(shape, strides, self.offset)),
-            None => self.to_owned_copy()?.reshape(shape),
+            None => self.to_owned_copy()?.reshaped(shape),
         }
     }
 

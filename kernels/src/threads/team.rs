@@ -116,6 +116,11 @@ pub fn set_smallest_part(nanos: usize) {
 /// Calls `f` on parts of `0..len` and of `out`, which is written, on the threads that this one may use. `nanos` is about
 /// the time that one thread needs for everything; if it is short, there is one part.
 pub fn for_each_part<S: Cut>(len: usize, nanos: usize, out: S, f: impl Fn(Range<usize>, S) + Sync) {
+    call_with_parts(len, nanos, out, &f);
+}
+
+/// [`for_each_part`], compiled once per type of what is written.
+fn call_with_parts<S: Cut>(len: usize, nanos: usize, out: S, f: &(dyn Fn(Range<usize>, S) + Sync)) {
     let worthwhile = worth(nanos).min(len);
     let threads = if worthwhile > 1 { allowed() } else { 1 };
     if threads == 1 {

@@ -9,6 +9,7 @@ use super::recorder::{RankWait, Recorder};
 use super::wait_graph::{Blame, RankWaits, blame, cycle};
 use crate::comm::calls::{BusyWork, Sequence};
 use crate::error::{BusyRank, CallId, CommFault, LastCall};
+use crate::tensor::sort_by_key;
 
 /// The settings of the flight recorder.
 #[derive(Clone, Debug, Default)]
@@ -62,7 +63,7 @@ impl WorldRecorders {
         });
         // Sorted, so that all ranks report the cycle in the same order.
         let mut last: Vec<LastCall> = last.collect();
-        last.sort_by_key(|last| last.rank);
+        sort_by_key(&mut last, |last| last.rank);
         Some(CommFault::Cycle { id: own.id, rank, waits, last })
     }
 

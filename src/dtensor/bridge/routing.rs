@@ -12,7 +12,7 @@ use std::collections::BinaryHeap;
 
 use super::bridge_piece::{BridgePiece, is_box};
 use crate::placement::{Region, Spec};
-use crate::tensor::{Dims, Shape};
+use crate::tensor::{Dims, Shape, sort_by_key};
 
 /// The smallest size in bytes to which a piece is split so that two replicas can send it.
 const CUT_BYTES: usize = 64 << 10;
@@ -172,7 +172,7 @@ fn share<'a>(
         rest.extend(later.map(|piece| (to, piece)));
     }
     // Largest first: small pieces fill the room that large ones leave.
-    rest.sort_by_cached_key(|(_, piece)| Reverse(piece.numel()));
+    sort_by_key(&mut rest, |(_, piece)| Reverse(piece.numel()));
     let after = |h: usize| (h + replicas - turn % replicas) % replicas;
     let mut most: BinaryHeap<(isize, Reverse<usize>, usize)> =
         room.into_iter().enumerate().map(|(h, room)| (room, Reverse(after(h)), h)).collect();

@@ -3,7 +3,7 @@
 use crate::dtensor::list::DTensors;
 use crate::dtensor::tensor::DTensor;
 use crate::error::{Error, Result};
-use crate::ops::{Add, AddScalar, Addcdiv, Addcmul, Batched, Div, Lerp, Mul, MulScalar, Sub};
+use crate::ops::{Add, AddScalar, Addcdiv, Addcmul, Batched, Div, Lerp, Mul, MulScalar, Op, Sub};
 
 /// Operators on lists of tensors.
 impl DTensor {
@@ -31,14 +31,12 @@ impl DTensor {
     /// # Errors
     /// Refuses what the operator refuses, and an operator that does not have exactly one result.
     pub fn foreach<O: Batched>(op: &O, mut calls: Vec<DTensors>) -> Result<Vec<DTensor>> {
-        let wants_gradient = |ins: &DTensors| ins.iter().any(|x| x.has_history() && x.mesh().grad_enabled());
-        if calls.iter().any(wants_gradient) {
-            return calls.iter().map(|ins| DTensor::apply_one(op, &ins.iter().collect::<Vec<_>>())).collect();
+        if let Some(recorded) = apply_recorded(op, &calls) {
+            return recorded;
         }
         let mut batch: Vec<(&O, &mut DTensors)> = calls.iter_mut().map(|ins| (op, ins)).collect();
         let (outs, end) = DTensor::apply_owned_batch(&mut batch);
-        end?;
-        outs.into_iter().map(|outs| outs.into_array().map(|[out]| out)).collect()
+        end.and_then(|()| single_results(outs))
     }
 
     /// Returns the sums of two lists of tensors, pair by pair.
@@ -278,6 +276,18 @@ impl DTensor {
     ) -> Result<Vec<DTensor>> {
         DTensor::foreach(&Addcdiv::by(factor), lists("foreach_addcdiv", xs, [ys, zs])?)
     }
+}
+
+/// Makes each call by itself if a gradient is wanted.
+fn apply_recorded(op: &dyn Op, calls: &[DTensors]) -> Option<Result<Vec<DTensor>>> {
+    let wants_gradient = |ins: &DTensors| ins.iter().any(|x| x.has_history() && x.mesh().grad_enabled());
+    let one = |ins: &DTensors| DTensor::apply_one(op, &ins.iter().collect::<Vec<_>>());
+    calls.iter().any(wants_gradient).then(|| calls.iter().map(one).collect())
+}
+
+/// Returns the results of calls that have one each.
+fn single_results(outs: Vec<DTensors>) -> Result<Vec<DTensor>> {
+    outs.into_iter().map(|outs| outs.into_array().map(|[out]| out)).collect()
 }
 
 /// Returns the operands of each call: element `k` of `xs` and of each list of `others`.

@@ -9,7 +9,7 @@ use super::super::exchange_piece::ExchangePiece;
 use super::lower::{ExchangeStage, FoldStage};
 use super::redistribution::ExchangeKind;
 use crate::error::Result;
-use crate::tensor::{DType, Device, Shape, Tensor};
+use crate::tensor::{DType, Device, Shape, Tensor, sort_by_key};
 
 /// Shards are multiples of as many elements if the tensors leave a choice: 16 bytes of 16-bit elements.
 const ALIGN: usize = 8;
@@ -156,7 +156,7 @@ impl EvenShards {
             return None;
         }
         let mut order: Vec<usize> = (0..lens.len()).collect();
-        order.sort_by_key(|&i| (lens[i].first, lens[i].last, i));
+        sort_by_key(&mut order, |&i| (lens[i].first, lens[i].last, i));
         // Tensors that begin on a member follow the one that ends there. One that goes on ends with the shard.
         let mut ends = vec![0; members_len];
         let mut is_crossed = vec![false; members_len];

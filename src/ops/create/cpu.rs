@@ -52,7 +52,9 @@ pub(super) fn band(
     for_dtype!(any out.dtype(), T => {
         let (inside, outside) = (<T as Element>::from_f64(inside), <T as Element>::from_f64(outside));
         let out = as_elements_mut::<T>(out.bytes_mut());
-        band_pieces(global, region, band, |at, within| out[at].fill(if within { inside } else { outside }));
+        band_pieces(global, region, band, &mut |at, within| {
+            out[at].fill(if within { inside } else { outside });
+        });
     });
 }
 
@@ -65,7 +67,7 @@ pub(super) fn keep_band<T: Element>(
     region: &Region,
     band: DiagonalBand,
 ) {
-    band_pieces(global, region, band, |at, within| {
+    band_pieces(global, region, band, &mut |at, within| {
         let out = &mut out[at.clone()];
         if within { out.copy_from_slice(&x[at]) } else { out.fill(T::from_f64(0.0)) }
     });
@@ -76,7 +78,7 @@ fn band_pieces(
     global: &Shape,
     region: &Region,
     band: DiagonalBand,
-    mut f: impl FnMut(std::ops::Range<usize>, bool),
+    f: &mut dyn FnMut(std::ops::Range<usize>, bool),
 ) {
     let [.., rows, columns] = global[..] else { return };
     region.runs(global, |first, at, len| {

@@ -7,33 +7,35 @@ use crate::error::Result;
 use crate::ops::{Batched, Op, Tensors, Windows};
 use crate::tensor::{Tensor, cuda};
 
+/// One of the calls of a batch, with the constants of its formula.
+struct Call<'c> {
+    op: &'c dyn Op,
+    constants: [f64; 2],
+    ins: &'c mut [Tensor],
+}
+
 /// Makes the calls whose operands are contiguous and have elements in one launch per 48 calls of one dtype and equal
 /// constants, and the others one by one.
-fn batch<O: Op + PartialEq>(
-    calls: &mut [(&O, &mut [Tensor])],
-    at: &[&Windows],
-    kernels: cuda::ListKernels,
-    constants: impl Fn(&O) -> [f64; 2],
-) -> Result<Vec<Tensors>> {
+fn batch(calls: &mut [Call], at: &[&Windows], kernels: cuda::ListKernels) -> Result<Vec<Tensors>> {
     let mut outs: Vec<Option<Tensors>> = vec![None; calls.len()];
     let listed = |ins: &[Tensor]| ins[0].numel() > 0 && ins.iter().all(Tensor::is_contiguous);
     let mut start = 0;
     // Neighbours with equal constants go together.
     while start < calls.len() {
-        let op = calls[start].0;
-        let end = (start..calls.len()).find(|&k| calls[k].0 != op).unwrap_or(calls.len());
+        let (op, constants) = (calls[start].op, calls[start].constants);
+        let end = (start..calls.len()).find(|&k| !calls[k].op.key_eq(op)).unwrap_or(calls.len());
         let mut places = Vec::with_capacity(end - start);
         let mut some: Vec<&mut [Tensor]> = Vec::with_capacity(end - start);
-        for (k, (op, ins)) in calls.iter_mut().enumerate().take(end).skip(start) {
-            if listed(ins) {
+        for (k, call) in calls.iter_mut().enumerate().take(end).skip(start) {
+            if listed(call.ins) {
                 places.push(k);
-                some.push(ins);
+                some.push(call.ins);
             } else {
-                outs[k] = Some(op.cuda(ins, at[k])?);
+                outs[k] = Some(call.op.cuda(call.ins, at[k])?);
             }
         }
         if !some.is_empty() {
-            let results = cuda::map_list(kernels, &mut some, constants(op))?;
+            let results = cuda::map_list(kernels, &mut some, constants)?;
             places.into_iter().zip(results).for_each(|(k, out)| outs[k] = Some(smallvec![out]));
         }
         start = end;
@@ -47,7 +49,12 @@ macro_rules! batched {
             /// Makes one launch for up to 48 calls.
             impl Batched for $Type {
                 fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], at: &[&Windows]) -> Result<Vec<Tensors>> {
-                    batch(calls, at, Self::LIST, |$op: &Self| $constants)
+                    let constants = |$op: &Self| $constants;
+                    let mut calls: Vec<Call> = calls
+                        .iter_mut()
+                        .map(|(op, ins)| Call { op: *op, constants: constants(op), ins })
+                        .collect();
+                    batch(&mut calls, at, Self::LIST)
                 }
             }
         )*

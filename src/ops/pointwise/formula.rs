@@ -311,9 +311,7 @@ macro_rules! records {
                 }
 
                 fn dtype(&self, ins: &[Meta]) -> Result<DType> {
-                    let dtype = $class(Self::NAME, ins)?;
-                    expect_whole(Self::NAME, ins, &constants!(self $($($s)+)?))?;
-                    Ok(dtype)
+                    dtype_of_formula($class, Self::NAME, ins, &constants!(self $($($s)+)?))
                 }
 
                 fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {

@@ -99,9 +99,13 @@ impl StepWriter for GradientWriter<'_, '_> {
 impl<'t> GradientExpr<'t> {
     /// Adds a step of a pointwise operator with this value as first operand, and returns its result.
     pub fn then(self, op: impl Pointwise, others: &[GradientExpr<'t>]) -> GradientExpr<'t> {
+        self.step(&op, others)
+    }
+
+    fn step(self, op: &dyn Op, others: &[GradientExpr<'t>]) -> GradientExpr<'t> {
         let ins: smallvec::SmallVec<[VjpValue; 3]> =
             std::iter::once(self.value).chain(others.iter().map(|t| t.value)).collect();
-        GradientExpr { program: self.program, value: self.program.step(&op, &ins) }
+        GradientExpr { program: self.program, value: self.program.step(op, &ins) }
     }
 
     /// Returns `self ≥ other`, as bool.

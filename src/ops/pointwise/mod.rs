@@ -69,12 +69,7 @@ pub(super) fn cuda_sources() -> Vec<KernelSource> {
         .concat()
 }
 
-/// Returns every operator of the table, several for one with a constant. Used by tests that compare devices.
-///
-/// ```
-/// use isoshard::ops::formulas;
-/// assert!(formulas().iter().any(|op| op.name() == "relu"));
-/// ```
-pub fn formulas() -> Vec<Arc<dyn Op>> {
+/// Returns every operator of the table, several for one with a constant.
+pub(super) fn operators() -> Vec<Arc<dyn Op>> {
     [table::operators(), pow_scalar::operators(), clamp::operators()].concat()
 }

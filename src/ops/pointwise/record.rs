@@ -73,23 +73,19 @@ impl<T: Pointwise> Op for T {
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
-        expect_shapes(T::NAME, T::ARITY, ins)?;
-        Ok(smallvec![Meta { dtype: self.dtype(ins)?, shape: ins[0].shape.clone() }])
+        infer(T::NAME, T::ARITY, ins, &|ins| self.dtype(ins))
     }
 
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
-        let mut rows = every_cut(T::ARITY, ins[0].shape.len());
-        rows.extend(self.algebra().rows(T::ARITY));
-        rows.extend(self.more_rows(ins));
-        rows
+        rows(T::ARITY, ins, self.algebra(), self.more_rows(ins))
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        Ok(smallvec![self.kernel(ins, at)?])
+        listed(self.kernel(ins, at))
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        Ok(smallvec![self.cuda_kernel(ins, at)?])
+        listed(self.cuda_kernel(ins, at))
     }
 
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
@@ -103,6 +99,30 @@ impl<T: Pointwise> Op for T {
     fn writes_in_place(&self) -> bool {
         true
     }
+}
+
+// There is an `impl Op` per operator of the table. The functions below are their common code, compiled once.
+
+/// Returns the dtype and shape of the result of operands of equal shapes, given a function for its dtype.
+#[inline(never)]
+fn infer(verb: &str, arity: usize, ins: &[Meta], dtype: &dyn Fn(&[Meta]) -> Result<DType>) -> Result<Metas> {
+    expect_shapes(verb, arity, ins)?;
+    Ok(smallvec![Meta { dtype: dtype(ins)?, shape: ins[0].shape.clone() }])
+}
+
+/// Returns all rows: those that shard operands and result alike, those of the algebra, and `more`.
+#[inline(never)]
+fn rows(arity: usize, ins: &[Meta], algebra: Algebra, more: Vec<Row>) -> Vec<Row> {
+    let mut rows = every_cut(arity, ins[0].shape.len());
+    rows.extend(algebra.rows(arity));
+    rows.extend(more);
+    rows
+}
+
+/// Returns a list of one result.
+#[inline(never)]
+fn listed(result: Result<Tensor>) -> Result<Tensors> {
+    Ok(smallvec![result?])
 }
 
 /// Refuses operands if there are not `arity` of them or their shapes differ.
@@ -163,6 +183,19 @@ pub(crate) fn bits(verb: &str, ins: &[Meta]) -> Result<DType> {
 pub(crate) fn integers(verb: &str, ins: &[Meta]) -> Result<DType> {
     bits(verb, ins)?;
     numbers(verb, ins)
+}
+
+/// Returns the dtype of a formula with these constants: that of its operands, which must be of a class of dtypes such as
+/// [`numbers`].
+pub(crate) fn dtype_of_formula(
+    class: fn(&str, &[Meta]) -> Result<DType>,
+    verb: &str,
+    ins: &[Meta],
+    constants: &[f64],
+) -> Result<DType> {
+    let dtype = class(verb, ins)?;
+    expect_whole(verb, ins, constants)?;
+    Ok(dtype)
 }
 
 /// Refuses constants of a formula over integers that are not whole, or too large for an f64 to hold every integer of

@@ -5,7 +5,7 @@ use super::per_element::{draw_per_element, draw_per_element_on_device};
 use crate::error::{Error, Result};
 use crate::ops::{Algebra, Input, Meta, Pointwise, Sample, Unkeyed, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
-use crate::tensor::{DType, Tensor, for_dtype};
+use crate::tensor::{DType, Tensor, cpu, for_dtype};
 
 /// Draws Poisson-distributed counts. The operand gives the rates, from 0 to 2^50. Applied by
 /// [`DTensor::poisson`](crate::dtensor::DTensor::poisson).
@@ -49,11 +49,13 @@ impl Pointwise for Poisson {
 
     fn kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         let draw = self.draw.0;
-        for_dtype!(float Self::NAME, ins[0].dtype(), R => match self.dtype {
-            DType::I64 => counts::<R, i64>(&ins[0], at, draw),
-            DType::I32 => counts::<R, i32>(&ins[0], at, draw),
-            dtype => for_dtype!(float Self::NAME, dtype, T => counts::<R, T>(&ins[0], at, draw)),
-        })
+        // Counts are computed from rates in f64, which holds every rate.
+        let rates = cpu::cast(&ins[0], DType::F64)?;
+        match self.dtype {
+            DType::I64 => counts::<i64>(&rates, at, draw),
+            DType::I32 => counts::<i32>(&rates, at, draw),
+            dtype => for_dtype!(float Self::NAME, dtype, T => counts::<T>(&rates, at, draw)),
+        }
     }
 
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
@@ -71,8 +73,8 @@ impl Pointwise for Poisson {
     }
 }
 
-fn counts<R: rng::RandomFloat, T: rng::Count>(rates: &Tensor, at: &Windows, draw: Draw) -> Result<Tensor> {
-    draw_per_element::<R, T>(rates, at, |at, rates, out| rng::poisson_each(draw, at, rates, out))
+fn counts<T: rng::Count>(rates: &Tensor, at: &Windows, draw: Draw) -> Result<Tensor> {
+    draw_per_element::<f64, T>(rates, at, |at, rates, out| rng::poisson_each(draw, at, rates, out))
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

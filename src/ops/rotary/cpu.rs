@@ -9,7 +9,7 @@ use crate::tensor::cpu::{
 use crate::tensor::math::exp::exp_f64;
 use crate::tensor::math::log::ln_f64;
 use crate::tensor::math::trig::sin_cos_2pi_f64;
-use crate::tensor::{DType, Dims, KernelList, Tensor};
+use crate::tensor::{DType, Dims, KernelList, Tensor, sort_by_key};
 
 /// A rotation of elements `i` and `i + d/2` of the last dim, of extent `d`, by `position · base^(-2i/d)` radians. The
 /// position is `start` plus the index along the second-to-last dim.
@@ -50,7 +50,7 @@ impl Rotation {
         // Order the dims as in memory, the last one excepted.
         let last = x.shape().len() - 1;
         let mut order: Dims = (0..last).collect();
-        order.sort_by_key(|&dim| std::cmp::Reverse(x.strides()[dim]));
+        sort_by_key(&mut order, |&dim| std::cmp::Reverse(x.strides()[dim]));
         let time = order.iter().position(|&dim| dim + 1 == last).expect("the time is a dim");
         order.push(last);
         let mut inverse = Dims::from_elem(0, order.len());

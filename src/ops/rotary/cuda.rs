@@ -7,7 +7,7 @@ use super::cpu::Rotation;
 use crate::error::Result;
 use crate::tensor::cuda::{Gpu, cast};
 use crate::tensor::math::log::ln_f64;
-use crate::tensor::{DType, Dims, Shape, Tensor};
+use crate::tensor::{DType, Dims, Shape, Tensor, sort_by_key};
 
 /// Rotates `x` `[.., time, d]`, which may have any strides, with the same bits as [`Rotation::apply`]. The result has
 /// the same order of dims in memory as `x`.
@@ -19,7 +19,7 @@ pub(super) fn rotary(rotation: &Rotation, x: &Tensor) -> Result<Tensor> {
     let (time, last) = (x.shape().len() - 2, x.shape().len() - 1);
     // Order the dims as in memory, the last one excepted.
     let mut order: Dims = (0..last).collect();
-    order.sort_by_key(|&dim| std::cmp::Reverse(x.strides()[dim]));
+    sort_by_key(&mut order, |&dim| std::cmp::Reverse(x.strides()[dim]));
     order.push(last);
     let mut inverse = Dims::from_elem(0, order.len());
     order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);

@@ -7,7 +7,7 @@ use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Slice, Tensors, Vjp, Windows,
     Work, list,
 };
-use crate::tensor::{Dims, Shape, Tensor};
+use crate::tensor::{Dims, Shape, Tensor, sort_by_key};
 
 /// Joins operands along a dim, which is not sharded. The operands have one dtype and equal extents in all other dims.
 /// Applied by [`DTensor::cat`](crate::dtensor::DTensor::cat).
@@ -113,7 +113,7 @@ fn memory_order(xs: &[Tensor]) -> Option<Dims> {
         // A dim of one index lies anywhere.
         let stride = |d: usize| if x.shape()[d] > 1 { x.strides()[d] } else { usize::MAX };
         let mut dims: Dims = (0..x.shape().len()).collect();
-        dims.sort_by_key(|&d| std::cmp::Reverse(stride(d)));
+        sort_by_key(&mut dims, |&d| std::cmp::Reverse(stride(d)));
         dims.iter().all(|&d| stride(d) > 0).then_some(dims)
     };
     let first = order(xs.first()?)?;

@@ -4,7 +4,7 @@ use bytemuck::NoUninit;
 
 use crate::error::Result;
 use crate::tensor::cuda::Gpu;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, sort_by_key};
 
 /// The maximum number of parameters of one launch, as in `kernels/step.cuh`.
 const TENSORS: usize = 48;
@@ -96,7 +96,7 @@ fn run<const N: usize, R: NoUninit>(
     // A launch takes one dtype, and rounds to one. The sort is stable, so parameters of one dtype keep their order.
     let dtypes =
         |(s, _): &(&mut ParamStep<N>, &Tensor)| (s.param.dtype(), s.rounded.as_ref().map(|x| x.dtype()));
-    rest.sort_by_key(dtypes);
+    sort_by_key(&mut rest, dtypes);
     for same in rest.chunk_by_mut(|a, b| dtypes(a) == dtypes(b)) {
         let entry = match dtypes(&same[0]).1 {
             None => plain,

@@ -63,7 +63,7 @@ fn map_with<A: Widen, O: Widen>(ins: &[&Tensor], run: ChunkFn<A, O>, cheap: bool
         });
         return Ok(out);
     }
-    let inputs = MapOperands::new(ins[0].shape(), ins.iter().copied().enumerate())?;
+    let inputs = MapOperands::new(ins[0].shape(), &mut ins.iter().copied().enumerate())?;
     let operands = inputs.operands::<A>()?;
     let mut out = Tensor::uninit(O::DTYPE, ins[0].shape());
     write_chunks::<O, _>(&mut out, &inputs.rows, [operands.iter().all(|x| x.direct), cheap], || {
@@ -130,9 +130,8 @@ pub fn map_in_place<A: Widen>(ins: &mut [Tensor], target_index: usize, run: Chun
         });
         return Ok(());
     }
-    let others =
-        before.iter().enumerate().chain(after.iter().enumerate().map(|(k, x)| (target_index + 1 + k, x)));
-    let inputs = MapOperands::new(target.shape(), others)?;
+    let after = after.iter().enumerate().map(|(k, x)| (target_index + 1 + k, x));
+    let inputs = MapOperands::new(target.shape(), &mut before.iter().enumerate().chain(after))?;
     let operands = inputs.operands::<A>()?;
     overwrite_chunks::<A, _>(target, &inputs.rows, || {
         let mut operands = operands.clone();
@@ -157,7 +156,7 @@ pub fn select_as<T: Widen>(ins: [&mut Tensor; 3], on: bool, target_index: Option
     let Some(target_index) = target_index else {
         let ins = ins.map(|x| &*x);
         let shape = ins[0].shape();
-        let inputs = MapOperands::new(shape, ins.into_iter().enumerate())?;
+        let inputs = MapOperands::new(shape, &mut ins.into_iter().enumerate())?;
         let condition = Operand::<bool>::new(&inputs, 0)?;
         let (yes, no) = (Operand::<T>::new(&inputs, 1)?, Operand::<T>::new(&inputs, 2)?);
         let direct = condition.direct && yes.direct && no.direct;
@@ -174,7 +173,7 @@ pub fn select_as<T: Widen>(ins: [&mut Tensor; 3], on: bool, target_index: Option
     };
     let [condition, yes, no] = ins;
     let (target, other, other_at) = if target_index == 1 { (yes, no, 2) } else { (no, yes, 1) };
-    let inputs = MapOperands::new(target.shape(), [(0, &*condition), (other_at, &*other)])?;
+    let inputs = MapOperands::new(target.shape(), &mut [(0, &*condition), (other_at, &*other)].into_iter())?;
     let condition = Operand::<bool>::new(&inputs, 0)?;
     let other = Operand::<T>::new(&inputs, other_at)?;
     overwrite_chunks::<T, _>(target, &inputs.rows, || {
@@ -233,10 +232,10 @@ impl<'a> MapOperands<'a> {
     /// Prepares the operands, each with its position.
     fn new(
         shape: &[usize],
-        tensors: impl IntoIterator<Item = (usize, &'a Tensor)>,
+        tensors: &mut dyn Iterator<Item = (usize, &'a Tensor)>,
     ) -> Result<MapOperands<'a>> {
         let mut tensors: SmallVec<[(usize, Cow<'a, Tensor>); MAX_OPERANDS]> =
-            tensors.into_iter().map(|(k, x)| (k, Cow::Borrowed(x))).collect();
+            tensors.map(|(k, x)| (k, Cow::Borrowed(x))).collect();
         if let Some((_, t)) = tensors.iter().find(|(_, t)| t.shape()[..] != *shape) {
             return Err(Error::invalid(
                 "map",

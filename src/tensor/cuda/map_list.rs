@@ -6,7 +6,7 @@ use super::gpu::Gpu;
 use super::map::{PACK_BYTES, THREADS, blocks};
 use super::sources::KernelSource;
 use crate::error::Result;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, sort_by_key};
 
 /// The maximum number of calls of one launch, as in `kernels/pointwise.cuh`.
 const CALLS: usize = 48;
@@ -42,7 +42,7 @@ pub(crate) fn map_list(
     let mut order: Vec<usize> = (0..calls.len()).collect();
     // A launch takes one dtype. The sort is stable.
     let dtypes: Vec<DType> = calls.iter().map(|ins| ins[0].dtype()).collect();
-    order.sort_by_key(|&k| dtypes[k]);
+    sort_by_key(&mut order, |&k| dtypes[k]);
     for same in order.chunk_by(|&a, &b| dtypes[a] == dtypes[b]) {
         for some in same.chunks(CALLS) {
             launch(kernels, calls, some, &mut outs, attributes)?;

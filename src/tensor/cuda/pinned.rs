@@ -2,6 +2,7 @@
 
 use super::driver::Driver;
 use super::handle::{DriverResult, Handle};
+use crate::tensor::sort_by_key;
 
 /// The pinned host buffers that a stream keeps.
 #[derive(Debug, Default)]
@@ -37,7 +38,7 @@ impl Pinned {
 
     /// Frees buffers beyond [`KEPT_BUFFERS`], the largest first, but none in use: for those the driver would wait.
     pub fn trim(&mut self, driver: &dyn Driver) {
-        self.free.sort_by_key(|b| b.1);
+        sort_by_key(&mut self.free, |b| b.1);
         while self.free.len() > KEPT_BUFFERS {
             let idle =
                 |b: &(usize, usize, Option<Handle>)| b.2.is_none_or(|e| driver.is_done(e).unwrap_or(false));

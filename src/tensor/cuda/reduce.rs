@@ -7,7 +7,7 @@
 use super::gpu::Gpu;
 use super::packs::{has_packed_leaves, is_aligned, pack_len};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, LEAF, ReduceOp, Shape, SplitRule, Tensor};
+use crate::tensor::{DType, LEAF, ReduceOp, Shape, SplitRule, Tensor, sort_by_key};
 
 /// Reduces `x` over `dims`, as [`cpu::reduce`](crate::tensor::cpu::reduce) does.
 ///
@@ -215,7 +215,7 @@ impl KeptDims {
     /// too many or too large for a kernel.
     pub fn new(dims: impl Iterator<Item = (usize, usize, usize)>) -> Option<KeptDims> {
         let mut dims: Vec<_> = dims.filter(|d| d.0 != 1).collect();
-        dims.sort_by_key(|&(_, from, to)| (from, to));
+        sort_by_key(&mut dims, |&(_, from, to)| (from, to));
         let mut joined: Vec<(usize, usize, usize)> = Vec::with_capacity(dims.len());
         for (len, from, to) in dims {
             match joined.last_mut() {

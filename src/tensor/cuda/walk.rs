@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use crate::error::Result;
-use crate::tensor::Dims;
+use crate::tensor::{Dims, sort_by_key};
 
 /// The most layouts of a walk: a result and three operands.
 pub(super) const LAYOUTS: usize = 4;
@@ -231,7 +231,7 @@ pub(super) fn merge_in_result_order(
     operand: StridedLayout,
 ) -> MergedLayouts {
     let mut order: Dims = (0..shape.len()).collect();
-    order.sort_by_key(|&d| std::cmp::Reverse(result.strides[d]));
+    sort_by_key(&mut order, |&d| std::cmp::Reverse(result.strides[d]));
     let take = |all: &[usize]| -> Dims { order.iter().map(|&d| all[d]).collect() };
     let (to, from) = (take(result.strides), take(operand.strides));
     let layouts = [

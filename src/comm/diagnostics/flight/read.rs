@@ -12,7 +12,7 @@ use super::record::RankRecord;
 use super::report::FlightReport;
 use super::write::{VERSION, file_name};
 use crate::error::{Error, Result};
-use crate::tensor::open_regular;
+use crate::tensor::{open_regular, sort_by_key};
 
 const VERB: &str = "flight";
 /// The largest record in bytes: 256 calls in 256 groups of 8192 ranks each.
@@ -63,7 +63,7 @@ pub fn read(dir: &Path) -> Result<FlightReport> {
         }
         records.push(record);
     }
-    records.sort_by_key(|record| record.rank);
+    sort_by_key(&mut records, |record| record.rank);
     let Some(first) = records.first() else {
         return Err(refuse(&dir.display().to_string(), "there are no files rank-<k>.json"));
     };

@@ -7,6 +7,7 @@ use super::record::{CallRecord, CallState, GroupRecord, RankRecord};
 use crate::comm::calls::{Route, Sequence};
 use crate::comm::diagnostics::wait_graph::cycle;
 use crate::error::{CallId, Wait};
+use crate::tensor::sort_by_key;
 
 /// The records of a world's ranks, and the conclusions from them. `Display` writes a summary, one line per conclusion
 /// and rank.
@@ -134,7 +135,7 @@ impl<'a> CallMatches<'a> {
                 all.push((began, mismatch(came)));
             }
         }
-        all.sort_by_key(|(began, _)| *began);
+        sort_by_key(&mut all, |(began, _)| *began);
         all.into_iter().map(|(_, mismatch)| mismatch).collect()
     }
 

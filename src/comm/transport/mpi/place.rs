@@ -11,6 +11,7 @@ use crate::comm::coordinator::{Client, Rendezvous, RendezvousPoint};
 use crate::comm::deadline::end_after;
 use crate::comm::launch::{Launch, Secret, Vars};
 use crate::error::{Error, Result};
+use crate::tensor::sort_by_key;
 
 /// The bytes of rank 0's broadcast.
 const ROOM: usize = 4096;
@@ -109,7 +110,7 @@ fn listen_at(ips: &[IpAddr], port: u16, local: bool) -> io::Result<(u16, Vec<Tcp
             wanted.push(ip);
         }
     }
-    wanted.sort_by_key(|&ip| ip == LOCAL);
+    sort_by_key(&mut wanted, |&ip| ip == LOCAL);
     let mut tries = 1;
     loop {
         let (mut at, mut listeners, mut last, mut crowded) = (port, Vec::new(), None, false);
@@ -202,7 +203,7 @@ fn understand(said: &[u8], here: &str, own: &[(IpAddr, u32)]) -> Option<Directio
         let (name, bits) = host.split_once('/').map_or((host, None), |(ip, bits)| (ip, bits.parse().ok()));
         found.push((distance(name, bits, own), name.to_string()));
     }
-    found.sort_by_key(|&(distance, _)| distance);
+    sort_by_key(&mut found, |&(distance, _)| distance);
     // If rank 0 is on another machine, an address that this machine has as well, as 127.0.0.1 or that of a container
     // bridge, means this machine. Machines that are one may have different names, so such addresses stay if there is
     // no other.

@@ -15,7 +15,7 @@ use crate::comm::deadline::end_after;
 use crate::comm::diagnostics::Blame;
 use crate::comm::transport::Reduce;
 use crate::error::{CallId, CommFault, Result};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, sort_by_key};
 
 /// The longest time to park without looking around. Everything that matters wakes the rank; this is only a safeguard.
 const LONGEST_PARK: Duration = Duration::from_millis(500);
@@ -246,7 +246,7 @@ impl ThreadGroup {
     pub(super) fn unreceived(&self) -> Option<CommFault> {
         let state = self.lock();
         let mut messages: Vec<_> = state.messages.iter().collect();
-        messages.sort_unstable_by_key(|(ends, _)| **ends);
+        sort_by_key(&mut messages, |(ends, _)| **ends);
         messages.into_iter().find_map(|(_, queue)| {
             let (slot, call) = (queue.unreceived()?, "send");
             let (id, brought) = (self.id(slot, call), brought(&slot.contents(), 0));

@@ -71,9 +71,8 @@ impl ThreadWorld {
         if groups.values().any(|group| group.is_given_up()) {
             return None;
         }
-        let mut faults: Vec<CommFault> = groups.values().filter_map(|group| group.unreceived()).collect();
-        faults.sort_by_key(|fault| fault.id().to_string());
-        let fault = faults.into_iter().next()?;
+        let faults = groups.values().filter_map(|group| group.unreceived());
+        let fault = faults.min_by_key(|fault| fault.id().to_string())?;
         Some((fault.blamed()[0], fault))
     }
 

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, floats as two_pass_floats};
+use crate::ops::pointwise::record::{Pointwise, dtype_of_formula, floats, floats as two_pass_floats};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::rows::select_rows;
 use crate::ops::pointwise::second_derivatives::{gelu_curvature, gelu_tanh_curvature, silu_curvature};

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, numbers};
+use crate::ops::pointwise::record::{Pointwise, dtype_of_formula, floats, numbers};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::rows::{add_scalar_rows, lattice_rows, mul_scalar_rows, negated_rows};
 use crate::ops::pointwise::words::*;

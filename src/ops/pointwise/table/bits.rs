@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, bits, expect_whole, integers};
+use crate::ops::pointwise::record::{Pointwise, bits, dtype_of_formula, integers};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::rows::{lattice_rows, monotone_in_first_rows, negated_rows};
 use crate::ops::pointwise::words::*;

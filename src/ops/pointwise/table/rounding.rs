@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, numbers as rare_numbers};
+use crate::ops::pointwise::record::{Pointwise, dtype_of_formula, floats, numbers as rare_numbers};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, InputFill, Meta, Op, Sample, Vjp, Windows};

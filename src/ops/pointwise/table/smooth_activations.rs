@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, floats as wide_floats};
+use crate::ops::pointwise::record::{Pointwise, dtype_of_formula, floats, floats as wide_floats};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::second_derivatives::mish_slope;
 use crate::ops::pointwise::words::*;

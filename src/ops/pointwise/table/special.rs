@@ -7,7 +7,7 @@ use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
 use crate::ops::pointwise::record::{
-    Pointwise, expect_whole, floats, floats as far_floats, floats as short_floats,
+    Pointwise, dtype_of_formula, floats, floats as far_floats, floats as short_floats,
 };
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::words::*;
