@@ -157,7 +157,7 @@ fn a_bad_launch_is_named() {
     unsafe { fill.run(1, 256, 0) }.unwrap();
     assert_eq!(x.to_vec::<i32>().unwrap(), [7; 37]);
     let error = gpu.kernel("fill", "no_such", DType::I32).map(drop).unwrap_err().to_string();
-    assert!(error.contains("no_such_i32 of kernels/fill.cu"), "{error}");
+    assert!(error.contains("no_such_i32 of kernels/cuda/fill.cu"), "{error}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The packed crate: it is small, has what it needs, and a crate outside this repository builds against
-//! it, runs, and proves itself with `isoshard::testing` (tests/outside).
+//! The packed crate and the packed package of its kernels: they are small, have what they need, and a crate outside this repository
+//! builds against them, runs, and proves itself with `isoshard::testing` (tests/outside).
 //!
 //! The program is one of its own because it starts Cargo. Everything that it makes stands below `target/tmp/package`, where
 //! dependencies stay compiled from one run to the next: the first takes about a minute on two cores, later ones seconds.
@@ -12,17 +12,17 @@ use std::{env, fs};
 
 /// crates.io's limit is twice as high.
 const PACKED_BYTES: u64 = 5 << 20;
-/// Files without which the package does not build, is not documented or may not be used.
-const NEEDED: [&str; 8] = [
+/// Files without which the packages do not build, are not documented or may not be used.
+const NEEDED: [&str; 7] = [
     "Cargo.lock",
     "README.md",
     "CHANGELOG.md",
     "LICENSE-APACHE",
     "LICENSE-MIT",
-    "kernels/iso.cuh",
     "src/lib.rs",
     "tests/golden/rng.txt",
 ];
+const NEEDED_OF_KERNELS: [&str; 4] = ["LICENSE-APACHE", "LICENSE-MIT", "cuda/iso.cuh", "src/lib.rs"];
 
 /// The crate outside, by the name of its file there and here.
 const OUTSIDE: [(&str, &str); 4] = [
@@ -51,14 +51,21 @@ fn a_crate_outside_builds_against_the_packed_form_and_runs() {
     if root().join("Cargo.toml.orig").exists() {
         update(root(), &unpacked);
     } else {
-        pack_into(&work, &unpacked);
+        pack_into(&work);
     }
-    let missing: Vec<_> = NEEDED.into_iter().filter(|name| !unpacked.join(name).exists()).collect();
-    assert!(missing.is_empty(), "the package lacks {missing:?}");
+    let kernels = work.join("isoshard-kernels");
+    let needed = NEEDED.map(|name| unpacked.join(name)).into_iter();
+    let of_kernels = NEEDED_OF_KERNELS.map(|name| kernels.join(name)).into_iter();
+    let missing: Vec<_> =
+        needed.chain(of_kernels.filter(|_| kernels.exists())).filter(|file| !file.exists()).collect();
+    assert!(missing.is_empty(), "the packages lack {missing:?}");
 
     let outside = work.join("outside");
     for (there, here) in OUTSIDE {
-        let text = fs::read(unpacked.join("tests/outside").join(here)).expect("a file of the package");
+        let mut text = fs::read(unpacked.join("tests/outside").join(here)).expect("a file of the package");
+        if there == "Cargo.toml" && kernels.exists() {
+            text.extend(b"\n[patch.crates-io]\nisoshard-kernels = { path = \"../isoshard-kernels\" }\n");
+        }
         write(&outside.join(there), &text);
     }
     // The versions that this crate is tested with, which are downloaded already.
@@ -73,12 +80,15 @@ fn a_crate_outside_builds_against_the_packed_form_and_runs() {
     assert!(proofs.contains("test result: ok. 6 passed"), "{proofs}");
     // `cargo test` has built the crate's program too.
     let said = finished("the outside crate", Command::new(work.join("target/debug/outside")).output());
-    let files = || fs::read_dir(root().join("kernels")).expect("there are kernels").flatten();
-    let of =
-        |ending: &str| files().filter(|file| file.file_name().to_string_lossy().ends_with(ending)).count();
     let counts: Vec<usize> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    // Some files are a program for each dtype.
-    assert!(counts.len() == 2 && counts[0] >= of(".cu") && counts[1] == of(".cuh"), "{said}");
+    if kernels.exists() {
+        let files = || fs::read_dir(kernels.join("cuda")).expect("there are kernels").flatten();
+        let of = |ending: &str| {
+            files().filter(|file| file.file_name().to_string_lossy().ends_with(ending)).count()
+        };
+        // Some files are a program for each dtype.
+        assert!(counts.len() == 2 && counts[0] >= of(".cu") && counts[1] == of(".cuh"), "{said}");
+    }
     let lies = outside_cargo(&["test", "--features", "false-row", "--test", "prove"]).expect("Cargo runs");
     let said = String::from_utf8_lossy(&lies.stdout);
     assert!(!lies.status.success(), "tests of a false row pass: {said}");
@@ -86,20 +96,24 @@ fn a_crate_outside_builds_against_the_packed_form_and_runs() {
     assert!(missing.is_empty(), "tests of a false row do not say {missing:?}:\n{said}");
 }
 
-/// Packs this crate, and brings the files of the package up to date in `unpacked`.
-fn pack_into(work: &Path, unpacked: &Path) {
+/// Packs this crate and its kernels, and brings the files of the packages up to date in `unpacked` and `isoshard-kernels`.
+fn pack_into(work: &Path) {
     let packed = work.join("packed");
-    let args = ["package", "--no-verify", "--allow-dirty", "--offline", "--quiet", "--target-dir"];
+    let args =
+        ["package", "--workspace", "--no-verify", "--allow-dirty", "--offline", "--quiet", "--target-dir"];
     finished("cargo package", cargo(root()).args(args).arg(&packed).output());
-    let name = format!("{}-{}", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
-    let archive = packed.join(format!("package/{name}.crate"));
-    let bytes = fs::metadata(&archive).expect("Cargo leaves the package").len();
-    assert!(bytes < PACKED_BYTES, "the package has {bytes} bytes");
-    println!("{}: {bytes} bytes", archive.display());
-    // An earlier run's folder would keep files that have left the package.
-    let _ = fs::remove_dir_all(packed.join(&name));
-    finished("tar", Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&packed).output());
-    update(&packed.join(name), unpacked);
+    for (package, folder) in [(env!("CARGO_PKG_NAME"), "unpacked"), ("isoshard-kernels", "isoshard-kernels")]
+    {
+        let name = format!("{package}-{}", env!("CARGO_PKG_VERSION"));
+        let archive = packed.join(format!("package/{name}.crate"));
+        let bytes = fs::metadata(&archive).expect("Cargo leaves the package").len();
+        assert!(bytes < PACKED_BYTES, "the package has {bytes} bytes");
+        println!("{}: {bytes} bytes", archive.display());
+        // An earlier run's folder would keep files that have left the package.
+        let _ = fs::remove_dir_all(packed.join(&name));
+        finished("tar", Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&packed).output());
+        update(&packed.join(name), &work.join(folder));
+    }
 }
 
 /// Makes `to` hold the files of `from`; those that have not changed keep their times, so that Cargo builds what has.

@@ -47,6 +47,7 @@ pub use gemm::{
     packs_lines,
 };
 pub use isa::caches::{CACHE_LINE_BYTES, Caches, with_caches};
+pub use isa::map_slice::map_slice;
 pub use isa::simd::{
     Isa, Kernel, dispatch, prefetch, prefetch_ahead, prefetch_line, prefetch_line_to_write, with_isa,
 };
@@ -57,7 +58,6 @@ pub use loops::formulas::{
     BitFunction, Constants, FloatPredicate, FloatPredicateLoops, Function, Loops, NumFunction, Relation,
     RelationLoops,
 };
-pub use loops::map_slice::map_slice;
 pub use loops::streamed::{PIECE_BYTES, Streaming, with_streaming_from};
 pub use loops::strided_rows::{EachChunk, StridedRows};
 pub use loops::two_passes::TwoPasses;

@@ -2,7 +2,7 @@
 
 use crate::tensor::cuda;
 
-/// Returns all CUDA sources as pairs of file name and text: the files of `kernels/`, and the sources generated from
+/// Returns all CUDA sources as pairs of file name and text: the files of `kernels/cuda/`, and the sources generated from
 /// formulas.
 ///
 /// ```

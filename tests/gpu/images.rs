@@ -179,7 +179,10 @@ fn packed_images_need_no_compiler() {
     let want = format!(
         "ISOSHARD_IMAGES, which names no folder, or in {cache_text} (ISOSHARD_CACHE); libnvrtc.so is not found"
     );
-    assert!(said.contains(&format!("kernels/gelu.cu: cuda:{INDEX} failed; got no image gelu-")), "{said}");
+    assert!(
+        said.contains(&format!("kernels/cuda/gelu.cu: cuda:{INDEX} failed; got no image gelu-")),
+        "{said}"
+    );
     assert!(said.contains(&want), "{said}");
     // One that is cut short is refused by name, and compiled again if there is a compiler.
     let sum = std::fs::read_dir(&packed).unwrap().map(|file| file.unwrap().path());
@@ -189,7 +192,7 @@ fn packed_images_need_no_compiler() {
     let (loaded, compiled, said) = load(&packed_text, "", &[]);
     assert_eq!((loaded, compiled), (CHOSEN.len() - 1, 0), "{said}");
     assert!(
-        said.contains("kernels/sum_bf16.cu: ") && said.contains(&format!("{} is truncated", text(&sum))),
+        said.contains("kernels/cuda/sum_bf16.cu: ") && said.contains(&format!("{} is truncated", text(&sum))),
         "{said}"
     );
     let (loaded, compiled, said) = load(&packed_text, &cache_text, &[(COMPILER, "1")]);

@@ -4,7 +4,6 @@ pub(crate) mod aligned_buffer;
 pub(crate) mod cast;
 pub(crate) mod copy;
 pub(crate) mod formulas;
-pub(crate) mod map_slice;
 pub(crate) mod rare;
 pub(crate) mod streamed;
 pub(crate) mod strided_rows;

@@ -3,9 +3,9 @@
 use std::marker::PhantomData;
 
 use crate::element::odd_f32;
+use crate::isa::map_slice::map_slice;
 use crate::isa::simd::dispatch;
 use crate::loops::formulas::{Constants, ElementFn, ElementLoop, FloatLoops, LoopFn, Loops, pieces};
-use crate::loops::map_slice::map_slice;
 use crate::loops::rare;
 
 /// A formula in `N` variables and up to two constants that is computed in f64. Its loop is compiled for f64 only.

@@ -1,5 +1,5 @@
 //! Sums and products with their rounding errors, and the notation that all functions of this folder share with
-//! `kernels/math.cuh`.
+//! `kernels/cuda/math.cuh`.
 
 /// Evaluates a polynomial in f64 by Horner's rule, highest coefficient first.
 macro_rules! polynomial {

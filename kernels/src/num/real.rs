@@ -221,10 +221,10 @@ macro_rules! half {
                 buf
             }
             fn widen_into(src: &[$t], wide: &mut [f32]) {
-                crate::loops::map_slice::map_slice(src, wide, |x: $t| $widen(x.to_bits()));
+                crate::isa::map_slice::map_slice(src, wide, |x: $t| $widen(x.to_bits()));
             }
             fn narrow_into(wide: &[f32], dst: &mut [$t]) {
-                crate::loops::map_slice::map_slice(wide, dst, |x: f32| <$t>::from_bits($narrow(x)));
+                crate::isa::map_slice::map_slice(wide, dst, |x: f32| <$t>::from_bits($narrow(x)));
             }
             fn store(dst: &mut [$t], buf: &mut [f32], write: impl FnOnce(&mut [f32])) {
                 let buf = &mut buf[..dst.len()];

@@ -1,5 +1,5 @@
 //! CUDA kernels of attention and of its derivatives: [with the CPU's bits](exact), or [fast](fast) if they are
-//! not required. The sources in `kernels/` document the algorithms and their cost.
+//! not required. The sources in `kernels/cuda/` document the algorithms and their cost.
 //!
 //! Missing: a division of the keys of few queries among multiprocessors, which text generation would need.
 
@@ -200,7 +200,7 @@ impl<'a> CudaAttention<'a> {
     }
 }
 
-/// `struct AttentionCall` in `kernels/attention.cuh`.
+/// `struct AttentionCall` in `kernels/cuda/attention.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct CallArg {
@@ -227,9 +227,9 @@ struct CallArg {
     row_levels: u32,
     before: u32,
     after: u32,
-    /// `ScoreExtra` in `kernels/attention.cuh`.
+    /// `ScoreExtra` in `kernels/cuda/attention.cuh`.
     extras: u32,
-    /// `BiasDtype` in `kernels/attention.cuh`.
+    /// `BiasDtype` in `kernels/cuda/attention.cuh`.
     bias_dtype: u32,
 }
 

@@ -10,7 +10,7 @@ use crate::tensor::cuda::Gpu;
 use crate::tensor::cuda::fault::FaultCode;
 use crate::tensor::{DType, Element, Shape, Tensor, for_dtype};
 
-/// `struct Diagonals` of `kernels/create.cu`.
+/// `struct Diagonals` of `kernels/cuda/create.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 struct DiagonalsArg {

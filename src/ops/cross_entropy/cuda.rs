@@ -33,7 +33,7 @@ pub(crate) fn cross_entropy(
     Ok(out)
 }
 
-/// `struct Terms` in `kernels/cross_entropy.cuh`.
+/// `struct Terms` in `kernels/cuda/cross_entropy.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct TermsArg {
@@ -81,7 +81,7 @@ pub(crate) fn cross_entropy_grad(
     Ok(out)
 }
 
-/// The work of the gradient kernels' threads; see `kernels/pieces.cuh`.
+/// The work of the gradient kernels' threads; see `kernels/cuda/pieces.cuh`.
 struct Pieces {
     /// The number of pieces of a row, one per block; 0 if several rows share a block.
     pieces: usize,

@@ -21,7 +21,7 @@ pub(super) const THREADS: u32 = 256;
 /// The maximum number of blocks; the kernels loop over further elements.
 const BLOCKS: usize = 1 << 20;
 
-/// `struct Places` of `kernels/gather.cu`.
+/// `struct Places` of `kernels/cuda/gather.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Default, bytemuck::NoUninit)]
 struct GatherPlaces {
@@ -136,7 +136,7 @@ pub(crate) fn scatter_add(
     Ok(out)
 }
 
-/// `struct Extents` of `kernels/embedding_grad.cu`: the dims of the positions that are summed over.
+/// `struct Extents` of `kernels/cuda/embedding_grad.cu`: the dims of the positions that are summed over.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, bytemuck::NoUninit)]
 struct PositionExtents {

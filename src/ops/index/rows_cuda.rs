@@ -1,4 +1,4 @@
-//! CUDA kernels that read and write rows by index: `kernels/index_rows.cu`, the counterpart of `rows.rs`.
+//! CUDA kernels that read and write rows by index: `kernels/cuda/index_rows.cu`, the counterpart of `rows.rs`.
 
 use super::cuda::{HeldRange, THREADS, blocks};
 use super::rows::rows_in_place;

@@ -1,4 +1,4 @@
-//! CUDA kernels that write by index and that count: `kernels/scatter.cu`.
+//! CUDA kernels that write by index and that count: `kernels/cuda/scatter.cu`.
 
 use crate::error::{Error, Result};
 use crate::tensor::cuda::fault::FaultCode;
@@ -10,7 +10,7 @@ const DIMS: usize = 6;
 /// The largest number of indices that one kernel joins.
 pub(super) const JOINED: usize = 8;
 
-/// `struct ScatterPlaces` of `kernels/scatter.cu`: an index's extents, innermost first, and for each dim the strides of
+/// `struct ScatterPlaces` of `kernels/cuda/scatter.cu`: an index's extents, innermost first, and for each dim the strides of
 /// the result (0 along the dim of the operator), of the index, of the source, and of the position along the dim.
 #[repr(C)]
 #[derive(Clone, Copy, Default, bytemuck::NoUninit)]

@@ -1,4 +1,4 @@
-//! CUDA kernels of sorting and of the largest or smallest elements of rows: `kernels/sort.cu`.
+//! CUDA kernels of sorting and of the largest or smallest elements of rows: `kernels/cuda/sort.cu`.
 
 use smallvec::smallvec;
 

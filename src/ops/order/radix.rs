@@ -1,4 +1,4 @@
-//! A stable radix sort on a CUDA device: `kernels/radix.cu`.
+//! A stable radix sort on a CUDA device: `kernels/cuda/radix.cu`.
 
 use crate::error::Result;
 use crate::tensor::cuda::Gpu;

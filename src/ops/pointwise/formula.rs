@@ -1,7 +1,7 @@
 //! Macros that turn a row of the table into an operator: its loops, its CUDA kernels, its record and its documentation.
 //!
 //! The tokens of a formula are a Rust expression that calls functions of [`words`](super::words). The same tokens as
-//! text are a C++ expression, because `kernels/pointwise.cuh` defines functions of the same names. `of(0.5)` converts a
+//! text are a C++ expression, because `kernels/cuda/pointwise.cuh` defines functions of the same names. `of(0.5)` converts a
 //! constant to the element type of the computation.
 
 /// Defines functions that several formulas use, in both languages.

@@ -1,6 +1,6 @@
 //! The functions that formulas may call.
 //!
-//! `kernels/pointwise.cuh` defines functions of the same names for CUDA, which perform the same sequence of IEEE
+//! `kernels/cuda/pointwise.cuh` defines functions of the same names for CUDA, which perform the same sequence of IEEE
 //! operations. Formulas also use `+ - * /` on floats, comparisons, `&&`, `||` and `!`.
 
 pub use crate::tensor::cpu::is_nan;

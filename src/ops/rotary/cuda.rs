@@ -96,7 +96,7 @@ fn launch(gpu: &Gpu, rotation: &Rotation, x: &Tensor, out: &mut Tensor, dims: &[
 /// The number of threads per block.
 const THREADS: usize = 128;
 
-/// `struct Rotation` in `kernels/rotary.cu`.
+/// `struct Rotation` in `kernels/cuda/rotary.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct RotationArg {
@@ -129,7 +129,7 @@ pub(super) fn tables(position: &Tensor, angle: &Tensor, dtype: DType, scale: f64
     Ok([cos, sin])
 }
 
-/// `struct Pairs` in `kernels/rotary_apply.cu`.
+/// `struct Pairs` in `kernels/cuda/rotary_apply.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct PairsArg {

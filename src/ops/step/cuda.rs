@@ -6,10 +6,10 @@ use crate::error::Result;
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Tensor, sort_by_key};
 
-/// The maximum number of parameters of one launch, as in `kernels/step.cuh`.
+/// The maximum number of parameters of one launch, as in `kernels/cuda/step.cuh`.
 const TENSORS: usize = 48;
 const THREADS: u32 = 256;
-/// The number of elements of one block, as in `kernels/step.cuh`.
+/// The number of elements of one block, as in `kernels/cuda/step.cuh`.
 const A_BLOCK: usize = THREADS as usize * 16;
 
 /// The operands of one parameter's step: parameter, gradient and `N` tensors of state, all of the parameter's shape.
@@ -48,7 +48,7 @@ pub(crate) struct SgdRates {
     pub nesterov: u64,
 }
 
-/// `struct Pieces` of `kernels/step.cuh`.
+/// `struct Pieces` of `kernels/cuda/step.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 struct Pieces {

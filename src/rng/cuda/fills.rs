@@ -111,7 +111,7 @@ fn parameters<'a>(launch: KernelLaunch<'a>, from: Distribution, dtype: DType) ->
     })
 }
 
-/// `struct Sums` of `kernels/poisson.cu`.
+/// `struct Sums` of `kernels/cuda/poisson.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 struct SumsArg {
@@ -125,7 +125,7 @@ impl From<CumulativeSums> for SumsArg {
     }
 }
 
-/// `struct RangeArg` of `kernels/random.cu`.
+/// `struct RangeArg` of `kernels/cuda/random.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 struct RangeArg {
@@ -134,7 +134,7 @@ struct RangeArg {
     threshold: u64,
 }
 
-/// `struct OrderArg` of `kernels/shuffle.cu`.
+/// `struct OrderArg` of `kernels/cuda/shuffle.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 struct OrderArg {

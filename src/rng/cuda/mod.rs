@@ -1,6 +1,6 @@
 //! Random numbers on a CUDA device, with the bits of the fills of [`rng`](super).
 //!
-//! `kernels/` has `philox.cuh` (words), `draws.cuh` (numbers), `random.cuh` (the elements of each thread), one file per random
+//! `kernels/cuda/` has `philox.cuh` (words), `draws.cuh` (numbers), `random.cuh` (the elements of each thread), one file per random
 //! operator, and `random.cu` for plain fills. A thread computes the numbers of one Philox block, so a shard costs its share of
 //! the whole.
 //!

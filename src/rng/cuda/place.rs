@@ -15,7 +15,7 @@ const BLOCKS: u32 = 32;
 /// The largest number of dims of a box, without its contiguous run.
 const DIMS: usize = 7;
 
-/// `struct Place` of `kernels/random.cuh`: a box whose elements are contiguous in local storage.
+/// `struct Place` of `kernels/cuda/random.cuh`: a box whose elements are contiguous in local storage.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, NoUninit)]
 pub(crate) struct Place {
@@ -32,7 +32,7 @@ pub(crate) struct Place {
     stride: [u64; DIMS],
 }
 
-/// `struct Draw` of `kernels/philox.cuh`.
+/// `struct Draw` of `kernels/cuda/philox.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 pub(crate) struct DrawArg {

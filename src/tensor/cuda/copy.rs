@@ -93,7 +93,7 @@ pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     compute(from, dtype, &mut [x.clone()], dtype, &[])
 }
 
-/// Mirrors `struct TiledTranspose` of `kernels/copy.cu`.
+/// Mirrors `struct TiledTranspose` of `kernels/cuda/copy.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::NoUninit)]
 struct TiledTranspose {

@@ -5,7 +5,7 @@
 
 use crate::error::Error;
 
-/// The size of `struct Fault` of `kernels/iso.cuh`, in bytes.
+/// The size of `struct Fault` of `kernels/cuda/iso.cuh`, in bytes.
 pub(super) const FAULT_BYTES: usize = 16;
 
 /// A fault that kernels may report.

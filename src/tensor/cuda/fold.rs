@@ -6,7 +6,7 @@ use super::gpu::Gpu;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
 
-/// The most parts and steps of one launch, as in `kernels/fold.cu`.
+/// The most parts and steps of one launch, as in `kernels/cuda/fold.cu`.
 const PARTS: usize = 64;
 const STEPS: usize = 256;
 const JOIN: u8 = 254;

@@ -25,7 +25,7 @@ use crate::tensor::{DType, Tensor};
 /// if cuda::is_available() {
 ///     let gpu = Gpu::get(0)?;
 ///     let mut out = gpu.uninit(DType::I32, [8])?;
-///     // The entry fill_i32(out, n, bits) of kernels/fill.cu.
+///     // The entry fill_i32(out, n, bits) of kernels/cuda/fill.cu.
 ///     let fill = gpu.kernel("fill", "fill", DType::I32)?.write(&mut out).arg(8u64).arg([7u64, 0]);
 ///     // SAFETY: these are the entry's parameters; it writes the eight elements of `out`, which lives until then.
 ///     unsafe { fill.run(1, 256, 0) }?;
@@ -96,7 +96,7 @@ impl Gpu {
         let module = device.modules.find(device, compiled)?;
         let function = device.driver.function(module, &name);
         let function =
-            function.map_err(|e| device.error(format!("{name} of kernels/{}.cu", compiled.name), &e))?;
+            function.map_err(|e| device.error(format!("{name} of kernels/cuda/{}.cu", compiled.name), &e))?;
         let parameters = device.driver.parameters(function);
         Ok(KernelEntry { source, name, function, parameters })
     }

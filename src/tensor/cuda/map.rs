@@ -20,7 +20,7 @@ pub(crate) struct FormulaKernels {
     pub strided: &'static str,
 }
 
-/// Makes the [`FormulaKernels`] of a name, from a given source or from the file of `kernels/` of that name.
+/// Makes the [`FormulaKernels`] of a name, from a given source or from the file of `kernels/cuda/` of that name.
 macro_rules! formula {
     ($file:literal) => {
         $crate::tensor::cuda::formula!($file, $file)

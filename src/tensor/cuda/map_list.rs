@@ -8,7 +8,7 @@ use super::sources::KernelSource;
 use crate::error::Result;
 use crate::tensor::{DType, Tensor, sort_by_key};
 
-/// The maximum number of calls of one launch, as in `kernels/pointwise.cuh`.
+/// The maximum number of calls of one launch, as in `kernels/cuda/pointwise.cuh`.
 const CALLS: usize = 48;
 
 /// The kernels that compute a formula for lists of operands.
@@ -18,7 +18,7 @@ pub(crate) struct ListKernels {
     pub entry: &'static str,
 }
 
-/// `struct ListCalls` of `kernels/pointwise.cuh`.
+/// `struct ListCalls` of `kernels/cuda/pointwise.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 struct ListCalls {

@@ -14,7 +14,7 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-//! Each function here has a counterpart in [`cpu`](super::cpu) and runs the sources in `kernels/`. Each thread has
+//! Each function here has a counterpart in [`cpu`](super::cpu) and runs the sources in `kernels/cuda/`. Each thread has
 //! one stream per device. Work is put on the stream in program order, and the host waits only when it reads a value.
 //! Everything is written against [`Driver`], which has two implementations: NVIDIA's library (feature `cuda`), and in
 //! tests one that runs the same kernels on the CPU.

@@ -98,7 +98,7 @@ fn load(
     let name = source.name;
     let text = source
         .text()
-        .ok_or_else(|| Error::unsupported("cuda", format!("there is no kernels/{name}.cu"), "", ""))?;
+        .ok_or_else(|| Error::unsupported("cuda", format!("there is no kernels/cuda/{name}.cu"), "", ""))?;
     let program =
         KernelProgram { name, source: &text, headers: sources::headers(), options: sources::OPTIONS };
     let image_name = image_name(&program, device.driver.properties().capability);
@@ -128,7 +128,7 @@ fn load(
             }
         }
     };
-    device.driver.load(name, &image).map_err(|e| device.error(format!("kernels/{name}.cu"), &e))
+    device.driver.load(name, &image).map_err(|e| device.error(format!("kernels/cuda/{name}.cu"), &e))
 }
 
 /// Loads the image in a file. Returns `None` if the file is missing, or adds to `damaged` why its image does not load.
@@ -161,7 +161,7 @@ fn no_image(
     let (packed, cache) = (folder(packed, "ISOSHARD_IMAGES"), folder(cache, "ISOSHARD_CACHE"));
     let damaged: String = damaged.iter().map(|file| format!("; {file}")).collect();
     Error::Device {
-        verb: format!("kernels/{name}.cu"),
+        verb: format!("kernels/cuda/{name}.cu"),
         device: device.name().to_string(),
         reason: format!("no image {image_name} in {packed}, or in {cache}{damaged}; {missing}"),
     }
@@ -169,7 +169,7 @@ fn no_image(
 
 fn compile(device: &CudaDevice, program: &KernelProgram) -> Result<Vec<u8>> {
     device.driver.compile(program).map_err(|log| Error::Device {
-        verb: format!("kernels/{}.cu", program.name),
+        verb: format!("kernels/cuda/{}.cu", program.name),
         device: device.name().to_string(),
         reason: log,
     })
@@ -380,7 +380,7 @@ mod tests {
             let later = KernelSource { name: "later", parts: &["right"] };
             let said =
                 find_all(&device, &[sources[0], wrong, later], threads, &find).unwrap_err().to_string();
-            assert!(said.contains("kernels/wrong.cu") && said.contains("an error"), "{said}");
+            assert!(said.contains("kernels/cuda/wrong.cu") && said.contains("an error"), "{said}");
             let done = std::mem::take(&mut *lock(&driver.done));
             assert!(done.contains(&"loads later: compiled".to_string()) && done.len() == 3, "{done:?}");
         }
@@ -463,7 +463,7 @@ mod tests {
         // The error names the kernel, the folders, the files that are there and do not load, and the library.
         let said = find("copy", here, there).unwrap_err();
         let (first, rest) = said.split_once(" no image copy-").expect("it names the image");
-        assert_eq!(first, "kernels/copy.cu: cuda:0 failed; got");
+        assert_eq!(first, "kernels/cuda/copy.cu: cuda:0 failed; got");
         let (packed, cache) = (folders.packed.display(), folders.cache.display());
         let want = format!(
             " in {packed} (ISOSHARD_IMAGES), or in {cache} (ISOSHARD_CACHE); libcompiler.so is not found"

@@ -1,8 +1,8 @@
-//! Packs: neighbouring elements that a thread of a kernel loads or stores at once (`kernels/packs.cuh`).
+//! Packs: neighbouring elements that a thread of a kernel loads or stores at once (`kernels/cuda/packs.cuh`).
 
 use crate::tensor::{DType, Tensor};
 
-/// Returns the number of elements of a pack; mirrors `PACK_LEN` of `kernels/packs.cuh`.
+/// Returns the number of elements of a pack; mirrors `PACK_LEN` of `kernels/cuda/packs.cuh`.
 pub(crate) fn pack_len(dtype: DType) -> usize {
     16 / dtype.size_bytes().max(2)
 }

@@ -1,7 +1,7 @@
 //! Reductions over any dims along the summation tree, with the bits of `cpu::reduce`.
 //!
 //! There is one launch per dim, from the innermost reduced dim outwards, which is the order of the tree. A dim with
-//! contiguous elements is reduced by rows, any other by columns (`kernels/reduce.cuh`). If there are too few rows to
+//! contiguous elements is reduced by rows, any other by columns (`kernels/cuda/reduce.cuh`). If there are too few rows to
 //! keep the device busy, each row's topmost nodes are computed separately and a second launch joins them.
 
 use super::gpu::Gpu;
@@ -97,7 +97,7 @@ pub(crate) fn product_of_rows(verb: &str, x: &Tensor) -> Result<Tensor> {
     reduce_dim(verb, x, 1, LeafKind::Pairs, DimKernel { file: "prod", term: None }, x.dtype())
 }
 
-/// A term of `kernels/terms.cu`.
+/// A term of `kernels/cuda/terms.cu`.
 #[derive(Clone, Copy)]
 pub(crate) struct TermKernel<'a> {
     /// The entries for contiguous rows, for those whose leaves consist of packs, and for columns.
@@ -199,7 +199,7 @@ impl TreeSpread {
     }
 }
 
-/// The dims that are not reduced; mirrors `struct KeptDims` of `kernels/reduce.cuh`.
+/// The dims that are not reduced; mirrors `struct KeptDims` of `kernels/cuda/reduce.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::NoUninit)]
 pub(crate) struct KeptDims {

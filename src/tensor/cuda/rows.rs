@@ -1,4 +1,4 @@
-//! Launches of the row kernels in `kernels/rows.cuh`.
+//! Launches of the row kernels in `kernels/cuda/rows.cuh`.
 
 use super::gpu::Gpu;
 use super::launch::KernelLaunch;

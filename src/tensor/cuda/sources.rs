@@ -1,4 +1,4 @@
-//! The kernel sources of `kernels/`, embedded in the program.
+//! The kernel sources of `kernels/cuda/`, embedded in the program.
 
 #[doc(inline)]
 pub use isoshard_kernels::cuda::{OPTIONS, headers, programs};
@@ -6,12 +6,12 @@ pub use isoshard_kernels::cuda::{OPTIONS, headers, programs};
 use crate::error::Error;
 use crate::tensor::DType;
 
-/// A kernel source: a file of `kernels/`, or the text that an operator's formula generates.
+/// A kernel source: a file of `kernels/cuda/`, or the text that an operator's formula generates.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelSource {
     /// The name of a file or variant in [`programs`] without `.cu`, or the formula's name.
     pub name: &'static str,
-    /// The text in parts that are concatenated; empty for a file of `kernels/` and its variants.
+    /// The text in parts that are concatenated; empty for a file of `kernels/cuda/` and its variants.
     pub parts: &'static [&'static str],
 }
 
@@ -59,7 +59,7 @@ impl KernelSource {
     }
 }
 
-/// Names a file of `kernels/`, or a variant of one: a file that is compiled for one dtype at a time has a variant
+/// Names a file of `kernels/cuda/`, or a variant of one: a file that is compiled for one dtype at a time has a variant
 /// `<file>_<dtype>` for each.
 impl From<&'static str> for KernelSource {
     fn from(name: &'static str) -> KernelSource {

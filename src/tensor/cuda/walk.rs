@@ -1,5 +1,5 @@
 //! Strided layouts of one shape, merged into as few dims as possible: `struct StridedWalk` of
-//! `kernels/pointwise.cuh`.
+//! `kernels/cuda/pointwise.cuh`.
 
 use smallvec::SmallVec;
 

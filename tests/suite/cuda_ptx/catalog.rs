@@ -24,7 +24,7 @@ const ELSEWHERE: [&str; 9] = [
     "random",
 ];
 
-/// One launch per entry and grid. A new file of `kernels/` needs a sample, or a test here.
+/// One launch per entry and grid. A new file of `kernels/cuda/` needs a sample, or a test here.
 #[test]
 fn every_operator_and_every_file_of_kernels() {
     let formulas: BTreeSet<String> = formulas().iter().map(|op| op.name().to_string()).collect();

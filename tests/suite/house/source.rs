@@ -194,11 +194,20 @@ pub fn parts(text: &str) -> Vec<(Part, Range<usize>)> {
 }
 
 pub fn sources() -> Vec<Source> {
+    sources_of("src")
+}
+
+/// The files of the kernels' package, none in a downloaded package. Their rooms are the folders below its `src`.
+pub fn kernel_sources() -> Vec<Source> {
+    sources_of("kernels/src")
+}
+
+fn sources_of(folder: &str) -> Vec<Source> {
     let read = |path: PathBuf| {
         let text = fs::read_to_string(&path).expect("sources can be read");
         Source::new(path.strip_prefix(root()).expect("below the root"), text)
     };
-    files(&root().join("src")).into_iter().map(read).collect()
+    files(&root().join(folder)).into_iter().map(read).collect()
 }
 
 pub fn root() -> &'static Path {

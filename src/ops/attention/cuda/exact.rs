@@ -145,7 +145,7 @@ impl CudaAttention<'_> {
     }
 }
 
-/// `struct BiasShape` in `kernels/attention_backward.cuh`.
+/// `struct BiasShape` in `kernels/cuda/attention_backward.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct BiasArg {
@@ -204,7 +204,7 @@ enum HeadClass {
     Any,
 }
 
-/// A variant of the kernels: `Tiles` in `kernels/attention.cuh`.
+/// A variant of the kernels: `Tiles` in `kernels/cuda/attention.cuh`.
 #[derive(Clone, Copy)]
 struct ExactKernel {
     class: HeadClass,

@@ -75,7 +75,7 @@ const THREADS: u32 = 128;
 const FORWARD_ROWS: usize = 128;
 const BACKWARD_ROWS: usize = 64;
 
-/// A variant of the kernels: `Flash` in `kernels/flash.cuh`.
+/// A variant of the kernels: `Flash` in `kernels/cuda/flash.cuh`.
 #[derive(Clone, Copy)]
 pub(super) struct FastKernel {
     /// The sources of the forward and backward kernels, without and with dropout.

@@ -9,7 +9,7 @@ pub(super) fn depth(len: usize) -> u32 {
     SplitRule::Halves.depth(len, LEAF)
 }
 
-/// `struct Dim` in `kernels/attention.cuh`: up to 1024 elements.
+/// `struct Dim` in `kernels/cuda/attention.cuh`: up to 1024 elements.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct DimArg {

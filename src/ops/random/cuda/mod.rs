@@ -1,4 +1,4 @@
-//! CUDA launches of random operators. `kernels/random.cuh` defines which thread draws which number.
+//! CUDA launches of random operators. `kernels/cuda/random.cuh` defines which thread draws which number.
 
 mod per_element;
 mod rows;

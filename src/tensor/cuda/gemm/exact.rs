@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Device, Dims, Tensor};
 
-/// An operand as its tiles are loaded; mirrors `struct PanelOperand` of `kernels/matmul_panel.cuh`.
+/// An operand as its tiles are loaded; mirrors `struct PanelOperand` of `kernels/cuda/matmul_panel.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, NoUninit)]
 struct PanelOperand {
@@ -23,7 +23,7 @@ struct PanelOperand {
     extent: u32,
 }
 
-/// The arguments of a launch; mirrors `struct GemmJob` of `kernels/matmul_tile.cuh`.
+/// The arguments of a launch; mirrors `struct GemmJob` of `kernels/cuda/matmul_tile.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, NoUninit)]
 struct GemmJob {
@@ -181,7 +181,7 @@ fn panel_operand((x, outer, along): (&Tensor, usize, usize), tile: usize, of: &P
     }
 }
 
-/// The order and width of a panel's loads; mirrors `enum PanelLoad` of `kernels/matmul_panel.cuh`.
+/// The order and width of a panel's loads; mirrors `enum PanelLoad` of `kernels/cuda/matmul_panel.cuh`.
 #[derive(Clone, Copy)]
 enum PanelLoad {
     Along4 = 0,

@@ -1,6 +1,6 @@
 //! Matrix products on a CUDA device: exact ones with the bits of the CPU, or fast ones by the vendor's library.
 //!
-//! The exact kernels (`kernels/matmul.cuh`) follow the summation tree of [`cpu::gemm`](crate::tensor::cpu::gemm()):
+//! The exact kernels (`kernels/cuda/matmul.cuh`) follow the summation tree of [`cpu::gemm`](crate::tensor::cpu::gemm()):
 //! the leaves, their chains and the joins do not depend on the tile, nor on the parts into which a contraction is
 //! cut. The library is faster, uses matrix units, and sums in its own order.
 //!

@@ -6,7 +6,7 @@
 use crate::tensor::DType;
 use crate::tensor::cuda::DeviceProperties;
 
-/// A tile of `kernels/matmul.cuh`.
+/// A tile of `kernels/cuda/matmul.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Tiling {
     /// The kernel's name without the dtype.
