@@ -27,5 +27,5 @@ for dtype in f32 bf16; do
   echo "-- $dtype there: $there"
   [ -n "$here" ] && [ "$here" = "$there" ]
 done
-[ "${1-}" = --train ] || CARGO_PROFILE_DEV_DEBUG=0 cargo test --lib --target $target -- \
-  tensor::cpu::gemm tensor::cpu::tree tensor::math ops::attention::cpu --skip bits_do_not_depend_on_the_caches
+[ "${1-}" = --train ] || CARGO_PROFILE_DEV_DEBUG=0 cargo test --workspace --lib --target $target -- \
+  gemm:: sums::tree math:: tensor::cpu::gemm ops::attention::cpu --skip bits_do_not_depend_on_the_caches

@@ -22,6 +22,8 @@ built=${CARGO_TARGET_DIR:-target}/sanitize
 skipped=0
 # Without optimisation it compiles in a tenth of the time, and keeps every access.
 export CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
+# The kernels' package has a level of its own.
+unoptimised=(--config 'profile.dev.package.isoshard-kernels.opt-level = 0')
 export PROPTEST_CASES=${PROPTEST_CASES:-4}
 # A backtrace takes Miri half a minute, and some tests panic on purpose.
 export RUST_BACKTRACE=0
@@ -41,20 +43,20 @@ has() {
 part_miri() {
   has miri && has rust-src || return 0
   MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" PROPTEST_CASES=2 \
-    cargo "+$toolchain" miri test --lib --target-dir "$built/miri" -- \
-    tensor::storage tensor::system_block tensor::segments tensor::cut tensor::shape tensor::views tensor::elements tensor::dense \
-    tensor::interop tensor::cpu::copy tensor::kernel_list tensor::cpu::threads ranks_share_tensors \
+    cargo "+$toolchain" miri test --workspace --lib --target-dir "$built/miri" -- \
+    memory::block memory::system_block memory::segments tensor::cut tensor::shape tensor::views tensor::elements tensor::dense \
+    tensor::interop loops::copy memory::kernel_list threads::team ranks_share_tensors \
     comm::transport::threads::engine
 }
 
 address() {
   has rustc || return 0
   RUSTFLAGS="-Zsanitizer=address" CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_TEST_OPT_LEVEL=0 \
-    cargo "+$toolchain" test --target "$target" --target-dir "$built/address" "$@"
+    cargo "+$toolchain" "${unoptimised[@]}" test --target "$target" --target-dir "$built/address" "$@"
 }
 
 part_address() {
-  address --lib -- --skip exhaustive --skip fuzz --skip measure --skip tensor::cpu::gemm::blocking \
+  address --workspace --lib -- --skip exhaustive --skip fuzz --skip measure --skip gemm::blocking \
     --skip every_node_is_the_sum --skip bits_do_not_depend_on --skip a_rank_that_does_not_read
 }
 
@@ -67,9 +69,9 @@ part_suite() {
 part_thread() {
   has rust-src || return 0
   RUSTFLAGS="-Zsanitizer=thread" CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_TEST_OPT_LEVEL=0 \
-    cargo "+$toolchain" -Zbuild-std test --lib --target "$target" --target-dir "$built/thread" -- \
-    tensor::storage tensor::segments tensor::cut tensor::mapped tensor::dense tensor::kernel_list tensor::cpu::threads tensor::cpu::map \
-    tensor::cpu::gemm::threads ops::attention comm:: data:: checkpoint:: fsdp:: nn:: optim:: rng:: dtensor::redistribute \
+    cargo "+$toolchain" "${unoptimised[@]}" -Zbuild-std test --workspace --lib --target "$target" --target-dir "$built/thread" -- \
+    memory::block memory::segments tensor::cut tensor::mapped tensor::dense memory::kernel_list threads::team tensor::cpu::map \
+    gemm::threads ops::attention comm:: data:: checkpoint:: fsdp:: nn:: optim:: rng:: dtensor::redistribute \
     --skip exhaustive --skip fuzz --skip a_rank_that_does_not_read --skip an_admitted_rank_that_breaks
 }
 

@@ -7,7 +7,8 @@ use std::ops::{Deref, DerefMut};
 use bytemuck::Pod;
 
 use super::block::Block;
-use super::no_room::{MemoryFault, unwind};
+use super::fault::MemoryFault;
+use super::no_room::unwind;
 use super::pool::no_room;
 
 /// A list for a kernel's own use. Its memory is the pool's, so a thread's limit counts it.

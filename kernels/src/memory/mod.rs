@@ -14,6 +14,7 @@
 //! ```
 
 mod block;
+mod fault;
 mod kernel_list;
 mod no_room;
 mod pool;
@@ -22,7 +23,8 @@ pub(crate) mod segments;
 pub(crate) mod system_block;
 
 pub use block::Block;
+pub use fault::MemoryFault;
 pub use kernel_list::KernelList;
-pub use no_room::{MemoryFault, catch, fault_of, is_caught, unwind};
+pub use no_room::{catch, fault_of, is_caught, unwind};
 pub(crate) use no_room::{resume_of_helper, with_caught};
 pub use pool::{PoolStats, no_room, pool_stats, set_memory_limit, trim_pool};

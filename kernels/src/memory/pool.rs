@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use super::no_room::MemoryFault;
+use super::fault::MemoryFault;
 use super::pool_block::{BlockMemory, CLASSES, PoolBlock, ReturnQueue, class_bytes, class_of, class_within};
 use super::segments::{MIN_SPAN_BYTES, SHARED_BYTES, SHARED_FROM_BYTES, Segment, SpanList, span_bytes};
 use super::system_block;
