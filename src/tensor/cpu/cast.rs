@@ -10,7 +10,7 @@ use smallvec::{SmallVec, smallvec};
 use super::StridedRows;
 use super::parts::RowsMut;
 use super::real::Widen;
-use super::simd::{Kernel, dispatch};
+use super::simd::{Isa, Kernel, dispatch, opaque_index};
 use super::threads::for_each_part;
 use crate::error::Result;
 use crate::tensor::dtype::odd_f32;
@@ -194,11 +194,18 @@ struct CastLoop<'a, A, O, F> {
 
 impl<A: Element, O: Element, F: Fn(A) -> O> Kernel for CastLoop<'_, A, O, F> {
     type Out = ();
-    const PLAIN: bool = !(A::DTYPE.is_float() || O::DTYPE.is_float());
+    const WIDEST: Isa = if A::DTYPE.is_float() || O::DTYPE.is_float() { Isa::Avx2 } else { Isa::Baseline };
     #[inline(always)]
     fn run(self) {
         for (to, &from) in self.dst.iter_mut().zip(self.src) {
             *to = (self.f)(from);
+        }
+    }
+    #[inline(always)]
+    fn run_small(self) {
+        for i in 0..self.dst.len() {
+            let i = opaque_index(i);
+            self.dst[i] = (self.f)(self.src[i]);
         }
     }
 }

@@ -78,7 +78,7 @@ struct ExtremeRows<'a, T, F> {
 impl<T: Num, F: Extreme<T>> Kernel for ExtremeRows<'_, T, F> {
     type Out = ();
     /// The fast loop has its own vectors.
-    const PLAIN: bool = true;
+    const WIDEST: Isa = Isa::Baseline;
     #[inline(always)]
     fn run(self) {
         let ExtremeRows { data, len, starts, out, .. } = self;

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::aligned_buffer::AlignedBuffer;
 use super::map_slice::map_slice;
 use super::real::{Widen, select};
-use super::simd::{Kernel, dispatch, prefetch_line};
+use super::simd::{Kernel, dispatch, opaque_index, prefetch_line};
 use super::streamed::{PIECE_BYTES, Streaming};
 use super::threads::for_each_part;
 use super::{StridedRows, as_elements_mut};
@@ -381,6 +381,13 @@ impl<A: Copy> Kernel for SelectKernel<'_, A> {
         let both = self.yes.iter().zip(self.no);
         for (o, (&c, (&yes, &no))) in self.o.iter_mut().zip(self.condition.iter().zip(both)) {
             *o = select(c == self.on, yes, no);
+        }
+    }
+    #[inline(always)]
+    fn run_small(self) {
+        for i in 0..self.o.len() {
+            let i = opaque_index(i);
+            self.o[i] = select(self.condition[i] == self.on, self.yes[i], self.no[i]);
         }
     }
 }

@@ -52,6 +52,7 @@ pub(crate) use copy::{as_elements_mut, copy_strided};
 pub(crate) use extremes::{fast_extreme, first_with};
 pub(crate) use gemm::{Band, BandedProduct, packs_lines};
 pub use gemm::{Gemm, LeafContraction, LeafRuns, MatMut, MatRef, gemm, linear};
+pub(crate) use loops::widest_of;
 pub use loops::{
     BitFunction, Constants, FloatPredicate, FloatPredicateLoops, Function, Loops, NumFunction, Relation,
     RelationLoops,

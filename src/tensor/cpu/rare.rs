@@ -6,7 +6,7 @@ use super::loops::{
     Constants, ElementFn, ElementLoop, FloatFormula, FloatLoops, Function, Loops, NumFunction, pieces,
 };
 use super::real::{Real, is_nan};
-use super::simd::{Kernel, dispatch};
+use super::simd::{Isa, Kernel, dispatch};
 
 /// The number of elements between two searches for NaN, so that they stay in the nearest cache.
 const RARE_CHUNK: usize = 512;
@@ -47,8 +47,13 @@ struct HasNan<'a, A>(&'a [A]);
 
 impl<A: Real> Kernel for HasNan<'_, A> {
     type Out = bool;
+    const WIDEST: Isa = Isa::Avx2;
     #[inline(always)]
     fn run(self) -> bool {
         self.0.iter().fold(false, |found, &y| found | is_nan(y))
+    }
+    #[inline(always)]
+    fn run_small(self) -> bool {
+        self.0.iter().any(|&y| is_nan(y))
     }
 }

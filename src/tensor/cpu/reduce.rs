@@ -11,7 +11,7 @@ use super::leaves::RowStarts;
 use super::real::Num;
 use super::reducer::{MaxReducer, MinReducer, Reducer, SquareSumReducer, SumReducer};
 use super::row_terms::RowTerm;
-use super::simd::{Kernel, dispatch};
+use super::simd::{Isa, Kernel, dispatch};
 use super::threads::{allowed, for_each_part};
 use super::tree::{RowTree, merge_list};
 use super::{StridedRows, as_elements_mut};
@@ -261,7 +261,7 @@ struct ByRows<'a, T: Num, F: RowReducer<T>> {
 impl<T: Num, F: RowReducer<T>> Kernel for ByRows<'_, T, F> {
     type Out = ();
     /// The reducers have their own vectors.
-    const PLAIN: bool = true;
+    const WIDEST: Isa = Isa::Baseline;
     #[inline(always)]
     fn run(self) {
         let ByRows { input, columns, at, out, .. } = self;
@@ -352,7 +352,7 @@ const MAX_BLOCK: usize = 1024;
 impl<T: Num, F: RowReducer<T>> Kernel for ByColumns<'_, T, F> {
     type Out = ();
     /// The loops are bound by memory.
-    const PLAIN: bool = true;
+    const WIDEST: Isa = Isa::Baseline;
     #[inline(always)]
     fn run(self) {
         let ByColumns { input, columns, at, out, .. } = self;

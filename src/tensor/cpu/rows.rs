@@ -2,9 +2,10 @@
 //! f32 and round once.
 
 use super::cast::cast;
+use super::loops::widest_of;
 use super::parts::RowsMut;
 use super::pointwise::expect_matching;
-use super::simd::{Kernel, dispatch};
+use super::simd::{Isa, Kernel, dispatch};
 use super::threads::for_each_part;
 use super::tree::RowTree;
 use super::{Real, as_elements_mut};
@@ -91,6 +92,7 @@ struct RowKernel<'a, T, const N: usize, B> {
 
 impl<T: Real, const N: usize, B: RowBody<N>> Kernel for RowKernel<'_, T, N, B> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<T>();
     #[inline(always)]
     fn run(self) {
         let len = self.len;
