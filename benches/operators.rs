@@ -7,6 +7,8 @@
 //! python3 benches/torch/compare.py ours.jsonl theirs.jsonl
 //! ```
 //!
+//! `-- --isa avx2` measures loops for narrower vectors than the CPU has, `-- --f64` formulas and reductions of f64.
+//!
 //! A rate counts the bytes of operands and results once, or elements where it says so. Each value is the best of several runs.
 
 use std::time::Instant;
@@ -15,6 +17,7 @@ use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::placement::Layout;
+use isoshard::tensor::cpu::{Isa, with_isa};
 use isoshard::tensor::{DType, Tensor};
 
 /// A function of one tensor.
@@ -153,13 +156,25 @@ const ALONG: &[(&str, Unary)] = &[
 ];
 
 fn main() -> Result<()> {
-    let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
-    let json = args.iter().any(|a| a == "--json");
-    let filter = args.into_iter().find(|a| !a.starts_with("--")).unwrap_or_default();
+    let mut bench = OperatorBench { json: false, dtype: DType::F32, filter: String::new() };
+    let (mut isa, mut args) = (Isa::current(), std::env::args().skip(1));
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--json" => bench.json = true,
+            "--f64" => bench.dtype = DType::F64,
+            "--isa" => {
+                let name = args.next().unwrap_or_default();
+                let found = Isa::available().iter().find(|i| format!("{i:?}").eq_ignore_ascii_case(&name));
+                isa = *found.unwrap_or_else(|| panic!("--isa {name}: this CPU has {:?}", Isa::available()));
+            }
+            _ if arg.starts_with("--") => {}
+            _ => bench.filter = arg,
+        }
+    }
     spmd(1, move |rank| {
         let mesh = DeviceMesh::parse(&rank, "1")?;
         let _guard = mesh.no_grad();
-        measure(&mesh, &OperatorBench { json, filter: filter.clone() })
+        with_isa(isa, || measure(&mesh, &bench))
     })?;
     Ok(())
 }
@@ -167,6 +182,7 @@ fn main() -> Result<()> {
 /// Runs the cases whose names contain `filter`.
 struct OperatorBench {
     json: bool,
+    dtype: DType,
     filter: String,
 }
 
@@ -197,19 +213,22 @@ impl OperatorBench {
 
 fn measure(mesh: &DeviceMesh, bench: &OperatorBench) -> Result<()> {
     let put = |t: Tensor| DTensor::distribute(mesh, &t, Layout::replicated(0));
-    let x = put(noise([4096, 1024]))?;
+    let x = put(noise([4096, 1024]).cast(bench.dtype)?)?;
     let bytes = x.local().len_bytes() as f64;
     let signed = x.add_scalar(-0.5)?.mul_scalar(8.0)?;
     for (name, f) in POINTWISE {
         let operand = if ACTIVATIONS.contains(name) { &signed } else { &x };
         bench.case(name, "GB/s", 2.0 * bytes, || f(operand))?;
     }
-    let y = put(noise([4096, 1024]))?;
+    let y = put(noise([4096, 1024]).cast(bench.dtype)?)?;
     for (name, f) in POINTWISE_2 {
         bench.case(name, "GB/s", 3.0 * bytes, || f(&x, &y))?;
     }
     for (name, f) in POINTWISE_3 {
         bench.case(name, "GB/s", 4.0 * bytes, || f(&x, &y))?;
+    }
+    if bench.dtype == DType::F64 {
+        return ALONG.iter().try_for_each(|(name, f)| bench.case(name, "GB/s", bytes, || f(&x)));
     }
     let (ints, other) = (x.mul_scalar(1e6)?.cast(DType::I32)?, y.mul_scalar(1e3)?.cast(DType::I32)?);
     bench.case("bitwise_xor i32", "GB/s", 3.0 * bytes, || ints.bitwise_xor(&other))?;

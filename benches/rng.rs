@@ -1,7 +1,7 @@
 //! Measures random fills on one core, in gigabytes of output per second.
 //!
 //! `cargo bench --bench rng`, with `-- --json` for one JSON line per case, `-- --cached` for 1 MiB of output, which
-//! stays in the cache, instead of 64 MiB. Each value is the best of several runs. The last lines compare a shard of
+//! stays in the cache, instead of 64 MiB, `-- --avx2` for narrower vectors. Each value is the best of several runs. The last lines compare a shard of
 //! every row with a whole tensor, per element.
 
 use std::hint::black_box;
@@ -16,9 +16,17 @@ use isoshard::rng::{
     exponential, exponential_each, gamma, gamma_each, log_normal, normal, poisson, poisson_each, uniform,
     uniform_between, uniform_int,
 };
+use isoshard::tensor::cpu::{Isa, with_isa};
 use isoshard::tensor::{DType, Dims, Shape, Tensor};
 
 fn main() {
+    if std::env::args().any(|a| a == "--avx2") {
+        return with_isa(Isa::Avx2, measure);
+    }
+    measure();
+}
+
+fn measure() {
     let flag = |name: &str| std::env::args().any(|a| a == name);
     let bytes = if flag("--cached") { 1 << 20 } else { 64 << 20 };
     let report = Report { json: flag("--json") };

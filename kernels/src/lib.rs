@@ -49,14 +49,15 @@ pub use gemm::{
 pub use isa::caches::{CACHE_LINE_BYTES, Caches, with_caches};
 pub use isa::map_slice::map_slice;
 pub use isa::simd::{
-    Isa, Kernel, dispatch, prefetch, prefetch_ahead, prefetch_line, prefetch_line_to_write, with_isa,
+    Isa, Kernel, dispatch, opaque_index, prefetch, prefetch_ahead, prefetch_line, prefetch_line_to_write,
+    with_isa,
 };
 pub use loops::aligned_buffer::AlignedBuffer;
 pub use loops::cast::{cast, casts_packed};
 pub use loops::copy::{as_elements_mut, copy_strided};
 pub use loops::formulas::{
     BitFunction, Constants, FloatPredicate, FloatPredicateLoops, Function, Loops, NumFunction, Relation,
-    RelationLoops,
+    RelationLoops, widest_of,
 };
 pub use loops::streamed::{PIECE_BYTES, Streaming, with_streaming_from};
 pub use loops::strided_rows::{EachChunk, StridedRows};

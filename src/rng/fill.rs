@@ -5,6 +5,7 @@ use super::index_ranges::Indices;
 use super::philox::Blocks;
 use super::sample::{Affine, BlockSink, Normal, Sampled, Unchanged, Uniform, drive};
 use crate::tensor::Float;
+use crate::tensor::cpu::Isa;
 
 /// A floating element type of random numbers: f32, f64, f16 or bf16. Sealed.
 #[expect(private_bounds, reason = "sealed")]
@@ -88,6 +89,7 @@ impl BlockSink for WordSink<'_> {
 struct PairSink<'a>(&'a mut [u64]);
 
 impl BlockSink for PairSink<'_> {
+    const WIDEST: Isa = Isa::Avx2;
     const PER_BLOCK: usize = 2;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {

@@ -7,6 +7,7 @@ use super::index_ranges::{IndexRanges, Indices};
 use super::rejection::{ElementLanes, LANES, LaneSetups, PerElement, RejectionMethod, SharedSetup, run};
 use super::sample::{Gammas, PIECE, box_muller_f32, box_muller_f64, in_compute_type, in_pieces};
 use crate::error::{Error, Result};
+use crate::tensor::cpu::{Isa, widest_of};
 use crate::tensor::math::exp::{exp_f32, exp_f64};
 use crate::tensor::math::log::{ln_1p_rest_f32, ln_1p_rest_f64};
 use crate::tensor::{DType, Element};
@@ -117,6 +118,7 @@ macro_rules! gammas {
             type Wide = $t;
             type Setup = GammaSetup<$t>;
             const ATTEMPTS: u16 = $tries;
+            const WIDEST: Isa = widest_of::<$t>();
 
             #[inline(always)]
             fn setup(self, shape: $t) -> GammaSetup<$t> {

@@ -7,6 +7,7 @@ use super::index_ranges::{IndexRanges, Indices};
 use super::philox::{self, Blocks};
 use super::sample::{BlockSink, PIECE, drive};
 use crate::error::{Error, Result};
+use crate::tensor::cpu::Isa;
 use crate::tensor::{DType, Element};
 
 /// An integer element type of random numbers: i64, i32 or u8. Sealed.
@@ -245,6 +246,7 @@ impl FromPairs<'_> {
 }
 
 impl BlockSink for FromPairs<'_> {
+    const WIDEST: Isa = Isa::Avx2;
     const PER_BLOCK: usize = 2;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {

@@ -8,6 +8,7 @@ use super::philox::Blocks;
 use super::sample::{BlockSink, PIECE, drive};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
+use crate::tensor::cpu::{Isa, widest_of};
 
 /// Returns the smallest word with which dropout keeps an element: `p` times 2^32, rounded, at most 2^32 - 1.
 ///
@@ -128,6 +129,7 @@ struct Chances<'a, T> {
 }
 
 impl<W: Element> BlockSink for Chances<'_, W> {
+    const WIDEST: Isa = widest_of::<W>();
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {

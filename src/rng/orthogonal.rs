@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::Draw;
 use super::fill::{RandomFloat, normal};
 use crate::error::Result;
-use crate::tensor::cpu::{Kernel, dispatch};
+use crate::tensor::cpu::{Isa, Kernel, dispatch};
 use crate::tensor::{Element, KernelList};
 
 const LANES: usize = 16;
@@ -93,6 +93,7 @@ struct Decompose<'a> {
 
 impl Kernel for Decompose<'_> {
     type Out = ();
+    const WIDEST: Isa = Isa::Avx2;
     #[inline(always)]
     fn run(self) {
         let Decompose { vectors, len, count, gain } = self;

@@ -10,7 +10,7 @@ use super::sample::{BlockSink, PIECE, Write, drive, unit_f64};
 use super::{Draw, bits64};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
-use crate::tensor::cpu::{Kernel, dispatch};
+use crate::tensor::cpu::{Isa, Kernel, dispatch};
 use crate::tensor::math::exp::exp_f64;
 use crate::tensor::math::log::ln_normal_f64;
 use crate::tensor::math::poisson::ln_poisson_f64;
@@ -174,6 +174,7 @@ struct Inversion<'a> {
 }
 
 impl BlockSink for Inversion<'_> {
+    const WIDEST: Isa = Isa::Avx2;
     const PER_BLOCK: usize = 2;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
@@ -204,6 +205,7 @@ struct InversionPerElement<'a> {
 
 impl Kernel for InversionPerElement<'_> {
     type Out = ();
+    const WIDEST: Isa = Isa::Avx2;
     #[inline(always)]
     fn run(self) {
         let all = self.rates.chunks(LANES).zip(self.pairs.chunks(LANES)).zip(self.counts.chunks_mut(LANES));

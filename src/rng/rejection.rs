@@ -5,7 +5,7 @@ use super::Draw;
 use super::index_ranges::IndexRanges;
 use super::philox::{self, Blocks};
 use super::sample::PIECE;
-use crate::tensor::cpu::{Kernel, dispatch};
+use crate::tensor::cpu::{Isa, Kernel, dispatch};
 
 /// Elements per vectorised group.
 pub(super) const LANES: usize = 32;
@@ -18,6 +18,8 @@ pub(super) trait RejectionMethod: Copy {
     type Setup: Copy;
     /// The largest number of attempts.
     const ATTEMPTS: u16;
+    /// [`Kernel::WIDEST`] of the loop.
+    const WIDEST: Isa = Isa::Avx2;
 
     /// Computes a parameter's setup. 1 must be a valid parameter.
     fn setup(self, param: Self::Wide) -> Self::Setup;
@@ -104,6 +106,7 @@ struct Run<'a, M: RejectionMethod, S> {
 
 impl<M: RejectionMethod, S: SetupSource<M>> Kernel for Run<'_, M, S> {
     type Out = ();
+    const WIDEST: Isa = M::WIDEST;
     #[inline(always)]
     fn run(mut self) {
         let mut numbers = [M::Wide::default(); PIECE];

@@ -7,16 +7,19 @@ use super::counts::FromCounts;
 use super::index_ranges::IndexRanges;
 use super::philox::Blocks;
 use crate::tensor::Float;
-use crate::tensor::cpu::{Kernel, dispatch};
-use crate::tensor::cpu::{Widen, for_each_part};
+use crate::tensor::cpu::{Isa, Kernel, Widen, dispatch, for_each_part, opaque_index, widest_of};
 use crate::tensor::math::log::{ln_normal_f32, ln_normal_f64};
 use crate::tensor::math::trig::{sin_cos_2pi_f32, sin_cos_2pi_f64};
 
 /// Blocks per chunk.
 const CHUNK: usize = 32;
+/// Blocks per chunk at the end of a range.
+const SMALL_CHUNK: usize = 8;
 
 /// A consumer of blocks: turns them into the elements of a range.
 pub(crate) trait BlockSink {
+    /// [`Kernel::WIDEST`] of the loop.
+    const WIDEST: Isa = Isa::Avx512;
     /// Elements per block.
     const PER_BLOCK: usize;
     /// Writes elements `skip..skip + len` of these blocks to elements `at..at + len` of the output.
@@ -39,34 +42,47 @@ struct Drive<'a, S> {
 
 impl<S: BlockSink> Kernel for Drive<'_, S> {
     type Out = ();
+    const WIDEST: Isa = S::WIDEST;
     #[inline(always)]
-    fn run(mut self) {
-        let mut done = 0;
-        while done < self.len {
-            let len = self.at.first_len().min(self.len - done);
-            self.stretch(self.at.first(), done, len);
-            self.at.advance(len);
-            done += len;
-        }
+    fn run(self) {
+        self.chunks::<CHUNK>();
+    }
+    #[inline(always)]
+    fn run_small(self) {
+        self.chunks::<SMALL_CHUNK>();
     }
 }
 
 impl<S: BlockSink> Drive<'_, S> {
-    /// Consumes the range that starts at global index `start`: whole chunks, then the smallest chunk that the rest fits in.
+    /// Consumes all elements in chunks of up to `LARGE` blocks.
     #[inline(always)]
-    fn stretch(&mut self, start: u64, mut at: usize, len: usize) {
+    fn chunks<const LARGE: usize>(mut self) {
+        let mut done = 0;
+        while done < self.len {
+            let len = self.at.first_len().min(self.len - done);
+            self.stretch::<LARGE>(self.at.first(), done, len);
+            self.at.advance(len);
+            done += len;
+        }
+    }
+
+    /// Consumes the range that starts at global index `start`: large chunks, then small ones.
+    #[inline(always)]
+    fn stretch<const LARGE: usize>(&mut self, start: u64, mut at: usize, len: usize) {
         let mut block = start / S::PER_BLOCK as u64;
         let mut skip = (start % S::PER_BLOCK as u64) as usize;
         let end = at + len;
-        while skip + (end - at) > 16 * S::PER_BLOCK {
-            at += self.chunk::<CHUNK>(block, skip, at, end);
-            block = block.wrapping_add(CHUNK as u64);
-            skip = 0;
+        if const { LARGE > SMALL_CHUNK } {
+            while skip + (end - at) > LARGE / 2 * S::PER_BLOCK {
+                at += self.chunk::<LARGE>(block, skip, at, end);
+                block = block.wrapping_add(LARGE as u64);
+                skip = 0;
+            }
         }
-        if skip + (end - at) > 8 * S::PER_BLOCK {
-            self.chunk::<16>(block, skip, at, end);
-        } else if at < end {
-            self.chunk::<8>(block, skip, at, end);
+        while at < end {
+            at += self.chunk::<SMALL_CHUNK>(block, skip, at, end);
+            block = block.wrapping_add(SMALL_CHUNK as u64);
+            skip = 0;
         }
     }
 
@@ -168,7 +184,8 @@ impl<A: MapNumber> BlockDistribution for Normal<A> {
     #[inline(always)]
     fn numbers_f64<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f64; 2]; N]) {
         for (out, &[a, b]) in out.iter_mut().zip(&blocks.0) {
-            *out = box_muller_f64(a, b).map(|x| self.0.f64(x));
+            let [x, y] = box_muller_f64(a, b);
+            *out = [self.0.f64(x), self.0.f64(y)];
         }
     }
 }
@@ -240,10 +257,18 @@ macro_rules! computed {
 
         impl<A: MapNumber> Kernel for Change<'_, $t, A> {
             type Out = ();
+            const WIDEST: Isa = widest_of::<$t>();
             #[inline(always)]
             fn run(self) {
                 for x in self.numbers {
                     *x = self.map.$t(*x);
+                }
+            }
+            #[inline(always)]
+            fn run_small(self) {
+                for i in 0..self.numbers.len() {
+                    let i = opaque_index(i);
+                    self.numbers[i] = self.map.$t(self.numbers[i]);
                 }
             }
         }
@@ -355,6 +380,7 @@ struct By64<'a, D> {
 }
 
 impl<D: BlockDistribution> BlockSink for By64<'_, D> {
+    const WIDEST: Isa = Isa::Avx2;
     const PER_BLOCK: usize = 2;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {

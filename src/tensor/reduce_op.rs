@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::cpu::{Kernel, Num, dispatch};
+use super::cpu::{Isa, Kernel, Num, dispatch};
 use super::dtype::for_dtype;
 use super::{DType, Element, Float, Tensor};
 use crate::error::{Error, Result};
@@ -128,6 +128,7 @@ struct FoldSlices<'a, T, F> {
 
 impl<T: Copy, F: Fn(T, T) -> T> Kernel for FoldSlices<'_, T, F> {
     type Out = ();
+    const WIDEST: Isa = Isa::Avx2;
     #[inline(always)]
     fn run(self) {
         self.acc.iter_mut().zip(self.x).for_each(|(a, &b)| *a = (self.join)(*a, b));

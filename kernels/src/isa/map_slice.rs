@@ -1,6 +1,6 @@
 //! A loop over contiguous elements.
 
-use crate::isa::simd::{Kernel, dispatch};
+use crate::isa::simd::{Kernel, dispatch, opaque_index};
 
 /// Sets `dst[i] = f(src[i])` for every index of the shorter slice, with the widest vectors that the CPU has.
 ///
@@ -26,6 +26,13 @@ impl<A: Copy, O, F: Fn(A) -> O + Copy> Kernel for MapSlice<'_, F, A, O> {
     fn run(self) {
         for (to, &from) in self.dst.iter_mut().zip(self.src) {
             *to = (self.f)(from);
+        }
+    }
+    #[inline(always)]
+    fn run_small(self) {
+        for i in 0..self.dst.len().min(self.src.len()) {
+            let i = opaque_index(i);
+            self.dst[i] = (self.f)(self.src[i]);
         }
     }
 }

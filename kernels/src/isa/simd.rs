@@ -17,9 +17,11 @@
 //! assert_eq!(x, [1.5, 2.5]);
 //! ```
 //!
-//! The body of a [`Kernel`] is an ordinary loop in an `#[inline(always)]` function. [`dispatch`] compiles it for
-//! AVX-512, for AVX2 with FMA, and for the baseline. All three do the same IEEE operations on the same elements, so
-//! they return the same bits; without the FMA instruction `f32::mul_add` is a slow library call with the same result.
+//! The body of a [`Kernel`] is an ordinary loop in an `#[inline(always)]` function. [`dispatch`] compiles it for the
+//! instruction sets up to [`Kernel::WIDEST`]: for AVX-512, for AVX2 with FMA, and for the baseline. All three do the same
+//! IEEE operations on the same elements, so they return the same bits; without the FMA instruction `f32::mul_add` is a slow
+//! library call with the same result. x86-64 CPUs without AVX2 were sold until 2013, so a kernel can have a small loop for
+//! them ([`Kernel::run_small`]), which takes the compiler less time.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -93,28 +95,46 @@ pub fn with_isa<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
 pub trait Kernel {
     /// The result of the loop.
     type Out;
-    /// True if the loop is compiled for the baseline only. That suffices for integers and bools, whose loops are bound
-    /// by memory.
-    const PLAIN: bool = false;
+    /// The widest instruction set that the loop is compiled for. The baseline suffices for integers and bools, whose loops
+    /// are bound by memory, AVX2 for loops of few operations per byte, and for formulas of f64.
+    const WIDEST: Isa = Isa::Avx512;
     /// Runs the loop. Implementations, and all functions that the loop calls, are `#[inline(always)]`.
     fn run(self) -> Self::Out;
+    /// Does the same on an x86-64 CPU without AVX2, if `WIDEST` is not the baseline: with the same bits, in little code.
+    /// Implementations are `#[inline(always)]`.
+    #[inline(always)]
+    fn run_small(self) -> Self::Out
+    where
+        Self: Sized,
+    {
+        self.run()
+    }
 }
 
 /// Runs `kernel` with [`Isa::current`]. The [module](self) has an example.
 #[inline]
 pub fn dispatch<K: Kernel>(kernel: K) -> K::Out {
-    if K::PLAIN {
-        return run_baseline(kernel);
-    }
     #[cfg(target_arch = "x86_64")]
-    match Isa::current() {
-        // SAFETY: `current` is at most the detected instruction set, so the CPU has these features.
-        Isa::Avx512 => return unsafe { run_avx512(kernel) },
-        // SAFETY: as above.
-        Isa::Avx2 => return unsafe { run_avx2(kernel) },
-        Isa::Baseline => {}
+    if const { K::WIDEST as usize >= Isa::Avx2 as usize } {
+        let isa = Isa::current();
+        if const { K::WIDEST as usize >= Isa::Avx512 as usize } && isa == Isa::Avx512 {
+            // SAFETY: `current` is at most the detected instruction set, so the CPU has these features.
+            return unsafe { run_avx512(kernel) };
+        }
+        if isa >= Isa::Avx2 {
+            // SAFETY: as above; a CPU with AVX-512 has these features, too.
+            return unsafe { run_avx2(kernel) };
+        }
+        return run_small(kernel);
     }
     run_baseline(kernel)
+}
+
+/// Returns `i`, by a path that the compiler does not see through: it neither unrolls nor vectorises a loop that takes its
+/// index from here.
+#[inline(always)]
+pub fn opaque_index(i: usize) -> usize {
+    std::hint::black_box(i)
 }
 
 /// Asks the CPU to load data into its caches while other work goes on. It has no other effect.
@@ -222,6 +242,12 @@ fn run_avx512<K: Kernel>(kernel: K) -> K::Out {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn run_avx2<K: Kernel>(kernel: K) -> K::Out {
     kernel.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+fn run_small<K: Kernel>(kernel: K) -> K::Out {
+    kernel.run_small()
 }
 
 #[inline(never)]

@@ -9,7 +9,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::strided_rows::StridedRows;
 use crate::element::{DType, Element, odd_f32};
-use crate::isa::simd::{Kernel, dispatch};
+use crate::isa::simd::{Isa, Kernel, dispatch, opaque_index};
 use crate::num::real::Widen;
 use crate::threads::parts::RowsMut;
 use crate::threads::team::for_each_part;
@@ -175,11 +175,18 @@ struct CastLoop<'a, A, O, F> {
 
 impl<A: Element, O: Element, F: Fn(A) -> O> Kernel for CastLoop<'_, A, O, F> {
     type Out = ();
-    const PLAIN: bool = !(A::DTYPE.is_float() || O::DTYPE.is_float());
+    const WIDEST: Isa = if A::DTYPE.is_float() || O::DTYPE.is_float() { Isa::Avx2 } else { Isa::Baseline };
     #[inline(always)]
     fn run(self) {
         for (to, &from) in self.dst.iter_mut().zip(self.src) {
             *to = (self.f)(from);
+        }
+    }
+    #[inline(always)]
+    fn run_small(self) {
+        for i in 0..self.dst.len() {
+            let i = opaque_index(i);
+            self.dst[i] = (self.f)(self.src[i]);
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::marker::PhantomData;
 
-use crate::isa::simd::{Kernel, dispatch};
+use crate::element::{DType, Element};
+use crate::isa::simd::{Isa, Kernel, dispatch, opaque_index};
 use crate::num::bit_num::BitNum;
 use crate::num::real::{Num, Real};
 
@@ -274,6 +275,8 @@ pub(crate) fn pieces<'a, A, const N: usize>(ins: &'a [&'a [A]]) -> &'a [&'a [A];
 
 /// A function of one element per operand, which is inlined into its loop.
 pub(crate) trait ElementFn<A, O, const N: usize> {
+    /// [`Kernel::WIDEST`] of the loop.
+    const WIDEST: Isa = Isa::Avx2;
     fn with(s: Constants) -> Self;
     fn at(&self, x: [A; N]) -> O;
 }
@@ -282,6 +285,7 @@ pub(crate) trait ElementFn<A, O, const N: usize> {
 pub(crate) struct FloatFormula<F>(Constants, PhantomData<F>);
 
 impl<F: Function<N>, A: Real, const N: usize> ElementFn<A, A, N> for FloatFormula<F> {
+    const WIDEST: Isa = widest_of::<A>();
     #[inline(always)]
     fn with(s: Constants) -> Self {
         FloatFormula(s, PhantomData)
@@ -291,6 +295,12 @@ impl<F: Function<N>, A: Real, const N: usize> ElementFn<A, A, N> for FloatFormul
     fn at(&self, x: [A; N]) -> A {
         F::at(self.0, x)
     }
+}
+
+/// Returns [`Kernel::WIDEST`] of formulas in `A`: AVX-512 for f32. Nothing that trains computes in f64, so its loops are
+/// compiled for AVX2 alone.
+pub const fn widest_of<A: Element>() -> Isa {
+    if matches!(A::DTYPE, DType::F32) { Isa::Avx512 } else { Isa::Avx2 }
 }
 
 /// A [`NumFunction`] with its constants.
@@ -362,10 +372,24 @@ pub(crate) struct ElementLoop<'a, F, A, O, const N: usize>(
 
 impl<F: ElementFn<A, O, N>, A: Copy, O, const N: usize> Kernel for ElementLoop<'_, F, A, O, N> {
     type Out = ();
+    const WIDEST: Isa = F::WIDEST;
     #[inline(always)]
     fn run(self) {
         let ElementLoop(f, ins, out) = self;
         each_element(ins, out, f);
+    }
+    #[inline(always)]
+    fn run_small(self) {
+        let ElementLoop(f, ins, out) = self;
+        let len = ins.iter().fold(out.len(), |len, x| len.min(x.len()));
+        for i in 0..len {
+            let i = opaque_index(i);
+            let mut x = [ins[0][i]; N];
+            for (x, operand) in x.iter_mut().zip(ins).skip(1) {
+                *x = operand[i];
+            }
+            out[i] = f.at(x);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The loop without branches gives NaN there; a second pass looks for NaN, and computes these elements one by one.
 
-use crate::isa::simd::{Kernel, dispatch};
+use crate::isa::simd::{Isa, Kernel, dispatch};
 use crate::loops::formulas::{
     Constants, ElementFn, ElementLoop, FloatFormula, FloatLoops, Function, Loops, NumFunction, pieces,
 };
@@ -47,8 +47,13 @@ struct HasNan<'a, A>(&'a [A]);
 
 impl<A: Real> Kernel for HasNan<'_, A> {
     type Out = bool;
+    const WIDEST: Isa = Isa::Avx2;
     #[inline(always)]
     fn run(self) -> bool {
         self.0.iter().fold(false, |found, &y| found | is_nan(y))
+    }
+    #[inline(always)]
+    fn run_small(self) -> bool {
+        self.0.iter().any(|&y| is_nan(y))
     }
 }

@@ -127,16 +127,21 @@ fn wide_loop<F: WideElementFn<N>, const N: usize>(s: Constants, ins: &[&[f64]], 
 }
 
 fn f32_loop<F: WideElementFn<N>, const N: usize>(s: Constants, ins: &[&[f32]], out: &mut [f32]) {
-    through_f64::<N>(s, pieces(ins), out, wide_loop::<F, N>, |results, out| {
-        map_slice(results, out, |x: f64| x as f32);
-    });
+    through_f64::<N>(s, pieces(ins), out, wide_loop::<F, N>, round);
 }
 
 /// Rounds results to odd, so that f16 and bf16 results are rounded once.
 fn half_loop<F: WideElementFn<N>, const N: usize>(s: Constants, ins: &[&[f32]], out: &mut [f32]) {
-    through_f64::<N>(s, pieces(ins), out, wide_loop::<F, N>, |results, out| {
-        map_slice(results, out, odd_f32);
-    });
+    through_f64::<N>(s, pieces(ins), out, wide_loop::<F, N>, round_to_odd);
+}
+
+// Functions, since a closure in a generic function is compiled for each formula.
+fn round(results: &[f64], out: &mut [f32]) {
+    map_slice(results, out, |x: f64| x as f32);
+}
+
+fn round_to_odd(results: &[f64], out: &mut [f32]) {
+    map_slice(results, out, odd_f32);
 }
 
 /// Runs a loop of f64 on converted chunks, and converts its results.

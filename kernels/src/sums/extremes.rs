@@ -7,7 +7,7 @@ use crate::isa::simd::{Isa, Kernel, dispatch};
 use crate::num::real::{Num, is_nan, select};
 use crate::sums::lanes::{self, Lanes, LanesFold};
 use crate::sums::leaves::RowStarts;
-use crate::sums::reducer::{MaxReducer, MinReducer, Reducer, SquareSumReducer, SumReducer};
+use crate::sums::reducer::{JoinOperation, MaxReducer, MinReducer, Reducer, SquareSumReducer, SumReducer};
 use crate::sums::row_terms::{Elements, RowTerm, Squares};
 use crate::sums::tree::RowTree;
 
@@ -15,6 +15,8 @@ use crate::sums::tree::RowTree;
 pub(crate) trait RowReducer<T: Num>: Reducer<T> {
     /// The terms that are joined.
     type Term: RowTerm<T>;
+    /// True if any order of joins gives the same bits: of integers, which wrap, and of extremes.
+    const ANY_ORDER: bool = !T::DTYPE.is_float() && !matches!(Self::OPERATION, JoinOperation::Other);
 
     /// Sets `out[i]` to the node of row `i` of `data`, which has the tree's length. It is not finished.
     #[inline(always)]
@@ -28,6 +30,9 @@ pub(crate) trait RowReducer<T: Num>: Reducer<T> {
     }
 }
 
+/// The type of the elements whose terms `F` joins.
+pub(crate) type RowElement<T, F> = <<F as RowReducer<T>>::Term as RowTerm<T>>::Element;
+
 impl<T: Num> RowReducer<T> for SumReducer {
     type Term = Elements;
 }
@@ -40,6 +45,7 @@ macro_rules! extreme_rows {
     ($($Type:ident)*) => {$(
         impl<T: Num> RowReducer<T> for $Type {
             type Term = Elements;
+            const ANY_ORDER: bool = true;
 
             #[inline(always)]
             fn fold_at(tree: &mut RowTree<T>, data: &[T], starts: RowStarts<'_>, out: &mut [T]) {
@@ -78,7 +84,7 @@ struct ExtremeRows<'a, T, F> {
 impl<T: Num, F: Extreme<T>> Kernel for ExtremeRows<'_, T, F> {
     type Out = ();
     /// The fast loop has its own vectors.
-    const PLAIN: bool = true;
+    const WIDEST: Isa = Isa::Baseline;
     #[inline(always)]
     fn run(self) {
         let ExtremeRows { data, len, starts, out, .. } = self;
@@ -90,7 +96,7 @@ impl<T: Num, F: Extreme<T>> Kernel for ExtremeRows<'_, T, F> {
                 let extreme = match fast_extreme::<T, F>(isa, block) {
                     // Zeros of both signs are equal there.
                     Some(x) if !(T::DTYPE.is_float() && x == T::ZERO) => x,
-                    _ => joined_extreme::<T, F>(block),
+                    _ => in_any_order::<Elements, T, F>(block),
                 };
                 *out = F::join(*out, extreme);
             }
@@ -98,26 +104,58 @@ impl<T: Num, F: Extreme<T>> Kernel for ExtremeRows<'_, T, F> {
     }
 }
 
-/// Joins all elements.
+/// Joins the terms of all elements, several side by side.
 #[inline(always)]
-fn joined_extreme<T: Num, F: Extreme<T>>(x: &[T]) -> T {
-    let mut lanes = [F::EMPTY; 16];
-    let (blocks, rest) = x.as_chunks::<16>();
-    for block in blocks {
-        for (lane, &x) in lanes.iter_mut().zip(block) {
-            *lane = F::join(*lane, x);
+pub(crate) fn in_any_order<X: RowTerm<T>, T: Num, F: Reducer<T>>(row: &[X::Element]) -> T {
+    let mut node = F::PAD;
+    let (blocks, rest) = row.as_chunks::<16>();
+    if !blocks.is_empty() {
+        let mut lanes = [F::PAD; 16];
+        for block in blocks {
+            for (lane, &x) in lanes.iter_mut().zip(block) {
+                *lane = F::join(*lane, X::of(x));
+            }
+        }
+        for lane in lanes {
+            node = F::join(node, lane);
         }
     }
-    for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane = F::join(*lane, x);
+    for &x in rest {
+        node = F::join(node, X::of(x));
     }
-    lanes.into_iter().fold(F::EMPTY, F::join)
+    node
+}
+
+/// Writes the node of two rows, joined with `node` if `INTO`.
+#[inline(always)]
+pub(crate) fn join2<T: Num, F: RowReducer<T>, const INTO: bool>(
+    node: &mut [T],
+    a: &[RowElement<T, F>],
+    b: &[RowElement<T, F>],
+) {
+    for (n, (&a, &b)) in node.iter_mut().zip(a.iter().zip(b)) {
+        let joint = F::join(F::Term::of(a), F::Term::of(b));
+        *n = if INTO { F::join(*n, joint) } else { joint };
+    }
+}
+
+/// Writes the node of four rows, joined with `node` if `INTO`.
+#[inline(always)]
+pub(crate) fn join4<T: Num, F: RowReducer<T>, const INTO: bool>(
+    node: &mut [T],
+    [a, b, c, d]: [&[RowElement<T, F>]; 4],
+) {
+    for (n, ((&a, &b), (&c, &d))) in node.iter_mut().zip(a.iter().zip(b).zip(c.iter().zip(d))) {
+        let (a, b) = (F::Term::of(a), F::Term::of(b));
+        let joint = F::join(F::join(a, b), F::join(F::Term::of(c), F::Term::of(d)));
+        *n = if INTO { F::join(*n, joint) } else { joint };
+    }
 }
 
 /// Returns the extreme of `x`, whose sign is any if it is a zero, or `None` if an element is NaN.
 pub fn fast_extreme<T: Num, F: Extreme<T>>(isa: Isa, x: &[T]) -> Option<T> {
     let mut extreme = None;
-    lanes::run::<T, F, _>(isa, usize::MAX, FastExtreme { x, extreme: &mut extreme });
+    lanes::run::<T, F, _>(isa, 0, FastExtreme { x, extreme: &mut extreme });
     extreme
 }
 
@@ -127,6 +165,8 @@ struct FastExtreme<'a, T> {
 }
 
 impl<T: Num, F: Extreme<T>> LanesFold<T, F> for FastExtreme<'_, T> {
+    const JOINS_LEAVES: bool = false;
+
     #[inline(always)]
     fn run<L: Lanes<N>, const N: usize>(self, lanes: L) {
         let mut best = [[F::EMPTY; N]; 4];

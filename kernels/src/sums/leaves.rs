@@ -8,13 +8,14 @@
 //! is read in order. Joins of whole levels follow.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
+use crate::isa::simd::opaque_index;
 use crate::num::real::Num;
 use crate::summation::{LEAF, SplitRule};
-use crate::sums::lanes::{LaneSource, Lanes, LanesFold, LanesPart, collapse};
-use crate::sums::neighbours::level;
-use crate::sums::reducer::Reducer;
+use crate::sums::extremes::in_any_order;
+use crate::sums::lanes::{LaneSource, Lanes, LanesFold, LanesPart, PlainLanes, collapse};
+use crate::sums::neighbours::{join_levels, level};
+use crate::sums::reducer::{JoinOperation, Reducer};
 use crate::sums::row_terms::RowTerm;
 
 /// The most splits of a row whose nodes are joined by whole levels. A longer row is several of such rows, so that nodes
@@ -22,6 +23,8 @@ use crate::sums::row_terms::RowTerm;
 const LEVELS: u32 = 8;
 /// The number of nodes that are joined together: those of several short rows.
 const NODES: usize = 512;
+/// The most nodes of a long row that wait for their neighbours.
+const STACK: usize = usize::BITS as usize;
 
 /// The starts of rows in a slice.
 #[derive(Clone, Copy)]
@@ -52,59 +55,125 @@ pub(crate) struct RowsFold<'a, X: RowTerm<T>, T: Num> {
     pub(crate) out: &'a mut [T],
 }
 
-/// Returns the number of nodes at the lowest depth of `rows` rows of `len` elements.
-pub(crate) fn leaf_count(rows: usize, len: usize) -> usize {
-    rows.saturating_mul(1 << SplitRule::Halves.depth(len, LEAF))
+/// Returns the number of nodes at the lowest depth of a row of `len` elements.
+pub(crate) fn leaf_count(len: usize) -> usize {
+    1 << SplitRule::Halves.depth(len, LEAF)
 }
 
 impl<X: RowTerm<T>, T: Num, F: Reducer<T>> LanesFold<T, F> for RowsFold<'_, X, T> {
+    const JOINS_LEAVES: bool = true;
+
     #[inline(always)]
     fn run<L: Lanes<N>, const N: usize>(self, lanes: L) {
-        let leaves = RowLeaves::<N>::new(self.len);
-        if self.nodes.len() < NODES {
-            self.nodes.resize(NODES, T::ZERO);
+        let RowsFold { data, len, starts, nodes, out } = self;
+        let row = |i: usize| row_at(data, len, starts, i);
+        let leaves = RowLeaves::<N>::new(len);
+        if nodes.len() < NODES + STACK {
+            nodes.resize(NODES + STACK, T::ZERO);
         }
-        let row = |i: usize| {
-            let start = self.starts.of(i);
-            let row = self.data[start..].get(..self.len).expect("the row is inside");
-            row.as_ptr()
-        };
-        let (depth, nodes) = (leaves.depth, &mut self.nodes[..]);
-        if depth > LEVELS {
-            for (i, out) in self.out.iter_mut().enumerate() {
-                // SAFETY: `row` has checked that the row is inside.
-                *out = unsafe { leaves.long_row::<X, T, F, L>(lanes, row(i), nodes) };
-            }
-            return;
-        }
-        for (batch, out) in self.out.chunks_mut(NODES >> depth).enumerate() {
-            let first = batch * (NODES >> depth);
-            if leaves.groups > 0 {
-                for (i, nodes) in (0..out.len()).zip(nodes.chunks_exact_mut(1 << depth)) {
-                    let mut at = row(first + i);
-                    // SAFETY: as above.
-                    unsafe { leaves.write_nodes::<X, T, F, L>(lanes, &mut at, 0..leaves.groups, nodes) };
+        let (nodes, stack) = nodes.split_at_mut(NODES);
+        // A row is a part of a unit whose nodes are joined by levels, or it is several units.
+        let (depth, levels) = (leaves.depth, leaves.depth.min(LEVELS));
+        let (rows, units) =
+            if depth > LEVELS { (1, 1usize << (depth - LEVELS)) } else { (NODES >> depth, 1) };
+        // Hidden from the compiler, which would choose each number of the pattern by itself.
+        let patterns = std::hint::black_box(&leaves.patterns);
+        // The group's number in its row, the next row, and the place of the group.
+        let (mut group, mut next_row, mut at) = (0, 0, data.as_ptr());
+        let deeper = leaves.groups.max(1).trailing_zeros();
+        for (batch, out) in out.chunks_mut(rows).enumerate() {
+            let (count, mut top) = (out.len() << levels, 0);
+            for unit in 0..units {
+                for nodes in nodes.as_chunks_mut::<N>().0.iter_mut().take(count.div_ceil(N)) {
+                    let (mut offsets, mut pattern) = ([0; N], &patterns[0]);
+                    let (from, places) = if leaves.groups == 0 {
+                        // Several rows; the last group has the last row several times.
+                        let last = batch * rows + out.len() - 1;
+                        for (lane, offset) in offsets.iter_mut().enumerate() {
+                            *offset = row((next_row + (lane >> depth)).min(last)) + pattern.places[lane];
+                        }
+                        next_row += N >> depth;
+                        (data.as_ptr(), &offsets)
+                    } else {
+                        if group == 0 {
+                            at = data.as_ptr().wrapping_add(row(next_row));
+                            next_row += 1;
+                        }
+                        let from = at;
+                        let more = leaves.more > 0 && reversed(group, deeper) < leaves.more;
+                        pattern = &patterns[usize::from(more)];
+                        at = at.wrapping_add(pattern.len);
+                        group = (group + 1) & (leaves.groups - 1);
+                        (from, &pattern.places)
+                    };
+                    // SAFETY: `row` has checked that each row is inside, and the places are those of its nodes.
+                    *nodes = unsafe {
+                        if leaves.groups > 0 && leaves.full == LEAF / N {
+                            leaves.nodes::<X, T, F, _, _>(lanes, WholeLeaves(from), &pattern.lens)
+                        } else {
+                            let places = PlacesAfter { at: from, places };
+                            leaves.nodes::<X, T, F, _, _>(lanes, places, &pattern.lens)
+                        }
+                    };
                 }
-            } else {
-                let rows = N >> depth;
-                for (group, nodes) in (0..out.len().div_ceil(rows)).zip(nodes.chunks_exact_mut(N)) {
-                    // The last group has the last row several times.
-                    let of_lane = |lane: usize| group * rows + (lane >> depth);
-                    let at: [*const X::Element; N] =
-                        std::array::from_fn(|lane| row(first + of_lane(lane).min(out.len() - 1)));
-                    let pattern = &leaves.patterns[0];
-                    // A place is relative to its row.
-                    let at: [_; N] = std::array::from_fn(|lane| at[lane].wrapping_add(pattern.places[lane]));
-                    // SAFETY: as above.
-                    let group =
-                        unsafe { leaves.nodes::<X, T, F, _, _>(lanes, EachPlace(&at), &pattern.lens) };
-                    nodes.copy_from_slice(&group);
+                lanes.apart::<T, F, _>(LevelsOfNodes { nodes: &mut *nodes, len: count, levels });
+                if units > 1 {
+                    // The tree above is perfect. Its nodes are joined as a binary counter carries.
+                    let mut node = nodes[0];
+                    for _ in 0..unit.trailing_ones() {
+                        top -= 1;
+                        node = F::join(stack[top], node);
+                    }
+                    stack[top] = node;
+                    top += 1;
                 }
             }
-            lanes.apart::<T, F, _>(LevelsOfNodes { nodes, len: out.len() << depth, levels: depth });
-            out.copy_from_slice(&nodes[..out.len()]);
+            out.copy_from_slice(if units > 1 { &stack[..1] } else { &nodes[..out.len()] });
         }
     }
+
+    /// Wrapping sums and products have the same bits in any order. Other rows follow the tree, on x86-64 in little code.
+    #[inline(always)]
+    fn run_plain(self) {
+        if const { !T::DTYPE.is_float() && !matches!(F::OPERATION, JoinOperation::Other) } {
+            for (i, out) in self.out.iter_mut().enumerate() {
+                *out = in_any_order::<X, T, F>(&self.data[self.starts.of(i)..][..self.len]);
+            }
+        } else if cfg!(target_arch = "x86_64") {
+            for (i, out) in self.out.iter_mut().enumerate() {
+                *out = by_definition::<X, T, F>(&self.data[self.starts.of(i)..][..self.len]);
+            }
+        } else {
+            LanesFold::<T, F>::run::<_, 4>(self, PlainLanes);
+        }
+    }
+}
+
+/// Returns the start of row `i` of `len` elements.
+///
+/// # Panics
+/// Panics if the row is not inside `data`.
+#[inline(always)]
+fn row_at<E>(data: &[E], len: usize, starts: RowStarts<'_>, i: usize) -> usize {
+    let start = starts.of(i);
+    assert!(data[start..].len() >= len, "the row is inside");
+    start
+}
+
+/// Returns the node over a row, by the definition of the tree. Padding changes no node.
+#[inline(never)]
+fn by_definition<X: RowTerm<T>, T: Num, F: Reducer<T>>(row: &[X::Element]) -> T {
+    if row.len() > LEAF {
+        let (a, b) = row.split_at(SplitRule::Halves.left_of(row.len()));
+        return F::join(by_definition::<X, T, F>(a), by_definition::<X, T, F>(b));
+    }
+    let mut nodes = [F::PAD; LEAF];
+    for i in 0..row.len() {
+        let i = opaque_index(i);
+        nodes[i] = X::of(row[i]);
+    }
+    join_levels::<T, F>(&mut nodes, LEAF.ilog2());
+    nodes[0]
 }
 
 /// The nodes of a row at its lowest depth, in groups of `N`.
@@ -167,70 +236,6 @@ impl<const N: usize> RowLeaves<N> {
             full: shortest / N,
             used: (shortest + usize::from(longer > 0)).div_ceil(N),
         }
-    }
-
-    /// Writes the nodes of some groups of a row; the first begins at `at`. It moves `at` past them.
-    ///
-    /// # Safety
-    /// The elements of the groups follow `at`.
-    #[inline(always)]
-    unsafe fn write_nodes<X: RowTerm<T>, T: Num, F: Reducer<T>, L: Lanes<N>>(
-        &self,
-        lanes: L,
-        at: &mut *const X::Element,
-        groups: Range<usize>,
-        nodes: &mut [T],
-    ) {
-        let nodes = groups.zip(nodes.as_chunks_mut::<N>().0);
-        if self.full == LEAF / N {
-            for (_, nodes) in nodes {
-                // SAFETY: the caller's promise.
-                *nodes =
-                    unsafe { self.nodes::<X, T, F, _, _>(lanes, WholeLeaves(*at), &self.patterns[0].lens) };
-                *at = at.wrapping_add(LEAF * N);
-            }
-            return;
-        }
-        let deeper = self.groups.trailing_zeros();
-        // Hidden from the compiler, which would choose each number of the pattern by itself.
-        let patterns = std::hint::black_box(&self.patterns);
-        for (group, nodes) in nodes {
-            let more = self.more > 0 && reversed(group, deeper) < self.more;
-            let pattern = &patterns[usize::from(more)];
-            let places = PlacesAfter { at: *at, places: &pattern.places };
-            // SAFETY: the caller's promise.
-            *nodes = unsafe { self.nodes::<X, T, F, _, _>(lanes, places, &pattern.lens) };
-            *at = at.wrapping_add(pattern.len);
-        }
-    }
-
-    /// Returns the node of a row whose nodes are too many for [`LEVELS`].
-    ///
-    /// # Safety
-    /// The elements of the row follow `at`.
-    #[inline(always)]
-    unsafe fn long_row<X: RowTerm<T>, T: Num, F: Reducer<T>, L: Lanes<N>>(
-        &self,
-        lanes: L,
-        mut at: *const X::Element,
-        nodes: &mut [T],
-    ) -> T {
-        // The tree above is perfect. Its nodes are joined as a binary counter carries.
-        let mut stack = [T::ZERO; usize::BITS as usize];
-        let (mut top, groups) = (0, (1 << LEVELS) / N);
-        for i in 0..1usize << (self.depth - LEVELS) {
-            // SAFETY: the caller's promise.
-            unsafe { self.write_nodes::<X, T, F, L>(lanes, &mut at, i * groups..(i + 1) * groups, nodes) };
-            lanes.apart::<T, F, _>(LevelsOfNodes { nodes, len: 1 << LEVELS, levels: LEVELS });
-            let mut node = nodes[0];
-            for _ in 0..i.trailing_ones() {
-                top -= 1;
-                node = F::join(stack[top], node);
-            }
-            stack[top] = node;
-            top += 1;
-        }
-        stack[0]
     }
 
     /// Returns the nodes of a group.
@@ -297,17 +302,6 @@ impl<T: Copy, const N: usize> Places<T> for PlacesAfter<'_, T, N> {
     #[inline(always)]
     fn at(self, lane: usize) -> *const T {
         self.at.wrapping_add(self.places[lane])
-    }
-}
-
-/// Any places.
-#[derive(Clone, Copy)]
-struct EachPlace<'a, T, const N: usize>(&'a [*const T; N]);
-
-impl<T: Copy, const N: usize> Places<T> for EachPlace<'_, T, N> {
-    #[inline(always)]
-    fn at(self, lane: usize) -> *const T {
-        self.0[lane]
     }
 }
 
@@ -396,7 +390,7 @@ impl<X: RowTerm<T>, T: Num, P: Places<X::Element>, L: Lanes<N>, const N: usize, 
 {
     #[inline(always)]
     fn vectors(self, i: usize) -> [[T; N]; 2] {
-        let [first, second] = self.lens.map(|lens| usize::from(lens[i]));
+        let (first, second) = (usize::from(self.lens[0][i]), usize::from(self.lens[1][i]));
         let FullVectors { lanes, at, skipped, .. } = self.vectors;
         let at = at.at(i).wrapping_add(skipped);
         // SAFETY: the elements belong to the node, as the caller of `VectorsOfGroup::pair` promises; no vector has more than
@@ -461,6 +455,7 @@ impl<T: Num, const N: usize> LaneSource<T, N, 1> for NodeVectors<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sums::row_terms::Elements;
     use crate::{Isa, MaxReducer, MinReducer, Real, RowTree, SumReducer, with_isa};
 
     /// A join that shows how its operands are grouped.
@@ -509,6 +504,16 @@ mod tests {
                         // No element after the last row is read.
                         let data = x[..last].to_vec();
                         tree.fold_at::<F>(&data, RowStarts::Strided { first, stride: apart }, &mut got);
+                        if isa == Isa::Baseline {
+                            // The vectors that targets other than x86-64 have.
+                            let (mut plain, nodes) = (vec![T::ZERO; count], &mut Vec::new());
+                            let starts = RowStarts::Strided { first, stride: apart };
+                            let fold =
+                                RowsFold::<Elements, T> { data: &data, len, starts, nodes, out: &mut plain };
+                            LanesFold::<T, F>::run::<_, 4>(fold, PlainLanes);
+                            let plain: Vec<u64> = plain.into_iter().map(bits).collect();
+                            assert_eq!(plain, want[..count], "{count} rows of {len}, plain vectors");
+                        }
                         let got: Vec<u64> = got.into_iter().map(bits).collect();
                         assert_eq!(
                             got,

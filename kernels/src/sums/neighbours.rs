@@ -1,6 +1,8 @@
 //! Joins of neighbours: the lowest levels of the [summation tree](crate::sums::tree), for two leaves at a time.
 
-use crate::isa::simd::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::element::DType;
+use crate::isa::simd::{Isa, opaque_index};
 use crate::num::real::Num;
 use crate::summation::LEAF;
 use crate::sums::reducer::Reducer;
@@ -8,8 +10,8 @@ use crate::sums::reducer::Reducer;
 /// The number of elements in two leaves.
 pub(crate) const PAIR: usize = 2 * LEAF;
 
-/// A computation on a tree, which is compiled for AVX2 by itself. So it does not depend on its caller's instruction set,
-/// nor on what of the caller is inlined.
+/// A computation on a tree, which is a function by itself: once for AVX2 and once without. So it does not depend on its
+/// caller's instruction set, nor on what of the caller is inlined, and callers stay short.
 pub(crate) trait TreeFold<T: Num, F: Reducer<T>> {
     /// The result.
     type Out;
@@ -17,19 +19,34 @@ pub(crate) trait TreeFold<T: Num, F: Reducer<T>> {
     fn run<J: Joiner>(self, joiner: J) -> Self::Out;
 }
 
-/// Runs `fold` by vectors of f32 if `shuffles` is true and `T` is f32.
+/// Runs `fold` for AVX2 if `shuffles` is true and `T` is a float.
 #[inline(always)]
 pub(crate) fn run<T: Num, F: Reducer<T>, R: TreeFold<T, F>>(fold: R, shuffles: Shuffles) -> R::Out {
     #[cfg(target_arch = "x86_64")]
-    if shuffles.0 && T::DTYPE == crate::element::DType::F32 {
+    if const { T::DTYPE.is_float() } && shuffles.0 {
         // SAFETY: the CPU has AVX2 and FMA, as `detect` found, and a type of this dtype has 32 bits like f32, as `Element` demands.
-        return unsafe { shuffled::run::<T, F, R>(fold) };
+        return unsafe {
+            if const { matches!(T::DTYPE, DType::F32) } {
+                shuffled::run::<T, F, R>(fold)
+            } else {
+                shuffled::run_plain::<T, F, R>(fold)
+            }
+        };
     }
     let _ = shuffles.0;
+    run_baseline::<T, F, R>(fold)
+}
+
+/// Runs `fold` without AVX2: on x86-64 one level at a time, which is little code.
+#[inline(never)]
+fn run_baseline<T: Num, F: Reducer<T>, R: TreeFold<T, F>>(fold: R) -> R::Out {
+    #[cfg(target_arch = "x86_64")]
+    return fold.run(ByLevels);
+    #[cfg(not(target_arch = "x86_64"))]
     fold.run(Plain)
 }
 
-/// True if this thread's instruction set can take vectors of eight f32 apart.
+/// True if this thread's instruction set has vectors of eight f32, and instructions that take them apart.
 #[derive(Clone, Copy)]
 pub(crate) struct Shuffles(bool);
 
@@ -106,6 +123,51 @@ impl Joiner for Plain {
     }
 }
 
+/// The loops in little code.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+struct ByLevels;
+
+#[cfg(target_arch = "x86_64")]
+impl Joiner for ByLevels {
+    #[inline(always)]
+    fn eighths<T: Num, F: Reducer<T>>(self, x: &[T; PAIR]) -> [T; 8] {
+        let mut nodes = *x;
+        join_levels::<T, F>(&mut nodes, 3);
+        *nodes.first_chunk().expect("a pair's length")
+    }
+
+    #[inline(always)]
+    fn leaf<T: Num, F: Reducer<T>>(self, x: &[T; LEAF]) -> T {
+        let mut nodes = *x;
+        join_levels::<T, F>(&mut nodes, LEAF.ilog2());
+        nodes[0]
+    }
+
+    #[inline(always)]
+    fn eighths_at<T: Num, F: Reducer<T>>(self, row: &[T], start: usize, lens: [usize; 2]) -> [T; 8] {
+        self.eighths::<T, F>(&padded::<T, F>(row, start, lens))
+    }
+
+    #[inline(always)]
+    fn fold<T: Num, F: Reducer<T>>(self, nodes: &mut [T]) -> T {
+        let levels = nodes.len().ilog2();
+        join_levels::<T, F>(nodes, levels);
+        nodes[0]
+    }
+}
+
+/// Joins neighbours in place, `levels` times.
+#[inline(never)]
+pub(crate) fn join_levels<T: Num, F: Reducer<T>>(nodes: &mut [T], levels: u32) {
+    for level in 1..=levels {
+        for i in 0..nodes.len() >> level {
+            let i = opaque_index(i);
+            nodes[i] = F::join(nodes[2 * i], nodes[2 * i + 1]);
+        }
+    }
+}
+
 /// Returns two leaves of `row`, padded, by copies of any length. It is not inlined, since only the last leaves of a row
 /// need it.
 #[inline(never)]
@@ -133,13 +195,24 @@ pub(crate) fn level<T: Num, F: Reducer<T>, const N: usize, const HALF: usize>(x:
 mod shuffled {
     use std::arch::x86_64::*;
 
-    use super::{Joiner, LEAF, Num, PAIR, Reducer, TreeFold};
+    use super::{Joiner, LEAF, Num, PAIR, Plain, Reducer, TreeFold};
     use crate::isa::simd::opaque;
+
+    /// Runs `fold` with the loops as the compiler makes them.
+    ///
+    /// # Safety
+    /// The CPU has AVX2 and FMA.
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma")]
+    pub(crate) unsafe fn run_plain<T: Num, F: Reducer<T>, R: TreeFold<T, F>>(fold: R) -> R::Out {
+        fold.run(Plain)
+    }
 
     /// Runs `fold`.
     ///
     /// # Safety
     /// The CPU has AVX2 and FMA, and `T` has the bits of f32.
+    #[inline(never)]
     #[target_feature(enable = "avx2,fma")]
     pub(crate) unsafe fn run<T: Num, F: Reducer<T>, R: TreeFold<T, F>>(fold: R) -> R::Out {
         fold.run(Shuffled(()))

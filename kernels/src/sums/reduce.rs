@@ -5,13 +5,13 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::extremes::RowReducer;
+use super::extremes::{RowElement, RowReducer, join2, join4};
 use super::leaves::RowStarts;
 use super::reducer::{MaxReducer, MinReducer, Reducer, SquareSumReducer, SumReducer};
 use super::row_terms::RowTerm;
 use super::tree::{RowTree, merge_list};
 use crate::Dims;
-use crate::isa::simd::{Kernel, dispatch};
+use crate::isa::simd::{Isa, Kernel, dispatch};
 use crate::loops::strided_rows::StridedRows;
 use crate::memory::KernelList;
 use crate::num::real::Num;
@@ -121,9 +121,6 @@ pub fn sum_of_squares(reduction: &Reduction, data: &[f32], out: &mut [f64]) {
     reduction.run::<f64, SquareSumReducer>(data, out);
 }
 
-/// The type of the elements whose terms `F` joins.
-type RowElement<T, F> = <<F as RowReducer<T>>::Term as RowTerm<T>>::Element;
-
 /// The elements of the tensor and the dims that are reduced.
 struct ReductionInput<'a, E> {
     data: &'a [E],
@@ -193,7 +190,7 @@ struct ByRows<'a, T: Num, F: RowReducer<T>> {
 impl<T: Num, F: RowReducer<T>> Kernel for ByRows<'_, T, F> {
     type Out = ();
     /// The reducers have their own vectors.
-    const PLAIN: bool = true;
+    const WIDEST: Isa = Isa::Baseline;
     #[inline(always)]
     fn run(self) {
         let ByRows { input, columns, at, out, .. } = self;
@@ -284,7 +281,7 @@ const MAX_BLOCK: usize = 1024;
 impl<T: Num, F: RowReducer<T>> Kernel for ByColumns<'_, T, F> {
     type Out = ();
     /// The loops are bound by memory.
-    const PLAIN: bool = true;
+    const WIDEST: Isa = Isa::Baseline;
     #[inline(always)]
     fn run(self) {
         let ByColumns { input, columns, at, out, .. } = self;
@@ -316,6 +313,21 @@ fn fold_rows<T: Num, F: RowReducer<T>>(
 ) {
     let row = |i: usize| &data[i * input.reduced.inner_stride..][..width];
     let mut i = 0;
+    if const { F::ANY_ORDER } {
+        let node = &mut stack[..width];
+        if *top == 0 {
+            node.fill(F::EMPTY);
+            *top = 1;
+        }
+        while i + 4 <= joins.len() {
+            join4::<T, F, true>(node, [row(i), row(i + 1), row(i + 2), row(i + 3)]);
+            i += 4;
+        }
+        for i in i..joins.len() {
+            node.iter_mut().zip(row(i)).for_each(|(n, &a)| *n = F::join(*n, F::Term::of(a)));
+        }
+        return;
+    }
     while i < joins.len() {
         let taken = match &joins[i..] {
             [0, 1, 0, m, ..] if *m >= 2 => 4,
@@ -345,28 +357,5 @@ fn fold_rows<T: Num, F: RowReducer<T>>(
             *top -= 1;
         }
         i += taken;
-    }
-}
-
-/// Writes the node of two rows, joined with `node` if `INTO`.
-#[inline(always)]
-fn join2<T: Num, F: RowReducer<T>, const INTO: bool>(
-    node: &mut [T],
-    a: &[RowElement<T, F>],
-    b: &[RowElement<T, F>],
-) {
-    for (n, (&a, &b)) in node.iter_mut().zip(a.iter().zip(b)) {
-        let joint = F::join(F::Term::of(a), F::Term::of(b));
-        *n = if INTO { F::join(*n, joint) } else { joint };
-    }
-}
-
-/// Writes the node of four rows, joined with `node` if `INTO`.
-#[inline(always)]
-fn join4<T: Num, F: RowReducer<T>, const INTO: bool>(node: &mut [T], [a, b, c, d]: [&[RowElement<T, F>]; 4]) {
-    for (n, ((&a, &b), (&c, &d))) in node.iter_mut().zip(a.iter().zip(b).zip(c.iter().zip(d))) {
-        let [a, b, c, d] = [a, b, c, d].map(F::Term::of);
-        let joint = F::join(F::join(a, b), F::join(c, d));
-        *n = if INTO { F::join(*n, joint) } else { joint };
     }
 }

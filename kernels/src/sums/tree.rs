@@ -128,7 +128,7 @@ impl<T: Num> RowTree<T> {
         if self.len == 0 {
             return out.fill(F::EMPTY);
         }
-        let leaves = leaf_count(out.len(), self.len);
+        let leaves = leaf_count(self.len);
         let fold = RowsFold::<X, T> { data, len: self.len, starts, nodes: &mut self.many_nodes, out };
         lanes::run::<T, F, _>(self.isa, leaves, fold);
     }
@@ -187,7 +187,8 @@ impl<T: Num, F: Reducer<T>> TreeFold<T, F> for BlockFold<'_, T> {
             return joiner.leaf::<T, F>(row.first_chunk().expect("a whole leaf"));
         } else {
             for (pair, node) in block.pairs.iter().zip(places) {
-                *node = joiner.eighths_at::<T, F>(row, pair.start as usize, pair.lens.map(usize::from));
+                let lens = [usize::from(pair.lens[0]), usize::from(pair.lens[1])];
+                *node = joiner.eighths_at::<T, F>(row, pair.start as usize, lens);
             }
         }
         joiner.fold::<T, F>(nodes)

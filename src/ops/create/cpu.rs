@@ -2,7 +2,7 @@
 
 use super::index_formula::{DiagonalBand, IndexSequence};
 use crate::placement::Region;
-use crate::tensor::cpu::{Kernel, as_elements_mut, dispatch};
+use crate::tensor::cpu::{Isa, Kernel, as_elements_mut, dispatch};
 use crate::tensor::{DType, Element, Shape, Tensor, for_dtype};
 
 /// Writes the elements of `region` of a sequence to `out`, the region's storage in f64 or i64.
@@ -31,6 +31,7 @@ struct SequenceLoop<'a> {
 
 impl Kernel for SequenceLoop<'_> {
     type Out = ();
+    const WIDEST: Isa = Isa::Avx2;
     #[inline(always)]
     fn run(self) {
         let IndexSequence { start, step, end, last, turn } = self.numbers;

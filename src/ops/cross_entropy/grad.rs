@@ -15,7 +15,7 @@ use crate::ops::{
     Gather, Input, LogSoftmax, Mask, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, Statistic, Sub,
     Tensors, Vjp, Windows, Work, ZeroGrad, arity, list,
 };
-use crate::tensor::cpu::{Kernel, Num, Real, RowsMut, Widen, dispatch, for_each_part};
+use crate::tensor::cpu::{Isa, Kernel, Num, Real, RowsMut, Widen, dispatch, for_each_part, widest_of};
 use crate::tensor::{Float, Tensor, cpu, for_dtype};
 
 impl Op for CrossEntropyGrad {
@@ -202,6 +202,7 @@ struct Shares<'a, A> {
 
 impl<A: Real> Kernel for Shares<'_, A> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<A>();
     #[inline(always)]
     fn run(self) {
         for (out, &x) in self.out.iter_mut().zip(self.x) {

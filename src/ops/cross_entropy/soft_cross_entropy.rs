@@ -12,7 +12,7 @@ use crate::ops::{
     SoftCrossEntropyGrad, Statistic, Sub, SumExp, Tensors, Vjp, VjpValue, Windows, Work, arity,
 };
 use crate::placement::Leaf;
-use crate::tensor::cpu::{Kernel, Real, RowTree, SumReducer, cast, dispatch};
+use crate::tensor::cpu::{Isa, Kernel, Real, RowTree, SumReducer, cast, dispatch, widest_of};
 use crate::tensor::{DType, Tensor};
 
 /// Computes `sum(q (ln(s) - (logits - m)))` over the last dim: the cross entropy of the softmax with the probabilities
@@ -161,6 +161,7 @@ struct SoftRows<'a, A> {
 
 impl<A: Real> Kernel for SoftRows<'_, A> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<A>();
     #[inline(always)]
     fn run(self) {
         let len = self.len;

@@ -13,7 +13,7 @@ use crate::ops::{
     AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, SoftCrossEntropyGrad,
     Softmax, Statistic, Sub, Tensors, Vjp, Windows, Work, arity, list,
 };
-use crate::tensor::cpu::{Kernel, Real, as_elements_mut, cast, dispatch};
+use crate::tensor::cpu::{Isa, Kernel, Real, as_elements_mut, cast, dispatch, widest_of};
 use crate::tensor::{DType, Tensor};
 
 impl Op for SoftCrossEntropyGrad {
@@ -150,11 +150,13 @@ struct SoftGradientRows<'a, A> {
 
 impl<A: Real> Kernel for SoftGradientRows<'_, A> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<A>();
     #[inline(always)]
     fn run(self) {
         let len = self.len;
         for (r, (x, out)) in self.x.chunks_exact(len).zip(self.out.chunks_exact_mut(len)).enumerate() {
-            let [m, s, dy] = self.statistics.map(|of| of[r]);
+            let [m, s, dy] = self.statistics;
+            let (m, s, dy) = (m[r], s[r], dy[r]);
             let q = &self.q[r * self.step..][..len];
             let share = dy * self.sums.map_or(self.number, |sums| sums[r]) / s;
             for (out, (&x, &q)) in out.iter_mut().zip(x.iter().zip(q)) {

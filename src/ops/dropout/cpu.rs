@@ -6,7 +6,7 @@ use crate::rng::{
     BlockSink, Draw, IndexRanges, Indices, PIECE, RandomFloat, drive, in_compute_type, keep_threshold,
 };
 use crate::tensor::Element;
-use crate::tensor::cpu::for_each_part;
+use crate::tensor::cpu::{Isa, for_each_part, widest_of};
 
 /// Zeroes each element with probability `p` and multiplies the others by 1 / (1 - `p`).
 ///
@@ -92,6 +92,7 @@ struct ScaleKept<'a, W> {
 }
 
 impl<W: Element + std::ops::Mul<Output = W>> BlockSink for ScaleKept<'_, W> {
+    const WIDEST: Isa = widest_of::<W>();
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {

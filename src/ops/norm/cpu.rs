@@ -11,8 +11,8 @@ use forward::{NormResults, expect_rows, forward, power_of_two, statistics_shape}
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{
-    Kernel, Real, RowTree, RowsMut, SumReducer, as_elements_mut, cast, dispatch, expect_matching,
-    for_each_part, reduce,
+    Isa, Kernel, Real, RowTree, RowsMut, SumReducer, as_elements_mut, cast, dispatch, expect_matching,
+    for_each_part, reduce, widest_of,
 };
 use crate::tensor::{DType, ReduceOp, Tensor, with_places};
 
@@ -252,6 +252,7 @@ struct NormBackward<'a, T> {
 
 impl<T: Real> Kernel for NormBackward<'_, T> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<T>();
     #[inline(always)]
     fn run(self) {
         let len = self.len;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::key::{OrderEntry, OrderKey, Ordered};
 use crate::tensor::KernelList;
-use crate::tensor::cpu::{Kernel, dispatch};
+use crate::tensor::cpu::{Isa, Kernel, dispatch};
 
 /// A list of entries of an element's key type.
 type Entries<T> = KernelList<<<T as Ordered>::Key as OrderKey>::Entry>;
@@ -129,6 +129,7 @@ struct KeyLoop<'a, T: Ordered> {
 
 impl<T: Ordered> Kernel for KeyLoop<'_, T> {
     type Out = ();
+    const WIDEST: Isa = Isa::Avx2;
     #[inline(always)]
     fn run(self) {
         for (i, (out, &x)) in self.out.iter_mut().zip(self.part).enumerate() {
@@ -148,6 +149,7 @@ struct ChunkKeys<'a, T: Ordered> {
 
 impl<T: Ordered> Kernel for ChunkKeys<'_, T> {
     type Out = bool;
+    const WIDEST: Isa = Isa::Avx2;
     #[inline(always)]
     fn run(self) -> bool {
         let mut below = false;

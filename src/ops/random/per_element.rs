@@ -1,10 +1,12 @@
 //! Helpers of random operators whose operand gives a parameter per element.
 
+use std::ops::Range;
+
 use super::cuda;
 use crate::error::Result;
 use crate::ops::Windows;
 use crate::rng::{Draw, IndexRanges};
-use crate::tensor::{Element, Tensor};
+use crate::tensor::{DType, Element, Tensor};
 
 /// Returns a result whose elements `fill` draws. `fill` is called once per batch of index ranges, with the ranges, the
 /// parameters and the slice to fill.
@@ -13,14 +15,22 @@ pub(super) fn draw_per_element<P: Element, T: Element>(
     at: &Windows,
     mut fill: impl FnMut(IndexRanges<'_>, &[P], &mut [T]) -> Result<()>,
 ) -> Result<Tensor> {
-    let params = params.contiguous()?;
-    let mut out = Tensor::uninit(T::DTYPE, params.shape());
+    // The parts that are compiled for each pair of types are short.
+    let (params, mut out) = operand_and_result(params, T::DTYPE)?;
     let (params, elements) = (params.as_slice::<P>()?, out.make_mut::<T>()?);
-    let window = &at.outs[0];
-    IndexRanges::of(&window.region, &window.global, |at, here| {
-        fill(at, &params[here.clone()], &mut elements[here])
-    })?;
+    each_range(at, &mut |at, here| fill(at, &params[here.clone()], &mut elements[here]))?;
     Ok(out)
+}
+
+fn operand_and_result(params: &Tensor, dtype: DType) -> Result<(Tensor, Tensor)> {
+    let params = params.contiguous()?;
+    let out = Tensor::uninit(dtype, params.shape());
+    Ok((params, out))
+}
+
+fn each_range(at: &Windows, fill: &mut dyn FnMut(IndexRanges<'_>, Range<usize>) -> Result<()>) -> Result<()> {
+    let window = &at.outs[0];
+    IndexRanges::of(&window.region, &window.global, fill)
 }
 
 /// Draws the elements on a CUDA device. `what` names the distribution.

@@ -67,6 +67,7 @@ struct FirstLargest<'a, T> {
 
 impl<T: Num> Kernel for FirstLargest<'_, T> {
     type Out = ();
+    const WIDEST: Isa = Isa::Avx2;
     #[inline(always)]
     fn run(self) {
         for (row, out) in self.rows.chunks_exact(self.n).zip(self.out) {
@@ -134,6 +135,7 @@ struct FirstEqual<'a, T> {
 
 impl<T: PartialEq + Copy> Kernel for FirstEqual<'_, T> {
     type Out = ();
+    const WIDEST: Isa = Isa::Avx2;
     #[inline(always)]
     fn run(self) {
         for (r, (out, &v)) in self.out.iter_mut().zip(self.value).enumerate() {

@@ -9,7 +9,7 @@ use crate::ops::{
     Add, AxisPlacement, Cast, Input, MeshAxis, Meta, Metas, Mul, Op, Reshape, Row, Sample, Slice, Sub,
     Tensors, Vjp, VjpValue, Windows, Work, arity, list,
 };
-use crate::tensor::cpu::{Kernel, Real, StridedRows, as_elements_mut, cast, dispatch};
+use crate::tensor::cpu::{Isa, Kernel, Real, StridedRows, as_elements_mut, cast, dispatch, widest_of};
 use crate::tensor::{DType, Tensor};
 
 /// The pairs of elements that a rotary position embedding rotates.
@@ -201,13 +201,15 @@ struct RotatePairs<'a, T> {
 
 impl<T: Real> Kernel for RotatePairs<'_, T> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<T>();
     #[inline(always)]
     fn run(self) {
         let (pairs, sign) = (self.pairs, self.sign);
         for (at, out) in self.runs.iter().zip(self.out.chunks_exact_mut(self.rows * 2 * pairs)) {
             for (i, out) in out.chunks_exact_mut(2 * pairs).enumerate() {
-                let [x, cos, sin] = [0, 1, 2].map(|k| &self.operands[k][at[k] + i * self.steps[k]..]);
-                let (x, cos, sin) = (&x[..2 * pairs], &cos[..pairs], &sin[..pairs]);
+                let x = &self.operands[0][at[0] + i * self.steps[0]..][..2 * pairs];
+                let cos = &self.operands[1][at[1] + i * self.steps[1]..][..pairs];
+                let sin = &self.operands[2][at[2] + i * self.steps[2]..][..pairs];
                 if self.interleaved {
                     let tables = cos.iter().zip(sin);
                     for ((x, y), (&cos, &sin)) in x.chunks_exact(2).zip(out.chunks_exact_mut(2)).zip(tables) {

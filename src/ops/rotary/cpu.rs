@@ -4,7 +4,7 @@ use bytemuck::Pod;
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{
-    Kernel, Real, RowsMut, StridedRows, as_elements_mut, cast, dispatch, for_each_part,
+    Isa, Kernel, Real, RowsMut, StridedRows, as_elements_mut, cast, dispatch, for_each_part, widest_of,
 };
 use crate::tensor::math::exp::exp_f64;
 use crate::tensor::math::log::ln_f64;
@@ -135,6 +135,7 @@ struct FillTable<'a, A> {
 
 impl<A: Real + Pod> Kernel for FillTable<'_, A> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<A>();
     #[inline(always)]
     fn run(self) {
         // Adding 1.5 * 2^52 and subtracting it again rounds to the nearest integer.
@@ -169,6 +170,7 @@ struct Rotate<'a, T> {
 
 impl<T: Real + Pod> Kernel for Rotate<'_, T> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<T>();
     #[inline(always)]
     fn run(self) {
         let d = 2 * self.table.pairs;

@@ -9,7 +9,7 @@ use crate::ops::{
     AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
     list,
 };
-use crate::tensor::cpu::{Kernel, Real, as_elements_mut, cast, dispatch};
+use crate::tensor::cpu::{Isa, Kernel, Real, as_elements_mut, cast, dispatch, widest_of};
 use crate::tensor::math::trig::sin_cos_2pi_f64;
 use crate::tensor::{DType, Tensor};
 
@@ -121,6 +121,7 @@ struct FillTables<'a, T> {
 
 impl<T: Real> Kernel for FillTables<'_, T> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<T>();
     #[inline(always)]
     fn run(self) {
         // Adding 1.5 * 2^52 and subtracting it again rounds to the nearest integer.

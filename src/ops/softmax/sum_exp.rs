@@ -11,7 +11,7 @@ use crate::ops::{
     Statistic, Sub, Tensors, Vjp, VjpValue, Windows, Work, arity, list,
 };
 use crate::placement::Leaf;
-use crate::tensor::cpu::{Kernel, Real, dispatch};
+use crate::tensor::cpu::{Isa, Kernel, Real, dispatch, widest_of};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu, for_dtype};
 
 /// Computes `sum(exp(x - m))` over the last dim: x is `[.., C]`, its maximum m `[.., 1]`, the result `[.., 1]` in f32
@@ -119,6 +119,7 @@ struct ExpDifferences<'a, A> {
 
 impl<A: Real> Kernel for ExpDifferences<'_, A> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<A>();
     #[inline(always)]
     fn run(self) {
         for (out, (&x, &m)) in self.out.iter_mut().zip(self.x.iter().zip(self.m)) {

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::ops::{
     Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work,
 };
-use crate::tensor::cpu::{Kernel, Real, Widen, dispatch, prefetch_ahead};
+use crate::tensor::cpu::{Isa, Kernel, Real, Widen, dispatch, prefetch_ahead, widest_of};
 use crate::tensor::{DType, Element, Float, Tensor, for_dtype};
 
 /// One step of AdamW: `(p, g, m, v, scale) -> (p', m', v')` (Loshchilov and Hutter, *Decoupled Weight Decay
@@ -207,6 +207,7 @@ struct AdamWLoop<'a, A> {
 
 impl<A: Real> Kernel for AdamWLoop<'_, A> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<A>();
     #[inline(always)]
     fn run(self) {
         let r = self.rates;

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::ops::{
     Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work,
 };
-use crate::tensor::cpu::{Kernel, Real, Widen, dispatch};
+use crate::tensor::cpu::{Isa, Kernel, Real, Widen, dispatch, widest_of};
 use crate::tensor::{DType, Element, Float, Tensor, for_dtype};
 
 /// One step of gradient descent with momentum: `(p, g, b, scale) -> (p', b')` (Sutskever et al., *On the importance of
@@ -146,6 +146,7 @@ struct SgdLoop<'a, A> {
 
 impl<A: Real> Kernel for SgdLoop<'_, A> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<A>();
     #[inline(always)]
     fn run(self) {
         for (((out, &p), &g), b) in self.out.iter_mut().zip(self.p).zip(self.g).zip(self.b) {

@@ -10,7 +10,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use isoshard_kernels::num::real::select;
-use isoshard_kernels::{AlignedBuffer, PIECE_BYTES, Streaming, prefetch_line};
+use isoshard_kernels::{AlignedBuffer, PIECE_BYTES, Streaming, opaque_index, prefetch_line};
 
 use super::{Kernel, StridedRows, Widen, as_elements_mut, dispatch, for_each_part, map_slice};
 use crate::error::{Error, Result};
@@ -377,6 +377,13 @@ impl<A: Copy> Kernel for SelectKernel<'_, A> {
         let both = self.yes.iter().zip(self.no);
         for (o, (&c, (&yes, &no))) in self.o.iter_mut().zip(self.condition.iter().zip(both)) {
             *o = select(c == self.on, yes, no);
+        }
+    }
+    #[inline(always)]
+    fn run_small(self) {
+        for i in 0..self.o.len() {
+            let i = opaque_index(i);
+            self.o[i] = select(self.condition[i] == self.on, self.yes[i], self.no[i]);
         }
     }
 }

@@ -174,8 +174,8 @@ pub use isoshard_kernels::WideFunction;
 pub use isoshard_kernels::with_threads;
 pub(crate) use isoshard_kernels::{
     Band, BandedProduct, CACHE_LINE_BYTES, Cut, RowsMut, SharedRows, as_elements_mut, copy_strided,
-    fast_extreme, first_with, for_each_part, join_leaves, packs_lines, prefetch_ahead,
-    prefetch_line_to_write,
+    fast_extreme, first_with, for_each_part, join_leaves, opaque_index, packs_lines, prefetch_ahead,
+    prefetch_line_to_write, widest_of,
 };
 #[doc(inline)]
 pub use isoshard_kernels::{

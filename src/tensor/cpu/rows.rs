@@ -3,7 +3,7 @@
 
 use super::cast::cast;
 use super::pointwise::expect_matching;
-use super::{Kernel, Real, RowTree, RowsMut, as_elements_mut, dispatch, for_each_part};
+use super::{Isa, Kernel, Real, RowTree, RowsMut, as_elements_mut, dispatch, for_each_part, widest_of};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 
@@ -87,6 +87,7 @@ struct RowKernel<'a, T, const N: usize, B> {
 
 impl<T: Real, const N: usize, B: RowBody<N>> Kernel for RowKernel<'_, T, N, B> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<T>();
     #[inline(always)]
     fn run(self) {
         let len = self.len;

@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{
-    Kernel, Real, RowTree, RowsMut, SumReducer, as_elements_mut, cast, dispatch, expect_matching,
-    for_each_part,
+    Isa, Kernel, Real, RowTree, RowsMut, SumReducer, as_elements_mut, cast, dispatch, expect_matching,
+    for_each_part, widest_of,
 };
 use crate::tensor::{DType, Shape, Tensor};
 
@@ -98,6 +98,7 @@ struct NormForward<'a, T> {
 
 impl<T: Real> Kernel for NormForward<'_, T> {
     type Out = ();
+    const WIDEST: Isa = widest_of::<T>();
     #[inline(always)]
     fn run(self) {
         let len = self.len;

@@ -1,7 +1,9 @@
 //! CPU kernels of `prod` and its derivative.
 
 use crate::error::Result;
-use crate::tensor::cpu::{JoinOperation, Kernel, Num, Reducer, RowTree, as_elements_mut, cast, dispatch};
+use crate::tensor::cpu::{
+    Isa, JoinOperation, Kernel, Num, Reducer, RowTree, as_elements_mut, cast, dispatch,
+};
 use crate::tensor::{DType, Dims, Shape, Tensor};
 
 /// The product.
@@ -60,7 +62,7 @@ struct ProductRows<'a, T> {
 impl<T: Num> Kernel for ProductRows<'_, T> {
     type Out = ();
     /// The tree has its own vectors.
-    const PLAIN: bool = true;
+    const WIDEST: Isa = Isa::Baseline;
     #[inline(always)]
     fn run(self) {
         RowTree::<T>::new(self.n).fold_rows::<ProductReducer>(self.rows, self.out);

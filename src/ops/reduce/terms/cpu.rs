@@ -3,7 +3,9 @@
 use super::sum_term::SumTerm;
 use crate::error::Result;
 use crate::ops::Bits;
-use crate::tensor::cpu::{Kernel, Real, RowTree, SumReducer, as_elements_mut, dispatch, for_each_part, map};
+use crate::tensor::cpu::{
+    Isa, Kernel, Real, RowTree, SumReducer, as_elements_mut, dispatch, for_each_part, map,
+};
 use crate::tensor::{DType, Element, Tensor, cpu};
 
 /// Computes the terms of a block in `with`'s dtype, which is f32 or f64.
@@ -33,6 +35,7 @@ struct TermLoop<'a, A> {
 
 impl<A: Real> Kernel for TermLoop<'_, A> {
     type Out = ();
+    const WIDEST: Isa = Isa::Avx2;
     #[inline(always)]
     fn run(self) {
         each_term(self.term, self.x.iter().zip(self.with).map(|(&x, &m)| (x, m)), self.out);
@@ -121,6 +124,7 @@ struct TermRows<'a, S, A> {
 
 impl<S: Copy, A: Real + From<S>> Kernel for TermRows<'_, S, A> {
     type Out = ();
+    const WIDEST: Isa = Isa::Avx2;
     #[inline(always)]
     fn run(self) {
         let (n, rows) = (self.n, (ROWS_BUFFER / self.n).max(1));
