@@ -170,11 +170,18 @@ impl DTensor {
         calls: &mut [(&O, &mut DTensors)],
         accept: impl Fn(usize, &[Rc<TensorMeta>]) -> Result<()>,
     ) -> (Vec<DTensors>, Result<()>) {
-        let ops: Vec<&O> = calls.iter().map(|(op, _)| *op).collect();
-        let mut calls: Vec<_> = calls.iter_mut().map(|(op, ins)| (*op as &dyn Op, &mut **ins)).collect();
-        Self::apply_batch(&mut calls, &accept, &|locals, at| {
-            let mut all: Vec<_> = ops.iter().copied().zip(locals.iter_mut().map(|ins| &mut **ins)).collect();
-            O::cuda_batch(&mut all, at)
+        let mut ops: Vec<&O> = Vec::with_capacity(calls.len());
+        let mut of_any_type: Vec<(&dyn Op, &mut DTensors)> = Vec::with_capacity(calls.len());
+        for (op, ins) in calls {
+            ops.push(op);
+            of_any_type.push((*op, ins));
+        }
+        Self::apply_batch(&mut of_any_type, &accept, &|locals, at| {
+            let mut ready: Vec<(&O, &mut [Tensor])> = Vec::with_capacity(locals.len());
+            for (op, locals) in ops.iter().zip(locals) {
+                ready.push((op, locals));
+            }
+            O::cuda_batch(&mut ready, at)
         })
     }
 
