@@ -21,7 +21,7 @@ use super::work_tally;
 use crate::comm::{Lineage, operator_scope};
 use crate::error::{Error, Result};
 use crate::ops::{Batched, Meta, Op, Tensors, Windows, meta_results, run_into};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, short_list};
 
 impl DTensor {
     /// Applies any operator, including one defined by the caller, and returns its results. Operands are redistributed
@@ -185,7 +185,7 @@ impl DTensor {
         })
     }
 
-    /// [`DTensor::apply_owned_if`] for operators of any type, of which `cuda_batch` makes the calls on a device.
+    /// Runs the calls of [`DTensor::apply_owned_if`], whatever their operators' type; `cuda_batch` makes those on a device.
     fn apply_batch(
         calls: &mut [(&dyn Op, &mut DTensors)],
         accept: &dyn Fn(usize, &[Rc<TensorMeta>]) -> Result<()>,
@@ -309,7 +309,7 @@ impl PreparedCall {
     }
 }
 
-/// [`Batched::cuda_batch`] of the operators of some calls, of which the first ones are made.
+/// A function that makes the first of some calls by their operators' [`Batched::cuda_batch`].
 type CudaBatch<'a> = &'a dyn Fn(&mut [&mut [Tensor]], &[&Windows]) -> Result<Vec<Tensors>>;
 
 /// Computes the local results of the calls that are ready, which are the first ones.
@@ -320,7 +320,7 @@ fn compute(
 ) -> Result<Vec<Tensors>> {
     let Some(name) = calls.first().map(|(op, _)| op.name()) else { return Ok(Vec::new()) };
     let (mut all, mut at) = (Vec::with_capacity(prepared.len()), Vec::with_capacity(prepared.len()));
-    let lens: SmallVec<[usize; 8]> = prepared.iter().map(|call| call.plan.outs.len()).collect();
+    let lens: SmallVec<[usize; 8]> = short_list(prepared.iter().map(|call| call.plan.outs.len()));
     for ((op, _), PreparedCall { plan, locals, mesh, .. }) in calls.iter().zip(prepared) {
         observe(mesh, *op, plan);
         all.push(&mut locals[..]);

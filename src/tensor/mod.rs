@@ -67,6 +67,6 @@ pub(crate) use pool::no_room;
 pub use reduce_op::ReduceOp;
 pub(crate) use regular_file::open_regular;
 pub use shape::{Dims, Shape};
-pub(crate) use short_lists::{sort_by, sort_by_key};
+pub(crate) use short_lists::{short_list, sort_by, sort_by_key};
 pub(crate) use sized_lists::{expect_room, try_filled, try_push};
 pub use summation::{LEAF, Leaf, SplitRule};

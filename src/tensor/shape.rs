@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use smallvec::SmallVec;
 
 use super::dtype::DType;
+use super::short_list;
 use crate::error::{Error, Result};
 
 /// A list with one number per dim. Up to five dims it does not allocate.
@@ -233,10 +234,7 @@ impl From<Dims> for Shape {
 
 impl FromIterator<usize> for Shape {
     fn from_iter<I: IntoIterator<Item = usize>>(dims: I) -> Self {
-        // `SmallVec`'s own `collect` is long and is compiled again for every iterator type.
-        let mut shape = Shape::default();
-        dims.into_iter().for_each(|n| shape.0.push(n));
-        shape
+        Shape(short_list(dims))
     }
 }
 
