@@ -188,7 +188,7 @@ impl DTensor {
     /// Runs the calls of [`DTensor::apply_owned_if`], whatever their operators' type; `cuda_batch` makes those on a device.
     fn apply_batch(
         calls: &mut [(&dyn Op, &mut DTensors)],
-        accept: &dyn Fn(usize, &[Rc<TensorMeta>]) -> Result<()>,
+        accept: AcceptResults,
         cuda_batch: CudaBatch,
     ) -> (Vec<DTensors>, Result<()>) {
         let mut outs = Vec::with_capacity(calls.len());
@@ -308,6 +308,9 @@ impl PreparedCall {
         wrap_results(&self.mesh, &self.plan, locals, self.lineage)
     }
 }
+
+/// A function that may refuse a call, given its index and the metadata of its results.
+type AcceptResults<'a> = &'a dyn Fn(usize, &[Rc<TensorMeta>]) -> Result<()>;
 
 /// A function that makes the first of some calls by their operators' [`Batched::cuda_batch`].
 type CudaBatch<'a> = &'a dyn Fn(&mut [&mut [Tensor]], &[&Windows]) -> Result<Vec<Tensors>>;
