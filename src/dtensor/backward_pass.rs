@@ -31,6 +31,7 @@ use crate::comm::{Phase, operator_scope};
 use crate::error::Result;
 use crate::ops::{Cast, Reshape, VjpProgram};
 use crate::placement::SumGroups;
+use crate::tensor::short_list;
 
 /// A running backward pass. It visits nodes youngest first, so that the gradients of a node are complete when it is
 /// visited.
@@ -201,7 +202,7 @@ impl BackwardPass {
     ) -> Result<SmallVec<[Option<DTensor>; 4]>> {
         let grads = grads.into_iter().zip(&node.outs);
         let grads = grads.map(|(grad, meta)| grad.map_or_else(|| zeros(&self.mesh, meta), Ok));
-        let with_history: SmallVec<[bool; 4]> = call.inputs.iter().map(Option::is_some).collect();
+        let with_history: SmallVec<[bool; 4]> = short_list(call.inputs.iter().map(Option::is_some));
         let needs = GradientNeeds { needed: needed.unwrap_or(&with_history), leaves };
         custom.run(node, &call.inputs, &grads.collect::<Result<Vec<_>>>()?, &needs)
     }

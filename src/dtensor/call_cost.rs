@@ -13,7 +13,7 @@ use super::work_share::part_of_elements;
 use crate::comm::Cost;
 use crate::ops::{Meta, Op, Work};
 use crate::placement::{Layout, Mesh, Placement, ShardBounds, Spec};
-use crate::tensor::{DType, Dims, Shape};
+use crate::tensor::{DType, Dims, Shape, short_list};
 
 /// The cost of a call, compared in the order of the fields; less is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,7 +115,7 @@ impl<'a> CallModel<'a> {
             return None;
         }
         let shapes = self.metas.iter().chain(self.outs).map(|m| &m.shape);
-        let tensors: SmallVec<[(&Shape, &Layout); 6]> = shapes.zip(ins.iter().chain(&outs)).collect();
+        let tensors: SmallVec<[(&Shape, &Layout); 6]> = short_list(shapes.zip(ins.iter().chain(&outs)));
         let largest = largest_rank(ins.iter().chain(&outs));
         let part = part_of_elements(self.mesh.mesh(), &tensors, &largest);
         let mut cost = CallCost { time: self.kernel_time(part), ..CallCost::default() };

@@ -21,7 +21,7 @@ use crate::comm::Lineage;
 use crate::error::{Error, Result};
 use crate::ops::{Metas, Op, RaggedBoxes, Vjp, Windows, Work, has_unkeyed, infer_results};
 use crate::placement::Spec;
-use crate::tensor::{DType, Shape};
+use crate::tensor::{DType, Shape, short_list};
 
 /// The largest number of cached plans per rank: beyond it the cache is cleared, so that attributes that differ at
 /// every call do not fill the memory.
@@ -194,7 +194,7 @@ impl CallPlan {
         if let Some(program) = self.programs.as_ref().and_then(find) {
             return Ok(program);
         }
-        let wanted: SmallVec<[bool; 8]> = (0..self.metas.len()).map(|i| needs.contains(i)).collect();
+        let wanted: SmallVec<[bool; 8]> = short_list((0..self.metas.len()).map(|i| needs.contains(i)));
         let program = Rc::new(DerivativeProgram::new(Vjp::write(op, &self.metas, &wanted)?));
         if let Some(programs) = &self.programs {
             programs.borrow_mut().push((needs, program.clone()));
@@ -203,7 +203,7 @@ impl CallPlan {
     }
 
     fn make(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<CallPlan> {
-        let metas: Metas = ins.iter().map(|f| f.meta()).collect();
+        let metas: Metas = short_list(ins.iter().map(|f| f.meta()));
         let out_metas = infer_results(op, &metas)?;
         let ChosenLayouts { ins: targets, outs, made, by_boxes } =
             choose_rows(mesh, op, ins, &metas, &out_metas)?;

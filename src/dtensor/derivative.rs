@@ -21,7 +21,7 @@ use crate::comm::operator_scope;
 use crate::error::Result;
 use crate::ops::{Tensors, VjpStep, VjpValue};
 use crate::placement::{Layout, Placement, SumGroups};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, short_list};
 
 /// The values that a node has kept for its derivative.
 pub(super) enum SavedValues<'a> {
@@ -198,7 +198,7 @@ impl DerivativeRun<'_> {
         let kept = |i: usize| read_again(i) && !program.is_gradient(step.ins[i].index());
         let plan = move_for_later(mesh, step, plan, values, kept)?;
         if recording {
-            let ins: SmallVec<[&DTensor; 4]> = step.ins.iter().map(|r| values.get(r.index())).collect();
+            let ins: SmallVec<[&DTensor; 4]> = short_list(step.ins.iter().map(|r| values.get(r.index())));
             let outs = DTensor::apply_by(&plan, &*step.op, &ins)?;
             drop(ins);
             step.outs().zip(outs).for_each(|(out, x)| values.0[out] = Some(x));

@@ -21,7 +21,7 @@ use super::work_tally;
 use crate::comm::{Lineage, operator_scope};
 use crate::error::{Error, Result};
 use crate::ops::{Batched, Meta, Op, Tensors, Windows, meta_results, run_into};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, short_list};
 
 impl DTensor {
     /// Applies any operator, including one defined by the caller, and returns its results. Operands are redistributed
@@ -170,18 +170,25 @@ impl DTensor {
         calls: &mut [(&O, &mut DTensors)],
         accept: impl Fn(usize, &[Rc<TensorMeta>]) -> Result<()>,
     ) -> (Vec<DTensors>, Result<()>) {
-        let ops: Vec<&O> = calls.iter().map(|(op, _)| *op).collect();
-        let mut calls: Vec<_> = calls.iter_mut().map(|(op, ins)| (*op as &dyn Op, &mut **ins)).collect();
-        Self::apply_batch(&mut calls, &accept, &|locals, at| {
-            let mut all: Vec<_> = ops.iter().copied().zip(locals.iter_mut().map(|ins| &mut **ins)).collect();
-            O::cuda_batch(&mut all, at)
+        let mut ops: Vec<&O> = Vec::with_capacity(calls.len());
+        let mut of_any_type: Vec<(&dyn Op, &mut DTensors)> = Vec::with_capacity(calls.len());
+        for (op, ins) in calls {
+            ops.push(op);
+            of_any_type.push((*op, ins));
+        }
+        Self::apply_batch(&mut of_any_type, &accept, &|locals, at| {
+            let mut ready: Vec<(&O, &mut [Tensor])> = Vec::with_capacity(locals.len());
+            for (op, locals) in ops.iter().zip(locals) {
+                ready.push((op, locals));
+            }
+            O::cuda_batch(&mut ready, at)
         })
     }
 
-    /// [`DTensor::apply_owned_if`] for operators of any type, of which `cuda_batch` makes the calls on a device.
+    /// Runs the calls of [`DTensor::apply_owned_if`], whatever their operators' type; `cuda_batch` makes those on a device.
     fn apply_batch(
         calls: &mut [(&dyn Op, &mut DTensors)],
-        accept: &dyn Fn(usize, &[Rc<TensorMeta>]) -> Result<()>,
+        accept: AcceptResults,
         cuda_batch: CudaBatch,
     ) -> (Vec<DTensors>, Result<()>) {
         let mut outs = Vec::with_capacity(calls.len());
@@ -302,7 +309,10 @@ impl PreparedCall {
     }
 }
 
-/// [`Batched::cuda_batch`] of the operators of some calls, of which the first ones are made.
+/// A function that may refuse a call, given its index and the metadata of its results.
+type AcceptResults<'a> = &'a dyn Fn(usize, &[Rc<TensorMeta>]) -> Result<()>;
+
+/// A function that makes the first of some calls by their operators' [`Batched::cuda_batch`].
 type CudaBatch<'a> = &'a dyn Fn(&mut [&mut [Tensor]], &[&Windows]) -> Result<Vec<Tensors>>;
 
 /// Computes the local results of the calls that are ready, which are the first ones.
@@ -313,7 +323,7 @@ fn compute(
 ) -> Result<Vec<Tensors>> {
     let Some(name) = calls.first().map(|(op, _)| op.name()) else { return Ok(Vec::new()) };
     let (mut all, mut at) = (Vec::with_capacity(prepared.len()), Vec::with_capacity(prepared.len()));
-    let lens: SmallVec<[usize; 8]> = prepared.iter().map(|call| call.plan.outs.len()).collect();
+    let lens: SmallVec<[usize; 8]> = short_list(prepared.iter().map(|call| call.plan.outs.len()));
     for ((op, _), PreparedCall { plan, locals, mesh, .. }) in calls.iter().zip(prepared) {
         observe(mesh, *op, plan);
         all.push(&mut locals[..]);

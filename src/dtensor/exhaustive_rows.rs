@@ -19,7 +19,7 @@ use crate::comm::{DryRun, Level, Machine, Network};
 use crate::ops::{Meta, Op, Row, Sample, catalog, infer_results, rows_on_axis};
 use crate::placement::{Layout, Mesh, Placement, Spec};
 use crate::rng::Generator;
-use crate::tensor::{Dims, ReduceOp, Shape};
+use crate::tensor::{Dims, ReduceOp, Shape, short_list};
 
 /// The largest number of products that the oracle enumerates.
 const MOST: usize = 1_000;
@@ -157,7 +157,7 @@ impl Oracle<'_> {
         for order in super::choose_rows::orders(self.ins) {
             for at in &products {
                 let of = |(a, &i): (usize, &usize)| (&rows[a][i], ragged[a].as_ref());
-                let rows: SmallVec<[_; 4]> = at.iter().enumerate().map(of).collect();
+                let rows: SmallVec<[_; 4]> = short_list(at.iter().enumerate().map(of));
                 let product =
                     RowProduct { mesh: self.mesh, op: self.op, metas: self.metas, order: &order, rows };
                 if let Ok(Ok(chosen)) = product.lay_out(self.ins, self.outs) {

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::tensor::DTensor;
 use crate::error::{Error, Result};
+use crate::tensor::short_list;
 
 /// The operands or the results of one operator call.
 ///
@@ -155,7 +156,7 @@ impl From<DTensors> for Vec<DTensor> {
 
 impl FromIterator<DTensor> for DTensors {
     fn from_iter<I: IntoIterator<Item = DTensor>>(tensors: I) -> Self {
-        DTensors(tensors.into_iter().collect())
+        DTensors(short_list(tensors))
     }
 }
 

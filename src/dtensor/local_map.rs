@@ -15,7 +15,7 @@ use crate::comm::{Lineage, operator_scope};
 use crate::error::{Error, Result};
 use crate::ops::{Meta, Tensors, Windows};
 use crate::placement::{Layout, Spec};
-use crate::tensor::{DType, Device, Shape, Tensor};
+use crate::tensor::{DType, Device, Shape, Tensor, short_list};
 
 /// A function on local tensors, with the layouts of its operands and results: created by [`DeviceMesh::local_map`].
 ///
@@ -322,7 +322,7 @@ impl<'a> LocalMap<'a> {
             outs: results.iter().map(|m| m.window().clone()).collect(),
             exact: self.mesh.reduction().is_exact(),
         };
-        let mut locals: Tensors = moved.into_iter().map(DTensor::into_local).collect();
+        let mut locals: Tensors = short_list(moved.into_iter().map(DTensor::into_local));
         Ok(function(&mut locals, &windows)?.into_iter().collect())
     }
 

@@ -12,7 +12,7 @@ use super::redistribute::{RankDifferences, RankSamples, communicating_axes, peer
 use super::tensor_meta::TensorMeta;
 use crate::comm::{Cost, Peers};
 use crate::placement::{Layout, Mesh, Placement, ShardBounds};
-use crate::tensor::Dims;
+use crate::tensor::{Dims, short_list};
 
 /// The time of a move, and the bytes that the rank that receives most receives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,7 +70,7 @@ pub(super) fn of_move(mesh: &DeviceMesh, f: &TensorMeta, to: &Layout, ranks: &Ra
         return MoveCost { time: Cost::INFINITE, bytes: u64::MAX };
     }
     let folds = |a: &usize| from.axis(*a).is_partial() && to.axis(*a) != from.axis(*a);
-    let folded: Dims = all().filter(folds).filter(|&a| mesh.mesh().axis_len(a) > 1).collect();
+    let folded: Dims = short_list(all().filter(folds).filter(|&a| mesh.mesh().axis_len(a) > 1));
     let traffic = OperandTraffic { mesh, f, ranks };
     let cost = if folded.is_empty() {
         traffic.exchange(from, to)

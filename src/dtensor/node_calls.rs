@@ -15,7 +15,7 @@ use super::tensor_meta::TensorMeta;
 use crate::error::Result;
 use crate::ops::{Meta, Op, RaggedBoxes, Tensors, Windows, expect_shapes, run};
 use crate::placement::{Region, TreeNode};
-use crate::tensor::{Tensor, with_places};
+use crate::tensor::{Tensor, short_list, with_places};
 
 /// The calls of a kernel for one call of an operator.
 pub(super) enum NodeCalls {
@@ -49,7 +49,7 @@ impl NodeCalls {
         exact: bool,
     ) -> Option<NodeCalls> {
         let Some(k) = made.iter().position(|&m| m) else {
-            let passing: SmallVec<[bool; 3]> = ins.iter().map(|f| f.spec().tree.is_some()).collect();
+            let passing: SmallVec<[bool; 3]> = short_list(ins.iter().map(|f| f.spec().tree.is_some()));
             let parts = ins.iter().find(|f| f.spec().tree.is_some())?.nodes_len();
             return (parts != 1).then_some(NodeCalls::Pass { parts, passing });
         };

@@ -51,8 +51,13 @@ pub(super) fn split_nodes<'a>(
             outputs.extend(operands(node));
         }
     }
-    inside.sort_unstable_by_key(|node| node.id);
+    sort_by_age(&mut inside);
     (inside, outside)
+}
+
+/// Sorts nodes, the oldest first.
+fn sort_by_age(nodes: &mut [&TapeNode]) {
+    nodes.sort_unstable_by_key(|node| node.id);
 }
 
 /// Returns the nodes behind `root` that are among `wanted`, or from which one of `wanted` is reached.
@@ -69,7 +74,7 @@ pub(super) fn reaching(root: &TapeNode, wanted: &FxHashSet<u64>) -> FxHashSet<u6
             }
         }
     }
-    nodes.sort_unstable_by_key(|node| node.id);
+    sort_by_age(&mut nodes);
     let mut reaching = wanted.clone();
     extend_reaching(&nodes, &mut reaching);
     reaching

@@ -16,7 +16,7 @@ use crate::ops::{
     AxisPlacement, MeshAxis, Meta, Op, RaggedCut, Row, are_cut_alike, checked_rows, runs_by_boxes,
 };
 use crate::placement::{Layout, Placement, ReductionTree, Spec, SumGroups};
-use crate::tensor::{Dims, ReduceOp, Shape};
+use crate::tensor::{Dims, ReduceOp, Shape, short_list};
 
 /// The layouts to which the operands move, and those of the results.
 pub(super) struct ChosenLayouts {
@@ -103,7 +103,7 @@ impl RowProduct<'_> {
         outs: &[Meta],
     ) -> Result<std::result::Result<ChosenLayouts, usize>> {
         // A row was chosen for the splits that the operands had; the moves may have added splits along other axes.
-        let first: SmallVec<[Placement; 4]> = self.placed(&|r| r.ins[0]).collect();
+        let first: SmallVec<[Placement; 4]> = short_list(self.placed(&|r| r.ins[0]));
         let combines = |&a: &usize| {
             let (row, ragged) = self.rows[a];
             let axis = || axis_with_splits(self.mesh, a, &first, ragged);

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::{Tensors, Window, Windows};
 use crate::error::Result;
 use crate::placement::{Layout, Placement, Region};
-use crate::tensor::{DType, Device, Dims, Shape, Tensor};
+use crate::tensor::{DType, Device, Dims, Shape, Tensor, short_list};
 
 /// The calls of a kernel for one call of an operator whose operands are ragged over several dims.
 pub(crate) struct RaggedBoxes {
@@ -34,7 +34,7 @@ pub(crate) fn are_cut_alike<'a>(
     ins: impl Iterator<Item = (&'a Shape, &'a Layout)>,
     outs: impl Iterator<Item = (&'a Shape, &'a Layout)>,
 ) -> bool {
-    let outs: SmallVec<[_; 3]> = outs.map(|(shape, layout)| FlatCut::of(shape, layout)).collect();
+    let outs: SmallVec<[_; 3]> = short_list(outs.map(|(shape, layout)| FlatCut::of(shape, layout)));
     let Some(Some(first)) = outs.first() else { return false };
     outs.iter().all(|cut| cut.as_ref() == Some(first))
         && ins.filter_map(|(shape, layout)| FlatCut::of(shape, layout)).all(|cut| cut == *first)
@@ -64,7 +64,7 @@ impl FlatCut<'_> {
 impl RaggedBoxes {
     /// Returns the calls for the windows of operands and results that [are cut alike](are_cut_alike).
     pub fn of(at: &Windows) -> RaggedBoxes {
-        let flat: SmallVec<[&Window; 6]> = at.ins.iter().chain(&at.outs).filter(|w| is_flat(w)).collect();
+        let flat: SmallVec<[&Window; 6]> = short_list(at.ins.iter().chain(&at.outs).filter(|w| is_flat(w)));
         let first = flat.iter().find(|w| !w.region.is_empty()).or(flat.first()).expect("a result is flat");
         let dims = flattened(first);
         let prefixes = |w: &Window| w.region.boxes.iter().map(|b| prefix(&b.start, &b.len, dims)).collect();

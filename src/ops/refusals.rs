@@ -3,7 +3,7 @@
 use super::meta::{Meta, Metas, list};
 use super::record::Op;
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, short_list};
 
 /// Returns the operands as an array; [`Op::infer`] takes them apart with it.
 ///
@@ -41,6 +41,6 @@ pub fn arity<'a, const N: usize>(verb: &str, ins: &'a [Meta]) -> Result<&'a [Met
 /// # Errors
 /// Always returns an error, in the operator's name.
 pub fn no_cuda_kernel<T>(op: &dyn Op, ins: &[Tensor]) -> Result<T> {
-    let given: Metas = ins.iter().map(Meta::of).collect();
+    let given: Metas = short_list(ins.iter().map(Meta::of));
     Err(Error::unsupported(op.name(), "has no CUDA kernel", list(&given), "use a mesh on Device::Cpu"))
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use smallvec::SmallVec;
 
 use crate::placement::Leaf;
-use crate::tensor::ReduceOp;
+use crate::tensor::{ReduceOp, short_list};
 
 /// The placement of one operand or result in a row: what the row's mesh axis does to it.
 ///
@@ -246,10 +246,7 @@ impl Row {
         ins: impl IntoIterator<Item = AxisPlacement>,
         outs: impl IntoIterator<Item = AxisPlacement>,
     ) -> Row {
-        // `SmallVec`'s own `collect` is long and is compiled again for every iterator type.
-        let mut row = Row { ins: SmallVec::new(), outs: SmallVec::new(), by_bits: true };
-        ins.into_iter().for_each(|s| row.ins.push(s));
-        outs.into_iter().for_each(|s| row.outs.push(s));
+        let mut row = Row { ins: short_list(ins), outs: short_list(outs), by_bits: true };
         row.by_bits = !row.ins.iter().chain(&row.outs).any(|s| s.is_sum());
         row
     }

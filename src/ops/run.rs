@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::contract::{expect_count, expect_shapes};
 use super::{Meta, Metas, Op, Tensors, Windows};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Device, Shape, Tensor, catch_no_room};
+use crate::tensor::{DType, Device, Shape, Tensor, catch_no_room, short_list};
 
 /// Returns the dtypes and shapes of an operator's results.
 ///
@@ -33,7 +33,7 @@ pub(crate) fn infer_results(op: &dyn Op, ins: &[Meta]) -> Result<Metas> {
 /// # Errors
 /// Returns the operator's error if it refuses the operands.
 pub fn eval_whole(op: &dyn Op, ins: &[Tensor]) -> Result<Tensors> {
-    let metas: Metas = ins.iter().map(Meta::of).collect();
+    let metas: Metas = short_list(ins.iter().map(Meta::of));
     let outs = infer_results(op, &metas)?;
     let mut ins: Tensors = ins.iter().cloned().collect();
     let at = Windows::whole(&metas, &outs);

@@ -15,7 +15,7 @@ use super::softmax::sum_exp::accumulator;
 use super::vjp::live_values;
 use super::{Add, Bits, Cast, Expand, Metas, MulScalar, Reshape, Sum, ZeroGrad};
 use crate::error::Result;
-use crate::tensor::{DType, Shape};
+use crate::tensor::{DType, Shape, short_list};
 
 /// A straight-line program of ordinary operators. Values are numbered in this order: operands, then the steps' results.
 pub(super) struct UnfusedExpression {
@@ -115,11 +115,11 @@ impl UnfusedExpression {
             }
         }
         for step in self.steps.iter().rev() {
-            let needs: SmallVec<[bool; 4]> = step.ins.iter().map(|v| active[v.index()]).collect();
+            let needs: SmallVec<[bool; 4]> = short_list(step.ins.iter().map(|v| active[v.index()]));
             if !needs.contains(&true) || step.outs().all(|out| grads[out].is_none()) {
                 continue;
             }
-            let metas: Metas = step.ins.iter().map(|&v| self.meta(v).clone()).collect();
+            let metas: Metas = short_list(step.ins.iter().map(|&v| self.meta(v).clone()));
             let program = Vjp::write(step.op.as_ref(), &metas, &needs)?;
             let outs = step.outs().map(|out| VjpValue(out as u32));
             let mut values: Vec<VjpValue> = step.ins.iter().copied().chain(outs).map(renamed).collect();
@@ -162,7 +162,7 @@ impl UnfusedExpression {
                 values.extend(step.outs().map(|_| VjpValue(u32::MAX))); // it is not read
                 continue;
             }
-            let ins: SmallVec<[VjpValue; 4]> = step.ins.iter().map(|v| values[v.index()]).collect();
+            let ins: SmallVec<[VjpValue; 4]> = short_list(step.ins.iter().map(|v| values[v.index()]));
             values.extend(g.add_step(step.op.clone(), &ins)?);
         }
         let wanted = of.iter().zip(&wrt).filter(|&(_, &wanted)| wanted);
@@ -197,7 +197,7 @@ impl UnfusedExpression {
 
     /// Adds a step, whose results are numbered anew, and returns its first result.
     fn add_step(&mut self, step: VjpStep) -> Result<VjpValue> {
-        let metas: Metas = step.ins.iter().map(|&v| self.meta(v).clone()).collect();
+        let metas: Metas = short_list(step.ins.iter().map(|&v| self.meta(v).clone()));
         let outs = infer_results(step.op.as_ref(), &metas)?;
         let out = VjpValue(self.metas.len() as u32);
         self.steps.push(VjpStep { out, out_len: outs.len(), ..step });

@@ -13,6 +13,7 @@ use super::meta::{Meta, Metas};
 use super::record::{Op, Vjp, VjpProgram, VjpStep, VjpValue};
 use super::run::infer_results;
 use crate::error::{Error, Result};
+use crate::tensor::short_list;
 
 impl VjpValue {
     /// Returns the value's number in its program.
@@ -166,12 +167,12 @@ impl<'a> Vjp<'a> {
     }
 
     pub(super) fn add_step(&mut self, op: Arc<dyn Op>, ins: &[VjpValue]) -> Result<SmallVec<[VjpValue; 4]>> {
-        let places: SmallVec<[usize; 4]> = ins.iter().map(|&value| self.value(op.name(), value)).collect();
+        let places: SmallVec<[usize; 4]> = short_list(ins.iter().map(|&value| self.value(op.name(), value)));
         if let Some(broken) = self.broken.borrow().clone() {
             return Err(broken);
         }
         ins.iter().for_each(|&value| self.read(value));
-        let metas: Metas = places.iter().map(|&at| self.metas[at].clone()).collect();
+        let metas: Metas = short_list(places.iter().map(|&at| self.metas[at].clone()));
         let outs = infer_results(&*op, &metas)?;
         let first = self.metas.len();
         let refs = (first..first + outs.len()).map(|v| VjpValue(v as u32)).collect();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::tensor::{Dims, sort_by_key};
+use crate::tensor::{Dims, short_list, sort_by_key};
 
 /// The axes of a mesh.
 pub(super) type Axes = SmallVec<[Axis; 4]>;
@@ -57,7 +57,7 @@ pub(super) fn strides_of(axes: &[Axis], ranks: &[usize]) -> Option<Dims> {
     for axis in stepped.iter_mut().filter(|axis| axis.len > 1) {
         axis.stride = ranks[axis.stride].checked_sub(ranks[0])?;
     }
-    let mut ascending: SmallVec<[&Axis; 4]> = stepped.iter().filter(|axis| axis.len > 1).collect();
+    let mut ascending: SmallVec<[&Axis; 4]> = short_list(stepped.iter().filter(|axis| axis.len > 1));
     sort_by_key(&mut ascending, |axis| axis.stride);
     let mut reach = 0usize;
     for axis in ascending {
@@ -81,7 +81,7 @@ pub(super) fn coords_of(axes: &[Axis], base: usize, list: Option<&RankList>, ran
     };
     let mut rest = position.checked_sub(base)?;
     let mut coords = Dims::from_elem(0, axes.len());
-    let mut by_stride: Dims = (0..axes.len()).filter(|&a| axes[a].len > 1).collect();
+    let mut by_stride: Dims = short_list((0..axes.len()).filter(|&a| axes[a].len > 1));
     sort_by_key(&mut by_stride, |&a| std::cmp::Reverse(axes[a].stride));
     for a in by_stride {
         coords[a] = rest / axes[a].stride;

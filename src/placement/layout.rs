@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::Placement;
 use crate::error::{Error, Result};
+use crate::tensor::short_list;
 
 /// One [`Placement`] per mesh axis, and the order in which axes split a dim, outermost first.
 ///
@@ -40,7 +41,7 @@ impl Layout {
     /// assert_eq!(Layout::new([shard(1), R]).to_string(), "(S1, R)");
     /// ```
     pub fn new(placements: impl IntoIterator<Item = Placement>) -> Layout {
-        let placements: SmallVec<_> = placements.into_iter().collect();
+        let placements: SmallVec<_> = short_list(placements);
         let order = (0..placements.len()).collect();
         Layout { placements, order }
     }
@@ -190,7 +191,7 @@ impl Layout {
     /// Returns the layout with every `Partial` axis replicated.
     pub(crate) fn reduced(&self) -> Layout {
         let whole = |p: &Placement| if p.is_partial() { Placement::Replicate } else { p.clone() };
-        let placements: SmallVec<[Placement; 4]> = self.placements.iter().map(whole).collect();
+        let placements: SmallVec<[Placement; 4]> = short_list(self.placements.iter().map(whole));
         let order = canonical(&placements, self.order.clone());
         Layout { placements, order }
     }

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::grid::{Axes, Axis, RankList, coords_of, positions, row_major, strides_of};
 use crate::error::{Error, Result};
-use crate::tensor::{Dims, sort_by_key};
+use crate::tensor::{Dims, short_list, sort_by_key};
 
 /// The most ranks that a mesh lists one by one.
 const MOST_LISTED: usize = 1 << 24;
@@ -346,7 +346,7 @@ impl Mesh {
         assert!(!twice, "slice: axes {axes:?} of {self} repeat");
         let inner = &*self.0;
         let inside: usize = axes.iter().map(|&a| inner.coords[a] * inner.axes[a].stride).sum();
-        let kept: Axes = axes.iter().map(|&a| inner.axes[a].clone()).collect();
+        let kept: Axes = short_list(axes.iter().map(|&a| inner.axes[a].clone()));
         let here = inner.axes.iter().zip(&inner.coords).map(|(axis, c)| axis.stride * c).sum::<usize>();
         let base = inner.base + here - inside;
         if inner.list.is_none() {

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::runs::Runs;
-use crate::tensor::{Dims, Shape};
+use crate::tensor::{Dims, Shape, short_list};
 
 /// The set of global indices that one rank holds, and their offsets in the rank's row-major local storage.
 ///
@@ -96,14 +96,14 @@ impl Region {
         let strides = Shape::from(len).strides();
         // `each`: elements per flattened index. `steps[d]`: flattened indices per step along prefix dim `d`.
         let each = strides[dims - 1];
-        let steps: Dims = strides[..dims].iter().map(|s| s / each).collect();
+        let steps: Dims = short_list(strides[..dims].iter().map(|s| s / each));
         let mut at = lo;
         while at < hi {
             // Find the outermost dim with a whole index that starts here and ends within the range.
             let d = (0..dims)
                 .find(|&d| at.is_multiple_of(steps[d]) && hi - at >= steps[d])
                 .expect("the innermost prefix dim has step 1");
-            let index: Dims = (0..dims).map(|d| at / steps[d] % len[d]).collect();
+            let index: Dims = short_list((0..dims).map(|d| at / steps[d] % len[d]));
             let count = ((hi - at) / steps[d]).min(len[d] - index[d]);
             let mut block = IndexBox {
                 start: start.into(),

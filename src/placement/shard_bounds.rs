@@ -5,7 +5,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::{Layout, Mesh, Placement, Region, chunk};
-use crate::tensor::{Dims, Shape};
+use crate::tensor::{Dims, Shape, short_list};
 
 /// A box of global indices; if `flat` is `Some((dims, lo, hi))`, only the range `lo..hi` of its first `dims` dims,
 /// flattened.
@@ -95,7 +95,7 @@ impl ShardBounds {
         // An axis cuts one dim, so the sum over ranks is a product of sums.
         let along = |d: usize| {
             let at = |a: usize| (mesh.axis_len(a), (!axes.contains(&a)).then_some(coords[a]));
-            let cuts: SmallVec<[(usize, Option<usize>); 4]> = layout.splitters(d).map(at).collect();
+            let cuts: SmallVec<[(usize, Option<usize>); 4]> = short_list(layout.splitters(d).map(at));
             common_along(0..shape[d], &cuts, &self.range(d))
         };
         Some(copies * (0..shape.len()).map(along).product::<usize>())

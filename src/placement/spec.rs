@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::shard_bounds::ShardBounds;
 use super::{Layout, Mesh, Placement, ReductionTree, Region};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Shape, sort_by};
+use crate::tensor::{DType, Shape, short_list, sort_by};
 
 /// The metadata of a tensor that all ranks share: mesh, dtype, global shape and layout.
 ///
@@ -72,7 +72,7 @@ impl Spec {
     /// Refuses what [`Spec::validate`] refuses, under the verb `layout`.
     pub fn with_layout(&self, layout: Layout) -> Result<Spec> {
         let kept = |a: usize| layout.placements().get(a) == Some(self.layout.axis(a));
-        let added: SmallVec<[usize; 4]> = self.open_axes().into_iter().filter(|&a| !kept(a)).collect();
+        let added: SmallVec<[usize; 4]> = short_list(self.open_axes().into_iter().filter(|&a| !kept(a)));
         let tree = match &self.tree {
             Some(tree) if added.is_empty() => Some(tree.clone()),
             Some(tree) => tree.after(&added).map(Arc::new),
@@ -341,7 +341,7 @@ fn products(lens: &[PartLens]) -> PartLens {
 
 /// Returns the distinct values other than 0, largest first.
 fn distinct(values: impl Iterator<Item = usize>) -> PartLens {
-    let mut values: PartLens = values.filter(|&n| n > 0).collect();
+    let mut values: PartLens = short_list(values.filter(|&n| n > 0));
     sort_by(&mut values, |a, b| b.cmp(a));
     values.dedup();
     values

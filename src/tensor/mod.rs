@@ -63,5 +63,5 @@ pub(crate) use no_room::{catch_no_room, no_room};
 pub use reduce_op::ReduceOp;
 pub(crate) use regular_file::open_regular;
 pub use shape::Shape;
-pub(crate) use short_lists::{sort_by, sort_by_key};
+pub(crate) use short_lists::{short_list, sort_by, sort_by_key};
 pub(crate) use sized_lists::{expect_room, try_filled, try_push};

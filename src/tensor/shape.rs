@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{DType, Dims};
+use super::{DType, Dims, short_list};
 use crate::error::{Error, Result};
 
 /// The extent of each dim of a tensor, outermost first. It is written `[64, 128]`; a tensor of shape `[]` has one
@@ -229,10 +229,7 @@ impl From<Dims> for Shape {
 
 impl FromIterator<usize> for Shape {
     fn from_iter<I: IntoIterator<Item = usize>>(dims: I) -> Self {
-        // `SmallVec`'s own `collect` is long and is compiled again for every iterator type.
-        let mut shape = Shape::default();
-        dims.into_iter().for_each(|n| shape.0.push(n));
-        shape
+        Shape(short_list(dims))
     }
 }
 

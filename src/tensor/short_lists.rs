@@ -1,11 +1,19 @@
-//! Sorts of short lists, such as dims, parameters or ranks, by a key or a comparison.
+//! Short lists, such as dims or operands, collected and sorted by little code.
 //!
-//! The standard library's sorts are compiled for each type and closure, in 5 to 8 kB each. Here only the indices of a list
-//! are sorted, by one function. Long lists of numbers are sorted by the standard library.
+//! Libraries' functions for that are made for long lists, and are compiled for each type and closure: a sort of the standard
+//! library has 5 to 8 kB, and `collect` of a `SmallVec` 1 kB. Here a list is collected element by element, and only the
+//! indices of a list are sorted, by one function. Long lists of numbers are sorted by the standard library.
 
 use std::cmp::Ordering;
 
-use smallvec::SmallVec;
+use smallvec::{Array, SmallVec};
+
+/// Collects a list.
+pub(crate) fn short_list<A: Array>(elements: impl IntoIterator<Item = A::Item>) -> SmallVec<A> {
+    let mut list = SmallVec::new();
+    elements.into_iter().for_each(|element| list.push(element));
+    list
+}
 
 /// Sorts a list by `key`. Elements of equal keys keep their order.
 pub(crate) fn sort_by_key<T, K: Ord>(list: &mut [T], key: impl Fn(&T) -> K) {

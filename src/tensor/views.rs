@@ -1,7 +1,7 @@
 //! Views: tensors of other shapes over the same buffer. No method copies elements, except `reshape` if no strides fit.
 
 use super::shape::copy_of;
-use super::{Dims, Shape, Tensor, sort_by_key};
+use super::{Dims, Shape, Tensor, short_list, sort_by_key};
 use crate::error::{Error, Result};
 
 impl Tensor {
@@ -41,7 +41,7 @@ impl Tensor {
             shape[dim] += part.shape[dim];
         }
         // One after the other from the innermost dim on, the elements are each once in the buffer.
-        let mut dims: Dims = (0..shape.len()).filter(|&d| shape[d] != 1).collect();
+        let mut dims: Dims = short_list((0..shape.len()).filter(|&d| shape[d] != 1));
         sort_by_key(&mut dims, |&d| first.strides[d]);
         let mut elements = 1;
         for d in dims {

@@ -9,7 +9,7 @@ use super::pending::Pending;
 use crate::comm::calls::{Call, Lineage, Route};
 use crate::comm::transport::{CallResults, Reduce, fold};
 use crate::error::Result;
-use crate::tensor::{DType, ReduceOp, Shape, Tensor};
+use crate::tensor::{DType, ReduceOp, Shape, Tensor, short_list};
 
 impl Group {
     /// Gathers the members' tensors on every member, in group order. `shapes[i]` is the shape of member i's tensor;
@@ -80,7 +80,7 @@ impl Group {
         if let Err(e) = self.one_each(verb, "tensors", into.len()) {
             return Pending::ready(Err(e));
         }
-        let shapes: SmallVec<[Shape; 16]> = into.iter().map(|x| x.shape().clone()).collect();
+        let shapes: SmallVec<[Shape; 16]> = short_list(into.iter().map(|x| x.shape().clone()));
         debug_assert!(shapes.iter().all(|shape| shape == x.shape()), "equal shapes");
         let call = Call {
             lineage: Lineage::current(),

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::ops::{Bits, LayerNorm};
-use crate::tensor::Shape;
+use crate::tensor::{Shape, short_list};
 
 /// The statistics of [`DTensor::batch_norm`], with gradients of their own: `[channels]` each.
 ///
@@ -163,7 +163,7 @@ impl DTensor {
     ) -> Result<(DTensor, BatchStatistics)> {
         const VERB: &str = "batch_norm";
         let x = self.expect_channels(VERB)?;
-        let others: SmallVec<[isize; 4]> = (0..self.shape().len() as isize).filter(|&d| d != 1).collect();
+        let others: SmallVec<[isize; 4]> = short_list((0..self.shape().len() as isize).filter(|&d| d != 1));
         if self.shape().numel() == 0 {
             return Err(Error::invalid(VERB, "wants elements to average", self.spec().to_string(), ""));
         }
@@ -240,7 +240,7 @@ impl DTensor {
             return Err(Error::invalid(VERB, "wants one norm per index, of the weights' dtype", given, ""));
         }
         let rank = self.shape().len();
-        let others: SmallVec<[isize; 4]> = (0..rank as isize).filter(|&d| d != dim as isize).collect();
+        let others: SmallVec<[isize; 4]> = short_list((0..rank as isize).filter(|&d| d != dim as isize));
         let mut shape = vec![1; rank];
         shape[dim] = self.shape()[dim];
         let lengths = self.norm(2.0, &others, true)?;
@@ -283,7 +283,7 @@ impl DTensor {
 /// Normalises over the last dim.
 fn normalise(x: &DTensor, weight: Option<&DTensor>, bias: Option<&DTensor>, eps: f64) -> Result<DTensor> {
     let op = LayerNorm { eps: Bits(eps), weight: weight.is_some(), bias: bias.is_some() };
-    let ins: SmallVec<[&DTensor; 3]> = [x].into_iter().chain(weight).chain(bias).collect();
+    let ins: SmallVec<[&DTensor; 3]> = short_list([x].into_iter().chain(weight).chain(bias));
     Ok(DTensor::apply(&op, &ins)?.remove(0))
 }
 

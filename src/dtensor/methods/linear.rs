@@ -7,6 +7,7 @@ use crate::dtensor::recompute_cheap::mark_as_computed;
 use crate::error::{Error, Result};
 use crate::ops::{Activation, Linear, Meta, Op};
 use crate::placement::Placement;
+use crate::tensor::short_list;
 
 /// Linear maps.
 impl DTensor {
@@ -48,12 +49,12 @@ impl DTensor {
         activation: Option<Activation>,
     ) -> Result<DTensor> {
         let op = Linear { bias: bias.is_some(), activation };
-        let ins: SmallVec<[&DTensor; 3]> = [self, weight].into_iter().chain(bias).collect();
+        let ins: SmallVec<[&DTensor; 3]> = short_list([self, weight].into_iter().chain(bias));
         let (rounds, plain) = (self.dtype().is_half(), bias.is_none() && activation.is_none());
         // A mode with groups joins the parts of a product before anything is added.
         let is_apart = || self.mesh.reduction().groups().is_some() || !follow_rows(&ins);
         if plain || !rounds && is_apart() {
-            let metas: SmallVec<[Meta; 3]> = ins.iter().map(|x| x.meta().clone()).collect();
+            let metas: SmallVec<[Meta; 3]> = short_list(ins.iter().map(|x| x.meta().clone()));
             op.infer(&metas)?;
             let mut y = product_over_last(self, weight)?;
             if let Some(bias) = bias {

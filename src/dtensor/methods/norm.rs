@@ -6,6 +6,7 @@ use crate::dtensor::DTensor;
 use crate::dtensor::recompute_cheap::mark_as_computed;
 use crate::error::Result;
 use crate::ops::{AddLayerNorm, AddRmsNorm, Bits, LayerNorm, LogSoftmax, Op, RmsNorm, Softmax};
+use crate::tensor::short_list;
 
 /// Softmax and normalisation.
 impl DTensor {
@@ -73,7 +74,7 @@ impl DTensor {
     /// Refuses a `weight` or `bias` whose shape is not that of the last dim.
     pub fn layer_norm(&self, weight: &DTensor, bias: Option<&DTensor>, eps: f64) -> Result<DTensor> {
         let op = LayerNorm { eps: Bits(eps), weight: true, bias: bias.is_some() };
-        let ins: SmallVec<[&DTensor; 3]> = [self, weight].into_iter().chain(bias).collect();
+        let ins: SmallVec<[&DTensor; 3]> = short_list([self, weight].into_iter().chain(bias));
         Ok(DTensor::apply(&op, &ins)?.remove(0))
     }
 
@@ -132,7 +133,7 @@ impl DTensor {
     ) -> Result<(DTensor, DTensor)> {
         let op = AddLayerNorm { eps: Bits(eps), bias: bias.is_some() };
         let norm = LayerNorm { eps: Bits(eps), weight: true, bias: bias.is_some() };
-        let weights: SmallVec<[&DTensor; 2]> = std::iter::once(weight).chain(bias).collect();
+        let weights: SmallVec<[&DTensor; 2]> = short_list(std::iter::once(weight).chain(bias));
         self.add_norm(residual, &op, &norm, &weights)
     }
 

@@ -10,7 +10,7 @@ use super::redistribution::{ExchangeKind, Redistribution, RedistributionStep, St
 use crate::comm::{Group, Reduce};
 use crate::error::Result;
 use crate::placement::Spec;
-use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, SplitRule};
+use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, SplitRule, short_list};
 
 /// A step with everything that this rank needs to run it.
 #[derive(Debug)]
@@ -185,7 +185,7 @@ fn order(from: &Spec, axes: &[usize], members: &[Dims]) -> PartOrder {
         let steps = tree.fold_order(&from.mesh, from.mesh.coords(), members, axes);
         return PartOrder { steps: Arc::new(steps), nodes_len: 1 };
     }
-    let lens: Dims = axes.iter().map(|&a| from.mesh.axis_len(a)).collect();
+    let lens: Dims = short_list(axes.iter().map(|&a| from.mesh.axis_len(a)));
     PartOrder { steps: Arc::new(nested(&lens)), nodes_len: from.nodes_len_at(from.mesh.coords()) }
 }
 

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::states::sampled_along;
 use crate::placement::{Layout, Mesh, Placement};
-use crate::tensor::Dims;
+use crate::tensor::{Dims, short_list};
 
 /// The coordinates along each axis at which windows are compared.
 pub(in crate::dtensor) struct RankSamples(SmallVec<[Dims; 4]>);
@@ -18,7 +18,7 @@ impl RankSamples {
     /// Calls `f` at the sampled coordinates along the axes in `varied`; along the others at those of `coords`.
     pub fn visit(&self, mut coords: Dims, varied: impl Fn(usize) -> bool, mut f: impl FnMut(&[usize])) {
         let along = &self.0;
-        let varied: Dims = (0..coords.len()).filter(|&a| along[a].len() > 1 && varied(a)).collect();
+        let varied: Dims = short_list((0..coords.len()).filter(|&a| along[a].len() > 1 && varied(a)));
         if varied.is_empty() {
             return f(&coords);
         }
@@ -106,7 +106,7 @@ struct DimCuts {
 impl LayoutCuts {
     pub fn new(mesh: &Mesh, shape: &[usize], layout: &Layout) -> LayoutCuts {
         let of = |(d, n): (usize, &usize)| {
-            let axes: Dims = layout.splitters(d).filter(|&a| mesh.axis_len(a) > 1).collect();
+            let axes: Dims = short_list(layout.splitters(d).filter(|&a| mesh.axis_len(a) > 1));
             DimCuts {
                 is_plain: axes.iter().all(|&a| is_even(layout.axis(a))),
                 divides: n.is_multiple_of(axes.iter().map(|&a| mesh.axis_len(a)).product()),

@@ -24,7 +24,7 @@ use super::states::candidate_layouts;
 use crate::comm::{self, Network};
 use crate::error::Result;
 use crate::placement::{Layout, Placement, ShardBounds, Spec};
-use crate::tensor::{Dims, ReduceOp};
+use crate::tensor::{Dims, ReduceOp, short_list};
 
 /// The largest number of layouts considered per level if links differ, since each may lead to each; beyond it, only
 /// layouts near both ends.
@@ -101,7 +101,8 @@ pub(super) fn partial_as(layout: &Layout, axes: &[usize], cut: &Layout) -> Layou
 
 /// Returns the axes along which ranks communicate when `axes` are folded on the way to `to`, ascending.
 pub(super) fn fold_axes(from: &Layout, to: &Layout, dims: usize, axes: &[usize]) -> Dims {
-    let mut all: Dims = communicating_axes(from, to, dims).into_iter().chain(axes.iter().copied()).collect();
+    let mut all: Dims =
+        short_list(communicating_axes(from, to, dims).into_iter().chain(axes.iter().copied()));
     all.sort_unstable();
     all.dedup();
     all
@@ -165,7 +166,7 @@ impl<'a> Search<'a> {
         let sums = plain.iter().any(|&a| src.layout.axis(a).partial_op() == Some(ReduceOp::Sum));
         let samples = RankSamples::new(&src.mesh, [&src.layout, target].into_iter());
         let plain_bits = (1 << plain.len()) - 1;
-        let axes: Dims = plain.into_iter().chain(tree).collect();
+        let axes: Dims = short_list(plain.into_iter().chain(tree));
         let levels = (0..1 << axes.len()).map(|_| None).collect();
         let any_order = !(sums && src.dtype.is_float());
         Search {

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::placement::{Layout, Mesh, Placement, Spec};
-use crate::tensor::Dims;
+use crate::tensor::{Dims, short_list};
 
 /// The largest number of intermediate layouts considered; if there are more, only those near both ends.
 const STATES_LEN: usize = 600;
@@ -20,7 +20,7 @@ pub(super) fn candidate_layouts(src: &Spec, target: &Layout, fixed: &[usize]) ->
     let every_dim: Dims = (0..src.shape.len()).collect();
     let cut = |d: &usize| src.layout.splitters(*d).chain(target.splitters(*d)).next().is_some();
     let longest = every_dim.iter().copied().max_by_key(|&d| (src.shape[d], std::cmp::Reverse(d)));
-    let near: Dims = every_dim.iter().copied().filter(|d| cut(d) || Some(*d) == longest).collect();
+    let near: Dims = short_list(every_dim.iter().copied().filter(|d| cut(d) || Some(*d) == longest));
     let one: Dims = longest.into_iter().collect();
     let every_order = orders(src.mesh.ndim());
     let two_orders = [nested_in(&src.layout), nested_in(target)];

@@ -1,7 +1,7 @@
 //! Tensors seen as lines along a dim: the loops of operators that work along it.
 
 use crate::error::Result;
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::{Dims, Tensor, short_list};
 
 use super::segments::checked_index;
 
@@ -78,13 +78,13 @@ pub(in crate::ops) fn expect_in_range(verb: &str, entries: &[i64], dim: usize, n
 
 /// Moves `dim` to the end and makes the tensor contiguous.
 pub(in crate::ops) fn rows_along(x: &Tensor, dim: usize) -> Result<Tensor> {
-    let order: Dims = (0..x.shape().len()).filter(|&d| d != dim).chain([dim]).collect();
+    let order: Dims = short_list((0..x.shape().len()).filter(|&d| d != dim).chain([dim]));
     x.permute(&order)?.contiguous()
 }
 
 /// Moves the last dim back to `dim`, as a view.
 pub(in crate::ops) fn rows_back(x: &Tensor, dim: usize) -> Result<Tensor> {
     let last = x.shape().len() - 1;
-    let order: Dims = (0..dim).chain([last]).chain(dim..last).collect();
+    let order: Dims = short_list((0..dim).chain([last]).chain(dim..last));
     x.permute(&order)
 }

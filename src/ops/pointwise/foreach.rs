@@ -8,7 +8,7 @@ use crate::ops::{Batched, Op, Tensors, Windows};
 use crate::tensor::{Tensor, cuda};
 
 /// One of the calls of a batch, with the constants of its formula.
-struct Call<'c> {
+struct FormulaCall<'c> {
     op: &'c dyn Op,
     constants: [f64; 2],
     ins: &'c mut [Tensor],
@@ -16,7 +16,7 @@ struct Call<'c> {
 
 /// Makes the calls whose operands are contiguous and have elements in one launch per 48 calls of one dtype and equal
 /// constants, and the others one by one.
-fn batch(calls: &mut [Call], at: &[&Windows], kernels: cuda::ListKernels) -> Result<Vec<Tensors>> {
+fn batch(calls: &mut [FormulaCall], at: &[&Windows], kernels: cuda::ListKernels) -> Result<Vec<Tensors>> {
     let mut outs: Vec<Option<Tensors>> = vec![None; calls.len()];
     let listed = |ins: &[Tensor]| ins[0].numel() > 0 && ins.iter().all(Tensor::is_contiguous);
     let mut start = 0;
@@ -50,9 +50,9 @@ macro_rules! batched {
             impl Batched for $Type {
                 fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], at: &[&Windows]) -> Result<Vec<Tensors>> {
                     let constants = |$op: &Self| $constants;
-                    let mut calls: Vec<Call> = calls
+                    let mut calls: Vec<FormulaCall> = calls
                         .iter_mut()
-                        .map(|(op, ins)| Call { op: *op, constants: constants(op), ins })
+                        .map(|(op, ins)| FormulaCall { op: *op, constants: constants(op), ins })
                         .collect();
                     batch(&mut calls, at, Self::LIST)
                 }

@@ -113,6 +113,16 @@ struct Arrival {
     category: u64,
 }
 
+/// Keeps the first `n` arrivals, in their order.
+fn keep_first(race: &mut KernelList<Arrival>, n: usize) {
+    let earlier = |a: &Arrival, b: &Arrival| a.time.total_cmp(&b.time).then(a.category.cmp(&b.category));
+    if n > 0 && n < race.len() {
+        race.select_nth_unstable_by(n - 1, earlier);
+        race.truncate(n);
+    }
+    race.sort_unstable_by(earlier);
+}
+
 /// The rows of weights that this rank stores.
 struct WeightRows<'a, T> {
     op: &'a Multinomial,
@@ -172,13 +182,7 @@ impl<T: Element> WeightRows<'_, T> {
                 let rule = "without replacement a row has as many positive weights as samples";
                 return Err(self.refused(rule, row, format!("{} for {} samples", race.len(), out.len())));
             }
-            let earlier =
-                |a: &Arrival, b: &Arrival| a.time.total_cmp(&b.time).then(a.category.cmp(&b.category));
-            if !out.is_empty() && out.len() < race.len() {
-                race.select_nth_unstable_by(out.len() - 1, earlier);
-                race.truncate(out.len());
-            }
-            race.sort_unstable_by(earlier);
+            keep_first(&mut race, out.len());
             out.iter_mut().zip(&*race).for_each(|(out, arrival)| *out = arrival.category as i64);
             Ok(())
         })

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{Isa, Kernel, MaxReducer, Num, dispatch, fast_extreme, first_with, is_nan};
-use crate::tensor::{DType, Dims, Shape, Tensor, for_dtype};
+use crate::tensor::{DType, Dims, Shape, Tensor, for_dtype, short_list};
 
 /// Returns the index along `dim` of the first largest element, as i64. NaN counts as largest; zeros of both signs are
 /// equal. With `keep_dim` the dim stays with extent 1.
@@ -26,7 +26,7 @@ pub fn argmax(verb: &str, x: &Tensor, dim: usize, keep_dim: bool) -> Result<Tens
         ));
     }
     let n = x.shape()[dim];
-    let mut order: Dims = (0..x.shape().len()).filter(|&d| d != dim).collect();
+    let mut order: Dims = short_list((0..x.shape().len()).filter(|&d| d != dim));
     let mut shape: Shape = order.iter().map(|&d| x.shape()[d]).collect();
     order.push(dim);
     let rows = x.permute(&order)?.contiguous()?;

@@ -7,7 +7,7 @@ use super::cpu::Rotation;
 use crate::error::Result;
 use crate::tensor::cuda::{Gpu, cast};
 use crate::tensor::math::log::ln_f64;
-use crate::tensor::{DType, Dims, Shape, Tensor, sort_by_key};
+use crate::tensor::{DType, Dims, Shape, Tensor, short_list, sort_by_key};
 
 /// Rotates `x` `[.., time, d]`, which may have any strides, with the same bits as [`Rotation::apply`]. The result has
 /// the same order of dims in memory as `x`.
@@ -23,7 +23,7 @@ pub(super) fn rotary(rotation: &Rotation, x: &Tensor) -> Result<Tensor> {
     order.push(last);
     let mut inverse = Dims::from_elem(0, order.len());
     order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
-    let shape: Dims = order.iter().map(|&dim| x.shape()[dim]).collect();
+    let shape: Dims = short_list(order.iter().map(|&dim| x.shape()[dim]));
     let mut out = gpu.uninit(x.dtype(), &shape[..])?.permute(&inverse)?;
     if x.numel() > 0 {
         let rows = x.strides()[last] == 1 || x.shape()[last] == 1;

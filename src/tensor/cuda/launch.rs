@@ -14,7 +14,7 @@ use super::gpu::{Gpu, KernelEntry, is_checked};
 use super::handle::{Address, DriverResult};
 use super::sources::KernelSource;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, short_list};
 
 /// A kernel about to be launched: [`Gpu::kernel`] makes it, the methods add its arguments in order, and
 /// [`KernelLaunch::run`] starts it.
@@ -237,7 +237,7 @@ impl<'a> KernelLaunch<'a> {
         let base: *mut u64 = self.bytes.as_mut_ptr();
         // SAFETY: every offset is inside the buffer.
         let pointer = |&at: &u32| unsafe { base.cast::<u8>().add(at as usize) }.cast::<c_void>();
-        let mut arguments: SmallVec<[*mut c_void; 16]> = self.at.iter().map(pointer).collect();
+        let mut arguments: SmallVec<[*mut c_void; 16]> = short_list(self.at.iter().map(pointer));
         let stream = self.gpu.stream();
         let driver = &stream.device.driver;
         // SAFETY: `run`'s caller promises it, and so does each function that launches a kernel of this crate. The tensors'

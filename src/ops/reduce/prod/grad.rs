@@ -9,7 +9,7 @@ use crate::ops::{
     Algebra, AxisPlacement, Cat, Input, MeshAxis, Meta, Metas, Mul, Op, Pad, Permute, Row, Sample, Slice,
     Tensors, Vjp, Windows, Work, arity, list,
 };
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::{Dims, Tensor, short_list};
 
 /// The derivative of [`Prod`](crate::ops::Prod): takes `(dy, x)`, with `dy` of extent 1 at the dims, and returns `dy` times
 /// the product of the *other* elements, for each element of `x`.
@@ -75,7 +75,7 @@ impl ProdGrad {
     fn unfused(&self, x: &Meta) -> Result<UnfusedExpression> {
         let mut e = UnfusedExpression::of(&[x]);
         let kept = (0..x.shape.len()).filter(|d| !self.dims.contains(d));
-        let order: Dims = kept.clone().chain(self.dims.iter().copied()).collect();
+        let order: Dims = short_list(kept.clone().chain(self.dims.iter().copied()));
         let mut shape: Vec<usize> = kept.map(|d| x.shape[d]).collect();
         let mut len: usize = self.dims.iter().map(|&d| x.shape[d]).product();
         let dim = shape.len();
