@@ -13,7 +13,7 @@ use super::blocking::{least_rows_to_pack, long_block_len, tile_rows};
 use super::contraction::{Contraction, ContractionLeaf, LeafRuns, clipped, max_stack_len};
 use super::matrix::{MatMut, MatRef};
 use super::scratch::with_scratch;
-use super::tile::{Added, Tile, TileKernels, Tiled};
+use super::tile::{Added, Tile, TileFn, TileKernels, Tiled};
 use crate::isa::simd::Isa;
 use crate::num::real::Real;
 
@@ -137,7 +137,7 @@ impl<T: Real + Tiled> BandedProduct<T> {
         }
         for planned in &mut plan.bands {
             let len = planned.band.indices.len();
-            planned.packs = planned.rows.len() >= least_rows_to_pack(kernels, len, false);
+            planned.packs = kernels.packs && planned.rows.len() >= least_rows_to_pack(kernels, len, false);
             plan.packed = plan.packed.max(if planned.packs { len } else { 0 });
         }
         Some(plan)
@@ -163,7 +163,7 @@ impl<T: Real + Tiled> BandedProduct<T> {
         assert!(b.strides().1 == 1 && c.strides().1 == 1, "contiguous columns");
         let (a, b, c) = (a.data().as_ptr(), b.data().as_ptr(), c.as_mut_ptr());
         let (lanes, panel_rows) = (self.kernels.lanes, self.kernels.tiles.len());
-        let panel_len = self.kernels.packing_tiles.len() * lanes;
+        let panel_len = self.kernels.most_vectors() * lanes;
         with_scratch::<T, _>(
             [self.depth * panel_rows * panel_len, self.packed.saturating_mul(panel_len)],
             |[stack, packed]| {
@@ -213,23 +213,33 @@ impl<T: Real + Tiled> BandedProduct<T> {
     /// # Safety
     /// The operands and the result cover the tiles, and the buffers are large enough. No other code writes the result.
     unsafe fn column(&self, mut tile: Tile<T>, rows: usize, vectors: usize) {
-        let TileKernels { tiles, four_vectors, packing_tiles, lanes, .. } = self.kernels;
+        let TileKernels { tiles, four_vectors, lanes, .. } = self.kernels;
         let of_four = vectors > tiles[0].len();
-        let most = if of_four { four_vectors.len() } else { tiles.len() };
         let mut left = rows;
         while left > 0 {
-            let count = tile_rows(left, most);
+            let four = if of_four { four_rows(left, four_vectors) } else { None };
+            let count = four.map_or_else(|| tile_rows(left, tiles), |(rows, _)| rows);
             tile.next_rows_ahead &= left > count;
-            // Columns are packed for many rows, and the first tile of those has all rows of a tile.
-            let packs = !tile.packed_b.is_null();
-            let kernel = match (packs, of_four) {
-                (true, _) => packing_tiles[vectors - 1],
-                (false, true) => four_vectors[count - 1],
-                (false, false) => tiles[count - 1][vectors - 1],
-            };
             // SAFETY: the caller's promise; this CPU has the plan's instruction set.
-            unsafe { kernel(&tile) };
-            if packs {
+            unsafe {
+                match four {
+                    Some((_, kernel)) => kernel(&tile),
+                    None if of_four => {
+                        let half = tiles[count - 1][1];
+                        half(&tile);
+                        half(&Tile {
+                            b: tile.b.wrapping_add(2 * lanes),
+                            c: tile.c.wrapping_add(2 * lanes),
+                            added: tile.added.map(|added| added.at(0, 2 * lanes)),
+                            ahead: Cell::new(Ahead::NOTHING),
+                            ..tile
+                        });
+                    }
+                    None => tiles[count - 1][vectors - 1](&tile),
+                }
+            }
+            // Columns are packed for many rows, and the first tile of those has all rows of a tile.
+            if !tile.packed_b.is_null() {
                 (tile.b, tile.b_step) = (tile.packed_b.cast_const(), vectors * lanes);
                 tile.packed_b = null_mut();
             }
@@ -239,6 +249,15 @@ impl<T: Real + Tiled> BandedProduct<T> {
             tile.added = tile.added.map(|added| added.at(count, 0));
         }
     }
+}
+
+/// Returns the rows of the next tile of four vectors, and its kernel, if so many rows are left; or `None` for fewer rows than one has.
+fn four_rows<T>(left: usize, four_vectors: &[&[TileFn<T>]]) -> Option<(usize, TileFn<T>)> {
+    let most = four_vectors.len();
+    // The last two tiles share their rows, as others do.
+    let wanted = if left > most + most / 2 { most } else { left.div_ceil(left.div_ceil(most)) };
+    let of = |rows: usize| Some((rows, *four_vectors[rows - 1].first()?));
+    (wanted..=left.min(most)).find_map(of).or_else(|| (1..wanted).rev().find_map(of))
 }
 
 #[cfg(test)]

@@ -130,15 +130,18 @@ fn packing_rows_pays<T>(
     rows >= MIN_ROWS_TO_PACK && cols >= least
 }
 
-/// Returns the number of rows of the next tile of rows in place, if so many are left: a tile of one or two rows would wait for its own
-/// sums, so the last two tiles share their rows.
-pub(super) fn tile_rows(left: usize, most: usize) -> usize {
-    if left <= most {
-        left
-    } else if left <= most + most / 2 {
-        left.div_ceil(2)
-    } else {
+/// Returns the number of rows of the next tile of rows in place, if so many are left: one that `tiles` has. A tile of one or two rows
+/// would wait for its own sums, so the last two tiles share their rows.
+pub(super) fn tile_rows<F>(left: usize, tiles: &[&[F]]) -> usize {
+    let most = tiles.len();
+    let has = |rows: usize| tiles.get(rows - 1).is_some_and(|list| !list.is_empty());
+    if left > most + most / 2 {
         most
+    } else if has(left) {
+        left
+    } else {
+        // Tiles of half as many rows, or of the next number.
+        (left.div_ceil(2)..=left.min(most)).find(|&rows| has(rows)).expect("a tile has one row")
     }
 }
 
@@ -329,12 +332,16 @@ mod tests {
         assert_eq!(evenly(32, 28, 1), 16);
     }
 
+    const NO_TILE: TileFn<f32> = |_| unreachable!();
+
     #[test]
     fn blocks_follow_the_caches() {
         let data = vec![0.0f32; 1000 * 1024];
         let a = MatRef::new(&data, (1000, 1024), (1024, 1)).unwrap();
         let b = MatRef::new(&data, (1024, 1000), (1000, 1)).unwrap();
-        let kernels = f32::kernels(Isa::Baseline);
+        // Four lanes of plain arrays, in tiles of four rows by two vectors, which are not called.
+        static TILES: [&[TileFn<f32>]; 4] = [&[NO_TILE; 2]; 4];
+        let kernels = &TileKernels { tiles: &TILES, ..*f32::kernels(Isa::Baseline) };
         let of = |caches| {
             with_caches(caches, || {
                 let len = block_len(a, b, kernels);
@@ -355,7 +362,6 @@ mod tests {
     fn wide_tiles_block_rows_in_place_by_the_second_cache() {
         let data = vec![0.0f32; 1000 * 1024];
         // Four lanes of plain arrays, in tiles of eight rows by three vectors, which are not called.
-        const NO_TILE: TileFn<f32> = |_| unreachable!();
         static TILES: [&[TileFn<f32>]; 8] = [&[NO_TILE; 3]; 8];
         let wide = TileKernels { tiles: &TILES, ..*f32::kernels(Isa::Baseline) };
         let xeon = Caches { first: 48 << 10, second: 2 << 20, third: 240 << 20 };

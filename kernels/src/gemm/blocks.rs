@@ -51,7 +51,8 @@ pub(super) unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
     let blocking = Blocking::new(operands.a, operands.b, tree, kernels);
     let vectors = n.div_ceil(kernels.lanes);
     let levels = if tree.blocks.len() > 1 { tree.levels } else { 0 };
-    let width = most.max(kernels.wide_row.0.div_ceil(panel_rows)) * kernels.lanes;
+    let wide = kernels.wide_row.map_or(0, |(vectors, _)| vectors.div_ceil(panel_rows));
+    let width = most.max(wide) * kernels.lanes;
     let block_width = blocking.vectors.min(vectors) * kernels.lanes;
     let sizes = [
         if blocking.packs_rows { packed_rows_len(blocking.rows, tree.longest, panel_rows) } else { 0 },
@@ -173,9 +174,13 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
 
     /// Returns the number of vectors in the panel that begins with `vector`, of those before `end`.
     fn panel_vectors(&self, b: MatRef<'_, E>, vector: usize, end: usize) -> usize {
-        let (left, (wide, _)) = (end - vector, self.kernels.wide_row);
+        let left = end - vector;
         let in_place = self.operands.a.shape().0 == 1 && b.strides().1 == 1 && E::NATIVE;
-        if in_place && left >= wide && (vector + wide) * self.kernels.lanes <= b.shape().1 {
+        if let Some((wide, _)) = self.kernels.wide_row
+            && in_place
+            && left >= wide
+            && (vector + wide) * self.kernels.lanes <= b.shape().1
+        {
             return wide;
         }
         self.kernels.panel_vectors(left, false)
@@ -210,6 +215,7 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
         if !self.blocking.keeps_cols || self.rows.0 == 0 {
             // The first of more than two tiles has all rows of a tile, as packing tiles have.
             if let Some(b) = in_place
+                && self.kernels.packs
                 && self.rows.1 > self.kernels.tiles.len() * 2
             {
                 let (data, step) = (b.data().as_ptr(), b.strides().0);
@@ -274,8 +280,7 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
         let (width, n) = (panel.vectors * self.kernels.lanes, self.operands.b.shape().1);
         let (target, via_epilogue) = self.target(panel);
         let packed = self.blocking.packs_rows;
-        let blocks = packed || self.levels > 0;
-        let kernels = if blocks { self.kernels.block_tiles } else { self.kernels.tiles };
+        let tiles = self.kernels.tiles;
         let before = (panel.col - self.vectors.0 * self.kernels.lanes) * self.blocking.rows;
         let mut parts = self.parts[self.levels * before..].as_mut_ptr();
         let mut tile = Tile {
@@ -303,11 +308,11 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
         let mut row = 0;
         while row < self.rows.1 {
             let left = self.rows.1 - row;
-            let count = if packed { left.min(panel_rows) } else { tile_rows(left, panel_rows) };
-            let kernel = match kernels[count - 1].get(panel.vectors - 1) {
-                _ if !tile.packed_b.is_null() => self.kernels.packing_tiles[panel.vectors - 1],
-                Some(&kernel) => kernel,
-                None => self.kernels.wide_row.1[usize::from(blocks)],
+            // A tile of packed rows is inside a panel.
+            let count = if packed && left >= panel_rows { panel_rows } else { tile_rows(left, tiles) };
+            let kernel = match (tiles[count - 1].get(panel.vectors - 1), self.kernels.wide_row) {
+                (Some(&kernel), _) | (None, Some((_, kernel))) => kernel,
+                (None, None) => unreachable!("a panel has as many vectors as tiles or the wide row"),
             };
             tile.parts = parts.wrapping_add(at.level * count * width);
             if via_epilogue {
@@ -322,8 +327,7 @@ impl<E: Stored<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
             }
             let first = row;
             row += count;
-            let row_step = if packed { rows.panel_step } else { count.wrapping_mul(rows.steps.0) };
-            tile.a = tile.a.wrapping_add(row_step);
+            tile.a = rows.row(row, panel_rows);
             parts = parts.wrapping_add(self.levels * count * width);
             if via_epilogue && at.last {
                 let shape = (count, width.min(n - panel.col));

@@ -90,7 +90,6 @@ macro_rules! array_lines {
 
 array_lines! {
     f32, 4;
-    f64, 2;
 }
 
 macro_rules! array_pairs {
@@ -167,21 +166,6 @@ mod x86 {
                     _mm256_shuffle_ps::<0x44>(ab_high, cd_high),
                     _mm256_shuffle_ps::<0xee>(ab_high, cd_high),
                 ]
-            }
-        }
-    }
-
-    // SAFETY: as above.
-    unsafe impl LineVector for __m256d {
-        const PIECE: usize = 2;
-        type Piece = [__m256d; 2];
-        #[inline(always)]
-        unsafe fn piece(lines: *const u8, step: usize) -> [__m256d; 2] {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let even = _mm256_castps_pd(two_lines(lines, 2 * step));
-                let odd = _mm256_castps_pd(two_lines(lines.add(step), 2 * step));
-                [_mm256_unpacklo_pd(even, odd), _mm256_unpackhi_pd(even, odd)]
             }
         }
     }

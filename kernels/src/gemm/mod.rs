@@ -11,7 +11,7 @@
 //! around the tile, which read operands in place if that is fast and else [pack] them; f16 and bf16 are converted to
 //! f32 while they are packed. [`banded`] has loops for products whose rows leave out columns or indices. [`thin`] has the
 //! products of a few rows and a matrix that is read once, in the order in which it lies, with the kernels of
-//! [lines and columns](thin_tile) and of [`strip`]s. [`blocking`] fits the loops to the caches. An [`epilogue`] stores
+//! [lines](thin_tile) and of [`strip`]s. [`blocking`] fits the loops to the caches. An [`epilogue`] stores
 //! finished sums: directly, with a factor and an added matrix or bias, or after a function and a rounding.
 
 mod ahead;

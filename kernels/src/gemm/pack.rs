@@ -27,6 +27,14 @@ pub(super) struct RowPanels<T> {
     pub(super) steps: (usize, usize),
 }
 
+impl<T> RowPanels<T> {
+    /// Returns the first element of a row. Panels have `panel` rows.
+    pub(super) fn row(&self, row: usize, panel: usize) -> *const T {
+        let inside = (row % panel).wrapping_mul(self.steps.0);
+        self.data.wrapping_add((row / panel).wrapping_mul(self.panel_step).wrapping_add(inside))
+    }
+}
+
 /// Returns the number of elements that [`pack_rows`] writes.
 pub(super) fn packed_rows_len(rows: usize, k: usize, panel: usize) -> usize {
     rows.div_ceil(panel).saturating_mul(packed_panel_len(k, panel))
@@ -80,11 +88,14 @@ fn write_row_panels<E: Stored>(
             // A line that is longer than a vector's part is read with those after it, which the next panel overwrites.
             let kernels = E::stored_kernels(Isa::current());
             let lanes = kernels.line_lanes.0;
-            if (panel..=INTERLEAVED).contains(&lanes) && lanes <= m - first {
+            if let Some(widen_lines) = kernels.widen_lines
+                && (panel..=INTERLEAVED).contains(&lanes)
+                && lanes <= m - first
+            {
                 let from = a.data()[first * row_step..].as_ptr();
                 // SAFETY: `lanes` lines are inside the source, as every `MatRef` is; `k` columns are inside `dst`, with
                 // room for `INTERLEAVED` elements in each; this CPU has the kernel's instruction set.
-                unsafe { (kernels.widen_lines)(from, row_step, lanes, k, dst.as_mut_ptr(), panel) };
+                unsafe { widen_lines(from, row_step, lanes, k, dst.as_mut_ptr(), panel) };
                 continue;
             }
             for start in (0..k).step_by(CHUNK) {
@@ -102,17 +113,7 @@ fn write_row_panels<E: Stored>(
     if let Some(a) = native(a)
         && row_step == 1
     {
-        match panel {
-            1 => pack_columns::<_, 1>(a, dst),
-            2 => pack_columns::<_, 2>(a, dst),
-            3 => pack_columns::<_, 3>(a, dst),
-            4 => pack_columns::<_, 4>(a, dst),
-            5 => pack_columns::<_, 5>(a, dst),
-            6 => pack_columns::<_, 6>(a, dst),
-            7 => pack_columns::<_, 7>(a, dst),
-            8 => pack_columns::<_, 8>(a, dst),
-            _ => unreachable!("a panel has 1 to 8 rows"),
-        }
+        pack_columns(a, panel, dst);
         return;
     }
     let mut gathered = vec![E::default(); m];
@@ -131,14 +132,14 @@ fn write_row_panels<E: Stored>(
     }
 }
 
-/// Packs rows whose elements at one index of the contraction are contiguous, into panels of `P` rows.
-fn pack_columns<T: Copy, const P: usize>(a: MatRef<'_, T>, dst: &mut [T]) {
+/// Packs rows whose elements at one index of the contraction are contiguous, into panels of `panel` rows.
+fn pack_columns<T: Copy>(a: MatRef<'_, T>, panel: usize, dst: &mut [T]) {
     const AHEAD: usize = 2;
     let ((m, k), (_, step)) = (a.shape(), a.strides());
-    let panel_step = packed_panel_len(k, P);
-    assert!(dst.len() >= packed_rows_len(m, k, P) && P <= INTERLEAVED);
+    let panel_step = packed_panel_len(k, panel);
+    assert!(dst.len() >= packed_rows_len(m, k, panel) && panel <= INTERLEAVED);
     // Panels whose rows can be read with those after them, which the next copies overwrite.
-    let whole = m.saturating_sub(INTERLEAVED - P) / P;
+    let whole = m.saturating_sub(INTERLEAVED - panel) / panel;
     for j in 0..k {
         if j + AHEAD < k {
             let row = &raw const a.data()[(j + AHEAD) * step];
@@ -147,15 +148,15 @@ fn pack_columns<T: Copy, const P: usize>(a: MatRef<'_, T>, dst: &mut [T]) {
                 .for_each(|i| prefetch_line(row.wrapping_add(i)));
         }
         let row = &a.data()[j * step..][..m];
-        let (mut from, mut to) = (row.as_ptr(), dst[j * P..].as_mut_ptr());
+        let (mut from, mut to) = (row.as_ptr(), dst[j * panel..].as_mut_ptr());
         for _ in 0..whole {
-            // SAFETY: panel `p` has elements up to `(p + 1) * P + INTERLEAVED - P` of the row, which are inside it if `p`
+            // SAFETY: panel `p` has elements up to `(p + 1) * panel + INTERLEAVED - panel` of the row, which are inside it if `p`
             // is less than `whole`; a panel has room for `INTERLEAVED` elements from each index on.
             unsafe { to.cast::<[T; INTERLEAVED]>().write(from.cast::<[T; INTERLEAVED]>().read()) };
-            (from, to) = (from.wrapping_add(P), to.wrapping_add(panel_step));
+            (from, to) = (from.wrapping_add(panel), to.wrapping_add(panel_step));
         }
-        for (p, rest) in row[whole * P..].chunks(P).enumerate() {
-            dst[(whole + p) * panel_step + j * P..][..rest.len()].copy_from_slice(rest);
+        for (p, rest) in row[whole * panel..].chunks(panel).enumerate() {
+            dst[(whole + p) * panel_step + j * panel..][..rest.len()].copy_from_slice(rest);
         }
     }
 }
@@ -186,8 +187,9 @@ pub(super) fn pack_cols<E: Stored>(
             unsafe { transpose(b.data().as_ptr(), apart, n, k, dst.as_mut_ptr(), step) };
         }
         ((1, apart), None) => {
+            let widen_lines = kernels.widen_lines.expect("such elements are widened");
             // SAFETY: as above, for `n` lines of `k`.
-            unsafe { (kernels.widen_lines)(b.data().as_ptr(), apart, n, k, dst.as_mut_ptr(), step) };
+            unsafe { widen_lines(b.data().as_ptr(), apart, n, k, dst.as_mut_ptr(), step) };
         }
         ((row_step, col_step), _) => {
             let mut gathered = vec![E::default(); n];

@@ -4,8 +4,6 @@
 //! and several rows side by side. So the sums are in the nearest cache instead of registers; a tile of columns that has its
 //! sums in registers would read a vector or two from each row, which lie on as many pages.
 
-use std::array::from_fn;
-
 use super::contraction::Contraction;
 use super::lines::StoredIn;
 use super::vector::Vector;
@@ -68,11 +66,10 @@ where
                 let start = at;
                 while at < end {
                     let deep = end - at >= DEPTH;
-                    match (deep, at == start) {
-                        (true, true) => add_rows::<V, E, ROWS, DEPTH, true>(t, at, node),
-                        (true, false) => add_rows::<V, E, ROWS, DEPTH, false>(t, at, node),
-                        (false, true) => add_rows::<V, E, ROWS, 1, true>(t, at, node),
-                        (false, false) => add_rows::<V, E, ROWS, 1, false>(t, at, node),
+                    if deep {
+                        add_rows::<V, E, ROWS, DEPTH>(t, at, at == start, node);
+                    } else {
+                        add_rows::<V, E, ROWS, 1>(t, at, at == start, node);
                     }
                     at += if deep { DEPTH } else { 1 };
                 }
@@ -90,14 +87,15 @@ where
     }
 }
 
-/// Adds the products of `DEPTH` indices from `at` on to a node, or makes it of them.
+/// Adds the products of `DEPTH` indices from `at` on to a node, or makes it of them if they are the first.
 ///
 /// # Safety
 /// The conditions of [`sums_of_strip`] hold; the indices are inside the contraction.
 #[inline(always)]
-unsafe fn add_rows<V, E, const ROWS: usize, const DEPTH: usize, const FIRST: bool>(
+unsafe fn add_rows<V, E, const ROWS: usize, const DEPTH: usize>(
     t: &Strip<'_, E>,
     at: usize,
+    first: bool,
     node: *mut V::T,
 ) where
     V: Vector,
@@ -106,15 +104,22 @@ unsafe fn add_rows<V, E, const ROWS: usize, const DEPTH: usize, const FIRST: boo
     let room = room(t.columns, V::LANES);
     // SAFETY: the caller's promise, for everything below; the last vector ends with the last column.
     unsafe {
-        let x: [[V; DEPTH]; ROWS] = from_fn(|row| from_fn(|i| V::splat(*t.rows.add((at + i) * ROWS + row))));
+        let mut x = [[V::sum_identity(); DEPTH]; ROWS];
+        for (row, x) in x.iter_mut().enumerate() {
+            for (i, x) in x.iter_mut().enumerate() {
+                *x = V::splat(*t.rows.add((at + i) * ROWS + row));
+            }
+        }
         let matrix = t.matrix.wrapping_add(at * t.step);
         for place in (0..room).step_by(V::LANES) {
             let column = place.min(t.columns - V::LANES);
             // Adding a product to -0.0 gives that product, also if it is a signed zero.
-            let mut sums: [V; ROWS] = from_fn(|row| match FIRST {
-                true => V::sum_identity(),
-                false => V::load(node.add(row * room + place)),
-            });
+            let mut sums = [V::sum_identity(); ROWS];
+            if !first {
+                for (row, sum) in sums.iter_mut().enumerate() {
+                    *sum = V::load(node.add(row * room + place));
+                }
+            }
             for i in 0..DEPTH {
                 let loaded = E::load_lanes(matrix.wrapping_add(i * t.step + column));
                 for (sum, x) in sums.iter_mut().zip(&x) {

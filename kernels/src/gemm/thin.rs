@@ -3,8 +3,9 @@
 //! Packing the matrix would take as long as multiplying it. If its columns are contiguous along the contraction (`y = x W^T`),
 //! they are *lines*: as many as a vector has lanes are read side by side and transposed in [registers](super::lines). A lane
 //! is the chain of one line. Chains of several leaves run side by side, since a chain alone would wait for each of its
-//! multiply-adds. Otherwise columns are next to each other, and are read in [strips](super::strip); if 16-bit elements have more
-//! rows than strips take, a few vectors of columns go down the matrix.
+//! multiply-adds. Otherwise columns are next to each other, and are read in [strips](super::strip). There are kernels for some numbers
+//! of rows, in f32 and bf16; fewer rows are filled up with zeros, since the matrix is what takes time. Other products go over
+//! [`blocks`](super::blocks).
 //! Every element has the bits that it has in any other tile.
 
 use super::blocks::GemmOperands;
@@ -21,33 +22,51 @@ use crate::num::real::Real;
 
 /// Returns true if [`run`] takes the product, and is the fastest way.
 pub(super) fn fits<E: Stored>(a: MatRef<'_, E>, b: MatRef<'_, E>) -> bool {
-    let kernels = E::stored_kernels(Isa::current());
-    let ((m, k), (n, strides)) = (a.shape(), (b.shape().1, b.strides()));
-    if m == 0 || m > kernels.lines.len() {
-        return false;
-    }
-    has_lines(b) || strides.1 == 1 && k > 0 && n >= kernels.lanes && (!E::NATIVE || has_strips(a, b))
+    has_lines(a, b) || has_strips(a, b)
+}
+
+/// Returns the kernel for `m` rows, and the number of rows that it has: a few more, if there is none for just these.
+fn kernel_of<F: Copy>(kernels: &[(usize, F)], m: usize) -> Option<(usize, F)> {
+    kernels.iter().copied().find(|&(rows, _)| m > 0 && rows >= m)
 }
 
 /// Returns true if the columns of `b` are lines that the kernels can read. The elements of two lines may coincide, so columns
 /// can be contiguous as well.
-fn has_lines<E: Stored>(b: MatRef<'_, E>) -> bool {
-    let (lanes, shortest) = E::stored_kernels(Isa::current()).line_lanes;
-    b.strides().0 == 1 && b.shape().0 >= shortest && b.shape().1 >= lanes
+fn has_lines<E: Stored>(a: MatRef<'_, E>, b: MatRef<'_, E>) -> bool {
+    let kernels = E::stored_kernels(Isa::current());
+    let (lanes, shortest) = kernels.line_lanes;
+    let fit = b.strides().0 == 1 && b.shape().0 >= shortest && b.shape().1 >= lanes;
+    fit && kernel_of(kernels.lines, a.shape().0).is_some()
 }
 
-/// Returns true if strips are the fastest way for columns that are contiguous. A strip of few vectors waits for each of its
-/// sums.
+/// Returns true if strips are the fastest way: columns are contiguous, and so many that a strip does not wait for each of its sums.
 fn has_strips<E: Stored>(a: MatRef<'_, E>, b: MatRef<'_, E>) -> bool {
-    let (kernels, m) = (E::stored_kernels(Isa::current()), a.shape().0);
-    m <= kernels.strips.len() && b.shape().1 >= (2 * m + 2) * kernels.lanes
+    let (kernels, (m, k)) = (E::stored_kernels(Isa::current()), a.shape());
+    let least = if E::NATIVE { 2 * m + 2 } else { 1 };
+    let fit = b.strides().1 == 1 && k > 0 && b.shape().1 >= least * kernels.lanes;
+    fit && kernel_of(kernels.strips, m).is_some()
 }
 
-/// Returns the rows if they lie as kernels read them: the elements at one index of the contraction side by side.
-fn rows_in_place<E: Stored<Wide = T>, T: Real + Tiled>(a: MatRef<'_, E>) -> Option<*const T> {
+/// Returns the rows if they lie as kernels for `rows` rows read them: the elements at one index of the contraction side by side.
+fn rows_in_place<E: Stored<Wide = T>, T: Real + Tiled>(a: MatRef<'_, E>, rows: usize) -> Option<*const T> {
     let m = a.shape().0;
-    let in_place = native(a).filter(|a| (m == 1 || a.strides().0 == 1) && a.strides().1 == m);
-    in_place.map(|a| a.data().as_ptr())
+    let lie = |a: &MatRef<'_, T>| (m == 1 || a.strides().0 == 1) && a.strides().1 == m && m == rows;
+    native(a).filter(lie).map(|a| a.data().as_ptr())
+}
+
+/// Returns the rows as kernels for `rows` rows read them: in place, or in the buffer. Rows that are not there are 0.
+fn rows_for<E: Stored<Wide = T>, T: Real + Tiled>(
+    a: MatRef<'_, E>,
+    rows: usize,
+    packed: &mut [T],
+) -> *const T {
+    if let Some(rows) = rows_in_place(a, rows) {
+        return rows;
+    }
+    if a.shape().0 < rows {
+        packed.fill(T::ZERO);
+    }
+    pack_rows(a, rows, T::kernels(Isa::current()).interleave, packed).data
 }
 
 /// Computes a product that [`fits`], and passes every element to `epilogue`.
@@ -65,41 +84,31 @@ pub(super) unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
         tree.blocks.iter().all(|block| block.start + block.len <= k),
         "the tree is inside the contraction"
     );
-    let kernels = E::stored_kernels(Isa::current());
-    if !has_lines(b) && has_strips(a, b) {
+    if !has_lines(a, b) {
         // SAFETY: the caller's promise.
         return unsafe { run_strips(operands, epilogue) };
     }
-    let (step, apart, lanes, (vectors, kernel), narrow) = if has_lines(b) {
-        let kernel = kernels.lines[m - 1];
-        (b.strides().1, b.strides().1, kernels.line_lanes.0, (1, kernel), kernel)
-    } else {
-        (b.strides().0, 1, kernels.lanes, kernels.columns[m - 1], kernels.column[m - 1])
-    };
+    let kernels = E::stored_kernels(Isa::current());
+    let (rows, kernel) = kernel_of(kernels.lines, m).expect("the product fits");
+    let (step, lanes) = (b.strides().1, kernels.line_lanes.0);
     // An epilogue takes as many columns at a time as fit in a tile.
-    let most = MAX_TILE_LEN / (m * vectors * lanes) * vectors * lanes;
+    let most = MAX_TILE_LEN / (rows * lanes) * lanes;
     let sizes = [
-        if rows_in_place(a).is_some() { 0 } else { packed_rows_len(m, k, m) },
-        m * most + lanes,
-        (tree.depth + tree.levels) * m * vectors * lanes,
+        if rows_in_place(a, rows).is_some() { 0 } else { packed_rows_len(m, k, rows) },
+        rows * most + lanes,
+        (tree.depth + tree.levels) * rows * lanes,
     ];
     with_scratch::<T, _>(sizes, |[packed, sums, stack]| {
-        let rows = match rows_in_place(a) {
-            Some(rows) => rows,
-            None => pack_rows(a, m, T::kernels(Isa::current()).interleave, packed).data,
-        };
+        let rows = rows_for(a, rows, packed);
         let mut col = 0;
         while col < n {
-            // The last columns of a matrix that ends within a vector are read together with some before them.
+            // The last lines of a matrix that ends within a vector are read together with some before them.
             let before = lanes.saturating_sub(n - col);
             let width = most.min(n - col).max(lanes) / lanes * lanes;
-            let mut done = 0;
-            while done < width {
-                let (of, kernel) =
-                    if width - done >= vectors * lanes { (vectors, kernel) } else { (1, narrow) };
+            for done in (0..width).step_by(lanes) {
                 let tile = ThinTile {
                     rows,
-                    matrix: b.data()[(col + done - before) * apart..].as_ptr(),
+                    matrix: b.data()[(col + done - before) * step..].as_ptr(),
                     step,
                     len: k,
                     tree,
@@ -107,11 +116,10 @@ pub(super) unsafe fn run<E: Stored<Wide = T>, T: Real + Tiled>(
                     sums: sums[done..].as_mut_ptr(),
                     sums_step: width,
                 };
-                // SAFETY: the columns are inside the matrix, as every `MatRef` is, and lines have at least a piece; the
-                // rows have `m` elements for each index; the stack has room for all nodes of the tree, and the sums
-                // for `m` rows of `width`; this CPU has the kernel's instruction set.
+                // SAFETY: the lines are inside the matrix, as every `MatRef` is, and have at least a piece; the rows have as
+                // many elements for each index as the kernel reads; the stack has room for all nodes of the tree, and the
+                // sums for the kernel's rows of `width`; this CPU has the kernel's instruction set.
                 unsafe { kernel(&tile) };
-                done += of * lanes;
             }
             // SAFETY: the columns are inside the result.
             unsafe { epilogue.put((0, col), (m, width - before), &mut sums[before..], width) };
@@ -131,18 +139,15 @@ unsafe fn run_strips<E: Stored<Wide = T>, T: Real + Tiled>(
     let GemmOperands { a, b, tree } = *operands;
     let ((m, k), n) = (a.shape(), b.shape().1);
     let kernels = E::stored_kernels(Isa::current());
-    let (kernel, lanes) = (kernels.strips[m - 1], kernels.lanes);
-    let most = most_columns::<T>(m, lanes);
+    let ((rows, kernel), lanes) = (kernel_of(kernels.strips, m).expect("the product fits"), kernels.lanes);
+    let most = most_columns::<T>(rows, lanes);
     let sizes = [
-        if rows_in_place(a).is_some() { 0 } else { packed_rows_len(m, k, m) },
-        (tree.depth + tree.levels + 1) * m * room(most.min(n), lanes),
+        if rows_in_place(a, rows).is_some() { 0 } else { packed_rows_len(m, k, rows) },
+        (tree.depth + tree.levels + 1) * rows * room(most.min(n), lanes),
         MAX_TILE_LEN,
     ];
     with_scratch::<T, _>(sizes, |[packed, nodes, tile]| {
-        let rows = match rows_in_place(a) {
-            Some(rows) => rows,
-            None => pack_rows(a, m, T::kernels(Isa::current()).interleave, packed).data,
-        };
+        let rows = rows_for(a, rows, packed);
         let mut first = 0;
         while first < n {
             // Less than a vector is not left over.
@@ -150,8 +155,8 @@ unsafe fn run_strips<E: Stored<Wide = T>, T: Real + Tiled>(
             let columns = if rest <= most || rest - most >= lanes { most.min(rest) } else { most - lanes };
             let matrix = b.data()[first..].as_ptr();
             let strip = Strip { rows, matrix, step: b.strides().0, columns, tree, nodes: nodes.as_mut_ptr() };
-            // SAFETY: the columns are inside the matrix, as every `MatRef` is; the rows have `m` elements for each index;
-            // the nodes have room for those of the tree; this CPU has the kernel's instruction set.
+            // SAFETY: the columns are inside the matrix, as every `MatRef` is; the rows have as many elements for each
+            // index as the kernel reads; the nodes have room for those of the tree; this CPU has the kernel's instruction set.
             unsafe { kernel(&strip) };
             let node = room(columns, lanes);
             for done in (0..columns).step_by(MAX_TILE_LEN / m) {
@@ -171,7 +176,7 @@ unsafe fn run_strips<E: Stored<Wide = T>, T: Real + Tiled>(
 
 #[cfg(test)]
 mod tests {
-    use half::{bf16, f16};
+    use half::bf16;
 
     use super::super::blocks;
     use super::super::contraction::{Contraction, LeafRuns};
@@ -290,7 +295,7 @@ mod tests {
                     if k < shortest {
                         continue;
                     }
-                    for (i, m) in (1..=kernels.lines.len()).enumerate() {
+                    for (i, m) in (1..=kernels.lines.last().expect("lines").0).enumerate() {
                         // Numbers of lines, blocks and layouts take turns.
                         let n = [lanes, LINES, lanes + 1, 2 * lanes + 1][i % 4];
                         let tree = Contraction::new(extents, [usize::MAX, LEAF, 100][i % 3]);
@@ -312,9 +317,7 @@ mod tests {
     #[test]
     fn sums_of_lines_are_those_of_the_definition() {
         check::<f32>();
-        check::<f64>();
         check::<bf16>();
-        check::<f16>();
     }
 
     #[test]
@@ -335,8 +338,9 @@ mod tests {
                 let tree = Contraction::new(&[k], if n == 45 { LEAF } else { usize::MAX });
                 let caches = Caches { first, ..detected };
                 for &isa in Isa::available() {
-                    let most = E::stored_kernels(isa).lines.len();
-                    for m in (1..=most).filter(|m| !E::NATIVE || *m <= 4 && n >= (2 * m + 2) * 16) {
+                    let kernels = E::stored_kernels(isa);
+                    let most = kernels.strips.last().expect("strips").0;
+                    for m in (1..=most).filter(|m| n >= (2 * m + 2) * kernels.lanes) {
                         let a = MatRef::new(&case.rows, (m, k), (k, 1)).unwrap();
                         let b =
                             MatRef::new(&case.lines[..(k - 1) * (n + 2) + n], (k, n), (n + 2, 1)).unwrap();
@@ -363,9 +367,7 @@ mod tests {
             }
         }
         check::<f32>();
-        check::<f64>();
         check::<bf16>();
-        check::<f16>();
     }
 
     /// Such columns are too short to be lines: a piece of one would exceed the slice.
@@ -373,14 +375,14 @@ mod tests {
     fn short_columns_that_overlap_are_contiguous_ones() {
         let case = Case::<bf16>::new(64);
         for &isa in Isa::available() {
-            for (k, n) in [(1, 34), (2, 33), (3, 32)] {
+            for (k, n) in [(1, 66), (2, 65), (3, 64)] {
                 let last = &case.lines[case.lines.len() - (n + k - 1)..];
-                let a = MatRef::new(&case.rows, (2, k), (k, 1)).unwrap();
+                let a = MatRef::new(&case.rows, (1, k), (k, 1)).unwrap();
                 let b = MatRef::new(last, (k, n), (1, 1)).unwrap();
                 let tree = Contraction::new(&[k], usize::MAX);
-                with_isa(isa, || assert!(fits(a, b) && !has_lines(b)));
+                with_isa(isa, || assert!(fits(a, b) && !has_lines(a, b)));
                 let product = |thin: bool| {
-                    let mut c = vec![f32::LOWEST; 2 * n];
+                    let mut c = vec![f32::LOWEST; n];
                     let epilogue =
                         LinearEpilogue { c: c.as_mut_ptr(), strides: (n, 1), alpha: 1.0, added: None };
                     let operands = GemmOperands { a, b, tree: &tree };
@@ -405,7 +407,8 @@ mod tests {
             for &isa in Isa::available() {
                 for block in [64, usize::MAX] {
                     let tree = Contraction::over_runs(over, block);
-                    let product = |thin| with_isa(isa, || case.product((4, 21, k), &tree, 0, thin));
+                    let m = f32::stored_kernels(isa).lines.last().expect("lines").0.min(4);
+                    let product = |thin| with_isa(isa, || case.product((m, 21, k), &tree, 0, thin));
                     expect_equal(&product(true), product(false).into_iter(), &(runs, isa, block));
                 }
             }

@@ -1,23 +1,22 @@
-//! The kernels of products of a few rows: one vector of lines, or a few vectors of columns, over the whole tree.
+//! The kernels of products of a few rows: one vector of lines, over the whole tree.
 
-use std::array::from_fn;
 use std::ops::Range;
 
 use super::contraction::Contraction;
-use super::lines::{LineVector, StoredIn, UnitsIn};
+use super::lines::{LineVector, UnitsIn};
 use super::vector::Vector;
 use crate::num::real::Widen;
 use crate::summation::LEAF;
 
-/// The operands and the destination of a few columns. Distances are in elements.
+/// The operands and the destination of a few lines. Distances are in elements.
 pub(super) struct ThinTile<'a, E: Widen> {
     /// The rows: the elements at one index of the contraction are contiguous, and all indices.
     pub(super) rows: *const E::Wide,
-    /// The first element of the first column.
+    /// The first element of the first line.
     pub(super) matrix: *const E,
-    /// The distance from column to column if each is a line, else along the contraction.
+    /// The distance from line to line.
     pub(super) step: usize,
-    /// The number of elements in a column.
+    /// The number of elements in a line.
     pub(super) len: usize,
     pub(super) tree: &'a Contraction,
     /// The buffer for finished nodes.
@@ -52,20 +51,32 @@ where
                 let joins = |i: usize| {
                     now[i].merges + if later.is_empty() && i + 1 == together { block.merges } else { 0 }
                 };
-                if together < LEAVES {
-                    let [mut sums] = leaves_side_by_side::<V, E, ROWS, 1>(t, start, [now[0].len as usize]);
-                    stack = join(&mut sums, joins(0), stack);
-                } else {
-                    let mut sums = if now.iter().all(|leaf| leaf.len as usize == LEAF) {
-                        whole_leaves_side_by_side::<V, E, ROWS, LEAVES>(t, start)
-                    } else {
-                        leaves_side_by_side::<V, E, ROWS, LEAVES>(t, start, from_fn(|i| now[i].len as usize))
-                    };
+                let mut sums = [[V::sum_identity(); ROWS]; LEAVES];
+                let mut whole = 0;
+                if LEAVES > 1 && together == LEAVES && now.iter().all(|leaf| leaf.len as usize == LEAF) {
+                    // Distances that the compiler knows need no registers.
+                    whole = LEAF;
+                    multiply_side_by_side::<V, E, ROWS, LEAVES>(t, start, |_| LEAF, LEAF, &mut sums);
+                } else if together == LEAVES {
+                    let len = |i: usize| now[i].len as usize;
+                    whole = (0..LEAVES).fold(LEAF, |least, i| least.min(len(i))) / BLOCK * BLOCK;
+                    multiply_side_by_side::<V, E, ROWS, LEAVES>(t, start, len, whole, &mut sums);
+                }
+                if together == LEAVES && now.iter().all(|leaf| leaf.len as usize == whole) {
                     for (i, sums) in sums.iter_mut().enumerate() {
                         stack = join(sums, joins(i), stack);
                     }
+                    start += LEAVES * whole;
+                } else {
+                    // A copy, so that the sums of whole blocks stay in registers.
+                    let copy = sums;
+                    for (i, leaf) in now.iter().enumerate() {
+                        let end = start + leaf.len as usize;
+                        let mut sums = add_rest::<V, E, ROWS>(t, start + whole..end, copy[i]);
+                        stack = join(&mut sums, joins(i), stack);
+                        start = end;
+                    }
                 }
-                start += now.iter().map(|leaf| leaf.len as usize).sum::<usize>();
                 leaves = later;
             }
         }
@@ -101,69 +112,30 @@ unsafe fn join<V: Vector>(sums: &mut [V], merges: u32, mut stack: *mut V::T) -> 
 /// the CPU sees the chains of several leaves at a time.
 const BLOCK: usize = 8;
 
-/// Returns the sums of neighbouring leaves of these lengths; the first begins at the index `start`.
+/// Adds the products of the first `whole` elements of neighbouring leaves of these lengths, the first of which begins at the index `start`.
 ///
 /// # Safety
 /// The conditions of [`sums_of_lines`] hold; the leaves are inside the lines.
 #[inline(always)]
-unsafe fn leaves_side_by_side<V, E, const ROWS: usize, const LEAVES: usize>(
+unsafe fn multiply_side_by_side<V, E, const ROWS: usize, const LEAVES: usize>(
     t: &ThinTile<'_, E>,
     start: usize,
-    lens: [usize; LEAVES],
-) -> [[V; ROWS]; LEAVES]
-where
+    len: impl Fn(usize) -> usize,
+    whole: usize,
+    sums: &mut [[V; ROWS]; LEAVES],
+) where
     V: LineVector,
     E: UnitsIn<V> + Widen<Wide = V::T>,
 {
-    // SAFETY: the caller's promise, for everything below.
-    unsafe {
-        let mut sums = [[V::sum_identity(); ROWS]; LEAVES];
-        let mut starts = [start; LEAVES];
-        for i in 1..LEAVES {
-            starts[i] = starts[i - 1] + lens[i - 1];
-        }
-        let shortest = lens.iter().fold(usize::MAX, |least, &len| least.min(len));
-        let whole = shortest / BLOCK * BLOCK;
-        for done in (0..whole).step_by(BLOCK) {
-            for (sums, start) in sums.iter_mut().zip(starts) {
-                add_block::<V, E, ROWS>(t, start + done, sums);
-            }
-        }
-        if lens.iter().any(|&len| len > whole) {
-            // A copy, so that the sums of whole blocks stay in registers.
-            let mut rest = sums;
-            for ((sums, start), len) in rest.iter_mut().zip(starts).zip(lens) {
-                *sums = add_rest::<V, E, ROWS>(t, start + whole..start + len, *sums);
-            }
-            sums = rest;
-        }
-        sums
+    let mut starts = [start; LEAVES];
+    for i in 1..LEAVES {
+        starts[i] = starts[i - 1] + len(i - 1);
     }
-}
-
-/// Returns the sums of neighbouring leaves of [`LEAF`] indices: distances that the compiler knows need no registers.
-///
-/// # Safety
-/// The conditions of [`sums_of_lines`] hold; the leaves are inside the lines.
-#[inline(always)]
-unsafe fn whole_leaves_side_by_side<V, E, const ROWS: usize, const LEAVES: usize>(
-    t: &ThinTile<'_, E>,
-    start: usize,
-) -> [[V; ROWS]; LEAVES]
-where
-    V: LineVector,
-    E: UnitsIn<V> + Widen<Wide = V::T>,
-{
-    // SAFETY: the caller's promise, for everything below.
-    unsafe {
-        // Adding a product to -0.0 gives that product, also if it is a signed zero.
-        let mut sums = [[V::sum_identity(); ROWS]; LEAVES];
-        for done in (0..LEAF).step_by(BLOCK) {
-            for (i, sums) in sums.iter_mut().enumerate() {
-                add_block::<V, E, ROWS>(t, start + done + i * LEAF, sums);
-            }
+    for done in (0..whole).step_by(BLOCK) {
+        for i in 0..LEAVES {
+            // SAFETY: the caller's promise.
+            unsafe { add_block::<V, E, ROWS>(t, starts[i] + done, &mut sums[i]) };
         }
-        sums
     }
 }
 
@@ -251,48 +223,5 @@ where
             }
         }
         sums
-    }
-}
-
-/// Computes the sums of `VECTORS` vectors of contiguous columns and each row, in the order of the tree.
-///
-/// # Safety
-/// The CPU has `V`'s instruction set. The tile's rows and columns cover the tree's indices, the stack has room for all
-/// unfinished nodes, and the sums for `ROWS` times `VECTORS` vectors.
-#[inline(always)]
-pub(super) unsafe fn sums_of_columns<V, E, const ROWS: usize, const VECTORS: usize>(t: &ThinTile<'_, E>)
-where
-    V: Vector,
-    E: StoredIn<V> + Widen<Wide = V::T>,
-{
-    // SAFETY: the caller's promise, for everything below.
-    unsafe {
-        let mut stack = t.stack;
-        for block in &t.tree.blocks {
-            let (mut rows, mut columns) =
-                (t.rows.add(block.start * ROWS), t.matrix.wrapping_add(block.start * t.step));
-            let leaves = &t.tree.leaves[block.leaves.clone()];
-            for (i, leaf) in leaves.iter().enumerate() {
-                let merges = leaf.merges + if i + 1 == leaves.len() { block.merges } else { 0 };
-                let mut sums = [[V::sum_identity(); VECTORS]; ROWS];
-                for _ in 0..leaf.len {
-                    let loaded: [V; VECTORS] = from_fn(|j| E::load_lanes(columns.add(j * V::LANES)));
-                    for (row, sums) in sums.iter_mut().enumerate() {
-                        let x = V::splat(*rows.add(row));
-                        for (sum, &column) in sums.iter_mut().zip(&loaded) {
-                            *sum = x.fma(column, *sum);
-                        }
-                    }
-                    (rows, columns) = (rows.add(ROWS), columns.wrapping_add(t.step));
-                }
-                stack = join(sums.as_flattened_mut(), merges, stack);
-            }
-        }
-        for row in 0..ROWS {
-            for j in 0..VECTORS {
-                let sum = V::load(t.stack.add((row * VECTORS + j) * V::LANES));
-                sum.store(t.sums.add(row * t.sums_step + j * V::LANES));
-            }
-        }
     }
 }

@@ -3,7 +3,6 @@
 //! The accumulators of a leaf stay in registers. A finished leaf is joined with finished nodes on its left, which are
 //! on a small stack in memory, and pushed onto it.
 
-use std::array::from_fn;
 use std::cell::Cell;
 
 use super::ahead::Ahead;
@@ -26,7 +25,7 @@ pub(super) struct Tile<T> {
     pub(super) b: *const T,
     /// The distance along the contraction; columns are contiguous.
     pub(super) b_step: usize,
-    /// The place to which a packing tile writes the columns next to each other, as it reads them.
+    /// The place to which a packing tile writes the columns next to each other, as it reads them; or null.
     pub(super) packed_b: *mut T,
     /// The leaves to compute; never empty.
     pub(super) leaves: *const [ContractionLeaf],
@@ -70,6 +69,28 @@ impl<T> Added<T> {
     }
 }
 
+/// A function that computes a tile.
+pub(super) type TileFn<T> = unsafe fn(&Tile<T>);
+
+/// The kernels of one instruction set. Some numbers of rows have none: such rows are two tiles or more.
+pub struct TileKernels<T: 'static> {
+    /// The number of elements in a vector.
+    pub(super) lanes: usize,
+    /// The kernel for `rows` rows and `vectors` vectors is `tiles[rows - 1][vectors - 1]`, unless the list is empty.
+    pub(super) tiles: &'static [&'static [TileFn<T>]],
+    /// The kernel for four vectors and `rows` rows is `four_vectors[rows - 1][0]`, for AVX-512 alone.
+    pub(super) four_vectors: &'static [&'static [TileFn<T>]],
+    /// True if the kernels for the most rows can also pack the columns.
+    pub(super) packs: bool,
+    /// The number of vectors in a single wide row, and its kernel.
+    pub(super) wide_row: Option<(usize, TileFn<T>)>,
+    /// The function that packs columns that are contiguous along the contraction.
+    pub(super) transpose: TransposeFn<T>,
+    /// The function that packs a panel of rows that are contiguous along the contraction. It may write up to
+    /// [`INTERLEAVED`] elements of each column, and columns are at most so far apart.
+    pub(super) interleave: TransposeFn<T>,
+}
+
 impl<T> TileKernels<T> {
     /// Returns the number of vectors of the next panel if so many are left, with tiles of four vectors or without: as few panels as
     /// possible, and as even as possible.
@@ -81,30 +102,11 @@ impl<T> TileKernels<T> {
             left.div_ceil(panels)
         }
     }
-}
 
-/// A function that computes a tile.
-pub(super) type TileFn<T> = unsafe fn(&Tile<T>);
-
-/// The kernels of one instruction set.
-pub struct TileKernels<T: 'static> {
-    /// The number of elements in a vector.
-    pub(super) lanes: usize,
-    /// The kernel for `rows` rows and `vectors` vectors is `tiles[rows - 1][vectors - 1]`.
-    pub(super) tiles: &'static [&'static [TileFn<T>]],
-    /// The kernels that also take tiles of one block of several, and are made for packed rows.
-    pub(super) block_tiles: &'static [&'static [TileFn<T>]],
-    /// The kernels for four vectors and `rows` rows are `four_vectors[rows - 1]`, for AVX-512 alone.
-    pub(super) four_vectors: &'static [TileFn<T>],
-    /// The kernels for the most rows that also pack the columns, for 1 vector and more, up to four if there are kernels for four.
-    pub(super) packing_tiles: &'static [TileFn<T>],
-    /// The number of vectors in a single wide row, and its kernels of both kinds.
-    pub(super) wide_row: (usize, [TileFn<T>; 2]),
-    /// The function that packs columns that are contiguous along the contraction.
-    pub(super) transpose: TransposeFn<T>,
-    /// The function that packs a panel of rows that are contiguous along the contraction. It may write up to
-    /// [`INTERLEAVED`] elements of each column, and columns are at most so far apart.
-    pub(super) interleave: TransposeFn<T>,
+    /// Returns the most vectors of a panel.
+    pub(super) fn most_vectors(&self) -> usize {
+        if self.four_vectors.is_empty() { self.tiles[0].len() } else { 4 }
+    }
 }
 
 /// The most elements that [`TileKernels::interleave`] writes for one index of the contraction.
@@ -116,25 +118,26 @@ pub trait Tiled: Sized + 'static {
     fn kernels(isa: Isa) -> &'static TileKernels<Self>;
 }
 
+/// Lists kernels by rows; `-` has none. Those for the most rows read packed rows as well, and pack columns if there is a kernel for that.
 macro_rules! kernels {
-    ($name:ident, $t:ty, $v:ty, $call:ident, $wide:expr, $transpose:expr, $interleave:expr, [$($rows:literal)*], $most:literal, $vectors:tt, [$($four:literal)*], $most_of_four:tt) => {
+    ($name:ident, $t:ty, $v:ty, $call:ident $unroll:literal, $transpose:expr, $interleave:expr, [$($rows:tt)*] $most:literal, $vectors:tt,
+        packs: $packs:literal, four: [$($four:tt)*] $most_of_four:literal, wide: $($wide:literal)?) => {
         pub(super) static $name: TileKernels<$t> = TileKernels {
             lanes: <$v as Vector>::LANES,
-            tiles: &[$(&kernels!(@row $call, $v, false, $rows, $vectors)),*],
-            block_tiles: &[$(&kernels!(@row $call, $v, true, $rows, $vectors)),*],
-            four_vectors: &[$($call::<$v, false, false, $four, 4>),*],
-            packing_tiles: &kernels!(@packing $call, $v, $most, $vectors, $most_of_four),
-            wide_row: ($wide, [$call::<$v, false, false, 1, $wide>, $call::<$v, true, false, 1, $wide>]),
+            tiles: &[$(kernels!(@row $rows $call $v, $unroll, $most, $packs, $vectors)),*],
+            four_vectors: &[$(kernels!(@row $four $call $v, $unroll, $most_of_four, $packs, [4])),*],
+            packs: $packs,
+            wide_row: kernels!(@wide $call $v, $($wide)?),
             transpose: $transpose,
             interleave: $interleave,
         };
     };
-    (@packing $call:ident, $v:ty, $rows:literal, [$($vectors:literal)*], [$($rows_of_four:literal)?]) => {
-        [$($call::<$v, true, true, $rows, $vectors> as TileFn<_>,)* $($call::<$v, true, true, $rows_of_four, 4>)?]
+    (@row - $call:ident $v:ty, $unroll:literal, $most:literal, $packs:literal, $vectors:tt) => { &[] };
+    (@row $rows:literal $call:ident $v:ty, $unroll:literal, $most:literal, $packs:literal, [$($vectors:literal)*]) => {
+        &[$($call::<$v, $unroll, { $rows == $most }, { $packs && $rows == $most }, $rows, $vectors> as TileFn<_>),*]
     };
-    (@row $call:ident, $v:ty, $blocks:literal, $rows:literal, [$($vectors:literal)*]) => {
-        [$($call::<$v, $blocks, false, $rows, $vectors> as TileFn<_>),*]
-    };
+    (@wide $call:ident $v:ty, $wide:literal) => { Some(($wide, $call::<$v, 1, false, false, 1, $wide>)) };
+    (@wide $call:ident $v:ty,) => { None };
 }
 
 /// (On an Intel Xeon, packed rows in tiles of twelve by two vectors are 0.99 to 1.08 times as fast as in these of eight by three in a
@@ -145,14 +148,28 @@ mod x86 {
 
     use super::*;
 
-    kernels!(AVX512_F32, f32, __m512, avx512, 16, transpose_f32, interleave_f32, [1 2 3 4 5 6 7 8], 8, [1 2 3], [1 2 3 4 5 6], [6]);
-    kernels!(AVX512_F64, f64, __m512d, avx512, 16, transpose_f64, interleave_f64, [1 2 3 4 5 6 7 8], 8, [1 2 3], [1 2 3 4 5 6], [6]);
-    kernels!(AVX2_F32, f32, __m256, avx2, 8, transpose_f32, interleave_f32, [1 2 3 4 5 6], 6, [1 2], [], []);
-    kernels!(AVX2_F64, f64, __m256d, avx2, 8, transpose_f64, interleave_f64, [1 2 3 4 5 6], 6, [1 2], [], []);
+    kernels!(AVX512_F32, f32, __m512, avx512 4, transpose_f32, interleave_f32, [1 2 3 4 - 6 - 8] 8, [1 2 3],
+        packs: true, four: [- - - 4 - 6] 6, wide:);
+    kernels!(AVX512_F64, f64, __m512d, avx512 4, transpose_f64, interleave_f64, [1 2 - 4 - - - 8] 8, [1 2 3],
+        packs: false, four: [] 0, wide: 16);
+    kernels!(AVX2_F32, f32, __m256, avx2 4, transpose_f32, interleave_f32, [1 2 3 4 - 6] 6, [1 2], packs: true, four: [] 0, wide:);
+    kernels!(AVX2_F64, f64, __m256d, avx2 4, transpose_f64, interleave_f64, [1 2 - 4 - 6] 6, [1 2], packs: false, four: [] 0, wide: 8);
+    // For tests, and for CPUs that emulate multiply-adds.
+    kernels!(PLAIN_F32, f32, ArrayVector<f32, 4>, plain 1, transpose_plain::<f32>, transpose_plain::<f32>, [1] 1, [1],
+        packs: false, four: [] 0, wide:);
+    kernels!(PLAIN_F64, f64, ArrayVector<f64, 2>, plain 1, transpose_plain::<f64>, transpose_plain::<f64>, [1] 1, [1],
+        packs: false, four: [] 0, wide:);
 }
 
-kernels!(PLAIN_F32, f32, ArrayVector<f32, 4>, plain, 4, transpose_plain::<f32>, transpose_plain::<f32>, [1 2 3 4], 4, [1 2], [], []);
-kernels!(PLAIN_F64, f64, ArrayVector<f64, 2>, plain, 4, transpose_plain::<f64>, transpose_plain::<f64>, [1 2 3 4], 4, [1 2], [], []);
+#[cfg(target_arch = "x86_64")]
+use x86::{PLAIN_F32, PLAIN_F64};
+
+#[cfg(not(target_arch = "x86_64"))]
+kernels!(PLAIN_F32, f32, ArrayVector<f32, 4>, plain 4, transpose_plain::<f32>, transpose_plain::<f32>, [1 2 3 4] 4, [1 2],
+    packs: true, four: [] 0, wide:);
+#[cfg(not(target_arch = "x86_64"))]
+kernels!(PLAIN_F64, f64, ArrayVector<f64, 2>, plain 4, transpose_plain::<f64>, transpose_plain::<f64>, [1 2 3 4] 4, [1 2],
+    packs: false, four: [] 0, wide: 4);
 
 macro_rules! tiled {
     ($($t:ty, $avx512:ident, $avx2:ident, $plain:ident;)*) => {$(
@@ -179,7 +196,8 @@ tiled! {
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
 unsafe fn avx512<
     V: Vector,
-    const BLOCKS: bool,
+    const UNROLL: u32,
+    const FULL: bool,
     const PACKS: bool,
     const ROWS: usize,
     const VECTORS: usize,
@@ -187,23 +205,37 @@ unsafe fn avx512<
     t: &Tile<V::T>,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, BLOCKS, PACKS, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, UNROLL, FULL, PACKS, ROWS, VECTORS>(t) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usize, const VECTORS: usize>(
+unsafe fn avx2<
+    V: Vector,
+    const UNROLL: u32,
+    const FULL: bool,
+    const PACKS: bool,
+    const ROWS: usize,
+    const VECTORS: usize,
+>(
     t: &Tile<V::T>,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, BLOCKS, PACKS, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, UNROLL, FULL, PACKS, ROWS, VECTORS>(t) }
 }
 
-unsafe fn plain<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usize, const VECTORS: usize>(
+unsafe fn plain<
+    V: Vector,
+    const UNROLL: u32,
+    const FULL: bool,
+    const PACKS: bool,
+    const ROWS: usize,
+    const VECTORS: usize,
+>(
     t: &Tile<V::T>,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<V, BLOCKS, PACKS, ROWS, VECTORS>(t) }
+    unsafe { tile::<V, UNROLL, FULL, PACKS, ROWS, VECTORS>(t) }
 }
 
 /// The distance along the contraction at which rows are prefetched.
@@ -212,15 +244,23 @@ const PREFETCH_DISTANCE: usize = 12;
 /// on an Intel Xeon), while columns wait for a buffer to come from the second cache.
 const LINES_AT_ONCE: usize = 16;
 
-/// Sets `c = alpha * sum + factor * x`, with the sum of `a * b` in the order of the tree; or with `BLOCKS`, joins the sum
-/// with finished blocks, and may keep it among them. With `PACKS`, packs the columns, too.
+/// Sets `c = alpha * sum + factor * x`, with the sum of `a * b` in the order of the tree, after joining the sum with finished blocks; or
+/// keeps it among them. `UNROLL` indices are multiplied between two tests for the end. `FULL` has a loop for packed rows, `PACKS` one that
+/// packs the columns; without them, such rows are read as any others, and columns are not packed.
 ///
 /// # Safety
 /// The CPU has `V`'s instruction set. `a` covers `ROWS` rows and `b` `VECTORS` vectors, both over the leaves' lengths.
-/// `c` and the added matrix cover the tile, and no other code writes them; with `PACKS` the packed columns fit at their place. The
+/// `c` and the added matrix cover the tile, and no other code writes them; packed columns fit at their place. The
 /// stack has room for the tiles of all unfinished nodes.
 #[inline(always)]
-unsafe fn tile<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usize, const VECTORS: usize>(
+unsafe fn tile<
+    V: Vector,
+    const UNROLL: u32,
+    const FULL: bool,
+    const PACKS: bool,
+    const ROWS: usize,
+    const VECTORS: usize,
+>(
     t: &Tile<V::T>,
 ) {
     // SAFETY: the caller's promise, for everything below.
@@ -228,15 +268,16 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usi
         let (mut a, mut b, mut stack) = (t.a, t.b, t.stack);
         let leaves = &*t.leaves;
         let mut at = 0;
-        let packed = BLOCKS && t.a_steps == (1, ROWS) && t.b_step == VECTORS * V::LANES;
-        if BLOCKS && (t.joins > 0 || t.keep) {
+        let packed = FULL && t.a_steps == (1, ROWS) && t.b_step == VECTORS * V::LANES;
+        let packs = PACKS && !t.packed_b.is_null();
+        if t.joins > 0 || t.keep {
             let first = t.parts.wrapping_sub(t.joins as usize * ROWS * VECTORS * V::LANES);
             let line = CACHE_LINE_BYTES / size_of::<V::T>();
             for i in 0..((t.joins as usize).max(1) * ROWS * VECTORS * V::LANES).div_ceil(line) {
                 prefetch_line(first.wrapping_add(i * line));
             }
         }
-        let writes = leaves.len() > 2 && !(BLOCKS && t.keep);
+        let writes = leaves.len() > 2 && !t.keep;
         let (mut c, mut due) = (t.c, 0);
         if writes && ROWS * VECTORS <= LINES_AT_ONCE {
             for _ in 0..ROWS {
@@ -246,13 +287,13 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usi
         let mut copy = t.packed_b;
         let mut acc = first_products::<V, ROWS, VECTORS>(a, t.a_steps.0, b);
         loop {
-            if PACKS {
+            if packs {
                 copy = copy_vectors::<V, VECTORS>(b, copy);
             }
             a = a.wrapping_add(t.a_steps.1);
             b = b.wrapping_add(t.b_step);
             let leaf = leaves[at];
-            let left = leaf.len - 1;
+            let mut left = leaf.len - 1;
             t.ahead.set(t.ahead.get().advanced());
             // A leaf's share of the result's lines.
             if writes && ROWS * VECTORS > LINES_AT_ONCE {
@@ -273,24 +314,35 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usi
             // Steps that the compiler knows leave little to the integer units, which share ports with the multipliers on
             // Intel's cores.
             let (steps, b_step) = (t.a_steps, t.b_step);
-            (a, b) = if PACKS {
+            if packs {
                 let from = (b, b_step, copy);
                 copy = copy.wrapping_add(left as usize * VECTORS * V::LANES);
-                if steps.1 == 1 {
-                    pack_and_add::<V, 0, ROWS, VECTORS>(left, a, (steps.0, 1), from, &mut acc)
-                } else {
-                    pack_and_add::<V, 4, ROWS, VECTORS>(left, a, steps, from, &mut acc)
+                (a, b) = pack_and_add::<V, ROWS, VECTORS>(left, a, steps, from, &mut acc);
+                left = 0;
+            } else if UNROLL > 1 {
+                let times = left / UNROLL;
+                if packed {
+                    let b_of = (b, VECTORS * V::LANES);
+                    (a, b) = add_products::<V, UNROLL, 2, ROWS, VECTORS>(times, a, (1, ROWS), b_of, &mut acc);
+                    left %= UNROLL;
+                } else if steps.1 == 1 {
+                    let b_of = (b, b_step);
+                    (a, b) =
+                        add_products::<V, UNROLL, 0, ROWS, VECTORS>(times, a, (steps.0, 1), b_of, &mut acc);
+                    left %= UNROLL;
+                } else if steps.0 == 1 {
+                    let b_of = (b, b_step);
+                    (a, b) =
+                        add_products::<V, UNROLL, 4, ROWS, VECTORS>(times, a, (1, steps.1), b_of, &mut acc);
+                    left %= UNROLL;
                 }
-            } else if packed {
-                let b = (b, VECTORS * V::LANES);
-                add_products::<V, 2, ROWS, VECTORS>(left, a, (1, ROWS), b, &mut acc)
-            } else if steps.1 == 1 {
-                add_products::<V, 0, ROWS, VECTORS>(left, a, (steps.0, 1), (b, b_step), &mut acc)
-            } else if steps.0 == 1 {
-                add_products::<V, 4, ROWS, VECTORS>(left, a, (1, steps.1), (b, b_step), &mut acc)
-            } else {
-                add_products::<V, 4, ROWS, VECTORS>(left, a, steps, (b, b_step), &mut acc)
-            };
+            }
+            // The rest of a leaf, and rows with any other steps.
+            for _ in 0..left {
+                prefetch_line(a.wrapping_add(steps.1.wrapping_mul(PREFETCH_DISTANCE)));
+                multiply(a, steps.0, b, &mut acc);
+                (a, b) = (a.wrapping_add(steps.1), b.wrapping_add(b_step));
+            }
             for _ in 0..leaf.merges {
                 stack = stack.sub(ROWS * VECTORS * V::LANES);
                 for (i, acc) in acc.as_flattened_mut().iter_mut().enumerate() {
@@ -304,20 +356,18 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usi
             push_and_multiply(&mut acc, stack, a, t.a_steps.0, b);
             stack = stack.add(ROWS * VECTORS * V::LANES);
         }
-        if BLOCKS {
-            let mut parts = t.parts;
-            for _ in 0..t.joins {
-                parts = parts.sub(ROWS * VECTORS * V::LANES);
-                for (i, acc) in acc.as_flattened_mut().iter_mut().enumerate() {
-                    *acc = V::load(parts.add(i * V::LANES)).add(*acc);
-                }
+        let mut parts = t.parts;
+        for _ in 0..t.joins {
+            parts = parts.sub(ROWS * VECTORS * V::LANES);
+            for (i, acc) in acc.as_flattened_mut().iter_mut().enumerate() {
+                *acc = V::load(parts.add(i * V::LANES)).add(*acc);
             }
-            if t.keep {
-                for (i, acc) in acc.as_flattened().iter().enumerate() {
-                    acc.store(parts.add(i * V::LANES));
-                }
-                return;
+        }
+        if t.keep {
+            for (i, acc) in acc.as_flattened().iter().enumerate() {
+                acc.store(parts.add(i * V::LANES));
             }
+            return;
         }
         finish(t, acc);
     }
@@ -326,8 +376,26 @@ unsafe fn tile<V: Vector, const BLOCKS: bool, const PACKS: bool, const ROWS: usi
 /// Prefetches a row of vectors that will be written. Returns where the next row begins.
 #[inline(always)]
 fn prefetch_row_to_write<V: Vector, const VECTORS: usize>(c: *mut V::T, step: usize) -> *mut V::T {
-    (0..VECTORS).for_each(|j| prefetch_line_to_write(c.wrapping_add(j * V::LANES)));
+    for j in 0..VECTORS {
+        prefetch_line_to_write(c.wrapping_add(j * V::LANES));
+    }
     c.wrapping_add(step)
+}
+
+/// Returns the vectors at `b`.
+///
+/// # Safety
+/// The CPU has `V`'s instruction set; `b` covers the vectors.
+#[inline(always)]
+unsafe fn load_columns<V: Vector, const VECTORS: usize>(b: *const V::T) -> [V; VECTORS] {
+    // SAFETY: the caller's promise, for everything below.
+    unsafe {
+        let mut columns = [V::sum_identity(); VECTORS];
+        for (j, column) in columns.iter_mut().enumerate() {
+            *column = V::load(b.add(j * V::LANES));
+        }
+        columns
+    }
 }
 
 /// Returns the products of `ROWS` elements, `row_step` apart, and the vectors at `b`.
@@ -342,11 +410,15 @@ unsafe fn first_products<V: Vector, const ROWS: usize, const VECTORS: usize>(
 ) -> [[V; VECTORS]; ROWS] {
     // SAFETY: the caller's promise.
     unsafe {
-        let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
-        from_fn(|i| {
+        let columns = load_columns::<V, VECTORS>(b);
+        let mut acc = [columns; ROWS];
+        for (i, acc) in acc.iter_mut().enumerate() {
             let x = V::splat(*a.add(i * row_step));
-            columns.map(|column| x.mul(column))
-        })
+            for acc in acc {
+                *acc = x.mul(*acc);
+            }
+        }
+        acc
     }
 }
 
@@ -365,7 +437,7 @@ unsafe fn push_and_multiply<V: Vector, const ROWS: usize, const VECTORS: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
+        let columns = load_columns::<V, VECTORS>(b);
         for (i, acc) in acc.iter_mut().enumerate() {
             let x = V::splat(*a.add(i * row_step));
             for (j, (acc, &column)) in acc.iter_mut().zip(&columns).enumerate() {
@@ -382,56 +454,55 @@ unsafe fn push_and_multiply<V: Vector, const ROWS: usize, const VECTORS: usize>(
 /// The CPU has `V`'s instruction set; `b` covers the vectors, and they fit at `to`.
 #[inline(always)]
 unsafe fn copy_vectors<V: Vector, const VECTORS: usize>(b: *const V::T, to: *mut V::T) -> *mut V::T {
-    // SAFETY: the caller's promise.
-    (0..VECTORS).for_each(|j| unsafe { V::load(b.add(j * V::LANES)).store(to.add(j * V::LANES)) });
+    for j in 0..VECTORS {
+        // SAFETY: the caller's promise.
+        unsafe { V::load(b.add(j * V::LANES)).store(to.add(j * V::LANES)) };
+    }
     to.wrapping_add(VECTORS * V::LANES)
 }
 
-/// Adds the products of `count` indices of the contraction, four at a time. Returns where the next index begins.
+/// Adds the products of `times` times `UNROLL` indices of the contraction. Returns where the next index begins.
 ///
 /// Prefetches `LINES` cache lines of rows for four indices: 2 for packed rows, of whose f32 two indices share a line, 4 for rows in place,
 /// and 0 for rows that are lines along the contraction: the machine finds those by itself.
 ///
 /// # Safety
-/// The conditions of [`tile`] hold for the elements of `count` indices.
+/// The conditions of [`tile`] hold for the elements of these indices.
 #[inline(always)]
-unsafe fn add_products<V: Vector, const LINES: usize, const ROWS: usize, const VECTORS: usize>(
-    count: u32,
+unsafe fn add_products<
+    V: Vector,
+    const UNROLL: u32,
+    const LINES: usize,
+    const ROWS: usize,
+    const VECTORS: usize,
+>(
+    times: u32,
     mut a: *const V::T,
     (row_step, step): (usize, usize),
     (mut b, b_step): (*const V::T, usize),
     acc: &mut [[V; VECTORS]; ROWS],
 ) -> (*const V::T, *const V::T) {
-    let a_ahead = step.wrapping_mul(PREFETCH_DISTANCE);
-    // SAFETY: the caller's promise, for everything below.
-    unsafe {
-        for _ in 0..count / 4 {
-            for i in 0..4 {
-                let (a, b) = (a.wrapping_add(step.wrapping_mul(i)), b.wrapping_add(b_step.wrapping_mul(i)));
-                if LINES > 0 && (i * LINES).is_multiple_of(4) {
-                    prefetch_line(a.wrapping_add(a_ahead));
-                }
-                multiply(a, row_step, b, acc);
-            }
-            (a, b) = (a.wrapping_add(step.wrapping_mul(4)), b.wrapping_add(b_step.wrapping_mul(4)));
-        }
-        for _ in 0..count % 4 {
-            if LINES > 0 {
+    let (a_ahead, unroll) = (step.wrapping_mul(PREFETCH_DISTANCE), UNROLL as usize);
+    for _ in 0..times {
+        for i in 0..unroll {
+            let (a, b) = (a.wrapping_add(step.wrapping_mul(i)), b.wrapping_add(b_step.wrapping_mul(i)));
+            if LINES > 0 && (i * LINES).is_multiple_of(4) {
                 prefetch_line(a.wrapping_add(a_ahead));
             }
-            multiply(a, row_step, b, acc);
-            (a, b) = (a.wrapping_add(step), b.wrapping_add(b_step));
+            // SAFETY: the caller's promise.
+            unsafe { multiply(a, row_step, b, acc) };
         }
+        (a, b) = (a.wrapping_add(step.wrapping_mul(unroll)), b.wrapping_add(b_step.wrapping_mul(unroll)));
     }
     (a, b)
 }
 
-/// Packs the columns of `count` indices, and does as [`add_products`], index by index.
+/// Packs the columns of `count` indices, and adds their products, index by index. Returns where the next index begins.
 ///
 /// # Safety
 /// The conditions of [`tile`] hold for the elements of `count` indices.
 #[inline(always)]
-unsafe fn pack_and_add<V: Vector, const LINES: usize, const ROWS: usize, const VECTORS: usize>(
+unsafe fn pack_and_add<V: Vector, const ROWS: usize, const VECTORS: usize>(
     count: u32,
     mut a: *const V::T,
     (row_step, step): (usize, usize),
@@ -441,14 +512,12 @@ unsafe fn pack_and_add<V: Vector, const LINES: usize, const ROWS: usize, const V
     // SAFETY: the caller's promise, for everything below.
     unsafe {
         for _ in 0..count {
-            if LINES > 0 {
-                prefetch_line(a.wrapping_add(step.wrapping_mul(PREFETCH_DISTANCE)));
-            }
+            prefetch_line(a.wrapping_add(step.wrapping_mul(PREFETCH_DISTANCE)));
             let ahead = b.wrapping_add(b_step.wrapping_mul(PREFETCH_DISTANCE));
             for j in 0..VECTORS {
                 prefetch_line(ahead.wrapping_add(j * V::LANES));
             }
-            let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
+            let columns = load_columns::<V, VECTORS>(b);
             for (j, column) in columns.iter().enumerate() {
                 column.store(copy.add(j * V::LANES));
             }
@@ -473,7 +542,7 @@ unsafe fn multiply<V: Vector, const ROWS: usize, const VECTORS: usize>(
     acc: &mut [[V; VECTORS]; ROWS],
 ) {
     // SAFETY: the caller's promise.
-    unsafe { multiply_columns(a, row_step, from_fn(|j| V::load(b.add(j * V::LANES))), acc) }
+    unsafe { multiply_columns(a, row_step, load_columns(b), acc) }
 }
 
 /// Adds the products of `ROWS` elements, `row_step` apart, and some vectors.
