@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::loops::{Constants, ElementFn, ElementLoop, FloatLoops, LoopFn, Loops, pieces};
 use super::map_slice::map_slice;
 use super::rare;
-use super::simd::dispatch;
+use super::simd::{Isa, dispatch};
 use crate::tensor::dtype::odd_f32;
 
 /// A formula in `N` variables and up to two constants that is computed in f64. Its loop is compiled for f64 only.
@@ -87,6 +87,8 @@ struct RareFormula<F>(Constants, PhantomData<F>);
 macro_rules! element_fn {
     ($Type:ident, $at:ident) => {
         impl<F: WideFunction<N>, const N: usize> ElementFn<f64, f64, N> for $Type<F> {
+            /// The loop computes f32 as well.
+            const WIDEST: Isa = Isa::Avx512;
             #[inline(always)]
             fn with(s: Constants) -> Self {
                 $Type(s, PhantomData)
