@@ -258,6 +258,8 @@ impl RejectionMethod for TransformedRejection {
     type Wide = f64;
     type Setup = PoissonSetup;
     const ATTEMPTS: u16 = u16::MAX;
+    /// Counts of every dtype are drawn in f64.
+    const WIDEST: Isa = Isa::Avx512;
 
     /// Small rates, whose numbers are thrown away, as the smallest large one.
     #[inline(always)]

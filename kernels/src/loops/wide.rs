@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use crate::element::odd_f32;
 use crate::isa::map_slice::map_slice;
-use crate::isa::simd::dispatch;
+use crate::isa::simd::{Isa, dispatch};
 use crate::loops::formulas::{Constants, ElementFn, ElementLoop, FloatLoops, LoopFn, Loops, pieces};
 use crate::loops::rare;
 
@@ -87,6 +87,8 @@ struct RareFormula<F>(Constants, PhantomData<F>);
 macro_rules! element_fn {
     ($Type:ident, $at:ident) => {
         impl<F: WideFunction<N>, const N: usize> ElementFn<f64, f64, N> for $Type<F> {
+            /// The loop computes f32 as well.
+            const WIDEST: Isa = Isa::Avx512;
             #[inline(always)]
             fn with(s: Constants) -> Self {
                 $Type(s, PhantomData)

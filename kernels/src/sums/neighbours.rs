@@ -208,11 +208,10 @@ mod shuffled {
         fold.run(Plain)
     }
 
-    /// Runs `fold`.
+    /// Runs `fold`. Callers of f32 may inline it: rows of layer norm and softmax are short.
     ///
     /// # Safety
     /// The CPU has AVX2 and FMA, and `T` has the bits of f32.
-    #[inline(never)]
     #[target_feature(enable = "avx2,fma")]
     pub(crate) unsafe fn run<T: Num, F: Reducer<T>, R: TreeFold<T, F>>(fold: R) -> R::Out {
         fold.run(Shuffled(()))
