@@ -4,7 +4,7 @@
 //! they are *lines*: as many as a vector has lanes are read side by side and transposed in [registers](super::lines). A lane
 //! is the chain of one line. Chains of several leaves run side by side, since a chain alone would wait for each of its
 //! multiply-adds. Otherwise columns are next to each other, and are read in [strips](super::strip). There are kernels for some numbers
-//! of rows, in f32 and bf16; fewer rows are filled up with zeros, since the matrix is what takes time. Other products go over
+//! of rows, in f32, bf16 and f16; fewer rows are filled up with zeros, since the matrix is what takes time. Other products go over
 //! [`blocks`](super::blocks).
 //! Every element has the bits that it has in any other tile.
 
@@ -318,6 +318,7 @@ mod tests {
     fn sums_of_lines_are_those_of_the_definition() {
         check::<f32>();
         check::<bf16>();
+        check::<f16>();
     }
 
     #[test]
@@ -368,6 +369,7 @@ mod tests {
         }
         check::<f32>();
         check::<bf16>();
+        check::<f16>();
     }
 
     /// Such columns are too short to be lines: a piece of one would exceed the slice.

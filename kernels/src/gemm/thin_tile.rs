@@ -53,8 +53,9 @@ where
                 };
                 let mut sums = [[V::sum_identity(); ROWS]; LEAVES];
                 let mut whole = 0;
-                if LEAVES > 1 && together == LEAVES && now.iter().all(|leaf| leaf.len as usize == LEAF) {
-                    // Distances that the compiler knows need no registers.
+                let few_rows = LEAVES > 1 && ROWS < 4;
+                if few_rows && together == LEAVES && now.iter().all(|leaf| leaf.len as usize == LEAF) {
+                    // Distances that the compiler knows need no registers. (With four rows it makes slower code of them.)
                     whole = LEAF;
                     multiply_side_by_side::<V, E, ROWS, LEAVES>(t, start, |_| LEAF, LEAF, &mut sums);
                 } else if together == LEAVES {

@@ -148,11 +148,11 @@ mod x86 {
 
     use super::*;
 
-    kernels!(AVX512_F32, f32, __m512, avx512 4, transpose_f32, interleave_f32, [1 2 3 4 - 6 - 8] 8, [1 2 3],
+    kernels!(AVX512_F32, f32, __m512, avx512 4, transpose_f32, interleave_f32, [1 2 3 4 5 6 7 8] 8, [1 2 3],
         packs: true, four: [- - - 4 - 6] 6, wide:);
     kernels!(AVX512_F64, f64, __m512d, avx512 4, transpose_f64, interleave_f64, [1 2 - 4 - - - 8] 8, [1 2 3],
         packs: false, four: [] 0, wide: 16);
-    kernels!(AVX2_F32, f32, __m256, avx2 4, transpose_f32, interleave_f32, [1 2 3 4 - 6] 6, [1 2], packs: true, four: [] 0, wide:);
+    kernels!(AVX2_F32, f32, __m256, avx2 4, transpose_f32, interleave_f32, [1 2 3 4 5 6] 6, [1 2], packs: true, four: [] 0, wide:);
     kernels!(AVX2_F64, f64, __m256d, avx2 4, transpose_f64, interleave_f64, [1 2 - 4 - 6] 6, [1 2], packs: false, four: [] 0, wide: 8);
     // For tests, and for CPUs that emulate multiply-adds.
     kernels!(PLAIN_F32, f32, ArrayVector<f32, 4>, plain 1, transpose_plain::<f32>, transpose_plain::<f32>, [1] 1, [1],
@@ -313,35 +313,28 @@ unsafe fn tile<
             }
             // Steps that the compiler knows leave little to the integer units, which share ports with the multipliers on
             // Intel's cores.
-            let (steps, b_step) = (t.a_steps, t.b_step);
+            let (steps, b_of) = (t.a_steps, (b, t.b_step));
             if packs {
-                let from = (b, b_step, copy);
+                let from = (b, t.b_step, copy);
                 copy = copy.wrapping_add(left as usize * VECTORS * V::LANES);
                 (a, b) = pack_and_add::<V, ROWS, VECTORS>(left, a, steps, from, &mut acc);
                 left = 0;
-            } else if UNROLL > 1 {
-                let times = left / UNROLL;
-                if packed {
-                    let b_of = (b, VECTORS * V::LANES);
-                    (a, b) = add_products::<V, UNROLL, 2, ROWS, VECTORS>(times, a, (1, ROWS), b_of, &mut acc);
-                    left %= UNROLL;
-                } else if steps.1 == 1 {
-                    let b_of = (b, b_step);
-                    (a, b) =
-                        add_products::<V, UNROLL, 0, ROWS, VECTORS>(times, a, (steps.0, 1), b_of, &mut acc);
-                    left %= UNROLL;
-                } else if steps.0 == 1 {
-                    let b_of = (b, b_step);
-                    (a, b) =
-                        add_products::<V, UNROLL, 4, ROWS, VECTORS>(times, a, (1, steps.1), b_of, &mut acc);
-                    left %= UNROLL;
-                }
+            } else if UNROLL > 1 && packed {
+                let b_of = (b, VECTORS * V::LANES);
+                (a, b) = add_products::<V, UNROLL, 2, ROWS, VECTORS>(left, a, (1, ROWS), b_of, &mut acc);
+                left = 0;
+            } else if UNROLL > 1 && steps.1 == 1 {
+                (a, b) = add_products::<V, UNROLL, 0, ROWS, VECTORS>(left, a, (steps.0, 1), b_of, &mut acc);
+                left = 0;
+            } else if UNROLL > 1 && steps.0 == 1 {
+                (a, b) = add_products::<V, UNROLL, 4, ROWS, VECTORS>(left, a, (1, steps.1), b_of, &mut acc);
+                left = 0;
             }
-            // The rest of a leaf, and rows with any other steps.
+            // Rows with any other steps.
             for _ in 0..left {
                 prefetch_line(a.wrapping_add(steps.1.wrapping_mul(PREFETCH_DISTANCE)));
                 multiply(a, steps.0, b, &mut acc);
-                (a, b) = (a.wrapping_add(steps.1), b.wrapping_add(b_step));
+                (a, b) = (a.wrapping_add(steps.1), b.wrapping_add(t.b_step));
             }
             for _ in 0..leaf.merges {
                 stack = stack.sub(ROWS * VECTORS * V::LANES);
@@ -461,7 +454,7 @@ unsafe fn copy_vectors<V: Vector, const VECTORS: usize>(b: *const V::T, to: *mut
     to.wrapping_add(VECTORS * V::LANES)
 }
 
-/// Adds the products of `times` times `UNROLL` indices of the contraction. Returns where the next index begins.
+/// Adds the products of `count` indices of the contraction, `UNROLL` at a time. Returns where the next index begins.
 ///
 /// Prefetches `LINES` cache lines of rows for four indices: 2 for packed rows, of whose f32 two indices share a line, 4 for rows in place,
 /// and 0 for rows that are lines along the contraction: the machine finds those by itself.
@@ -476,23 +469,30 @@ unsafe fn add_products<
     const ROWS: usize,
     const VECTORS: usize,
 >(
-    times: u32,
+    count: u32,
     mut a: *const V::T,
     (row_step, step): (usize, usize),
     (mut b, b_step): (*const V::T, usize),
     acc: &mut [[V; VECTORS]; ROWS],
 ) -> (*const V::T, *const V::T) {
     let (a_ahead, unroll) = (step.wrapping_mul(PREFETCH_DISTANCE), UNROLL as usize);
-    for _ in 0..times {
-        for i in 0..unroll {
-            let (a, b) = (a.wrapping_add(step.wrapping_mul(i)), b.wrapping_add(b_step.wrapping_mul(i)));
-            if LINES > 0 && (i * LINES).is_multiple_of(4) {
-                prefetch_line(a.wrapping_add(a_ahead));
+    // SAFETY: the caller's promise, for everything below.
+    unsafe {
+        for _ in 0..count / UNROLL {
+            for i in 0..unroll {
+                let (a, b) = (a.wrapping_add(step.wrapping_mul(i)), b.wrapping_add(b_step.wrapping_mul(i)));
+                if LINES > 0 && (i * LINES).is_multiple_of(4) {
+                    prefetch_line(a.wrapping_add(a_ahead));
+                }
+                multiply(a, row_step, b, acc);
             }
-            // SAFETY: the caller's promise.
-            unsafe { multiply(a, row_step, b, acc) };
+            a = a.wrapping_add(step.wrapping_mul(unroll));
+            b = b.wrapping_add(b_step.wrapping_mul(unroll));
         }
-        (a, b) = (a.wrapping_add(step.wrapping_mul(unroll)), b.wrapping_add(b_step.wrapping_mul(unroll)));
+        for _ in 0..count % UNROLL {
+            multiply(a, row_step, b, acc);
+            (a, b) = (a.wrapping_add(step), b.wrapping_add(b_step));
+        }
     }
     (a, b)
 }
