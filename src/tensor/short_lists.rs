@@ -55,7 +55,7 @@ mod tests {
             want.sort_by_key(|x| x.0);
             assert_eq!(sorted, want);
             sort_by(&mut sorted, |a, b| b.1.cmp(&a.1));
-            want.sort_by(|a, b| b.1.cmp(&a.1));
+            want.sort_by_key(|x| std::cmp::Reverse(x.1));
             assert_eq!(sorted, want);
         }
     }
