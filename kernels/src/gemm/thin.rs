@@ -176,7 +176,7 @@ unsafe fn run_strips<E: Stored<Wide = T>, T: Real + Tiled>(
 
 #[cfg(test)]
 mod tests {
-    use half::bf16;
+    use half::{bf16, f16};
 
     use super::super::blocks;
     use super::super::contraction::{Contraction, LeafRuns};
