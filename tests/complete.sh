@@ -18,7 +18,7 @@ for module in equivalence programs reused_params cuda_rows cuda_ptx train; do
 done
 
 # Orders of the thread engine's threads that shuttle draws; `.ci/run` has loom, which tries all orders of smaller programs.
-RUSTFLAGS="--cfg shuttle" cargo test --target-dir target/shuttle --lib comm::transport::threads::models
+RUSTFLAGS="--cfg shuttle" cargo test --package isoshard --target-dir target/shuttle --lib comm::transport::threads::models
 
 # For operators of more than three operands `cargo test` judges a sample.
 ISOSHARD_TEST_COMPLETE=1 cargo test --test suite rules:: "$@"
