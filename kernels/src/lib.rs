@@ -21,11 +21,13 @@
 //! | [`num`], [`math`] | arithmetic that a loop is generic over, and elementary functions |
 //! | [`threads`] | the threads of a kernel |
 //! | [`loops`], [`sums`], [`gemm`] | the kernels |
+//! | [`attention`] | kernels of single operators, built on these |
 //! | [`cuda`] | the sources of kernels for devices |
 //!
 //! Every loop is slice-invariant: the value of an output element does not depend on the other elements of the call, nor on the
 //! instruction set. A large kernel is cut into parts for the threads that [`with_threads`] allows, with the same bits.
 
+pub mod attention;
 pub mod cuda;
 pub mod element;
 pub mod gemm;

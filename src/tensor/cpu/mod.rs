@@ -172,17 +172,15 @@ pub use isoshard_kernels::WideFunction;
 /// ```
 #[doc(inline)]
 pub use isoshard_kernels::with_threads;
-pub(crate) use isoshard_kernels::{
-    Band, BandedProduct, CACHE_LINE_BYTES, Cut, RowsMut, SharedRows, as_elements_mut, copy_strided,
-    fast_extreme, first_with, for_each_part, join_leaves, packs_lines, prefetch_ahead,
-    prefetch_line_to_write,
-};
 #[doc(inline)]
 pub use isoshard_kernels::{
     BitNum, BlockTree, Caches, Constants, EachChunk, FloatPredicateLoops, Gemm, Isa, JoinOperation, Kernel,
     LeafContraction, LeafRuns, Loops, MatMut, MatRef, MaxReducer, MinReducer, Num, Real, Reducer,
     RelationLoops, RowTree, StridedRows, SumReducer, Widen, dispatch, is_nan, map_slice, merges, prefetch,
     row_max, with_caches, with_isa,
+};
+pub(crate) use isoshard_kernels::{
+    Cut, RowsMut, as_elements_mut, copy_strided, fast_extreme, first_with, for_each_part, prefetch_ahead,
 };
 
 pub use cast::cast;
