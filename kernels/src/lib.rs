@@ -21,7 +21,7 @@
 //! | [`num`], [`math`] | arithmetic that a loop is generic over, and elementary functions |
 //! | [`threads`] | the threads of a kernel |
 //! | [`loops`], [`sums`], [`gemm`] | the kernels |
-//! | [`attention`] | kernels of single operators, built on these |
+//! | [`attention`], [`rows`] | kernels of single operators, built on these |
 //! | [`cuda`] | the sources of kernels for devices |
 //!
 //! Every loop is slice-invariant: the value of an output element does not depend on the other elements of the call, nor on the
@@ -36,6 +36,7 @@ pub mod loops;
 pub mod math;
 pub mod memory;
 pub mod num;
+pub mod rows;
 pub mod summation;
 pub mod sums;
 pub mod threads;
@@ -66,6 +67,7 @@ pub use loops::two_passes::TwoPasses;
 pub use loops::wide::WideFunction;
 pub use num::bit_num::BitNum;
 pub use num::real::{Num, Real, Widen, is_nan};
+pub use rows::RowBody;
 pub use summation::{LEAF, Leaf, SplitRule};
 pub use sums::extremes::{fast_extreme, first_with};
 pub use sums::reduce::{Reduce, Reduction, sum_of_squares};
