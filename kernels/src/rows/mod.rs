@@ -1,13 +1,15 @@
-//! Kernels of operators that compute rows from rows: softmax, norms and their derivatives.
+//! Kernels of operators that compute rows from rows: softmax, norms and their derivatives, and rotary position embedding.
 
 mod each_row;
 mod norm_backward;
 mod norm_forward;
+mod rotary;
 mod softmax;
 
 pub use each_row::{RowBody, each_row};
 pub use norm_backward::NormBackward;
 pub use norm_forward::NormForward;
+pub use rotary::{Rotary, RotaryAngles};
 pub use softmax::Softmax;
 
 use crate::num::real::Real;
