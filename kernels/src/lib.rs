@@ -21,7 +21,7 @@
 //! | [`num`], [`math`] | arithmetic that a loop is generic over, and elementary functions |
 //! | [`threads`] | the threads of a kernel |
 //! | [`loops`], [`sums`], [`gemm`] | the kernels |
-//! | [`attention`], [`rows`] | kernels of single operators, built on these |
+//! | [`attention`], [`order`], [`rows`] | kernels of single operators, built on these |
 //! | [`cuda`] | the sources of kernels for devices |
 //!
 //! Every loop is slice-invariant: the value of an output element does not depend on the other elements of the call, nor on the
@@ -36,6 +36,7 @@ pub mod loops;
 pub mod math;
 pub mod memory;
 pub mod num;
+pub mod order;
 pub mod rows;
 pub mod summation;
 pub mod sums;
