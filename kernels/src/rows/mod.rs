@@ -1,11 +1,13 @@
-//! Kernels of operators that compute rows from rows: softmax, norms and their derivatives, and rotary position embedding.
+//! Kernels of operators that compute rows from rows: softmax, cross entropies, norms and their derivatives, and rotary position embedding.
 
+mod cross_entropy;
 mod each_row;
 mod norm_backward;
 mod norm_forward;
 mod rotary;
 mod softmax;
 
+pub use cross_entropy::{CrossEntropyRows, SoftGradientRows, SoftRows};
 pub use each_row::{RowBody, each_row};
 pub use norm_backward::NormBackward;
 pub use norm_forward::NormForward;
