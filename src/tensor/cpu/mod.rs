@@ -180,7 +180,7 @@ pub use isoshard_kernels::{
     prefetch, row_max, with_caches, with_isa,
 };
 pub(crate) use isoshard_kernels::{
-    Cut, RowsMut, as_elements_mut, copy_strided, fast_extreme, first_with, for_each_part, prefetch_ahead,
+    Cut, RowsMut, as_elements_mut, copy_strided, for_each_part, prefetch_ahead,
 };
 
 pub use cast::cast;
