@@ -21,11 +21,13 @@
 //! | [`num`], [`math`] | arithmetic that a loop is generic over, and elementary functions |
 //! | [`threads`] | the threads of a kernel |
 //! | [`loops`], [`sums`], [`gemm`] | the kernels |
+//! | [`attention`], [`order`], [`rows`] | kernels of single operators, built on these |
 //! | [`cuda`] | the sources of kernels for devices |
 //!
 //! Every loop is slice-invariant: the value of an output element does not depend on the other elements of the call, nor on the
 //! instruction set. A large kernel is cut into parts for the threads that [`with_threads`] allows, with the same bits.
 
+pub mod attention;
 pub mod cuda;
 pub mod element;
 pub mod gemm;
@@ -34,6 +36,8 @@ pub mod loops;
 pub mod math;
 pub mod memory;
 pub mod num;
+pub mod order;
+pub mod rows;
 pub mod summation;
 pub mod sums;
 pub mod threads;
@@ -65,6 +69,7 @@ pub use loops::two_passes::TwoPasses;
 pub use loops::wide::WideFunction;
 pub use num::bit_num::BitNum;
 pub use num::real::{Num, Real, Widen, is_nan};
+pub use rows::RowBody;
 pub use summation::{LEAF, Leaf, SplitRule};
 pub use sums::extremes::{fast_extreme, first_with};
 pub use sums::reduce::{Reduce, Reduction, sum_of_squares};

@@ -1,9 +1,10 @@
-//! Loops over slices: elementwise formulas, conversions of rows, copies between strided layouts.
+//! Loops over slices: elementwise formulas, conversions of rows, copies between strided layouts, steps of optimizers.
 
 pub(crate) mod aligned_buffer;
 pub(crate) mod cast;
 pub(crate) mod copy;
 pub(crate) mod formulas;
+pub(crate) mod optimizer_steps;
 pub(crate) mod rare;
 pub(crate) mod streamed;
 pub(crate) mod strided_rows;
@@ -11,3 +12,4 @@ pub(crate) mod two_passes;
 pub(crate) mod wide;
 
 pub use formulas::{FloatLoops, IntegerLoops, LoopFn};
+pub use optimizer_steps::{AdamWFactors, AdamWLoop, OptimizerStep, SgdLoop};

@@ -1,44 +1,21 @@
-//! The CPU kernels of attention and of its derivative.
-//!
-//! Queries are processed in blocks. A block computes the scores of the leaves of 32 keys that any of its
-//! queries sees, and masks the keys that a query does not see. Sums over keys follow [`SplitRule::PowerOfTwo`], in
-//! which masked keys change no sum. So an output row, and the gradient of its query, depends only on the query and on
-//! the keys that it sees: sharding queries, heads or batch changes no bit, and neither do keys that are masked or
-//! appended. The gradients of keys and values are sums over the given queries
-//! [along the reduction tree](backward).
-//!
-//! The scores of a block lie [by queries](score_rows), or [by keys](score_columns) where windows alone decide what a query sees, without
-//! dropout. By keys, products leave out what windows hide, in [`bands`].
-//!
-//! [`SplitRule::PowerOfTwo`]: crate::tensor::SplitRule::PowerOfTwo
+//! The CPU kernels of attention and of its derivative: [`isoshard_kernels::attention`] on tensors.
 
-mod backward;
-mod backward_plan;
-mod bands;
+#[cfg(test)]
+mod backward_tests;
 mod bias;
 mod gradient_rows;
-mod key_parts;
-mod key_rows;
-mod lane_windows;
-mod query_block;
-mod query_sums;
-mod score_columns;
-mod score_rows;
+mod operands;
+#[cfg(test)]
+mod score_tests;
 
-use std::ops::Range;
+use isoshard_kernels::attention::{Attention, AttentionDropout, AttentionKernel, AttentionPass};
 
 use super::scores::{ScoreOperands, ScoreRule};
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{
-    BandedProduct, BlockTree, Caches, Gemm, LeafContraction, RowsMut, SharedRows, cast, dispatch,
-    expect_matching, for_each_part,
-};
-use crate::tensor::{DType, LEAF, Tensor};
-use key_rows::{NeighbouringRows, PairOperands, Side};
-use lane_windows::LANES;
-use query_block::{BlockSum, Factors, Heads, LEAF_ROWS, QueryBlock, ROWS, Scratch, masked_product};
-use score_columns::ColumnProbabilities;
-use score_rows::{Probabilities, ScoreInputs, ScoreTensors, put_rows};
+use crate::tensor::cpu::{cast, expect_matching};
+use crate::tensor::{DType, Tensor};
+use gradient_rows::GradientBuffers;
+use operands::{ScoreTensors, heads};
 
 /// Computes `softmax(scale * q k^T, masked) v` on the CPU.
 ///
@@ -184,176 +161,60 @@ impl<'a> CpuAttention<'a> {
         )
     }
 
-    fn forward_as<T: Gemm>(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+    fn forward_as<T: Attention>(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let (b, h, tq) = (q.shape()[0], q.shape()[1], q.shape()[2]);
-        let (dv, each) = (v.shape()[3], group_len(h, k.shape()[1]));
-        let mut o = Tensor::uninit(T::DTYPE, [b, tq, h, dv]);
+        let mut o = Tensor::uninit(T::DTYPE, [b, tq, h, v.shape()[3]]);
         let mut lse = Tensor::full(T::DTYPE, [b, h, tq], f64::NEG_INFINITY);
         let extra = ScoreTensors::of(&self.operands, T::DTYPE)?;
-        let inputs = ScoreInputs::<T>::of(self.rule, &extra)?;
-        let (q, k, v) = (Heads::<T>::of(q)?, Heads::<T>::of(k)?, Heads::<T>::of(v)?);
-        let (o_data, lse_data) = (o.make_mut::<T>()?, lse.make_mut::<T>()?);
-        let by_keys = self.scores_by_keys(&inputs, [tq, k.len], [k.d, dv]);
-        let fits = k.len.saturating_mul(LEAF_ROWS * size_of::<T>()) <= Caches::current().second / 2;
-        let mut blocks = self.blocks(0..tq, k.len, if by_keys && fits { LEAF_ROWS } else { ROWS });
-        if by_keys {
-            blocks.iter_mut().for_each(|block| block.lie_by_keys(&self.rule));
-        }
-        let planned = |block| ForwardBlock::<T>::new(block, [k.d, dv]);
-        let windows: Vec<ForwardBlock<T>> = blocks.into_iter().map(planned).collect();
-        let blocks = || windows.iter().map(|window| &window.block);
-        let width = blocks().map(|block| block.width).max().unwrap_or(0);
-        let scores_len = blocks().map(|block| block.scores_len()).max().unwrap_or(0);
-        let o_rows = SharedRows::new(o_data, dv);
-        let pairs = blocks().map(|block| block.rows * block.width).sum::<usize>();
-        let nanos = (b * h * (k.d + dv)).saturating_mul(pairs) / MULTIPLICATIONS_PER_NANO;
-        for_each_part(b * h, nanos, RowsMut { data: lse_data, len: tq }, |heads, lse| {
-            let (mut tree, mut sums) = (BlockTree::<T>::new(width), [T::ZERO; LEAF_ROWS]);
-            let (mut scores, mut rows) = (Scratch::<T>::new(scores_len), Scratch::<T>::new(LEAF_ROWS * dv));
-            let mut nodes = vec![[T::ZERO; LANES]; width / LEAF];
-            let mut pairs = PairOperands::new(blocks(), k.d);
-            let mut values = NeighbouringRows::new(blocks(), dv, Side::Right);
-            let (all_scores, all_rows) = (scores.get(), rows.get());
-            let mut filled = None;
-            for (head, lse) in heads.zip(lse.data.chunks_exact_mut(tq.max(1))) {
-                let head = [head / h, head % h];
-                let group = [head[0], head[1] / each];
-                if filled.replace(group) != Some(group) {
-                    pairs.fill(k.at(group));
-                    values.fill(v.at(group));
-                }
-                for window in &windows {
-                    let narrow = inputs.narrow(&window.block, head).map(planned);
-                    let ForwardBlock { block, scores, over, values: bands } =
-                        narrow.as_ref().unwrap_or(window);
-                    let s = &mut all_scores[..block.scores_len()];
-                    let first = (head[0] * tq + block.start) * h + head[1];
-                    let rows = &mut all_rows[..block.rows * dv];
-                    if s.is_empty() {
-                        rows.fill(T::ZERO);
-                        // SAFETY: the rows of this head's queries, and a head is in one part of `for_each_part`.
-                        unsafe { put_rows(rows, &o_rows, (first, h), None) };
-                        continue;
-                    }
-                    let queries = q.at(head).rows(block.start, block.rows);
-                    pairs.multiply((block, scores.as_ref()), T::of(self.scale), queries, s);
-                    let (lse, sums) = (&mut lse[block.start..][..block.rows], &mut sums[..block.rows]);
-                    if block.lanes.is_empty() {
-                        dispatch(Probabilities {
-                            inputs: &inputs,
-                            head,
-                            s,
-                            block,
-                            tree: &mut tree,
-                            sums,
-                            lse,
-                        });
-                    } else {
-                        dispatch(ColumnProbabilities { s, block, nodes: &mut nodes, sums, lse });
-                    }
-                    self.drop_probabilities(block, head, s);
-                    for factors in [Factors::Finite, Factors::Any] {
-                        let probabilities = block.part(s, &(0..block.rows), block.from..block.to);
-                        let values = values.rows(block.from..block.to, dv);
-                        let into = (&mut *rows, (dv.max(1), 1));
-                        let sum = BlockSum::Keys(over);
-                        masked_product((factors, bands.as_ref()), sum, probabilities, values, into);
-                        // SAFETY: as above.
-                        if unsafe { put_rows(rows, &o_rows, (first, h), Some(&sums[..block.rows])) } {
-                            break;
-                        }
-                    }
-                }
-            }
-        });
+        let qkv = [heads(q)?, heads(k)?, heads(v)?];
+        T::attention(&self.kernel(&extra)?, qkv, o.make_mut::<T>()?, lse.make_mut::<T>()?);
         Ok((o, lse))
     }
 
-    /// Divides these queries into blocks that end at multiples of `most` positions.
-    fn blocks(&self, queries: Range<usize>, keys: usize, most: usize) -> Vec<QueryBlock> {
-        let (mut blocks, mut start) = (Vec::new(), queries.start);
-        while start < queries.end {
-            let position = self.q_start + start;
-            let rows = (most - position % most).min(queries.end - start);
-            blocks.push(QueryBlock::new(&self.rule, start, position, rows, keys));
-            start += rows;
-        }
-        blocks
-    }
-
-    /// Returns true if the scores of a call [lie by keys](QueryBlock::lie_by_keys): if it has queries for half a vector or more and
-    /// rows of `d` and `dv` elements, and windows alone decide about them. Dropout goes along a query's keys. (By keys, in steps, a GPT
-    /// trained with dropout at 0.96 to 0.97 of the speed.)
-    fn scores_by_keys<T: Gemm>(
+    /// Returns the gradients, which lie as the operands do if those are all of one buffer.
+    fn backward_as<T: Attention>(
         &self,
-        inputs: &ScoreInputs<'_, T>,
-        [queries, keys]: [usize; 2],
-        [d, dv]: [usize; 2],
-    ) -> bool {
-        let plain = !inputs.treat_scores && self.dropout.is_none();
-        plain && d > 0 && dv > 0 && queries >= LANES / 2 && i32::try_from(keys).is_ok()
-    }
-
-    /// Applies dropout to a block's probabilities, if there is any. Those that are -0 stay -0.
-    fn drop_probabilities<T: Gemm>(&self, block: &QueryBlock, head: [usize; 2], s: &mut [T]) {
-        self.each_kept(block, head, s, |p, keep, scale| *p = *p * if keep { scale } else { T::ZERO });
-    }
-
-    /// Applies dropout to the gradients of a block's probabilities, if there is any.
-    fn drop_gradients<T: Gemm>(&self, block: &QueryBlock, head: [usize; 2], s: &mut [T]) {
-        self.each_kept(block, head, s, |d, keep, scale| *d = if keep { *d * scale } else { T::ZERO });
-    }
-
-    fn each_kept<T: Gemm>(
-        &self,
-        block: &QueryBlock,
-        [b, h]: [usize; 2],
-        s: &mut [T],
-        apply: impl Fn(&mut T, bool, T),
-    ) {
-        let Some(dropout) = &self.dropout else { return };
-        let scale = T::of(dropout.scale);
-        let mut keep = vec![false; block.to - block.from];
-        assert!(block.lanes.is_empty(), "scores lie by queries with dropout");
-        for (i, row) in s.chunks_exact_mut(block.width).enumerate() {
-            let span = self.rule.span(block.position + i, block.keys);
-            let (from, to) = (span.start.max(block.from), span.end.min(block.to));
-            if from < to {
-                let keep = &mut keep[..to - from];
-                (dropout.keep)([b, h, block.start + i], from, keep);
-                let row = &mut row[from - block.from..][..keep.len()];
-                row.iter_mut().zip(keep.iter()).for_each(|(s, &keep)| apply(s, keep, scale));
-            }
+        [q, k, v]: [&Tensor; 3],
+        (o, lse): (&Tensor, &Tensor),
+        grad: &Tensor,
+    ) -> Result<[Tensor; 3]> {
+        let (o, grad, lse) = (o.contiguous_rows(), grad.contiguous_rows(), lse.packed());
+        let extra = ScoreTensors::of(&self.operands, T::DTYPE)?;
+        let (kernel, pass) = (self.kernel::<T>(&extra)?, attention_pass([q, k, v], (&o, &lse), &grad)?);
+        if q.shape()[2] == 0 || k.shape()[2] == 0 {
+            return Ok([q, k, v].map(|x| Tensor::zeros(T::DTYPE, x.shape().clone())));
         }
+        let (mut buffers, places) = GradientBuffers::of([q, k, v], T::DTYPE);
+        let mut data: Vec<&mut [T]> =
+            buffers.0.iter_mut().map(|buffer| buffer.make_mut::<T>()).collect::<Result<_>>()?;
+        T::attention_backward(&kernel, &pass, &mut data, places);
+        buffers.gradients([q, k, v])
+    }
+
+    /// Returns the call with the operands that the rule names.
+    fn kernel<'t, T: Attention>(&self, tensors: &'t ScoreTensors) -> Result<AttentionKernel<'t, T>>
+    where
+        'a: 't,
+    {
+        Ok(AttentionKernel {
+            q_start: self.q_start,
+            scale: self.scale,
+            dropout: self
+                .dropout
+                .map(|dropout| AttentionDropout { scale: dropout.scale, keep: dropout.keep }),
+            scores: tensors.inputs(&self.rule)?,
+        })
     }
 }
 
-/// A block of queries with the plans of its products.
-struct ForwardBlock<T: 'static> {
-    block: QueryBlock,
-    /// The products of queries and keys, if scores lie by keys.
-    scores: Option<BandedProduct<T>>,
-    /// The sums over keys.
-    over: LeafContraction<T>,
-    /// These sums in bands, if scores lie by keys and values are whole vectors.
-    values: Option<BandedProduct<T>>,
-}
-
-impl<T: Gemm> ForwardBlock<T> {
-    fn new(block: QueryBlock, [d, dv]: [usize; 2]) -> ForwardBlock<T> {
-        let scores = (!block.lanes.is_empty()).then(|| block.pair_bands(d));
-        let over = block.over_keys(&(0..usize::MAX)).over;
-        let values = block.query_bands(dv);
-        ForwardBlock { block, scores, over, values }
-    }
-}
-
-/// About the speed of a thread.
-const MULTIPLICATIONS_PER_NANO: usize = 10;
-
-/// Returns the number of query heads that share one of `groups` key heads.
-fn group_len(heads: usize, groups: usize) -> usize {
-    heads.checked_div(groups).unwrap_or(0)
+/// Returns the operands and results of the forward pass, and the gradient of its output.
+fn attention_pass<'t, T: Attention>(
+    [q, k, v]: [&'t Tensor; 3],
+    (o, lse): (&'t Tensor, &'t Tensor),
+    grad: &'t Tensor,
+) -> Result<AttentionPass<'t, T>> {
+    let (q, k, v) = (heads(q)?, heads(k)?, heads(v)?);
+    Ok(AttentionPass { q, k, v, o: heads(o)?, lse: lse.as_slice::<T>()?, grad: heads(grad)? })
 }
 
 impl Tensor {

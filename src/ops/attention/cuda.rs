@@ -9,7 +9,7 @@ mod tree;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::scores::{BiasSum, ScoreOperands, ScoreRule};
+use super::scores::{ScoreOperands, ScoreRule, bias_sum};
 use crate::error::{Error, Result};
 use crate::tensor::cuda::{Gpu, fill};
 use crate::tensor::{DType, SplitRule, Tensor};
@@ -124,7 +124,7 @@ impl<'a> CudaAttention<'a> {
         let Some(bias) = self.operands.bias else {
             return Err(Error::invalid(self.verb, "has no bias", q.notation(), ""));
         };
-        let sum = BiasSum::of([q, k], bias);
+        let sum = bias_sum([q, k], bias);
         if sum.bias[3] != sum.shape[3] || sum.shape.contains(&0) {
             return gpu.zeros(q.dtype(), bias.shape().clone());
         }

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use isoshard_kernels::attention::{BiasSum, WindowRule};
+
 use crate::error::{Error, Result};
 use crate::ops::{Bits, Meta, list};
-use crate::tensor::cpu::merges;
-use crate::tensor::{DType, LEAF, Tensor};
+use crate::tensor::{DType, Tensor};
 
 /// The treatment of attention's scores between their product and the softmax. A score becomes `c tanh(s / c)` if there
 /// is a [soft cap](Self::soft_cap) c; then the bias is added; then keys that the query does not see are left out.
@@ -47,9 +48,13 @@ impl ScoreRule {
     /// Returns the keys, of `keys` in all, that the window of the query at `position` contains.
     #[inline]
     pub fn span(&self, position: usize, keys: usize) -> Range<usize> {
-        let from = self.before.map_or(0, |n| position.saturating_sub(n).min(keys));
-        let to = self.after.map_or(keys, |n| position.saturating_add(n).saturating_add(1).min(keys));
-        from..to.max(from)
+        self.window().span(position, keys)
+    }
+
+    /// Returns the window of keys that a query sees.
+    #[inline]
+    pub(super) fn window(&self) -> WindowRule {
+        WindowRule { before: self.before, after: self.after }
     }
 
     /// Returns true if positions decide which keys a query sees.
@@ -132,38 +137,8 @@ pub struct ScoreOperands<'a> {
     pub documents: Option<[&'a Tensor; 2]>,
 }
 
-/// The sum that the gradient of a bias is: the shapes of the scores and of the bias, as a call has them.
-pub(super) struct BiasSum {
-    pub(super) shape: [usize; 4],
-    pub(super) bias: [usize; 4],
-}
-
-impl BiasSum {
-    pub(super) fn of([q, k]: [&Tensor; 2], bias: &Tensor) -> BiasSum {
-        let shape = [q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[2]];
-        BiasSum { shape, bias: [0, 1, 2, 3].map(|d| bias.shape()[d]) }
-    }
-
-    /// Returns true for each dim along which the bias repeats.
-    pub(super) fn repeats(&self) -> [bool; 3] {
-        [0, 1, 2].map(|d| self.bias[d] != self.shape[d])
-    }
-
-    /// Returns the number of joins after each element of the repeated dims, in order.
-    pub(super) fn joins(&self) -> Vec<u8> {
-        let dims: Vec<usize> = (0..3).filter(|&d| self.repeats()[d]).map(|d| self.shape[d]).collect();
-        let Some((&last, outer)) = dims.split_last() else { return vec![0] };
-        let mut joins = merges(last, LEAF);
-        for &len in outer.iter().rev() {
-            let inner = joins;
-            joins = Vec::with_capacity(len * inner.len());
-            for more in merges(len, 1) {
-                joins.extend_from_slice(&inner);
-                if let Some(last) = joins.last_mut() {
-                    *last += more;
-                }
-            }
-        }
-        joins
-    }
+/// Returns the sum that the gradient of a bias is.
+pub(super) fn bias_sum([q, k]: [&Tensor; 2], bias: &Tensor) -> BiasSum {
+    let shape = [q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[2]];
+    BiasSum { shape, bias: [0, 1, 2, 3].map(|d| bias.shape()[d]) }
 }

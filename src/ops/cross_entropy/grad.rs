@@ -1,5 +1,6 @@
 //! `cross_entropy_grad`: the derivative of `cross_entropy` with respect to the logits, in one pass.
 
+use isoshard_kernels::rows::CrossEntropyRows;
 use smallvec::smallvec;
 
 use super::cuda;
@@ -15,7 +16,7 @@ use crate::ops::{
     Gather, Input, LogSoftmax, Mask, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, Statistic, Sub,
     Tensors, Vjp, Windows, Work, ZeroGrad, arity, list,
 };
-use crate::tensor::cpu::{Isa, Kernel, Num, Real, RowsMut, Widen, dispatch, for_each_part, widest_of};
+use crate::tensor::cpu::{Num, Real, RowsMut, Widen, for_each_part};
 use crate::tensor::{Float, Tensor, cpu, for_dtype};
 
 impl Op for CrossEntropyGrad {
@@ -79,7 +80,7 @@ impl Op for CrossEntropyGrad {
                     shares::<T>(x, m, share, grad, &mut buffers);
                     let place = (target[r] as usize).wrapping_sub(start);
                     if place < held {
-                        grad[place] = T::narrow(share_at(x[place].widen(), m, share) - dy[r] * nll);
+                        grad[place] = T::narrow(A::share(x[place].widen(), m, share) - dy[r] * nll);
                     }
                 }
             });
@@ -173,7 +174,7 @@ fn unfused(terms: &CrossEntropyTerms, logits: &Meta, target: &Meta) -> Result<Un
 const CHUNK: usize = 512;
 
 /// Computes `exp(x - m) * share` of a row.
-fn shares<T: Widen<Wide: Real>>(
+fn shares<T: Widen<Wide: CrossEntropyRows>>(
     x: &[T],
     m: T::Wide,
     share: T::Wide,
@@ -182,32 +183,7 @@ fn shares<T: Widen<Wide: Real>>(
 ) {
     for (x, out) in x.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
         let x = T::load(x, wide);
-        T::store(out, narrow, |out| dispatch(Shares { x, m, share, out }));
-    }
-}
-
-/// Computes `exp(x - m) * share`. The function is generic because `.exp()` on an f32 would call the standard library's.
-#[inline(always)]
-fn share_at<A: Real>(x: A, m: A, share: A) -> A {
-    (x - m).exp() * share
-}
-
-/// The kernel for one piece of a row.
-struct Shares<'a, A> {
-    x: &'a [A],
-    m: A,
-    share: A,
-    out: &'a mut [A],
-}
-
-impl<A: Real> Kernel for Shares<'_, A> {
-    type Out = ();
-    const WIDEST: Isa = widest_of::<A>();
-    #[inline(always)]
-    fn run(self) {
-        for (out, &x) in self.out.iter_mut().zip(self.x) {
-            *out = share_at(x, self.m, self.share);
-        }
+        T::store(out, narrow, |out| T::Wide::shares(x, m, share, out));
     }
 }
 

@@ -1,5 +1,6 @@
 //! `soft_cross_entropy`: cross entropy with a weight for every class. Classes may be sharded.
 
+use isoshard_kernels::rows::{CrossEntropyRows, SoftRows};
 use smallvec::smallvec;
 
 use super::cuda;
@@ -12,7 +13,7 @@ use crate::ops::{
     SoftCrossEntropyGrad, Statistic, Sub, SumExp, Tensors, Vjp, VjpValue, Windows, Work, arity,
 };
 use crate::placement::Leaf;
-use crate::tensor::cpu::{Isa, Kernel, Real, RowTree, SumReducer, cast, dispatch, widest_of};
+use crate::tensor::cpu::cast;
 use crate::tensor::{DType, Tensor};
 
 /// Computes `sum(q (ln(s) - (logits - m)))` over the last dim: the cross entropy of the softmax with the probabilities
@@ -129,14 +130,14 @@ impl Op for SoftCrossEntropy {
 }
 
 /// Computes the losses of rows along the last dim, in the dtype of sums.
-fn soft_losses<A: Real>(ins: &[Tensor]) -> Result<Tensor> {
+fn soft_losses<A: CrossEntropyRows>(ins: &[Tensor]) -> Result<Tensor> {
     let [logits, q, m, s] = ins else { unreachable!("infer counted the operands") };
     let mut out = Tensor::zeros(A::DTYPE, [s.numel()]);
     let (Some(&len), true) = (logits.shape().last(), logits.numel() > 0) else { return Ok(out) };
     let wide = |x: &Tensor| cast(&x.contiguous()?, A::DTYPE);
     let (x, m, s) = (wide(logits)?, wide(m)?, s.contiguous()?);
     let (q, step) = repeated_rows(q)?;
-    dispatch(SoftRows::<A> {
+    A::soft_losses(SoftRows {
         x: x.as_slice()?,
         q: q.as_slice()?,
         step,
@@ -146,36 +147,6 @@ fn soft_losses<A: Real>(ins: &[Tensor]) -> Result<Tensor> {
         out: out.make_mut()?,
     });
     Ok(out)
-}
-
-/// The kernel. The rows of `q` are `step` apart.
-struct SoftRows<'a, A> {
-    x: &'a [A],
-    q: &'a [A],
-    step: usize,
-    m: &'a [A],
-    s: &'a [A],
-    len: usize,
-    out: &'a mut [A],
-}
-
-impl<A: Real> Kernel for SoftRows<'_, A> {
-    type Out = ();
-    const WIDEST: Isa = widest_of::<A>();
-    #[inline(always)]
-    fn run(self) {
-        let len = self.len;
-        let mut tree = RowTree::new(len);
-        let mut terms = vec![A::ZERO; len];
-        for (r, (x, out)) in self.x.chunks_exact(len).zip(self.out).enumerate() {
-            let (q, m, log) = (&self.q[r * self.step..][..len], self.m[r], self.s[r].ln());
-            for (term, (&x, &q)) in terms.iter_mut().zip(x.iter().zip(q)) {
-                let loss = q * (log - (x - m));
-                *term = if q == A::ZERO { A::ZERO } else { loss };
-            }
-            *out = tree.fold::<SumReducer>(&terms);
-        }
-    }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -1,5 +1,6 @@
 //! `soft_cross_entropy_grad`: the derivative of `soft_cross_entropy` with respect to the logits, in one pass.
 
+use isoshard_kernels::rows::{CrossEntropyRows, SoftGradientRows};
 use smallvec::smallvec;
 
 use super::cuda;
@@ -13,7 +14,7 @@ use crate::ops::{
     AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, SoftCrossEntropyGrad,
     Softmax, Statistic, Sub, Tensors, Vjp, Windows, Work, arity, list,
 };
-use crate::tensor::cpu::{Isa, Kernel, Real, as_elements_mut, cast, dispatch, widest_of};
+use crate::tensor::cpu::{as_elements_mut, cast};
 use crate::tensor::{DType, Tensor};
 
 impl Op for SoftCrossEntropyGrad {
@@ -114,7 +115,7 @@ impl SoftCrossEntropyGrad {
 }
 
 /// Computes the gradients of rows. `number` is the sum of each row of `q` if there is no operand for it.
-fn soft_gradients<A: Real>(ins: &[Tensor], number: f64) -> Result<Tensor> {
+fn soft_gradients<A: CrossEntropyRows>(ins: &[Tensor], number: f64) -> Result<Tensor> {
     let wide = |x: &Tensor| cast(&x.contiguous()?, A::DTYPE);
     let logits = &ins[0];
     let mut out = Tensor::uninit(A::DTYPE, logits.shape());
@@ -122,7 +123,7 @@ fn soft_gradients<A: Real>(ins: &[Tensor], number: f64) -> Result<Tensor> {
         let (x, m, s, dy) = (wide(logits)?, wide(&ins[2])?, wide(&ins[3])?, wide(&ins[4])?);
         let (q, step) = repeated_rows(&ins[1])?;
         let sums = ins.get(5).map(wide).transpose()?;
-        dispatch(SoftGradientRows::<A> {
+        A::soft_gradients(SoftGradientRows {
             x: x.as_slice()?,
             q: q.as_slice()?,
             step,
@@ -134,36 +135,6 @@ fn soft_gradients<A: Real>(ins: &[Tensor], number: f64) -> Result<Tensor> {
         });
     }
     cast(&out, logits.dtype())
-}
-
-/// The kernel. The rows of `q` are `step` apart.
-struct SoftGradientRows<'a, A> {
-    x: &'a [A],
-    q: &'a [A],
-    step: usize,
-    statistics: [&'a [A]; 3],
-    sums: Option<&'a [A]>,
-    number: A,
-    len: usize,
-    out: &'a mut [A],
-}
-
-impl<A: Real> Kernel for SoftGradientRows<'_, A> {
-    type Out = ();
-    const WIDEST: Isa = widest_of::<A>();
-    #[inline(always)]
-    fn run(self) {
-        let len = self.len;
-        for (r, (x, out)) in self.x.chunks_exact(len).zip(self.out.chunks_exact_mut(len)).enumerate() {
-            let [m, s, dy] = self.statistics;
-            let (m, s, dy) = (m[r], s[r], dy[r]);
-            let q = &self.q[r * self.step..][..len];
-            let share = dy * self.sums.map_or(self.number, |sums| sums[r]) / s;
-            for (out, (&x, &q)) in out.iter_mut().zip(x.iter().zip(q)) {
-                *out = (x - m).exp() * share - dy * q;
-            }
-        }
-    }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -1,20 +1,15 @@
 //! CPU kernels of layer norm and RMS norm over the last dim, and of their derivatives.
 //!
-//! Each row is summed along the [reduction tree](RowTree) of its length, and the gradients of weight and bias along the
+//! Each row is summed along the [reduction tree](crate::tensor::cpu::RowTree) of its length, and the gradients of weight and bias along the
 //! tree over all leading dims. f16 and bf16 compute in f32 and round once; the statistics stay f32 (f64 for f64).
 //!
 //! A row whose squares overflow is multiplied by a power of two first, which changes no bit of any other row.
 
-mod forward;
-
-use forward::{NormResults, expect_rows, forward, power_of_two, statistics_shape};
+use isoshard_kernels::rows::{Norm, NormBackward, NormForward};
 
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{
-    Isa, Kernel, Real, RowTree, RowsMut, SumReducer, as_elements_mut, cast, dispatch, expect_matching,
-    for_each_part, reduce, widest_of,
-};
-use crate::tensor::{DType, ReduceOp, Tensor, with_places};
+use crate::tensor::cpu::{as_elements_mut, cast, expect_matching, reduce};
+use crate::tensor::{DType, ReduceOp, Shape, Tensor, with_places};
 
 /// Computes `(x - mean) / sqrt(variance + eps) * weight + bias` along the last dim. Returns the result, and per row the
 /// mean and `1 / sqrt(variance + eps)`, with last extent 1. The variance is the mean square deviation.
@@ -149,26 +144,98 @@ fn weight_gradient(verb: &str, products: &Tensor, dtype: DType) -> Result<Tensor
     cast(&over_leading(verb, products)?, dtype)
 }
 
-/// The normalised elements of a row, computed from its statistics. In rows of large elements, whose distance to the
-/// mean may overflow, both are divided by 16 first.
-#[derive(Clone, Copy)]
-struct NormalRow<T> {
-    scale: T,
-    mean: T,
-    rstd: T,
+/// The results of a normalisation.
+struct NormResults {
+    y: Tensor,
+    /// The sum of the input and the residual, if there is one.
+    sum: Option<Tensor>,
+    mean: Tensor,
+    rstd: Tensor,
 }
 
-impl<T: Real> NormalRow<T> {
-    #[inline(always)]
-    fn new(mean: T, rstd: T) -> NormalRow<T> {
-        let bound = if T::DTYPE == DType::F64 { power_of_two(-500) } else { power_of_two(-60) };
-        let scale = T::of(if rstd < T::of(bound) { 0.0625 } else { 1.0 });
-        NormalRow { scale, mean: mean * scale, rstd: rstd / scale }
+/// Normalises the rows of `x`, or of `x + residual`; around their means if it is `centred`.
+fn forward(
+    verb: &str,
+    x: &Tensor,
+    residual: Option<&Tensor>,
+    affine: [Option<&Tensor>; 2],
+    eps: f64,
+    centred: bool,
+) -> Result<NormResults> {
+    expect_rows(verb, x, &affine)?;
+    if let Some(residual) = residual {
+        expect_matching(verb, x, &[residual])?;
     }
+    let (x, residual, affine) =
+        (x.packed(), residual.map(Tensor::packed), affine.map(|t| t.map(Tensor::packed)));
+    let (residual, affine) = (residual.as_ref(), [affine[0].as_ref(), affine[1].as_ref()]);
+    match x.dtype() {
+        DType::F32 => forward_as::<f32>(&x, residual, affine, eps, centred),
+        DType::F64 => forward_as::<f64>(&x, residual, affine, eps, centred),
+        half => {
+            let wide = |t: &Tensor| cast(t, DType::F32);
+            let (w, b) = (affine[0].map(wide).transpose()?, affine[1].map(wide).transpose()?);
+            let (x, residual) = (wide(&x)?, residual.map(wide).transpose()?);
+            let wide = forward_as::<f32>(&x, residual.as_ref(), [w.as_ref(), b.as_ref()], eps, centred)?;
+            let sum = wide.sum.map(|sum| cast(&sum, half)).transpose()?;
+            Ok(NormResults { y: cast(&wide.y, half)?, sum, ..wide })
+        }
+    }
+}
 
-    #[inline(always)]
-    fn at(self, x: T) -> T {
-        (x * self.scale - self.mean) * self.rstd
+fn forward_as<T: Norm>(
+    x: &Tensor,
+    residual: Option<&Tensor>,
+    [weight, bias]: [Option<&Tensor>; 2],
+    eps: f64,
+    centred: bool,
+) -> Result<NormResults> {
+    let stats = statistics_shape(x);
+    let mut y = Tensor::uninit(T::DTYPE, x.shape());
+    let mut sum = residual.map(|_| Tensor::uninit(T::DTYPE, x.shape()));
+    let mut mean = Tensor::zeros(T::DTYPE, stats.clone());
+    let mut rstd = Tensor::zeros(T::DTYPE, stats);
+    if x.numel() > 0 {
+        let len = x.shape()[x.shape().len() - 1];
+        T::normalise(NormForward {
+            x: x.as_slice()?,
+            residual: residual.map(Tensor::as_slice).transpose()?,
+            weight: weight.map(Tensor::as_slice).transpose()?,
+            bias: bias.map(Tensor::as_slice).transpose()?,
+            len,
+            eps,
+            centred,
+            y: as_elements_mut(y.bytes_mut()),
+            sums: sum.as_mut().map_or(&mut [], |sum| as_elements_mut(sum.bytes_mut())),
+            mean: mean.make_mut()?,
+            rstd: rstd.make_mut()?,
+        });
+    }
+    Ok(NormResults { y, sum, mean, rstd })
+}
+
+/// Returns the shape of one number per row.
+fn statistics_shape(x: &Tensor) -> Shape {
+    let mut shape = x.shape().clone();
+    let last = shape.len() - 1;
+    shape[last] = 1;
+    shape
+}
+
+/// Refuses an input without rows, and weights that do not have its last extent and dtype.
+fn expect_rows(verb: &str, x: &Tensor, affine: &[Option<&Tensor>]) -> Result<()> {
+    x.dtype().expect_float(verb)?;
+    let Some(&len) = x.shape().last() else {
+        return Err(Error::invalid(verb, "wants a last dim", x.notation(), "reshape it to [1]"));
+    };
+    match affine.iter().flatten().find(|t| t.shape()[..] != [len] || t.dtype() != x.dtype()) {
+        Some(t) => Err(Error::invalid(
+            verb,
+            "weight and bias are not of the input's last dim and dtype",
+            format!("{} for {}", t.notation(), x.notation()),
+            format!("give {}[{len}]", x.dtype()),
+        )),
+        None => Ok(()),
     }
 }
 
@@ -208,7 +275,7 @@ fn backward(
 
 /// Computes the gradient of the input, and the product per element whose sum over the leading dims is the gradient of
 /// the weight.
-fn backward_as<T: Real>(
+fn backward_as<T: Norm>(
     dy: &Tensor,
     x: &Tensor,
     weight: Option<&Tensor>,
@@ -218,70 +285,18 @@ fn backward_as<T: Real>(
     let (mut dx, mut dw) = (Tensor::uninit(T::DTYPE, x.shape()), Tensor::uninit(T::DTYPE, x.shape()));
     if x.numel() > 0 {
         let len = x.shape()[x.shape().len() - 1];
-        let (dy, x, rstd) = (dy.as_slice::<T>()?, x.as_slice::<T>()?, rstd.as_slice::<T>()?);
-        let weight = weight.map(Tensor::as_slice).transpose()?;
-        let mean = mean.map(Tensor::as_slice::<T>).transpose()?;
-        let rows = |t| RowsMut { data: as_elements_mut(Tensor::bytes_mut(t)), len };
-        for_each_part(x.len() / len, 2 * x.len(), (rows(&mut dx), rows(&mut dw)), |at, (dx, dw)| {
-            let elements = at.start * len..at.end * len;
-            dispatch(NormBackward::<T> {
-                dy: &dy[elements.clone()],
-                x: &x[elements],
-                weight,
-                mean: mean.map(|mean| &mean[at.clone()]),
-                rstd: &rstd[at],
-                len,
-                dx: dx.data,
-                dw: dw.data,
-            });
+        T::normalise_backward(NormBackward {
+            dy: dy.as_slice()?,
+            x: x.as_slice()?,
+            weight: weight.map(Tensor::as_slice).transpose()?,
+            mean: mean.map(Tensor::as_slice).transpose()?,
+            rstd: rstd.as_slice()?,
+            len,
+            dx: as_elements_mut(dx.bytes_mut()),
+            dw: as_elements_mut(dw.bytes_mut()),
         });
     }
     Ok((dx, dw))
-}
-
-struct NormBackward<'a, T> {
-    dy: &'a [T],
-    x: &'a [T],
-    weight: Option<&'a [T]>,
-    mean: Option<&'a [T]>,
-    rstd: &'a [T],
-    len: usize,
-    dx: &'a mut [T],
-    dw: &'a mut [T],
-}
-
-impl<T: Real> Kernel for NormBackward<'_, T> {
-    type Out = ();
-    const WIDEST: Isa = widest_of::<T>();
-    #[inline(always)]
-    fn run(self) {
-        let len = self.len;
-        let count = T::of(len as f64);
-        let mut tree = RowTree::new(len);
-        let (mut g, mut gx) = (vec![T::ZERO; len], vec![T::ZERO; len]);
-        let inputs = self.dy.chunks_exact(len).zip(self.x.chunks_exact(len));
-        let outputs = self.dx.chunks_exact_mut(len).zip(self.dw.chunks_exact_mut(len));
-        for (i, ((dy, x), (dx, dw))) in inputs.zip(outputs).enumerate() {
-            let rstd = self.rstd[i];
-            let normal = NormalRow::new(self.mean.map_or(T::ZERO, |m| m[i]), rstd);
-            match self.weight {
-                Some(w) => g.iter_mut().zip(dy.iter().zip(w)).for_each(|(g, (&dy, &w))| *g = dy * w),
-                None => g.copy_from_slice(dy),
-            }
-            for (((gx, &g), dw), (&dy, &x)) in gx.iter_mut().zip(&g).zip(dw.iter_mut()).zip(dy.iter().zip(x))
-            {
-                let normal = normal.at(x);
-                *gx = g * normal;
-                *dw = dy * normal;
-            }
-            // RMS norm has no mean and does not centre.
-            let c1 = if self.mean.is_some() { tree.fold::<SumReducer>(&g) / count } else { T::ZERO };
-            let c2 = tree.fold::<SumReducer>(&gx) / count;
-            for (dx, (&g, &x)) in dx.iter_mut().zip(g.iter().zip(x)) {
-                *dx = normal.at(x).mul_add(-c2, g - c1) * rstd;
-            }
-        }
-    }
 }
 
 /// Sums over all dims but the last.
@@ -293,8 +308,7 @@ fn over_leading(verb: &str, x: &Tensor) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::Shape;
-    use crate::tensor::cpu::{Isa, with_isa};
+    use crate::tensor::cpu::{Isa, Real, with_isa};
 
     fn noise(shape: impl Into<Shape>, seed: usize) -> Tensor {
         let shape = shape.into();

@@ -7,9 +7,7 @@
 //! Missing: a sort that shards its dim, which is gathered instead; several dims at once; `unique`, whose size depends on
 //! values; a dim of 2^32 elements or more, which is refused.
 
-pub(super) mod cpu;
 pub(super) mod cuda;
-pub(super) mod key;
 pub(super) mod radix;
 pub(super) mod sort;
 pub(super) mod topk;

@@ -1,8 +1,8 @@
 //! `sort`: the elements along a dim in order, and their former indices.
 
+use isoshard_kernels::order::{Order, RowOrder};
 use smallvec::smallvec;
 
-use super::cpu::RowOrder;
 use super::{cuda, expect_dim, rows_but};
 use crate::error::Result;
 use crate::ops::index::lines::{rows_along, rows_back};
@@ -83,7 +83,7 @@ pub(super) fn first_of_rows(x: &Tensor, dim: usize, descending: bool, k: usize) 
             let values = cpu::as_elements_mut::<T>(values.bytes_mut()).chunks_exact_mut(k);
             let indices = cpu::as_elements_mut::<i64>(indices.bytes_mut()).chunks_exact_mut(k);
             for (row, (values, indices)) in rows.as_slice::<T>()?.chunks_exact(n).zip(values.zip(indices)) {
-                order.write(row, 0..n, 0, values, indices);
+                T::write_in_order(&mut order, row, 0..n, 0, values, indices);
             }
         });
     }

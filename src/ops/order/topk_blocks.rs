@@ -1,8 +1,8 @@
 //! `topk_blocks`: the largest or smallest elements of each block of a dim. The first step of a top-k of a sharded dim.
 
+use isoshard_kernels::order::{Order, RowOrder};
 use smallvec::smallvec;
 
-use super::cpu::RowOrder;
 use super::sort::write_order_vjp;
 use super::topk::top_work;
 use super::{cuda, expect_dim, rows_but};
@@ -94,7 +94,7 @@ impl Op for TopKBlocks {
                 for (row, (values, indices)) in rows.as_slice::<T>()?.chunks_exact(n).zip(values.zip(indices)) {
                     let parts = values.chunks_exact_mut(k).zip(indices.chunks_exact_mut(k));
                     for (b, (values, indices)) in parts.enumerate() {
-                        order.write(row, b * block..n.min((b + 1) * block), start, values, indices);
+                        T::write_in_order(&mut order, row, b * block..n.min((b + 1) * block), start, values, indices);
                     }
                 }
             });

@@ -1,5 +1,6 @@
 //! `rotary_apply`: rotates pairs of elements by given cosines and sines.
 
+use isoshard_kernels::rows::Rotary;
 use smallvec::smallvec;
 
 use super::cuda;
@@ -9,7 +10,7 @@ use crate::ops::{
     Add, AxisPlacement, Cast, Input, MeshAxis, Meta, Metas, Mul, Op, Reshape, Row, Sample, Slice, Sub,
     Tensors, Vjp, VjpValue, Windows, Work, arity, list,
 };
-use crate::tensor::cpu::{Isa, Kernel, Real, StridedRows, as_elements_mut, cast, dispatch, widest_of};
+use crate::tensor::cpu::{StridedRows, as_elements_mut, cast};
 use crate::tensor::{DType, Tensor};
 
 /// The pairs of elements that a rotary position embedding rotates.
@@ -155,7 +156,7 @@ impl RotaryApply {
     }
 
     /// Rotates `x`; the tables have its outer dims, with any strides. The result is contiguous.
-    fn rotate<T: Real>(&self, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    fn rotate<T: Rotary>(&self, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
         let last = x.shape().len() - 1;
         let d = x.shape()[last];
         let mut out = Tensor::uninit(T::DTYPE, x.shape());
@@ -166,67 +167,12 @@ impl RotaryApply {
             let (x, cos, sin) = (whole(x)?, whole(cos)?, whole(sin)?);
             let strides = [&x, &cos, &sin].map(|t| &t.strides()[..last]);
             let strided = StridedRows::new(&x.shape()[..last], strides);
-            let mut runs = Vec::with_capacity(strided.row_count());
-            strided.each_row(|run| runs.push(*run));
-            dispatch(RotatePairs {
-                operands: [x.data::<T>()?, cos.data::<T>()?, sin.data::<T>()?],
-                runs,
-                rows: strided.row_len(),
-                steps: [0, 1, 2].map(|k| strided.row_stride(k)),
-                pairs: d / 2,
-                interleaved: self.pairing == RotaryPairing::Interleaved,
-                sign: T::of(if self.inverse { -1.0 } else { 1.0 }),
-                out: as_elements_mut::<T>(out.bytes_mut()),
-            });
+            let operands = [x.data::<T>()?, cos.data()?, sin.data()?];
+            let interleaved = self.pairing == RotaryPairing::Interleaved;
+            let out = as_elements_mut(out.bytes_mut());
+            T::rotate_pairs(operands, &strided, d / 2, [interleaved, self.inverse], out);
         }
         Ok(out)
-    }
-}
-
-/// The kernel that rotates rows.
-struct RotatePairs<'a, T> {
-    /// The vectors, cosines and sines.
-    operands: [&'a [T]; 3],
-    /// For each run of rows, the offset of its first row in each operand.
-    runs: Vec<[usize; 3]>,
-    /// The number of rows per run.
-    rows: usize,
-    /// The steps of the offsets from one row to the next.
-    steps: [usize; 3],
-    pairs: usize,
-    interleaved: bool,
-    sign: T,
-    out: &'a mut [T],
-}
-
-impl<T: Real> Kernel for RotatePairs<'_, T> {
-    type Out = ();
-    const WIDEST: Isa = widest_of::<T>();
-    #[inline(always)]
-    fn run(self) {
-        let (pairs, sign) = (self.pairs, self.sign);
-        for (at, out) in self.runs.iter().zip(self.out.chunks_exact_mut(self.rows * 2 * pairs)) {
-            for (i, out) in out.chunks_exact_mut(2 * pairs).enumerate() {
-                let x = &self.operands[0][at[0] + i * self.steps[0]..][..2 * pairs];
-                let cos = &self.operands[1][at[1] + i * self.steps[1]..][..pairs];
-                let sin = &self.operands[2][at[2] + i * self.steps[2]..][..pairs];
-                if self.interleaved {
-                    let tables = cos.iter().zip(sin);
-                    for ((x, y), (&cos, &sin)) in x.chunks_exact(2).zip(out.chunks_exact_mut(2)).zip(tables) {
-                        let sin = sin * sign;
-                        y[0] = x[0].mul_add(cos, -(x[1] * sin));
-                        y[1] = x[1].mul_add(cos, x[0] * sin);
-                    }
-                } else {
-                    let ((a, b), (y, z)) = (x.split_at(pairs), out.split_at_mut(pairs));
-                    for i in 0..pairs {
-                        let sin = sin[i] * sign;
-                        y[i] = a[i].mul_add(cos[i], -(b[i] * sin));
-                        z[i] = b[i].mul_add(cos[i], a[i] * sin);
-                    }
-                }
-            }
-        }
     }
 }
 

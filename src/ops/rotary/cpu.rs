@@ -1,15 +1,10 @@
 //! The CPU kernel of rotary position embedding.
 
-use bytemuck::Pod;
+use isoshard_kernels::rows::{Rotary, RotaryAngles};
 
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{
-    Isa, Kernel, Real, RowsMut, StridedRows, as_elements_mut, cast, dispatch, for_each_part, widest_of,
-};
-use crate::tensor::math::exp::exp_f64;
-use crate::tensor::math::log::ln_f64;
-use crate::tensor::math::trig::sin_cos_2pi_f64;
-use crate::tensor::{DType, Dims, KernelList, Tensor, sort_by_key};
+use crate::tensor::cpu::{StridedRows, as_elements_mut, cast};
+use crate::tensor::{DType, Dims, Tensor, sort_by_key};
 
 /// A rotation of elements `i` and `i + d/2` of the last dim, of extent `d`, by `position · base^(-2i/d)` radians. The
 /// position is `start` plus the index along the second-to-last dim.
@@ -68,7 +63,7 @@ impl Rotation {
     }
 
     /// Rotates vectors along the last dim, whose positions count along dim `time`. The result is contiguous.
-    fn rotate<T: Real + Pod>(&self, x: &Tensor, time: usize) -> Result<Tensor> {
+    fn rotate<T: Rotary>(&self, x: &Tensor, time: usize) -> Result<Tensor> {
         let last = x.shape().len() - 1;
         let (len, d) = (x.shape()[time], x.shape()[last]);
         let copied = if d > 1 && x.strides()[last] != 1 { x.contiguous()? } else { x.clone() };
@@ -77,16 +72,9 @@ impl Rotation {
             let mut steps = Dims::from_elem(0, last);
             steps[time] = 1;
             let strided = StridedRows::new(&x.shape()[..last], [&copied.strides()[..last], &steps]);
-            let mut runs = Vec::with_capacity(strided.row_count());
-            strided.each_row(|run| runs.push(*run));
-            let (x, rows, table) =
-                (copied.data::<T>()?, strided.row_len(), Table::new("rotary", self, len, d / 2)?);
-            let steps = [strided.row_stride(0), strided.row_stride(1)];
-            let nanos = out.numel();
-            let out = RowsMut { data: as_elements_mut::<T>(out.bytes_mut()), len: rows * d };
-            for_each_part(runs.len(), nanos, out, |at, out| {
-                dispatch(Rotate { x, runs: &runs[at], rows, steps, table: &table, out: out.data });
-            });
+            let angles = RotaryAngles { base: self.base, start: self.start, inverse: self.inverse };
+            let out = as_elements_mut(out.bytes_mut());
+            T::rotate(angles, [len, d / 2], copied.data()?, &strided, out)?;
         }
         Ok(out)
     }
@@ -94,104 +82,6 @@ impl Rotation {
 
 fn misfit(verb: &str, x: &Tensor) -> Error {
     Error::invalid(verb, "wants [.., time, d] with an even d", x.notation(), "")
-}
-
-/// Cosines and sines `[time, pairs]`.
-struct Table<A> {
-    cos: KernelList<A>,
-    sin: KernelList<A>,
-    pairs: usize,
-}
-
-impl<A: Real + Pod> Table<A> {
-    fn new(verb: &str, rotation: &Rotation, time: usize, pairs: usize) -> Result<Self> {
-        // Turns per position.
-        let ln = ln_f64(rotation.base);
-        let turns: Vec<f64> = (0..pairs)
-            .map(|i| exp_f64(-(i as f64 / pairs as f64) * ln) * std::f64::consts::FRAC_1_PI * 0.5)
-            .collect();
-        let zeros = || KernelList::zeros(verb, time * pairs);
-        let mut table = Table { cos: zeros()?, sin: zeros()?, pairs };
-        if pairs > 0 {
-            dispatch(FillTable { table: &mut table, turns: &turns, rotation });
-        }
-        Ok(table)
-    }
-
-    /// Returns the cosines and sines of row `i`.
-    #[inline(always)]
-    fn row(&self, i: usize) -> (&[A], &[A]) {
-        let at = i * self.pairs..(i + 1) * self.pairs;
-        (&self.cos[at.clone()], &self.sin[at])
-    }
-}
-
-/// The kernel that computes the table.
-struct FillTable<'a, A> {
-    table: &'a mut Table<A>,
-    turns: &'a [f64],
-    rotation: &'a Rotation,
-}
-
-impl<A: Real + Pod> Kernel for FillTable<'_, A> {
-    type Out = ();
-    const WIDEST: Isa = widest_of::<A>();
-    #[inline(always)]
-    fn run(self) {
-        // Adding 1.5 * 2^52 and subtracting it again rounds to the nearest integer.
-        const ROUND: f64 = 6_755_399_441_055_744.0;
-        let sign = if self.rotation.inverse { -1.0 } else { 1.0 };
-        let pairs = self.table.pairs;
-        let rows = self.table.cos.chunks_exact_mut(pairs).zip(self.table.sin.chunks_exact_mut(pairs));
-        for (i, (cos, sin)) in rows.enumerate() {
-            let position = (self.rotation.start + i) as f64;
-            for ((cos, sin), &turn) in cos.iter_mut().zip(sin).zip(self.turns) {
-                let high = position * turn;
-                let low = position.mul_add(turn, -high);
-                let (s, c) = sin_cos_2pi_f64((high - ((high + ROUND) - ROUND)) + low);
-                (*cos, *sin) = (A::of(c), A::of(sign * s));
-            }
-        }
-    }
-}
-
-/// The kernel that rotates rows.
-struct Rotate<'a, T> {
-    x: &'a [T],
-    /// For each run of rows, the offset in `x` and the position of its first row.
-    runs: &'a [[usize; 2]],
-    /// The number of rows per run.
-    rows: usize,
-    /// The steps of offset and position from one row to the next.
-    steps: [usize; 2],
-    table: &'a Table<T>,
-    out: &'a mut [T],
-}
-
-impl<T: Real + Pod> Kernel for Rotate<'_, T> {
-    type Out = ();
-    const WIDEST: Isa = widest_of::<T>();
-    #[inline(always)]
-    fn run(self) {
-        let d = 2 * self.table.pairs;
-        for (&[at, position], out) in self.runs.iter().zip(self.out.chunks_exact_mut(self.rows * d)) {
-            for (i, out) in out.chunks_exact_mut(d).enumerate() {
-                let x = &self.x[at + i * self.steps[0]..][..d];
-                rotate_row(x, self.table.row(position + i * self.steps[1]), out);
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn rotate_row<A: Real>(x: &[A], (cos, sin): (&[A], &[A]), out: &mut [A]) {
-    let pairs = cos.len();
-    let ((a, b), (x, y)) = (x.split_at(pairs), out.split_at_mut(pairs));
-    let (a, b, sin, x, y) = (&a[..pairs], &b[..pairs], &sin[..pairs], &mut x[..pairs], &mut y[..pairs]);
-    for i in 0..pairs {
-        x[i] = a[i].mul_add(cos[i], -(b[i] * sin[i]));
-        y[i] = b[i].mul_add(cos[i], a[i] * sin[i]);
-    }
 }
 
 #[cfg(test)]

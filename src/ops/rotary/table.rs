@@ -1,5 +1,6 @@
 //! `rotary_table`: cosines and sines of rotary position embedding, for given positions and frequencies.
 
+use isoshard_kernels::rows::Rotary;
 use smallvec::smallvec;
 
 use super::cuda;
@@ -9,8 +10,7 @@ use crate::ops::{
     AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
     list,
 };
-use crate::tensor::cpu::{Isa, Kernel, Real, as_elements_mut, cast, dispatch, widest_of};
-use crate::tensor::math::trig::sin_cos_2pi_f64;
+use crate::tensor::cpu::{as_elements_mut, cast};
 use crate::tensor::{DType, Tensor};
 
 /// Computes tables of a rotary position embedding: `(position i64 [..], angle [P]) -> (cos, sin)`, each `[.., P]`, with
@@ -100,45 +100,9 @@ impl Op for RotaryTable {
     }
 }
 
-fn fill<T: Real>(position: &[i64], angle: &[f64], scale: f64, [cos, sin]: [&mut Tensor; 2]) {
-    dispatch(FillTables::<T> {
-        position,
-        angle,
-        scale,
-        cos: as_elements_mut(cos.bytes_mut()),
-        sin: as_elements_mut(sin.bytes_mut()),
-    });
-}
-
-/// The kernel.
-struct FillTables<'a, T> {
-    position: &'a [i64],
-    angle: &'a [f64],
-    scale: f64,
-    cos: &'a mut [T],
-    sin: &'a mut [T],
-}
-
-impl<T: Real> Kernel for FillTables<'_, T> {
-    type Out = ();
-    const WIDEST: Isa = widest_of::<T>();
-    #[inline(always)]
-    fn run(self) {
-        // Adding 1.5 * 2^52 and subtracting it again rounds to the nearest integer.
-        const ROUND: f64 = 6_755_399_441_055_744.0;
-        let pairs = self.angle.len();
-        let rows = self.cos.chunks_exact_mut(pairs).zip(self.sin.chunks_exact_mut(pairs));
-        for (&position, (cos, sin)) in self.position.iter().zip(rows) {
-            let position = position as f64;
-            for ((cos, sin), &angle) in cos.iter_mut().zip(sin).zip(self.angle) {
-                let turn = angle * std::f64::consts::FRAC_1_PI * 0.5;
-                let high = position * turn;
-                let low = position.mul_add(turn, -high);
-                let (s, c) = sin_cos_2pi_f64((high - ((high + ROUND) - ROUND)) + low);
-                (*cos, *sin) = (T::of(c * self.scale), T::of(s * self.scale));
-            }
-        }
-    }
+fn fill<T: Rotary>(position: &[i64], angle: &[f64], scale: f64, [cos, sin]: [&mut Tensor; 2]) {
+    let tables = [as_elements_mut(cos.bytes_mut()), as_elements_mut(sin.bytes_mut())];
+    T::rotary_tables(position, angle, scale, tables);
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -3,9 +3,11 @@
 //! Each row is summed along the [reduction tree](crate::tensor::cpu::RowTree) of its length. f16 and bf16 compute in
 //! f32 and round once. A row that has only -inf, or a NaN, gives NaN.
 
+use isoshard_kernels::rows::Softmax;
+
 use crate::error::Result;
 use crate::tensor::Tensor;
-use crate::tensor::cpu::{Real, RowBody, RowTree, SumReducer, over_rows, row_max};
+use crate::tensor::cpu::over_rows_with;
 
 /// Computes `e^x / sum(e^x)` along the last dim.
 ///
@@ -19,7 +21,7 @@ use crate::tensor::cpu::{Real, RowBody, RowTree, SumReducer, over_rows, row_max}
 /// # Errors
 /// Refuses integers and a tensor without dims. The error begins with `verb`.
 pub fn softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
-    over_rows(verb, [x], SoftmaxRow)
+    over_rows_with(verb, [x], &f32::softmax, &f64::softmax)
 }
 
 /// Computes `x - ln(sum(e^x))` along the last dim.
@@ -34,7 +36,7 @@ pub fn softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// Returns the errors of [`softmax`].
 pub fn log_softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
-    over_rows(verb, [x], LogSoftmaxRow)
+    over_rows_with(verb, [x], &f32::log_softmax, &f64::log_softmax)
 }
 
 /// Computes the gradient of a softmax's input from the gradient `dy` of its output and the output `y`.
@@ -49,7 +51,7 @@ pub fn log_softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// Returns the errors of [`softmax`]; refuses operands whose shapes or dtypes differ.
 pub fn softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
-    over_rows(verb, [dy, y], SoftmaxBackwardRow)
+    over_rows_with(verb, [dy, y], &f32::softmax_backward, &f64::softmax_backward)
 }
 
 /// Computes the gradient of a log-softmax's input from the gradient `dy` of its output and the output `y`.
@@ -64,70 +66,7 @@ pub fn softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// Returns the errors of [`softmax_backward`].
 pub fn log_softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
-    over_rows(verb, [dy, y], LogSoftmaxBackwardRow)
-}
-
-#[derive(Clone, Copy)]
-struct SoftmaxRow;
-
-impl RowBody<1> for SoftmaxRow {
-    #[inline(always)]
-    fn row<T: Real>(self, [x]: [&[T]; 1], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
-        let max = row_max(x);
-        for (o, &x) in out.iter_mut().zip(x) {
-            *o = (x - max).exp();
-        }
-        let scale = tree.fold::<SumReducer>(out).recip();
-        for o in out {
-            *o = *o * scale;
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct LogSoftmaxRow;
-
-impl RowBody<1> for LogSoftmaxRow {
-    #[inline(always)]
-    fn row<T: Real>(self, [x]: [&[T]; 1], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
-        let max = row_max(x);
-        for (o, &x) in out.iter_mut().zip(x) {
-            *o = (x - max).exp();
-        }
-        let log = tree.fold::<SumReducer>(out).ln();
-        for (o, &x) in out.iter_mut().zip(x) {
-            *o = (x - max) - log;
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct SoftmaxBackwardRow;
-
-impl RowBody<2> for SoftmaxBackwardRow {
-    #[inline(always)]
-    fn row<T: Real>(self, [dy, y]: [&[T]; 2], out: &mut [T], tree: &mut RowTree<T>, scratch: &mut [T]) {
-        for (s, (&dy, &y)) in scratch.iter_mut().zip(dy.iter().zip(y)) {
-            *s = dy * y;
-        }
-        let dot = tree.fold::<SumReducer>(scratch);
-        for (o, (&dy, &y)) in out.iter_mut().zip(dy.iter().zip(y)) {
-            *o = y * (dy - dot);
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct LogSoftmaxBackwardRow;
-
-impl RowBody<2> for LogSoftmaxBackwardRow {
-    #[inline(always)]
-    fn row<T: Real>(self, [dy, y]: [&[T]; 2], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
-        let sum = tree.fold::<SumReducer>(dy);
-        for (o, (&dy, &y)) in out.iter_mut().zip(dy.iter().zip(y)) {
-            *o = (-y.exp()).mul_add(sum, dy);
-        }
-    }
+    over_rows_with(verb, [dy, y], &f32::log_softmax_backward, &f64::log_softmax_backward)
 }
 
 #[cfg(test)]

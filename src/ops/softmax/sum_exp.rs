@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use isoshard_kernels::rows::CrossEntropyRows;
 use smallvec::smallvec;
 
 use super::cuda;
@@ -11,7 +12,6 @@ use crate::ops::{
     Statistic, Sub, Tensors, Vjp, VjpValue, Windows, Work, arity, list,
 };
 use crate::placement::Leaf;
-use crate::tensor::cpu::{Isa, Kernel, Real, dispatch, widest_of};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu, for_dtype};
 
 /// Computes `sum(exp(x - m))` over the last dim: x is `[.., C]`, its maximum m `[.., 1]`, the result `[.., 1]` in f32
@@ -60,7 +60,7 @@ impl Op for SumExp {
         let m = ins[1].expand(x.shape())?;
         let exponentials = for_dtype!(float self.name(), x.dtype(), T => {
             type A = <T as crate::tensor::Float>::Acc;
-            cpu::map::<T, A>(&[x, &m], &|ins, out| dispatch(ExpDifferences { x: ins[0], m: ins[1], out }))
+            cpu::map::<T, A>(&[x, &m], &|ins, out| A::exp_differences(ins[0], ins[1], out))
         })?;
         Ok(smallvec![cpu::reduce(self.name(), &exponentials, &[x.shape().len() - 1], ReduceOp::Sum, true)?])
     }
@@ -107,24 +107,6 @@ impl Op for SumExp {
 
     fn adds(&self) -> bool {
         true
-    }
-}
-
-/// The kernel that computes `exp(x - m)`.
-struct ExpDifferences<'a, A> {
-    x: &'a [A],
-    m: &'a [A],
-    out: &'a mut [A],
-}
-
-impl<A: Real> Kernel for ExpDifferences<'_, A> {
-    type Out = ();
-    const WIDEST: Isa = widest_of::<A>();
-    #[inline(always)]
-    fn run(self) {
-        for (out, (&x, &m)) in self.out.iter_mut().zip(self.x.iter().zip(self.m)) {
-            *out = (x - m).exp();
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! `adamw`: one step of AdamW on a parameter, in place if no other tensor shares its buffers.
 
 use half::{bf16, f16};
+use isoshard_kernels::loops::{AdamWFactors, AdamWLoop, OptimizerStep};
 
 use super::cuda;
 use super::operands::{expect_step, have_one_scale, rounded_dtype, step_operands, step_results, step_rows};
@@ -9,7 +10,7 @@ use crate::error::Result;
 use crate::ops::{
     Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work,
 };
-use crate::tensor::cpu::{Isa, Kernel, Real, Widen, dispatch, prefetch_ahead, widest_of};
+use crate::tensor::cpu::{Real, Widen, prefetch_ahead};
 use crate::tensor::{DType, Element, Float, Tensor, for_dtype};
 
 /// One step of AdamW: `(p, g, m, v, scale) -> (p', m', v')` (Loshchilov and Hutter, *Decoupled Weight Decay
@@ -66,19 +67,35 @@ impl AdamWStep {
     fn run<T, R>(&self, ins: &mut [Tensor]) -> Result<()>
     where
         T: Float + Widen<Wide = <T as Float>::Acc>,
-        T::Acc: Real,
+        T::Acc: OptimizerStep,
         R: Element + Widen<Wide = T::Wide>,
     {
         let [p, g, m, v, rounded @ .., scale] = ins else { unreachable!("infer counted the operands") };
-        let rates = Rates::<T::Acc>::new(self, scale.item()?);
+        let factors = self.factors::<T::Acc>(scale.item()?);
         let state = (m.make_mut::<T::Acc>()?, v.make_mut::<T::Acc>()?);
         let rounded = rounded.first_mut().map(|x| x.make_mut::<R>()).transpose()?;
         each_chunk_of_part::<T, R, _>(p, g, state, rounded, |(m, v), at, p, g, out| {
             let now = at..at + p.len();
             prefetch_ahead(m, &now);
             prefetch_ahead(v, &now);
-            dispatch(AdamWLoop { rates, p, g, m: &mut m[now.clone()], v: &mut v[now], out });
+            T::Acc::adamw(AdamWLoop { factors, p, g, m: &mut m[now.clone()], v: &mut v[now], out });
         })
+    }
+
+    /// Returns the attributes in the dtype of the arithmetic.
+    fn factors<A: Real>(&self, scale: f64) -> AdamWFactors<A> {
+        let rates = self.rates();
+        AdamWFactors {
+            scale: A::of(scale),
+            beta1: A::of(rates.beta1),
+            beta2: A::of(rates.beta2),
+            rest1: A::of(rates.rest1),
+            rest2: A::of(rates.rest2),
+            eps: A::of(rates.eps),
+            keep: A::of(self.keep()),
+            step: A::of(rates.step),
+            root: A::of(rates.root),
+        }
     }
 
     /// Returns `1 - lr λ`, the factor of the parameter.
@@ -158,67 +175,6 @@ impl Batched for AdamWStep {
             cuda::adamw(&mut steps, &scale, rates)?;
         }
         Ok(calls.iter().map(|(_, ins)| step_results(ins)).collect())
-    }
-}
-
-/// The attributes in the dtype of the arithmetic.
-#[derive(Clone, Copy)]
-struct Rates<A> {
-    scale: A,
-    beta1: A,
-    beta2: A,
-    rest1: A,
-    rest2: A,
-    eps: A,
-    /// The factor of the parameter.
-    keep: A,
-    /// The negative learning rate divided by c1.
-    step: A,
-    /// 1 / sqrt(c2).
-    root: A,
-}
-
-impl<A: Real> Rates<A> {
-    fn new(op: &AdamWStep, scale: f64) -> Rates<A> {
-        let rates = op.rates();
-        Rates {
-            scale: A::of(scale),
-            beta1: A::of(rates.beta1),
-            beta2: A::of(rates.beta2),
-            rest1: A::of(rates.rest1),
-            rest2: A::of(rates.rest2),
-            eps: A::of(rates.eps),
-            keep: A::of(op.keep()),
-            step: A::of(rates.step),
-            root: A::of(rates.root),
-        }
-    }
-}
-
-/// The kernel for one piece of a parameter.
-struct AdamWLoop<'a, A> {
-    rates: Rates<A>,
-    p: &'a [A],
-    g: &'a [A],
-    m: &'a mut [A],
-    v: &'a mut [A],
-    out: &'a mut [A],
-}
-
-impl<A: Real> Kernel for AdamWLoop<'_, A> {
-    type Out = ();
-    const WIDEST: Isa = widest_of::<A>();
-    #[inline(always)]
-    fn run(self) {
-        let r = self.rates;
-        let moments = self.m.iter_mut().zip(self.v);
-        for (((out, &p), &g), (m, v)) in self.out.iter_mut().zip(self.p).zip(self.g).zip(moments) {
-            let g = g * r.scale;
-            *m = r.beta1.mul_add(*m, r.rest1 * g);
-            *v = r.beta2.mul_add(*v, r.rest2 * (g * g));
-            let root = v.sqrt().mul_add(r.root, r.eps);
-            *out = r.step.mul_add(*m / root, r.keep * p);
-        }
     }
 }
 

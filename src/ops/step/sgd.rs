@@ -1,6 +1,7 @@
 //! `sgd`: one step of gradient descent with momentum, in place if no other tensor shares its buffers.
 
 use half::{bf16, f16};
+use isoshard_kernels::loops::{OptimizerStep, SgdLoop};
 
 use super::cuda;
 use super::operands::{expect_step, have_one_scale, rounded_dtype, step_operands, step_results, step_rows};
@@ -9,7 +10,7 @@ use crate::error::Result;
 use crate::ops::{
     Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work,
 };
-use crate::tensor::cpu::{Isa, Kernel, Real, Widen, dispatch, widest_of};
+use crate::tensor::cpu::{Real, Widen};
 use crate::tensor::{DType, Element, Float, Tensor, for_dtype};
 
 /// One step of gradient descent with momentum: `(p, g, b, scale) -> (p', b')` (Sutskever et al., *On the importance of
@@ -44,7 +45,7 @@ impl SgdStep {
     fn run<T, R>(&self, ins: &mut [Tensor]) -> Result<()>
     where
         T: Float + Widen<Wide = <T as Float>::Acc>,
-        T::Acc: Real,
+        T::Acc: OptimizerStep,
         R: Element + Widen<Wide = T::Wide>,
     {
         let [p, g, b, rounded @ .., scale] = ins else { unreachable!("infer counted the operands") };
@@ -55,7 +56,7 @@ impl SgdStep {
         let rounded = rounded.first_mut().map(|x| x.make_mut::<R>()).transpose()?;
         each_chunk_of_part::<T, R, _>(p, g, b, rounded, |b, at, p, g, out| {
             let b = &mut b[at..][..p.len()];
-            dispatch(SgdLoop { scale, momentum, decay, step, nesterov, p, g, b, out });
+            T::Acc::sgd(SgdLoop { scale, momentum, decay, step, nesterov, p, g, b, out });
         })
     }
 
@@ -128,33 +129,6 @@ impl Batched for SgdStep {
             cuda::sgd(&mut steps, &scale, rates)?;
         }
         Ok(calls.iter().map(|(_, ins)| step_results(ins)).collect())
-    }
-}
-
-/// The kernel for one piece of a parameter.
-struct SgdLoop<'a, A> {
-    scale: A,
-    momentum: A,
-    decay: A,
-    step: A,
-    nesterov: bool,
-    p: &'a [A],
-    g: &'a [A],
-    b: &'a mut [A],
-    out: &'a mut [A],
-}
-
-impl<A: Real> Kernel for SgdLoop<'_, A> {
-    type Out = ();
-    const WIDEST: Isa = widest_of::<A>();
-    #[inline(always)]
-    fn run(self) {
-        for (((out, &p), &g), b) in self.out.iter_mut().zip(self.p).zip(self.g).zip(self.b) {
-            let d = self.scale.mul_add(g, self.decay * p);
-            *b = self.momentum.mul_add(*b, d);
-            let direction = if self.nesterov { self.momentum.mul_add(*b, d) } else { *b };
-            *out = self.step.mul_add(direction, p);
-        }
     }
 }
 

@@ -172,17 +172,15 @@ pub use isoshard_kernels::WideFunction;
 /// ```
 #[doc(inline)]
 pub use isoshard_kernels::with_threads;
-pub(crate) use isoshard_kernels::{
-    Band, BandedProduct, CACHE_LINE_BYTES, Cut, RowsMut, SharedRows, as_elements_mut, copy_strided,
-    fast_extreme, first_with, for_each_part, join_leaves, opaque_index, packs_lines, prefetch_ahead,
-    prefetch_line_to_write, widest_of,
-};
 #[doc(inline)]
 pub use isoshard_kernels::{
     BitNum, BlockTree, Caches, Constants, EachChunk, FloatPredicateLoops, Gemm, Isa, JoinOperation, Kernel,
     LeafContraction, LeafRuns, Loops, MatMut, MatRef, MaxReducer, MinReducer, Num, Real, Reducer,
-    RelationLoops, RowTree, StridedRows, SumReducer, Widen, dispatch, is_nan, map_slice, merges, prefetch,
-    row_max, with_caches, with_isa,
+    RelationLoops, RowBody, RowTree, StridedRows, SumReducer, Widen, dispatch, is_nan, map_slice, merges,
+    prefetch, row_max, with_caches, with_isa,
+};
+pub(crate) use isoshard_kernels::{
+    Cut, RowsMut, as_elements_mut, copy_strided, for_each_part, opaque_index, prefetch_ahead, widest_of,
 };
 
 pub use cast::cast;
@@ -194,5 +192,6 @@ pub use memory::memory_bytes;
 pub use pointwise::{compare, compute, expect_matching, select, test};
 pub(crate) use reduce::sum_of_squares;
 pub use reduce::{reduce, reduce_wide};
-pub use rows::{RowBody, over_rows};
+pub use rows::over_rows;
+pub(crate) use rows::over_rows_with;
 pub use threads::{threads_each, threads_from_env};

@@ -1,55 +1,36 @@
 //! Places of the rows of gradients in the buffers of the results.
 
+use isoshard_kernels::attention::RowPlaces;
+
 use crate::error::Result;
 use crate::tensor::{DType, Tensor};
 
-/// The places of the rows of a gradient `[batch, heads, length, d]` in a buffer of rows of `d` elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RowPlaces {
-    first: usize,
-    /// The distances of batch entries, heads and positions, in rows.
-    steps: [usize; 3],
-}
-
-impl RowPlaces {
-    /// Returns the row of a head at position `i`, and the distance of the next one.
-    pub(super) fn at(&self, [b, h]: [usize; 2], i: usize) -> (usize, usize) {
-        let [batch, head, next] = self.steps;
-        (self.first + b * batch + h * head + i * next, next)
+/// Returns the operands' places if they lie in one buffer `[batch, length, heads, d]`, which has the heads of all
+/// three in any order: parts of one product's result.
+fn places_in_one_buffer(operands: [&Tensor; 3]) -> Option<[RowPlaces; 3]> {
+    let [batch, _, len, d] = dims(operands[0]);
+    let heads = operands.iter().map(|x| x.shape()[1]).sum::<usize>();
+    let lies_there = |x: &Tensor| {
+        let s = x.strides();
+        let shape = [batch, x.shape()[1], len, d];
+        let steps = s[0] == len * heads * d && s[2] == heads * d && s[3] == 1;
+        dims(x) == shape
+            && x.shares_storage(operands[0])
+            && steps
+            && [s[1], x.offset()].iter().all(|n| n.is_multiple_of(d))
+    };
+    if d == 0 || !operands.iter().all(|x| lies_there(x)) {
+        return None;
     }
-
-    /// Returns the places in a buffer `[batch, length, heads, d]`.
-    fn packed([_, heads, len, _]: [usize; 4]) -> RowPlaces {
-        RowPlaces { first: 0, steps: [len * heads, 1, heads] }
-    }
-
-    /// Returns the operands' places if they lie in one buffer `[batch, length, heads, d]`, which has the heads of all
-    /// three in any order: parts of one product's result.
-    fn of_one_buffer(operands: [&Tensor; 3]) -> Option<[RowPlaces; 3]> {
-        let [batch, _, len, d] = dims(operands[0]);
-        let heads = operands.iter().map(|x| x.shape()[1]).sum::<usize>();
-        let lies_there = |x: &Tensor| {
-            let s = x.strides();
-            let shape = [batch, x.shape()[1], len, d];
-            let steps = s[0] == len * heads * d && s[2] == heads * d && s[3] == 1;
-            dims(x) == shape
-                && x.shares_storage(operands[0])
-                && steps
-                && [s[1], x.offset()].iter().all(|n| n.is_multiple_of(d))
-        };
-        if d == 0 || !operands.iter().all(|x| lies_there(x)) {
-            return None;
-        }
-        let steps = |x: &Tensor| [0, 1, 2].map(|dim| x.strides()[dim] / d);
-        let places = operands.map(|x| RowPlaces { first: x.offset() / d, steps: steps(x) });
-        let of_heads = |(place, x): (&RowPlaces, &&Tensor)| {
-            let place = *place;
-            (0..x.shape()[1]).map(move |h| place.at([0, h], 0).0)
-        };
-        let mut rows: Vec<usize> = places.iter().zip(&operands).flat_map(of_heads).collect();
-        rows.sort_unstable();
-        rows.into_iter().eq(0..heads).then_some(places)
-    }
+    let steps = |x: &Tensor| [0, 1, 2].map(|dim| x.strides()[dim] / d);
+    let places = operands.map(|x| RowPlaces { first: x.offset() / d, steps: steps(x) });
+    let of_heads = |(place, x): (&RowPlaces, &&Tensor)| {
+        let place = *place;
+        (0..x.shape()[1]).map(move |h| place.at([0, h], 0).0)
+    };
+    let mut rows: Vec<usize> = places.iter().zip(&operands).flat_map(of_heads).collect();
+    rows.sort_unstable();
+    rows.into_iter().eq(0..heads).then_some(places)
 }
 
 /// Buffers for the gradients of three operands: one, in which they lie as the operands do in theirs, so that joining them
@@ -59,7 +40,7 @@ pub(super) struct GradientBuffers(pub(super) Vec<Tensor>);
 impl GradientBuffers {
     /// Returns buffers for the gradients of these operands, and the places of their rows.
     pub(super) fn of(operands: [&Tensor; 3], dtype: DType) -> (GradientBuffers, [RowPlaces; 3]) {
-        if let Some(places) = RowPlaces::of_one_buffer(operands) {
+        if let Some(places) = places_in_one_buffer(operands) {
             let numel = operands.iter().map(|x| x.numel()).sum::<usize>();
             return (GradientBuffers(vec![Tensor::uninit(dtype, [numel])]), places);
         }
@@ -92,7 +73,7 @@ mod tests {
         let whole = Tensor::zeros(DType::F32, [2, 5, 3, 12]).permute(&[0, 2, 1, 3]).unwrap();
         let part = |start, len| whole.narrow(3, start, len).unwrap();
         let [q, k, v] = [part(0, 4), part(4, 4), part(8, 4)];
-        let places = RowPlaces::of_one_buffer([&q, &k, &v]).unwrap();
+        let places = places_in_one_buffer([&q, &k, &v]).unwrap();
         assert_eq!(places[1], RowPlaces { first: 1, steps: [45, 3, 9] });
         let (buffers, of) = GradientBuffers::of([&q, &k, &v], DType::F32);
         assert_eq!(of, places);
@@ -103,7 +84,7 @@ mod tests {
         // Not all of a buffer, one part twice, or parts of several buffers.
         let other = Tensor::zeros(DType::F32, [2, 5, 3, 12]).permute(&[0, 2, 1, 3]).unwrap();
         for refused in [[&q, &k, &k], [&q, &k, &part(9, 3)], [&q, &k, &other.narrow(3, 8, 4).unwrap()]] {
-            assert_eq!(RowPlaces::of_one_buffer(refused), None);
+            assert_eq!(places_in_one_buffer(refused), None);
         }
         let (buffers, of) = GradientBuffers::of([&q, &k, &k], DType::F32);
         assert_eq!(of, [RowPlaces { first: 0, steps: [15, 1, 3] }; 3]);
@@ -120,7 +101,7 @@ mod tests {
             all[(40 * 8 + 5) * d] = odd;
             let all = Tensor::from_vec(all, [2, len, 8, d]).unwrap().transpose(1, 2).unwrap();
             let parts = [(0, 4), (4, 2), (6, 2)].map(|(start, heads)| all.narrow(1, start, heads).unwrap());
-            assert!(RowPlaces::of_one_buffer(parts.each_ref()).is_some());
+            assert!(places_in_one_buffer(parts.each_ref()).is_some());
             let run = |[q, k, v]: [&Tensor; 3]| {
                 let call = CpuAttention::causal("attention", 0, 0.5);
                 let (o, lse) = call.forward(q, k, v).unwrap();

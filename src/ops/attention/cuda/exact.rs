@@ -9,11 +9,12 @@
 //! them, and the bias is read and its gradient written as it is.
 
 use bytemuck::{Pod, Zeroable};
+use isoshard_kernels::attention::BiasSum;
 
 use super::tree::DimArg;
 use super::{CallArg, CudaAttention, contiguous_rows, extents};
 use crate::error::{Error, Result};
-use crate::ops::attention::scores::{BiasSum, ScoreOperands, ScoreRule};
+use crate::ops::attention::scores::{ScoreOperands, ScoreRule};
 use crate::tensor::cuda::{Gpu, cast};
 use crate::tensor::{DType, Tensor};
 

@@ -1,12 +1,12 @@
 //! CPU kernels of sums of terms: the terms of a block.
 
+use isoshard_kernels::sums::{TermRows, Terms};
+
 use super::sum_term::SumTerm;
 use crate::error::Result;
 use crate::ops::Bits;
-use crate::tensor::cpu::{
-    Isa, Kernel, Real, RowTree, SumReducer, as_elements_mut, dispatch, for_each_part, map,
-};
-use crate::tensor::{DType, Element, Tensor, cpu};
+use crate::tensor::cpu::{as_elements_mut, map};
+use crate::tensor::{DType, Tensor, cpu};
 
 /// Computes the terms of a block in `with`'s dtype, which is f32 or f64.
 ///
@@ -16,48 +16,12 @@ pub(super) fn terms(term: SumTerm, x: &Tensor, with: &Tensor) -> Result<Tensor> 
     let x = cpu::cast(x, with.dtype())?;
     let with = with.expand(x.shape())?;
     match with.dtype() {
-        DType::F64 => map::<f64, f64>(&[&x, &with], &|ins, out| write_terms(term, ins[0], ins[1], out)),
-        _ => map::<f32, f32>(&[&x, &with], &|ins, out| write_terms(term, ins[0], ins[1], out)),
-    }
-}
-
-fn write_terms<A: Real>(term: SumTerm, x: &[A], with: &[A], out: &mut [A]) {
-    dispatch(TermLoop { term, x, with, out });
-}
-
-/// The loop over one run of elements.
-struct TermLoop<'a, A> {
-    term: SumTerm,
-    x: &'a [A],
-    with: &'a [A],
-    out: &'a mut [A],
-}
-
-impl<A: Real> Kernel for TermLoop<'_, A> {
-    type Out = ();
-    const WIDEST: Isa = Isa::Avx2;
-    #[inline(always)]
-    fn run(self) {
-        each_term(self.term, self.x.iter().zip(self.with).map(|(&x, &m)| (x, m)), self.out);
-    }
-}
-
-/// Writes the term of each element and its value `m`.
-#[inline(always)]
-fn each_term<A: Real>(term: SumTerm, operands: impl Iterator<Item = (A, A)>, out: &mut [A]) {
-    let all = out.iter_mut().zip(operands);
-    match term {
-        SumTerm::Deviation => all.for_each(|(o, (x, m))| *o = x - m),
-        SumTerm::SquaredDeviation => all.for_each(|(o, (x, m))| *o = (x - m) * (x - m)),
-        SumTerm::ExpDifference => all.for_each(|(o, (x, m))| *o = (x - m).exp()),
-        SumTerm::Power(p) if p.0 == 2.0 => all.for_each(|(o, (x, m))| *o = (x * m) * (x * m)),
-        SumTerm::Power(p) if (1.0..=8.0).contains(&p.0) && p.0.fract() == 0.0 => {
-            for (o, (x, m)) in all {
-                let y = (x * m).abs();
-                *o = (1..p.0 as u32).fold(y, |product, _| product * y);
-            }
-        }
-        SumTerm::Power(p) => all.for_each(|(o, (x, m))| *o = (A::of(p.0) * (x * m).abs().ln()).exp()),
+        DType::F64 => map::<f64, f64>(&[&x, &with], &|ins, out| {
+            Terms::write_terms(term.of_numbers(), ins[0], ins[1], out)
+        }),
+        _ => map::<f32, f32>(&[&x, &with], &|ins, out| {
+            Terms::write_terms(term.of_numbers(), ins[0], ins[1], out)
+        }),
     }
 }
 
@@ -81,8 +45,6 @@ pub(super) fn sum_squares(
 
 /// The most elements of a row whose terms are written to a buffer, which stays in the nearest caches.
 const LONGEST_ROW: usize = 4096;
-/// The number of elements in a buffer that has several rows.
-const ROWS_BUFFER: usize = 1024;
 
 /// Sums the terms of each row of a contiguous tensor over its last dim, which stays with extent 1. Returns `None` if the
 /// operands are others, or the rows too long. The bits are those of [`sum_blocks`](crate::ops::reduce::blocks::sum_blocks).
@@ -102,42 +64,13 @@ pub(super) fn sum_rows(term: SumTerm, x: &Tensor, with: &Tensor, dims: &[usize])
     }
 }
 
-fn rows_as<S: Element, A: Real + From<S>>(term: SumTerm, x: &Tensor, with: &Tensor) -> Result<Tensor> {
+fn rows_as<S: TermRows<A>, A: Terms>(term: SumTerm, x: &Tensor, with: &Tensor) -> Result<Tensor> {
     let (n, values) = (x.shape()[x.shape().len() - 1], with.packed());
     let mut out = Tensor::uninit(A::DTYPE, with.shape());
     let (x, with, out_data) =
         (x.as_slice::<S>()?, values.as_slice::<A>()?, as_elements_mut::<A>(out.bytes_mut()));
-    for_each_part(out_data.len(), x.len(), out_data, |at, out| {
-        dispatch(TermRows { term, x: &x[at.start * n..at.end * n], n, with: &with[at], out });
-    });
+    S::sum_term_rows(term.of_numbers(), x, n, with, out_data);
     Ok(out)
-}
-
-/// The loop over rows of `n` elements, each with its value in `with`.
-struct TermRows<'a, S, A> {
-    term: SumTerm,
-    x: &'a [S],
-    n: usize,
-    with: &'a [A],
-    out: &'a mut [A],
-}
-
-impl<S: Copy, A: Real + From<S>> Kernel for TermRows<'_, S, A> {
-    type Out = ();
-    const WIDEST: Isa = Isa::Avx2;
-    #[inline(always)]
-    fn run(self) {
-        let (n, rows) = (self.n, (ROWS_BUFFER / self.n).max(1));
-        let mut tree = RowTree::<A>::new(n);
-        let mut buffer = vec![A::ZERO; rows * n];
-        let chunks = self.x.chunks(rows * n).zip(self.with.chunks(rows)).zip(self.out.chunks_mut(rows));
-        for ((x, with), out) in chunks {
-            for ((x, &m), terms) in x.chunks_exact(n).zip(with).zip(buffer.chunks_exact_mut(n)) {
-                each_term(self.term, x.iter().map(|&x| (A::from(x), m)), terms);
-            }
-            tree.fold_rows::<SumReducer>(&buffer[..x.len()], out);
-        }
-    }
 }
 
 #[cfg(test)]

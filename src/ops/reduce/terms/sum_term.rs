@@ -1,5 +1,7 @@
 //! The functions whose values [`TermSum`](crate::ops::TermSum) sums.
 
+use isoshard_kernels::sums::Term;
+
 use crate::ops::Bits;
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::tensor::DType;
@@ -24,6 +26,16 @@ impl SumTerm {
             SumTerm::SquaredDeviation => "sum_squared_deviations",
             SumTerm::ExpDifference => "sum_exp_differences",
             SumTerm::Power(_) => "sum_powers",
+        }
+    }
+
+    /// Returns the function as kernels know it.
+    pub(super) fn of_numbers(self) -> Term {
+        match self {
+            SumTerm::Deviation => Term::Deviation,
+            SumTerm::SquaredDeviation => Term::SquaredDeviation,
+            SumTerm::ExpDifference => Term::ExpDifference,
+            SumTerm::Power(p) => Term::Power(p.0),
         }
     }
 

@@ -6,9 +6,11 @@
 
 use std::ops::Range;
 
-use super::query_block::{LEAF_ROWS, Scratch};
-use crate::tensor::LEAF;
-use crate::tensor::cpu::{Caches, Gemm};
+use super::query_block::LEAF_ROWS;
+use super::scratch::Scratch;
+use crate::gemm::Gemm;
+use crate::isa::caches::Caches;
+use crate::summation::LEAF;
 
 /// Returns the parts of so many keys and values of `d` and `dv` elements.
 pub(super) fn key_parts<T>(keys: usize, [d, dv]: [usize; 2]) -> impl Iterator<Item = Range<usize>> {
@@ -89,48 +91,9 @@ impl<T: Gemm> UnfinishedParts<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CpuAttention;
     use super::*;
-    use crate::ops::attention::scores::ScoreRule;
-    use crate::tensor::cpu::{join_leaves, with_caches};
-    use crate::tensor::{DType, Tensor, cpu::cast};
-
-    fn noise(heads: usize, rows: usize, salt: usize) -> Tensor {
-        let value = |i: usize| ((i * 7919 + salt * 131) % 1009) as f64 * 0.003_1 - 1.5;
-        let x: Vec<f64> = (0..heads * rows * 8).map(value).collect();
-        cast(&Tensor::from_vec(x, [1, heads, rows, 8]).expect("noise"), DType::F32).expect("floats")
-    }
-
-    /// Three parts of the keys and a single one: causal, with windows that begin and end in any part, an infinite key, and keys
-    /// that no query sees.
-    #[test]
-    fn gradients_do_not_depend_on_the_parts() {
-        let [queries, keys] = [140, 1300];
-        let with = |second: usize| Caches { second, ..Caches::USUAL };
-        assert_eq!(with_caches(with(1), || key_parts::<f32>(keys, [8, 8]).count()), 3);
-        let cases =
-            [(None, Some(0), 1160), (Some(600), Some(0), 1100), (Some(40), Some(300), 480), (None, None, 0)];
-        for (before, after, q_start) in cases {
-            let rule = ScoreRule { before, after, ..ScoreRule::BIDIRECTIONAL };
-            let call = CpuAttention { q_start, rule, ..CpuAttention::causal("attention", 0, 0.3) };
-            for infinite in [false, true] {
-                let (q, mut k, v, grad) =
-                    (noise(2, queries, 1), noise(1, keys, 2), noise(1, keys, 3), noise(2, queries, 4));
-                if infinite {
-                    k.make_mut::<f32>().expect("f32")[(q_start + 60) * 8] = f32::INFINITY;
-                }
-                let (o, lse) = call.forward(&q, &k, &v).expect("operands that fit");
-                let run = |second: usize| {
-                    let grads = || call.backward([&q, &k, &v], (&o, &lse), &grad).expect("operands that fit");
-                    with_caches(with(second), grads).map(|x| {
-                        let x = x.to_f64_vec().into_iter();
-                        x.map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() }).collect::<Vec<_>>()
-                    })
-                };
-                assert!(run(1) == run(usize::MAX >> 8), "{before:?} {after:?} {q_start} {infinite}");
-            }
-        }
-    }
+    use crate::isa::caches::with_caches;
+    use crate::sums::tree::join_leaves;
 
     /// Parts are joined in the order of the tree over them, wherever they begin and end.
     #[test]
@@ -155,6 +118,8 @@ mod tests {
 
     #[test]
     fn parts_are_powers_of_two_and_cover_all_keys() {
+        let parts = || key_parts::<f32>(1300, [8, 8]).count();
+        assert_eq!(with_caches(Caches { second: 1, ..Caches::USUAL }, parts), 3);
         for widths in [[64, 64], [1, 1], [usize::MAX, 7]] {
             let len = part_len::<f32>(widths);
             assert!(len.is_power_of_two() && len >= LEAST_LEN, "{len}");

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::lane_windows::{LANES, Seen};
 use super::query_block::QueryBlock;
-use crate::tensor::LEAF;
-use crate::tensor::cpu::{Band, BandedProduct, Gemm, LeafRuns};
+use crate::gemm::{Band, BandedProduct, Gemm, LeafRuns};
+use crate::summation::LEAF;
 
 impl QueryBlock {
     /// Plans the product of keys `[keys, d]` and queries `[d, lanes]`: the cells that any query sees.

@@ -5,10 +5,9 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::lane_windows::{LANES, LaneWindows};
-use crate::error::Result;
-use crate::ops::attention::scores::ScoreRule;
-use crate::tensor::cpu::{BandedProduct, Gemm, LeafContraction, LeafRuns, MatMut, MatRef, as_elements_mut};
-use crate::tensor::{LEAF, SplitRule, Tensor};
+use super::window::WindowRule;
+use crate::gemm::{BandedProduct, Gemm, LeafContraction, LeafRuns, MatMut, MatRef};
+use crate::summation::{LEAF, SplitRule};
 
 /// The largest number of query rows of a block in the forward pass if scores lie by queries. Any number gives the same bits; a small
 /// block has few scores of keys that a causal mask leaves out, and its scores stay in a cache. (With 16 rows for 4,096 keys, so that scores
@@ -47,7 +46,7 @@ pub(super) struct QueryBlock {
 impl QueryBlock {
     /// Returns the block of `rows` queries from `start` on, whose first query has the position `position`.
     pub(super) fn new(
-        rule: &ScoreRule,
+        rule: &WindowRule,
         start: usize,
         position: usize,
         rows: usize,
@@ -78,7 +77,7 @@ impl QueryBlock {
 
     /// Lets the scores of queries lie side by side, a row of whole vectors of queries for each key. Else they lie by queries, a row of keys
     /// for each.
-    pub(super) fn lie_by_keys(&mut self, rule: &ScoreRule) {
+    pub(super) fn lie_by_keys(&mut self, rule: &WindowRule) {
         let window = |i: usize| {
             let span = if i < self.rows { rule.span(self.position + i, self.keys) } else { 0..0 };
             [span.start, span.end].map(|key| key.clamp(self.from, self.to) - self.from)
@@ -111,7 +110,7 @@ impl QueryBlock {
     }
 
     /// Lists the products of each [stripe](QueryBlock::stripes) with the keys that it sees.
-    fn plan_products(&mut self, rule: &ScoreRule) {
+    fn plan_products(&mut self, rule: &WindowRule) {
         let mut products = Vec::with_capacity(2);
         for Stripe { rows, leaves } in self.stripes(rule) {
             products.extend(self.runs_in(&leaves).map(|run| (rows.clone(), self.keys_of(run))));
@@ -120,7 +119,7 @@ impl QueryBlock {
     }
 
     /// Keeps the leaves whose keys `keep` accepts.
-    pub(super) fn retain(&mut self, rule: &ScoreRule, keep: impl Fn(Range<usize>) -> bool) {
+    pub(super) fn retain(&mut self, rule: &WindowRule, keep: impl Fn(Range<usize>) -> bool) {
         let mut kept: Vec<Range<usize>> = Vec::new();
         for leaf in self.leaves.drain(..).flatten() {
             if !keep(leaf * LEAF..((leaf + 1) * LEAF).min(self.keys)) {
@@ -140,7 +139,7 @@ impl QueryBlock {
 
     /// Returns the rows that the upper half of a tree over all rows has, and the others, each with the leaves that they
     /// see; or all rows, if both see the same leaves.
-    pub(super) fn stripes(&self, rule: &ScoreRule) -> SmallVec<[Stripe; 2]> {
+    pub(super) fn stripes(&self, rule: &WindowRule) -> SmallVec<[Stripe; 2]> {
         let mid = if self.rows > LEAF { SplitRule::Halves.mid(0, self.rows) } else { self.rows };
         let first = self.from / LEAF;
         let stripe = |rows: Range<usize>| {
@@ -191,7 +190,7 @@ impl QueryBlock {
 
     /// Returns the leaves that row `i` sees in part, of those that are computed, counted from the first one.
     #[inline(always)]
-    pub(super) fn seen_leaves(&self, rule: &ScoreRule, i: usize) -> Range<usize> {
+    pub(super) fn seen_leaves(&self, rule: &WindowRule, i: usize) -> Range<usize> {
         let span = rule.span(self.position + i, self.keys);
         let (from, to) = (span.start.max(self.from), span.end.min(self.to));
         if from >= to {
@@ -249,49 +248,6 @@ pub(super) struct Stripe {
 pub(super) struct KeySums<T> {
     pub(super) over: LeafContraction<T>,
     pub(super) keys: Range<usize>,
-}
-
-/// A tensor `[batch, heads, length, d]` as matrices.
-pub(super) struct Heads<'a, T> {
-    pub(super) data: &'a [T],
-    pub(super) len: usize,
-    pub(super) d: usize,
-    strides: [usize; 4],
-}
-
-impl<'a, T: Gemm> Heads<'a, T> {
-    pub(super) fn of(x: &'a Tensor) -> Result<Self> {
-        let s = x.strides();
-        Ok(Heads { data: x.data()?, len: x.shape()[2], d: x.shape()[3], strides: [s[0], s[1], s[2], s[3]] })
-    }
-
-    /// Returns `len` rows of a head from `start` on.
-    pub(super) fn rows(&self, (head, start, len): ([usize; 2], usize, usize)) -> MatRef<'a, T> {
-        self.at(head).rows(start, len)
-    }
-
-    pub(super) fn at(&self, head: [usize; 2]) -> MatRef<'a, T> {
-        let start = (head[0] * self.strides[0] + head[1] * self.strides[1]).min(self.data.len());
-        let (shape, strides) = ((self.len, self.d), (self.strides[2], self.strides[3]));
-        MatRef::new(&self.data[start..], shape, strides).expect("a tensor's head")
-    }
-}
-
-/// A temporary buffer from the pool.
-pub(super) struct Scratch<T>(Tensor, std::marker::PhantomData<T>);
-
-impl<T: Gemm> Scratch<T> {
-    pub(super) fn new(len: usize) -> Self {
-        Scratch(Tensor::uninit(T::DTYPE, [len]), std::marker::PhantomData)
-    }
-
-    pub(super) fn get(&mut self) -> &mut [T] {
-        as_elements_mut(self.0.bytes_mut())
-    }
-
-    pub(super) fn view(&self) -> &[T] {
-        self.0.as_slice::<T>().expect("a contiguous buffer of this type")
-    }
 }
 
 /// The sums of a product of a block's probabilities or gradients.
@@ -382,7 +338,7 @@ mod tests {
         let mut parted = 0;
         for (seed, rows) in cases {
             let window = |which: usize| (!(seed / which).is_multiple_of(5)).then_some(seed * which % 97);
-            let rule = ScoreRule { before: window(3), after: window(7), ..ScoreRule::BIDIRECTIONAL };
+            let rule = WindowRule { before: window(3), after: window(7) };
             let (position, keys) = (seed * 13 % 150, 1 + seed * 29 % 260);
             let mut block = QueryBlock::new(&rule, 0, position, rows, keys);
             if seed % 3 == 0 {

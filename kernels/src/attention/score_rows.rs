@@ -5,14 +5,13 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::lane_windows::LANES;
 use super::query_block::{QueryBlock, ROWS};
-
-use crate::error::Result;
-use crate::ops::attention::scores::{ScoreOperands, ScoreRule};
-use crate::tensor::cpu::{
-    BlockTree, Gemm, Kernel, MatRef, RowTree, SharedRows, SumReducer, cast, dispatch, prefetch_line_to_write,
-    row_max,
-};
-use crate::tensor::{DType, Element, LEAF, Tensor};
+use super::scores::ScoreInputs;
+use crate::gemm::{Gemm, MatRef};
+use crate::isa::simd::{Kernel, dispatch, prefetch_line_to_write};
+use crate::summation::LEAF;
+use crate::sums::reducer::SumReducer;
+use crate::sums::tree::{BlockTree, RowTree, row_max};
+use crate::threads::parts::SharedRows;
 
 /// The number of leaves whose exponentials are computed in one go, in two passes.
 const GROUP: usize = 16;
@@ -23,7 +22,7 @@ pub(super) fn pick<T>(condition: bool, yes: T, no: T) -> T {
     if condition { yes } else { no }
 }
 
-/// The first pass over the scores of a leaf: replaces each by one [part](crate::tensor::cpu::Real::exp_begin) of its exponential over
+/// The first pass over the scores of a leaf: replaces each by one [part](crate::num::real::Real::exp_begin) of its exponential over
 /// `e^max`, and writes the other part to `marks`, or 0 for a key that is left out.
 #[inline(always)]
 fn begin_exponentials<T: Gemm>(leaf: &mut [T; LEAF], marks: &mut [T; LEAF], max: T) {
@@ -52,127 +51,6 @@ fn end_gradients<T: Gemm>(
     for (j, ((p, ds), &mark)) in p.iter_mut().zip(ds).zip(marks).enumerate() {
         *p = end_exponential(mark, *p);
         *ds = pick(mark == T::ZERO, T::SUM_PAD, of(j, *p * (*ds - delta)) + T::ZERO);
-    }
-}
-
-/// The optional operands of the scores, with contiguous rows and in the dtype of the computation.
-pub(super) struct ScoreTensors {
-    bias: Option<Tensor>,
-    mask: Option<Tensor>,
-    documents: Option<[Tensor; 2]>,
-}
-
-impl ScoreTensors {
-    pub(super) fn of(operands: &ScoreOperands<'_>, dtype: DType) -> Result<ScoreTensors> {
-        Ok(ScoreTensors {
-            bias: operands
-                .bias
-                .map(|bias| Ok::<_, crate::Error>(cast(bias, dtype)?.contiguous_rows()))
-                .transpose()?,
-            mask: operands.mask.map(Tensor::contiguous_rows),
-            documents: operands.documents.map(|of| of.map(Tensor::packed)),
-        })
-    }
-}
-
-/// A tensor `[batch, heads, queries, keys]` in which any extent may be 1, as rows.
-#[derive(Clone, Copy)]
-struct BroadcastRows<'a, T> {
-    data: &'a [T],
-    /// The strides of batch, head and query; 0 for an extent of 1.
-    strides: [usize; 3],
-    /// True if one element stands for all keys.
-    single: bool,
-}
-
-impl<'a, T: Element> BroadcastRows<'a, T> {
-    fn of(x: &'a Tensor) -> Result<Self> {
-        let (shape, strides) = (x.shape(), x.strides());
-        let strides = [0, 1, 2].map(|d| if shape[d] == 1 { 0 } else { strides[d] });
-        Ok(BroadcastRows { data: x.data()?, strides, single: shape[3] == 1 })
-    }
-
-    /// Returns the elements for these keys of a row, or the one element for all keys.
-    #[inline(always)]
-    fn row(&self, [b, h, i]: [usize; 3], keys: Range<usize>) -> &'a [T] {
-        let at = b * self.strides[0] + h * self.strides[1] + i * self.strides[2];
-        let row = &self.data[at..];
-        if self.single { &row[..1] } else { &row[keys] }
-    }
-}
-
-/// Document numbers `[batch or 1, length]`.
-#[derive(Clone, Copy)]
-struct DocumentRows<'a> {
-    data: &'a [i64],
-    stride: usize,
-    len: usize,
-}
-
-impl<'a> DocumentRows<'a> {
-    fn of(x: &'a Tensor) -> Result<Self> {
-        let len = x.shape()[1];
-        Ok(DocumentRows { data: x.data()?, stride: if x.shape()[0] == 1 { 0 } else { len }, len })
-    }
-
-    fn row(&self, b: usize) -> &'a [i64] {
-        &self.data[b * self.stride..][..self.len]
-    }
-}
-
-/// The rule and the operands that decide the scores of a call, besides queries and keys.
-#[derive(Clone, Copy)]
-pub(super) struct ScoreInputs<'a, T> {
-    rule: ScoreRule,
-    bias: Option<BroadcastRows<'a, T>>,
-    mask: Option<BroadcastRows<'a, bool>>,
-    documents: Option<[DocumentRows<'a>; 2]>,
-    /// True if there is more to do to scores than to leave out those outside of the window.
-    pub(super) treat_scores: bool,
-}
-
-impl<'a, T: Gemm> ScoreInputs<'a, T> {
-    pub(super) fn of(rule: ScoreRule, tensors: &'a ScoreTensors) -> Result<Self> {
-        let documents = match &tensors.documents {
-            Some([q, k]) => Some([DocumentRows::of(q)?, DocumentRows::of(k)?]),
-            None => None,
-        };
-        let operands = tensors.bias.is_some() || tensors.mask.is_some() || tensors.documents.is_some();
-        Ok(ScoreInputs {
-            rule,
-            treat_scores: operands || rule.soft_cap.is_some(),
-            bias: tensors.bias.as_ref().map(BroadcastRows::of).transpose()?,
-            mask: tensors.mask.as_ref().map(BroadcastRows::of).transpose()?,
-            documents,
-        })
-    }
-
-    /// Returns the block without the leaves of keys that none of its queries sees in this batch and head, or `None` if
-    /// there are no such leaves.
-    pub(super) fn narrow(&self, window: &QueryBlock, [b, h]: [usize; 2]) -> Option<QueryBlock> {
-        if self.documents.is_none() && self.mask.is_none() {
-            return None;
-        }
-        let mut block = window.clone();
-        if let Some([of_q, of_k]) = self.documents {
-            let bounds =
-                |x: &[i64]| x.iter().fold((i64::MAX, i64::MIN), |(lo, hi), &x| (lo.min(x), hi.max(x)));
-            let (lo, hi) = bounds(&of_q.row(b)[block.start..][..block.rows]);
-            let of_k = of_k.row(b);
-            block.retain(&self.rule, |keys| {
-                let (from, to) = bounds(&of_k[keys]);
-                from <= hi && lo <= to
-            });
-        }
-        if let Some(mask) = self.mask {
-            let rows = if mask.strides[2] == 0 { block.rows.min(1) } else { block.rows };
-            let start = block.start;
-            block.retain(&self.rule, |keys| {
-                (start..start + rows)
-                    .any(|i| mask.row([b, h, i], keys.clone()).iter().fold(false, |any, &seen| any | seen))
-            });
-        }
-        (block.leaves != window.leaves).then_some(block)
     }
 }
 
@@ -220,7 +98,7 @@ fn leave_out<T: Gemm, M: Copy>(row: &mut [T], marks: &[M], keeps: impl Fn(M) -> 
 
 /// Turns the products of row `i` of a block into scores in its `seen` leaves: soft cap, bias, and -inf for keys that are
 /// left out. Writes the derivative of each score by its product, divided by the scale, to `slopes` if there is a soft cap.
-/// The other leaves become [`Num::SUM_PAD`](crate::tensor::cpu::Num::SUM_PAD).
+/// The other leaves become [`Num::SUM_PAD`](crate::num::real::Num::SUM_PAD).
 #[inline(always)]
 fn prepare_row<T: Gemm>(
     inputs: &ScoreInputs<'_, T>,
@@ -251,8 +129,8 @@ fn prepare_row<T: Gemm>(
         hide(row, done..at);
         done = to - block.from;
         let row = &mut row[at..done];
-        if let Some(cap) = inputs.rule.soft_cap {
-            let cap = T::of(cap.0);
+        if let Some(cap) = inputs.soft_cap {
+            let cap = T::of(cap);
             match &mut slopes {
                 Some(slopes) => {
                     for (s, slope) in row.iter_mut().zip(&mut slopes[at..]) {

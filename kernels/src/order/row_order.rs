@@ -1,20 +1,64 @@
-//! The CPU kernel of sorting and of the largest or smallest elements of rows.
+//! The kernel of sorting and of the largest or smallest elements of rows.
 
 use std::ops::Range;
 
+use half::{bf16, f16};
+
 use super::key::{OrderEntry, OrderKey, Ordered};
-use crate::tensor::KernelList;
-use crate::tensor::cpu::{Isa, Kernel, dispatch};
+use crate::element::Element;
+use crate::isa::simd::{Isa, Kernel, dispatch};
+use crate::memory::KernelList;
 
 /// A list of entries of an element's key type.
 type Entries<T> = KernelList<<<T as Ordered>::Key as OrderKey>::Entry>;
 
 /// Orders ranges of rows. It keeps its buffers from one range to the next.
-pub(in crate::ops) struct RowOrder<T: Ordered> {
+pub struct RowOrder<T: Ordered> {
     descending: bool,
     entries: Entries<T>,
     spare: Entries<T>,
 }
+
+/// An element type of which rows are put in order: all of them.
+///
+/// ```
+/// use isoshard_kernels::order::{Order, RowOrder};
+/// let (mut values, mut indices) = ([0.0f32; 2], [0i64; 2]);
+/// f32::write_in_order(&mut RowOrder::new(true), &[1.0, 3.0, 2.0], 0..3, 10, &mut values, &mut indices);
+/// assert_eq!((values, indices), ([3.0, 2.0], [11, 12]));
+/// ```
+pub trait Order: Ordered + Element {
+    /// Writes the first `values.len()` elements of `row[range]` in order, and their indices in `row` plus `base`.
+    ///
+    /// # Panics
+    /// Panics if the range has fewer elements.
+    fn write_in_order(
+        order: &mut RowOrder<Self>,
+        row: &[Self],
+        range: Range<usize>,
+        base: usize,
+        values: &mut [Self],
+        indices: &mut [i64],
+    );
+}
+
+macro_rules! order {
+    ($($t:ty)*) => {$(
+        impl Order for $t {
+            fn write_in_order(
+                order: &mut RowOrder<$t>,
+                row: &[$t],
+                range: Range<usize>,
+                base: usize,
+                values: &mut [$t],
+                indices: &mut [i64],
+            ) {
+                order.write(row, range, base, values, indices);
+            }
+        }
+    )*};
+}
+order!(f32 f64 f16 bf16 i64 i32 u8 bool);
 
 /// The length from which on a radix sort pays.
 const RADIX_LEN: usize = 256;
@@ -28,14 +72,7 @@ impl<T: Ordered> RowOrder<T> {
     }
 
     /// Writes the first `values.len()` elements of `row[range]` in order, and their indices in `row` plus `base`.
-    pub fn write(
-        &mut self,
-        row: &[T],
-        range: Range<usize>,
-        base: usize,
-        values: &mut [T],
-        indices: &mut [i64],
-    ) {
+    fn write(&mut self, row: &[T], range: Range<usize>, base: usize, values: &mut [T], indices: &mut [i64]) {
         let (part, k) = (&row[range.clone()], values.len());
         if k == 0 {
             return;

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::super::scores::ScoreRule;
-use super::CpuAttention;
+use super::call::AttentionKernel;
 use super::key_parts::{PartStep, key_parts};
 use super::key_rows::NeighbouringRows;
 use super::query_block::{BlockSum, Factors, KeySums, LEAF_ROWS, QueryBlock, Stripe, masked_product};
-use crate::tensor::SplitRule;
-use crate::tensor::cpu::{BandedProduct, Gemm};
+use super::window::WindowRule;
+use crate::gemm::{BandedProduct, Gemm};
+use crate::summation::SplitRule;
 
 /// A part of the keys, with the blocks of all queries.
 pub(super) struct KeyPart<T: 'static> {
@@ -47,7 +47,7 @@ pub(super) struct OverQueries<T: 'static> {
 
 impl<T: Gemm> Leaf<T> {
     pub(super) fn new(
-        rule: &ScoreRule,
+        rule: &WindowRule,
         block: QueryBlock,
         [d, dv]: [usize; 2],
         (joins, step): (u8, Option<PartStep>),
@@ -91,9 +91,9 @@ impl<T: Gemm> Leaf<T> {
     }
 }
 
-impl CpuAttention<'_> {
+impl<T: Gemm> AttentionKernel<'_, T> {
     /// Plans the blocks of all queries for each part of the keys. Only scores by keys have several parts.
-    pub(super) fn parts<T: Gemm>(
+    pub(super) fn parts(
         &self,
         queries: usize,
         keys: usize,
@@ -117,13 +117,13 @@ impl CpuAttention<'_> {
             for (i, part) in parts.iter_mut().enumerate() {
                 let mut block = whole.clone();
                 if (first, last) != (i, i) {
-                    block.retain(&self.rule, |keys| part.keys.contains(&keys.start));
+                    block.retain(&self.scores.rule, |keys| part.keys.contains(&keys.start));
                 }
                 if by_keys {
-                    block.lie_by_keys(&self.rule);
+                    block.lie_by_keys(&self.scores.rule);
                 }
                 let step = steps.next_if(|(at, _)| *at == i).map(|(_, step)| step);
-                part.leaves.push(Leaf::new(&self.rule, block, [d, dv], (joins, step)));
+                part.leaves.push(Leaf::new(&self.scores.rule, block, [d, dv], (joins, step)));
             }
         }
         parts
@@ -131,7 +131,7 @@ impl CpuAttention<'_> {
 
     /// Returns these queries as a block.
     pub(super) fn leaf_block(&self, rows: Range<usize>, keys: usize) -> QueryBlock {
-        QueryBlock::new(&self.rule, rows.start, self.q_start + rows.start, rows.len(), keys)
+        QueryBlock::new(&self.scores.rule, rows.start, self.q_start + rows.start, rows.len(), keys)
     }
 }
 

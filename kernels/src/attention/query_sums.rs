@@ -4,8 +4,10 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::query_block::{BlockSum, Factors, QueryBlock, Scratch, Stripe, masked_product};
-use crate::tensor::cpu::{BandedProduct, Gemm, Kernel, MatRef, dispatch};
+use super::query_block::{BlockSum, Factors, QueryBlock, Stripe, masked_product};
+use super::scratch::Scratch;
+use crate::gemm::{BandedProduct, Gemm, MatRef};
+use crate::isa::simd::{Kernel, dispatch};
 
 /// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]` for a range of keys, of whose rows only some are computed.
 pub(super) struct UnfinishedNodes<'a, T> {

@@ -3,11 +3,11 @@
 use bytemuck::Pod;
 use half::{bf16, f16};
 
-use crate::tensor::Element;
+use crate::element::Element;
 
 /// An element with a key: an unsigned integer that is smaller for a smaller element. Equal elements, among them zeros of
 /// both signs, have equal keys; NaN has the largest.
-pub(in crate::ops) trait Ordered: Element {
+pub trait Ordered: Element {
     /// The type of keys, u32 or u64.
     type Key: OrderKey;
     /// The number of the key's lower bits that differ between elements.
@@ -17,9 +17,7 @@ pub(in crate::ops) trait Ordered: Element {
 }
 
 /// A key, which an index extends to an entry.
-pub(in crate::ops) trait OrderKey:
-    Copy + Ord + Default + std::ops::Not<Output = Self>
-{
+pub trait OrderKey: Copy + Ord + Default + std::ops::Not<Output = Self> {
     /// The largest key.
     const LARGEST: Self;
     /// A key above an index. Entries are ordered by key, then by index, so no two are equal.
@@ -27,10 +25,14 @@ pub(in crate::ops) trait OrderKey:
 }
 
 /// A key and an index below 2^32 in one integer.
-pub(in crate::ops) trait OrderEntry: Ord + Pod {
+pub trait OrderEntry: Ord + Pod {
+    /// The type of the key.
     type Key;
+    /// Joins a key and an index.
     fn new(key: Self::Key, index: usize) -> Self;
+    /// Returns the key.
     fn key(self) -> Self::Key;
+    /// Returns the index.
     fn index(self) -> usize;
     /// Returns 8 bits of the key, from bit `shift` on.
     fn digit(self, shift: u32) -> usize;

@@ -3,9 +3,11 @@
 
 use std::ops::Range;
 
-use super::query_block::{QueryBlock, Scratch};
-use crate::tensor::LEAF;
-use crate::tensor::cpu::{BandedProduct, CACHE_LINE_BYTES, Gemm, MatRef, packs_lines};
+use super::query_block::QueryBlock;
+use super::scratch::Scratch;
+use crate::gemm::{BandedProduct, Gemm, MatRef, packs_lines};
+use crate::isa::caches::CACHE_LINE_BYTES;
+use crate::summation::LEAF;
 
 /// Returns the keys that some of these blocks compute, and those between.
 fn computed_keys<'b>(blocks: impl Iterator<Item = &'b QueryBlock>) -> Range<usize> {
@@ -179,40 +181,6 @@ impl<'a, T: Gemm> PairOperands<'a, T> {
                     (keys.rows(block.from..block.to, columns.d), columns.columns(0..into.shape().1));
                 bands.expect("a plan for scores by keys").run(scale, keys, columns, T::ZERO, into);
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::CpuAttention;
-    use super::*;
-    use crate::tensor::Tensor;
-
-    /// Rows of one head next to each other are read where they are, those between other heads' are copied.
-    #[test]
-    fn results_do_not_depend_on_the_distance_of_rows() {
-        let [heads, keys, d] = [4, 170, 64];
-        for queries in [keys, 1] {
-            let noise = |salt: usize, rows: usize| {
-                Tensor::build([1, heads, rows, d], |out: &mut [f32]| {
-                    out.iter_mut()
-                        .enumerate()
-                        .for_each(|(i, x)| *x = ((i * 7919 + salt) % 1009) as f32 / 500.0 - 1.0)
-                })
-            };
-            let [q, k, v] = [(1, queries), (2, keys), (3, keys)].map(|(salt, rows)| noise(salt, rows));
-            let side_by_side =
-                |x: &Tensor| x.transpose(1, 2).and_then(|x| x.packed().transpose(1, 2)).expect("four dims");
-            let call = CpuAttention::causal("attention", keys - queries, 0.2);
-            let run = |[q, k, v]: [&Tensor; 3]| {
-                let (o, lse) = call.forward(q, k, v).expect("operands that fit");
-                let gradients = call.backward([q, k, v], (&o, &lse), &o).expect("operands that fit");
-                [&o, &lse].into_iter().chain(&gradients).map(Tensor::to_f64_vec).collect::<Vec<_>>()
-            };
-            let apart = [&q, &k, &v].map(side_by_side);
-            assert!(packs_lines(keys, apart[1].strides()[2] * 4) && !packs_lines(keys, d * 4));
-            assert_eq!(run([&q, &k, &v]), run(apart.each_ref()), "{queries} queries");
         }
     }
 }
