@@ -29,7 +29,8 @@ SLACK_OF_SECONDS = 1.25
 
 def compile_one(command):
     """Stands between Cargo and the compiler: runs it, and notes its CPU-seconds and its largest memory in MiB."""
-    code = subprocess.run(command).returncode
+    # Cargo's jobserver is open for compilers.
+    code = subprocess.run(command, close_fds=False).returncode
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     if "--crate-name" in command:
         name = command[command.index("--crate-name") + 1]
