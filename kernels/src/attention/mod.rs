@@ -65,8 +65,7 @@ pub trait Attention: Gemm {
         lse: &mut [Self],
     );
 
-    /// Writes the gradients of queries, keys and values, of which there are some, to the [places](RowPlaces) of each: in one
-    /// buffer, or in one of each.
+    /// Writes the gradients of queries, keys and values to the [places](RowPlaces) of each: in one buffer, or in one of each.
     ///
     /// # Panics
     /// Panics if an element lies outside its slice.

@@ -113,7 +113,7 @@ unsafe fn join<V: Vector>(sums: &mut [V], merges: u32, mut stack: *mut V::T) -> 
 /// the CPU sees the chains of several leaves at a time.
 const BLOCK: usize = 8;
 
-/// Adds the products of the first `whole` elements of neighbouring leaves of these lengths, the first of which begins at the index `start`.
+/// Adds the products of the first `whole` elements of neighbouring leaves of these lengths. The first leaf begins at the index `start`.
 ///
 /// # Safety
 /// The conditions of [`sums_of_lines`] hold; the leaves are inside the lines.

@@ -19,7 +19,7 @@ pub struct RowOrder<T: Ordered> {
     spare: Entries<T>,
 }
 
-/// An element type of which rows are put in order: all of them.
+/// An element type whose rows are put in order: every one.
 ///
 /// ```
 /// use isoshard_kernels::order::{Order, RowOrder};

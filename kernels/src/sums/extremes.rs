@@ -10,6 +10,7 @@ use crate::sums::leaves::RowStarts;
 use crate::sums::reducer::{JoinOperation, MaxReducer, MinReducer, Reducer, SquareSumReducer, SumReducer};
 use crate::sums::row_terms::{Elements, RowTerm, Squares};
 use crate::sums::tree::RowTree;
+use crate::sums::unordered::in_any_order;
 
 /// A reduction of contiguous rows.
 pub(crate) trait RowReducer<T: Num>: Reducer<T> {
@@ -102,28 +103,6 @@ impl<T: Num, F: Extreme<T>> Kernel for ExtremeRows<'_, T, F> {
             }
         }
     }
-}
-
-/// Joins the terms of all elements, several side by side.
-#[inline(always)]
-pub(crate) fn in_any_order<X: RowTerm<T>, T: Num, F: Reducer<T>>(row: &[X::Element]) -> T {
-    let mut node = F::PAD;
-    let (blocks, rest) = row.as_chunks::<16>();
-    if !blocks.is_empty() {
-        let mut lanes = [F::PAD; 16];
-        for block in blocks {
-            for (lane, &x) in lanes.iter_mut().zip(block) {
-                *lane = F::join(*lane, X::of(x));
-            }
-        }
-        for lane in lanes {
-            node = F::join(node, lane);
-        }
-    }
-    for &x in rest {
-        node = F::join(node, X::of(x));
-    }
-    node
 }
 
 /// Writes the node of two rows, joined with `node` if `INTO`.

@@ -12,11 +12,11 @@ use std::marker::PhantomData;
 use crate::isa::simd::opaque_index;
 use crate::num::real::Num;
 use crate::summation::{LEAF, SplitRule};
-use crate::sums::extremes::in_any_order;
 use crate::sums::lanes::{LaneSource, Lanes, LanesFold, LanesPart, PlainLanes, collapse};
 use crate::sums::neighbours::{join_levels, level};
 use crate::sums::reducer::{JoinOperation, Reducer};
 use crate::sums::row_terms::RowTerm;
+use crate::sums::unordered::in_any_order;
 
 /// The most splits of a row whose nodes are joined by whole levels. A longer row is several of such rows, so that nodes
 /// stay in the nearest cache.

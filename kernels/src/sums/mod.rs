@@ -11,6 +11,7 @@ pub(crate) mod reducer;
 pub(crate) mod row_terms;
 mod terms;
 pub(crate) mod tree;
+pub(crate) mod unordered;
 
 pub use first_index::FirstIndices;
 pub use products::Products;
