@@ -27,6 +27,9 @@
 //! Every loop is slice-invariant: the value of an output element does not depend on the other elements of the call, nor on the
 //! instruction set. A large kernel is cut into parts for the threads that [`with_threads`] allows, with the same bits.
 
+// The head of a room names its files, which are private.
+#![allow(rustdoc::private_intra_doc_links)]
+
 pub mod attention;
 pub mod cuda;
 pub mod element;

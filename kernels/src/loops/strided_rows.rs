@@ -78,7 +78,7 @@ impl<const N: usize> StridedRows<N> {
     /// Calls `f` with the offset of each row in each tensor, in row-major order.
     ///
     /// The offsets are passed by reference because a copy would wait for the stores before it. The function is inlined,
-    /// so that `f` can be part of a [`Kernel`](super::Kernel).
+    /// so that `f` can be part of a [`Kernel`](crate::Kernel).
     #[inline(always)]
     pub fn each_row(&self, f: impl FnMut(&[usize; N])) {
         self.each_row_of(0..self.row_count(), f);

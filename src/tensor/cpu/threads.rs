@@ -6,7 +6,7 @@ use isoshard_kernels::threads::{MOST_THREADS, chosen_threads, given_threads};
 
 use crate::error::{Error, Result};
 
-/// Returns the number of threads per kernel outside of [`with_threads`]: the environment variable `ISOSHARD_THREADS`,
+/// Returns the number of threads per kernel outside of [`with_threads`](super::with_threads): the environment variable `ISOSHARD_THREADS`,
 /// or 1 if it is not set.
 ///
 /// ```
@@ -22,7 +22,7 @@ pub fn threads_from_env() -> Result<usize> {
 }
 
 /// Returns the number of threads for each of `callers` that compute at the same time: the environment variable
-/// `ISOSHARD_THREADS`, or the machine's cores divided by the callers, at least 1. Inside of [`with_threads`], callers
+/// `ISOSHARD_THREADS`, or the machine's cores divided by the callers, at least 1. Inside of [`with_threads`](super::with_threads), callers
 /// divide the threads that it has set.
 ///
 /// ```
