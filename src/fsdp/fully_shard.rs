@@ -265,7 +265,7 @@ fn plan_unit(
     }
     let inside: Vec<BlockedTensor> = tensors.iter().flatten().map(|(tensor, _)| *tensor).collect();
     let planner = ShardPlanner::new(mesh.axis_len(planned));
-    let plan = planner.plan(&inside).map_err(|e| Error::from(e).at(&unit_text(&name)))?;
+    let plan = planner.plan(&inside).map_err(|e| e.at(&unit_text(&name)))?;
     let others_len: usize = others.iter().map(|&a| mesh.axis_len(a)).product();
     let mut at = 0;
     let mut placements = Vec::with_capacity(ids.len());

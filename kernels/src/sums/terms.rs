@@ -95,7 +95,7 @@ fn each_term<A: Real>(term: Term, operands: impl Iterator<Item = (A, A)>, out: &
         Term::Deviation => all.for_each(|(o, (x, m))| *o = x - m),
         Term::SquaredDeviation => all.for_each(|(o, (x, m))| *o = (x - m) * (x - m)),
         Term::ExpDifference => all.for_each(|(o, (x, m))| *o = (x - m).exp()),
-        Term::Power(p) if p == 2.0 => all.for_each(|(o, (x, m))| *o = (x * m) * (x * m)),
+        Term::Power(2.0) => all.for_each(|(o, (x, m))| *o = (x * m) * (x * m)),
         Term::Power(p) if (1.0..=8.0).contains(&p) && p.fract() == 0.0 => {
             for (o, (x, m)) in all {
                 let y = (x * m).abs();
