@@ -7,7 +7,7 @@ use half::{bf16, f16};
 /// A number as an argument, which is converted to the tensor's dtype when it is used.
 ///
 /// ```
-/// use isoshard_kernels::{DType, Scalar, Tensor};
+/// use isoshard::tensor::{DType, Scalar, Tensor};
 /// assert_eq!(Scalar::from(0.5f32), Scalar::Float(0.5));
 /// let large = (1i64 << 60) + 1; // no f64
 /// assert_eq!(Tensor::full(DType::I64, [1], large).to_vec::<i64>()?, [large]);
@@ -25,7 +25,7 @@ impl Scalar {
     /// Returns the number, rounded to f64 if it is an integer beyond 2^53.
     ///
     /// ```
-    /// use isoshard_kernels::Scalar;
+    /// use isoshard::tensor::Scalar;
     /// assert_eq!(Scalar::from(7u8).to_f64(), 7.0);
     /// ```
     pub fn to_f64(self) -> f64 {

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 /// or 1 if it is not set.
 ///
 /// ```
-/// use isoshard_kernels::cpu;
+/// use isoshard::tensor::cpu;
 /// assert!(cpu::threads_from_env()? >= 1);
 /// # Ok::<(), isoshard::Error>(())
 /// ```
@@ -26,7 +26,7 @@ pub fn threads_from_env() -> Result<usize> {
 /// divide the threads that it has set.
 ///
 /// ```
-/// use isoshard_kernels::cpu;
+/// use isoshard::tensor::cpu;
 /// assert!(cpu::threads_each(1)? >= cpu::threads_each(1000)?);
 /// # Ok::<(), isoshard::Error>(())
 /// ```
