@@ -8,7 +8,7 @@
 // R is 4. A thread's rows have 16 C columns of scores and 64 N columns of results. Kernels that are not CHUNKED
 // hold the whole head's dim in shared memory. Kernels without EXTRAS know a window of positions (causal, full or
 // sliding), and no other treatment of the scores, which needs registers that the most frequent calls keep. Kernels with
-// DROPOUT have sources of their own for the same reason: src/tensor/cuda/variants.rs lists all variants.
+// DROPOUT have sources of their own for the same reason: kernels/src/cuda/variants.rs lists all variants.
 #pragma once
 #include "math.cuh"
 #include "philox.cuh"

@@ -1,4 +1,4 @@
-// Conversions, as in src/tensor/cpu/cast.rs: floats are rounded once, to nearest, ties to even; toward integers they
+// Conversions, as in kernels/src/loops/cast.rs: floats are rounded once, to nearest, ties to even; toward integers they
 // are truncated and saturate, and NaN becomes 0; integers wrap; a bool is x != 0.
 #pragma once
 #include "pointwise.cuh"

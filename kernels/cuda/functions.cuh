@@ -1,4 +1,4 @@
-// Functions in f32 and f64 as fixed sequences of IEEE operations, with the bits of src/tensor/math, file by file. Those files
+// Functions in f32 and f64 as fixed sequences of IEEE operations, with the bits of kernels/src/math, file by file. Those files
 // document the methods and the errors.
 #pragma once
 #include "math.cuh"

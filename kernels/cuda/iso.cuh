@@ -25,7 +25,7 @@ typedef double f64;
 #endif
 
 // One entry per dtype: X(f32) X(f64) ...; the entry of f32 ends in _f32. Sources with much code are compiled for one dtype
-// at a time: src/tensor/cuda/sources.rs defines these lists before them, and leaves most of them empty.
+// at a time: kernels/src/cuda/mod.rs defines these lists before them, and leaves most of them empty.
 #ifndef FLOATS
 #define FLOATS(X) X(f32) X(f64) X(f16) X(bf16)
 #define UP_TO_F32(X) X(f32) X(f16) X(bf16)
@@ -36,7 +36,7 @@ typedef double f64;
 #define NUMBERS(X) FLOATS(X) INTEGERS(X)
 #define ALL_TYPES(X) NUMBERS(X) X(bool)
 
-// The order of a sum, as in src/tensor/summation.rs: the largest leaf, and the number of `len` summed indices that go
+// The order of a sum, as in kernels/src/summation.rs: the largest leaf, and the number of `len` summed indices that go
 // to the left part. Sums over keys split at powers of two instead, by leaf_of_keys in attention.cuh.
 enum { LEAF = 32 };
 DEVICE u32 left_of(u32 len) { return len - len / 2; }

@@ -1,4 +1,4 @@
-// Elementary functions as fixed sequences of IEEE operations, with the bits of src/tensor/math, file by file. The
+// Elementary functions as fixed sequences of IEEE operations, with the bits of kernels/src/math, file by file. The
 // Rust files document error bounds and the origin of the coefficients. Each function is a polynomial in fma, without
 // a table.
 //

@@ -1,4 +1,4 @@
-// Arithmetic as in the CPU's loops (src/tensor/cpu/real.rs), for f32, f64, i64, i32, u8. Integers wrap. Maximum and
+// Arithmetic as in the CPU's loops (kernels/src/num/real.rs), for f32, f64, i64, i32, u8. Integers wrap. Maximum and
 // minimum are those of IEEE 754-2019: -0 is less than 0, and a NaN gives the one quiet NaN of its type.
 #pragma once
 #include "math.cuh"

@@ -67,7 +67,7 @@ DEVICE bool is_aligned(const T* p) {
   return (u64)p % sizeof(Pack<T, V>) == 0;
 }
 
-// Rounds x to odd at 14 bits, so that rounding the result to f16 or bf16 equals rounding x once (src/tensor/dtype.rs).
+// Rounds x to odd at 14 bits, so that rounding the result to f16 or bf16 equals rounding x once (kernels/src/element.rs).
 DEVICE f32 odd_f32(f64 x) {
   constexpr u64 REST = (1ull << 39) - 1;
   u64 bits = bits_of(x), inexact = ((bits & REST) + REST) & (REST + 1);

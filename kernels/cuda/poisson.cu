@@ -8,7 +8,7 @@
 // Smaller probabilities are below the resolution of 53 bits.
 #define TINY (1.0 / 72057594037927936.0)
 
-// ---- src/tensor/math/poisson.rs ------------------------------------------------------------------------------------
+// ---- kernels/src/math/poisson.rs ------------------------------------------------------------------------------------
 
 // The remainder of Stirling's formula at 1 to 15.
 CONSTANT f64 STIRLING_RESTS[16] = {

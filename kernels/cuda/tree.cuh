@@ -1,4 +1,4 @@
-// The summation tree (src/tensor/cpu/tree.rs) on a device.
+// The summation tree (kernels/src/sums/tree.rs) on a device.
 //
 // Halving `[a, b)` at `a + ceil((b - a) / 2)` `depth` times gives 2^depth nodes whose lengths differ by at most one:
 // node k is one longer than the shortest if k with its bits reversed is below the remainder. So each node's range is

@@ -20,7 +20,7 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 WHEEL = "nvidia-cuda-nvdisasm==13.5.37"
 BEFORE = "35bd367"
-# The lists of dtypes with one dtype alone, as src/tensor/cuda/sources.rs has them. Earlier sources ignore all but their own lists.
+# The lists of dtypes with one dtype alone, as kernels/src/cuda/mod.rs has them. Earlier sources ignore all but their own lists.
 LISTS = "#define FLOATS(X) X({0})\n#define UP_TO_F32(X)\n#define HALVES(X) {1}\n#define INTEGERS(X)\n#define SMALL_TYPES(X)\n"
 # The bytes of the registers, of shared memory and the threads of a multiprocessor, and bandwidth times latency.
 REGISTERS, SHARED, THREADS, IN_FLIGHT = 65536, 228 << 10, 2048, 25 << 10
@@ -78,7 +78,7 @@ def tools():
 
 
 def options():
-    text = open(os.path.join(ROOT, "src/tensor/cuda/sources.rs"), encoding="utf-8").read()
+    text = open(os.path.join(ROOT, "kernels/src/cuda/mod.rs"), encoding="utf-8").read()
     return re.findall(r'"(--[^"]+)"', text.split("OPTIONS")[1].split(";")[0])
 
 
@@ -191,7 +191,10 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         archive = subprocess.run(["git", "archive", arguments.before, "kernels"], check=True, capture_output=True, cwd=ROOT).stdout
         subprocess.run(["tar", "-x", "-C", work], check=True, input=archive)
-        before, now = (Commit(root, program, os.path.join(folder, "kernels")) for folder in (work, ROOT))
+        # Sources lay in kernels/ itself until November 30, 2026.
+        folders = [os.path.join(folder, "kernels") for folder in (work, ROOT)]
+        inside = [os.path.join(folder, "cuda") for folder in folders]
+        before, now = (Commit(root, program, new if os.path.isdir(new) else old) for old, new in zip(folders, inside))
         print("| kernel | registers | blocks per multiprocessor | instructions | hot loop: instructions | multiplications | their share | "
               "expected share of the peak | stores of 16 bytes, of 4 |\n|---|---|---|---|---|---|---|---|---|")
         for kernel, threads, shared, source, source_before in filter(lambda r: wanted(r[0]), PRODUCTS):
