@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 
 use super::items::{ItemKind, items};
-use super::source::sources;
+use super::source::{kernel_sources, sources};
 
 /// At most one name in so many may be used twice.
 const NAMES_PER_DOUBLE: usize = 20;
 
-/// The names of types in `src` outside tests, and of aliases, with the places that define them.
+/// The names of types of both packages outside tests, and of aliases, with the places that define them.
 pub fn types() -> BTreeMap<String, Vec<String>> {
     named(&[ItemKind::Type, ItemKind::Alias])
 }
 
 fn named(kinds: &[ItemKind]) -> BTreeMap<String, Vec<String>> {
     let mut types: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for source in sources() {
+    for source in sources().into_iter().chain(kernel_sources()) {
         for item in items(&source).into_iter().filter(|i| kinds.contains(&i.kind)) {
             types.entry(item.name).or_default().push(format!("{}:{}", source.path.display(), item.line));
         }
