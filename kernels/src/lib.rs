@@ -49,16 +49,10 @@ pub mod threads;
 pub type Dims = smallvec::SmallVec<[usize; 5]>;
 
 pub use element::{DType, Element, Float, NotFloat};
-pub use gemm::{
-    Band, BandedProduct, Gemm, LeafContraction, LeafRuns, MatMut, MatRef, MatrixFault, Product, Stack,
-    packs_lines,
-};
-pub use isa::caches::{CACHE_LINE_BYTES, Caches, with_caches};
+pub use gemm::{Gemm, LeafContraction, LeafRuns, MatMut, MatRef, MatrixFault, Product, Stack, packs_lines};
+pub use isa::caches::{Caches, with_caches};
 pub use isa::map_slice::map_slice;
-pub use isa::simd::{
-    Isa, Kernel, dispatch, opaque_index, prefetch, prefetch_ahead, prefetch_line, prefetch_line_to_write,
-    with_isa,
-};
+pub use isa::simd::{Isa, Kernel, dispatch, opaque_index, prefetch, prefetch_ahead, prefetch_line, with_isa};
 pub use loops::aligned_buffer::AlignedBuffer;
 pub use loops::cast::{cast, casts_packed};
 pub use loops::copy::{as_elements_mut, copy_strided};
@@ -74,9 +68,8 @@ pub use num::bit_num::BitNum;
 pub use num::real::{Num, Real, Widen, is_nan};
 pub use rows::RowBody;
 pub use summation::{LEAF, Leaf, SplitRule};
-pub use sums::extremes::{fast_extreme, first_with};
-pub use sums::reduce::{Reduce, Reduction, sum_of_squares};
+pub use sums::reduce::{Reducible, Reduction, sum_of_squares};
 pub use sums::reducer::{JoinOperation, MaxReducer, MinReducer, Reducer, SumReducer};
-pub use sums::tree::{BlockTree, RowTree, join_leaves, merges, row_max};
-pub use threads::parts::{Cut, RowsMut, SharedRows};
+pub use sums::tree::{BlockTree, RowTree, merges, row_max};
+pub use threads::parts::{Cut, RowsMut};
 pub use threads::team::{for_each_part, set_smallest_part, with_threads};

@@ -23,15 +23,15 @@ const MIN_ROWS_OF_FOUR: usize = 24;
 
 /// The columns in which rows of a banded product are wanted, and the indices of the contraction that their sums have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Band {
+pub(crate) struct Band {
     /// Other columns of these rows are not written, except those that share a vector with these.
-    pub cols: Range<usize>,
+    pub(crate) cols: Range<usize>,
     /// Never empty. The others are left out of the tree of sums: a node with one part that is present is that part.
-    pub indices: Range<usize>,
+    pub(crate) indices: Range<usize>,
 }
 
 /// The plan of a product in bands.
-pub struct BandedProduct<T: 'static> {
+pub(crate) struct BandedProduct<T: 'static> {
     /// The numbers of rows, indices of the contraction, and columns.
     shape: [usize; 3],
     kernels: &'static TileKernels<T>,
@@ -63,7 +63,7 @@ impl<T: Real + Tiled> BandedProduct<T> {
     ///
     /// # Panics
     /// Panics if a band is outside the product, or has no indices.
-    pub fn new(
+    pub(crate) fn new(
         [rows, len, cols]: [usize; 3],
         band: impl Fn(Range<usize>) -> Band,
     ) -> Option<BandedProduct<T>> {
@@ -83,7 +83,7 @@ impl<T: Real + Tiled> BandedProduct<T> {
     ///
     /// # Panics
     /// As [`BandedProduct::new`].
-    pub fn over_leaves(
+    pub(crate) fn over_leaves(
         of: LeafRuns<'_>,
         [rows, cols]: [usize; 2],
         indices: impl Fn(Range<usize>) -> Range<usize>,
@@ -155,7 +155,7 @@ impl<T: Real + Tiled> BandedProduct<T> {
     ///
     /// # Panics
     /// Panics if the shapes are not the plan's, or the columns of `b` or `c` are not contiguous.
-    pub fn run(&self, alpha: T, a: MatRef<'_, T>, b: MatRef<'_, T>, beta: T, mut c: MatMut<'_, T>) {
+    pub(crate) fn run(&self, alpha: T, a: MatRef<'_, T>, b: MatRef<'_, T>, beta: T, mut c: MatMut<'_, T>) {
         let [m, k, n] = self.shape;
         let fit = a.shape() == (m, k) && b.shape() == (k, n) && c.shape() == (m, n);
         assert!(fit, "{:?} {:?} {:?}, planned as {:?}", a.shape(), b.shape(), c.shape(), self.shape);

@@ -36,7 +36,7 @@ mod transpose;
 mod vector;
 mod widen;
 
-pub use banded::{Band, BandedProduct};
+pub(crate) use banded::{Band, BandedProduct};
 pub use batched::{Product, Stack};
 pub use blocking::packs_lines;
 pub use contraction::LeafRuns;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 /// The bytes of a cache line of the CPUs that have kernels of their own here.
-pub const CACHE_LINE_BYTES: usize = 64;
+pub(crate) const CACHE_LINE_BYTES: usize = 64;
 
 /// The bytes of each level of cache that one core has: those of a level that several cores share are divided by their
 /// number. They decide how fast a product is, and no bit of it.

@@ -164,7 +164,7 @@ pub fn prefetch_line<T>(p: *const T) {
 
 /// Prefetches a cache line that will be written soon. Any address is allowed.
 #[inline(always)]
-pub fn prefetch_line_to_write<T>(p: *const T) {
+pub(crate) fn prefetch_line_to_write<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as above.
     unsafe {

@@ -58,7 +58,7 @@ macro_rules! extreme_rows {
 extreme_rows!(MaxReducer MinReducer);
 
 /// The reduction to the largest or the smallest element.
-pub trait Extreme<T: Num>: Reducer<T> {
+pub(crate) trait Extreme<T: Num>: Reducer<T> {
     /// True for the largest.
     const MAX: bool;
 }
@@ -132,7 +132,7 @@ pub(crate) fn join4<T: Num, F: RowReducer<T>, const INTO: bool>(
 }
 
 /// Returns the extreme of `x`, whose sign is any if it is a zero, or `None` if an element is NaN.
-pub fn fast_extreme<T: Num, F: Extreme<T>>(isa: Isa, x: &[T]) -> Option<T> {
+pub(crate) fn fast_extreme<T: Num, F: Extreme<T>>(isa: Isa, x: &[T]) -> Option<T> {
     let mut extreme = None;
     lanes::run::<T, F, _>(isa, 0, FastExtreme { x, extreme: &mut extreme });
     extreme
@@ -185,7 +185,7 @@ const COMPARED: usize = 32;
 
 /// Returns the index of the first element with a property.
 #[inline(always)]
-pub fn first_with<T: Copy>(x: &[T], has: impl Fn(T) -> bool) -> Option<usize> {
+pub(crate) fn first_with<T: Copy>(x: &[T], has: impl Fn(T) -> bool) -> Option<usize> {
     let (blocks, _) = x.as_chunks::<COMPARED>();
     let found = blocks.iter().position(|block| block.iter().fold(false, |any, &x| any | has(x)));
     let start = found.unwrap_or(blocks.len()) * COMPARED;

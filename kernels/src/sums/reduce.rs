@@ -82,13 +82,13 @@ impl Reduction {
 /// A number type whose tensors are reduced: f32, f64, i64, i32 or u8.
 ///
 /// ```
-/// use isoshard_kernels::{Reduce, Reduction};
+/// use isoshard_kernels::{Reducible, Reduction};
 /// let rows = Reduction::new(&[2, 3], &[3, 1], &[1]).expect("rows are contiguous");
 /// let mut out = [0.0f32; 2];
 /// f32::reduce_sum(&rows, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], &mut out);
 /// assert_eq!(out, [3.0, 12.0]);
 /// ```
-pub trait Reduce: Num {
+pub trait Reducible: Num {
     /// Writes the sums; integers wrap.
     fn reduce_sum(reduction: &Reduction, data: &[Self], out: &mut [Self]);
     /// Writes the largest elements, by the rules of [`Num::max`].
@@ -99,7 +99,7 @@ pub trait Reduce: Num {
 
 macro_rules! reduce {
     ($($t:ty)*) => {$(
-        impl Reduce for $t {
+        impl Reducible for $t {
             fn reduce_sum(reduction: &Reduction, data: &[$t], out: &mut [$t]) {
                 reduction.run::<$t, SumReducer>(data, out);
             }

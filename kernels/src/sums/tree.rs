@@ -311,7 +311,7 @@ impl<T: Num, F: Reducer<T>> TreeFold<T, F> for LeavesFold<'_, T> {
 
 /// Joins the nodes of consecutive leaves, at least one, from leaf `first` on: [`BlockTree`]'s tree. Nodes can be vectors.
 #[inline(always)]
-pub fn join_leaves<N: Copy>(mut first: usize, nodes: &mut [N], join: impl Fn(N, N) -> N) -> N {
+pub(crate) fn join_leaves<N: Copy>(mut first: usize, nodes: &mut [N], join: impl Fn(N, N) -> N) -> N {
     let mut count = nodes.len();
     while count > 1 {
         let (last, parent) = (first + count, first / 2);

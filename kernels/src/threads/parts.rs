@@ -17,7 +17,7 @@ pub struct RowsMut<'a, T> {
 }
 
 /// Rows of `len` elements that several threads write: any rows, in any order.
-pub struct SharedRows<'a, T> {
+pub(crate) struct SharedRows<'a, T> {
     data: *mut T,
     elements: usize,
     len: usize,
@@ -30,18 +30,18 @@ unsafe impl<T: Send> Sync for SharedRows<'_, T> {}
 
 impl<'a, T> SharedRows<'a, T> {
     /// Returns the rows of `len` elements.
-    pub fn new(data: &'a mut [T], len: usize) -> SharedRows<'a, T> {
+    pub(crate) fn new(data: &'a mut [T], len: usize) -> SharedRows<'a, T> {
         SharedRows { data: data.as_mut_ptr(), elements: data.len(), len, borrow: PhantomData }
     }
 
     /// Returns the number of elements in a row.
-    pub fn row_len(&self) -> usize {
+    pub(crate) fn row_len(&self) -> usize {
         self.len
     }
 
     /// Returns the address of a row, to prefetch it. It may be outside the data.
     #[inline(always)]
-    pub fn address(&self, i: usize) -> *const T {
+    pub(crate) fn address(&self, i: usize) -> *const T {
         self.data.cast_const().wrapping_add(i.wrapping_mul(self.len))
     }
 
@@ -50,7 +50,7 @@ impl<'a, T> SharedRows<'a, T> {
     /// # Safety
     /// No other reference to the row lives.
     #[expect(clippy::mut_from_ref, reason = "the caller promises that the references are to different rows")]
-    pub unsafe fn row(&self, i: usize) -> &mut [T] {
+    pub(crate) unsafe fn row(&self, i: usize) -> &mut [T] {
         assert!(i < usize::MAX / self.len.max(1) && (i + 1) * self.len <= self.elements, "a row of the data");
         // SAFETY: the row is inside the data, as checked above; the data is borrowed exclusively for `'a`, and the caller
         // has the row alone.

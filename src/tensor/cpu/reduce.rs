@@ -1,6 +1,6 @@
 //! Reductions over any dims, in the order of the summation tree.
 
-use isoshard_kernels::{Reduce, Reduction};
+use isoshard_kernels::{Reducible, Reduction};
 
 use super::as_elements_mut;
 use super::cast::cast;
@@ -80,7 +80,7 @@ pub(crate) fn sum_of_squares(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
 }
 
 /// Returns the kernel of a reduction.
-fn of_op<T: Reduce>(op: ReduceOp) -> fn(&Reduction, &[T], &mut [T]) {
+fn of_op<T: Reducible>(op: ReduceOp) -> fn(&Reduction, &[T], &mut [T]) {
     match op {
         ReduceOp::Sum => T::reduce_sum,
         ReduceOp::Max => T::reduce_max,
