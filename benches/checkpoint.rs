@@ -45,7 +45,7 @@ impl Trained {
         }
         root.param("norm", [768], init)?;
         root.param("head", [3072, 768], init)?;
-        let mut trained = Trained { params, optimizer: AdamW::new((0.9, 0.95), 0.1).rate(1e-3) };
+        let mut trained = Trained { params, optimizer: AdamW::new().betas(0.9, 0.95).decay(0.1).rate(1e-3) };
         let gradients = &mut trained.gradients()?;
         trained.optimizer.step(&mut trained.params, gradients)?;
         Ok(trained)
@@ -54,7 +54,7 @@ impl Trained {
     fn gradients(&self) -> Result<Gradients> {
         let ids: Vec<ParamId> = self.params.ids().collect();
         let sums = ids.iter().map(|&id| self.params.value(id).sum_all()).collect::<Result<Vec<_>>>()?;
-        let total = sums[1..].iter().try_fold(sums[0].clone(), |total, sum| total.add(sum))?;
+        let mut total = sums[1..].iter().try_fold(sums[0].clone(), |total, sum| total.add(sum))?;
         total.backward()
     }
 

@@ -141,9 +141,9 @@ struct Cost {
 fn measure(mesh: &DeviceMesh, only: &str) -> Result<Vec<(String, Cost, Cost)>> {
     let rows = SIDE * mesh.mesh().rank_len();
     let layout = Layout::new(mesh.mesh().coords().iter().map(|_| Placement::Shard(0)));
-    let x = DTensor::full(mesh, DType::F32, [rows, SIDE], 0.5, layout.clone())?;
+    let x = DTensor::full(mesh, DType::F32, [rows, SIDE], layout.clone(), 0.5)?;
     let leaf = x.requires_grad()?;
-    let w = DTensor::full(mesh, DType::F32, [SIDE, SIDE], 0.25, Layout::replicated(layout.ndim()))?;
+    let w = DTensor::full(mesh, DType::F32, [SIDE, SIDE], Layout::replicated(layout.ndim()), 0.25)?;
     let mut lines = Vec::new();
     for case in CASES.into_iter().filter(|case| case.name.starts_with(only)) {
         // A product's second operand is a weight; all other operands have the first one's layout.

@@ -111,7 +111,7 @@ fn product(mesh: &str, layouts: [&str; 2]) -> Result<f64> {
 
 fn attention() -> Result<f64> {
     let operands = |mesh: &DeviceMesh| -> Result<[DTensor; 2]> {
-        let zeros = || DTensor::zeros(mesh, DType::F32, [1, 32, 8192, 128], "(S2)".parse::<Layout>()?);
+        let zeros = || DTensor::zeros(mesh, DType::F32, [1, 32, 8192, 128], "(S2)");
         Ok([zeros()?, zeros()?])
     };
     fresh("a=8", operands, |q, k| q.attention(k, k, 0.125))
@@ -143,11 +143,11 @@ fn steps(network: &Network) -> Result<[f64; 2]> {
             bias: false,
         };
         let model = Gpt::new(&mut params, config)?;
-        let (mut adam, mut dropout) = (AdamW::new((0.9, 0.99), 0.1), Generator::new(3));
+        let (mut adam, mut dropout) = (AdamW::new().betas(0.9, 0.99).decay(0.1), Generator::new(3));
         let mut last = began;
         for least in &mut least {
             let tokens = DTensor::zeros(&mesh, DType::I64, [4096, 1024], layout.clone())?;
-            let loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &tokens)?;
+            let mut loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &tokens)?;
             let mut grads = loss.backward()?;
             let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;
             adam.step(&mut params, &mut grads, &clip_scale(&norm, 1.0)?, 1e-3)?;

@@ -180,14 +180,14 @@ fn adamw(bench: &Bench) -> Result<()> {
     }
     let mut params = Params::new(&bench.mesh, Plan::default(), 1)?;
     Gpt::new(&mut params, GPT2.config())?;
-    let mut optimizer = AdamW::new((0.9, 0.99), 0.1);
+    let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(0.1);
     let scale = bench.whole(&Tensor::scalar(1.0f32))?;
     let moved = 28.0 * params.numel() as f64;
     let gpu = Gpu::get(0)?;
     let mut best = f64::INFINITY;
     for _ in 0..6 {
         let ones = params.ids().map(|id| params.value(id).sum_all()).collect::<Result<Vec<_>>>()?;
-        let sum = ones[1..].iter().try_fold(ones[0].clone(), |a, b| a.add(b))?;
+        let mut sum = ones[1..].iter().try_fold(ones[0].clone(), |a, b| a.add(b))?;
         let mut grads = sum.backward()?;
         gpu.synchronize()?;
         let began = Instant::now();
@@ -312,7 +312,7 @@ fn train(bench: &Bench, size: Size, kind: &str, dtype: DType) -> Result<()> {
     let mut params = Params::new(mesh, Plan::default(), 1)?;
     params.compute_in(dtype)?;
     let model = Gpt::new(&mut params, size.config())?;
-    let mut optimizer = AdamW::new((0.9, 0.99), 0.1);
+    let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(0.1);
     let mut generator = Generator::new(1);
     let text = |from: usize| {
         let tokens = (from..from + size.batch * size.block).map(|i| (i * i % size.vocabulary.min(65)) as i64);
@@ -320,7 +320,7 @@ fn train(bench: &Bench, size: Size, kind: &str, dtype: DType) -> Result<()> {
     };
     let (tokens, targets) = (text(0)?, text(1)?);
     let mut step = || -> Result<()> {
-        let loss = model.loss(&Forward::train(&params, &mut generator), &tokens, &targets)?;
+        let mut loss = model.loss(&Forward::train(&params, &mut generator), &tokens, &targets)?;
         let mut grads = loss.backward()?;
         let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;
         optimizer.step(&mut params, &mut grads, &clip_scale(&norm, 1.0)?, 1e-3)

@@ -142,7 +142,7 @@ fn train(rank: &Rank, mesh: &str, sequence: bool, size: Size) -> Result<[Vec<Ste
     let layout = plan.batch_layout(mesh.mesh());
     let mut params = Params::new(&mesh, plan, 1)?;
     let model = Gpt::new(&mut params, config)?;
-    let mut optimizer = AdamW::new((0.9, 0.99), 0.1);
+    let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(0.1);
     let mut generator = Generator::new(1);
     let tokens = |from: usize| {
         let text = (from..from + size.batch * config.block).map(|i| (i * i % config.vocabulary) as i64);
@@ -156,7 +156,7 @@ fn train(rank: &Rank, mesh: &str, sequence: bool, size: Size) -> Result<[Vec<Ste
         mesh.barrier()?;
         let before = mesh.received_bytes();
         let mut marks = vec![Instant::now()];
-        let loss = model.loss(&Forward::train(&params, &mut generator), &tokens, &targets)?;
+        let mut loss = model.loss(&Forward::train(&params, &mut generator), &tokens, &targets)?;
         marks.push(Instant::now());
         let mut grads = loss.backward()?;
         marks.push(Instant::now());

@@ -33,14 +33,14 @@ fn train(mesh: &'static str) -> Result<(u64, Vec<[f64; 2]>)> {
         let targets = DTensor::distribute(&mesh, &text(1)?, batch)?;
 
         let schedule = WarmupCosine { peak: 2e-2, floor: 2e-3, warmup: 2, steps: STEPS };
-        let mut optimizer = AdamW::new((0.9, 0.99), 0.1).rate(schedule).clip(1.0);
+        let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(0.1).rate(schedule).clip(1.0);
         let (mut dropout, mut facts) = (Generator::new(7).child("dropout"), Vec::new());
         for _ in 0..STEPS {
             // Blocks are gathered one ahead of their use; gradients arrive in the parameters' layouts.
             let mut loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
-            let report = optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
+            let report = optimizer.step(&mut params, &mut loss.backward()?)?;
             let norm = report.norm.expect("there is a limit");
-            facts.push([loss.full_tensor()?.item()?, norm.full_tensor()?.item()?]);
+            facts.push([loss.item()?, norm.item()?]);
         }
         Ok((digest, facts))
     })?;

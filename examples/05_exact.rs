@@ -14,7 +14,7 @@ fn sums(ranks: usize, reduction: Reduction) -> Result<(Vec<f32>, u64)> {
     let mut results = spmd(ranks, move |rank| {
         let mesh = DeviceMesh::new(&rank, &[("dp", ranks)])?;
         mesh.set_reduction(reduction);
-        let x = DTensor::randn(&mesh, DType::F32, [12, 1, 100], "(S0)".parse()?, &mut Generator::new(3))?;
+        let x = DTensor::randn(&mesh, DType::F32, [12, 1, 100], "(S0)", &mut Generator::new(3))?;
         let partial = x.sum(&[0, 1], false)?;
         assert_eq!(partial.spec().to_string(), "f32[100]@(dp:P(sum))");
         // An exact sum follows one tree over the twelve rows, on every mesh. The tree halves them at 6, then at 3 and

@@ -24,11 +24,11 @@ fn step(
     optimizer: &mut Optimizer<AdamW>,
     dropout: &mut Generator,
 ) -> Result<()> {
-    let batch = params.plan().batch_layout(params.mesh().mesh());
+    let batch = params.batch_layout();
     let tokens = DTensor::distribute(params.mesh(), &text(0)?, batch.clone())?;
     let targets = DTensor::distribute(params.mesh(), &text(1)?, batch)?;
     let mut loss = model.loss(&Forward::train(params, dropout), &tokens, &targets)?;
-    optimizer.step(params, &mut loss.backward_freeing()?).map(drop)
+    optimizer.step(params, &mut loss.backward()?).map(drop)
 }
 
 /// The scores of the next tokens, whole.
@@ -78,7 +78,7 @@ fn main() -> Result<()> {
         });
         let moved = (bridge.sent_bytes(), bridge.received_bytes());
 
-        let mut optimizer = AdamW::new((0.9, 0.99), 0.1).rate(1e-2).clip(1.0);
+        let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(0.1).rate(1e-2).clip(1.0);
         let mut dropout = Generator::new(7).child("dropout");
         for _ in 0..2 {
             if let Some((model, params)) = &mut trainer {

@@ -10,7 +10,7 @@ use isoshard::ops::{
     Batched, Bits, MeshAxis, Meta, Metas, Op, Row, Tensors, Unkeyed, Vjp, Windows, Work, arity, each_chunk,
     expect_step, no_cuda_kernel, step_rows,
 };
-use isoshard::optim::{Optimizer, ParamGroup, ParamGroups, ParamStates, UpdateRule};
+use isoshard::optim::{Optimizer, ParamGroup, ParamGroups, ParamStates, Rates, UpdateRule};
 use isoshard::tensor::{DType, MappedFile, Tensor};
 use isoshard::{Error, Result};
 
@@ -89,7 +89,13 @@ struct Lion {
 
 /// With this it has schedules, clipping and checkpoints.
 impl UpdateRule for Lion {
-    fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
+    fn step(
+        &mut self,
+        params: &mut Params,
+        grads: &mut Gradients,
+        scale: &DTensor,
+        rates: &Rates,
+    ) -> Result<()> {
         let betas = [0.9, 0.99].map(Bits);
         let settings = self.groups.settings("lion", params)?;
         let ids: Vec<_> = params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
@@ -101,7 +107,7 @@ impl UpdateRule for Lion {
             };
             let own = settings[id.index()];
             let weight_decay = Bits(own.decay_or(self.weight_decay));
-            let op = LionStep { betas, weight_decay, lr: Unkeyed(own.rate_at(lr)) };
+            let op = LionStep { betas, weight_decay, lr: Unkeyed(own.rate_at(rates.of(id))) };
             updates.push(Update::new(id, op, [grad, momentum, scale.clone()]));
         }
         let result = params.update(&mut updates);
@@ -173,8 +179,8 @@ fn train(mesh: &'static str, ranks: usize, dir: &Path, from: usize) -> Result<(u
                 checkpoint::save(&mesh, &dir, &state)?;
             }
             let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
-            let mut grads = loss.backward_freeing()?;
-            losses.push(loss.full_tensor()?.item()?);
+            let mut grads = loss.backward()?;
+            losses.push(loss.item()?);
             // The loss keeps its operands, parameters among them, which would be copied.
             drop(loss);
             optimizer.step(&mut params, &mut grads)?;

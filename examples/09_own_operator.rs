@@ -95,7 +95,7 @@ fn returns(mesh: &'static str, layout: &'static str) -> Result<([Vec<f32>; 2], u
     let mut results = spmd(Mesh::parse(mesh, 0)?.rank_len(), move |rank| {
         let mesh = DeviceMesh::parse(&rank, mesh)?;
         let mut generator = Generator::new(7);
-        let rewards = DTensor::randn(&mesh, DType::F32, [5, 33], layout.parse()?, &mut generator)?;
+        let rewards = DTensor::randn(&mesh, DType::F32, [5, 33], layout, &mut generator)?;
         let rewards = rewards.requires_grad()?;
         let op = DiscountedSum { gamma: Bits(0.95), reverse: true };
         let returns = DTensor::apply_one(&op, &[&rewards])?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use isoshard::Result;
 use isoshard::checkpoint::{CheckpointFolder, StateTree};
-use isoshard::comm::{Rank, spmd};
+use isoshard::comm::{Rank, spmd_first};
 use isoshard::data::{TokenWidth, TokenWriter, Tokens, TokensConfig};
 use isoshard::dtensor::DeviceMesh;
 use isoshard::nn::{Activation, Decoder, DecoderConfig, DecoderLayer, FeedForwardConfig, Forward, MlpConfig};
@@ -38,7 +38,7 @@ fn train(rank: &Rank, mesh: &str, dir: &Path, until: u64) -> Result<(Vec<f64>, u
     let mut params = Params::new(&mesh, plan, 7)?;
     let model = Decoder::new(&mut params, model())?;
     let schedule = WarmupCosine { peak: 1e-2, floor: 1e-3, warmup: 5, steps: STEPS as usize };
-    let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(schedule).clip(1.0);
+    let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(schedule).clip(1.0);
     let mut dropout = Generator::new(7).child("dropout");
     // Batches of 12 rows of 32 tokens. A rank reads only its rows.
     let mut tokens = Tokens::open(&[dir.join("text.bin")], TokensConfig::new(256, 32, 12, 7))?;
@@ -57,8 +57,8 @@ fn train(rank: &Rank, mesh: &str, dir: &Path, until: u64) -> Result<(Vec<f64>, u
     while step < until {
         let (x, targets) = tokens.next_batch(&mesh, batch_layout.clone())?;
         let mut loss = model.loss(&Forward::train(&params, &mut dropout), &x, &targets)?;
-        optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
-        losses.push(loss.full_tensor()?.item()?);
+        optimizer.step(&mut params, &mut loss.backward()?)?;
+        losses.push(loss.item()?);
         step += 1;
         if step.is_multiple_of(10) {
             let mut state = StateTree::new();
@@ -75,7 +75,7 @@ fn train(rank: &Rank, mesh: &str, dir: &Path, until: u64) -> Result<(Vec<f64>, u
 
 fn run(mesh: &'static str, dir: PathBuf, until: u64) -> Result<(Vec<f64>, u64)> {
     let ranks = Mesh::parse(mesh, 0)?.rank_len();
-    Ok(spmd(ranks, move |rank| train(&rank, mesh, &dir, until))?.remove(0))
+    spmd_first(ranks, move |rank| train(&rank, mesh, &dir, until))
 }
 
 /// Trains without a pause on one rank, then in parts on three other meshes, and compares the bits.

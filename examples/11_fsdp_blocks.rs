@@ -61,18 +61,18 @@ fn train(ranks: usize) -> Result<Vec<Outcome>> {
         });
         let stored = stored.collect();
 
-        let batch = params.plan().batch_layout(mesh.mesh());
+        let batch = params.batch_layout();
         let text =
             |from: usize| Tensor::from_vec((from..from + 48).map(|i| (i * i % 32) as i64).collect(), [6, 8]);
         let tokens = DTensor::distribute(&mesh, &text(0)?, batch.clone())?;
         let targets = DTensor::distribute(&mesh, &text(1)?, batch)?;
         let schedule = WarmupCosine { peak: 2e-2, floor: 2e-3, warmup: 2, steps: STEPS };
-        let mut optimizer = AdamW::new((0.9, 0.99), 0.1).rate(schedule).clip(1.0);
+        let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(0.1).rate(schedule).clip(1.0);
         let mut losses = Vec::new();
         for _ in 0..STEPS {
             let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
-            optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
-            losses.push(loss.full_tensor()?.item()?);
+            optimizer.step(&mut params, &mut loss.backward()?)?;
+            losses.push(loss.item()?);
         }
         Ok(Outcome { units, bytes, stored, losses })
     })

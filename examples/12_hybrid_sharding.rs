@@ -34,20 +34,20 @@ fn train(mesh: &'static str, sharding: Sharding) -> Result<Vec<Outcome>> {
         fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
         let bytes = ShardedBytes::of(&params)?;
 
-        let batch = params.plan().batch_layout(mesh.mesh());
+        let batch = params.batch_layout();
         let text =
             |from: usize| Tensor::from_vec((from..from + 64).map(|i| (i * i % 13) as i64).collect(), [8, 8]);
         let tokens = DTensor::distribute(&mesh, &text(0)?, batch.clone())?;
         let targets = DTensor::distribute(&mesh, &text(1)?, batch)?;
         let schedule = WarmupCosine { peak: 2e-2, floor: 2e-3, warmup: 2, steps: STEPS };
-        let mut optimizer = AdamW::new((0.9, 0.99), 0.1).rate(schedule).clip(1.0);
+        let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(0.1).rate(schedule).clip(1.0);
         let (mut dropout, mut losses) = (Generator::new(7).child("dropout"), Vec::new());
         let mut before = tally.total();
         for _ in 0..STEPS {
             before = tally.total();
             let mut loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
-            optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
-            losses.push(loss.full_tensor()?.item()?);
+            optimizer.step(&mut params, &mut loss.backward()?)?;
+            losses.push(loss.item()?);
         }
         let after = tally.total();
         let (received, calls) = (after.received_bytes - before.received_bytes, after.calls - before.calls);

@@ -22,6 +22,8 @@ use isoshard_kernels::{MatrixFault, NotFloat};
 pub use fault::{BusyRank, CallId, CommFault, Divergence, LastCall, NotFinite, Wait};
 pub use shared::SharedError;
 
+use crate::module_path::ModulePath;
+
 /// The result of every fallible function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -40,8 +42,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert!(matches!(error, Error::Rank { rank: 1, .. }));
 /// assert!(error.downcast_ref::<ParseIntError>().is_some());
 /// ```
+///
+/// `Debug` prints what `Display` prints, so that a `main` which returns an error shows the message.
 #[non_exhaustive]
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub enum Error {
     /// The caller passed a shape, dtype, index or attribute that the function does not accept.
     Invalid(Box<Refusal>),
@@ -106,6 +110,13 @@ impl fmt::Display for Error {
     }
 }
 
+/// Prints the message, as `Display` does.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
@@ -128,7 +139,7 @@ impl StdError for Error {
     }
 }
 
-/// The parts of a refusal's message: `verb: rule; got given; remedy`.
+/// The parts of a refusal's message: `verb: rule; got given at place; remedy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The function or operator that refused.
@@ -137,6 +148,9 @@ pub struct Refusal {
     pub rule: String,
     /// The arguments, in the crate's notation, printed after "got"; may be empty.
     pub given: String,
+    /// The path of the module in which the call was refused, or of the parameter or site, printed after "at"; empty outside
+    /// all modules.
+    pub place: String,
     /// A call or change that would be accepted; may be empty.
     pub remedy: String,
 }
@@ -144,8 +158,11 @@ pub struct Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.verb, self.rule)?;
-        if !self.given.is_empty() {
-            write!(f, "; got {}", self.given)?;
+        match (&self.given[..], &self.place[..]) {
+            ("", "") => {}
+            (given, "") => write!(f, "; got {given}")?,
+            ("", place) => write!(f, "; got it at {place}")?,
+            (given, place) => write!(f, "; got {given} at {place}")?,
         }
         if !self.remedy.is_empty() {
             write!(f, "; {}", self.remedy)?;
@@ -267,13 +284,15 @@ impl Error {
         chain(self).find_map(|error| error.downcast_ref())
     }
 
-    /// Adds `place`, the path of a parameter or of a site, to the text of a refusal or of a lack of memory; leaves
-    /// other errors as they are.
+    /// Adds `place`, the path of a parameter or of a site, to a refusal or to a lack of memory; leaves other errors as they
+    /// are. A refusal keeps a place below `place`, which says more.
     pub(crate) fn at(mut self, place: &str) -> Error {
         match &mut self {
             Error::Invalid(refusal) | Error::Sharding(refusal) | Error::Unsupported(refusal) => {
-                refusal.given.push_str(if refusal.given.is_empty() { "it at " } else { " at " });
-                refusal.given.push_str(place);
+                let is_below = refusal.place.strip_prefix(place).is_some_and(|rest| rest.starts_with('.'));
+                if !is_below {
+                    refusal.place = place.into();
+                }
             }
             Error::OutOfMemory(fault) => {
                 fault.wanted.push_str(" at ");
@@ -382,7 +401,14 @@ impl Refusal {
         given: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Box<Refusal> {
-        Box::new(Refusal { verb: verb.into(), rule: rule.into(), given: given.into(), remedy: remedy.into() })
+        let place = ModulePath::current().as_str().into();
+        Box::new(Refusal {
+            verb: verb.into(),
+            rule: rule.into(),
+            given: given.into(),
+            place,
+            remedy: remedy.into(),
+        })
     }
 }
 
@@ -397,6 +423,12 @@ mod tests {
         let e = Error::unsupported("pool", "not built", "", "");
         assert_eq!(e.to_string(), "pool: not built");
         assert_eq!(e.at("h.0").to_string(), "pool: not built; got it at h.0");
+        let scope = ModulePath::new("h.3.attn").enter();
+        let e = Error::invalid("slice", "the range leaves the tensor", "0..5", "");
+        drop(scope);
+        assert_eq!(e.to_string(), "slice: the range leaves the tensor; got 0..5 at h.3.attn");
+        assert_eq!(e.clone().at("h.3").to_string(), e.to_string(), "the deepest place is kept");
+        assert!(e.at("h.3.attn.q.weight").to_string().ends_with("at h.3.attn.q.weight"));
         assert!(std::mem::size_of::<Error>() <= 72, "errors travel in every Result");
     }
 

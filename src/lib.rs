@@ -14,8 +14,8 @@
 //!     let mesh = DeviceMesh::new(&rank, &[("dp", 2), ("tp", 2)])?;
 //!     let mut g = Generator::new(7);
 //!     // The axis dp shards the rows of x (S0), the axis tp the columns of w (S1); R is replicated.
-//!     let x = DTensor::randn(&mesh, DType::F32, [5, 64], "(S0, R)".parse()?, &mut g)?;
-//!     let w = DTensor::randn(&mesh, DType::F32, [64, 32], "(R, S1)".parse()?, &mut g)?.requires_grad()?;
+//!     let x = DTensor::randn(&mesh, DType::F32, [5, 64], "(S0, R)", &mut g)?;
+//!     let w = DTensor::randn(&mesh, DType::F32, [64, 32], "(R, S1)", &mut g)?.requires_grad()?;
 //!     let y = x.matmul(&w)?; // nothing moves
 //!     assert_eq!(y.spec().to_string(), "f32[5, 32]@(dp:S0, tp:S1)");
 //!     let gradients = y.gelu()?.mean_all()?.backward()?; // the gradient of w is all-reduced over dp
@@ -61,6 +61,7 @@
 pub mod comm;
 mod error;
 mod files;
+mod module_path;
 pub mod tensor;
 
 // Builds for a model checker have what the thread engine stands on, and nothing above it.
@@ -82,6 +83,8 @@ pub mod ops;
 pub mod optim;
 #[cfg(not(any(loom, shuttle)))]
 pub mod placement;
+#[cfg(not(any(loom, shuttle)))]
+pub mod prelude;
 #[cfg(not(any(loom, shuttle)))]
 pub mod rng;
 #[cfg(all(feature = "testing", not(any(loom, shuttle))))]
@@ -110,6 +113,12 @@ mod guides {
         Introduction "docs/book/src/introduction.md"
         Layouts "docs/book/src/layouts.md"
         OwnModel "docs/book/src/own-model.md"
+        WhichSharding "docs/book/src/which-sharding.md"
+        WillItFit "docs/book/src/will-it-fit.md"
+        LongSequences "docs/book/src/long-sequences.md"
+        OwnOptimizer "docs/book/src/own-optimizer.md"
+        ReinforcementLearning "docs/book/src/reinforcement-learning.md"
+        Survive "docs/book/src/survive.md"
         OwnData "docs/book/src/own-data.md"
         GradientsOfGradients "docs/book/src/gradients.md"
         OwnOperator "docs/book/src/own-operator.md"

@@ -137,7 +137,7 @@ fn time_of_a_save(root: &Path) -> Duration {
 fn state_of(mesh: &DeviceMesh, step: u64) -> isoshard::Result<StateTree> {
     let mut state = StateTree::new();
     for (name, layout) in [("sharded", "(S0)"), ("whole", "(R)")] {
-        let x = DTensor::full(mesh, DType::F32, [1501, 500], step as f64, layout.parse()?)?;
+        let x = DTensor::full(mesh, DType::F32, [1501, 500], layout, step as f64)?;
         state.insert(name, x)?;
     }
     state.insert_value("step", step)?;

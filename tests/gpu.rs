@@ -263,14 +263,13 @@ fn ranks_that_share_a_device_wait_for_each_other() {
             let draw = |number| Draw { seed: 3, number };
             let mut wrong = 0;
             for round in 0..rounds {
-                let x = DTensor::rand(&mesh, DType::F32, [n, 3], "(S0, S0)".parse()?, draw(round))?;
-                let y = x.mul_scalar(2.0)?.redistribute("(R, S0)".parse()?)?;
-                let z =
-                    y.add_scalar(1.0)?.redistribute("(S0, R)".parse()?)?.redistribute("(R, R)".parse()?)?;
+                let x = DTensor::rand(&mesh, DType::F32, [n, 3], "(S0, S0)", draw(round))?;
+                let y = x.mul_scalar(2.0)?.redistribute("(R, S0)")?;
+                let z = y.add_scalar(1.0)?.redistribute("(S0, R)")?.redistribute("(R, R)")?;
                 drop((x, y));
-                let cut = z.redistribute("(S1, S0)".parse()?)?;
+                let cut = z.redistribute("(S1, S0)")?;
                 // Sums of columns that are cut have a node per row, too many launches for a million rows.
-                let cut = if real { cut.redistribute("(S0, S0)".parse()?)? } else { cut };
+                let cut = if real { cut.redistribute("(S0, S0)")? } else { cut };
                 let sum = cut.sum_all()?.full_tensor()?;
                 let whole = DTensor::rand(&mesh, DType::F32, [n, 3], Layout::replicated(2), draw(round))?;
                 let want = whole.mul_scalar(2.0)?.add_scalar(1.0)?;
@@ -310,21 +309,22 @@ fn a_step_waits_for_nothing_until_a_value_is_read() {
                 bias: true,
             };
             let model = Gpt::new(&mut params, sizes)?;
-            let (mut optimizer, mut generator) = (AdamW::new((0.9, 0.99), 0.1), Generator::new(1));
+            let (mut optimizer, mut generator) =
+                (AdamW::new().betas(0.9, 0.99).decay(0.1), Generator::new(1));
             let tokens = Tensor::from_vec((0..10).collect::<Vec<i64>>(), [2, 5])?;
             let tokens = DTensor::distribute(&mesh, &tokens, layout)?;
             let mut waits = Vec::new();
             for _ in 0..2 {
                 mesh.barrier()?;
                 let before = shim.calls_len("synchronize");
-                let loss = model.loss(&Forward::train(&params, &mut generator), &tokens, &tokens)?;
+                let mut loss = model.loss(&Forward::train(&params, &mut generator), &tokens, &tokens)?;
                 let mut grads = loss.backward()?;
                 let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;
                 optimizer.step(&mut params, &mut grads, &clip_scale(&norm, 1.0)?, 1e-3)?;
                 mesh.barrier()?;
                 waits.push(shim.calls_len("synchronize") - before);
                 mesh.barrier()?;
-                assert!(loss.full_tensor()?.item()?.is_finite());
+                assert!(loss.item()?.is_finite());
             }
             Ok(waits)
         });
@@ -352,15 +352,15 @@ fn nccl_runs_a_world_of_one() {
     };
     let outs = Spmd::new(1).nccl(library).run(|rank| {
         let mesh = DeviceMesh::new(&rank, &[("x", 1)])?;
-        let x = DTensor::randn(&mesh, DType::F32, [7, 5], "(S0)".parse()?, Draw { seed: 1, number: 0 })?;
+        let x = DTensor::randn(&mesh, DType::F32, [7, 5], "(S0)", Draw { seed: 1, number: 0 })?;
         mesh.barrier()?;
-        Ok((x.local().device(), x.redistribute("(R)".parse()?)?.sum_all()?.full_tensor()?.item()?))
+        Ok((x.local().device(), x.redistribute("(R)")?.sum_all()?.item()?))
     });
     let draw = Draw { seed: 1, number: 0 };
     let alone = spmd(1, move |rank| {
         let mesh = DeviceMesh::new(&rank, &[])?;
         let x = DTensor::randn(&mesh, DType::F32, [7, 5], Layout::replicated(0), draw)?;
-        x.sum_all()?.full_tensor()?.item()
+        x.sum_all()?.item()
     });
     assert_eq!(outs.unwrap(), [(Device::Cuda(0), alone.unwrap()[0])]);
 }

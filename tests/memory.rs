@@ -81,17 +81,17 @@ fn train(rank: &Rank, axes: &[(&str, usize)]) -> Result<f64> {
     let config =
         GptConfig { vocabulary: 11, block: 6, layers: 1, heads: 2, width: 8, dropout: 0.1, bias: true };
     let model = Gpt::new(&mut params, config)?;
-    let (mut optimizer, mut dropout) = (AdamW::new((0.9, 0.99), 0.1), Generator::new(3));
+    let (mut optimizer, mut dropout) = (AdamW::new().betas(0.9, 0.99).decay(0.1), Generator::new(3));
     let mut last = 0.0;
     for _ in 0..2 {
         let tokens = Tensor::from_vec((0..24).map(|i| i % 11).collect::<Vec<i64>>(), [4, 6])?;
         let tokens = DTensor::distribute(&mesh, &tokens, layout.clone())?;
         let mut grads = Gradients::default();
         let cx = Forward::train(&params, &mut dropout);
-        let loss = model.loss(&cx, &tokens, &tokens)?;
+        let mut loss = model.loss(&cx, &tokens, &tokens)?;
         drop(cx);
         loss.backward_into(&mut grads)?;
-        last = loss.full_tensor()?.item()?;
+        last = loss.item()?;
         let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;
         let scale = clip_scale(&norm, 1.0)?;
         optimizer.step(&mut params, &mut grads, &scale, 1e-3)?;

@@ -89,11 +89,45 @@ fn a_crate_outside_builds_against_the_packed_form_and_runs() {
         // Some files are a program for each dtype.
         assert!(counts.len() == 2 && counts[0] >= of(".cu") && counts[1] == of(".cuh"), "{said}");
     }
+    first_hour(&work);
     let lies = outside_cargo(&["test", "--features", "false-row", "--test", "prove"]).expect("Cargo runs");
     let said = String::from_utf8_lossy(&lies.stdout);
     assert!(!lies.status.success(), "tests of a false row pass: {said}");
     let missing: Vec<&str> = FOUND.into_iter().filter(|part| !said.contains(part)).collect();
     assert!(missing.is_empty(), "tests of a false row do not say {missing:?}:\n{said}");
+}
+
+/// Takes a newcomer's path by README's lines: a new crate, the dependency, a program of a model of its own that dies and goes on.
+fn first_hour(work: &Path) {
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let block =
+        readme.split("```").find_map(|block| block.strip_prefix("toml\n")).expect("README has the lines");
+    let (dependency, profile) = block.split_once("\n\n").expect("the dependency, then the profile");
+    assert!(profile.starts_with("[profile.dev.package.isoshard]"), "{block}");
+    let crate_dir = work.join("first_hour");
+    let _ = fs::remove_dir_all(&crate_dir);
+    let new = ["new", "--quiet", "--vcs", "none", "--name", "first_hour"];
+    finished("cargo new", cargo(work).args(new).arg(&crate_dir).output());
+    let manifest = fs::read_to_string(crate_dir.join("Cargo.toml")).expect("Cargo's manifest");
+    let dependency = dependency.replace("../isoshard", "../unpacked");
+    assert!(dependency.contains("path = \"../unpacked\""), "{dependency}");
+    let mut manifest = manifest.replace("[dependencies]\n", &format!("{dependency}\n\n[workspace]\n"));
+    if work.join("isoshard-kernels").exists() {
+        manifest.push_str("\n[patch.crates-io]\nisoshard-kernels = { path = \"../isoshard-kernels\" }\n");
+    }
+    write(&crate_dir.join("Cargo.toml"), manifest.as_bytes());
+    let program = fs::read(root().join("tests/outside/first_hour.rs")).expect("the program");
+    assert!(program.iter().filter(|&&byte| byte == b'\n').count() < 100, "the first hour is below 100 lines");
+    write(&crate_dir.join("src/main.rs"), &program);
+    write(&crate_dir.join("Cargo.lock"), &fs::read(work.join("outside/Cargo.lock")).expect("a lock file"));
+    let mut run = cargo(&crate_dir);
+    run.args(["run", "--quiet", "--offline", "--target-dir"]).arg(work.join("target"));
+    let said = finished("the first hour", run.env("ISOSHARD_NO_BUILD_WARNING", "1").output());
+    let digests: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("digests ")).collect();
+    let (unbroken, resumed) =
+        digests.first().and_then(|pair| pair.split_once(" and ")).expect("it prints digests");
+    assert_eq!(unbroken, resumed, "{said}");
+    assert!(said.contains("rank 1: panicked: the power is gone"), "{said}");
 }
 
 /// Packs this crate and its kernels, and brings the files of the packages up to date in `unpacked` and `isoshard-kernels`.

@@ -141,7 +141,7 @@ fn child_of_batches() {
             Tokens::open(&[&path], TokensConfig { read_ahead, ..TokensConfig::new(10, 8, 4, 7) })
         };
         let (mut alone, mut ahead) = (open(0)?, open(1)?);
-        alone.next_batch(&mesh, "()".parse()?)?;
+        alone.next_batch(&mesh, "()")?;
         // The rest has room for small lists, and none for a thread's stack of two mebibytes and a page.
         let mut held: Vec<Vec<u8>> = Vec::with_capacity(4096);
         for bytes in [64 << 20, 8 << 20, 1 << 20] {
@@ -154,14 +154,14 @@ fn child_of_batches() {
             }
         }
         held.pop();
-        let refused = ahead.next_batch(&mesh, "()".parse()?).map(drop);
-        let read = alone.next_batch(&mesh, "()".parse()?).map(drop);
+        let refused = ahead.next_batch(&mesh, "()").map(drop);
+        let read = alone.next_batch(&mesh, "()").map(drop);
         drop(held);
         let said = refused.expect_err("there is no room for a thread").to_string();
         assert!(said.starts_with("tokens: the system refuses a thread to read ahead; got "), "{said}");
         assert!(said.ends_with("; set read_ahead to 0") && read.is_ok(), "{said}, {read:?}");
         assert_eq!(ahead.position().sample, 0, "nothing moved");
-        ahead.next_batch(&mesh, "()".parse()?)?;
+        ahead.next_batch(&mesh, "()")?;
         println!("child: no thread");
         Ok(())
     };
@@ -262,7 +262,7 @@ fn save(dir: &Path, numbers: usize) {
     let run = move |rank| {
         let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
         let mut state = StateTree::new();
-        state.insert("x", DTensor::full(&mesh, DType::F32, [8 << 20], 7.0, "(S0)".parse()?)?)?;
+        state.insert("x", DTensor::full(&mesh, DType::F32, [8 << 20], "(S0)", 7.0)?)?;
         state.insert_value("numbers", vec![0; numbers])?;
         checkpoint::save(&mesh, &dir, &state)
     };

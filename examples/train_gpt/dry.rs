@@ -43,7 +43,7 @@ fn step(dry: &DryRun, args: &Args, sizes: Sizes, batch: usize) -> Result<()> {
     params.compute_in(args.compute())?;
     let model = Model::new(&mut params, &sizes)?;
     Model::shard(&mut params)?;
-    let mut optimizer = AdamW::new((0.9, 0.99), args.weight_decay);
+    let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(args.weight_decay);
     let mut dropout = Generator::new(args.seed).child("dropout");
     let mut grads = Gradients::default();
     // Exact mode reduces the gradients of each micro-batch.
@@ -57,7 +57,7 @@ fn step(dry: &DryRun, args: &Args, sizes: Sizes, batch: usize) -> Result<()> {
             loss = loss.mul_scalar(1.0 / args.accumulate as f64)?;
         }
         let _guard = (unreduced && micro + 1 < args.accumulate).then(|| mesh.no_sync());
-        loss.backward_freeing_into(&mut grads)?;
+        loss.backward_into(&mut grads)?;
         // Training gathers the loss to report it; here there is no value to read.
         loss.full_tensor()?;
     }

@@ -25,7 +25,7 @@ pub fn sample(
 ) -> Result<String> {
     let mesh = params.mesh();
     let _guard = mesh.no_grad();
-    let layout = params.plan().batch_layout(mesh.mesh());
+    let layout = params.batch_layout();
     let mut draws = vec![0f32; len];
     uniform(Generator::new(seed).child("sample").next_draw(), 0, &mut draws);
 

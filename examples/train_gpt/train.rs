@@ -238,7 +238,7 @@ impl<'a> Trainer<'a> {
         let model = Model::new(&mut params, &job.sizes)?;
         Model::load(&mut params, &job.sizes)?;
         Model::shard(&mut params)?;
-        let optimizer = AdamW::new(BETAS, args.weight_decay);
+        let optimizer = AdamW::new().betas(BETAS.0, BETAS.1).decay(args.weight_decay);
         Ok(Trainer { job, params, model, optimizer, dropout: Generator::new(args.seed).child("dropout") })
     }
 
@@ -270,8 +270,8 @@ impl<'a> Trainer<'a> {
                 loss = loss.mul_scalar(1.0 / micros as f64)?;
             }
             let _guard = (unreduced && micro + 1 < micros).then(|| self.params.mesh().no_sync());
-            loss.backward_freeing_into(&mut grads)?;
-            losses.push(value.full_tensor()?.item()?);
+            loss.backward_into(&mut grads)?;
+            losses.push(value.item()?);
         }
         let every = self.job.args.check;
         if every > 0 && step.is_multiple_of(every) {
@@ -284,7 +284,7 @@ impl<'a> Trainer<'a> {
         let scale = clip_scale(&norm, if limit == 0.0 { f64::INFINITY } else { limit })?;
         self.optimizer.step(&mut self.params, &mut grads, &scale, lr)?;
         let loss = losses.iter().sum::<f64>() / micros as f64;
-        Ok((loss as f32, norm.full_tensor()?.item()?))
+        Ok((loss as f32, norm.item()?))
     }
 
     /// Returns the mean loss, without dropout, over validation batches that are the same every time.
@@ -296,7 +296,7 @@ impl<'a> Trainer<'a> {
         for number in 0..count {
             let (tokens, targets) = self.distribute(batches.at(number)?)?;
             let loss = self.model.loss(&Forward::eval(&self.params), &tokens, &targets)?;
-            sum += loss.full_tensor()?.item()?;
+            sum += loss.item()?;
         }
         Ok(sum / count as f64)
     }
@@ -309,7 +309,7 @@ impl<'a> Trainer<'a> {
     /// Distributes a batch. Every rank makes the whole batch and keeps its own rows, so nothing is sent.
     fn distribute(&self, (tokens, targets): (Tensor, Tensor)) -> Result<(DTensor, DTensor)> {
         let mesh = self.params.mesh();
-        let layout = self.params.plan().batch_layout(mesh.mesh());
+        let layout = self.params.batch_layout();
         Ok((
             DTensor::distribute(mesh, &tokens, layout.clone())?,
             DTensor::distribute(mesh, &targets, layout)?,

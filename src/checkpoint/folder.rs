@@ -46,14 +46,14 @@ pub enum WhileSaving {
 ///     let mut folder = CheckpointFolder::new(&root).keep(2);
 ///     for step in [10, 20, 30] {
 ///         let mut state = StateTree::new();
-///         state.insert("x", DTensor::full(&mesh, DType::F32, [4], step as f64, "(S0)".parse()?)?)?;
+///         state.insert("x", DTensor::full(&mesh, DType::F32, [4], "(S0)", step as f64)?)?;
 ///         folder.save_async(&mesh, step, &state)?;
 ///         // Training goes on here.
 ///     }
 ///     folder.wait(&mesh)?;
 ///     assert_eq!(folder.steps()?, [20, 30]);
 ///     let (step, newest) = folder.newest(&mesh)?.expect("there are two");
-///     assert_eq!((step, newest.tensor(&mesh, "x", "(R)".parse()?)?.local().to_vec::<f32>()?), (30, vec![30.0; 4]));
+///     assert_eq!((step, newest.tensor(&mesh, "x", "(R)")?.local().to_vec::<f32>()?), (30, vec![30.0; 4]));
 ///     Ok(())
 /// })?;
 /// # std::fs::remove_dir_all(also).unwrap();

@@ -57,7 +57,7 @@ impl Checkpoint {
     ///     let mesh = DeviceMesh::parse(&rank, "fsdp=2,tp=2")?;
     ///     let x = Tensor::from_vec((0..30).map(|i| i as f32).collect(), [5, 6])?;
     ///     let mut state = StateTree::new();
-    ///     state.insert("x", DTensor::distribute(&mesh, &x, "(S0, S1)".parse()?)?)?;
+    ///     state.insert("x", DTensor::distribute(&mesh, &x, "(S0, S1)")?)?;
     ///     checkpoint::save(&mesh, &dir, &state)?;
     ///     let wanted = [("x", "(R, S0)".parse()?), ("x", "(S1, R)".parse()?)];
     ///     for loaded in Checkpoint::open(&dir)?.tensors(&mesh, &wanted)? {

@@ -10,7 +10,7 @@
 //! let (to, from) = (dir.clone(), dir.clone());
 //! let saved = spmd(3, move |rank| {
 //!     let mesh = DeviceMesh::new(&rank, &[("fsdp", 3)])?;
-//!     let x = DTensor::randn(&mesh, DType::F32, [5, 4], "(S0)".parse()?, &mut Generator::new(7))?;
+//!     let x = DTensor::randn(&mesh, DType::F32, [5, 4], "(S0)", &mut Generator::new(7))?;
 //!     let mut state = StateTree::new();
 //!     state.insert("x", x.clone())?;
 //!     state.insert_value("step", 12)?;
@@ -21,7 +21,7 @@
 //!     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
 //!     let checkpoint = Checkpoint::open(&from)?;
 //!     assert_eq!(checkpoint.value("step").expect("saved"), 12);
-//!     checkpoint.tensor(&mesh, "x", "(S1)".parse()?)?.full_tensor()?.to_vec::<f32>()
+//!     checkpoint.tensor(&mesh, "x", "(S1)")?.full_tensor()?.to_vec::<f32>()
 //! })?;
 //! assert_eq!(saved[0], loaded[0]);
 //! # std::fs::remove_dir_all(dir).unwrap();

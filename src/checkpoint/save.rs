@@ -38,7 +38,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30 * 60);
 /// spmd(2, move |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
 ///     let mut state = StateTree::new();
-///     state.insert("x", DTensor::zeros(&mesh, DType::F32, [4, 3], "(S0)".parse()?)?)?;
+///     state.insert("x", DTensor::zeros(&mesh, DType::F32, [4, 3], "(S0)")?)?;
 ///     checkpoint::save(&mesh, &to, &state)
 /// })?;
 /// assert_eq!(Checkpoint::open(dir.join("initial"))?.names().collect::<Vec<_>>(), ["x"]);

@@ -11,7 +11,7 @@ use super::piece_reader::PieceReader;
 use super::run_id::RunId;
 use crate::dtensor::{DTensor, DeviceMesh, SameOnRanks};
 use crate::error::{Error, Result};
-use crate::placement::Layout;
+use crate::placement::IntoLayout;
 use crate::tensor::{DType, Shape};
 
 /// A saved checkpoint, or the part of it whose names begin with a prefix. A clone is cheap.
@@ -23,7 +23,7 @@ use crate::tensor::{DType, Shape};
 /// spmd(2, move |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
 ///     let mut model = StateTree::new();
-///     model.insert("weight", DTensor::full(&mesh, DType::F32, [4, 3], 2.0, "(S0)".parse()?)?)?;
+///     model.insert("weight", DTensor::full(&mesh, DType::F32, [4, 3], "(S0)", 2.0)?)?;
 ///     let mut state = StateTree::new();
 ///     state.insert_tree("model", model)?;
 ///     state.insert_value("step", 12)?;
@@ -31,7 +31,7 @@ use crate::tensor::{DType, Shape};
 ///
 ///     let saved = Checkpoint::open(&dir)?;
 ///     assert_eq!(saved.value("step").expect("saved"), 12);
-///     let weight = saved.subtree("model").tensor(&mesh, "weight", "(S1)".parse()?)?; // another layout
+///     let weight = saved.subtree("model").tensor(&mesh, "weight", "(S1)")?; // another layout
 ///     assert_eq!(weight.full_tensor()?.to_vec::<f32>()?, [2.0; 12]);
 ///     Ok(())
 /// })?;
@@ -146,8 +146,8 @@ impl Checkpoint {
     /// spmd(1, move |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let mut state = StateTree::new();
-    ///     state.insert("b.x", DTensor::zeros(&mesh, DType::F32, [2], "()".parse()?)?)?;
-    ///     state.insert("a", DTensor::zeros(&mesh, DType::F32, [], "()".parse()?)?)?;
+    ///     state.insert("b.x", DTensor::zeros(&mesh, DType::F32, [2], "()")?)?;
+    ///     state.insert("a", DTensor::zeros(&mesh, DType::F32, [], "()")?)?;
     ///     checkpoint::save(&mesh, &dir, &state)?;
     ///     let saved = Checkpoint::open(&dir)?;
     ///     assert_eq!(saved.names().collect::<Vec<_>>(), ["a", "b.x"]);
@@ -170,7 +170,7 @@ impl Checkpoint {
     /// spmd(2, move |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let mut state = StateTree::new();
-    ///     state.insert("x", DTensor::zeros(&mesh, DType::BF16, [3, 5], "(S0)".parse()?)?)?;
+    ///     state.insert("x", DTensor::zeros(&mesh, DType::BF16, [3, 5], "(S0)")?)?;
     ///     checkpoint::save(&mesh, &dir, &state)?;
     ///     let saved = Checkpoint::open(&dir)?;
     ///     assert_eq!(saved.meta("x"), Some((DType::BF16, [3, 5].into())));
@@ -194,9 +194,9 @@ impl Checkpoint {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
     ///     let x = Tensor::from_vec((0..20).collect::<Vec<i64>>(), [5, 4])?;
     ///     let mut state = StateTree::new();
-    ///     state.insert("x", DTensor::distribute(&mesh, &x, "(S0)".parse()?)?)?;
+    ///     state.insert("x", DTensor::distribute(&mesh, &x, "(S0)")?)?;
     ///     checkpoint::save(&mesh, &dir, &state)?;
-    ///     let loaded = Checkpoint::open(&dir)?.tensor(&mesh, "x", "(R)".parse()?)?;
+    ///     let loaded = Checkpoint::open(&dir)?.tensor(&mesh, "x", "(R)")?;
     ///     assert_eq!(loaded.local().to_vec::<i64>()?, x.to_vec::<i64>()?);
     ///     Ok(())
     /// })?;
@@ -206,8 +206,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Returns the errors of [`Checkpoint::tensors`].
-    pub fn tensor(&self, mesh: &DeviceMesh, name: &str, layout: Layout) -> Result<DTensor> {
-        Ok(self.tensors(mesh, &[(name, layout)])?.remove(0))
+    pub fn tensor(&self, mesh: &DeviceMesh, name: &str, layout: impl IntoLayout) -> Result<DTensor> {
+        Ok(self.tensors(mesh, &[(name, layout.into_layout()?)])?.remove(0))
     }
 
     /// Reads every byte and compares it with its checksum. Communicates nothing: one rank's answer stands for all.
@@ -219,7 +219,7 @@ impl Checkpoint {
     /// spmd(1, move |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let mut state = StateTree::new();
-    ///     state.insert("x", DTensor::zeros(&mesh, DType::F32, [9], "()".parse()?)?)?;
+    ///     state.insert("x", DTensor::zeros(&mesh, DType::F32, [9], "()")?)?;
     ///     checkpoint::save(&mesh, &saved, &state)
     /// })?;
     /// Checkpoint::open(&dir)?.verify()?;

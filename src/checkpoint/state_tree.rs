@@ -18,7 +18,7 @@ const MOST_DEPTH: usize = 100;
 /// spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
 ///     let mut model = StateTree::new();
-///     model.insert("weight", DTensor::zeros(&mesh, DType::F32, [4, 3], "(S0)".parse()?)?)?;
+///     model.insert("weight", DTensor::zeros(&mesh, DType::F32, [4, 3], "(S0)")?)?;
 ///     let mut state = StateTree::new();
 ///     state.insert_tree("model", model)?;
 ///     state.insert_value("step", 12)?;
@@ -52,7 +52,7 @@ impl StateTree {
     /// use isoshard::{checkpoint::StateTree, comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [2], "()".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [2], "()")?;
     ///     let mut state = StateTree::new();
     ///     state.insert("x", x.clone())?;
     ///     let refused = state.insert("x", x).unwrap_err().to_string();
@@ -150,7 +150,7 @@ impl StateTree {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let mut state = StateTree::new();
     ///     for name in ["b", "a"] {
-    ///         state.insert(name, DTensor::zeros(&mesh, DType::F32, [2], "()".parse()?)?)?;
+    ///         state.insert(name, DTensor::zeros(&mesh, DType::F32, [2], "()")?)?;
     ///     }
     ///     assert_eq!(state.tensors().map(|(name, _)| name).collect::<Vec<_>>(), ["a", "b"]);
     ///     Ok(())

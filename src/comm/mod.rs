@@ -43,7 +43,7 @@ mod transport;
 pub(crate) use api::PhasedReduce;
 pub use api::{
     BusyGuard, DryReport, DryRun, DryTime, Group, ModuleTime, ModuleTraffic, Pending, Process, Rank, Spmd,
-    Tally, Total, Traffic, spmd,
+    Tally, Total, Traffic, spmd, spmd_first,
 };
 pub(crate) use calls::path_matches;
 pub use calls::{BusyWork, Call, Lineage, ModulePath, ModuleScope, Phase, Route, Sequence};

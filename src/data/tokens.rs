@@ -11,7 +11,7 @@ use super::source::{EpochOrder, TokenSource};
 use super::token_file::{TokenFile, TokenWidth};
 use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::{Error, Result};
-use crate::placement::Layout;
+use crate::placement::{IntoLayout, Layout};
 use crate::tensor::{DType, Device};
 
 /// A batch of rows with several documents each. All tensors are i64 `[batch, block]` in one layout.
@@ -54,7 +54,7 @@ pub struct PackedBatch {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
 ///     let mut tokens = Tokens::open(&[&path], TokensConfig::new(100, 8, 5, 7))?;
 ///     assert_eq!(tokens.samples(), 12); // 12 windows predict 96 tokens
-///     let (x, y) = tokens.next_batch(&mesh, "(S0)".parse()?)?;
+///     let (x, y) = tokens.next_batch(&mesh, "(S0)")?;
 ///     assert_eq!(x.spec().to_string(), "i64[5, 8]@(dp:S0)"); // 3 rows on rank 0, 2 on rank 1
 ///     assert_eq!(x.add_scalar(1.0)?.full_tensor()?.to_vec::<i64>()?, y.full_tensor()?.to_vec::<i64>()?);
 ///     Ok(())
@@ -128,7 +128,7 @@ impl Tokens {
     /// spmd(2, move |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let config = TokensConfig { shuffle: None, ..TokensConfig::new(10, 3, 2, 7) };
-    ///     let (x, y) = Tokens::open(&[&path], config)?.next_batch(&mesh, "(S0)".parse()?)?;
+    ///     let (x, y) = Tokens::open(&[&path], config)?.next_batch(&mesh, "(S0)")?;
     ///     assert_eq!(x.full_tensor()?.to_vec::<i64>()?, [3, 1, 4, 1, 5, 9]);
     ///     assert_eq!(y.full_tensor()?.to_vec::<i64>()?, [1, 4, 1, 5, 9, 2]);
     ///     Ok(())
@@ -142,8 +142,8 @@ impl Tokens {
     /// shorter; returns an error if there is no room. Ranks with different files, settings or positions get the same
     /// error, which names the first file that differs and the ranks. A rank that cannot read fails alone; the other
     /// ranks fail when they next wait for it.
-    pub fn next_batch(&mut self, mesh: &DeviceMesh, layout: Layout) -> Result<(DTensor, DTensor)> {
-        let [tokens, targets, ..] = self.next_tensors(mesh, layout, false)?;
+    pub fn next_batch(&mut self, mesh: &DeviceMesh, layout: impl IntoLayout) -> Result<(DTensor, DTensor)> {
+        let [tokens, targets, ..] = self.next_tensors(mesh, layout.into_layout()?, false)?;
         Ok((tokens.expect("always made"), targets.expect("always made")))
     }
 
@@ -163,7 +163,7 @@ impl Tokens {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let packing = Packing::Documents { end_of_text: 0 };
     ///     let mut tokens = Tokens::open(&[&path], TokensConfig { packing, ..TokensConfig::new(10, 6, 1, 7) })?;
-    ///     let batch = tokens.next_packed_batch(&mesh, "()".parse()?)?;
+    ///     let batch = tokens.next_packed_batch(&mesh, "()")?;
     ///     assert_eq!(batch.tokens.full_tensor()?.to_vec::<i64>()?, [7, 8, 9, 5, 6, 0]);
     ///     assert_eq!(batch.targets.full_tensor()?.to_vec::<i64>()?, [8, 9, 0, 6, 0, -100]);
     ///     assert_eq!(batch.documents.full_tensor()?.to_vec::<i64>()?, [0, 0, 0, 1, 1, 2]);
@@ -176,12 +176,12 @@ impl Tokens {
     ///
     /// # Errors
     /// Returns the errors of [`Tokens::next_batch`]; refuses [`Packing::Windows`](super::Packing::Windows).
-    pub fn next_packed_batch(&mut self, mesh: &DeviceMesh, layout: Layout) -> Result<PackedBatch> {
+    pub fn next_packed_batch(&mut self, mesh: &DeviceMesh, layout: impl IntoLayout) -> Result<PackedBatch> {
         if !self.source.has_documents() {
             let remedy = "choose Packing::DocumentWindows or Packing::Documents";
             return Err(Error::invalid("tokens", "these rows know no documents", "Packing::Windows", remedy));
         }
-        let all = self.next_tensors(mesh, layout, true)?;
+        let all = self.next_tensors(mesh, layout.into_layout()?, true)?;
         let [tokens, targets, documents, positions] = all.map(|made| made.expect("always made"));
         Ok(PackedBatch { tokens, targets, documents, positions })
     }
@@ -202,9 +202,8 @@ impl Tokens {
         let wanted = [true, true, packed, packed];
         if mesh.device() == Device::Meta {
             self.next += batch as u64;
-            let zeros = |wanted: bool| {
-                wanted.then(|| DTensor::zeros(mesh, DType::I64, shape, layout.clone())).transpose()
-            };
+            let zeros =
+                |wanted: bool| wanted.then(|| DTensor::zeros(mesh, DType::I64, shape, &layout)).transpose();
             let [a, b, c, d] = wanted.map(zeros);
             return Ok([a?, b?, c?, d?]);
         }
@@ -215,7 +214,7 @@ impl Tokens {
         let all = [Some(tokens), Some(targets), documents, positions];
         let made = |k: usize| {
             let local = all[k].clone().filter(|_| wanted[k]);
-            local.map(|local| DTensor::from_local(mesh, local, shape, layout.clone())).transpose()
+            local.map(|local| DTensor::from_local(mesh, local, shape, &layout)).transpose()
         };
         Ok([made(0)?, made(1)?, made(2)?, made(3)?])
     }
@@ -261,7 +260,7 @@ impl Tokens {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let mut tokens = Tokens::open(&[&path], TokensConfig::new(2, 2, 4, 7))?; // 10 samples
     ///     for _ in 0..3 {
-    ///         tokens.next_batch(&mesh, "()".parse()?)?;
+    ///         tokens.next_batch(&mesh, "()")?;
     ///     }
     ///     // Two samples of the third batch are the next epoch's.
     ///     assert_eq!((tokens.position().epoch, tokens.position().sample), (1, 2));
@@ -289,10 +288,10 @@ impl Tokens {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let open = || Tokens::open(&[&path], TokensConfig::new(50, 4, 3, 7));
     ///     let (mut first, mut second) = (open()?, open()?);
-    ///     first.next_batch(&mesh, "(S0)".parse()?)?;
+    ///     first.next_batch(&mesh, "(S0)")?;
     ///     let saved = first.position().to_string();
     ///     second.restore(saved.parse()?)?;
-    ///     let [a, b] = [&mut first, &mut second].map(|tokens| tokens.next_batch(&mesh, "(S0)".parse()?));
+    ///     let [a, b] = [&mut first, &mut second].map(|tokens| tokens.next_batch(&mesh, "(S0)"));
     ///     assert_eq!(a?.0.local().to_vec::<i64>()?, b?.0.local().to_vec::<i64>()?);
     ///     Ok(())
     /// })?;

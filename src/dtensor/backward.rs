@@ -1,7 +1,5 @@
 //! The backward pass: the gradients of all leaf tensors behind a result.
 
-use smallvec::smallvec;
-
 use super::backward_pass::BackwardPass;
 use super::gradients::Gradients;
 use super::lineage::lineage_of_full;
@@ -11,7 +9,9 @@ use crate::tensor::{Scalar, Tensor};
 
 impl DTensor {
     /// Computes the gradients of this scalar with respect to every leaf tensor ([`DTensor::requires_grad`]) from
-    /// which it was computed.
+    /// which it was computed, and frees the tape: a node's tensors are dropped, or written to by its derivative, as soon as the
+    /// node has been visited, if nothing else refers to the node. The scalar keeps its value and loses its history, also if the
+    /// pass fails. [`DTensor::backward_keeping`] keeps the tape for a second pass.
     ///
     /// Communicates the moves that the derivatives' operators need, and one redistribution of each gradient to its leaf's
     /// layout if the layouts differ.
@@ -21,12 +21,14 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
-    ///     let w = DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?.requires_grad()?;
-    ///     let loss = w.mul(&w)?.sum_all()?;
+    ///     let w = DTensor::distribute(&mesh, &whole, "(S0)")?.requires_grad()?;
+    ///     let mut loss = w.mul(&w)?.sum_all()?;
     ///     let gradients = loss.backward()?;
     ///     let gradient = gradients.get(&w).expect("the loss depends on w");
     ///     assert_eq!(gradient.layout().to_string(), "(S0)"); // the leaf's layout
     ///     assert_eq!(gradient.full_tensor()?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
+    ///     assert_eq!(loss.item()?, 14.0);
+    ///     assert!(!loss.has_history() && loss.backward().is_err()); // there is no tape any more
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
@@ -35,8 +37,34 @@ impl DTensor {
     /// # Errors
     /// Refuses a tensor that has more than one element or no history, and a scope of
     /// [`DeviceMesh::no_sync`](super::DeviceMesh::no_sync) in exact mode; returns an error if communication fails.
-    pub fn backward(&self) -> Result<Gradients> {
-        self.backward_from(one_of_scalar("backward", self)?)
+    pub fn backward(&mut self) -> Result<Gradients> {
+        let mut gradients = Gradients::default();
+        self.backward_into(&mut gradients)?;
+        Ok(gradients)
+    }
+
+    /// Computes the gradients as [`DTensor::backward`] does and keeps the tape, so that further passes can follow; PyTorch's
+    /// `retain_graph=True`. Takes the memory of all that the forward pass has kept. The other passes keep the tape of a tensor
+    /// that is cloned first.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [3], "(S0)", 2.0)?.requires_grad()?;
+    ///     let mut loss = w.mul(&w)?.sum_all()?;
+    ///     for gradients in [loss.backward_keeping()?, loss.backward()?] {
+    ///         assert_eq!(gradients.get(&w).expect("a leaf").full_tensor()?.to_vec::<f32>()?, [4.0; 3]);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`DTensor::backward`].
+    pub fn backward_keeping(&self) -> Result<Gradients> {
+        self.clone().backward()
     }
 
     /// Runs [`DTensor::backward`] for a tensor of any shape, given the gradient of the final result with respect to
@@ -46,9 +74,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let w = DTensor::full(&mesh, DType::F32, [4], 3.0, "(S0)".parse()?)?.requires_grad()?;
-    ///     let y = w.mul(&w)?;
-    ///     let dy = DTensor::full(&mesh, DType::F32, [4], 10.0, "(S0)".parse()?)?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [4], "(S0)", 3.0)?.requires_grad()?;
+    ///     let mut y = w.mul(&w)?;
+    ///     let dy = DTensor::full(&mesh, DType::F32, [4], "(S0)", 10.0)?;
     ///     let gradients = y.backward_from(dy)?;
     ///     assert_eq!(gradients.get(&w).expect("a leaf").full_tensor()?.to_vec::<f32>()?, [60.0; 4]);
     ///     Ok(())
@@ -59,7 +87,7 @@ impl DTensor {
     /// # Errors
     /// Refuses a `grad` of another shape, dtype or mesh, a tensor without history, and a scope of
     /// [`DeviceMesh::no_sync`](super::DeviceMesh::no_sync) in exact mode; returns an error if communication fails.
-    pub fn backward_from(&self, grad: DTensor) -> Result<Gradients> {
+    pub fn backward_from(&mut self, grad: DTensor) -> Result<Gradients> {
         let mut gradients = Gradients::default();
         self.add_gradients(grad, &mut gradients)?;
         Ok(gradients)
@@ -76,7 +104,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, Gradients}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let w = DTensor::full(&mesh, DType::F32, [2], 1.0, "(R)".parse()?)?.requires_grad()?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [2], "(R)", 1.0)?.requires_grad()?;
     ///     let mut gradients = Gradients::default();
     ///     for factor in [2.0, 3.0] {
     ///         w.mul_scalar(factor)?.sum_all()?.backward_into(&mut gradients)?;
@@ -91,63 +119,8 @@ impl DTensor {
     /// Refuses what [`DTensor::backward`] refuses, and then leaves `gradients` as they were; returns an error if
     /// communication fails, or with groups if unreduced gradients of an earlier micro-batch have other shapes or layouts,
     /// and then leaves them empty.
-    pub fn backward_into(&self, gradients: &mut Gradients) -> Result<()> {
+    pub fn backward_into(&mut self, gradients: &mut Gradients) -> Result<()> {
         self.add_gradients(one_of_scalar("backward", self)?, gradients)
-    }
-
-    /// Runs [`DTensor::backward`] and frees the tape on the way: a node's tensors are dropped, or written to by its derivative,
-    /// as soon as the node has been visited, if nothing else refers to the node. Training steps take the least memory so. The
-    /// tensor keeps its value and loses its history, also if the pass fails.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
-    ///     let w = DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?.requires_grad()?;
-    ///     let mut loss = w.mul(&w)?.sum_all()?;
-    ///     let gradients = loss.backward_freeing()?;
-    ///     assert_eq!(gradients.get(&w).expect("a leaf").full_tensor()?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
-    ///     assert_eq!(loss.full_tensor()?.item()?, 14.0);
-    ///     assert!(!loss.has_history() && loss.backward().is_err()); // there is no tape any more
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses what [`DTensor::backward`] refuses; returns an error if communication fails.
-    pub fn backward_freeing(&mut self) -> Result<Gradients> {
-        let mut gradients = Gradients::default();
-        self.backward_freeing_into(&mut gradients)?;
-        Ok(gradients)
-    }
-
-    /// Runs [`DTensor::backward_into`] and frees the tape on the way, as [`DTensor::backward_freeing`] does.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, Gradients}, tensor::DType};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let w = DTensor::full(&mesh, DType::F32, [2], 1.0, "(R)".parse()?)?.requires_grad()?;
-    ///     let mut gradients = Gradients::default();
-    ///     for factor in [2.0, 3.0] {
-    ///         w.mul_scalar(factor)?.sum_all()?.backward_freeing_into(&mut gradients)?;
-    ///     }
-    ///     assert_eq!(gradients.get(&w).expect("a leaf").local().to_vec::<f32>()?, [5.0, 5.0]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the errors of [`DTensor::backward_into`].
-    pub fn backward_freeing_into(&mut self, gradients: &mut Gradients) -> Result<()> {
-        let grad = one_of_scalar("backward", self)?;
-        expect_history("backward", self, &grad)?;
-        self.freed = true;
-        let roots = self.history.take().into_iter().map(|output| (output, grad.clone())).collect();
-        BackwardPass::add_gradients_of_leaves(&self.mesh, roots, gradients)
     }
 
     /// Adds the gradients of the sum of several scalars, such as a loss and a penalty, to those in `gradients`, in one
@@ -158,11 +131,11 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, Gradients}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let w = DTensor::full(&mesh, DType::F32, [2], 3.0, "(S0)".parse()?)?.requires_grad()?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [2], "(S0)", 3.0)?.requires_grad()?;
     ///     let shared = w.mul(&w)?;
-    ///     let (loss, penalty) = (shared.sum_all()?, shared.mul_scalar(0.5)?.sum_all()?);
+    ///     let (mut loss, mut penalty) = (shared.sum_all()?, shared.mul_scalar(0.5)?.sum_all()?);
     ///     let mut gradients = Gradients::default();
-    ///     DTensor::backward_all(&[&loss, &penalty], &mut gradients)?;
+    ///     DTensor::backward_all(&mut [&mut loss, &mut penalty], &mut gradients)?;
     ///     assert_eq!(gradients.get(&w).expect("a leaf").full_tensor()?.to_vec::<f32>()?, [9.0; 2]); // 2 w + w
     ///     Ok(())
     /// })?;
@@ -170,28 +143,40 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses an empty list, scalars on several meshes, and what [`DTensor::backward_into`] refuses.
-    pub fn backward_all(losses: &[&DTensor], gradients: &mut Gradients) -> Result<()> {
+    /// Refuses an empty list, scalars on several meshes, and what [`DTensor::backward_into`] refuses; a refused call keeps all
+    /// tapes.
+    pub fn backward_all(losses: &mut [&mut DTensor], gradients: &mut Gradients) -> Result<()> {
         let Some(first) = losses.first() else {
             return Err(Error::invalid("backward", "wants losses", "none", ""));
         };
-        if let Some(other) = losses.iter().find(|loss| !loss.mesh.same(&first.mesh)) {
+        let mesh = first.mesh.clone();
+        if let Some(other) = losses.iter().find(|loss| !loss.mesh.same(&mesh)) {
             let given = format!("{} and {}", first.spec(), other.spec());
             return Err(Error::sharding("backward", "losses are on one mesh", given, "run a pass per mesh"));
         }
-        let root = |loss: &&'_ DTensor| {
+        let grad = |loss: &&mut DTensor| {
             let grad = one_of_scalar("backward", loss)?;
-            Ok((expect_history("backward", loss, &grad)?.clone(), grad))
+            expect_history("backward", loss, &grad)?;
+            Ok(grad)
         };
-        let roots = losses.iter().map(root).collect::<Result<Vec<_>>>()?;
-        let roots = roots.iter().map(|(output, grad)| (output, grad.clone())).collect();
-        BackwardPass::add_gradients_of_leaves(&first.mesh, roots, gradients)
+        let grads = losses.iter().map(grad).collect::<Result<Vec<_>>>()?;
+        mesh.expect_keeps_gradients(losses.iter().filter_map(|loss| loss.history.as_ref()))?;
+        let roots =
+            losses.iter_mut().zip(grads).filter_map(|(loss, grad)| Some((loss.take_history()?, grad)));
+        BackwardPass::add_gradients_of_leaves(&mesh, roots.collect(), gradients)
     }
 
-    fn add_gradients(&self, grad: DTensor, gradients: &mut Gradients) -> Result<()> {
-        let output = expect_history("backward", self, &grad)?;
+    fn add_gradients(&mut self, grad: DTensor, gradients: &mut Gradients) -> Result<()> {
+        self.mesh.expect_keeps_gradients([expect_history("backward", self, &grad)?])?;
         let grad = DTensor { history: None, ..grad };
-        BackwardPass::add_gradients_of_leaves(&self.mesh, smallvec![(output, grad)], gradients)
+        let roots = self.take_history().into_iter().map(|output| (output, grad.clone())).collect();
+        BackwardPass::add_gradients_of_leaves(&self.mesh, roots, gradients)
+    }
+
+    /// Returns the history, which the tensor loses.
+    fn take_history(&mut self) -> Option<TapeOutput> {
+        self.freed = true;
+        self.history.take()
     }
 }
 
@@ -215,7 +200,7 @@ pub(super) fn expect_history<'a>(verb: &str, x: &'a DTensor, grad: &DTensor) -> 
     x.history.as_ref().ok_or_else(|| {
         if x.freed {
             let rule = "an earlier pass has freed this tensor's tape";
-            let remedy = "call backward_freeing for the last pass alone, and backward before";
+            let remedy = "call backward_keeping for all passes but the last";
             return Error::invalid(verb, rule, x.spec().to_string(), remedy);
         }
         let rule = "this tensor does not depend on a leaf that requires a gradient";
@@ -244,20 +229,20 @@ mod tests {
             let whole = Tensor::build([37], |out: &mut [f32]| {
                 out.iter_mut().zip(1..).for_each(|(x, i)| *x = (i as f32).sin() * 3.0)
             });
-            let x = DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?.requires_grad()?;
+            let x = DTensor::distribute(&mesh, &whole, "(S0)")?.requires_grad()?;
             let of = |gradients: &Gradients| gradients.get(&x).expect("a leaf").local().to_vec::<f32>();
             let mut loss = loss(&x)?;
             let mut freed = Gradients::default();
-            let kept = of(&loss.backward()?)?;
-            assert_eq!(of(&loss.backward()?)?, kept, "the tape is kept");
-            let other = loss.clone();
-            loss.backward_freeing_into(&mut freed)?;
+            let kept = of(&loss.backward_keeping()?)?;
+            assert_eq!(of(&loss.backward_keeping()?)?, kept, "the tape is kept");
+            let mut other = loss.clone();
+            loss.backward_into(&mut freed)?;
             assert_eq!(of(&freed)?, kept);
             assert_eq!(of(&other.backward()?)?, kept, "what another tensor refers to is kept");
-            let refused = loss.backward_freeing().unwrap_err().to_string();
+            let refused = loss.backward().unwrap_err().to_string();
             let told = "backward: an earlier pass has freed this tensor's tape; got f32[]@(dp:";
             assert!(refused.starts_with(told), "{refused}");
-            assert!(loss.backward().unwrap_err().to_string().starts_with(told));
+            assert!(loss.backward_keeping().unwrap_err().to_string().starts_with(told));
             let never = loss.detach().backward().unwrap_err().to_string();
             assert!(never.contains("does not depend on a leaf"), "{never}");
             assert_eq!(of(&freed)?, kept);
@@ -279,7 +264,7 @@ mod tests {
             let mut loss =
                 factors[1..].iter().try_fold(factors[0].clone(), |y, factor| y.mul(factor))?.sum_all()?;
             let forward = dry.report().peak_bytes;
-            let _gradients = if frees { loss.backward_freeing()? } else { loss.backward()? };
+            let _gradients = if frees { loss.backward()? } else { loss.backward_keeping()? };
             Ok(dry.report().peak_bytes - forward)
         };
         let [kept, freed] = [false, true].map(|frees| further(frees).unwrap());

@@ -3,7 +3,6 @@
 //! Each gradient has whatever layout is cheapest until it reaches a leaf tensor, and there it takes the leaf's layout: a
 //! data-parallel gradient is all-reduced there and an FSDP gradient reduce-scattered, each as soon as it is complete.
 
-use std::borrow::Borrow;
 use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
@@ -50,10 +49,10 @@ pub(super) struct BackwardPass {
 impl BackwardPass {
     /// Starts a pass from results whose gradients have not been added yet.
     #[inline]
-    fn new(mesh: &DeviceMesh, roots: &[(impl Borrow<TapeOutput>, DTensor)]) -> BackwardPass {
+    fn new(mesh: &DeviceMesh, roots: &[(TapeOutput, DTensor)]) -> BackwardPass {
         let id = next_id();
         mesh.0.backward_pass.set(id);
-        count_gradients(roots.iter().map(|(root, _)| &*root.borrow().node), 0, id);
+        count_gradients(roots.iter().map(|(root, _)| &*root.node), 0, id);
         BackwardPass {
             id,
             mesh: mesh.clone(),
@@ -67,17 +66,16 @@ impl BackwardPass {
 
     /// Computes the gradients of all leaves, given those of the results `roots`, and adds them to `gradients`. No step is
     /// recorded. The pass frees the nodes of results that it is given.
-    pub fn add_gradients_of_leaves<R: Borrow<TapeOutput>>(
+    pub fn add_gradients_of_leaves(
         mesh: &DeviceMesh,
-        roots: SmallVec<[(R, DTensor); 1]>,
+        roots: SmallVec<[(TapeOutput, DTensor); 1]>,
         gradients: &mut Gradients,
     ) -> Result<()> {
-        mesh.expect_keeps_gradients(roots.iter().map(|(root, _)| root.borrow()))?;
         let _guard = mesh.no_grad();
         let mut pass = BackwardPass::new(mesh, &roots);
         pass.gradients = std::mem::take(gradients);
         pass.gradients.begin_pass();
-        roots.into_iter().try_for_each(|(root, grad)| pass.accumulate(root.borrow(), grad))?;
+        roots.into_iter().try_for_each(|(root, grad)| pass.accumulate(&root, grad))?;
         pass.visit_all()?;
         if !mesh.is_unsynchronised() {
             // Earlier passes may have left parts of leaves that this pass does not reach.
@@ -98,7 +96,7 @@ impl BackwardPass {
         let grads: FxHashMap<_, _> = wrt.map(|of| ((of.node.id, of.out), None)).collect();
         let reaching = reaching(&root.node, &grads.keys().map(|&(id, _)| id).collect());
         let wanted = Some(WantedGradients { reaching, grads });
-        let mut pass = BackwardPass { wanted, ..BackwardPass::new(mesh, &[] as &[(&TapeOutput, DTensor)]) };
+        let mut pass = BackwardPass { wanted, ..BackwardPass::new(mesh, &[]) };
         pass.accumulate(root, grad)?;
         pass.visit_all()?;
         Ok(pass.wanted.expect("set above"))
@@ -472,7 +470,7 @@ mod tests {
 
     fn vector(mesh: &DeviceMesh, values: [f32; 3]) -> Result<DTensor> {
         let whole = Tensor::from_vec(values.to_vec(), [3])?;
-        DTensor::distribute(mesh, &whole, "(S0)".parse()?)
+        DTensor::distribute(mesh, &whole, "(S0)")
     }
 
     /// The gradient `a + b` of `sum(w a + w b)`.
@@ -486,7 +484,7 @@ mod tests {
             let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
             let w = vector(&mesh, [1.0, 2.0, 3.0])?.requires_grad()?;
             let gradient = |l: &DTensor| -> Result<Vec<f32>> {
-                l.backward()?.get(&w).expect("w is a leaf").full_tensor()?.to_vec()
+                l.backward_keeping()?.get(&w).expect("w is a leaf").full_tensor()?.to_vec()
             };
             let first = loss(&w, [1.0, 0.0, 5.0], [2.0, 7.0, 0.0])?;
             let second = loss(&w, [0.0, 1.0, 1.0], [4.0, 0.0, 1.0])?;
@@ -510,7 +508,7 @@ mod tests {
             let pending_grads =
                 |leaf: &DTensor| leaf.history.as_ref().expect("a leaf").node.pending_grads.get().1;
             let _guard = mesh.no_grad();
-            let mut pass = BackwardPass::new(&mesh, &[(output, y.detach())]);
+            let mut pass = BackwardPass::new(&mesh, &[(output.clone(), y.detach())]);
             assert_eq!([&w, &v].map(pending_grads), [2, 1]);
             pass.accumulate(output, y.detach())?;
             let mut stored = Vec::new();
@@ -531,7 +529,7 @@ mod tests {
             let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
             mesh.set_reduction(reduction);
             let whole = |shape: [usize; 2], layout: &str| {
-                DTensor::full(&mesh, DType::F32, shape, 0.5, layout.parse()?)?.requires_grad()
+                DTensor::full(&mesh, DType::F32, shape, layout, 0.5)?.requires_grad()
             };
             let (x, w, v) = (whole([64, 4], "(S0)")?, whole([4, 6], "(R)")?, whole([6, 6], "(S0)")?);
             // The derivative of `w`'s cast reads a partial sum, and that of `v` has to reduce one.
@@ -540,7 +538,7 @@ mod tests {
             let counts = || [LOOKUPS.get(), CALLS.get()];
             let pass = || -> Result<[usize; 2]> {
                 let before = counts();
-                loss.backward()?;
+                loss.backward_keeping()?;
                 Ok([0, 1].map(|i| counts()[i] - before[i]))
             };
             let (first, second) = (pass()?, pass()?);
@@ -560,7 +558,7 @@ mod tests {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
             let x = vector(&mesh, [1.0, 2.0, 4.0])?.reshape([3, 1])?.requires_grad()?;
-            let w = DTensor::full(&mesh, x.dtype(), [1], 1.0, Layout::replicated(1))?;
+            let w = DTensor::full(&mesh, x.dtype(), [1], Layout::replicated(1), 1.0)?;
             let outs = DTensor::apply(&RmsNorm { eps: Bits(0.0) }, &[&x, &w])?;
             let history: Vec<bool> = outs.iter().map(DTensor::has_history).collect();
             assert_eq!(history, [true, false], "the statistic is a constant to the derivative");

@@ -18,6 +18,8 @@ use crate::tensor::{DType, Dims, Shape, short_list};
 /// The cost of a call, compared in the order of the fields; less is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CallCost {
+    /// True if an operand moves though the program asks for calls that [keep layouts](DeviceMesh::keep_layouts).
+    moves: bool,
     /// The bytes above the machine's limit that moved operands and results take.
     over_limit: u64,
     /// The time of each move for the rank that is slowest in it, one move after the other, then that of the kernel.
@@ -61,7 +63,7 @@ pub(super) fn moved_axes(axes: &[usize], ins: &[&Rc<TensorMeta>], chosen: &Chose
 impl CallCost {
     /// Returns true if no call costs less, given the least time of its kernel.
     pub fn is_least(&self, kernel: Cost) -> bool {
-        self.over_limit == 0 && self.time <= kernel
+        !self.moves && self.over_limit == 0 && self.time <= kernel
     }
 }
 
@@ -119,8 +121,9 @@ impl<'a> CallModel<'a> {
         let largest = largest_rank(ins.iter().chain(&outs));
         let part = part_of_elements(self.mesh.mesh(), &tensors, &largest);
         let mut cost = CallCost { time: self.kernel_time(part), ..CallCost::default() };
-        let above =
-            |cost: &CallCost| limit.is_some_and(|limit| limit.over_limit == 0 && cost.time > limit.time);
+        let above = |cost: &CallCost| {
+            limit.is_some_and(|limit| !limit.moves && limit.over_limit == 0 && cost.time > limit.time)
+        };
         for (i, to) in ins.iter().enumerate() {
             if above(&cost) {
                 return None;
@@ -132,6 +135,7 @@ impl<'a> CallModel<'a> {
         if above(&cost) || cost.time == Cost::INFINITE {
             return None;
         }
+        cost.moves = self.mesh.keeps_layouts() && cost.bytes > 0;
         let held = |meta: &Meta, layout: &Layout| {
             ShardBounds::at(self.mesh.mesh(), layout, &meta.shape, &largest).numel()
         };

@@ -36,7 +36,7 @@ type Programs = SmallVec<[(Needs, Rc<DerivativeProgram>); 1]>;
 pub(super) struct CallPlan {
     pub op: Arc<dyn Op>,
     ins: SmallVec<[u32; 4]>,
-    pub reduction: Reduction,
+    pub mode: PlanMode,
     pub moves: OperandMoves,
     pub windows: Windows,
     /// Set if the kernel runs once per node of a partial sum, or once per box of ragged operands.
@@ -59,7 +59,20 @@ pub(super) struct CallPlan {
 pub(super) struct PlanKey {
     op: Arc<dyn Op>,
     ins: SmallVec<[u32; 4]>,
-    reduction: Reduction,
+    mode: PlanMode,
+}
+
+/// The settings of a mesh on which the plans of calls depend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PlanMode {
+    pub reduction: Reduction,
+    keeps_layouts: bool,
+}
+
+impl PlanMode {
+    fn of(mesh: &DeviceMesh) -> PlanMode {
+        PlanMode { reduction: mesh.reduction(), keeps_layouts: mesh.keeps_layouts() }
+    }
 }
 
 /// The operands whose gradients are wanted, as a bit set; all operands from the 64th on share one bit.
@@ -88,13 +101,13 @@ impl CallPlan {
         let mut hasher = FxHasher::default();
         op.as_any().type_id().hash(&mut hasher);
         op.key_hash(&mut hasher);
-        let reduction = mesh.reduction();
-        reduction.hash(&mut hasher);
+        let mode = PlanMode::of(mesh);
+        mode.hash(&mut hasher);
         ins.iter().for_each(|f| hasher.write_u32(f.id));
         let key = hasher.finish();
         let cache: &CallPlanCache = mesh.0.plans.of();
         let found = cache.0.borrow().get(&key).and_then(|plans| {
-            let same = |p: &&Rc<CallPlan>| p.reduction == reduction && p.is_for(ins) && p.op.key_eq(op);
+            let same = |p: &&Rc<CallPlan>| p.mode == mode && p.is_for(ins) && p.op.key_eq(op);
             plans.iter().find(same).cloned()
         });
         if let Some(plan) = found {
@@ -115,8 +128,8 @@ impl CallPlan {
     /// remembers the plans that followed, so that a repeated pass needs no lookup in the cache.
     pub fn after(&self, mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Rc<CallPlan>> {
         debug_assert_eq!(
-            mesh.reduction(),
-            self.reduction,
+            PlanMode::of(mesh),
+            self.mode,
             "a plan is followed in the mode in which it was made"
         );
         let mut known = self.followers.borrow_mut();
@@ -138,7 +151,7 @@ impl CallPlan {
         op: &dyn Op,
         ins: &[&Rc<TensorMeta>],
     ) -> Result<Rc<CallPlan>> {
-        let fits = |plan: &Rc<CallPlan>| plan.reduction == mesh.reduction() && plan.is_for(ins);
+        let fits = |plan: &Rc<CallPlan>| plan.mode == PlanMode::of(mesh) && plan.is_for(ins);
         if let Some(plan) = known.upgrade().filter(fits) {
             debug_assert!(plan.op.key_eq(op), "one operator's plan for another");
             refuse_in_strict(mesh, op, ins, &plan.moves)?;
@@ -151,11 +164,11 @@ impl CallPlan {
 
     /// Returns the key under which the plan is cached.
     pub fn key(&self) -> PlanKey {
-        PlanKey { op: self.op.clone(), ins: self.ins.clone(), reduction: self.reduction }
+        PlanKey { op: self.op.clone(), ins: self.ins.clone(), mode: self.mode }
     }
 
     pub fn has_key(&self, key: &PlanKey) -> bool {
-        self.reduction == key.reduction && self.ins == key.ins && self.op.key_eq(&*key.op)
+        self.mode == key.mode && self.ins == key.ins && self.op.key_eq(&*key.op)
     }
 
     fn is_for(&self, ins: &[&Rc<TensorMeta>]) -> bool {
@@ -228,13 +241,13 @@ impl CallPlan {
         let ins = ins.iter().map(|f| f.id).collect();
         // Calls that differ in an `Unkeyed` attribute share the plan, but have derivatives of their own.
         let programs = (!has_unkeyed(op)).then(RefCell::default);
-        let (op, reduction, followers) = (op.to_shared(), mesh.reduction(), RefCell::default());
+        let (op, mode, followers) = (op.to_shared(), PlanMode::of(mesh), RefCell::default());
         let work = OnceCell::new();
         let lineage_seed = lineage_seed(&*op);
         let plan = CallPlan {
             op,
             ins,
-            reduction,
+            mode,
             moves,
             windows,
             nodes,
@@ -300,8 +313,8 @@ mod tests {
             let mesh = DeviceMesh::new(&rank, &[("a", 2), ("b", 1)])?;
             let plan = |x: &DTensor, y: &DTensor| CallPlan::find(&mesh, &Add, &[&x.meta, &y.meta]);
             let (s0, s1) = (
-                DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0, S1)".parse()?)?,
-                DTensor::zeros(&mesh, DType::F32, [4, 4], "(S1, S1)".parse()?)?,
+                DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0, S1)")?,
+                DTensor::zeros(&mesh, DType::F32, [4, 4], "(S1, S1)")?,
             );
             let first = plan(&s0, &s0)?;
             assert!(Rc::ptr_eq(&first, &plan(&s0, &s0)?));
@@ -315,7 +328,7 @@ mod tests {
             );
             // An equal number on another mesh is other metadata.
             let other = DeviceMesh::new(mesh.rank(), &[("a", 2), ("b", 1)])?;
-            let twin = DTensor::zeros(&other, DType::F32, [4, 4], "(S0, S1)".parse()?)?;
+            let twin = DTensor::zeros(&other, DType::F32, [4, 4], "(S0, S1)")?;
             assert_eq!(twin.meta.id, s0.meta.id);
             assert_ne!(twin.meta, s0.meta);
             Ok(())

@@ -75,7 +75,7 @@ pub fn check_replicas(tensors: &[(&str, &DTensor)]) -> Result<()> {
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, check_finite}, tensor::Tensor};
 /// spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, f32::NAN, 4.0], [4])?, "(S0)".parse()?)?;
+///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, f32::NAN, 4.0], [4])?, "(S0)")?;
 ///     let said = check_finite(&[("x", &x)], 7).unwrap_err().to_string(); // equal on both ranks
 ///     assert!(said.contains("f32[4]@(dp:S0)") && said.contains("[2]"), "{said}");
 ///     Ok(())

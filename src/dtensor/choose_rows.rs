@@ -309,7 +309,7 @@ mod tests {
             let order = |layouts: &[(&[usize], &str)]| -> Result<Vec<usize>> {
                 let xs: Vec<DTensor> = layouts
                     .iter()
-                    .map(|(s, l)| DTensor::zeros(&mesh, DType::F32, *s, l.parse()?))
+                    .map(|(s, l)| DTensor::zeros(&mesh, DType::F32, *s, l))
                     .collect::<Result<_>>()?;
                 Ok(common_order(&xs.iter().map(|x| &x.meta).collect::<Vec<_>>()).to_vec())
             };

@@ -49,6 +49,8 @@ pub(super) struct MeshState {
     pub no_grad: Cell<usize>,
     /// The number of guards that leave gradients unreduced.
     pub no_sync: Cell<usize>,
+    /// The number of guards of [`DeviceMesh::keep_layouts`].
+    pub keep_layouts: Cell<usize>,
     /// The number of guards under which the tape does not keep the results of cheap calls.
     pub recompute_cheap: Cell<usize>,
     pub plans: MeshCache,
@@ -136,9 +138,9 @@ impl DeviceMesh {
     /// spmd(3, |rank| {
     ///     if rank.rank() > 0 {
     ///         let mesh = DeviceMesh::over(&rank, &[("tp", 2)], [2, 1])?;
-    ///         let x = DTensor::full(&mesh, DType::F32, [5], 2, Layout::new([shard(0)]))?;
+    ///         let x = DTensor::full(&mesh, DType::F32, [5], Layout::new([shard(0)]), 2)?;
     ///         assert_eq!(x.local().shape()[0], [2, 3][rank.rank() - 1]); // rank 2 is listed first
-    ///         assert_eq!(x.sum_all()?.full_tensor()?.item()?, 10.0);
+    ///         assert_eq!(x.sum_all()?.item()?, 10.0);
     ///     }
     ///     Ok(())
     /// })?;
@@ -225,6 +227,7 @@ impl DeviceMesh {
             reduction: ReductionModes::default(),
             no_grad: Cell::new(0),
             no_sync: Cell::new(0),
+            keep_layouts: Cell::new(0),
             recompute_cheap: Cell::new(0),
             plans: MeshCache::default(),
             moves: MeshCache::default(),
@@ -255,6 +258,21 @@ impl DeviceMesh {
     /// ```
     pub fn mesh(&self) -> &Mesh {
         &self.0.mesh
+    }
+
+    /// Returns true if the mesh has an axis of this name.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     assert!(mesh.has("dp") && !mesh.has("tp"));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn has(&self, axis: &str) -> bool {
+        self.0.mesh.axis(axis).is_ok()
     }
 
     /// Returns this rank.
@@ -295,7 +313,7 @@ impl DeviceMesh {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     mesh.set_strict(true);
-    ///     let x = |layout: &str| DTensor::full(&mesh, DType::F32, [4, 4], 1.0, layout.parse()?);
+    ///     let x = |layout: &str| DTensor::full(&mesh, DType::F32, [4, 4], layout.parse()?, 1.0);
     ///     let refused = x("(S0)")?.add(&x("(S1)")?).unwrap_err().to_string();
     ///     assert!(refused.contains("would have to move, which strict mode forbids"), "{refused}");
     ///     x("(S0)")?.add(&x("(R)")?)?; // slices the second operand
@@ -307,6 +325,11 @@ impl DeviceMesh {
         self.0.strict.set(strict);
     }
 
+    /// Returns true in strict mode.
+    pub(crate) fn is_strict(&self) -> bool {
+        self.0.strict.get()
+    }
+
     /// Returns the number of bytes that this rank has received from other ranks in redistributions so far. An
     /// all-reduce over `n` ranks counts as a ring's: `2 (n - 1) / n` times the tensor's bytes.
     ///
@@ -314,8 +337,8 @@ impl DeviceMesh {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [6], "(S0)".parse()?)?;
-    ///     x.redistribute("(R)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [6], "(S0)")?;
+    ///     x.redistribute("(R)")?;
     ///     assert_eq!(mesh.received_bytes(), 3 * 4); // the other rank's three elements
     ///     Ok(())
     /// })?;
@@ -331,8 +354,8 @@ impl DeviceMesh {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0)".parse()?)?;
-    ///     x.redistribute("(R)".parse()?)?.redistribute("(S1)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0)")?;
+    ///     x.redistribute("(R)")?.redistribute("(S1)")?;
     ///     assert_eq!(mesh.redistribution_calls(), 1); // the second is a slice
     ///     Ok(())
     /// })?;
@@ -357,9 +380,9 @@ impl DeviceMesh {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0)")?;
     ///     let before = mesh.copied_bytes();
-    ///     x.redistribute("(S1)".parse()?)?;
+    ///     x.redistribute("(S1)")?;
     ///     assert_eq!(mesh.copied_bytes() - before, 2 * 2 * 2 * 4); // two blocks of two rows and two columns
     ///     Ok(())
     /// })?;
@@ -490,7 +513,7 @@ mod tests {
         let run = |rank: Rank| {
             let over = |ranks: [usize; 2]| DeviceMesh::over(&rank, &[("dp", 2)], ranks);
             let (mesh, again, other) = (over([0, 1])?, over([0, 1])?, over([1, 0])?);
-            let of = |mesh: &DeviceMesh| DTensor::zeros(mesh, DType::F32, [2], "(S0)".parse()?);
+            let of = |mesh: &DeviceMesh| DTensor::zeros(mesh, DType::F32, [2], "(S0)");
             let sum = |other: &DeviceMesh| of(&mesh)?.add(&of(other)?).map(drop);
             let said = |other: &DeviceMesh| sum(other).map_err(|e| e.to_string());
             let refused = |a: &str, b: &str| {

@@ -31,7 +31,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [4], 2.0, "(S0)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4], "(S0)", 2.0)?;
     ///     let results = DTensor::apply(&ops::Add, &[&x, &x])?;
     ///     assert_eq!(results[0].full_tensor()?.to_vec::<f32>()?, [4.0; 4]);
     ///     Ok(())
@@ -66,7 +66,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [4], 2.0, "(S0)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4], "(S0)", 2.0)?;
     ///     let y = DTensor::apply_one(&ops::Mul, &[&x, &x])?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [4.0; 4]);
     ///     Ok(())
@@ -106,7 +106,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let ones = |value: f64| DTensor::full(&mesh, DType::F32, [4], value, "(S0)".parse()?);
+    ///     let ones = |value: f64| DTensor::full(&mesh, DType::F32, [4], "(S0)", value);
     ///     let mut ins = [ones(1.0)?, ones(2.0)?].into_iter().collect();
     ///     let results = DTensor::apply_owned(&ops::Add, &mut ins)?;
     ///     assert!(ins.is_empty());
@@ -142,7 +142,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let full = |shape: &[usize], value: f64| DTensor::full(&mesh, DType::F32, shape, value, "(R)".parse()?);
+    ///     let full = |shape: &[usize], value: f64| DTensor::full(&mesh, DType::F32, shape, "(R)", value);
     ///     let sgd = ops::SgdStep {
     ///         momentum: ops::Bits(0.0), weight_decay: ops::Bits(0.0), nesterov: false, lr: ops::Unkeyed(0.5),
     ///     };

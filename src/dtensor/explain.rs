@@ -23,7 +23,8 @@ use crate::placement::Spec;
 /// The largest number of other shardings that an explanation lists.
 const RUNNERS_UP: usize = 3;
 
-/// The plans of a piece of program: made by [`DeviceMesh::explain`]. Printing it gives a paragraph per plan, by module.
+/// The plans of a piece of program: made by [`DeviceMesh::explain`]. Printing it gives a paragraph per plan, by module;
+/// [`Explanation::short`] a line for each that moves something.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Explanation {
     /// The plans, in the order of first calls.
@@ -97,8 +98,8 @@ impl DeviceMesh {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::parse(&rank, "tp=2")?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 64], "(S0)".parse()?)?;
-    ///     let w = DTensor::zeros(&mesh, DType::F32, [64, 6], "(S1)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 64], "(S0)")?;
+    ///     let w = DTensor::zeros(&mesh, DType::F32, [64, 6], "(S1)")?;
     ///     let (_, explanation) = mesh.explain(|| x.matmul(&w))?;
     ///     let product = &explanation.plans[0];
     ///     assert_eq!(product.rows, "tp: R S1 -> S1");
@@ -123,6 +124,53 @@ impl DeviceMesh {
         open.0.borrow_mut().retain(|other| other.strong_count() > 0 && !other.ptr_eq(&Rc::downgrade(&own)));
         let (explanation, _) = own.take();
         Ok((result?, explanation))
+    }
+}
+
+impl Explanation {
+    /// Returns the short form: a line for each plan by which ranks receive bytes, with its module, its operator, the layouts of what
+    /// moves before and after, the most bytes that a rank receives in a call, and the calls; then the sum.
+    ///
+    /// ```
+    /// use isoshard::{comm::{ModulePath, spmd}, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::parse(&rank, "tp=2")?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 64], "(S0)")?;
+    ///     let w = DTensor::zeros(&mesh, DType::F32, [64, 6], "(S1)")?;
+    ///     let _scope = ModulePath::new("head").enter();
+    ///     let (_, explanation) = mesh.explain(|| x.matmul(&w)?.neg())?; // the negation moves nothing
+    ///     assert_eq!(explanation.short(), "\
+    /// head  MatMul  f32[4, 64]@(tp:S0) -> (R)  512 bytes  1 call
+    /// in all 512 bytes in 1 call
+    /// ");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn short(&self) -> String {
+        let (mut rows, mut bytes, mut calls) = (Vec::new(), 0.0, 0);
+        for plan in self.plans.iter().filter(|plan| plan.received_bytes[2] > 0.0) {
+            let ExplainedPlan { path, phase, received_bytes: [_, _, most], .. } = plan;
+            let place = match (path.as_str(), phase) {
+                ("", Phase::Forward) => "outside of modules".to_string(),
+                ("", phase) => format!("outside of modules, {phase}"),
+                (path, Phase::Forward) => path.to_string(),
+                (path, phase) => format!("{path}, {phase}"),
+            };
+            let operator = plan.operator.split([' ', '(', '{']).next().unwrap_or_default().to_string();
+            let moved = |m: &ExplainedMove| format!("{} -> {}", plan.operands[m.operand], m.to);
+            let moved = plan.moves.iter().map(moved).collect::<Vec<_>>().join(", ");
+            let times = if plan.calls == 1 { "1 call".into() } else { format!("{} calls", plan.calls) };
+            rows.push([place, operator, moved, format!("{most:.0} bytes"), times]);
+            (bytes, calls) = (bytes + most * plan.calls as f64, calls + plan.calls);
+        }
+        let width = |k: usize| rows.iter().map(|row: &[String; 5]| row[k].chars().count()).max().unwrap_or(0);
+        let [place, operator, moved, most] = [0, 1, 2, 3].map(width);
+        let line = |[a, b, c, d, e]: &[String; 5]| {
+            format!("{a:place$}  {b:operator$}  {c:moved$}  {d:>most$}  {e}\n")
+        };
+        let times = if calls == 1 { "1 call".into() } else { format!("{calls} calls") };
+        rows.iter().map(line).chain([format!("in all {bytes:.0} bytes in {times}\n")]).collect()
     }
 }
 
@@ -256,7 +304,7 @@ fn received_bytes(mesh: &DeviceMesh, moves: &[(Spec, Spec)]) -> [f64; 3] {
 /// use isoshard::{comm::{ModulePath, spmd}, dtensor::{DTensor, DeviceMesh}, tensor::DType};
 /// let texts = spmd(2, |rank| {
 ///     let mesh = DeviceMesh::parse(&rank, "dp=2")?;
-///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)".parse()?)?;
+///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)")?;
 ///     let alone = mesh.explain(|| x.neg())?.1.to_string();
 ///     let _scope = ModulePath::new("h.0").enter();
 ///     Ok([alone, mesh.explain(|| x.neg())?.1.to_string()])

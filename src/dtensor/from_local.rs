@@ -11,7 +11,7 @@ use super::rank_reports::{gather_texts, gather_words, group_by_value, list_value
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
-use crate::placement::Layout;
+use crate::placement::{IntoLayout, Layout};
 use crate::tensor::{Shape, Tensor};
 
 impl DTensor {
@@ -23,7 +23,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
-    ///     let x = DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &whole, "(S0)")?;
     ///     assert_eq!(x.local().to_vec::<f32>()?, [vec![1.0, 2.0], vec![3.0]][rank.rank()]);
     ///     Ok(())
     /// })?;
@@ -32,7 +32,7 @@ impl DTensor {
     ///
     /// # Errors
     /// Refuses a layout that does not fit the shape, and a `Partial` layout.
-    pub fn distribute(mesh: &DeviceMesh, whole: &Tensor, layout: Layout) -> Result<DTensor> {
+    pub fn distribute(mesh: &DeviceMesh, whole: &Tensor, layout: impl IntoLayout) -> Result<DTensor> {
         let everywhere = Layout::replicated(mesh.mesh().ndim());
         let meta = mesh.meta(whole.dtype(), whole.shape(), &everywhere)?;
         // Slice on the host first, so that only this rank's shard is copied to the device.
@@ -53,7 +53,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let mine = Tensor::from_vec(vec![rank.rank() as f32; 2], [2])?;
-    ///     let x = DTensor::from_local(&mesh, mine, [4], "(S0)".parse()?)?;
+    ///     let x = DTensor::from_local(&mesh, mine, [4], "(S0)")?;
     ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [0.0, 0.0, 1.0, 1.0]);
     ///     Ok(())
     /// })?;
@@ -66,9 +66,9 @@ impl DTensor {
         mesh: &DeviceMesh,
         local: Tensor,
         shape: impl Into<Shape>,
-        layout: Layout,
+        layout: impl IntoLayout,
     ) -> Result<DTensor> {
-        let meta = mesh.meta(local.dtype(), &shape.into(), &layout)?;
+        let meta = mesh.meta(local.dtype(), &shape.into(), &layout.into_layout()?)?;
         if local.shape() == meta.local_shape() {
             let lineage = lineage_of_new("from_local", &meta, &[]);
             return Ok(Self::wrap(mesh, local.to_device(mesh.device())?, meta, lineage));
@@ -112,12 +112,12 @@ impl DTensor {
         mesh: &DeviceMesh,
         local: Tensor,
         shape: impl Into<Shape>,
-        layout: Layout,
+        layout: impl IntoLayout,
     ) -> Result<DTensor> {
-        let shape = shape.into();
+        let (shape, layout) = (shape.into(), layout.into_layout()?);
         let (dtype, given) = (local.dtype(), local.notation());
         let named = format!("{dtype}{shape} {layout}");
-        let made = Self::from_local(mesh, local, &shape, layout.clone());
+        let made = Self::from_local(mesh, local, &shape, &layout);
         let group = mesh.all_ranks()?;
         if group.len() == 1 {
             return made;

@@ -28,7 +28,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let whole = Tensor::from_vec(vec![1.0, 2.0, 3.0], [3])?;
-    ///     let x = DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?.requires_grad()?;
+    ///     let x = DTensor::distribute(&mesh, &whole, "(S0)")?.requires_grad()?;
     ///     let y = x.mul(&x)?.mul(&x)?.sum_all()?; // the sum of x³
     ///     let first = y.grad(&[&x])?.remove(0);
     ///     assert_eq!(first.full_tensor()?.to_f64_vec(), [3.0, 12.0, 27.0]); // 3 x²
@@ -55,13 +55,13 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let full = |value: f64| DTensor::full(&mesh, DType::F64, [3], value, "(S0)".parse()?)?.requires_grad();
+    ///     let full = |value: f64| DTensor::full(&mesh, DType::F64, [3], "(S0)", value)?.requires_grad();
     ///     let (x, dy) = (full(2.0)?, full(10.0)?);
     ///     let y = x.mul(&x)?;
     ///     let dx = y.grad_from(&dy, &[&x])?.remove(0); // dy · 2x
     ///     assert_eq!(dx.full_tensor()?.to_f64_vec(), [40.0; 3]);
     ///     // The derivative with respect to the incoming gradient is the product of the Jacobian and a vector.
-    ///     let ones = DTensor::full(&mesh, DType::F64, [3], 1.0, "(S0)".parse()?)?;
+    ///     let ones = DTensor::full(&mesh, DType::F64, [3], "(S0)", 1.0)?;
     ///     assert_eq!(dx.grad_from(&ones, &[&dy])?[0].full_tensor()?.to_f64_vec(), [4.0; 3]);
     ///     Ok(())
     /// })?;
@@ -118,7 +118,7 @@ mod tests {
     use std::rc::Rc;
 
     fn vector(mesh: &DeviceMesh, values: [f64; 3]) -> Result<DTensor> {
-        DTensor::distribute(mesh, &Tensor::from_vec(values.to_vec(), [3])?, "(S0)".parse()?)
+        DTensor::distribute(mesh, &Tensor::from_vec(values.to_vec(), [3])?, "(S0)")
     }
 
     fn on_two_ranks(run: impl Fn(&DeviceMesh) -> Result<()> + Send + Sync + Clone + 'static) {
@@ -218,7 +218,7 @@ mod tests {
     fn statistics_stay_constants() {
         on_two_ranks(|mesh| {
             let x = vector(mesh, [1.0, 2.0, 4.0])?.reshape([3, 1])?.requires_grad()?;
-            let w = DTensor::full(mesh, x.dtype(), [1], 1.0, "(R)".parse()?)?;
+            let w = DTensor::full(mesh, x.dtype(), [1], "(R)", 1.0)?;
             let outs = DTensor::apply(&RmsNorm { eps: Bits(1.0) }, &[&x, &w])?;
             outs[0].sum_all()?.grad(&[&x])?;
             assert!(!outs[1].has_history());
@@ -287,8 +287,8 @@ mod tests {
         on_two_ranks(|mesh| {
             let rows = vec![f64::NEG_INFINITY, 1.0, 2.0, f64::NEG_INFINITY, 0.5, -1.0];
             let rows = Tensor::from_vec(rows, [2, 3])?;
-            let x = DTensor::distribute(mesh, &rows, "(S0)".parse()?)?.requires_grad()?;
-            let target = DTensor::distribute(mesh, &Tensor::from_vec(vec![1i64, -1], [2])?, "(S0)".parse()?)?;
+            let x = DTensor::distribute(mesh, &rows, "(S0)")?.requires_grad()?;
+            let target = DTensor::distribute(mesh, &Tensor::from_vec(vec![1i64, -1], [2])?, "(S0)")?;
             let options = CrossEntropyOptions { z_loss: 0.1, ignore_index: Some(-1), ..Default::default() };
             let loss = x.cross_entropy_with(&target, &options)?;
             let dx = loss.grad(&[&x])?.remove(0);

@@ -20,7 +20,7 @@ use crate::tensor::sort_by_key;
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
 /// spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-///     let w = DTensor::full(&mesh, DType::F32, [4], 1.0, "(S0)".parse()?)?.requires_grad()?;
+///     let w = DTensor::full(&mesh, DType::F32, [4], "(S0)", 1.0)?.requires_grad()?;
 ///     let unused = w.detach().requires_grad()?;
 ///     let gradients = w.sum_all()?.backward()?;
 ///     assert!(gradients.get(&w).is_some() && gradients.get(&unused).is_none());
@@ -47,7 +47,7 @@ impl Gradients {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let w = DTensor::full(&mesh, DType::F32, [2], 1.0, "(R)".parse()?)?.requires_grad()?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [2], "(R)", 1.0)?.requires_grad()?;
     ///     let gradients = w.mul_scalar(5.0)?.sum_all()?.backward()?;
     ///     assert_eq!(gradients.get(&w).expect("a leaf").local().to_vec::<f32>()?, [5.0, 5.0]);
     ///     Ok(())
@@ -69,7 +69,7 @@ impl Gradients {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let w = DTensor::full(&mesh, DType::F32, [2], 1.0, "(R)".parse()?)?.requires_grad()?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [2], "(R)", 1.0)?.requires_grad()?;
     ///     let mut gradients = w.sum_all()?.backward()?;
     ///     assert!(gradients.take(&w).is_some() && gradients.take(&w).is_none());
     ///     Ok(())
@@ -91,7 +91,7 @@ impl Gradients {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let w = DTensor::full(&mesh, DType::F32, [2], 1.0, "(R)".parse()?)?.requires_grad()?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [2], "(R)", 1.0)?.requires_grad()?;
     ///     let mut gradients = w.mul_scalar(8.0)?.sum_all()?.backward()?;
     ///     let clipped = gradients.take(&w).expect("a leaf").mul_scalar(0.5)?;
     ///     gradients.put(&w, clipped)?;
@@ -124,6 +124,22 @@ impl Gradients {
     }
 
     /// Puts back a gradient that [`Gradients::take`] returned for `leaf`.
+    /// Replaces the gradients of `leaves` by what `f` makes of them, without a history and in their layouts. Communicates nothing if
+    /// `f` is of operators on single elements.
+    pub(crate) fn map_of<'a>(
+        &mut self,
+        leaves: impl Iterator<Item = &'a DTensor>,
+        f: impl Fn(&DTensor) -> Result<DTensor>,
+    ) -> Result<()> {
+        for leaf in leaves {
+            let Some(grad) = self.get(leaf) else { continue };
+            let (_no_grad, _keep) = (grad.mesh().no_grad(), grad.mesh().keep_layouts());
+            let new = f(grad)?.redistribute(grad.layout())?;
+            self.put(leaf, new)?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn put_back(&mut self, leaf: &DTensor, grad: DTensor) {
         if let Some(output) = &leaf.history {
             self.store(&output.node, grad);
@@ -197,7 +213,7 @@ impl Gradients {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let w = DTensor::full(&mesh, DType::F32, [2], 1.0, "(R)".parse()?)?.requires_grad()?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [2], "(R)", 1.0)?.requires_grad()?;
     ///     let mut gradients = w.mul_scalar(2.0)?.sum_all()?.backward()?; // first micro-batch
     ///     gradients.merge(w.mul_scalar(3.0)?.sum_all()?.backward()?)?; // second micro-batch
     ///     assert_eq!(gradients.get(&w).expect("a leaf").local().to_vec::<f32>()?, [5.0, 5.0]);

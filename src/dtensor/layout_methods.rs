@@ -8,8 +8,8 @@ use super::start_moves::{TensorMove, gather_places, start_moves};
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use crate::comm::operator_scope_if_none;
-use crate::error::Result;
-use crate::placement::{Layout, Spec};
+use crate::error::{Error, Result};
+use crate::placement::{IntoLayout, Layout, Spec};
 use crate::tensor::{DType, Tensor};
 
 /// Methods that change the layout.
@@ -24,8 +24,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec((0..6).map(|i| i as f32).collect(), [3, 2])?, "(S0)".parse()?)?;
-    ///     let y = x.redistribute("(S1)".parse()?)?; // one all-to-all
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec((0..6).map(|i| i as f32).collect(), [3, 2])?, "(S0)")?;
+    ///     let y = x.redistribute("(S1)")?; // one all-to-all
     ///     assert_eq!(y.local().to_vec::<f32>()?, [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]][rank.rank()]);
     ///     // Rank 0 lacked element 4, rank 1 elements 1 and 3.
     ///     assert_eq!(mesh.received_bytes(), [4, 8][rank.rank()]);
@@ -36,7 +36,11 @@ impl DTensor {
     ///
     /// # Errors
     /// Refuses a layout that does not fit; returns an error if communication fails.
-    pub fn redistribute(&self, layout: Layout) -> Result<DTensor> {
+    pub fn redistribute(&self, layout: impl IntoLayout) -> Result<DTensor> {
+        self.redistribute_into(layout.into_layout()?)
+    }
+
+    fn redistribute_into(&self, layout: Layout) -> Result<DTensor> {
         if layout == *self.layout() {
             return Ok(self.clone());
         }
@@ -65,7 +69,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     let sum = x.sum_all()?;
     ///     assert_eq!(sum.layout().to_string(), "(P(sum))"); // each rank has added up its own elements
     ///     let sum = sum.reduce_partial()?;
@@ -99,7 +103,7 @@ impl DTensor {
     ///
     /// # Errors
     /// Refuses a layout that does not fit.
-    pub fn explain(&self, layout: Layout) -> Result<String> {
+    pub fn explain(&self, layout: impl IntoLayout) -> Result<String> {
         Ok(self.plan_redistribute(layout)?.to_string())
     }
 
@@ -110,8 +114,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 4], "(S0)".parse()?)?;
-    ///     let plan = x.plan_redistribute("(R)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 4], "(S0)")?;
+    ///     let plan = x.plan_redistribute("(R)")?;
     ///     assert_eq!(plan.collectives().collect::<Vec<_>>(), ["all_gather"]);
     ///     assert_eq!(plan.received_bytes(), [32, 48][rank.rank()]); // the rows that the other rank holds
     ///     Ok(())
@@ -121,9 +125,9 @@ impl DTensor {
     ///
     /// # Errors
     /// Refuses a layout that does not fit.
-    pub fn plan_redistribute(&self, layout: Layout) -> Result<Redistribution> {
+    pub fn plan_redistribute(&self, layout: impl IntoLayout) -> Result<Redistribution> {
         let spec = self.meta.spec();
-        Redistribution::plan(spec, &spec.with_layout(layout)?)
+        Redistribution::plan(spec, &spec.with_layout(layout.into_layout()?)?)
     }
 
     /// Draws which ranks store which elements, as text: see [`Spec::draw`](crate::placement::Spec::draw). Communicates
@@ -133,7 +137,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// let pictures = spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     Ok(DTensor::zeros(&mesh, DType::F32, [3], "(S0)".parse()?)?.draw())
+    ///     Ok(DTensor::zeros(&mesh, DType::F32, [3], "(S0)")?.draw())
     /// })?;
     /// assert_eq!(pictures[0].lines().nth(3), Some("│  0  │ 1 │"));
     /// # Ok::<(), isoshard::Error>(())
@@ -149,7 +153,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// let images = spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     Ok(DTensor::zeros(&mesh, DType::F32, [3], "(S0)".parse()?)?.draw_svg())
+    ///     Ok(DTensor::zeros(&mesh, DType::F32, [3], "(S0)")?.draw_svg())
     /// })?;
     /// assert!(images[0].contains("<title>dim 0: 2: rank 1</title>"));
     /// # Ok::<(), isoshard::Error>(())
@@ -171,8 +175,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
-    ///     let pending = x.redistribute_async("(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
+    ///     let pending = x.redistribute_async("(R)")?;
     ///     let doubled = x.mul_scalar(2.0)?; // runs while the all-gather is in flight
     ///     assert_eq!(pending.wait()?.local().to_vec::<f32>()?, [1.0, 2.0, 3.0]);
     ///     assert_eq!(doubled.full_tensor()?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
@@ -183,7 +187,8 @@ impl DTensor {
     ///
     /// # Errors
     /// Refuses a layout that does not fit; returns an error if communication fails.
-    pub fn redistribute_async(&self, layout: Layout) -> Result<PendingRedistribution> {
+    pub fn redistribute_async(&self, layout: impl IntoLayout) -> Result<PendingRedistribution> {
+        let layout = layout.into_layout()?;
         if layout == *self.layout() {
             return Ok(PendingRedistribution {
                 source: self.clone(),
@@ -267,7 +272,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [1.0, 2.0, 3.0]);
     ///     Ok(())
     /// })?;
@@ -279,6 +284,31 @@ impl DTensor {
     pub fn full_tensor(&self) -> Result<Tensor> {
         let _guard = self.mesh.no_grad();
         Ok(self.redistribute(Layout::replicated(self.mesh.mesh().ndim()))?.local)
+    }
+
+    /// Returns the only element as f64, the same on every rank: that of [`DTensor::full_tensor`]. Every rank calls it.
+    /// Communicates nothing if the tensor is replicated, and one element otherwise.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [6], "(S0)", 0.5)?;
+    ///     assert_eq!(x.sum_all()?.item()?, 3.0);
+    ///     assert!(x.item().unwrap_err().to_string().starts_with("item: the tensor does not have exactly one element"));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a tensor of no or several elements; returns an error if communication fails.
+    pub fn item(&self) -> Result<f64> {
+        if self.numel() != 1 {
+            let rule = "the tensor does not have exactly one element";
+            return Err(Error::invalid("item", rule, self.spec().to_string(), "reduce or slice it first"));
+        }
+        self.full_tensor()?.item()
     }
 }
 
@@ -297,8 +327,8 @@ impl PendingRedistribution {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [4], 1.5, "(S0)".parse()?)?;
-    ///     let y = x.redistribute_async("(R)".parse()?)?.wait()?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4], "(S0)", 1.5)?;
+    ///     let y = x.redistribute_async("(R)")?.wait()?;
     ///     assert_eq!(y.spec().to_string(), "f32[4]@(dp:R)");
     ///     Ok(())
     /// })?;

@@ -17,10 +17,10 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [4], 2.0, "(S0)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4], "(S0)", 2.0)?;
     ///     assert_eq!(x.exp()?.lineage(), x.exp()?.lineage());
     ///     assert_ne!(x.exp()?.lineage(), x.sqrt()?.lineage());
-    ///     assert_eq!(x.redistribute("(R)".parse()?)?.lineage(), x.lineage());
+    ///     assert_eq!(x.redistribute("(R)")?.lineage(), x.lineage());
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())

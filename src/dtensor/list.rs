@@ -16,7 +16,7 @@ use crate::tensor::short_list;
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DTensors, DeviceMesh}, ops::Add, placement::Layout, tensor::DType};
 /// spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-///     let x = DTensor::full(&mesh, DType::F32, [3], 1.5, "(S0)".parse()?)?;
+///     let x = DTensor::full(&mesh, DType::F32, [3], "(S0)", 1.5)?;
 ///     let mut operands: DTensors = [x.clone(), x].into();
 ///     let [sum] = DTensor::apply_owned(&Add, &mut operands)?.into_array()?;
 ///     assert_eq!(sum.full_tensor()?.to_vec::<f32>()?, [3.0; 3]);
@@ -103,7 +103,7 @@ impl DTensors {
     /// use isoshard::{ops::{Bits, RmsNorm}, placement::Layout, tensor::DType};
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
-    ///     let ones = |shape: &[usize]| DTensor::full(&mesh, DType::F32, shape, 1.0, Layout::replicated(0));
+    ///     let ones = |shape: &[usize]| DTensor::full(&mesh, DType::F32, shape, Layout::replicated(0), 1.0);
     ///     let outs = DTensor::apply(&RmsNorm { eps: Bits(0.0) }, &[&ones(&[3, 2])?, &ones(&[2])?])?;
     ///     assert!(outs.clone().into_array::<1>().is_err());
     ///     let [y, scale] = outs.into_array()?;

@@ -14,7 +14,7 @@ use super::tensor_meta::TensorMeta;
 use crate::comm::{Lineage, operator_scope};
 use crate::error::{Error, Result};
 use crate::ops::{Meta, Tensors, Windows};
-use crate::placement::{Layout, Spec};
+use crate::placement::{IntoLayout, Layout, Spec};
 use crate::tensor::{DType, Device, Shape, Tensor, short_list};
 
 /// A function on local tensors, with the layouts of its operands and results: created by [`DeviceMesh::local_map`].
@@ -35,7 +35,7 @@ use crate::tensor::{DType, Device, Shape, Tensor, short_list};
 /// spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
 ///     let whole = Tensor::from_vec(vec![3.0f32, 1.0, 4.0, 1.0, 5.0, 9.0], [3, 2])?;
-///     let x = DTensor::distribute(&mesh, &whole, "(S1)".parse()?)?;
+///     let x = DTensor::distribute(&mesh, &whole, "(S1)")?;
 ///     // The running maximum of each row: a rank needs whole rows, so x moves from S1 to S0.
 ///     let map = mesh.local_map("running_max").operand(&x, "(S0)".parse()?);
 ///     let outs = map.result(DType::F32, [3, 2], "(S0)".parse()?).run(|ins, at| {
@@ -71,7 +71,7 @@ use crate::tensor::{DType, Device, Shape, Tensor, short_list};
 /// }
 /// spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-///     let x = DTensor::ones(&mesh, DType::F64, [4, 3], "(S1)".parse()?)?.requires_grad()?;
+///     let x = DTensor::ones(&mesh, DType::F64, [4, 3], "(S1)")?.requires_grad()?;
 ///     let forward = |ins: &[DTensor]| Ok((vec![running_sum(&ins[0], false)?], vec![]));
 ///     let backward = |_: &[DTensor], grads: &[DTensor]| Ok(vec![Some(running_sum(&grads[0], true)?)]);
 ///     let y = DTensor::custom_vjp("running_sum", &[&x], forward, backward)?.remove(0);
@@ -93,6 +93,8 @@ pub struct LocalMap<'a> {
     name: &'static str,
     operands: SmallVec<[(&'a DTensor, Layout); 3]>,
     results: SmallVec<[(Meta, Layout); 3]>,
+    /// The first layout that could not be read.
+    refused: Option<Error>,
 }
 
 impl DeviceMesh {
@@ -113,7 +115,7 @@ impl DeviceMesh {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn local_map(&self, name: &'static str) -> LocalMap<'_> {
-        LocalMap { mesh: self, name, operands: SmallVec::new(), results: SmallVec::new() }
+        LocalMap { mesh: self, name, operands: SmallVec::new(), results: SmallVec::new(), refused: None }
     }
 }
 
@@ -124,7 +126,7 @@ impl<'a> LocalMap<'a> {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// let rows = spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 2], "(R)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 2], "(R)")?;
     ///     let mut rows = 0;
     ///     mesh.local_map("count").operand(&x, "(S0)".parse()?).run(|ins, _| {
     ///         rows = ins[0].shape()[0];
@@ -135,8 +137,9 @@ impl<'a> LocalMap<'a> {
     /// assert_eq!(rows, [3, 2]);
     /// # Ok::<(), isoshard::Error>(())
     /// ```
-    pub fn operand(mut self, x: &'a DTensor, layout: Layout) -> Self {
-        self.operands.push((x, layout));
+    pub fn operand(mut self, x: &'a DTensor, layout: impl IntoLayout) -> Self {
+        let layout = self.read(layout.into_layout());
+        self.operands.extend(layout.map(|layout| (x, layout)));
         self
     }
 
@@ -150,14 +153,20 @@ impl<'a> LocalMap<'a> {
     ///     // One contribution per rank, each of the full shape.
     ///     let map = mesh.local_map("votes").result(DType::I64, [], "(P(sum))".parse()?);
     ///     let votes = map.run(|_, _| Ok([Tensor::scalar(1i64)]))?.remove(0);
-    ///     assert_eq!(votes.full_tensor()?.item()?, 2.0);
+    ///     assert_eq!(votes.item()?, 2.0);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
     /// ```
-    pub fn result(mut self, dtype: DType, shape: impl Into<Shape>, layout: Layout) -> Self {
-        self.results.push((Meta::new(dtype, shape), layout));
+    pub fn result(mut self, dtype: DType, shape: impl Into<Shape>, layout: impl IntoLayout) -> Self {
+        let layout = self.read(layout.into_layout());
+        self.results.extend(layout.map(|layout| (Meta::new(dtype, shape), layout)));
         self
+    }
+
+    /// Returns a layout, or keeps the error for the call.
+    fn read(&mut self, layout: Result<Layout>) -> Option<Layout> {
+        layout.map_err(|e| self.refused.get_or_insert(e.called(self.name))).ok()
     }
 
     /// Calls the function and returns the results. Communicates only to redistribute operands, and what the function
@@ -271,6 +280,9 @@ impl<'a> LocalMap<'a> {
 
     /// Returns the metadata of the results, after checking what all ranks share.
     fn result_metas(&self) -> Result<Vec<Rc<TensorMeta>>> {
+        if let Some(refused) = &self.refused {
+            return Err(refused.clone());
+        }
         for (i, (x, layout)) in self.operands.iter().enumerate() {
             self.check_operand(i, x, layout)?;
         }

@@ -6,9 +6,9 @@
 //! let losses = |ranks| spmd(ranks, move |rank| {
 //!     let mesh = DeviceMesh::new(&rank, &[("dp", ranks)])?;
 //!     let mut generator = Generator::new(7);
-//!     let x = DTensor::randn(&mesh, DType::F32, [5, 4], "(S0)".parse()?, &mut generator)?;
-//!     let w = DTensor::randn(&mesh, DType::F32, [4, 2], "(R)".parse()?, &mut generator)?.requires_grad()?;
-//!     let loss = x.matmul(&w)?.tanh()?.mean_all()?;
+//!     let x = DTensor::randn(&mesh, DType::F32, [5, 4], "(S0)", &mut generator)?;
+//!     let w = DTensor::randn(&mesh, DType::F32, [4, 2], "(R)", &mut generator)?.requires_grad()?;
+//!     let mut loss = x.matmul(&w)?.tanh()?.mean_all()?;
 //!     let gradient = loss.backward()?.take(&w).expect("w is a leaf");
 //!     isoshard::Result::Ok((loss.full_tensor()?.to_vec::<f32>()?, gradient.full_tensor()?.to_vec::<f32>()?))
 //! });
@@ -112,7 +112,7 @@ pub use recompute_cheap::RecomputeCheap;
 pub use redistribute::Redistribution;
 pub(crate) use redistribute::may_be_padding;
 pub use reduction::Reduction;
-pub use scopes::{NoGrad, NoSync};
+pub use scopes::{KeepLayouts, NoGrad, NoSync};
 pub use tensor::DTensor;
 pub(crate) use tensor::{GradientUnit, RecomputeInput, UnitGathers};
 pub use tensor_meta::TensorMeta;

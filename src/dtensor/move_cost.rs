@@ -253,8 +253,7 @@ mod tests {
         let level = |ranks, latency_s| Level { ranks, latency_s, bytes_per_s: 1e9 };
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("outer", 2), ("inner", 2)])?;
-            let laid =
-                |n: usize, layout: &str| DTensor::zeros(&mesh, DType::F32, [64, 64, n], layout.parse()?);
+            let laid = |n: usize, layout: &str| DTensor::zeros(&mesh, DType::F32, [64, 64, n], layout);
             let cat = |small: &str, large: &str| -> Result<String> {
                 let small = laid(1, small)?;
                 Ok(DTensor::cat(&[&small, &small, &laid(3, large)?], 2)?.layout().to_string())
@@ -273,7 +272,7 @@ mod tests {
     fn the_order_that_moves_less_is_taken() {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("a", 2), ("b", 2)])?;
-            let zeros = |layout: &str| DTensor::zeros(&mesh, DType::F32, [8, 3], layout.parse()?);
+            let zeros = |layout: &str| DTensor::zeros(&mesh, DType::F32, [8, 3], layout);
             let (nested, natural) = (zeros("(S0^1, S0^0)")?, zeros("(S0, S0)")?);
             let one = |ins: &[&DTensor]| -> Result<String> { Ok(DTensor::cat(ins, 1)?.layout().to_string()) };
             assert_eq!(

@@ -254,7 +254,7 @@ mod tests {
                 // Passing along a, with two nodes or none; made along b; both at once.
                 for layout in ["(S0, R)", "(R, S1)", "(S0, S1)"] {
                     let x = DTensor::distribute(&mesh, &whole, Layout::replicated(2))?;
-                    let x = DTensor::apply_one(&first, &[&x.redistribute(layout.parse()?)?])?;
+                    let x = DTensor::apply_one(&first, &[&x.redistribute(layout)?])?;
                     let outs = DTensor::apply(&SumAndCount, &[&x])?;
                     let want = crate::tensor::cpu::reduce(
                         "sum",

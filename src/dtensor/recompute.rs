@@ -44,7 +44,7 @@ impl DTensor {
     /// use std::{cell::Cell, rc::Rc};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [4], 0.5, "(S0)".parse()?)?.requires_grad()?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4], "(S0)", 0.5)?.requires_grad()?;
     ///     let runs = Rc::new(Cell::new(0));
     ///     let counted = runs.clone();
     ///     let y = DTensor::recompute("square of exp", &[&x], move |ins| {

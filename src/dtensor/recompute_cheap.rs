@@ -34,7 +34,7 @@ impl DeviceMesh {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::{DType, storage}};
     /// let bytes = spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [1 << 12], 0.5, "()".parse()?)?.requires_grad()?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [1 << 12], "()", 0.5)?.requires_grad()?;
     ///     let before = storage::pool_stats().live_bytes;
     ///     let kept = x.gelu()?.square()?;
     ///     let kept_bytes = storage::pool_stats().live_bytes - before;
@@ -109,7 +109,7 @@ pub(super) fn mark_cheap(
     let depth = 1 + depths.max().unwrap_or(0);
     for (out, y) in outs.iter_mut().enumerate().filter(|(out, _)| !result_reads[*out]) {
         let (op, ins, mesh, path) = (plan.op.clone(), again.clone(), mesh.clone(), ModulePath::current());
-        let from = ComputedFrom { op, ins, out, mesh, path, reduction: plan.reduction, depth };
+        let from = ComputedFrom { op, ins, out, mesh, path, reduction: plan.mode.reduction, depth };
         y.origin = Some(Origin::Computed(Rc::new(from)));
     }
     Ok(())

@@ -26,7 +26,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     let sums = DTensor::reduce_partials(&[x.sum_all()?, x.mul(&x)?.sum_all()?])?;
     ///     assert_eq!((sums[0].local().item()?, sums[1].local().item()?), (6.0, 14.0));
     ///     Ok(())

@@ -18,7 +18,7 @@ use crate::placement::SumGroups;
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
 ///     let values = Tensor::from_vec((1..=100).map(|i| 1.0 / i as f32).collect(), [100])?;
 ///     let sum = |layout: &str| -> isoshard::Result<f64> {
-///         DTensor::distribute(&mesh, &values, layout.parse()?)?.sum_all()?.full_tensor()?.item()
+///         DTensor::distribute(&mesh, &values, layout.parse()?)?.sum_all()?.item()
 ///     };
 ///     assert_eq!(sum("(S0)")?, sum("(R)")?); // exact mode: the bits of a single rank
 ///     let fast = mesh.with_reduction(Reduction::Fast, || sum("(S0)"))?;
@@ -143,7 +143,7 @@ mod tests {
         let n: usize = shape.iter().product();
         let whole = Tensor::from_vec((0..n).map(|i| (i % 7) as f32 - 3.0).collect(), shape)?;
         let x = DTensor::distribute(mesh, &whole, Layout::replicated(mesh.mesh().ndim()))?.cast(dtype)?;
-        x.redistribute(layout.parse()?)
+        x.redistribute(layout)
     }
 
     /// Partial sums of two, three and no nodes, also of bf16, whose nodes are stored in f32.
@@ -191,7 +191,7 @@ mod tests {
             let modes = [Reduction::Exact, Reduction::Fast];
             let gradient = |forward: Reduction, backward: Reduction| -> Result<Vec<f64>> {
                 let w = w.requires_grad()?;
-                let loss = mesh.with_reduction(forward, || -> Result<DTensor> {
+                let mut loss = mesh.with_reduction(forward, || -> Result<DTensor> {
                     let y = x.mul(&w.expand([12, 2, 4])?)?.sum(&[0, 1], false)?;
                     y.mul(&w)?.add(&y)?.sum_all()
                 })?;

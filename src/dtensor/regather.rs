@@ -175,12 +175,12 @@ mod tests {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
             let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
-            let shard = |_| DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?.requires_grad();
+            let shard = |_| DTensor::distribute(&mesh, &whole, "(S0)")?.requires_grad();
             let leaves: Vec<DTensor> = (0..2).map(shard).collect::<Result<_>>()?;
             let units = [UnitGathers::default(), UnitGathers::default()];
             let gather = |k: usize, earlier: &UnitGathers| -> Result<DTensor> {
                 let leaf: &DTensor = &leaves[k];
-                let gathered = leaf.redistribute("(R)".parse()?)?;
+                let gathered = leaf.redistribute("(R)")?;
                 Ok(leaf.regathered(gathered, earlier, &units[k]))
             };
             let (first, second) = (gather(0, &UnitGathers::default())?, gather(1, &units[0])?);

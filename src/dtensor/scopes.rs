@@ -14,7 +14,7 @@ impl DeviceMesh {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [3], "(S0)".parse()?)?.requires_grad()?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [3], "(S0)")?.requires_grad()?;
     ///     let guard = mesh.no_grad();
     ///     assert!(!x.exp()?.has_history());
     ///     drop(guard);
@@ -51,8 +51,8 @@ impl DeviceMesh {
     ///     let (rank, tally) = Tally::of(&rank)?;
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     mesh.set_reduction(Reduction::Fast);
-    ///     let w = DTensor::full(&mesh, DType::F32, [4], 2.0, "(R)".parse()?)?.requires_grad()?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [6, 4], 1.0, "(S0)".parse()?)?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [4], "(R)", 2.0)?.requires_grad()?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [6, 4], "(S0)", 1.0)?;
     ///     let mut gradients = Gradients::default();
     ///     for micro in 0..3 {
     ///         let _guard = (micro < 2).then(|| mesh.no_sync());
@@ -67,6 +67,31 @@ impl DeviceMesh {
     pub fn no_sync(&self) -> NoSync {
         self.0.no_sync.set(self.0.no_sync.get() + 1);
         NoSync(self.clone())
+    }
+
+    /// Makes operators keep the layouts of their operands until the returned guard is dropped: a sharding that moves no operand is
+    /// taken, if there is one, also if moving would balance the work better. For programs that need results in the layouts of
+    /// their operands, as optimizers do; [`Params::update_by`](crate::nn::Params::update_by) is in such a scope. No bit changes.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [1 << 16], "(RS(0..1; 1,255))")?;
+    ///     let _guard = mesh.keep_layouts();
+    ///     assert_eq!(x.add_scalar(1.0)?.layout(), x.layout()); // one rank adds nearly all
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn keep_layouts(&self) -> KeepLayouts {
+        self.0.keep_layouts.set(self.0.keep_layouts.get() + 1);
+        KeepLayouts(self.clone())
+    }
+
+    /// Returns true in a scope of [`DeviceMesh::keep_layouts`].
+    pub(super) fn keeps_layouts(&self) -> bool {
+        self.0.keep_layouts.get() > 0
     }
 
     /// Returns true in a scope of [`DeviceMesh::no_sync`].
@@ -125,6 +150,15 @@ pub struct NoGrad(DeviceMesh);
 impl Drop for NoGrad {
     fn drop(&mut self) {
         self.0.0.no_grad.set(self.0.0.no_grad.get() - 1);
+    }
+}
+
+/// The guard of [`DeviceMesh::keep_layouts`]: while it lives, operators move no operand if they can.
+pub struct KeepLayouts(DeviceMesh);
+
+impl Drop for KeepLayouts {
+    fn drop(&mut self) {
+        self.0.0.keep_layouts.set(self.0.0.keep_layouts.get() - 1);
     }
 }
 

@@ -35,7 +35,7 @@ use crate::tensor::{DType, Shape, Tensor};
 ///     let x = DTensor::distribute(&mesh, &whole, Layout::new([Placement::Shard(0)]))?;
 ///     assert_eq!(x.spec().to_string(), "f32[3, 2]@(dp:S0)");
 ///     assert_eq!(x.local().shape()[0], [2, 1][rank.rank()]); // three rows on two ranks
-///     assert_eq!(x.sum_all()?.full_tensor()?.item()?, 15.0);
+///     assert_eq!(x.sum_all()?.item()?, 15.0);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), isoshard::Error>(())
@@ -286,7 +286,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [4])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [4])?, "(S0)")?;
     ///     assert_eq!(x.local().to_vec::<f32>()?, [[1.0, 2.0], [3.0, 4.0]][rank.rank()]);
     ///     Ok(())
     /// })?;
@@ -302,7 +302,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)")?;
     ///     assert_eq!(x.into_local().shape().to_vec(), [2]);
     ///     Ok(())
     /// })?;
@@ -318,7 +318,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 3], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 3], "(S0)")?;
     ///     assert_eq!(x.shape().to_vec(), [5, 3]);
     ///     Ok(())
     /// })?;
@@ -328,13 +328,29 @@ impl DTensor {
         self.meta.shape()
     }
 
+    /// Returns the number of elements of the global shape.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 3], "(S0)")?;
+    ///     assert_eq!(x.numel(), 15); // on each rank
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn numel(&self) -> usize {
+        self.shape().numel()
+    }
+
     /// Returns the element type.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::BF16, [4], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::BF16, [4], "(S0)")?;
     ///     assert_eq!(x.dtype(), DType::BF16);
     ///     Ok(())
     /// })?;
@@ -350,7 +366,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 3], "(S1)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 3], "(S1)")?;
     ///     assert_eq!(x.layout().to_string(), "(S1)");
     ///     Ok(())
     /// })?;
@@ -366,7 +382,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 3], "(S1)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 3], "(S1)")?;
     ///     assert_eq!(x.spec().to_string(), "f32[5, 3]@(dp:S1)");
     ///     Ok(())
     /// })?;
@@ -382,7 +398,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)")?;
     ///     assert_eq!(x.tensor_meta().local_shape().to_vec(), [[3], [2]][rank.rank()]);
     ///     Ok(())
     /// })?;
@@ -398,7 +414,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)")?;
     ///     assert_eq!(x.mesh().mesh().to_string(), "(dp=2)");
     ///     Ok(())
     /// })?;
@@ -414,7 +430,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)")?;
     ///     assert_eq!((x.meta().dtype, x.meta().shape.to_vec()), (DType::F32, vec![5]));
     ///     Ok(())
     /// })?;
@@ -430,7 +446,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [3], "(S0)".parse()?)?.requires_grad()?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [3], "(S0)")?.requires_grad()?;
     ///     assert!(x.exp()?.has_history() && !x.exp()?.detach().has_history());
     ///     Ok(())
     /// })?;
@@ -450,7 +466,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let w = DTensor::full(&mesh, DType::F32, [3], 2.0, "(S0)".parse()?)?.requires_grad()?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [3], "(S0)", 2.0)?.requires_grad()?;
     ///     let gradients = w.mul(&w)?.sum_all()?.backward()?;
     ///     assert_eq!(gradients.get(&w).expect("w is a leaf").full_tensor()?.to_vec::<f32>()?, [4.0; 3]);
     ///     Ok(())
@@ -492,7 +508,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [3], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [3], "(S0)")?;
     ///     assert!(!x.has_history() && x.requires_grad()?.exp()?.has_history());
     ///     Ok(())
     /// })?;
@@ -523,7 +539,7 @@ pub(super) fn refuse_partial(verb: &str, meta: &TensorMeta) -> Result<()> {
 /// let texts = spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
 ///     let whole = Tensor::from_vec(vec![1.5f32, 2.0, 3.0, 4.25], [2, 2])?;
-///     Ok(DTensor::distribute(&mesh, &whole, "(S1)".parse()?)?.to_string())
+///     Ok(DTensor::distribute(&mesh, &whole, "(S1)")?.to_string())
 /// })?;
 /// assert_eq!(texts[1], "f32[2, 2]@(tp:S1), rank 1 of (tp=2) stores\n[[2.  ]\n [4.25]]\nf32[2, 1]");
 /// # Ok::<(), isoshard::Error>(())

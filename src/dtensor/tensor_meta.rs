@@ -15,7 +15,7 @@ use crate::tensor::{DType, Shape};
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
 /// spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-///     let x = DTensor::zeros(&mesh, DType::F32, [5, 2], "(S0)".parse()?)?;
+///     let x = DTensor::zeros(&mesh, DType::F32, [5, 2], "(S0)")?;
 ///     let meta = mesh.meta(DType::F32, &[5, 2].into(), &"(S0)".parse()?)?;
 ///     assert_eq!(x.tensor_meta(), &meta);
 ///     Ok(())
@@ -150,7 +150,7 @@ impl TensorMeta {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(3, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
-    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 1, 30], 1.0, "(S0)".parse()?)?;
+    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 1, 30], "(S0)", 1.0)?;
     ///     let sum = rows.sum(&[0, 1], false)?;
     ///     assert_eq!(sum.tensor_meta().stored_shape().to_vec(), [[2, 30], [3, 30], [2, 30]][rank.rank()]);
     ///     Ok(())
@@ -167,7 +167,7 @@ impl TensorMeta {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(3, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
-    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 1, 30], 1.0, "(S0)".parse()?)?;
+    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 1, 30], "(S0)", 1.0)?;
     ///     assert_eq!(rows.tensor_meta().nodes_len(), 1);
     ///     assert_eq!(rows.sum(&[0, 1], false)?.tensor_meta().nodes_len(), [2, 3, 2][rank.rank()]);
     ///     Ok(())

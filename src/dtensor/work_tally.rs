@@ -24,8 +24,8 @@ use crate::tensor::{DType, Device};
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
 /// spmd(4, |rank| {
 ///     let mesh = DeviceMesh::parse(&rank, "dp=2,tp=2")?;
-///     let x = DTensor::zeros(&mesh, DType::F32, [5, 8], "(S0, R)".parse()?)?;
-///     let w = DTensor::zeros(&mesh, DType::F32, [8, 6], "(R, S1)".parse()?)?;
+///     let x = DTensor::zeros(&mesh, DType::F32, [5, 8], "(S0, R)")?;
+///     let w = DTensor::zeros(&mesh, DType::F32, [8, 6], "(R, S1)")?;
 ///     let tally = mesh.tally_work();
 ///     x.matmul(&w)?;
 ///     // 2 m n k operations in all: this rank has 3 or 2 of the 5 rows, and 3 of the 6 columns.
@@ -75,7 +75,7 @@ impl DeviceMesh {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)")?;
     ///     let tally = mesh.tally_work();
     ///     x.add(&x)?;
     ///     assert_eq!((tally.total().calls, tally.total().share.flops), (1, 2));
@@ -100,7 +100,7 @@ impl WorkTally {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let tally = mesh.tally_work();
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 2], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 2], "(S0)")?;
     ///     x.exp()?.sum_all()?;
     ///     let rows = tally.rows();
     ///     assert_eq!([rows[0].operator, rows[1].operator], ["exp", "sum"]);
@@ -119,7 +119,7 @@ impl WorkTally {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let tally = mesh.tally_work();
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(R)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(R)")?;
     ///     x.add(&x)?; // every rank adds all four elements
     ///     assert_eq!((tally.total().whole.flops, tally.total().share.flops), (4, 4));
     ///     Ok(())
@@ -138,7 +138,7 @@ impl WorkTally {
     /// let shares = spmd(3, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
     ///     let tally = mesh.tally_work();
-    ///     DTensor::zeros(&mesh, DType::F32, [4], "(S0)".parse()?)?.neg()?;
+    ///     DTensor::zeros(&mesh, DType::F32, [4], "(S0)")?.neg()?;
     ///     tally.of_ranks()
     /// })?;
     /// assert_eq!(shares[0].iter().map(|share| share.flops).collect::<Vec<_>>(), [2, 2, 0]); // rank 2 idles
@@ -220,7 +220,7 @@ pub(super) fn count(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan) {
 /// let tables = spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
 ///     let tally = mesh.tally_work();
-///     DTensor::zeros(&mesh, DType::F32, [6], "(S0)".parse()?)?.neg()?;
+///     DTensor::zeros(&mesh, DType::F32, [6], "(S0)")?.neg()?;
 ///     Ok(tally.to_string())
 /// })?;
 /// assert!(tables[0].lines().nth(1).is_some_and(|line| line.starts_with("neg") && line.contains(" 3 ")));

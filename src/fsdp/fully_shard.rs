@@ -39,14 +39,14 @@ use crate::tensor::Shape;
 ///     let model = Gpt::new(&mut params, config)?;
 ///     fully_shard(&mut params, &["h.*"], &sharding(), &BlockPolicy::default())?;
 ///     let schedule = WarmupCosine { peak: 0.01, floor: 0.0, warmup: 1, steps: 3 };
-///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(schedule).clip(1.0);
-///     let batch = params.plan().batch_layout(mesh.mesh());
+///     let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(schedule).clip(1.0);
+///     let batch = params.batch_layout();
 ///     let tokens = DTensor::zeros(&mesh, DType::I64, [4, 6], batch)?;
 ///     let mut losses = Vec::new();
 ///     for _ in 0..3 {
 ///         let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
-///         optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
-///         losses.push(loss.full_tensor()?.item()?);
+///         optimizer.step(&mut params, &mut loss.backward()?)?;
+///         losses.push(loss.item()?);
 ///     }
 ///     Ok(losses)
 /// });

@@ -20,8 +20,9 @@ impl HuggingFaceConfig {
     /// let text = r#"{"model_type": "gpt2", "vocab_size": 11, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 6}"#;
     /// let config = HuggingFaceConfig::parse(text)?;
     /// assert_eq!(config.linear_maps("h.*.attn.out")?, ["h.0.attn.out", "h.1.attn.out"]);
-    /// let refused = config.linear_maps("h.*.attn.q_proj").unwrap_err().to_string();
-    /// assert!(refused.starts_with("lora: a pattern matches no linear map; got \"h.*.attn.q_proj\""), "{refused}");
+    /// assert_eq!(config.linear_maps("o_proj")?, ["h.0.attn.out", "h.1.attn.out"]); // as PEFT names it
+    /// let refused = config.linear_maps("h.*.attn.o").unwrap_err().to_string();
+    /// assert!(refused.starts_with("lora: a pattern matches no linear map; got \"h.*.attn.o\""), "{refused}");
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     ///

@@ -72,6 +72,31 @@ impl HuggingFaceFormat {
         self.save_shards(params, dir, SHARD_BYTES)
     }
 
+    /// Checks that [`HuggingFaceFormat::save`] will be able to begin: `dir` is no folder yet, and its parent takes one. Call it when
+    /// a run starts, so that a name that is taken does not end the run after its last step. All ranks call it together, and
+    /// fail together.
+    ///
+    /// ```
+    /// use isoshard::{hugging_face::HuggingFaceFormat, prelude::*};
+    /// let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hugging_face/llama2");
+    /// spmd(2, move |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let format = HuggingFaceFormat::read(dir)?;
+    ///     let refused = format.check_target(&mesh, dir).unwrap_err().to_string();
+    ///     assert!(refused.contains("the folder exists"), "{refused}");
+    ///     format.check_target(&mesh, std::env::temp_dir().join("isoshard-a-new-name"))
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a folder that exists and a path that names none; returns an error if the parent takes no folder, or if a rank fails.
+    pub fn check_target(&self, mesh: &DeviceMesh, dir: impl AsRef<Path>) -> Result<()> {
+        let writes = mesh.mesh().ranks().next() == Some(mesh.mesh().rank());
+        let begun = if writes { create_beside(dir.as_ref()).map(drop) } else { Ok(()) };
+        agree(mesh, VERB, begun, self.fingerprint())
+    }
+
     /// Writes parameters as [`HuggingFaceFormat::save`] does, in shards of at most `max_shard_bytes` bytes each, except
     /// that a larger tensor has a shard of its own.
     ///

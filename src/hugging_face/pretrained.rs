@@ -47,7 +47,7 @@ impl Decoder {
     ///     let [_, kv_heads] = HuggingFaceConfig::read(dir)?.heads();
     ///     let plan = Plan::transformer(mesh.mesh(), Parallel { heads: kv_heads, sequence: false })?;
     ///     let qwen = Decoder::from_hugging_face(&mesh, dir, plan)?;
-    ///     let tokens = DTensor::zeros(&mesh, DType::I64, [1, 5], "(R)".parse()?)?;
+    ///     let tokens = DTensor::zeros(&mesh, DType::I64, [1, 5], "(R)")?;
     ///     let scores = qwen.model.forward(&Forward::eval(&qwen.params), &tokens)?;
     ///     assert_eq!(scores.shape()[..], [1, 5, 53]);
     ///     Ok(())

@@ -11,7 +11,7 @@ impl Activation {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::Activation, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)")?;
     ///     assert_eq!(Activation::Silu.apply(&x)?.spec().to_string(), "f32[4]@(tp:S0)");
     ///     Ok(())
     /// })?;

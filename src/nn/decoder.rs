@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
+use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig};
 use super::forward::Forward;
 use super::layers::{AdaptedLinear, Embedding, Linear};
-use super::mlp::{GatedMlp, Mlp};
+use super::map_inits::MapInits;
+use super::mlp::Mlp;
 use super::module::Module;
 use super::moe::Moe;
 use super::norm_config::Norm;
@@ -51,8 +52,7 @@ struct DecoderBlock {
 
 #[derive(Clone, Debug)]
 enum FeedForward {
-    Plain(Mlp),
-    Gated(GatedMlp),
+    Mlp(Mlp),
     Moe(Box<Moe>),
 }
 
@@ -106,7 +106,7 @@ impl Decoder {
             false => None,
         };
         let block = |mut scope: Scope<'_>, layer: &DecoderLayer| -> Result<DecoderBlock> {
-            let inits = (init, residual);
+            let inits = MapInits { inner: init, out: residual };
             let after = |scope: Scope<'_>| match config.norm_results {
                 true => Norm::new(scope, width, norm).map(Some),
                 false => Ok(None),
@@ -128,7 +128,7 @@ impl Decoder {
         let norm = Norm::new(root.child("norm"), width, norm)?;
         let head = match config.tied_head {
             true => None,
-            false => Some(Linear::new(root.child("head"), width, vocabulary, false, init)?),
+            false => Some(Linear::without_bias(root.child("head"), width, vocabulary, init)?),
         };
         Ok(Decoder { config, tokens, positions, blocks, norm, head, sites, verb })
     }
@@ -161,7 +161,7 @@ impl Decoder {
     ///     let norm = NormConfig::Layer { eps: 1e-5, bias: true };
     ///     let config = DecoderConfig { learned_positions: true, ..DecoderConfig::new(11, 6, 8, norm, Vec::new()) };
     ///     let model = Decoder::new(&mut params, config)?;
-    ///     let put = |x: Vec<i64>| DTensor::distribute(&mesh, &Tensor::from_vec(x, [1, 3])?, "()".parse()?);
+    ///     let put = |x: Vec<i64>| DTensor::distribute(&mesh, &Tensor::from_vec(x, [1, 3])?, "()");
     ///     let (cx, tokens) = (Forward::eval(&params), put(vec![5, 7, 5])?);
     ///     let packed = Sequences::packed(&put(vec![0, 0, 1])?, &put(vec![0, 1, 0])?)?;
     ///     let scores = model.forward_in(&cx, &tokens, &packed)?.full_tensor()?.to_vec::<f32>()?;
@@ -218,11 +218,11 @@ impl Decoder {
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
     ///     let norm = NormConfig::Rms { eps: 1e-6, unit_offset: false };
     ///     let model = Decoder::new(&mut params, DecoderConfig::new(11, 6, 8, norm, Vec::new()))?;
-    ///     let put = |x: Vec<i64>| DTensor::distribute(&mesh, &Tensor::from_vec(x, [2, 2])?, "(S0)".parse()?);
+    ///     let put = |x: Vec<i64>| DTensor::distribute(&mesh, &Tensor::from_vec(x, [2, 2])?, "(S0)");
     ///     let loss = |targets| model.loss(&Forward::eval(&params), &put(vec![1, 2, 3, 4])?, &put(targets)?);
     ///     Ok([
-    ///         loss(vec![2, 3, 4, 5])?.full_tensor()?.item()?,
-    ///         loss(vec![-100, -100, -100, 5])?.full_tensor()?.item()?,
+    ///         loss(vec![2, 3, 4, 5])?.item()?,
+    ///         loss(vec![-100, -100, -100, 5])?.item()?,
     ///     ])
     /// })?;
     /// assert!(losses[0].iter().all(|loss| (loss - 11f64.ln()).abs() < 0.2)); // a guess among 11 tokens
@@ -245,7 +245,7 @@ impl Decoder {
     ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
     ///     let norm = NormConfig::Rms { eps: 1e-6, unit_offset: false };
     ///     let model = Decoder::new(&mut params, DecoderConfig::new(11, 6, 8, norm, Vec::new()))?;
-    ///     let put = |x: Vec<i64>| DTensor::distribute(&mesh, &Tensor::from_vec(x, [1, 3])?, "()".parse()?);
+    ///     let put = |x: Vec<i64>| DTensor::distribute(&mesh, &Tensor::from_vec(x, [1, 3])?, "()");
     ///     let packed = Sequences::packed(&put(vec![0, 0, 1])?, &put(vec![0, 1, 0])?)?;
     ///     // The last token of the first document predicts nothing.
     ///     let (tokens, targets) = (put(vec![1, 2, 3])?, put(vec![2, -100, 4])?);
@@ -276,8 +276,7 @@ impl Decoder {
         for block in self.blocks.iter_mut().map(Arc::make_mut) {
             maps.extend(block.attn.linear_maps());
             match &mut block.mlp {
-                FeedForward::Plain(mlp) => maps.extend(mlp.linear_maps()),
-                FeedForward::Gated(mlp) => maps.extend(mlp.linear_maps()),
+                FeedForward::Mlp(mlp) => maps.extend(mlp.linear_maps()),
                 FeedForward::Moe(moe) => maps.extend(moe.linear_maps()),
             }
         }
@@ -319,18 +318,10 @@ impl FeedForward {
         scope: &mut Scope<'_>,
         width: usize,
         config: FeedForwardConfig,
-        inits: (Init, Init),
+        inits: MapInits,
     ) -> Result<FeedForward> {
         Ok(match config {
-            FeedForwardConfig::Mlp(MlpConfig { hidden, gated: false, activation, bias, dropout }) => {
-                let mlp = Mlp::new(scope.child("mlp"), (width, hidden), bias, dropout, inits)?;
-                FeedForward::Plain(mlp.activation(activation))
-            }
-            FeedForwardConfig::Mlp(MlpConfig { hidden, gated: true, activation, bias, dropout }) => {
-                let declare = if bias { GatedMlp::with_biases } else { GatedMlp::new };
-                let mlp = declare(scope.child("mlp"), (width, hidden), dropout, inits)?;
-                FeedForward::Gated(mlp.activation(activation))
-            }
+            FeedForwardConfig::Mlp(mlp) => FeedForward::Mlp(Mlp::new(scope.child("mlp"), width, mlp, inits)?),
             FeedForwardConfig::Moe(moe) if moe.width != width => {
                 let given = format!("width {} in a decoder of width {width}", moe.width);
                 return Err(Error::invalid("moe", "the experts have another width", given, ""));
@@ -343,8 +334,7 @@ impl FeedForward {
 
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
         match self {
-            FeedForward::Plain(mlp) => mlp.forward(cx, x),
-            FeedForward::Gated(mlp) => mlp.forward(cx, x),
+            FeedForward::Mlp(mlp) => mlp.forward(cx, x),
             FeedForward::Moe(moe) => moe.forward(cx, x),
         }
     }

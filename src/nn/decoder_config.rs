@@ -1,9 +1,9 @@
 //! The sizes and kinds of a decoder's parts.
 
+use super::mlp::MlpConfig;
 use super::moe::MoeConfig;
 use super::norm_config::NormConfig;
 use super::self_attention::SelfAttentionConfig;
-use crate::ops::Activation;
 
 /// The configuration of a [`Decoder`](super::Decoder): GPT-2, Llama, Mistral, Qwen, Gemma and their mixtures of experts
 /// are values of it.
@@ -72,21 +72,6 @@ pub enum FeedForwardConfig {
     Mlp(MlpConfig),
     /// A mixture of experts. Its width is that of the decoder.
     Moe(MoeConfig),
-}
-
-/// The configuration of an MLP.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MlpConfig {
-    /// The hidden width.
-    pub hidden: usize,
-    /// `true` for `down(f(gate(x)) · up(x))`, `false` for `down(f(up(x)))`, where `f` is the activation.
-    pub gated: bool,
-    /// The activation.
-    pub activation: Activation,
-    /// `true` if the maps have biases.
-    pub bias: bool,
-    /// The probability of dropping an element of the result.
-    pub dropout: f64,
 }
 
 impl DecoderConfig {

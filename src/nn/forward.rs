@@ -59,8 +59,8 @@ impl<'a> Forward<'a> {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let params = Params::new(&mesh, Plan::default().batch("dp"), 7)?;
     ///     let mut generator = Generator::new(7).child("dropout");
-    ///     let x = DTensor::full(&mesh, DType::F32, [1000], 1.0, "(S0)".parse()?)?;
-    ///     Forward::train(&params, &mut generator).dropout(x, 0.5)?.sum_all()?.full_tensor()?.item()
+    ///     let x = DTensor::full(&mesh, DType::F32, [1000], "(S0)", 1.0)?;
+    ///     Forward::train(&params, &mut generator).dropout(x, 0.5)?.sum_all()?.item()
     /// })?;
     /// assert!(kept[0] == kept[1] && (800.0..1200.0).contains(&kept[0])); // about half, each doubled
     /// # Ok::<(), isoshard::Error>(())
@@ -77,7 +77,7 @@ impl<'a> Forward<'a> {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
     ///     let w = params.root().param("w", [3], Init::Ones)?;
-    ///     let loss = Forward::train_without_dropout(&params).param(w)?.sum_all()?;
+    ///     let mut loss = Forward::train_without_dropout(&params).param(w)?.sum_all()?;
     ///     assert!(loss.backward()?.get(params.value(w)).is_some());
     ///     Ok(())
     /// })?;
@@ -96,7 +96,7 @@ impl<'a> Forward<'a> {
     /// spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let w = params.root().param("w", [3], Init::Ones)?;
-    ///     let sum = Forward::eval(&params).with_param(w, |w| w.sum_all())?;
+    ///     let mut sum = Forward::eval(&params).with_param(w, |w| w.sum_all())?;
     ///     assert!(!sum.has_history() && sum.backward().is_err());
     ///     Ok(())
     /// })?;
@@ -288,7 +288,7 @@ impl<'a> Forward<'a> {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default().site("head.input", "tp", Placement::Replicate), 7)?;
     ///     let site = params.root().child("head").site("input");
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 6], "(S1)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 6], "(S1)")?;
     ///     assert_eq!(Forward::eval(&params).site(&site, x)?.spec().to_string(), "f32[4, 6]@(tp:R)");
     ///     Ok(())
     /// })?;
@@ -319,7 +319,7 @@ impl<'a> Forward<'a> {
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let params = Params::new(&mesh, Plan::default(), 7)?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [2], 3.0, Layout::replicated(0))?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [2], Layout::replicated(0), 3.0)?;
     ///     let all_dropped = Forward::train(&params, &mut Generator::new(7)).dropout(x.clone(), 1.0)?;
     ///     assert_eq!(all_dropped.full_tensor()?.to_vec::<f32>()?, [0.0; 2]);
     ///     assert_eq!(Forward::eval(&params).dropout(x, 1.0)?.full_tensor()?.to_vec::<f32>()?, [3.0; 2]);
@@ -375,7 +375,7 @@ impl<'a> Forward<'a> {
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let params = Params::new(&mesh, Plan::default(), 7)?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [1, 1, 2, 1], 3.0, Layout::replicated(0))?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [1, 1, 2, 1], Layout::replicated(0), 3.0)?;
     ///     let options = AttentionOptions::bidirectional(1.0);
     ///     let y = Forward::eval(&params).attention_with([&x, &x, &x], &options, 0.1)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [3.0, 3.0]);

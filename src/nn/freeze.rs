@@ -24,7 +24,7 @@ impl Params {
     ///     let mut gradients = cx.param(base)?.mul(&cx.param(adapter)?)?.sum_all()?.backward()?;
     ///     drop(cx);
     ///     assert!(gradients.get(params.value(base)).is_none());
-    ///     AdamW::new((0.9, 0.95), 0.5).rate(0.5).step(&mut params, &mut gradients)?;
+    ///     AdamW::new().betas(0.9, 0.95).decay(0.5).rate(0.5).step(&mut params, &mut gradients)?;
     ///     assert_eq!(params.value(base).full_tensor()?.to_vec::<f32>()?, [1.0; 3]);
     ///     assert_eq!(params.value(adapter).full_tensor()?.to_vec::<f32>()?, [0.5; 3]);
     ///     Ok(())

@@ -117,7 +117,7 @@ mod tests {
                 let shape = params.value(id).shape().clone();
                 let n = shape.numel();
                 let index = Tensor::from_vec((0..n as i64).collect(), shape)?;
-                let index = DTensor::distribute(&mesh, &index, "()".parse()?)?;
+                let index = DTensor::distribute(&mesh, &index, "()")?;
                 let mut covered = vec![0; n];
                 for piece in params.pieces(id) {
                     let found = piece.of(&index)?;
@@ -147,7 +147,7 @@ mod tests {
                 &mesh,
                 crate::tensor::DType::F32,
                 [5],
-                "()".parse()?,
+                "()",
             )?);
             assert!(e.unwrap_err().to_string().contains("for the piece 0.q.weight; got f32[5]@()"));
             let (id, piece) = params.find_piece("0.q.weight").expect("declared");

@@ -1,8 +1,9 @@
 //! GPT: the decoder-only transformer of Radford et al. 2019. Its head shares the token table.
 
 use super::decoder::Decoder;
-use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
+use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig};
 use super::forward::Forward;
+use super::mlp::MlpConfig;
 use super::module::Module;
 use super::norm_config::NormConfig;
 use super::params::Params;
@@ -116,8 +117,8 @@ impl Gpt {
     ///         vocabulary: 11, block: 6, layers: 2, heads: 2, width: 8, dropout: 0.0, bias: true,
     ///     };
     ///     let model = Gpt::new(&mut params, config)?;
-    ///     let tokens = DTensor::zeros(&mesh, DType::I64, [3, 6], "(S0)".parse()?)?;
-    ///     model.loss(&Forward::eval(&params), &tokens, &tokens)?.full_tensor()?.item()
+    ///     let tokens = DTensor::zeros(&mesh, DType::I64, [3, 6], "(S0)")?;
+    ///     model.loss(&Forward::eval(&params), &tokens, &tokens)?.item()
     /// })?;
     /// assert!((losses[0] - 11f64.ln()).abs() < 0.1); // an untrained model guesses among 11 tokens
     /// # Ok::<(), isoshard::Error>(())
@@ -145,7 +146,7 @@ mod tests {
     use super::*;
     use crate::comm::spmd;
     use crate::dtensor::DeviceMesh;
-    use crate::nn::{CausalAttention, Plan};
+    use crate::nn::{Plan, SelfAttention};
     use crate::placement::Layout;
     use crate::rng::Init;
     use crate::tensor::DType;
@@ -171,13 +172,9 @@ mod tests {
                 let e = model.forward(&cx, &zeros(DType::I64, shape)?).unwrap_err().to_string();
                 assert!(e.starts_with("gpt: "), "{e}");
             }
-            let attention = CausalAttention::new(
-                params.root().child("h").child(1).child("attn"),
-                (2, 1),
-                true,
-                0.0,
-                (Init::Ones, Init::Ones),
-            )?;
+            let mut root = params.root();
+            let scope = root.child("h.1.attn");
+            let attention = SelfAttention::new(scope, 2, SelfAttentionConfig::new(1, 1, 2), Init::Ones)?;
             let cx = Forward::eval(&params);
             let e = attention.forward(&cx, &zeros(DType::F32, &[3, 2])?).unwrap_err().to_string();
             assert_eq!(

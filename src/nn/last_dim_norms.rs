@@ -19,7 +19,7 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Declares a `weight` `[width]` of ones and, if `bias` is set, a `bias` `[width]` of zeros. Its eps is 1e-5.
+    /// Declares a `weight` `[width]` of ones and a `bias` `[width]` of zeros. Its eps is 1e-5.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, tensor::Tensor};
@@ -27,7 +27,7 @@ impl LayerNorm {
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
-    ///     let norm = LayerNorm::new(params.root().child("norm"), 2, true)?;
+    ///     let norm = LayerNorm::new(params.root().child("norm"), 2)?;
     ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[1.0f32, 5.0], [2])?, Layout::replicated(0))?;
     ///     let y = norm.forward(&Forward::eval(&params), &x)?.full_tensor()?.to_vec::<f32>()?;
     ///     assert!((y[0] + 1.0).abs() < 1e-5 && (y[1] - 1.0).abs() < 1e-5);
@@ -38,7 +38,30 @@ impl LayerNorm {
     ///
     /// # Errors
     /// Refuses what [`Scope::param`] refuses.
-    pub fn new(mut scope: Scope<'_>, width: usize, bias: bool) -> Result<LayerNorm> {
+    pub fn new(scope: Scope<'_>, width: usize) -> Result<LayerNorm> {
+        LayerNorm::declare(scope, width, true)
+    }
+
+    /// Declares a `weight` `[width]` of ones and no bias. Its eps is 1e-5.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{LayerNorm, Params, Plan}};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     LayerNorm::without_bias(params.root().child("norm"), 4)?;
+    ///     assert_eq!(params.numel(), 4);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses what [`Scope::param`] refuses.
+    pub fn without_bias(scope: Scope<'_>, width: usize) -> Result<LayerNorm> {
+        LayerNorm::declare(scope, width, false)
+    }
+
+    pub(super) fn declare(mut scope: Scope<'_>, width: usize, bias: bool) -> Result<LayerNorm> {
         let weight = scope.param("weight", [width], Init::Ones)?;
         let bias = if bias { Some(scope.param("bias", [width], Init::Zeros)?) } else { None };
         Ok(LayerNorm { weight, bias, eps: 1e-5, path: scope.module_path() })
@@ -52,8 +75,8 @@ impl LayerNorm {
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
-    ///     let norm = LayerNorm::new(params.root().child("norm"), 2, false)?.eps(3.0);
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[1.0f32, -1.0], [2])?, "()".parse()?)?;
+    ///     let norm = LayerNorm::without_bias(params.root().child("norm"), 2)?.eps(3.0);
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[1.0f32, -1.0], [2])?, "()")?;
     ///     let y = norm.forward(&Forward::eval(&params), &x)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [0.5, -0.5]); // divided by sqrt(1 + 3)
     ///     Ok(())
@@ -136,7 +159,7 @@ impl RmsNorm {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
     ///     let norm = RmsNorm::with_unit_offset(params.root().child("norm"), 2)?.eps(0.0);
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[2.0f32, -2.0], [2])?, "()".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[2.0f32, -2.0], [2])?, "()")?;
     ///     let y = norm.forward(&Forward::eval(&params), &x)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, -1.0]);
     ///     Ok(())
@@ -160,7 +183,7 @@ impl RmsNorm {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
     ///     let norm = RmsNorm::new(params.root().child("norm"), 1)?.eps(12.0);
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[2.0f32], [1])?, "()".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[2.0f32], [1])?, "()")?;
     ///     let y = norm.forward(&Forward::eval(&params), &x)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [0.5]); // divided by sqrt(4 + 12)
     ///     Ok(())

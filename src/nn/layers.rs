@@ -28,7 +28,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Declares a `weight` `[outputs, inputs]`, filled by `init`, and if `bias` is set, a `bias` `[outputs]` of zeros.
+    /// Declares a `weight` `[outputs, inputs]`, filled by `init`, and a `bias` `[outputs]` of zeros.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Init, tensor::DType};
@@ -37,8 +37,8 @@ impl Linear {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
     ///     // Each rank computes its rows of the weight: outputs 0 and 1, or output 2.
     ///     let mut params = Params::new(&mesh, Plan::default().shard("map.weight", "tp", 0), 7)?;
-    ///     let map = Linear::new(params.root().child("map"), 4, 3, true, Init::Ones)?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [2, 5, 4], 0.5, Layout::replicated(1))?;
+    ///     let map = Linear::new(params.root().child("map"), 4, 3, Init::Ones)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [2, 5, 4], Layout::replicated(1), 0.5)?;
     ///     let y = map.forward(&Forward::eval(&params), &x)?;
     ///     assert_eq!(y.spec().to_string(), "f32[2, 5, 3]@(tp:S2)");
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [2.0; 30]);
@@ -49,7 +49,30 @@ impl Linear {
     ///
     /// # Errors
     /// Refuses what [`Scope::param`] refuses.
-    pub fn new(
+    pub fn new(scope: Scope<'_>, inputs: usize, outputs: usize, init: Init) -> Result<Linear> {
+        Linear::declare(scope, inputs, outputs, true, init)
+    }
+
+    /// Declares a `weight` `[outputs, inputs]`, filled by `init`, and no bias.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     Linear::without_bias(params.root().child("map"), 4, 3, Init::Ones)?;
+    ///     assert_eq!(params.len(), 1);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses what [`Scope::param`] refuses.
+    pub fn without_bias(scope: Scope<'_>, inputs: usize, outputs: usize, init: Init) -> Result<Linear> {
+        Linear::declare(scope, inputs, outputs, false, init)
+    }
+
+    pub(super) fn declare(
         mut scope: Scope<'_>,
         inputs: usize,
         outputs: usize,
@@ -77,9 +100,9 @@ impl Linear {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
     ///     let plan = Plan::default().shard("gate.*", "tp", 0).shard("up.*", "tp", 0);
     ///     let mut params = Params::new(&mesh, plan, 7)?;
-    ///     let mut map = |name: &str| Linear::new(params.root().child(name), 4, 64, true, Init::Ones);
+    ///     let mut map = |name: &str| Linear::new(params.root().child(name), 4, 64, Init::Ones);
     ///     let (gate, up) = (map("gate")?, map("up")?);
-    ///     let x = DTensor::full(&mesh, DType::F32, [2, 5, 4], 0.5, "(R)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [2, 5, 4], "(R)", 0.5)?;
     ///     let ys = Linear::forward_joint(&[&gate, &up], &Forward::eval(&params), &x)?;
     ///     assert_eq!(ys[1].spec().to_string(), "f32[2, 5, 64]@(tp:S2)");
     ///     Ok(())
@@ -102,9 +125,9 @@ impl Linear {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
-    ///     let mut map = |name: &str, outputs| Linear::new(params.root().child(name), 5, outputs, false, Init::Ones);
+    ///     let mut map = |name: &str, outputs| Linear::without_bias(params.root().child(name), 5, outputs, Init::Ones);
     ///     let (q, k, v) = (map("q", 12)?, map("k", 6)?, map("v", 6)?);
-    ///     let x = DTensor::full(&mesh, DType::F32, [4, 5], 1.0, "(S0)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4, 5], "(S0)", 1.0)?;
     ///     // Three heads of keys and values, of width 2.
     ///     let qkv = Linear::forward_joint_in(&[&q, &k, &v], 3, &Forward::eval(&params), &x)?;
     ///     assert_eq!(qkv[0].spec().to_string(), "f32[4, 12]@(fsdp:S0)");
@@ -213,7 +236,7 @@ impl FusedLinear {
     ///     let mut params = Params::new(&mesh, Plan::default().shard("gate_up.weight", "tp", 0), 7)?;
     ///     let maps = FusedMaps::new(4, [("gate", 2), ("up", 2)])?;
     ///     let gate_up = FusedLinear::new(params.root().child("gate_up"), 3, &maps, false, Init::Ones)?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [5, 3], 1.0, Layout::replicated(1))?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [5, 3], Layout::replicated(1), 1.0)?;
     ///     // Each rank has two groups, with the rows of both maps.
     ///     assert_eq!(gate_up.forward(&Forward::eval(&params), &x)?.spec().to_string(), "f32[5, 4, 4]@(tp:S1)");
     ///     Ok(())
@@ -262,7 +285,7 @@ impl Module for FusedLinear {
         if self.adapters.iter().all(Option::is_none) {
             return Ok(y);
         }
-        let mut parts = y.split(-1, &self.maps.rows())?;
+        let mut parts = y.split(&self.maps.rows(), -1)?;
         for (part, adapter) in parts.iter_mut().zip(&self.adapters) {
             if let Some(adapter) = adapter {
                 *part = part.add(&adapter.forward(cx, x)?)?;
@@ -392,7 +415,7 @@ impl Embedding {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
     ///     let table = Embedding::new(params.root().child("wte"), 3, 2, Init::Ones)?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [2], 0.25, Layout::replicated(0))?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [2], Layout::replicated(0), 0.25)?;
     ///     let scores = table.scores(&Forward::eval(&params), &x)?;
     ///     assert_eq!(scores.full_tensor()?.to_vec::<f32>()?, [0.5; 3]);
     ///     Ok(())

@@ -1,8 +1,9 @@
 //! Llama: the decoder-only transformer of Touvron et al. 2023.
 
 use super::decoder::Decoder;
-use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
+use super::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig};
 use super::forward::Forward;
+use super::mlp::MlpConfig;
 use super::module::Module;
 use super::norm_config::NormConfig;
 use super::params::Params;
@@ -121,8 +122,8 @@ impl Llama {
     ///         base: 1e4, dropout: 0.0,
     ///     };
     ///     let model = Llama::new(&mut params, config)?;
-    ///     let tokens = DTensor::zeros(&mesh, DType::I64, [3, 6], "(S0)".parse()?)?;
-    ///     model.loss(&Forward::eval(&params), &tokens, &tokens)?.full_tensor()?.item()
+    ///     let tokens = DTensor::zeros(&mesh, DType::I64, [3, 6], "(S0)")?;
+    ///     model.loss(&Forward::eval(&params), &tokens, &tokens)?.item()
     /// })?;
     /// assert!((losses[0] - 11f64.ln()).abs() < 0.1); // an untrained model guesses among 11 tokens
     /// # Ok::<(), isoshard::Error>(())

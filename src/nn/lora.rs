@@ -2,14 +2,15 @@
 
 use super::adapter::LoraConfig;
 use super::decoder::Decoder;
+use super::foreign_names::own_pattern;
 use super::params::Params;
 use super::pattern::{matches, no_match};
 use super::plan::Plan;
 use crate::error::{Error, Result};
 
 impl Decoder {
-    /// Adds an adapter to each linear map whose path matches `pattern`, such as `h.*.attn.q`, `h.*.mlp.up` or `head`, and
-    /// freezes all parameters that are no adapters. Returns the number of maps that match.
+    /// Adds an adapter to each linear map whose path matches `pattern`, such as `h.*.attn.q`, `h.*.mlp.up` or `head`, or
+    /// Hugging Face's name of it, such as `q_proj` or `model.layers.*.mlp.up_proj`, and freezes all parameters that are no adapters. Returns the number of maps that match.
     ///
     /// A map's result becomes `x wᵀ + alpha / rank · (x aᵀ) bᵀ`. The parameters are `h.0.attn.q.lora_a` `[rank, inputs]`,
     /// which is normal with standard deviation `1 / sqrt(inputs)`, and `h.0.attn.q.lora_b` `[outputs, rank]`, which is
@@ -30,9 +31,9 @@ impl Decoder {
     ///     let norm = NormConfig::Rms { eps: 1e-6, unit_offset: false };
     ///     let mut model = Decoder::new(&mut params, DecoderConfig::new(11, 6, 8, norm, vec![layer; 2]))?;
     ///     let lora = LoraConfig { rank: 2, alpha: 4.0, dropout: 0.0 };
-    ///     assert_eq!(model.add_lora(&mut params, "h.*.attn.q", lora)?, 2);
-    ///     let tokens = DTensor::zeros(&mesh, DType::I64, [2, 6], "(S0)".parse()?)?;
-    ///     let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+    ///     assert_eq!(model.add_lora(&mut params, "q_proj", lora)?, 2); // h.0.attn.q and h.1.attn.q
+    ///     let tokens = DTensor::zeros(&mesh, DType::I64, [2, 6], "(S0)")?;
+    ///     let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
     ///     let gradients = loss.backward()?;
     ///     let trained = params.ids().filter(|&id| gradients.get(params.value(id)).is_some());
     ///     assert_eq!(trained.map(|id| params.path(id)).next(), Some("h.0.attn.q.lora_a"));
@@ -80,6 +81,11 @@ impl Decoder {
     /// # Errors
     /// Refuses a pattern that matches no map, or one that has an adapter.
     fn chosen_maps(&mut self, pattern: &str) -> Result<Vec<(usize, usize)>> {
+        let theirs = own_pattern(pattern).filter(|_| {
+            let maps = self.linear_maps();
+            !maps.iter().any(|maps| maps.paths().iter().any(|path| matches(pattern, path)))
+        });
+        let pattern = theirs.as_deref().unwrap_or(pattern);
         let (mut chosen, mut paths) = (Vec::new(), Vec::new());
         for (module, maps) in self.linear_maps().iter().enumerate() {
             for (map, path) in maps.paths().into_iter().enumerate() {

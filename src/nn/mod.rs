@@ -14,14 +14,14 @@
 //!     let mesh = DeviceMesh::parse(&rank, mesh)?;
 //!     let mut params = Params::new(&mesh, plan(), 7)?;
 //!     let init = Init::Normal { mean: 0.0, std: 1.0 };
-//!     let up = Linear::new(params.root().child("up"), 3, 8, true, init)?;
-//!     let down = Linear::new(params.root().child("down"), 8, 1, true, init)?;
+//!     let up = Linear::new(params.root().child("up"), 3, 8, init)?;
+//!     let down = Linear::new(params.root().child("down"), 8, 1, init)?;
 //!
 //!     let x = Tensor::from_vec((0..15).map(|i| (i * i % 7) as f32).collect(), [5, 3])?;
-//!     let x = DTensor::distribute(&mesh, &x, params.plan().batch_layout(mesh.mesh()))?;
+//!     let x = params.batch(&x)?;
 //!     let cx = Forward::train_without_dropout(&params);
-//!     let loss = down.forward(&cx, &up.forward(&cx, &x)?.relu()?)?.mean_all()?;
-//!     params.grad_norm(&loss.backward()?)?.full_tensor()?.item()
+//!     let mut loss = down.forward(&cx, &up.forward(&cx, &x)?.relu()?)?.mean_all()?;
+//!     params.grad_norm(&loss.backward()?)?.item()
 //! });
 //! let tensor_parallel = || {
 //!     let plan = Plan::default().shard("up.*", "tp", 0).shard("down.weight", "tp", 1);
@@ -47,20 +47,20 @@
 
 mod activation;
 mod adapter;
-mod attention;
 mod check;
 mod decoder;
 mod decoder_config;
 mod expert_map;
+mod foreign_names;
 mod forward;
 mod freeze;
 mod fused_param;
 mod gpt;
-mod grouped_attention;
 mod last_dim_norms;
 mod layers;
 mod llama;
 mod lora;
+mod map_inits;
 mod mlp;
 mod module;
 mod moe;
@@ -82,16 +82,15 @@ mod update;
 
 pub use crate::ops::Activation;
 pub use adapter::LoraConfig;
-pub use attention::CausalAttention;
 pub use decoder::Decoder;
-pub use decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig, MlpConfig};
+pub use decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig};
 pub use forward::Forward;
 pub use gpt::{Gpt, GptConfig};
-pub use grouped_attention::{GroupedAttention, GroupedHeads};
 pub use last_dim_norms::{LayerNorm, RmsNorm};
 pub use layers::{Embedding, FusedLinear, Linear};
 pub use llama::{Llama, LlamaConfig};
-pub use mlp::{GatedMlp, Mlp};
+pub use map_inits::MapInits;
+pub use mlp::{Mlp, MlpConfig};
 pub use module::Module;
 pub use moe::{ExpertWeights, Moe, MoeConfig, MoeOutput};
 pub use norm_config::{Norm, NormConfig};
@@ -99,8 +98,8 @@ pub use norms::{BatchNorm, GroupNorm};
 pub use param_id::ParamId;
 pub(crate) use param_state::{load_like, refuse_names};
 pub(crate) use param_unit::ParamUnit;
-pub use params::Params;
 pub(crate) use params::{ParamPlacement, PlacedUnit};
+pub use params::{Params, PlanWarning};
 pub use pieces::{FusedMaps, ParamPiece, PieceRun};
 pub use plan::{Parallel, Plan};
 pub use recompute::recompute;

@@ -23,8 +23,8 @@ use crate::error::Result;
 ///     fn new(mut scope: Scope<'_>, width: usize) -> Result<ResidualBlock> {
 ///         let init = Init::Normal { mean: 0.0, std: 0.1 };
 ///         Ok(ResidualBlock {
-///             up: Linear::new(scope.child("up"), width, 4 * width, true, init)?,
-///             down: Linear::new(scope.child("down"), 4 * width, width, true, init)?,
+///             up: Linear::new(scope.child("up"), width, 4 * width, init)?,
+///             down: Linear::new(scope.child("down"), 4 * width, width, init)?,
 ///         })
 ///     }
 /// }
@@ -41,7 +41,7 @@ use crate::error::Result;
 ///     let blocks = (0..3).map(|i| ResidualBlock::new(params.root().child("h").child(i), 5));
 ///     let model: Vec<ResidualBlock> = blocks.collect::<Result<_>>()?;
 ///     assert!(params.find("h.2.down.bias").is_some());
-///     let x = DTensor::full(&mesh, DType::F32, [7, 5], 1.0, Layout::replicated(1))?;
+///     let x = DTensor::full(&mesh, DType::F32, [7, 5], Layout::replicated(1), 1.0)?;
 ///     assert_eq!(model.forward(&Forward::eval(&params), &x)?.shape()[..], [7, 5]);
 ///     Ok(())
 /// })?;
@@ -56,8 +56,8 @@ pub trait Module {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
-    ///     let map = Linear::new(params.root().child("map"), 3, 2, false, Init::Ones)?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [5, 3], 1.0, Layout::replicated(1))?;
+    ///     let map = Linear::without_bias(params.root().child("map"), 3, 2, Init::Ones)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [5, 3], Layout::replicated(1), 1.0)?;
     ///     let y = map.forward(&Forward::eval(&params), &x)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [3.0; 10]);
     ///     Ok(())

@@ -6,7 +6,8 @@
 use super::expert_map::ExpertMap;
 use super::forward::Forward;
 use super::layers::{AdaptedLinear, Linear};
-use super::mlp::{GatedMlp, Mlp};
+use super::map_inits::MapInits;
+use super::mlp::{Mlp, MlpConfig};
 use super::module::Module;
 use super::scope::Scope;
 use crate::comm::ModulePath;
@@ -14,7 +15,6 @@ use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::ops::{Activation, GroupSizes};
 use crate::placement::Placement;
-use crate::rng::Init;
 
 /// The sizes of a mixture-of-experts layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,6 +44,32 @@ pub struct MoeConfig {
     pub dropout: f64,
 }
 
+/// Gated experts with SiLU, softmax weights of the chosen, no capacity, no shared expert and no dropout, as in Mixtral. The sizes
+/// are 0, which [`Moe::new`] refuses: set them.
+///
+/// ```
+/// use isoshard::nn::MoeConfig;
+/// let mixtral = MoeConfig { width: 4096, hidden: 14336, experts: 8, top_k: 2, ..MoeConfig::default() };
+/// assert!(mixtral.gated && mixtral.capacity_factor.is_none());
+/// ```
+impl Default for MoeConfig {
+    fn default() -> MoeConfig {
+        MoeConfig {
+            width: 0,
+            hidden: 0,
+            experts: 0,
+            top_k: 0,
+            capacity_factor: None,
+            gated: true,
+            activation: Activation::Silu,
+            weights: ExpertWeights::SoftmaxOfChosen,
+            shared_hidden: None,
+            shared_gate: false,
+            dropout: 0.0,
+        }
+    }
+}
+
 /// The weights by which a [`Moe`] multiplies the results of the experts that a token is sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertWeights {
@@ -67,7 +93,7 @@ pub struct Moe {
     gate: Option<ExpertMap>,
     up: ExpertMap,
     down: ExpertMap,
-    shared: Option<SharedExpert>,
+    shared: Option<Mlp>,
     /// The map to the factor of the shared expert's result.
     shared_gate: Option<Linear>,
     path: ModulePath,
@@ -83,12 +109,6 @@ pub struct MoeOutput {
     pub balance: DTensor,
     /// The router's z-loss ([`DTensor::router_z_loss`]), shape `[]`.
     pub z: DTensor,
-}
-
-#[derive(Clone, Debug)]
-enum SharedExpert {
-    Gated(GatedMlp),
-    Plain(Mlp),
 }
 
 /// The paths at which activations may change layout.
@@ -110,23 +130,22 @@ struct RoutedTokens {
 
 impl Moe {
     /// Declares `router.weight` `[experts, width]`, the experts' stacked weights, and a shared expert `shared` and its
-    /// gate `shared_gate.weight` `[1, width]` if the sizes ask for them, filled by `init` and, for `down`, `down_init`. Declares the sites `input`, `dispatch` (rows
+    /// gate `shared_gate.weight` `[1, width]` if the sizes ask for them. Declares the sites `input`, `dispatch` (rows
     /// sorted by expert, `[batch, experts, capacity, width]`, with a capacity only) and `down` (the experts' results).
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Init, tensor::DType};
-    /// use isoshard::nn::{Activation, ExpertWeights, Forward, Moe, MoeConfig, Module, Params, Plan};
+    /// use isoshard::nn::{Forward, Moe, MoeConfig, Module, Params, Plan};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("ep", 2)])?;
     ///     // Each rank has two of the four experts and half of the batch.
     ///     let mut params = Params::new(&mesh, Plan::default().experts("moe", "ep"), 7)?;
     ///     let config = MoeConfig {
-    ///         width: 4, hidden: 6, experts: 4, top_k: 2, capacity_factor: Some(1.25), gated: true, activation: Activation::Silu,
-    ///         weights: ExpertWeights::SoftmaxOfChosen, shared_hidden: None, shared_gate: false, dropout: 0.0,
+    ///         width: 4, hidden: 6, experts: 4, top_k: 2, capacity_factor: Some(1.25), ..MoeConfig::default()
     ///     };
     ///     let init = Init::Normal { mean: 0.0, std: 0.5 };
-    ///     let moe = Moe::new(params.root().child("moe"), config, (init, init))?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [2, 5, 4], 1.0, params.plan().batch_layout(mesh.mesh()))?;
+    ///     let moe = Moe::new(params.root().child("moe"), config, init)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [2, 5, 4], params.batch_layout(), 1.0)?;
     ///     let y = moe.forward(&Forward::eval(&params), &x)?;
     ///     assert_eq!(y.spec().to_string(), "f32[2, 5, 4]@(ep:S0)");
     ///     Ok(())
@@ -137,39 +156,41 @@ impl Moe {
     /// # Errors
     /// Refuses a `top_k` of 0 or above the number of experts, a capacity factor that is not positive and finite, and a
     /// gate without a shared expert. Refuses what [`Scope::param`] refuses.
-    pub fn new(mut scope: Scope<'_>, config: MoeConfig, (init, down_init): (Init, Init)) -> Result<Moe> {
+    pub fn new(scope: Scope<'_>, config: MoeConfig, inits: impl Into<MapInits>) -> Result<Moe> {
+        Moe::declare(scope, config, inits.into())
+    }
+
+    fn declare(mut scope: Scope<'_>, config: MoeConfig, inits: MapInits) -> Result<Moe> {
+        let init = inits.inner;
         let MoeConfig { width, hidden, experts, top_k, .. } = config;
         let legal = config.capacity_factor.is_none_or(|f| f > 0.0 && f.is_finite());
-        if top_k == 0 || top_k > experts || !legal {
-            let rule = "wants 1 to `experts` experts per token, and a positive capacity factor";
+        if [width, hidden, experts].contains(&0) || top_k == 0 || top_k > experts || !legal {
+            let rule =
+                "wants sizes above 0, 1 to `experts` experts per token, and a positive capacity factor";
             return Err(Error::invalid("moe", rule, format!("{config:?}"), ""));
         }
         if config.shared_gate && config.shared_hidden.is_none() {
             let rule = "the gate of a shared expert needs a shared expert";
             return Err(Error::invalid("moe", rule, format!("{config:?}"), "set shared_hidden"));
         }
-        let router = Linear::new(scope.child("router"), width, experts, false, init)?;
+        let router = Linear::without_bias(scope.child("router"), width, experts, init)?;
         let mut stacked = scope.child("experts");
         let gate = match config.gated {
             true => Some(ExpertMap::new(&mut stacked, "gate", [experts, width, hidden], init)?),
             false => None,
         };
         let up = ExpertMap::new(&mut stacked, "up", [experts, width, hidden], init)?;
-        let down = ExpertMap::new(&mut stacked, "down", [experts, hidden, width], down_init)?;
-        let inits = (init, down_init);
-        let shared = match (config.shared_hidden, config.gated) {
-            (None, _) => None,
-            (Some(hidden), true) => {
-                let mlp = GatedMlp::new(scope.child("shared"), (width, hidden), 0.0, inits)?;
-                Some(SharedExpert::Gated(mlp.activation(config.activation)))
+        let down = ExpertMap::new(&mut stacked, "down", [experts, hidden, width], inits.out)?;
+        let MoeConfig { gated, activation, .. } = config;
+        let shared = match config.shared_hidden {
+            Some(hidden) => {
+                let config = MlpConfig { hidden, gated, activation, bias: false, dropout: 0.0 };
+                Some(Mlp::new(scope.child("shared"), width, config, inits)?)
             }
-            (Some(hidden), false) => {
-                let mlp = Mlp::new(scope.child("shared"), (width, hidden), false, 0.0, inits)?;
-                Some(SharedExpert::Plain(mlp.activation(config.activation)))
-            }
+            None => None,
         };
         let shared_gate = match config.shared_gate {
-            true => Some(Linear::new(scope.child("shared_gate"), width, 1, false, init)?),
+            true => Some(Linear::without_bias(scope.child("shared_gate"), width, 1, init)?),
             false => None,
         };
         let sites = MoeSites {
@@ -186,11 +207,7 @@ impl Moe {
         let mut maps = vec![AdaptedLinear::One(&mut self.router)];
         let stacked = self.gate.iter_mut().chain([&mut self.up, &mut self.down]);
         maps.extend(stacked.map(AdaptedLinear::Experts));
-        match &mut self.shared {
-            Some(SharedExpert::Gated(mlp)) => maps.extend(mlp.linear_maps()),
-            Some(SharedExpert::Plain(mlp)) => maps.extend(mlp.linear_maps()),
-            None => {}
-        }
+        maps.extend(self.shared.iter_mut().flat_map(Mlp::linear_maps));
         maps.extend(self.shared_gate.as_mut().map(AdaptedLinear::One));
         maps
     }
@@ -209,13 +226,13 @@ impl Moe {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
     ///     let config = MoeConfig {
-    ///         width: 2, hidden: 3, experts: 2, top_k: 2, capacity_factor: None, gated: false, activation: Activation::Gelu,
-    ///         weights: ExpertWeights::SoftmaxOfAll, shared_hidden: Some(3), shared_gate: true, dropout: 0.0,
+    ///         width: 2, hidden: 3, experts: 2, top_k: 2, gated: false, activation: Activation::Gelu,
+    ///         weights: ExpertWeights::SoftmaxOfAll, shared_hidden: Some(3), shared_gate: true, ..MoeConfig::default()
     ///     };
-    ///     let moe = Moe::new(params.root().child("moe"), config, (Init::Ones, Init::Ones))?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [5, 2], 0.5, Layout::replicated(0))?;
+    ///     let moe = Moe::new(params.root().child("moe"), config, Init::Ones)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [5, 2], Layout::replicated(0), 0.5)?;
     ///     let out = moe.forward_with_losses(&Forward::eval(&params), &x)?;
-    ///     assert_eq!(out.balance.full_tensor()?.item()?, 1.0); // every token goes to both experts
+    ///     assert_eq!(out.balance.item()?, 1.0); // every token goes to both experts
     ///     assert_eq!(out.y.shape()[..], [5, 2]);
     ///     Ok(())
     /// })?;
@@ -244,16 +261,13 @@ impl Moe {
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops::GroupSizes, placement::Layout};
-    /// use isoshard::nn::{Activation, ExpertWeights, Forward, Moe, MoeConfig, Module, Params, Plan};
+    /// use isoshard::nn::{Forward, Moe, MoeConfig, Module, Params, Plan};
     /// use isoshard::{rng::Init, tensor::{DType, Device}};
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank.on(Device::Meta), &[])?;
     ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
-    ///     let config = MoeConfig {
-    ///         width: 2, hidden: 3, experts: 2, top_k: 1, capacity_factor: None, gated: true, activation: Activation::Silu,
-    ///         weights: ExpertWeights::SoftmaxOfChosen, shared_hidden: None, shared_gate: false, dropout: 0.0,
-    ///     };
-    ///     let moe = Moe::new(params.root().child("moe"), config, (Init::Ones, Init::Ones))?;
+    ///     let config = MoeConfig { width: 2, hidden: 3, experts: 2, top_k: 1, ..MoeConfig::default() };
+    ///     let moe = Moe::new(params.root().child("moe"), config, Init::Ones)?;
     ///     let x = DTensor::zeros(&mesh, DType::F32, [6, 2], Layout::replicated(0))?;
     ///     let cx = Forward::eval(&params);
     ///     let refused = moe.forward(&cx, &x).unwrap_err().to_string();
@@ -328,12 +342,9 @@ impl Moe {
         // Rows return to the ranks of their batch entries before they are repeated per choice.
         let y = if dims == 3 { move_shards(&y, 0, slot)? } else { y };
         let chosen = y.unpermute_tokens(slot)?;
-        let mut y = chosen.mul(&weight.unsqueeze(dims)?)?.sum(&[-2], false)?;
+        let mut y = chosen.mul(&weight.unsqueeze(-1)?)?.sum(&[-2], false)?;
         if let Some(shared) = &self.shared {
-            let mut always = match shared {
-                SharedExpert::Gated(mlp) => mlp.forward(cx, x)?,
-                SharedExpert::Plain(mlp) => mlp.forward(cx, x)?,
-            };
+            let mut always = shared.forward(cx, x)?;
             if let Some(gate) = &self.shared_gate {
                 always = always.mul(&gate.forward(cx, x)?.sigmoid()?)?;
             }

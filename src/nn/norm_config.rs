@@ -48,7 +48,7 @@ impl Norm {
     ///     let norm = Norm::new(params.root().child("norm"), 2, gemma)?;
     ///     // The weight is zero, so the factor is one.
     ///     assert_eq!(params.values().next().expect("a weight").full_tensor()?.to_vec::<f32>()?, [0.0; 2]);
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[3.0f32, -3.0], [2])?, "()".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[3.0f32, -3.0], [2])?, "()")?;
     ///     assert_eq!(norm.forward(&Forward::eval(&params), &x)?.full_tensor()?.to_vec::<f32>()?, [1.0, -1.0]);
     ///     Ok(())
     /// })?;
@@ -59,7 +59,7 @@ impl Norm {
     /// Refuses what [`Scope::param`] refuses.
     pub fn new(scope: Scope<'_>, width: usize, config: NormConfig) -> Result<Norm> {
         Ok(match config {
-            NormConfig::Layer { eps, bias } => Norm::Layer(LayerNorm::new(scope, width, bias)?.eps(eps)),
+            NormConfig::Layer { eps, bias } => Norm::Layer(LayerNorm::declare(scope, width, bias)?.eps(eps)),
             NormConfig::Rms { eps, unit_offset: false } => Norm::Rms(RmsNorm::new(scope, width)?.eps(eps)),
             NormConfig::Rms { eps, unit_offset: true } => {
                 Norm::Rms(RmsNorm::with_unit_offset(scope, width)?.eps(eps))

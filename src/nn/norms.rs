@@ -50,7 +50,7 @@ impl GroupNorm {
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
     ///     let norm = GroupNorm::new(params.root().child("norm"), 2, 4)?;
     ///     let x = Tensor::from_vec(vec![100.0f32, 300.0, 0.0, 800.0], [1, 4, 1])?;
-    ///     let x = DTensor::distribute(&mesh, &x, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &x, "(R)")?;
     ///     let y = norm.forward(&Forward::eval(&params), &x)?.full_tensor()?.to_vec::<f32>()?;
     ///     assert!(y.iter().zip([-1.0, 1.0, -1.0, 1.0]).all(|(y, want)| (y - want).abs() < 1e-5));
     ///     Ok(())
@@ -102,7 +102,7 @@ impl BatchNorm {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
     ///     let norm = BatchNorm::new(params.root().child("norm"), 1, 0.5)?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![100.0f32, 300.0], [2, 1])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![100.0f32, 300.0], [2, 1])?, "(S0)")?;
     ///     let y = norm.forward(&Forward::train_without_dropout(&params), &x)?.full_tensor()?.to_vec::<f32>()?;
     ///     assert!((y[0] + 1.0).abs() < 1e-5 && (y[1] - 1.0).abs() < 1e-5);
     ///     assert_eq!(norm.running().expect("trained").mean.full_tensor()?.to_vec::<f32>()?, [100.0]); // half of 0 and 200
@@ -142,9 +142,9 @@ impl BatchNorm {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
     ///     let norm = BatchNorm::new(params.root().child("norm"), 1, 0.1)?;
-    ///     let channel = |value| DTensor::full(&mesh, DType::F32, [1], value, "(R)".parse()?);
+    ///     let channel = |value| DTensor::full(&mesh, DType::F32, [1], "(R)", value);
     ///     norm.set_running(BatchStatistics { mean: channel(5.0)?, variance: channel(4.0)? });
-    ///     let x = DTensor::full(&mesh, DType::F32, [2, 1], 9.0, "(S0)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [2, 1], "(S0)", 9.0)?;
     ///     let y = norm.forward(&Forward::eval(&params), &x)?.full_tensor()?.to_vec::<f32>()?;
     ///     assert!((y[0] - 2.0).abs() < 1e-5);
     ///     Ok(())
@@ -162,7 +162,7 @@ impl BatchNorm {
         }
         let full = |value| {
             let layout = crate::placement::Layout::replicated(x.mesh().mesh().ndim());
-            DTensor::full(x.mesh(), crate::tensor::DType::F32, [channels], value, layout)
+            DTensor::full(x.mesh(), crate::tensor::DType::F32, [channels], layout, value)
         };
         Ok(BatchStatistics { mean: full(0.0)?, variance: full(1.0)? })
     }

@@ -14,7 +14,7 @@ impl Params {
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
     /// spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
-    ///     Linear::new(params.root().child("map"), 3, 2, true, Init::Ones)?;
+    ///     Linear::new(params.root().child("map"), 3, 2, Init::Ones)?;
     ///     let names: Vec<String> = params.state()?.tensors().map(|(name, _)| name.into()).collect();
     ///     assert_eq!(names, ["map.bias", "map.weight"]);
     ///     Ok(())
@@ -67,7 +67,7 @@ impl Params {
     /// let dir = std::env::temp_dir().join(format!("isoshard-params-{}", std::process::id()));
     /// let model = |mesh: &DeviceMesh, seed| {
     ///     let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), seed)?;
-    ///     Linear::new(params.root().child("map"), 5, 3, true, Init::Normal { mean: 0.0, std: 1.0 })?;
+    ///     Linear::new(params.root().child("map"), 5, 3, Init::Normal { mean: 0.0, std: 1.0 })?;
     ///     Ok::<_, isoshard::Error>(params)
     /// };
     /// let to = dir.clone();

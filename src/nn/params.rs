@@ -1,14 +1,17 @@
 //! Parameters, addressed by path and sharded from the start.
 
+mod batch;
 mod declared;
 mod gathered;
 mod names;
 mod offload;
 mod placed;
+mod report;
 mod rounded;
 mod snapshot;
 
 pub(crate) use placed::{ParamPlacement, PlacedUnit};
+pub use report::PlanWarning;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +19,7 @@ use std::fmt;
 
 use names::{Declaring, ParamNames};
 
+use super::foreign_names::own_pattern;
 use super::param_id::{ModelNumber, ParamId};
 use super::param_unit::ParamUnit;
 use super::pattern;
@@ -69,8 +73,8 @@ pub struct Params {
     is_placed: bool,
     /// The file that has the values, if they are not in memory.
     mapped: Option<MappedFile>,
-    /// The numbers of parameters, sites and blocks when the plan's patterns were last checked.
-    checked: Cell<Option<[usize; 3]>>,
+    /// The numbers of parameters, sites and blocks, and strict mode, when the plan was last checked.
+    checked: Cell<Option<[usize; 4]>>,
 }
 
 #[derive(Clone)]
@@ -151,7 +155,7 @@ impl Params {
     ///     let drawn: Vec<f64> = (["a", "b"].into_iter().map(|name| {
     ///         params.reseed(8);
     ///         let id = params.root().param(name, [], init)?;
-    ///         params.value(id).full_tensor()?.item()
+    ///         params.value(id).item()
     ///     })).collect::<isoshard::Result<_>>()?;
     ///     assert_eq!(drawn[0], drawn[1]);
     ///     Ok(())
@@ -230,7 +234,7 @@ impl Params {
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}};
     /// spmd(2, |rank| {
     ///     let params = Params::new(&DeviceMesh::new(&rank, &[("dp", 2)])?, Plan::default().batch("dp"), 7)?;
-    ///     let layout = params.plan().batch_layout(params.mesh().mesh());
+    ///     let layout = params.batch_layout();
     ///     assert_eq!(layout, "(S0)".parse()?); // the batch is sharded over dp
     ///     Ok(())
     /// })?;
@@ -255,13 +259,18 @@ impl Params {
     /// ```
     ///
     /// # Errors
-    /// Refuses a pattern that matches no parameter, no site or no block, and names the nearest paths.
+    /// Refuses a pattern that matches no parameter, no site or no block, and names the nearest paths; in strict mode, a plan with
+    /// [warnings](Params::warnings).
     pub fn check_plan(&self) -> Result<()> {
-        let declared = Some([self.list.len(), self.sites.len(), self.blocks.len()]);
+        let strict = usize::from(self.mesh.is_strict());
+        let declared = Some([self.list.len(), self.sites.len(), self.blocks.len(), strict]);
         if self.checked.get() == declared {
             return Ok(());
         }
+        // The plan is that of the whole model, whichever module runs.
+        let _scope = ModulePath::new("").enter();
         self.expect_matches(&self.plan)?;
+        self.expect_no_warnings()?;
         self.checked.set(declared);
         Ok(())
     }
@@ -284,7 +293,7 @@ impl Params {
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
     /// spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
-    ///     Linear::new(params.root().child("map"), 3, 2, true, Init::Ones)?;
+    ///     Linear::new(params.root().child("map"), 3, 2, Init::Ones)?;
     ///     assert_eq!(params.len(), 2); // a weight and a bias
     ///     Ok(())
     /// })?;
@@ -316,7 +325,7 @@ impl Params {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
-    ///     Linear::new(params.root().child("map"), 3, 2, true, Init::Ones)?;
+    ///     Linear::new(params.root().child("map"), 3, 2, Init::Ones)?;
     ///     assert_eq!(params.numel(), 8);
     ///     Ok(())
     /// })?;
@@ -332,7 +341,7 @@ impl Params {
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
     /// spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
-    ///     Linear::new(params.root().child("map"), 3, 2, true, Init::Ones)?;
+    ///     Linear::new(params.root().child("map"), 3, 2, Init::Ones)?;
     ///     let shapes: Vec<_> = params.ids().map(|id| params.value(id).shape().to_string()).collect();
     ///     assert_eq!(shapes, ["[2, 3]", "[2]"]);
     ///     Ok(())
@@ -353,7 +362,7 @@ impl Params {
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
     /// spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
-    ///     Linear::new(params.root().child("h").child(0), 3, 2, true, Init::Ones)?;
+    ///     Linear::new(params.root().child("h").child(0), 3, 2, Init::Ones)?;
     ///     let last = params.ids().last().expect("a bias");
     ///     assert_eq!(params.path(last), "h.0.bias");
     ///     Ok(())
@@ -417,7 +426,7 @@ impl Params {
     /// let bytes = spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
-    ///     Linear::new(params.root().child("map"), 8, 2, true, Init::Ones)?;
+    ///     Linear::new(params.root().child("map"), 8, 2, Init::Ones)?;
     ///     Ok(params.values().map(|value| 4 * value.local().shape().numel()).sum::<usize>())
     /// })?;
     /// assert_eq!(bytes, [36, 36]); // half of 18 f32 elements on each rank
@@ -433,7 +442,7 @@ impl Params {
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
     /// spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
-    ///     Linear::new(params.root().child("map"), 3, 2, false, Init::Ones)?;
+    ///     Linear::without_bias(params.root().child("map"), 3, 2, Init::Ones)?;
     ///     assert!(params.find("map.weight").is_some() && params.find("map.bias").is_none());
     ///     Ok(())
     /// })?;
@@ -445,14 +454,15 @@ impl Params {
     }
 
     /// Returns the parameters whose paths match a pattern, as in a [`Plan`]: a path whose parts may be `*`, for any one
-    /// part, or `**`, for any number of parts.
+    /// part, or `**`, for any number of parts. Names of Hugging Face's decoders, such as `model.layers.0.**`, are understood if
+    /// nothing has the name itself.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
     /// spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     for i in 0..3 {
-    ///         Linear::new(params.root().child("h").child(i), 4, 4, true, Init::Ones)?;
+    ///         Linear::new(params.root().child("h").child(i), 4, 4, Init::Ones)?;
     ///     }
     ///     let biases = params.matching("h.*.bias")?;
     ///     assert_eq!(params.path(biases[2]), "h.2.bias");
@@ -471,8 +481,13 @@ impl Params {
 
     /// Returns [`Params::matching`], with refusals in the name of `verb`.
     pub(crate) fn matching_for(&self, verb: &str, pattern: &str) -> Result<Vec<ParamId>> {
-        let found: Vec<ParamId> =
-            self.ids().filter(|id| pattern::matches(pattern, &self.list[id.index].path)).collect();
+        let matching = |pattern: &str| -> Vec<ParamId> {
+            self.ids().filter(|id| pattern::matches(pattern, &self.list[id.index].path)).collect()
+        };
+        let mut found = matching(pattern);
+        if found.is_empty() {
+            found = own_pattern(pattern).map(|own| matching(&own)).unwrap_or_default();
+        }
         if found.is_empty() {
             return Err(pattern::no_match(verb, pattern, &self.paths(), "parameter"));
         }

@@ -138,8 +138,8 @@ impl Plan {
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
     /// ```
-    pub fn site(mut self, pattern: &str, axis: &str, placement: Placement) -> Plan {
-        let (pattern, axis) = (pattern.into(), axis.into());
+    pub fn site(mut self, pattern: &str, axis: &str, placement: impl Into<Placement>) -> Plan {
+        let (pattern, axis, placement) = (pattern.into(), axis.into(), placement.into());
         self.sites.push(PlanRule { pattern, axis, placement, blocks: None, shared: false });
         self
     }
@@ -204,9 +204,9 @@ impl Plan {
     ///             vocabulary: 11, block: 6, layers: 2, heads: 2, width: 8, dropout: 0.0, bias: true,
     ///         };
     ///         let model = Gpt::new(&mut params, config)?;
-    ///         let tokens = DTensor::zeros(&mesh, DType::I64, [3, 6], "(S0)".parse()?)?;
-    ///         let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
-    ///         params.grad_norm(&loss.backward()?)?.full_tensor()?.item()
+    ///         let tokens = DTensor::zeros(&mesh, DType::I64, [3, 6], "(S0)")?;
+    ///         let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+    ///         params.grad_norm(&loss.backward()?)?.item()
     ///     };
     ///     Ok([norm(Plan::default())?, norm(Plan::default().recompute("h.*"))?])
     /// })?;
@@ -235,7 +235,7 @@ impl Plan {
     ///             vocabulary: 11, block: 64, layers: 2, heads: 2, width: 64, dropout: 0.0, bias: true,
     ///         };
     ///         let model = Gpt::new(&mut params, config)?;
-    ///         let tokens = DTensor::zeros(&mesh, DType::I64, [8, 64], "()".parse()?)?;
+    ///         let tokens = DTensor::zeros(&mesh, DType::I64, [8, 64], "()")?;
     ///         let before = storage::pool_stats().live_bytes;
     ///         let _loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
     ///         Ok(storage::pool_stats().live_bytes - before)
@@ -361,6 +361,23 @@ impl Plan {
             Ok(a) if *l.axis(a) != r.placement => l.set(a, r.placement.clone()),
             _ => l,
         })
+    }
+
+    /// Returns the calls of the rules that match a parameter.
+    pub(super) fn rules_of<'a>(&'a self, path: &'a str) -> impl Iterator<Item = String> + 'a {
+        self.params.iter().filter(|rule| matches(&rule.pattern, path)).map(|rule| {
+            let PlanRule { pattern, axis, placement, blocks, .. } = rule;
+            match (blocks, placement.shard_dim()) {
+                (Some(blocks), Some(dim)) => format!("shard_blocks({pattern:?}, {axis:?}, {dim}, {blocks})"),
+                (None, Some(dim)) => format!("shard({pattern:?}, {axis:?}, {dim})"),
+                (_, None) => unreachable!("the rules of parameters shard"),
+            }
+        })
+    }
+
+    /// Returns the axis over which all parameters are sharded, if there is one.
+    pub(super) fn fsdp_axis(&self) -> Option<&str> {
+        self.fsdp.as_deref()
     }
 
     /// Returns true if no rule places a site.

@@ -28,8 +28,8 @@ use crate::error::{Error, Result};
 /// spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
 ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
-///     let map = Linear::new(params.root().child("h").child(0), 4, 4, false, Init::Normal { mean: 0.0, std: 1.0 })?;
-///     let x = DTensor::full(&mesh, DType::F32, [6, 4], 1.0, "(S0)".parse()?)?;
+///     let map = Linear::without_bias(params.root().child("h").child(0), 4, 4, Init::Normal { mean: 0.0, std: 1.0 })?;
+///     let x = DTensor::full(&mesh, DType::F32, [6, 4], "(S0)", 1.0)?;
 ///     let norm = |recomputed: bool| -> isoshard::Result<f64> {
 ///         let mut generator = Generator::new(7);
 ///         let cx = Forward::train(&params, &mut generator);
@@ -37,7 +37,7 @@ use crate::error::{Error, Result};
 ///         let layer = move |cx: &Forward, ins: &[DTensor]| cx.dropout(map.forward(cx, &ins[0])?.tanh()?, 0.5);
 ///         let y = if recomputed { recompute(&cx, &[&x], layer)? } else { layer(&cx, &[x.clone()])? };
 ///         let gradients = y.sum_all()?.backward()?;
-///         params.grad_norm(&gradients)?.full_tensor()?.item()
+///         params.grad_norm(&gradients)?.item()
 ///     };
 ///     assert_eq!(norm(true)?, norm(false)?);
 ///     Ok(())
@@ -98,7 +98,7 @@ impl Forward<'_> {
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let params = Params::new(&mesh, Plan::default(), 7)?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [2], 1.0, Layout::replicated(0))?.requires_grad()?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [2], Layout::replicated(0), 1.0)?.requires_grad()?;
     ///     let runs = Rc::new(RefCell::new(Vec::new()));
     ///     let noted = runs.clone();
     ///     let cx = Forward::train_without_dropout(&params);
@@ -128,7 +128,7 @@ impl Forward<'_> {
     /// }
     /// impl TanhBlock {
     ///     fn new(mut scope: Scope<'_>) -> Result<TanhBlock> {
-    ///         let map = Linear::new(scope.child("map"), 3, 3, false, Init::Ones)?;
+    ///         let map = Linear::without_bias(scope.child("map"), 3, 3, Init::Ones)?;
     ///         Ok(TanhBlock { path: scope.block_here(), map })
     ///     }
     /// }

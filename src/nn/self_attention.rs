@@ -2,6 +2,7 @@
 
 use super::forward::Forward;
 use super::layers::{AdaptedLinear, FusedLinear, Linear};
+use super::map_inits::MapInits;
 use super::module::Module;
 use super::norm_config::{Norm, NormConfig};
 use super::pieces::FusedMaps;
@@ -11,7 +12,6 @@ use super::sequences::Sequences;
 use crate::comm::ModulePath;
 use crate::dtensor::{AttentionOptions, DTensor};
 use crate::error::{Error, Result};
-use crate::rng::Init;
 
 /// The sizes and options of a [`SelfAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -113,7 +113,7 @@ pub struct SelfAttention {
 }
 
 impl SelfAttention {
-    /// Declares the maps `qkv` and `out` `[width, heads · head_width]`, filled by `init` and `out_init`, the
+    /// Declares the maps `qkv` and `out` `[width, heads · head_width]`, the
     /// normalisations `q_norm` and `k_norm` `[head_width]` if the options ask for them, and the site `input`.
     ///
     /// ```
@@ -127,11 +127,11 @@ impl SelfAttention {
     ///         rotary: Some(RotaryConfig::plain(1e4)), window: Some(3), ..SelfAttentionConfig::new(6, 2, 4)
     ///     };
     ///     let init = Init::Normal { mean: 0.0, std: 0.02 };
-    ///     let attention = SelfAttention::new(params.root().child("attn"), 10, config, (init, init))?;
+    ///     let attention = SelfAttention::new(params.root().child("attn"), 10, config, init)?;
     ///     let (qkv, k) = params.find_piece("attn.k.weight").expect("it is declared");
     ///     assert_eq!(k.shape()[..], [8, 10]); // two heads of width 4
     ///     assert_eq!(params.value(qkv).spec().to_string(), "f32[2, 20, 10]@(tp:S0)");
-    ///     let x = DTensor::full(&mesh, DType::F32, [3, 5, 10], 1.0, Layout::replicated(1))?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [3, 5, 10], Layout::replicated(1), 1.0)?;
     ///     assert_eq!(attention.forward(&Forward::eval(&params), &x)?.shape()[..], [3, 5, 10]);
     ///     Ok(())
     /// })?;
@@ -142,15 +142,24 @@ impl SelfAttention {
     /// Refuses heads that are not a multiple of `kv_heads`, a rotation of an odd number of elements, a window of no key,
     /// and what [`Scope::param`] refuses.
     pub fn new(
+        scope: Scope<'_>,
+        width: usize,
+        config: SelfAttentionConfig,
+        inits: impl Into<MapInits>,
+    ) -> Result<SelfAttention> {
+        SelfAttention::declare(scope, width, config, inits.into())
+    }
+
+    fn declare(
         mut scope: Scope<'_>,
         width: usize,
         config: SelfAttentionConfig,
-        (init, out_init): (Init, Init),
+        inits: MapInits,
     ) -> Result<SelfAttention> {
         config.check()?;
         let SelfAttentionConfig { heads, kv_heads, head_width: d, head_norm, .. } = config;
         let maps = FusedMaps::new(kv_heads, [("q", heads / kv_heads * d), ("k", d), ("v", d)])?;
-        let qkv = FusedLinear::new(scope.child("qkv"), width, &maps, config.qkv_bias, init)?;
+        let qkv = FusedLinear::new(scope.child("qkv"), width, &maps, config.qkv_bias, inits.inner)?;
         let norms = match head_norm {
             Some(norm) => {
                 Some([Norm::new(scope.child("q_norm"), d, norm)?, Norm::new(scope.child("k_norm"), d, norm)?])
@@ -161,7 +170,7 @@ impl SelfAttention {
             config,
             qkv,
             norms,
-            out: Linear::new(scope.child("out"), heads * d, width, config.out_bias, out_init)?,
+            out: Linear::declare(scope.child("out"), heads * d, width, config.out_bias, inits.out)?,
             input: scope.site("input"),
             path: scope.module_path(),
         })
@@ -177,8 +186,8 @@ impl SelfAttention {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
     ///     let config = SelfAttentionConfig::new(1, 1, 2);
-    ///     let attention = SelfAttention::new(params.root().child("attn"), 2, config, (Init::Ones, Init::Ones))?;
-    ///     let whole = |x: Tensor| DTensor::distribute(&mesh, &x, "()".parse()?);
+    ///     let attention = SelfAttention::new(params.root().child("attn"), 2, config, Init::Ones)?;
+    ///     let whole = |x: Tensor| DTensor::distribute(&mesh, &x, "()");
     ///     let x = whole(Tensor::from_vec(vec![1.0f32, 0.0, 3.0, 0.0], [1, 2, 2])?)?;
     ///     let documents = whole(Tensor::from_vec(vec![0i64, 1], [1, 2])?)?;
     ///     let positions = whole(Tensor::from_vec(vec![0i64, 0], [1, 2])?)?;
@@ -218,7 +227,7 @@ impl SelfAttention {
             self.config;
         let &[b, t, ..] = &qkv.shape()[..] else { unreachable!("the map keeps the leading dims") };
         let shared_by = heads / kv_heads;
-        let parts = qkv.permute(&[0, 2, 1, 3])?.split(-1, &[shared_by * d, d, d])?;
+        let parts = qkv.permute(&[0, 2, 1, 3])?.split(&[shared_by * d, d, d], -1)?;
         let (mut q, mut k, v) = (parts[0].clone(), parts[1].clone(), &parts[2]);
         if shared_by > 1 {
             q = q.reshape([b, kv_heads, t, shared_by, d])?.permute(&[0, 1, 3, 2, 4])?;

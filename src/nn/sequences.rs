@@ -46,7 +46,7 @@ impl Sequences {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::Sequences, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let put = |x: Vec<i64>| DTensor::distribute(&mesh, &Tensor::from_vec(x, [2, 3])?, "(S0)".parse()?);
+    ///     let put = |x: Vec<i64>| DTensor::distribute(&mesh, &Tensor::from_vec(x, [2, 3])?, "(S0)");
     ///     let documents = put(vec![0, 0, 1, 0, 1, 1])?;
     ///     let packed = Sequences::packed(&documents, &put(vec![0, 1, 0, 0, 0, 1])?)?;
     ///     assert_eq!(packed.documents().expect("packed").shape()[..], [2, 3]);
@@ -75,7 +75,7 @@ impl Sequences {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::Sequences, tensor::Tensor};
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64, 0], [1, 2])?, "()".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64, 0], [1, 2])?, "()")?;
     ///     assert!(Sequences::packed(&x, &x)?.documents().is_some());
     ///     Ok(())
     /// })?;
@@ -90,7 +90,7 @@ impl Sequences {
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::Sequences, tensor::DType};
     /// spmd(1, |rank| {
-    ///     let tokens = DTensor::zeros(&DeviceMesh::new(&rank, &[])?, DType::I64, [2, 3], "()".parse()?)?;
+    ///     let tokens = DTensor::zeros(&DeviceMesh::new(&rank, &[])?, DType::I64, [2, 3], "()")?;
     ///     let positions = Sequences::default().positions(&tokens, 3)?;
     ///     assert_eq!(positions.full_tensor()?.to_vec::<i64>()?, [0, 1, 2]);
     ///     Ok(())
@@ -120,7 +120,7 @@ impl Sequences {
         let d = x.shape()[x.shape().len() - 1];
         let width = rotary.width.unwrap_or(d);
         if width < d {
-            let parts = x.split(-1, &[width, d - width])?;
+            let parts = x.split(&[width, d - width], -1)?;
             let whole = RotaryConfig { width: None, ..*rotary };
             return DTensor::cat(&[&self.rotate(&parts[0], &whole)?, &parts[1]], -1);
         }

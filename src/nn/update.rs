@@ -60,7 +60,7 @@ impl Params {
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
     ///     let w = params.root().param("w", [3], Init::Ones)?;
     ///     let gradient = params.value(w).sum_all()?.backward()?.take(params.value(w)).expect("w was used");
-    ///     let scale = DTensor::full(&mesh, DType::F32, [], 1.0, Layout::replicated(1))?;
+    ///     let scale = DTensor::full(&mesh, DType::F32, [], Layout::replicated(1), 1.0)?;
     ///     let op = SgdStep { momentum: Bits(0.0), weight_decay: Bits(0.0), nesterov: false, lr: Unkeyed(0.25) };
     ///     params.update(&mut [Update::new(w, op, [gradient, params.zeros_like(w)?, scale])])?;
     ///     assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [0.75; 3]);

@@ -11,7 +11,7 @@ use crate::tensor::cpu::Loops;
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::Activation, tensor::Tensor};
 /// spmd(1, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[])?;
-///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[-1.0f64, 2.0], [2])?, "()".parse()?)?;
+///     let x = DTensor::distribute(&mesh, &Tensor::from_slice(&[-1.0f64, 2.0], [2])?, "()")?;
 ///     assert_eq!(Activation::Relu.apply(&x)?.full_tensor()?.to_f64_vec(), [0.0, 2.0]);
 ///     let (exact, tanh) = (Activation::Gelu.apply(&x)?, Activation::GeluTanh.apply(&x)?);
 ///     let difference = exact.sub(&tanh)?.abs()?.full_tensor()?.to_f64_vec();

@@ -75,7 +75,7 @@
 //!     spmd(ranks, move |rank| {
 //!         let mesh = DeviceMesh::new(&rank, &[("dp", ranks)])?;
 //!         let x = Tensor::full(DType::F64, [3, 2], 8.0);
-//!         let x = DTensor::distribute(&mesh, &x, "(S0)".parse()?)?.requires_grad()?;
+//!         let x = DTensor::distribute(&mesh, &x, "(S0)")?.requires_grad()?;
 //!         let y = DTensor::apply_one(&DecayRows { factor: Bits(0.5) }, &[&x])?;
 //!         assert_eq!(y.spec().to_string(), "f64[3, 2]@(dp:S0)"); // no rank sent anything
 //!         assert_eq!(y.full_tensor()?.to_f64_vec(), [8.0, 8.0, 4.0, 4.0, 2.0, 2.0]);

@@ -324,8 +324,8 @@ pub struct Vjp<'a> {
 ///
 /// spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-///     let full = |value| DTensor::full(&mesh, DType::F32, [4], value, "(S0)".parse::<Layout>()?);
-///     let scale = DTensor::full(&mesh, DType::F32, [], 1.0, Layout::replicated(1))?;
+///     let full = |value| DTensor::full(&mesh, DType::F32, [4], "(S0)", value);
+///     let scale = DTensor::full(&mesh, DType::F32, [], Layout::replicated(1), 1.0)?;
 ///     let op = SgdStep { momentum: Bits(0.0), weight_decay: Bits(0.0), nesterov: false, lr: Unkeyed(0.5) };
 ///     // Operands: parameter, gradient, momentum, scale of the gradient.
 ///     let mut first: DTensors = [full(1.0)?, full(2.0)?, full(0.0)?, scale.clone()].into_iter().collect();
@@ -480,7 +480,7 @@ impl fmt::Debug for Bits {
 ///
 /// spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
-///     let x = DTensor::zeros(&mesh, DType::F32, [5, 4], "(S0)".parse()?)?;
+///     let x = DTensor::zeros(&mesh, DType::F32, [5, 4], "(S0)")?;
 ///     let window = x.tensor_meta().window().clone();
 ///     let (start, rows) = [(0, 3), (3, 2)][rank.rank()];
 ///     assert_eq!(window.global[..], [5, 4]);

@@ -4,6 +4,7 @@ use super::groups::{ParamGroup, ParamGroups, expect_reduced, expect_sound};
 use super::optimizer::{Optimizer, UpdateRule, next_step, saved_steps};
 use super::param_states::ParamStates;
 use super::param_tensors::expect_kind;
+use super::rates::Rates;
 use super::schedule::Schedule;
 use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::{DTensor, Gradients};
@@ -31,15 +32,14 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// Returns an AdamW with the moments' decay rates `betas` and eps 1e-8. Each step at rate `lr` multiplies decayed
-    /// parameters by `1 - lr · weight_decay`.
+    /// Returns an AdamW with PyTorch's settings: betas 0.9 and 0.999, eps 1e-8, weight decay 0.01.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::AdamW, rng::Init};
     /// spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let w = params.root().param("w", [2, 2], Init::Ones)?;
-    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.5).rate(0.5);
+    ///     let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.5).rate(0.5);
     ///     let mut grads = params.value(w).sum_all()?.backward()?;
     ///     optimizer.step(&mut params, &mut grads)?;
     ///     // The first step moves by the rate: 1 · (1 - 0.5 · 0.5) - 0.5.
@@ -48,9 +48,46 @@ impl AdamW {
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
     /// ```
-    pub fn new(betas: (f64, f64), weight_decay: f64) -> AdamW {
-        let groups = ParamGroups::default();
-        AdamW { betas, eps: 1e-8, weight_decay, groups, steps: 0, moments: Default::default() }
+    pub fn new() -> AdamW {
+        AdamW::default()
+    }
+
+    /// Takes other decay rates of the first and of the second moment.
+    ///
+    /// ```
+    /// use isoshard::optim::AdamW;
+    /// assert!(format!("{:?}", AdamW::new().betas(0.9, 0.95)).contains("betas: (0.9, 0.95)"));
+    /// ```
+    pub fn betas(self, first: f64, second: f64) -> AdamW {
+        AdamW { betas: (first, second), ..self }
+    }
+
+    /// Adds another number to the root of the second moment, by which the first one is divided.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd_first, dtensor::DeviceMesh, nn::{Params, Plan}, optim::AdamW, rng::Init};
+    /// let value = spmd_first(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [], Init::Ones)?;
+    ///     let mut grads = params.value(w).mul_scalar(1.0)?.backward()?;
+    ///     AdamW::new().eps(3.0).rate(1.0).step(&mut params, &mut grads)?;
+    ///     params.value(w).item()
+    /// })?;
+    /// assert_eq!(value, 1.0 - 1.0 / (1.0 + 3.0));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn eps(self, eps: f64) -> AdamW {
+        AdamW { eps, ..self }
+    }
+
+    /// Takes another weight decay: each step at rate `lr` multiplies decayed parameters by `1 - lr · weight_decay`.
+    ///
+    /// ```
+    /// use isoshard::optim::AdamW;
+    /// assert!(format!("{:?}", AdamW::new().decay(0.1)).contains("weight_decay: 0.1"));
+    /// ```
+    pub fn decay(self, weight_decay: f64) -> AdamW {
+        AdamW { weight_decay, ..self }
     }
 
     /// Adds a group of parameters with settings of their own: those whose path matches `pattern`. A parameter is in one
@@ -64,9 +101,9 @@ impl AdamW {
     ///     let body = params.root().child("h").child(0).param("weight", [2], Init::Ones)?;
     ///     let head = params.root().child("head").param("weight", [2], Init::Ones)?;
     ///     let slow = ParamGroup::new().rate(0.5).decay(0.0);
-    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).group("head.**", slow).rate(0.5);
+    ///     let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).group("head.**", slow).rate(0.5);
     ///     let mut loss = params.value(body).mul(params.value(head))?.sum_all()?;
-    ///     optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
+    ///     optimizer.step(&mut params, &mut loss.backward()?)?;
     ///     assert_eq!(params.value(body).full_tensor()?.to_vec::<f32>()?, [0.5; 2]);
     ///     assert_eq!(params.value(head).full_tensor()?.to_vec::<f32>()?, [0.75; 2]);
     ///     Ok(())
@@ -90,9 +127,9 @@ impl AdamW {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let frozen = params.root().child("h").child(0).param("weight", [2], Init::Ones)?;
     ///     let free = params.root().child("h").child(1).param("weight", [2], Init::Ones)?;
-    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.0).group_rate("h.0.*", 0.0).rate(0.5);
+    ///     let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.0).group_rate("h.0.*", 0.0).rate(0.5);
     ///     let mut loss = params.value(frozen).mul(params.value(free))?.sum_all()?;
-    ///     optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
+    ///     optimizer.step(&mut params, &mut loss.backward()?)?;
     ///     assert_eq!(params.value(frozen).full_tensor()?.to_vec::<f32>()?, [1.0; 2]);
     ///     assert_eq!(params.value(free).full_tensor()?.to_vec::<f32>()?, [0.5; 2]);
     ///     Ok(())
@@ -112,7 +149,7 @@ impl AdamW {
     /// let error = spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let table = params.root().child("wte").param("weight", [2, 2], Init::Ones)?;
-    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).group_decay("wte.wieght", 0.0).rate(0.5);
+    ///     let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).group_decay("wte.wieght", 0.0).rate(0.5);
     ///     let mut grads = params.value(table).sum_all()?.backward()?;
     ///     optimizer.step(&mut params, &mut grads).map(drop)
     /// });
@@ -132,19 +169,19 @@ impl AdamW {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let scope = &mut params.root();
     ///     let ids = [scope.param("slow", [], Init::Ones)?, scope.param("fast", [], Init::Ones)?];
-    ///     let mut optimizer = AdamW::new((0.9, 0.99), 0.0).group_betas("fast", (0.5, 0.5)).rate(0.125);
+    ///     let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(0.0).group_betas("fast", 0.5, 0.5).rate(0.125);
     ///     for sign in [1.0, -1.0] {
     ///         let mut loss = params.value(ids[0]).add(params.value(ids[1]))?.mul_scalar(sign)?;
-    ///         optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
+    ///         optimizer.step(&mut params, &mut loss.backward()?)?;
     ///     }
-    ///     ids.map(|id| params.value(id).full_tensor()?.item()).into_iter().collect::<Result<Vec<_>, _>>()
+    ///     ids.map(|id| params.value(id).item()).into_iter().collect::<Result<Vec<_>, _>>()
     /// })?;
     /// // Opposite gradients: the first moment with the smaller beta turns further.
     /// assert!(values[0][0] < values[0][1]);
     /// # Ok::<(), isoshard::Error>(())
     /// ```
-    pub fn group_betas(mut self, pattern: &str, betas: (f64, f64)) -> AdamW {
-        self.groups.adjust(pattern, ParamGroup::new().betas(betas));
+    pub fn group_betas(mut self, pattern: &str, first: f64, second: f64) -> AdamW {
+        self.groups.adjust(pattern, ParamGroup::new().betas(first, second));
         self
     }
 
@@ -152,7 +189,7 @@ impl AdamW {
     /// [`WarmupCosine`](super::WarmupCosine).
     ///
     /// ```
-    /// let optimizer = isoshard::optim::AdamW::new((0.9, 0.95), 0.1).rate(|step: usize| 1e-3 / (step + 1) as f64);
+    /// let optimizer = isoshard::optim::AdamW::new().betas(0.9, 0.95).decay(0.1).rate(|step: usize| 1e-3 / (step + 1) as f64);
     /// assert_eq!(optimizer.next_rate(), 1e-3);
     /// ```
     pub fn rate(self, rate: impl Schedule + 'static) -> Optimizer<AdamW> {
@@ -170,9 +207,9 @@ impl AdamW {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
     ///     let w = params.root().param("w", [3], Init::Ones)?;
-    ///     let one = DTensor::full(&mesh, DType::F32, [], 1.0, Layout::replicated(1))?;
+    ///     let one = DTensor::full(&mesh, DType::F32, [], Layout::replicated(1), 1.0)?;
     ///     let mut grads = params.value(w).sum_all()?.backward()?;
-    ///     AdamW::new((0.9, 0.95), 0.1).step(&mut params, &mut grads, &one, 0.25)?;
+    ///     AdamW::new().betas(0.9, 0.95).decay(0.1).step(&mut params, &mut grads, &one, 0.25)?;
     ///     assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [0.75; 3]);
     ///     Ok(())
     /// })?;
@@ -189,14 +226,33 @@ impl AdamW {
         params: &mut Params,
         grads: &mut Gradients,
         scale: &DTensor,
-        lr: f64,
+        lr: impl Into<Rates>,
+    ) -> Result<()> {
+        self.step_at(params, grads, scale, &lr.into())
+    }
+
+    fn step_at(
+        &mut self,
+        params: &mut Params,
+        grads: &mut Gradients,
+        scale: &DTensor,
+        rates: &Rates,
     ) -> Result<()> {
         let steps = next_step(self.steps)?;
         expect_reduced("adamw", params, grads)?;
+        if !(self.eps.is_finite() && self.eps >= 0.0) {
+            let rule = "eps is finite and at least 0";
+            return Err(Error::invalid("adamw", rule, self.eps.to_string(), ""));
+        }
         let settings = self.groups.settings("adamw", params)?;
-        for own in settings {
+        for (id, own) in params.ids().zip(settings) {
             let (first, second) = own.betas_or(self.betas);
-            expect_sound("adamw", own.rate_at(lr), own.decay_or(self.weight_decay), &[first, second])?;
+            expect_sound(
+                "adamw",
+                own.rate_at(rates.of(id)),
+                own.decay_or(self.weight_decay),
+                &[first, second],
+            )?;
         }
         let (betas, eps, weight_decay) = (self.betas, self.eps, self.weight_decay);
         let [first, second] = &mut self.moments;
@@ -212,7 +268,8 @@ impl AdamW {
             let own = settings[id.index()];
             let decays = own.weight_decay().is_some() || params.value(id).shape().len() >= 2;
             let decay = if decays { own.decay_or(weight_decay) } else { 0.0 };
-            let op = ops::AdamWStep::at_step(steps, own.rate_at(lr), own.betas_or(betas), eps, decay);
+            let op =
+                ops::AdamWStep::at_step(steps, own.rate_at(rates.of(id)), own.betas_or(betas), eps, decay);
             Update::new(id, op, [grad, m, v, scale.clone()])
         };
         let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();
@@ -238,7 +295,7 @@ impl AdamW {
     /// spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let w = params.root().param("w", [2], Init::Ones)?;
-    ///     let mut optimizer = AdamW::new((0.5, 0.75), 0.0).rate(0.5);
+    ///     let mut optimizer = AdamW::new().betas(0.5, 0.75).decay(0.0).rate(0.5);
     ///     let mut gradients = params.value(w).sum_all()?.backward()?;
     ///     optimizer.step(&mut params, &mut gradients)?;
     ///     let [first, second] = optimizer.rule().moments();
@@ -256,16 +313,35 @@ impl AdamW {
     ///
     /// ```
     /// use isoshard::optim::AdamW;
-    /// let [first, second] = AdamW::new((0.9, 0.95), 0.1).moments_mut();
+    /// let [first, second] = AdamW::new().betas(0.9, 0.95).decay(0.1).moments_mut();
     /// ```
     pub fn moments_mut(&mut self) -> &mut [ParamStates; 2] {
         &mut self.moments
     }
 }
 
+impl Default for AdamW {
+    fn default() -> AdamW {
+        AdamW {
+            betas: (0.9, 0.999),
+            eps: 1e-8,
+            weight_decay: 0.01,
+            groups: ParamGroups::default(),
+            steps: 0,
+            moments: Default::default(),
+        }
+    }
+}
+
 impl UpdateRule for AdamW {
-    fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
-        AdamW::step(self, params, grads, scale, lr)
+    fn step(
+        &mut self,
+        params: &mut Params,
+        grads: &mut Gradients,
+        scale: &DTensor,
+        rates: &Rates,
+    ) -> Result<()> {
+        self.step_at(params, grads, scale, rates)
     }
 
     fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {
@@ -324,7 +400,7 @@ mod tests {
     }
 
     fn scale(params: &Params, layout: Layout) -> Result<DTensor> {
-        DTensor::full(params.mesh(), DType::F32, [], 1.0, Layout::replicated(1))?.redistribute(layout)
+        DTensor::full(params.mesh(), DType::F32, [], Layout::replicated(1), 1.0)?.redistribute(layout)
     }
 
     /// Steps are counted up to 2^64 - 1, also by a saved state; the next one is refused and changes nothing.
@@ -333,7 +409,7 @@ mod tests {
         let run = |rank| {
             let (mut params, id) = one_param(&rank, "dp")?;
             let good = scale(&params, Layout::replicated(1))?;
-            let mut adam = AdamW::new((0.9, 0.99), 0.0);
+            let mut adam = AdamW::new().betas(0.9, 0.99).decay(0.0);
             for steps in [1 << 63, u64::MAX - 1] {
                 adam.steps = steps;
                 step(&mut adam, &mut params, id, &good)?;
@@ -356,11 +432,11 @@ mod tests {
             let train = |refused: bool| -> Result<Vec<f64>> {
                 let (mut params, id) = one_param(&rank, "fsdp")?;
                 let late = params.root().param("late", [5], Init::Ones)?;
-                let mut adam = AdamW::new((0.9, 0.99), 0.1);
+                let mut adam = AdamW::new().betas(0.9, 0.99).decay(0.1);
                 let good = scale(&params, Layout::replicated(1))?;
                 step(&mut adam, &mut params, id, &good)?;
                 // The second parameter's first gradient comes with the step that is refused.
-                let both = params.value(id).sum_all()?.add(&params.value(late).sum_all()?)?;
+                let mut both = params.value(id).sum_all()?.add(&params.value(late).sum_all()?)?;
                 let mut grads = both.backward()?;
                 if refused {
                     let partial = scale(&params, "(P(sum))".parse()?)?;
@@ -368,7 +444,7 @@ mod tests {
                     let e = adam.step(&mut params, &mut grads, &partial, 0.5).unwrap_err().to_string();
                     params.mesh().set_strict(false);
                     assert!(e.starts_with("adamw: operand 4 would have to move"), "{e}");
-                    let long = DTensor::full(params.mesh(), DType::F32, [1], 1.0, Layout::replicated(1))?;
+                    let long = DTensor::full(params.mesh(), DType::F32, [1], Layout::replicated(1), 1.0)?;
                     let e = adam.step(&mut params, &mut grads, &long, 0.5).unwrap_err().to_string();
                     assert!(e.starts_with("adamw: the scale is f32[]"), "{e}");
                 }
@@ -393,7 +469,7 @@ mod tests {
     fn writes_in_place_and_never_into_what_is_shared() {
         let run = |rank: Rank| {
             let (mut params, id) = one_param(&rank, "fsdp")?;
-            let mut adam = AdamW::new((0.5, 0.5), 0.0);
+            let mut adam = AdamW::new().betas(0.5, 0.5).decay(0.0);
             let good = scale(&params, Layout::replicated(1))?;
             let place =
                 |p: &Params| -> Result<*const f32> { Ok(p.value(id).local().data::<f32>()?.as_ptr()) };
@@ -417,7 +493,7 @@ mod tests {
                 let (mut params, id) = one_param(&rank, axis)?;
                 let layout = params.value(id).layout().clone();
                 let good = scale(&params, Layout::replicated(1))?;
-                step(&mut AdamW::new((0.5, 0.5), 0.0), &mut params, id, &good)?;
+                step(&mut AdamW::new().betas(0.5, 0.5).decay(0.0), &mut params, id, &good)?;
                 assert_eq!(*params.value(id).layout(), layout);
                 Ok(())
             };

@@ -7,6 +7,88 @@ use crate::ops::{Bits, InversePowerOfTwo, Max, SumTerm, TermSum};
 use crate::placement::Layout;
 use crate::tensor::{DType, Dims, Shape};
 
+/// The limits of an optimizer's gradients.
+#[derive(Debug, Default)]
+pub(super) struct Clipping {
+    /// The limit of single elements.
+    pub value: Option<f64>,
+    /// Patterns of parameters whose gradients have a norm and a limit of their own.
+    pub groups: Vec<(String, f64)>,
+    /// The order of the norm of all other gradients, and its limit.
+    pub norm: Option<(f64, f64)>,
+}
+
+impl Clipping {
+    /// Limits elements and groups in place. Returns the norm of the other gradients, if it has a limit, and their scale.
+    pub fn apply(
+        &self,
+        params: &Params,
+        grads: &mut Gradients,
+        dtype: DType,
+    ) -> Result<(Option<DTensor>, DTensor)> {
+        if let Some(limit) = self.value {
+            if !(limit > 0.0) {
+                return Err(Error::invalid("clip", "a limit of elements is above 0", limit.to_string(), ""));
+            }
+            grads.map_of(params.values(), |grad| grad.clamp(-limit, limit))?;
+        }
+        let mut in_group = vec![false; params.len()];
+        for (pattern, limit) in &self.groups {
+            let ids = params.matching_for("clip", pattern)?;
+            if let Some(twice) = ids.iter().find(|id| std::mem::replace(&mut in_group[id.index()], true)) {
+                let given = format!("{} in {pattern:?} and another", params.path(*twice));
+                return Err(Error::invalid("clip", "a parameter is in two groups", given, ""));
+            }
+            let values = || ids.iter().map(|&id| params.value(id));
+            let own: Vec<&DTensor> = values().filter_map(|value| grads.get(value)).collect();
+            if own.is_empty() {
+                continue;
+            }
+            let scale = clip_scale(&global_norm(own)?, *limit)?;
+            grads.map_of(values(), |grad| grad.mul(&scale.cast(grad.dtype())?))?;
+        }
+        let rest = params.ids().filter(|id| !in_group[id.index()]).map(|id| params.value(id));
+        let rest: Vec<&DTensor> = rest.filter_map(|value| grads.get(value)).collect();
+        match self.norm {
+            Some((order, limit)) if !rest.is_empty() => {
+                let norm = norm_of_order(&rest, order)?;
+                let scale = clip_scale(&norm, limit)?;
+                if self.groups.is_empty() {
+                    return Ok((Some(norm), scale));
+                }
+                // The rule's scale is that of all gradients.
+                let others: Vec<_> = params.ids().filter(|id| !in_group[id.index()]).collect();
+                let others = others.iter().map(|&id| params.value(id));
+                grads.map_of(others, |grad| grad.mul(&scale.cast(grad.dtype())?))?;
+                Ok((Some(norm), one(params, dtype)?))
+            }
+            _ => Ok((None, one(params, dtype)?)),
+        }
+    }
+}
+
+fn one(params: &Params, dtype: DType) -> Result<DTensor> {
+    DTensor::full(params.mesh(), dtype, [], Layout::replicated(params.mesh().mesh().ndim()), 1.0)
+}
+
+/// Returns the norm of this order of all gradients together, the norm of their norms.
+fn norm_of_order(grads: &[&DTensor], order: f64) -> Result<DTensor> {
+    if order == 2.0 {
+        return global_norm(grads.iter().copied());
+    }
+    let _guard = grads[0].mesh().no_grad();
+    let everywhere = Layout::replicated(grads[0].mesh().mesh().ndim());
+    let norm = |grad: &&DTensor| {
+        let wide = if grad.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let dims: Vec<isize> = (0..grad.shape().len() as isize).collect();
+        grad.cast(wide)?.norm(order, &dims, false)?.redistribute(&everywhere)?.cast(DType::F64)
+    };
+    let norms = grads.iter().map(norm).collect::<Result<Vec<_>>>()?;
+    let all = DTensor::stack(&norms.iter().collect::<Vec<_>>(), 0)?.norm(order, &[0], false)?;
+    let wide = grads.iter().any(|grad| grad.dtype() == DType::F64);
+    all.cast(if wide { DType::F64 } else { DType::F32 })
+}
+
 impl Params {
     /// Returns the Euclidean norm of all gradients of these parameters together: an f32 (f64 if a gradient is) of shape `[]`, on
     /// every rank.
@@ -21,7 +103,7 @@ impl Params {
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
     ///     let w = params.root().param("w", [4, 4], Init::Ones)?;
     ///     let gradients = params.value(w).sum_all()?.backward()?; // 16 ones
-    ///     params.grad_norm(&gradients)?.full_tensor()?.item()
+    ///     params.grad_norm(&gradients)?.item()
     /// })?;
     /// assert_eq!(norms, [4.0; 3]);
     /// # Ok::<(), isoshard::Error>(())
@@ -57,9 +139,9 @@ impl Params {
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, optim::global_norm, placement::Layout, tensor::DType};
 /// spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-///     let full = |n: usize, value| DTensor::full(&mesh, DType::F32, [n], value, Layout::replicated(1));
+///     let full = |n: usize, value| DTensor::full(&mesh, DType::F32, [n], Layout::replicated(1), value);
 ///     let norm = global_norm([&full(1, 3.0)?, &full(4, 2.0)?])?;
-///     assert_eq!(norm.full_tensor()?.item()?, 5.0); // sqrt(3² + 4 · 2²)
+///     assert_eq!(norm.item()?, 5.0); // sqrt(3² + 4 · 2²)
 ///     Ok(())
 /// })?;
 /// # Ok::<(), isoshard::Error>(())
@@ -75,7 +157,7 @@ pub fn global_norm<'a>(grads: impl IntoIterator<Item = &'a DTensor>) -> Result<D
         true => scale_of(&grads)?,
         false => {
             let everywhere = Layout::replicated(first.mesh().mesh().ndim());
-            DTensor::full(first.mesh(), DType::F64, [], 1.0, everywhere)?
+            DTensor::full(first.mesh(), DType::F64, [], everywhere, 1.0)?
         }
     };
     let square = |g: &&DTensor| {
@@ -104,7 +186,7 @@ fn scale_of(grads: &[&DTensor]) -> Result<DTensor> {
     let some = grads.iter().filter(|g| g.shape().numel() > 0);
     let maxima = some.map(|g| largest(&g)).collect::<Result<Vec<DTensor>>>()?;
     let everywhere = Layout::replicated(grads[0].mesh().mesh().ndim());
-    let zero = DTensor::full(grads[0].mesh(), DType::F64, [], 0.0, everywhere)?;
+    let zero = DTensor::full(grads[0].mesh(), DType::F64, [], everywhere, 0.0)?;
     let all = DTensor::reduce_partials(&maxima)?;
     let largest = all.iter().try_fold(zero, |a, b| a.maximum(b))?;
     DTensor::apply_one(&InversePowerOfTwo, &[&largest])
@@ -130,8 +212,8 @@ fn sums_by_layout(squares: &[DTensor]) -> Result<Vec<DTensor>> {
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, optim::clip_scale, placement::Layout, tensor::DType};
 /// let factors = spmd(1, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[])?;
-///     let norm = DTensor::full(&mesh, DType::F64, [], 4.0, Layout::replicated(0))?;
-///     let factor = |limit| clip_scale(&norm, limit)?.full_tensor()?.item();
+///     let norm = DTensor::full(&mesh, DType::F64, [], Layout::replicated(0), 4.0)?;
+///     let factor = |limit| clip_scale(&norm, limit)?.item();
 ///     Ok([factor(1.0)?, factor(5.0)?])
 /// })?;
 /// assert!((factors[0][0] - 0.25).abs() < 1e-6 && factors[0][1] == 1.0);
@@ -145,7 +227,7 @@ pub fn clip_scale(norm: &DTensor, limit: f64) -> Result<DTensor> {
         let remedy = "pass f64::INFINITY for no limit";
         return Err(Error::invalid("clip", "a limit of the norm is above 0", limit.to_string(), remedy));
     }
-    let one = DTensor::full(norm.mesh(), norm.dtype(), norm.shape(), 1.0, norm.layout().clone())?;
+    let one = DTensor::full(norm.mesh(), norm.dtype(), norm.shape(), norm.layout().clone(), 1.0)?;
     if limit == f64::INFINITY {
         return Ok(one);
     }

@@ -214,10 +214,10 @@ impl ParamGroup {
     ///
     /// ```
     /// use isoshard::optim::ParamGroup;
-    /// assert_eq!(ParamGroup::new().betas((0.8, 0.9)).betas_or((0.9, 0.95)), (0.8, 0.9));
+    /// assert_eq!(ParamGroup::new().betas(0.8, 0.9).betas_or((0.9, 0.95)), (0.8, 0.9));
     /// ```
-    pub fn betas(self, betas: (f64, f64)) -> ParamGroup {
-        ParamGroup { betas: Some(betas), ..self }
+    pub fn betas(self, first: f64, second: f64) -> ParamGroup {
+        ParamGroup { betas: Some((first, second)), ..self }
     }
 
     /// Returns the learning rate of a step at rate `lr`.

@@ -16,7 +16,7 @@
 //!     let config = GptConfig { vocabulary: 11, block: 6, layers: 1, heads: 2, width: 8, dropout: 0.1, bias: true };
 //!     let model = Gpt::new(&mut params, config)?;
 //!     let schedule = WarmupCosine { peak: 1e-2, floor: 1e-3, warmup: 2, steps: 6 };
-//!     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).group_decay("wte.weight", 0.0).rate(schedule).clip(1.0);
+//!     let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).group_decay("wte.weight", 0.0).rate(schedule).clip(1.0);
 //!     let mut dropout = Generator::new(7).child("dropout");
 //!     # let text = |from: i64| Tensor::from_vec((from..from + 24).map(|i| i * i % 11).collect(), [4, 6]);
 //!     # let tokens = DTensor::distribute(&mesh, &text(0)?, batch.clone())?;
@@ -24,10 +24,10 @@
 //!     # let mut losses = Vec::new();
 //!     for _ in 0..6 {
 //!         let mut loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
-//!         let report = optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
+//!         let report = optimizer.step(&mut params, &mut loss.backward()?)?;
 //!         // report.rate, report.norm
 //!         # let _ = report;
-//!         # losses.push(loss.full_tensor()?.item()?);
+//!         # losses.push(loss.item()?);
 //!     }
 //!     # Ok(losses)
 //! })?;
@@ -46,18 +46,23 @@
 mod adamw;
 mod clip;
 mod groups;
+mod loss_scale;
 mod optimizer;
 mod param_states;
 mod param_tensors;
+mod rates;
 mod schedule;
 mod sgd;
 #[cfg(test)]
 mod thread_tests;
+mod update_by;
 
 pub use adamw::AdamW;
 pub use clip::{clip_scale, global_norm};
 pub use groups::{ParamGroup, ParamGroups};
+pub use loss_scale::LossScale;
 pub use optimizer::{Optimizer, StepReport, UpdateRule};
 pub use param_states::ParamStates;
-pub use schedule::{Schedule, WarmupCosine};
+pub use rates::Rates;
+pub use schedule::{Schedule, WarmupCosine, WarmupLinear, WarmupRestarts, WarmupStableDecay};
 pub use sgd::Sgd;

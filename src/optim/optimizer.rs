@@ -2,20 +2,20 @@
 
 use std::fmt;
 
-use super::clip::clip_scale;
+use super::clip::Clipping;
+use super::rates::Rates;
 use super::schedule::Schedule;
 use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::{Error, Result};
 use crate::nn::Params;
-use crate::placement::Layout;
 use crate::tensor::MappedFile;
 
 /// The rule by which an optimizer changes parameters: [`AdamW`](super::AdamW), [`Sgd`](super::Sgd), or one of your own.
 ///
 /// `examples/07_own_optimizer.rs` implements Lion.
 pub trait UpdateRule {
-    /// Makes one step at the learning rate `lr`, with gradients multiplied by `scale`, a replicated tensor of shape
+    /// Makes one step at these learning rates, with gradients multiplied by `scale`, a replicated tensor of shape
     /// `[]`. Takes the gradients that it uses out of `grads`; leaves parameters without a gradient as they are.
     ///
     /// ```
@@ -26,8 +26,8 @@ pub trait UpdateRule {
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
     ///     let w = params.root().param("w", [3], Init::Ones)?;
     ///     let mut gradients = params.value(w).sum_all()?.backward()?;
-    ///     let half = DTensor::full(&mesh, DType::F32, [], 0.5, Layout::replicated(1))?;
-    ///     UpdateRule::step(&mut Sgd::new(0.0, false, 0.0), &mut params, &mut gradients, &half, 0.5)?;
+    ///     let half = DTensor::full(&mesh, DType::F32, [], Layout::replicated(1), 0.5)?;
+    ///     UpdateRule::step(&mut Sgd::new(), &mut params, &mut gradients, &half, &0.5.into())?;
     ///     assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [0.75; 3]); // 1 - 0.5 * 0.5 * 1
     ///     Ok(())
     /// })?;
@@ -36,7 +36,13 @@ pub trait UpdateRule {
     ///
     /// # Errors
     /// Refuses operands that do not fit; returns an error if a rank fails.
-    fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()>;
+    fn step(
+        &mut self,
+        params: &mut Params,
+        grads: &mut Gradients,
+        scale: &DTensor,
+        rates: &Rates,
+    ) -> Result<()>;
 
     /// Returns the rule's state, such as moments by the parameters' paths, for a checkpoint.
     ///
@@ -44,7 +50,7 @@ pub trait UpdateRule {
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::{AdamW, UpdateRule}};
     /// spmd(1, |rank| {
     ///     let params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
-    ///     assert_eq!(AdamW::new((0.9, 0.95), 0.1).state(&params)?.value("steps").expect("there"), 0);
+    ///     assert_eq!(AdamW::new().betas(0.9, 0.95).decay(0.1).state(&params)?.value("steps").expect("there"), 0);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
@@ -63,7 +69,7 @@ pub trait UpdateRule {
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::{Sgd, UpdateRule}, tensor::MappedFile};
     /// spmd(1, |rank| {
     ///     let params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
-    ///     Sgd::new(0.9, true, 0.0).offload(&params, &MappedFile::in_dir(std::env::temp_dir())?)
+    ///     Sgd::new().momentum(0.9).nesterov().offload(&params, &MappedFile::in_dir(std::env::temp_dir())?)
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
     /// ```
@@ -86,7 +92,7 @@ pub trait UpdateRule {
     /// spmd(1, move |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let params = Params::new(&mesh, Plan::default(), 7)?;
-    ///     let mut rule = AdamW::new((0.9, 0.95), 0.1);
+    ///     let mut rule = AdamW::new().betas(0.9, 0.95).decay(0.1);
     ///     checkpoint::save(&mesh, &dir, &rule.state(&params)?)?;
     ///     rule.load_state(&params, &Checkpoint::open(&dir)?)
     /// })?;
@@ -111,16 +117,16 @@ pub trait UpdateRule {
 /// let losses = spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
 ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
-///     let model = Linear::new(params.root().child("map"), 3, 1, true, Init::Ones)?;
+///     let model = Linear::new(params.root().child("map"), 3, 1, Init::Ones)?;
 ///     let schedule = WarmupCosine { peak: 0.1, floor: 0.01, warmup: 2, steps: 8 };
-///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(schedule).clip(1.0);
-///     let x = DTensor::full(&mesh, DType::F32, [5, 3], 1.0, Layout::replicated(1))?;
+///     let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(schedule).clip(1.0);
+///     let x = DTensor::full(&mesh, DType::F32, [5, 3], Layout::replicated(1), 1.0)?;
 ///     let mut losses = Vec::new();
 ///     for _ in 0..8 {
 ///         let y = model.forward(&Forward::train_without_dropout(&params), &x)?;
 ///         let mut loss = y.mul(&y)?.mean_all()?;
-///         optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
-///         losses.push(loss.full_tensor()?.item()?);
+///         optimizer.step(&mut params, &mut loss.backward()?)?;
+///         losses.push(loss.item()?);
 ///     }
 ///     Ok(losses)
 /// })?;
@@ -131,7 +137,9 @@ pub trait UpdateRule {
 pub struct Optimizer<R> {
     rule: R,
     schedule: Box<dyn Schedule>,
-    clip: Option<f64>,
+    /// The schedules of parameters by path pattern.
+    group_schedules: Vec<(String, Box<dyn Schedule>)>,
+    clipping: Clipping,
     steps: usize,
 }
 
@@ -142,8 +150,9 @@ pub struct StepReport {
     pub step: usize,
     /// The learning rate of this step, before the factors of parameter groups.
     pub rate: f64,
-    /// The norm of all gradients before clipping, of shape `[]`; `None` without a limit. Reading it waits for the
-    /// device: `norm.full_tensor()?.item()?`.
+    /// The norm of all gradients before clipping, without those of [groups](Optimizer::clip_group), of shape `[]`; `None` without
+    /// a limit. Reading it waits for the
+    /// device: `norm.item()?`.
     pub norm: Option<DTensor>,
 }
 
@@ -153,11 +162,67 @@ impl<R: UpdateRule> Optimizer<R> {
     ///
     /// ```
     /// use isoshard::optim::{Optimizer, Sgd};
-    /// let optimizer = Optimizer::new(Sgd::new(0.9, true, 0.0), |step: usize| 0.1 / (1.0 + step as f64));
+    /// let optimizer = Optimizer::new(Sgd::new().momentum(0.9).nesterov(), |step: usize| 0.1 / (1.0 + step as f64));
     /// assert_eq!((optimizer.steps(), optimizer.next_rate()), (0, 0.1));
     /// ```
     pub fn new(rule: R, rate: impl Schedule + 'static) -> Optimizer<R> {
-        Optimizer { rule, schedule: Box::new(rate), clip: None, steps: 0 }
+        Optimizer {
+            rule,
+            schedule: Box::new(rate),
+            group_schedules: Vec::new(),
+            clipping: Clipping::default(),
+            steps: 0,
+        }
+    }
+
+    /// Takes another schedule for the parameters whose path matches `pattern`. Factors of their groups multiply it too.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd_first, dtensor::DeviceMesh, nn::{Params, Plan}, optim::Sgd, rng::Init};
+    /// let values = spmd_first(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let ids = ["body.w", "head.w"].map(|path| params.root().param(path, [], Init::Ones));
+    ///     let [body, head] = [ids[0].clone()?, ids[1].clone()?];
+    ///     // The head learns from its second step on.
+    ///     let mut optimizer = Sgd::new().rate(0.25).group_schedule("head.*", |step: usize| [0.0, 0.5][step]);
+    ///     for _ in 0..2 {
+    ///         let mut loss = params.value(body).add(params.value(head))?;
+    ///         optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///     }
+    ///     Ok([params.value(body).item()?, params.value(head).item()?])
+    /// })?;
+    /// assert_eq!(values, [1.0 - 2.0 * 0.25, 1.0 - 0.5]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// The first step refuses a pattern that matches no parameter, and a parameter with two schedules.
+    pub fn group_schedule(mut self, pattern: &str, rate: impl Schedule + 'static) -> Optimizer<R> {
+        self.group_schedules.push((pattern.into(), Box::new(rate)));
+        self
+    }
+
+    /// Returns the rates of the next step.
+    fn rates(&self, params: &Params) -> Result<Rates> {
+        let checked = |rate: f64| {
+            if rate.is_finite() && rate >= 0.0 {
+                return Ok(rate);
+            }
+            let given = format!("{rate} for step {}", self.steps);
+            Err(Error::invalid("step", "a learning rate is finite and at least 0", given, ""))
+        };
+        let mut rates = Rates::from(checked(self.next_rate())?);
+        let mut pattern_of: Vec<Option<&str>> = vec![None; params.len()];
+        for (pattern, schedule) in &self.group_schedules {
+            let ids = params.matching_for("step", pattern)?;
+            for &id in &ids {
+                if let Some(other) = pattern_of[id.index()].replace(pattern) {
+                    let given = format!("{} in {other:?} and {pattern:?}", params.path(id));
+                    return Err(Error::invalid("step", "a parameter has two schedules", given, ""));
+                }
+            }
+            rates = rates.with(ids, checked(schedule.at(self.steps))?);
+        }
+        Ok(rates)
     }
 
     /// Limits the norm of all gradients together to `limit`: larger gradients are scaled down before the update.
@@ -168,17 +233,78 @@ impl<R: UpdateRule> Optimizer<R> {
     /// spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let w = params.root().param("w", [1], Init::Zeros)?;
-    ///     let mut optimizer = Sgd::new(0.0, false, 0.0).rate(1.0).clip(0.5);
+    ///     let mut optimizer = Sgd::new().rate(1.0).clip(0.5);
     ///     let mut loss = params.value(w).mul_scalar(8.0)?.sum_all()?; // a gradient of 8
-    ///     let report = optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
-    ///     assert_eq!(report.norm.expect("there is a limit").full_tensor()?.item()?, 8.0);
-    ///     assert!((params.value(w).full_tensor()?.item()? + 0.5).abs() < 1e-6);
+    ///     let report = optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///     assert_eq!(report.norm.expect("there is a limit").item()?, 8.0);
+    ///     assert!((params.value(w).item()? + 0.5).abs() < 1e-6);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
     /// ```
-    pub fn clip(mut self, limit: f64) -> Optimizer<R> {
-        self.clip = Some(limit);
+    pub fn clip(self, limit: f64) -> Optimizer<R> {
+        self.clip_norm(2.0, limit)
+    }
+
+    /// Limits the norm of order `order` of all gradients together, as [`Optimizer::clip`] does with the Euclidean norm: the sum of
+    /// magnitudes if `order` is 1, the largest magnitude if it is `f64::INFINITY`.
+    ///
+    /// ```
+    /// use isoshard::{optim::Sgd, prelude::*};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let w = params.root().param("w", [4], Init::Zeros)?;
+    ///     let mut optimizer = Sgd::new().rate(1.0).clip_norm(1.0, 2.0);
+    ///     let mut loss = params.value(w).sum_all()?; // four gradients of 1
+    ///     let report = optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///     assert_eq!(report.norm.expect("there is a limit").item()?, 4.0);
+    ///     assert!((params.value(w).full_tensor()?.to_vec::<f32>()?[0] + 0.5).abs() < 1e-6);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn clip_norm(mut self, order: f64, limit: f64) -> Optimizer<R> {
+        self.clipping.norm = Some((order, limit));
+        self
+    }
+
+    /// Limits each element of the gradients to `-limit..=limit`, before any norm is measured.
+    ///
+    /// ```
+    /// use isoshard::{optim::Sgd, prelude::*};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [1], Init::Zeros)?;
+    ///     let mut loss = params.value(w).mul_scalar(8.0)?.sum_all()?; // a gradient of 8
+    ///     Sgd::new().rate(1.0).clip_value(0.5).step(&mut params, &mut loss.backward()?)?;
+    ///     assert_eq!(params.value(w).item()?, -0.5);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn clip_value(mut self, limit: f64) -> Optimizer<R> {
+        self.clipping.value = Some(limit);
+        self
+    }
+
+    /// Limits the Euclidean norm of the gradients of the parameters whose path matches `pattern`, apart from all others, which
+    /// [`Optimizer::clip`] then does not count. A parameter is in one group at most.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd_first, optim::Sgd, prelude::*};
+    /// let values = spmd_first(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let (w, head) = (params.root().param("w", [], Init::Zeros)?, params.root().param("head", [], Init::Zeros)?);
+    ///     let mut loss = params.value(w).add(params.value(head))?.mul_scalar(8.0)?; // gradients of 8
+    ///     Sgd::new().rate(1.0).clip_group("head", 0.5).step(&mut params, &mut loss.backward()?)?;
+    ///     Ok([params.value(w).item()?, params.value(head).item()?])
+    /// })?;
+    /// assert!(values[0] == -8.0 && (values[1] + 0.5).abs() < 1e-6);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn clip_group(mut self, pattern: &str, limit: f64) -> Optimizer<R> {
+        self.clipping.groups.push((pattern.into(), limit));
         self
     }
 
@@ -194,7 +320,7 @@ impl<R: UpdateRule> Optimizer<R> {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
     ///     let w = params.root().param("w", [3], Init::Ones)?;
-    ///     let mut optimizer = Sgd::new(0.0, false, 0.0).rate(|step: usize| [0.5, 0.25][step]);
+    ///     let mut optimizer = Sgd::new().rate(|step: usize| [0.5, 0.25][step]);
     ///     for rate in [0.5, 0.25] {
     ///         let mut grads = params.value(w).sum_all()?.backward()?;
     ///         assert_eq!(optimizer.step(&mut params, &mut grads)?.rate, rate);
@@ -219,23 +345,12 @@ impl<R: UpdateRule> Optimizer<R> {
             ));
         };
         let next = next_step(self.steps as u64)?;
-        let rate = self.next_rate();
-        if !(rate.is_finite() && rate >= 0.0) {
-            let given = format!("{rate} for step {}", self.steps);
-            return Err(Error::invalid("step", "a learning rate is finite and at least 0", given, ""));
-        }
-        let norm = self.clip.map(|_| params.grad_norm(grads)).transpose()?;
-        let scale = match (&norm, self.clip) {
-            (Some(norm), Some(limit)) => clip_scale(norm, limit)?,
-            _ => {
-                let everywhere = Layout::replicated(params.mesh().mesh().ndim());
-                DTensor::full(params.mesh(), dtype, [], 1.0, everywhere)?
-            }
-        };
-        self.rule.step(params, grads, &scale, rate)?;
+        let rates = self.rates(params)?;
+        let (norm, scale) = self.clipping.apply(params, grads, dtype)?;
+        self.rule.step(params, grads, &scale, &rates)?;
         let step = self.steps;
         self.steps = next as usize;
-        Ok(StepReport { step, rate, norm })
+        Ok(StepReport { step, rate: rates.base(), norm })
     }
 
     /// Returns the optimizer's state for a checkpoint: the number of steps, by which the schedule goes on, and the rule's
@@ -247,7 +362,7 @@ impl<R: UpdateRule> Optimizer<R> {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
     ///     let w = params.root().param("w", [3], Init::Ones)?;
-    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.0).rate(1e-3);
+    ///     let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.0).rate(1e-3);
     ///     let mut gradients = params.value(w).sum_all()?.backward()?;
     ///     optimizer.step(&mut params, &mut gradients)?;
     ///     let state = optimizer.state(&params)?;
@@ -278,12 +393,12 @@ impl<R: UpdateRule> Optimizer<R> {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
     ///     let w = params.root().param("w", [3], Init::Ones)?;
-    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.0).rate(1e-3);
+    ///     let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.0).rate(1e-3);
     ///     let mut gradients = params.value(w).sum_all()?.backward()?;
     ///     optimizer.step(&mut params, &mut gradients)?;
     ///     checkpoint::save(&mesh, &dir, &optimizer.state(&params)?)?;
     ///
-    ///     let mut fresh = AdamW::new((0.9, 0.95), 0.0).rate(1e-3);
+    ///     let mut fresh = AdamW::new().betas(0.9, 0.95).decay(0.0).rate(1e-3);
     ///     fresh.load_state(&params, &Checkpoint::open(&dir)?)?;
     ///     assert_eq!(fresh.steps(), 1);
     ///     Ok(())
@@ -311,7 +426,7 @@ impl<R: UpdateRule> Optimizer<R> {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let w = params.root().param("w", [1000], Init::Ones)?;
     ///     let file = MappedFile::in_dir(std::env::temp_dir())?;
-    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.5);
+    ///     let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.5);
     ///     optimizer.offload(&params, &file)?;
     ///     let mut gradients = params.value(w).sum_all()?.backward()?;
     ///     optimizer.step(&mut params, &mut gradients)?;
@@ -331,7 +446,7 @@ impl<R: UpdateRule> Optimizer<R> {
     ///
     /// ```
     /// use isoshard::optim::AdamW;
-    /// let optimizer = AdamW::new((0.9, 0.95), 0.1).rate(3e-4);
+    /// let optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(3e-4);
     /// let [first, second] = optimizer.rule().moments();
     /// ```
     pub fn rule(&self) -> &R {
@@ -345,7 +460,7 @@ impl<R: UpdateRule> Optimizer<R> {
     /// spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let w = params.root().param("w", [2], Init::Ones)?;
-    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(3e-4);
+    ///     let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(3e-4);
     ///     for moments in optimizer.rule_mut().moments_mut() {
     ///         moments.set(&params, w, params.zeros_like(w)?)?;
     ///     }
@@ -365,7 +480,7 @@ impl<R: UpdateRule> Optimizer<R> {
     /// let steps = spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let w = params.root().param("w", [2], Init::Ones)?;
-    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.0).rate(1e-3);
+    ///     let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.0).rate(1e-3);
     ///     let mut grads = params.value(w).sum_all()?.backward()?;
     ///     optimizer.step(&mut params, &mut grads)?;
     ///     // These gradients were used: a refused step does not count.
@@ -382,7 +497,7 @@ impl<R: UpdateRule> Optimizer<R> {
     /// Returns the learning rate of the next step.
     ///
     /// ```
-    /// let optimizer = isoshard::optim::AdamW::new((0.9, 0.95), 0.1).rate(3e-4);
+    /// let optimizer = isoshard::optim::AdamW::new().betas(0.9, 0.95).decay(0.1).rate(3e-4);
     /// assert_eq!(optimizer.next_rate(), 3e-4);
     /// ```
     pub fn next_rate(&self) -> f64 {
@@ -413,8 +528,12 @@ pub(super) fn saved_steps(saved: &Checkpoint) -> Result<u64> {
 /// Omits the schedule, which may be a closure.
 impl<R: fmt::Debug> fmt::Debug for Optimizer<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Optimizer { rule, clip, steps, .. } = self;
+        let Optimizer { rule, clipping, steps, .. } = self;
         let mut optimizer = f.debug_struct("Optimizer");
-        optimizer.field("rule", rule).field("clip", clip).field("steps", steps).finish_non_exhaustive()
+        optimizer
+            .field("rule", rule)
+            .field("clipping", clipping)
+            .field("steps", steps)
+            .finish_non_exhaustive()
     }
 }

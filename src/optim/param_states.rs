@@ -114,7 +114,7 @@ impl ParamStates {
     /// spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let w = params.root().param("w", [2], Init::Ones)?;
-    ///     let mut optimizer = Sgd::new(0.5, false, 0.0).rate(0.25);
+    ///     let mut optimizer = Sgd::new().momentum(0.5).rate(0.25);
     ///     let mut gradients = params.value(w).sum_all()?.backward()?;
     ///     optimizer.step(&mut params, &mut gradients)?;
     ///     let momentum = optimizer.rule().momenta().get(w).expect("there was a step");
@@ -174,7 +174,7 @@ impl ParamStates {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
     ///     let w = params.root().param("w", [3], Init::Ones)?;
-    ///     let mut optimizer = Sgd::new(0.5, false, 0.0).rate(0.25);
+    ///     let mut optimizer = Sgd::new().momentum(0.5).rate(0.25);
     ///     let momentum = params.zeros_like(w)?.add_scalar(2.0)?;
     ///     optimizer.rule_mut().momenta_mut().set(&params, w, momentum)?;
     ///     let mut gradients = params.value(w).sum_all()?.backward()?;
@@ -197,14 +197,20 @@ impl ParamStates {
                 "pass an id of Params::ids",
             ));
         }
-        let param = params.value(id);
-        if value.tensor_meta() != param.tensor_meta() {
-            let rule = "a state has its parameter's dtype, shape and layout";
-            let given = format!("{} for {} at {}", value.spec(), param.spec(), params.path(id));
-            return Err(Error::invalid("set", rule, given, "redistribute it first"));
-        }
+        ParamStates::expect_like(params, id, &value)?;
         self.put(id, value.detach());
         Ok(())
+    }
+
+    /// Refuses a state that is not like its parameter.
+    pub(super) fn expect_like(params: &Params, id: ParamId, value: &DTensor) -> Result<()> {
+        let param = params.value(id);
+        if value.tensor_meta() == param.tensor_meta() {
+            return Ok(());
+        }
+        let rule = "a state has its parameter's dtype, shape and layout";
+        let given = format!("{} for {}", value.spec(), param.spec());
+        Err(Error::invalid("set", rule, given, "redistribute it first").at(params.path(id)))
     }
 
     /// Returns the tensors by their parameters' paths, for a checkpoint. Communicates nothing.

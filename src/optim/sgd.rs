@@ -4,6 +4,7 @@ use super::groups::{ParamGroup, ParamGroups, expect_reduced, expect_sound};
 use super::optimizer::{Optimizer, UpdateRule};
 use super::param_states::ParamStates;
 use super::param_tensors::expect_kind;
+use super::rates::Rates;
 use super::schedule::Schedule;
 use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::{DTensor, Gradients};
@@ -18,7 +19,7 @@ const KIND: &str = "sgd";
 /// Stochastic gradient descent with momentum, optionally Nesterov's (Sutskever et al. 2013).
 ///
 /// Each parameter has one momentum buffer in its own layout.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Sgd {
     momentum: f64,
     nesterov: bool,
@@ -28,31 +29,57 @@ pub struct Sgd {
 }
 
 impl Sgd {
-    /// Returns an SGD with a momentum, 0 for none. Each step adds `weight_decay · parameter` to the gradient.
+    /// Returns an SGD without momentum and without weight decay.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::Sgd, rng::Init};
     /// let value = spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let w = params.root().param("w", [], Init::Ones)?;
-    ///     let mut optimizer = Sgd::new(0.5, false, 0.0).rate(0.25);
+    ///     let mut optimizer = Sgd::new().momentum(0.5).rate(0.25);
     ///     for _ in 0..2 {
     ///         let mut grads = params.value(w).mul_scalar(1.0)?.backward()?;
     ///         optimizer.step(&mut params, &mut grads)?;
     ///     }
-    ///     params.value(w).full_tensor()?.item()
+    ///     params.value(w).item()
     /// })?;
     /// assert_eq!(value, [1.0 - 0.25 - 0.25 * 1.5]);
     /// # Ok::<(), isoshard::Error>(())
     /// ```
-    pub fn new(momentum: f64, nesterov: bool, weight_decay: f64) -> Sgd {
-        Sgd {
-            momentum,
-            nesterov,
-            weight_decay,
-            groups: ParamGroups::default(),
-            momenta: ParamStates::default(),
-        }
+    pub fn new() -> Sgd {
+        Sgd::default()
+    }
+
+    /// Multiplies the momentum by `momentum` at each step, before the gradient is added.
+    ///
+    /// ```
+    /// use isoshard::optim::Sgd;
+    /// let optimizer = Sgd::new().momentum(0.9).nesterov().decay(1e-4).rate(0.1);
+    /// assert_eq!(optimizer.next_rate(), 0.1);
+    /// ```
+    pub fn momentum(self, momentum: f64) -> Sgd {
+        Sgd { momentum, ..self }
+    }
+
+    /// Takes Nesterov's momentum.
+    ///
+    /// ```
+    /// use isoshard::optim::Sgd;
+    /// let rule = Sgd::new().momentum(0.9).nesterov();
+    /// assert!(format!("{rule:?}").contains("nesterov: true"));
+    /// ```
+    pub fn nesterov(self) -> Sgd {
+        Sgd { nesterov: true, ..self }
+    }
+
+    /// Adds `weight_decay · parameter` to the gradient at each step.
+    ///
+    /// ```
+    /// use isoshard::optim::Sgd;
+    /// assert!(format!("{:?}", Sgd::new().decay(0.5)).contains("weight_decay: 0.5"));
+    /// ```
+    pub fn decay(self, weight_decay: f64) -> Sgd {
+        Sgd { weight_decay, ..self }
     }
 
     /// Adds a group of parameters with settings of their own, as [`AdamW::group`](super::AdamW::group) does. The first step
@@ -64,10 +91,10 @@ impl Sgd {
     /// let value = spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let w = params.root().param("w", [], Init::Ones)?;
-    ///     let mut optimizer = Sgd::new(0.0, false, 0.5).group("w", ParamGroup::new().rate(2.0).decay(0.0)).rate(0.125);
+    ///     let mut optimizer = Sgd::new().decay(0.5).group("w", ParamGroup::new().rate(2.0).decay(0.0)).rate(0.125);
     ///     let mut gradients = params.value(w).mul_scalar(1.0)?.backward()?;
     ///     optimizer.step(&mut params, &mut gradients)?;
-    ///     params.value(w).full_tensor()?.item()
+    ///     params.value(w).item()
     /// })?;
     /// assert_eq!(value, [0.75]);
     /// # Ok::<(), isoshard::Error>(())
@@ -85,10 +112,10 @@ impl Sgd {
     /// let values = spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let ids = ["a", "b"].map(|path| params.root().param(path, [], Init::Ones).expect("a free path"));
-    ///     let mut optimizer = Sgd::new(0.0, false, 0.0).group_rate("b", 0.5).rate(0.5);
+    ///     let mut optimizer = Sgd::new().group_rate("b", 0.5).rate(0.5);
     ///     let mut loss = params.value(ids[0]).add(params.value(ids[1]))?;
-    ///     optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
-    ///     Ok([params.value(ids[0]).full_tensor()?.item()?, params.value(ids[1]).full_tensor()?.item()?])
+    ///     optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///     Ok([params.value(ids[0]).item()?, params.value(ids[1]).item()?])
     /// })?;
     /// assert_eq!(values, [[0.5, 0.75]]);
     /// # Ok::<(), isoshard::Error>(())
@@ -106,10 +133,10 @@ impl Sgd {
     /// let value = spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let bias = params.root().child("map").param("bias", [], Init::Ones)?;
-    ///     let mut optimizer = Sgd::new(0.0, false, 0.5).group_decay("*.bias", 0.0).rate(0.25);
+    ///     let mut optimizer = Sgd::new().decay(0.5).group_decay("*.bias", 0.0).rate(0.25);
     ///     let mut grads = params.value(bias).mul_scalar(1.0)?.backward()?;
     ///     optimizer.step(&mut params, &mut grads)?;
-    ///     params.value(bias).full_tensor()?.item()
+    ///     params.value(bias).item()
     /// })?;
     /// assert_eq!(value, [0.75]); // with decay: 0.625
     /// # Ok::<(), isoshard::Error>(())
@@ -125,7 +152,7 @@ impl Sgd {
     /// ```
     /// use isoshard::optim::{Sgd, WarmupCosine};
     /// let schedule = WarmupCosine { peak: 0.5, floor: 0.0, warmup: 2, steps: 10 };
-    /// assert_eq!(Sgd::new(0.9, true, 0.0).rate(schedule).next_rate(), 0.25);
+    /// assert_eq!(Sgd::new().momentum(0.9).nesterov().rate(schedule).next_rate(), 0.25);
     /// ```
     pub fn rate(self, rate: impl Schedule + 'static) -> Optimizer<Sgd> {
         Optimizer::new(self, rate)
@@ -142,9 +169,9 @@ impl Sgd {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default().shard("w", "tp", 0), 7)?;
     ///     let w = params.root().param("w", [3], Init::Ones)?;
-    ///     let half = DTensor::full(&mesh, DType::F32, [], 0.5, Layout::replicated(1))?;
+    ///     let half = DTensor::full(&mesh, DType::F32, [], Layout::replicated(1), 0.5)?;
     ///     let mut grads = params.value(w).sum_all()?.backward()?;
-    ///     Sgd::new(0.0, false, 0.0).step(&mut params, &mut grads, &half, 0.5)?;
+    ///     Sgd::new().step(&mut params, &mut grads, &half, 0.5)?;
     ///     assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [0.75; 3]);
     ///     Ok(())
     /// })?;
@@ -161,7 +188,17 @@ impl Sgd {
         params: &mut Params,
         grads: &mut Gradients,
         scale: &DTensor,
-        lr: f64,
+        lr: impl Into<Rates>,
+    ) -> Result<()> {
+        self.step_at(params, grads, scale, &lr.into())
+    }
+
+    fn step_at(
+        &mut self,
+        params: &mut Params,
+        grads: &mut Gradients,
+        scale: &DTensor,
+        rates: &Rates,
     ) -> Result<()> {
         expect_reduced("sgd", params, grads)?;
         let settings = self.groups.settings("sgd", params)?;
@@ -170,7 +207,12 @@ impl Sgd {
                 let given = format!("betas at {}", params.path(id));
                 return Err(Error::invalid("sgd", "a group has settings that the rule has", given, ""));
             }
-            expect_sound("sgd", own.rate_at(lr), own.decay_or(self.weight_decay), &[self.momentum])?;
+            expect_sound(
+                "sgd",
+                own.rate_at(rates.of(id)),
+                own.decay_or(self.weight_decay),
+                &[self.momentum],
+            )?;
         }
         let (momentum, nesterov, weight_decay) = (Bits(self.momentum), self.nesterov, self.weight_decay);
         let momenta = &mut self.momenta;
@@ -183,7 +225,8 @@ impl Sgd {
             let grad = grads.take(params.value(id)).expect("found above");
             let own = settings[id.index()];
             let weight_decay = Bits(own.decay_or(weight_decay));
-            let op = ops::SgdStep { momentum, weight_decay, nesterov, lr: Unkeyed(own.rate_at(lr)) };
+            let op =
+                ops::SgdStep { momentum, weight_decay, nesterov, lr: Unkeyed(own.rate_at(rates.of(id))) };
             Update::new(id, op, [grad, momenta.take(id).expect("made above"), scale.clone()])
         };
         let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();
@@ -206,7 +249,7 @@ impl Sgd {
     /// spmd(1, |rank| {
     ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
     ///     let w = params.root().param("w", [2], Init::Ones)?;
-    ///     assert!(Sgd::new(0.9, true, 0.0).momenta().get(w).is_none()); // no step yet
+    ///     assert!(Sgd::new().momentum(0.9).nesterov().momenta().get(w).is_none()); // no step yet
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
@@ -218,7 +261,7 @@ impl Sgd {
     /// Returns the momentum buffers, to replace some ([`ParamStates::set`]).
     ///
     /// ```
-    /// let mut sgd = isoshard::optim::Sgd::new(0.9, true, 0.0);
+    /// let mut sgd = isoshard::optim::Sgd::new().momentum(0.9).nesterov();
     /// *sgd.momenta_mut() = Default::default(); // forgets them
     /// ```
     pub fn momenta_mut(&mut self) -> &mut ParamStates {
@@ -227,8 +270,14 @@ impl Sgd {
 }
 
 impl UpdateRule for Sgd {
-    fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
-        Sgd::step(self, params, grads, scale, lr)
+    fn step(
+        &mut self,
+        params: &mut Params,
+        grads: &mut Gradients,
+        scale: &DTensor,
+        rates: &Rates,
+    ) -> Result<()> {
+        self.step_at(params, grads, scale, rates)
     }
 
     fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {

@@ -35,7 +35,7 @@ fn train(threads: usize, mesh: &'static str, llama: bool) -> Result<(Vec<u64>, u
             dropout,
         };
         let llama = if gpt.is_some() { None } else { Some(Llama::new(&mut params, config)?) };
-        let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(1e-2).clip(1.0);
+        let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(1e-2).clip(1.0);
         let mut generator = Generator::new(7).child("dropout");
         let text = |from: i64| Tensor::from_vec((from..from + 84).map(|i| i * i % 35).collect(), [4, 21]);
         let tokens = DTensor::distribute(&mesh, &text(0)?, batch.clone())?;
@@ -47,8 +47,8 @@ fn train(threads: usize, mesh: &'static str, llama: bool) -> Result<(Vec<u64>, u
                 (Some(gpt), _) => gpt.loss(&forward, &tokens, &targets)?,
                 (None, llama) => llama.as_ref().expect("one of both").loss(&forward, &tokens, &targets)?,
             };
-            losses.push(loss.full_tensor()?.item()?.to_bits());
-            optimizer.step(&mut params, &mut loss.backward_freeing()?)?;
+            losses.push(loss.item()?.to_bits());
+            optimizer.step(&mut params, &mut loss.backward()?)?;
         }
         Ok((losses, params.digest()?))
     })?;

@@ -41,6 +41,12 @@ pub enum Placement {
     },
 }
 
+impl From<&Placement> for Placement {
+    fn from(placement: &Placement) -> Placement {
+        placement.clone()
+    }
+}
+
 impl Placement {
     /// Returns true for [`Placement::Replicate`].
     ///

@@ -30,6 +30,65 @@ pub struct Layout {
     order: AxisOrder,
 }
 
+/// A layout as an argument: a [`Layout`], a reference to one, or its text.
+///
+/// ```
+/// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+/// spmd(2, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)")?;
+///     let y = DTensor::zeros(&mesh, DType::F32, [4], "(R)")?.redistribute(x.layout())?;
+///     assert_eq!(y.layout(), x.layout());
+///     let refused = x.redistribute("S0").unwrap_err().to_string();
+///     assert_eq!(refused, "layout: cannot read the text; got \"S0\"; write it as (S0, R)");
+///     Ok(())
+/// })?;
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+pub trait IntoLayout {
+    /// Returns the layout.
+    ///
+    /// ```
+    /// use isoshard::placement::{IntoLayout, Layout};
+    /// assert_eq!("(R, R)".into_layout()?, Layout::replicated(2));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a text that is no layout.
+    fn into_layout(self) -> Result<Layout>;
+}
+
+impl IntoLayout for Layout {
+    fn into_layout(self) -> Result<Layout> {
+        Ok(self)
+    }
+}
+
+impl IntoLayout for &Layout {
+    fn into_layout(self) -> Result<Layout> {
+        Ok(self.clone())
+    }
+}
+
+impl IntoLayout for &str {
+    fn into_layout(self) -> Result<Layout> {
+        self.parse()
+    }
+}
+
+impl IntoLayout for &&str {
+    fn into_layout(self) -> Result<Layout> {
+        self.parse()
+    }
+}
+
+impl IntoLayout for &String {
+    fn into_layout(self) -> Result<Layout> {
+        self.parse()
+    }
+}
+
 /// Mesh axes in some order.
 type AxisOrder = SmallVec<[usize; 4]>;
 

@@ -59,7 +59,7 @@ mod tree_node;
 mod tree_parts;
 
 pub use axis::{Placement, chunk};
-pub use layout::Layout;
+pub use layout::{IntoLayout, Layout};
 pub use mesh::Mesh;
 pub(crate) use picture::{colour, write_label};
 pub use ragged_units::RaggedUnits;

@@ -87,7 +87,7 @@ impl Spec {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [8], 1.0, "(S0)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [8], "(S0)", 1.0)?;
     ///     assert_eq!(x.sum_all()?.spec().open_axes().to_vec(), [0]);
     ///     Ok(())
     /// })?;
@@ -104,7 +104,7 @@ impl Spec {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(3, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
-    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 1, 30], 1.0, "(S0)".parse()?)?;
+    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 1, 30], "(S0)", 1.0)?;
     ///     // Rows 0..3 and 3 | 4, 5 and 6..8 | 8 and 9..12 are nodes of the tree over 12 rows.
     ///     let sum = rows.sum(&[0, 1], false)?;
     ///     assert_eq!([0, 1, 2].map(|r| sum.spec().nodes_len_at(&[r])), [2, 3, 2]);

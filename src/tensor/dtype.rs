@@ -72,7 +72,14 @@ macro_rules! scalar_from {
 }
 
 scalar_from!(Float: f32 f64 f16 bf16);
-scalar_from!(Integer: i64 i32 u8 bool);
+scalar_from!(Integer: i64 i32 u32 u8 bool);
+
+impl From<usize> for Scalar {
+    /// An integer beyond those of i64 is rounded to f64.
+    fn from(x: usize) -> Self {
+        i64::try_from(x).map_or(Scalar::Float(x as f64), Scalar::Integer)
+    }
+}
 
 /// Evaluates `$body` with `$T` as the Rust type of a dtype.
 ///

@@ -11,10 +11,10 @@
 /// use isoshard::{assert_comm, comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
 /// spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-///     let x = DTensor::zeros(&mesh, DType::F32, [6], "(S0)".parse()?)?;
+///     let x = DTensor::zeros(&mesh, DType::F32, [6], "(S0)")?;
 ///     let y = assert_comm!(mesh, bytes == 0, x.relu()?);
-///     assert_comm!(mesh, bytes <= 3 * 4, y.redistribute("(R)".parse()?)?);
-///     assert_comm!(mesh, calls == 1, y.redistribute("(R)".parse()?)?);
+///     assert_comm!(mesh, bytes <= 3 * 4, y.redistribute("(R)")?);
+///     assert_comm!(mesh, calls == 1, y.redistribute("(R)")?);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), isoshard::Error>(())

@@ -82,7 +82,7 @@ fn compare(
 ) -> Result<Vec<String>> {
     let whole = |x: &Tensor| DTensor::distribute(mesh, x, Layout::replicated(0));
     let leaves = inputs.iter().map(|x| whole(x)?.requires_grad()).collect::<Result<Vec<_>>>()?;
-    let result = f(&leaves)?;
+    let mut result = f(&leaves)?;
     // No weight is 0, so that every element of the result counts.
     let ints = small_ints(DType::F64, result.shape(), 9).to_f64_vec();
     let ints: Vec<f64> = ints.into_iter().map(|w| if w < 0.0 { w } else { w + 1.0 }).collect();

@@ -24,7 +24,7 @@ fn crossed(
         let on = |mesh: &Mesh| mesh.contains(rank.rank()).then(|| DeviceMesh::on(&rank, mesh)).transpose();
         let (here, there) = (on(&train)?, on(&generate)?);
         let source = |mesh: &DeviceMesh| -> Result<Vec<DTensor>> {
-            shapes.iter().map(|s| DTensor::full(mesh, DType::F32, *s, 1, ends.0.clone())).collect()
+            shapes.iter().map(|s| DTensor::full(mesh, DType::F32, *s, ends.0.clone(), 1)).collect()
         };
         let sources = here.as_ref().map(source).transpose()?.unwrap_or_default();
         rank.world().barrier()?;

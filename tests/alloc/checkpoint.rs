@@ -36,7 +36,7 @@ fn save(dir: &Path) {
             ("model.scale", DType::BF16, Shape::from([]), "(R)"),
         ] {
             let x = small_ints(dtype, &shape, 7);
-            state.insert(name, DTensor::distribute(&mesh, &x, layout.parse()?)?)?;
+            state.insert(name, DTensor::distribute(&mesh, &x, layout)?)?;
         }
         state.insert_value("data", serde_json::json!({ "epoch": 3, "seeds": [1, 2.5, null, "x"] }))?;
         checkpoint::save(&mesh, &dir, &state)

@@ -101,7 +101,7 @@ impl Sharded {
         params.compute_in(DType::BF16)?;
         let model = Decoder::new(&mut params, (model.config)())?;
         let units = fully_shard(&mut params, units, sharding, &BlockPolicy::default())?;
-        let layout = params.plan().batch_layout(mesh.mesh());
+        let layout = params.batch_layout();
         let batch = sequences * mesh.mesh().rank_len();
         let tokens = DTensor::zeros(&mesh, DType::I64, [batch, CONTEXT], layout)?;
         Ok(Sharded { dry, mesh, params, model, tokens, units })
@@ -157,8 +157,8 @@ impl Row {
             own_formula += 2 * gathers * (all - own) + 4 * own * others;
             bound += (2 * gathers + 4) as f64 * all as f64 * others as f64 / ranks as f64;
         }
-        let scale = DTensor::full(&run.mesh, DType::F32, [], 1.0, Layout::replicated(1))?;
-        let mut adam = AdamW::new((0.9, 0.95), 0.1);
+        let scale = DTensor::full(&run.mesh, DType::F32, [], Layout::replicated(1), 1.0)?;
+        let mut adam = AdamW::new().betas(0.9, 0.95).decay(0.1);
         let (mut before, mut after) = Default::default();
         for _ in 0..2 {
             // The second step has the optimizer's states.

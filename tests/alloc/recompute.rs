@@ -32,10 +32,10 @@ fn peak(config: LlamaConfig, recomputed: bool) -> Result<usize> {
     let mut params = Params::new(&mesh, plan, 11)?;
     params.compute_in(DType::BF16)?;
     let model = Llama::new(&mut params, config)?;
-    let mut optimizer = AdamW::new((0.9, 0.95), 0.1);
+    let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1);
     for _ in 0..2 {
         let tokens = DTensor::zeros(&mesh, DType::I64, [8, config.block], layout.clone())?;
-        let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+        let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
         let mut gradients = loss.backward()?;
         drop(loss);
         let norm = global_norm(params.ids().filter_map(|id| gradients.get(params.value(id))))?;

@@ -125,12 +125,12 @@ impl Cell {
         params.compute_in(dtype)?;
         let model = Llama::new(&mut params, LlamaConfig { layers, ..self.config })?;
         let tokens = DTensor::zeros(mesh, DType::I64, [batch, self.config.block], layout)?;
-        let scale = DTensor::full(mesh, DType::F32, [], 1.0, Layout::replicated(mesh.mesh().ndim()))?;
+        let scale = DTensor::full(mesh, DType::F32, [], Layout::replicated(mesh.mesh().ndim()), 1.0)?;
         let before = dry.report().total();
-        let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+        let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
         let mut gradients = loss.backward()?;
         drop(loss);
-        AdamW::new((0.9, 0.95), 0.1).step(&mut params, &mut gradients, &scale, 1e-4)?;
+        AdamW::new().betas(0.9, 0.95).decay(0.1).step(&mut params, &mut gradients, &scale, 1e-4)?;
         let after = dry.report().total();
         let (calls, bytes) = (after.calls - before.calls, after.received_bytes - before.received_bytes);
         Ok(StepCounts { calls, bytes })

@@ -20,7 +20,7 @@ pub fn step(rank: &Rank) -> Result<f64> {
     let layout = plan.batch_layout(mesh.mesh());
     let mut params = Params::new(&mesh, plan, 7)?;
     let model = Gpt::new(&mut params, BABY)?;
-    let (mut optimizer, mut dropout) = (AdamW::new((0.9, 0.99), 0.1), Generator::new(3));
+    let (mut optimizer, mut dropout) = (AdamW::new().betas(0.9, 0.99).decay(0.1), Generator::new(3));
     let numbers = (0..(BATCH * BABY.block) as i64).map(|i| i % BABY.vocabulary as i64);
     let tokens = Tensor::from_vec(numbers.collect::<Vec<_>>(), [BATCH, BABY.block])?;
     let tokens = DTensor::distribute(&mesh, &tokens, layout)?;
@@ -29,9 +29,9 @@ pub fn step(rank: &Rank) -> Result<f64> {
     let mut loss = model.loss(&cx, &tokens, &tokens)?;
     drop(cx);
     let value = loss.detach();
-    loss.backward_freeing_into(&mut grads)?;
+    loss.backward_into(&mut grads)?;
     let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;
     let scale = clip_scale(&norm, 1.0)?;
     optimizer.step(&mut params, &mut grads, &scale, 1e-3)?;
-    value.full_tensor()?.item()
+    value.item()
 }

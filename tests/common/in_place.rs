@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use isoshard::Result;
-use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::dtensor::DeviceMesh;
 use isoshard::fsdp::{BlockPolicy, Sharding, fully_shard};
 use isoshard::nn::{Forward, Llama, LlamaConfig, Params, Plan};
 use isoshard::optim::AdamW;
@@ -57,8 +57,8 @@ pub fn sharded_steps_in_place(
     let model = Llama::new(&mut params, config)?;
     let units = fully_shard(&mut params, &["h.*"], sharding, &BlockPolicy::default())?;
     let text = Tensor::from_vec((0..128i64).map(|i| i * i % 13).collect(), [16, 8])?;
-    let tokens = DTensor::distribute(mesh, &text, params.plan().batch_layout(mesh.mesh()))?;
-    let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01).clip(0.5);
+    let tokens = params.batch(&text)?;
+    let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.01).clip(0.5);
     let held: Vec<_> = params.ids().filter(|&id| params.value(id).local().numel() > 0).collect();
     let addresses =
         |params: &Params| held.iter().map(|&id| address(params.value(id).local())).collect::<Vec<_>>();
@@ -75,7 +75,7 @@ pub fn sharded_steps_in_place(
         let start = mesh.copied_bytes();
         let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
         step.gather = mesh.copied_bytes() - start;
-        let mut gradients = if i == 2 { loss.backward()? } else { loss.backward_freeing()? };
+        let mut gradients = if i == 2 { loss.backward_keeping()? } else { loss.backward()? };
         step.reduce = mesh.copied_bytes() - start - step.gather;
         if i == 2 {
             assert_eq!(addresses(&params), before, "the optimizer writes where the shards are");

@@ -36,7 +36,7 @@ pub enum Act {
     Sum { dims: Vec<isize>, keep: bool },
     Max { dims: Vec<isize>, keep: bool },
     Reshape(Shape),
-    Permute(Vec<usize>),
+    Permute(Vec<isize>),
     Slice { dim: isize, start: usize, len: usize },
     Cat(isize),
     Flip(isize),
@@ -118,7 +118,10 @@ impl Program {
                 Act::Max { dims: some_dims, keep: q % 2 == 1 }
             }
             11 => Act::Reshape(reshaped(&shape, p, q)),
-            12 => Act::Permute((0..n).map(|d| if p % 2 == 0 { n - 1 - d } else { (d + 1) % n }).collect()),
+            12 => {
+                let to = |d: usize| if p % 2 == 0 { n - 1 - d } else { (d + 1) % n };
+                Act::Permute((0..n).map(|d| to(d) as isize).collect())
+            }
             13 if n > 0 => {
                 let start = q % (shape[dim] + 1);
                 Act::Slice { dim: dim as isize, start, len: (shape[dim] - start).div_ceil(1 + other % 2) }
@@ -316,7 +319,7 @@ impl Act {
                 }
             }
             Act::Reshape(shape) => return shape.clone(),
-            Act::Permute(order) => shape = order.iter().map(|&d| first[d]).collect(),
+            Act::Permute(order) => shape = order.iter().map(|&d| first[d as usize]).collect(),
             Act::Slice { dim, len, .. } => shape[*dim as usize] = *len,
             Act::Cat(dim) => shape[*dim as usize] += ins[1].shape[*dim as usize],
             Act::Repeat { dim, times } => shape[*dim as usize] *= times,

@@ -27,7 +27,7 @@ fn measured(rank: usize) -> Machine {
 /// Returns the layout of a call whose plan depends on the rates.
 fn planned(rank: &Rank) -> Result<String> {
     let mesh = DeviceMesh::new(rank, &[("a", 3)])?;
-    let x = DTensor::full(&mesh, DType::F32, [66, 65], 0.5, "(RS(0..1; 66,0,0))".parse()?)?;
+    let x = DTensor::full(&mesh, DType::F32, [66, 65], "(RS(0..1; 66,0,0))", 0.5)?;
     Ok(x.softmax(1)?.layout().to_string())
 }
 

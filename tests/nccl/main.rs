@@ -269,7 +269,7 @@ fn a_program_has_the_bits_of_one_rank() {
         move |rank: Rank| {
             let mesh = DeviceMesh::parse(&rank, mesh)?;
             let normal = |shape: [usize; 2], layout: &str, number| {
-                let layout = if mesh.mesh().ndim() == 1 { "(R)".parse()? } else { layout.parse()? };
+                let layout = if mesh.mesh().ndim() == 1 { "(R)" } else { layout };
                 let init = Init::Normal { mean: 0.0, std: 1.0 };
                 DTensor::init(&mesh, DType::F32, shape, layout, init, Draw { seed: 7, number })
             };

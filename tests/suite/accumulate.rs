@@ -45,7 +45,7 @@ fn accumulate(
         };
         let (tokens, targets) = (text(0)?, text(1)?);
         let cx = Forward::train(&params, &mut dropout);
-        let loss = model.loss(&cx, &tokens, &targets)?.mul_scalar(1.0 / micros as f64)?;
+        let mut loss = model.loss(&cx, &tokens, &targets)?.mul_scalar(1.0 / micros as f64)?;
         drop(cx);
         let keeps = unreduced && reduction != Reduction::Exact && micro + 1 < micros;
         let _guard = keeps.then(|| mesh.no_sync());
@@ -106,12 +106,12 @@ fn exact_mode_refuses_unreduced_gradients() {
             let mesh = DeviceMesh::parse(&rank, mesh)?;
             let leaf = |path: &str| {
                 let _scope = ModulePath::new(path).enter();
-                DTensor::full(&mesh, DType::F32, [3], 2.0, Layout::replicated(mesh.mesh().ndim()))?
+                DTensor::full(&mesh, DType::F32, [3], Layout::replicated(mesh.mesh().ndim()), 2.0)?
                     .requires_grad()
             };
             let (w, v) = (leaf("w")?, leaf("v")?);
             let layout = if mesh.mesh().ndim() == 1 { "(S0)" } else { "(S0, S0)" };
-            let x = DTensor::full(&mesh, DType::F32, [8, 3], 1.0, layout.parse()?)?;
+            let x = DTensor::full(&mesh, DType::F32, [8, 3], layout, 1.0)?;
             let loss = |w: &DTensor| x.mul(w)?.sum_all();
             let mut gradients = Gradients::default();
             loss(&w)?.backward_into(&mut gradients)?;
@@ -124,7 +124,7 @@ fn exact_mode_refuses_unreduced_gradients() {
             assert!(loss(&w)?.backward_into(&mut gradients).is_err());
             assert_eq!(tally.total().calls, calls, "nothing is sent");
             assert_eq!(gradients.get(&w).expect("the first pass's").local().to_vec::<f32>()?, [8.0; 3]);
-            DTensor::backward_all(&[&loss(&w)?, &loss(&v)?], &mut gradients)?;
+            DTensor::backward_all(&mut [&mut loss(&w)?, &mut loss(&v)?], &mut gradients)?;
             drop(guard);
             loss(&v)?.backward_into(&mut gradients)?;
             for leaf in [&w, &v] {
@@ -180,7 +180,7 @@ fn kept_parts_follow_the_definition() {
         let of = |micro: usize, n: usize, width: usize| {
             let value = |i: usize| ((i * 7 + micro) as f32 * 0.37).sin() * 10f32.powi(i as i32 % 5 - 2);
             let whole = Tensor::from_vec((0..n * width).map(value).collect(), [n, width])?;
-            DTensor::distribute(&mesh, &whole, "(R)".parse()?)
+            DTensor::distribute(&mesh, &whole, "(R)")
         };
         let w = of(9, 3, 5)?.requires_grad()?;
         let mut gradients = Gradients::default();
@@ -221,11 +221,7 @@ fn parts_stay_parts_on_the_way_to_their_leaves() {
         let of = |seed: usize, shape: &[usize], layout: &str| {
             let n = shape.iter().product();
             let value = |i: usize| ((i * 7 + seed) as f32 * 0.37).sin() * 10f32.powi(i as i32 % 5 - 2);
-            DTensor::distribute(
-                &mesh,
-                &Tensor::from_vec((0..n).map(value).collect(), shape)?,
-                layout.parse()?,
-            )
+            DTensor::distribute(&mesh, &Tensor::from_vec((0..n).map(value).collect(), shape)?, layout)
         };
         let leaf = |seed, shape: &[usize]| of(seed, shape, of_w)?.requires_grad();
         let (bias, v, w, u) = (leaf(1, &[12])?, leaf(2, &[6, 4])?, leaf(3, &[6, 4])?, leaf(4, &[4, 6])?);
@@ -237,7 +233,7 @@ fn parts_stay_parts_on_the_way_to_their_leaves() {
             let x = of(micro, &[16, 4], of_x)?;
             let joint = x.joint_linear(&[&v, &w])?;
             let y = joint[0].mul(&joint[1])?.add(&bias.slice(0, 3, 6)?)?;
-            let loss = y
+            let mut loss = y
                 .add(&x.matmul(&u)?)?
                 .add(&x.matmul(&wide.cast(DType::F32)?)?)?
                 .add(&x.matmul(&v.transpose(0, 1)?)?)?
@@ -280,14 +276,14 @@ fn kept_parts_are_no_gradients_and_have_one_layout() {
         mesh.set_reduction(Reduction::Grouped(SumGroups::new(4)?));
         let mut params = Params::new(&mesh, Plan::default(), 7)?;
         let id = params.root().param("w", [3, 5], Init::Ones)?;
-        let x = |layout: &str| DTensor::full(&mesh, DType::F32, [8, 3], 2.0, layout.parse()?);
+        let x = |layout: &str| DTensor::full(&mesh, DType::F32, [8, 3], layout, 2.0);
         let loss = |layout: &str, w: &DTensor| x(layout)?.matmul(w)?.sum_all();
         let mut gradients = Gradients::default();
         let guard = mesh.no_sync();
         loss("(S0, R)", params.value(id))?.backward_into(&mut gradients)?;
         assert!(gradients.get(params.value(id)).is_none() && gradients.take(params.value(id)).is_none());
-        let one = DTensor::full(&mesh, DType::F32, [], 1.0, "(R, R)".parse()?)?;
-        let refused = Sgd::new(0.0, false, 0.0).step(&mut params, &mut gradients, &one, 1e-3).unwrap_err();
+        let one = DTensor::full(&mesh, DType::F32, [], "(R, R)", 1.0)?;
+        let refused = Sgd::new().step(&mut params, &mut gradients, &one, 1e-3).unwrap_err();
         assert!(refused.to_string().contains("run the last backward_into outside no_sync"), "{refused}");
         let refused = loss("(R, S0)", params.value(id))?.backward_into(&mut gradients).unwrap_err();
         assert!(refused.to_string().contains("the same parts and layout in each micro-batch"), "{refused}");
@@ -295,7 +291,7 @@ fn kept_parts_are_no_gradients_and_have_one_layout() {
         // Nothing to sum: zeros on every mesh.
         let w = params.value(id);
         for layout in ["(R, R)", "(S0, R)"] {
-            let none = DTensor::zeros(&mesh, DType::F32, [0, 3], layout.parse()?)?;
+            let none = DTensor::zeros(&mesh, DType::F32, [0, 3], layout)?;
             let mut gradients = Gradients::default();
             for unreduced in [true, false] {
                 let _guard = unreduced.then(|| mesh.no_sync());
@@ -318,10 +314,10 @@ fn parts_of_micro_batches_add_up() {
             Tensor::from_vec((from..from + len).map(|i| (i * i % 7 - 3) as f32).collect(), shape)
         };
         for (of_x, of_w) in [("(S0, S0)", "(R, R)"), ("(S0, R)", "(S0, R)"), ("(S0, S1)", "(R, S0)")] {
-            let w = DTensor::distribute(&mesh, &whole(3, [5, 4])?, of_w.parse()?)?.requires_grad()?;
-            let x = |micro: i32| DTensor::distribute(&mesh, &whole(micro, [6, 5])?, of_x.parse()?);
+            let w = DTensor::distribute(&mesh, &whole(3, [5, 4])?, of_w)?.requires_grad()?;
+            let x = |micro: i32| DTensor::distribute(&mesh, &whole(micro, [6, 5])?, of_x);
             // `w` is used twice, and one leaf in the last micro-batch only.
-            let late = DTensor::distribute(&mesh, &whole(9, [5, 4])?, of_w.parse()?)?.requires_grad()?;
+            let late = DTensor::distribute(&mesh, &whole(9, [5, 4])?, of_w)?.requires_grad()?;
             let loss = |micro: i32| -> Result<DTensor> {
                 let y = x(micro)?.matmul(&w)?.add(&x(micro + 1)?.matmul(&w)?)?;
                 if micro == 3 { y.add(&x(micro)?.matmul(&late)?)?.sum_all() } else { y.sum_all() }
@@ -356,7 +352,7 @@ fn a_leaf_of_an_earlier_micro_batch_is_reduced_with_the_last() {
         let mut params = Params::new(&mesh, Plan::default(), 7)?;
         let ids = ["early", "late"].map(|path| params.root().param(path, [3], Init::Ones).expect("free"));
         let x = Tensor::from_vec((0..12).map(|i| i as f32).collect(), [4, 3])?;
-        let x = DTensor::distribute(&mesh, &x, "(S0)".parse()?)?;
+        let x = DTensor::distribute(&mesh, &x, "(S0)")?;
         let mut gradients = Gradients::default();
         for (micro, &id) in ids.iter().enumerate() {
             let _guard = (micro == 0).then(|| mesh.no_sync());
@@ -367,7 +363,7 @@ fn a_leaf_of_an_earlier_micro_batch_is_reduced_with_the_last() {
             assert_eq!(gradient.layout(), params.value(id).layout());
             assert_eq!(gradient.local().to_vec::<f32>()?, [18.0, 22.0, 26.0]);
         }
-        Sgd::new(0.0, false, 0.0).rate(0.5).step(&mut params, &mut gradients)?;
+        Sgd::new().rate(0.5).step(&mut params, &mut gradients)?;
         for id in ids {
             assert_eq!(params.value(id).local().to_vec::<f32>()?, [-8.0, -10.0, -12.0]);
         }
@@ -384,14 +380,14 @@ fn ranks_merge_in_one_order() {
         mesh.set_reduction(Reduction::Fast);
         // Leaves of the first rank have other numbers than those of the second.
         for _ in 0..7 * rank.rank() {
-            DTensor::full(&mesh, DType::F32, [1], 0.0, "(R)".parse()?)?.requires_grad()?;
+            DTensor::full(&mesh, DType::F32, [1], "(R)", 0.0)?.requires_grad()?;
         }
-        let leaf = |n| DTensor::full(&mesh, DType::F32, [n], 1.0, "(R)".parse()?)?.requires_grad();
+        let leaf = |n| DTensor::full(&mesh, DType::F32, [n], "(R)", 1.0)?.requires_grad();
         let leaves = (1..40).map(leaf).collect::<Result<Vec<_>>>()?;
         let pass = || -> Result<Gradients> {
             let mut gradients = Gradients::default();
             for w in &leaves {
-                let x = DTensor::full(&mesh, DType::F32, [4, w.shape()[0]], 1.0, "(S0)".parse()?)?;
+                let x = DTensor::full(&mesh, DType::F32, [4, w.shape()[0]], "(S0)", 1.0)?;
                 x.mul(w)?.sum_all()?.backward_into(&mut gradients)?;
             }
             Ok(gradients)
@@ -400,7 +396,7 @@ fn ranks_merge_in_one_order() {
         let mut unreduced = pass()?;
         drop(guard);
         unreduced.merge(pass()?)?;
-        let all = leaves[0].sum_all()?;
+        let mut all = leaves[0].sum_all()?;
         all.backward_into(&mut unreduced)?;
         for (i, w) in leaves.iter().enumerate() {
             let gradient = unreduced.get(w).expect("a leaf");
@@ -418,8 +414,8 @@ fn recorded_gradients_keep_their_histories() {
     on("dp=2", |rank| {
         let mesh = DeviceMesh::parse(rank, "dp=2")?;
         mesh.set_reduction(Reduction::Fast);
-        let w = DTensor::full(&mesh, DType::F32, [3], 2.0, "(R)".parse()?)?.requires_grad()?;
-        let x = DTensor::full(&mesh, DType::BF16, [4, 3], 1.0, "(S0)".parse()?)?;
+        let w = DTensor::full(&mesh, DType::F32, [3], "(R)", 2.0)?.requires_grad()?;
+        let x = DTensor::full(&mesh, DType::BF16, [4, 3], "(S0)", 1.0)?;
         let second = |kept: bool| -> Result<Vec<f32>> {
             let _guard = kept.then(|| mesh.no_sync());
             let y = w.cast(DType::BF16)?.mul(&x)?;
@@ -445,30 +441,30 @@ fn optimizers_refuse_unreduced_gradients_and_keep_their_states() {
         mesh.set_reduction(Reduction::Fast);
         let mut params = Params::new(&mesh, Plan::default(), 7)?;
         let w = params.root().param("w", [2], Init::Ones)?;
-        let x = DTensor::full(&mesh, DType::F32, [4, 2], 0.5, "(S0)".parse()?)?;
+        let x = DTensor::full(&mesh, DType::F32, [4, 2], "(S0)", 0.5)?;
         let mut optimizer = rule();
         for step in 0..3 {
             let mut gradients = Gradients::default();
             let loss = x.mul(params.value(w))?.sum_all()?.mul_scalar(1.0 + f64::from(step))?;
             if let (1, Some(refusal)) = (step, refusal) {
                 let guard = mesh.no_sync();
-                loss.backward_into(&mut gradients)?;
+                loss.clone().backward_into(&mut gradients)?;
                 drop(guard);
                 let e = optimizer.step(&mut params, &mut gradients).expect_err("it is unreduced").to_string();
                 assert!(e.starts_with(refusal) && e.contains(" at w; "), "{e}");
                 assert!(gradients.get(params.value(w)).is_some(), "it is kept");
                 gradients = Gradients::default();
             }
-            loss.backward_into(&mut gradients)?;
+            loss.clone().backward_into(&mut gradients)?;
             optimizer.step(&mut params, &mut gradients)?;
         }
         params.value(w).local().to_vec()
     }
     on("dp=2", |rank| {
-        let adamw = || AdamW::new((0.5, 0.75), 0.0).rate(0.125);
+        let adamw = || AdamW::new().betas(0.5, 0.75).decay(0.0).rate(0.125);
         let said = "adamw: a gradient has its parameter's layout; got f32[2]@(dp:P(sum)) for f32[2]@(dp:R)";
         assert_eq!(steps(rank, adamw, Some(said))?, steps(rank, adamw, None)?);
-        let sgd = || Sgd::new(0.5, false, 0.0).rate(0.125);
+        let sgd = || Sgd::new().momentum(0.5).rate(0.125);
         let said = "sgd: a gradient has its parameter's layout; got f32[2]@(dp:P(sum)) for f32[2]@(dp:R)";
         assert_eq!(steps(rank, sgd, Some(said))?, steps(rank, sgd, None)?);
         Ok(())

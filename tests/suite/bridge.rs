@@ -96,7 +96,7 @@ fn what_arrives_is_nobody_elses_and_has_no_history() {
         let mesh = Mesh::over(&[("a", 2)], 0..2)?;
         let ends = Ends::new(&rank, &mesh, &mesh)?;
         let (from, to) = (ends.from.expect("all"), ends.to.expect("all"));
-        let x = DTensor::full(&from, DType::F32, [4], 1, layout("(S0)"))?.requires_grad()?;
+        let x = DTensor::full(&from, DType::F32, [4], layout("(S0)"), 1)?.requires_grad()?;
         for end in ["(S0)", "(R)"] {
             let transfer = Transfer::new(DType::F32, [4], layout("(S0)"), layout(end));
             let arrived = Bridge::new(&rank, &mesh, &mesh, [transfer])?.send([&x], Some(&to))?.remove(0);

@@ -180,9 +180,9 @@ impl<R: UpdateRule> Training<R> {
         let tokens = Tensor::from_vec((0..18).map(|i| (i * i + 3) % 11).collect::<Vec<i64>>(), [3, 6])?;
         let tokens =
             DTensor::distribute(&self.mesh, &tokens, self.params.plan().batch_layout(self.mesh.mesh()))?;
-        let loss = self.model.loss(&Forward::train(&self.params, &mut self.dropout), &tokens, &tokens)?;
+        let mut loss = self.model.loss(&Forward::train(&self.params, &mut self.dropout), &tokens, &tokens)?;
         self.optimizer.step(&mut self.params, &mut loss.backward()?)?;
-        loss.full_tensor()?.item()
+        loss.item()
     }
 
     fn state(&self) -> Result<StateTree> {
@@ -236,8 +236,8 @@ fn resumes<R: UpdateRule + 'static>(rule: fn() -> R) {
 
 #[test]
 fn a_resumed_run_has_the_bits_of_the_uninterrupted_one_on_any_mesh() {
-    resumes(|| AdamW::new((0.9, 0.99), 0.1));
-    resumes(|| Sgd::new(0.9, true, 0.01));
+    resumes(|| AdamW::new().betas(0.9, 0.99).decay(0.1));
+    resumes(|| Sgd::new().momentum(0.9).nesterov().decay(0.01));
 }
 
 /// Saves a small checkpoint of three ranks: a sharded and a replicated tensor, and a value.
@@ -247,7 +247,7 @@ fn small(dir: &Path) {
         let mut state = StateTree::new();
         for (name, layout) in [("sharded", "(S0)"), ("whole", "(R)")] {
             let x = small_ints(DType::F32, &Shape::from([51, 7]), 3);
-            state.insert(name, DTensor::distribute(mesh, &x, layout.parse()?)?)?;
+            state.insert(name, DTensor::distribute(mesh, &x, layout)?)?;
         }
         state.insert_value("step", 5)?;
         checkpoint::save(mesh, &dir, &state)
@@ -335,15 +335,9 @@ fn names_that_do_not_fit_are_refused_and_change_nothing() {
     small(&dir);
     run_on("tp=2", move |mesh| {
         let saved = Checkpoint::open(&dir)?;
-        expect_refusal(
-            saved.tensor(mesh, "hole", "(R)".parse()?),
-            "the checkpoint has no such tensor; got \"hole\"",
-        );
-        expect_refusal(
-            saved.tensor(mesh, "whole", "(P(sum))".parse()?),
-            "a checkpoint has values, not partial ones",
-        );
-        expect_refusal(saved.tensor(mesh, "whole", "(S2)".parse()?), "shards a dim that is not there");
+        expect_refusal(saved.tensor(mesh, "hole", "(R)"), "the checkpoint has no such tensor; got \"hole\"");
+        expect_refusal(saved.tensor(mesh, "whole", "(P(sum))"), "a checkpoint has values, not partial ones");
+        expect_refusal(saved.tensor(mesh, "whole", "(S2)"), "shards a dim that is not there");
         let mut params = Params::new(mesh, Plan::default(), 1)?;
         let zeros = isoshard::rng::Init::Zeros;
         params.root().param("whole", [51, 7], zeros)?;
@@ -381,7 +375,7 @@ fn a_rank_that_cannot_write_fails_every_rank_and_leaves_nothing() {
     let all = run_on("dp=2", move |mesh| {
         let mut state = StateTree::new();
         let x = small_ints(DType::F32, &Shape::from([8]), 3);
-        state.insert("x", DTensor::distribute(mesh, &x, "(S0)".parse()?)?)?;
+        state.insert("x", DTensor::distribute(mesh, &x, "(S0)")?)?;
         let mut checkpoints = CheckpointFolder::new(&root).patience(std::time::Duration::from_millis(300));
         checkpoints.save(mesh, 1, &state)?;
         // A folder stands where a rank, by turns, wants to write its file.
@@ -430,7 +424,7 @@ fn a_second_save_waits_or_is_refused_and_the_last_ones_are_kept() {
     let refused = run_on("dp=2", move |mesh| {
         let state = |value: f64| {
             let mut state = StateTree::new();
-            let x = DTensor::full(mesh, DType::F32, [1 << 20], value, "(S0)".parse()?)?;
+            let x = DTensor::full(mesh, DType::F32, [1 << 20], "(S0)", value)?;
             state.insert("x", x)?;
             Ok::<_, isoshard::Error>(state)
         };
@@ -454,7 +448,7 @@ fn a_second_save_waits_or_is_refused_and_the_last_ones_are_kept() {
         refuses.wait(mesh)?;
         assert_eq!(refuses.steps()?.len() + refused, 20);
         for step in refuses.steps()? {
-            let x = Checkpoint::open(refuses.dir_of(step))?.tensor(mesh, "x", "(S0)".parse()?)?;
+            let x = Checkpoint::open(refuses.dir_of(step))?.tensor(mesh, "x", "(S0)")?;
             assert!(x.local().to_vec::<f32>()?.iter().all(|&x| x == step as f32));
         }
         Ok(refused)
@@ -477,7 +471,7 @@ fn training_goes_on_while_a_snapshot_is_written() {
     let folder = TempFolder::new();
     let root = folder.0.clone();
     run_on("fsdp=2", move |mesh| {
-        let mut training = Training::new(mesh, AdamW::new((0.9, 0.99), 0.1), 7)?;
+        let mut training = Training::new(mesh, AdamW::new().betas(0.9, 0.99).decay(0.1), 7)?;
         training.step()?;
         let before = training.params.digest()?;
         let mut checkpoints = CheckpointFolder::new(&root);
@@ -511,7 +505,7 @@ fn every_element_of_many_blocks_finds_its_place() {
             let mut state = StateTree::new();
             for (number, shape) in shapes.iter().enumerate() {
                 let layout = if shape.len() == 2 { layouts[0] } else { layouts[1] };
-                let x = DTensor::distribute(mesh, &whole(number, shape)?, layout.parse()?)?;
+                let x = DTensor::distribute(mesh, &whole(number, shape)?, layout)?;
                 state.insert(format!("{number}"), x)?;
             }
             checkpoint::save(mesh, &dir, &state)
@@ -552,10 +546,10 @@ fn states_of_other_rules_and_reserved_names_are_refused() {
     let folder = TempFolder::new();
     let dir = folder.at("saved");
     run_on("1", move |mesh| {
-        let mut training = Training::new(mesh, AdamW::new((0.9, 0.99), 0.1), 7)?;
+        let mut training = Training::new(mesh, AdamW::new().betas(0.9, 0.99).decay(0.1), 7)?;
         training.step()?;
         checkpoint::save(mesh, &dir, &training.optimizer.state(&training.params)?)?;
-        let mut other = Sgd::new(0.9, false, 0.0).rate(0.1);
+        let mut other = Sgd::new().momentum(0.9).rate(0.1);
         expect_refusal(
             other.load_state(&training.params, &Checkpoint::open(&dir)?),
             "the state is that of sgd; got \"adamw\"",

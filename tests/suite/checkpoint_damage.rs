@@ -31,7 +31,7 @@ fn state_of(mesh: &DeviceMesh, seed: u64) -> Result<StateTree> {
     let mut state = StateTree::new();
     for (number, (name, dtype, shape, layout)) in TENSORS.into_iter().enumerate() {
         let x = small_ints(dtype, &Shape::from(shape), seed + number as u64);
-        state.insert(name, DTensor::distribute(mesh, &x, layout.parse()?)?)?;
+        state.insert(name, DTensor::distribute(mesh, &x, layout)?)?;
     }
     state.insert_value("dropout", format!("philox4x32-10:{seed:016x}:12"))?;
     state.insert_value("data", serde_json::json!({ "epoch": seed, "position": 123, "rate": 0.125 }))?;
@@ -233,11 +233,11 @@ fn ranks_that_see_different_runs_are_refused_with_their_numbers() {
         let saved = Checkpoint::open(CheckpointFolder::new(&roots[0]).dir_of(10))?;
         let name = if mesh.rank().rank() == 1 { "model.a" } else { "model.b" };
         expect_refusal(
-            saved.tensor(mesh, name, "(S0)".parse()?),
+            saved.tensor(mesh, name, "(S0)"),
             "all ranks load the same tensors in the same layouts; got model.b",
         );
         // A copy of the run elsewhere is the same run.
-        saved.tensor(mesh, "model.b", "(S0)".parse()?).map(drop)
+        saved.tensor(mesh, "model.b", "(S0)").map(drop)
     });
 }
 
@@ -359,7 +359,7 @@ fn a_value_that_is_nested_too_deep_is_refused_when_it_is_inserted() {
     run_on("1", move |mesh| {
         let mut state = StateTree::new();
         state.insert_value("deep", nested(100))?;
-        state.insert("x", DTensor::distribute(mesh, &Tensor::from_vec(vec![1i64], [1])?, "()".parse()?)?)?;
+        state.insert("x", DTensor::distribute(mesh, &Tensor::from_vec(vec![1i64], [1])?, "()")?)?;
         checkpoint::save(mesh, &dir, &state)?;
         assert_eq!(Checkpoint::open(&dir)?.value("deep"), Some(&nested(100)));
         Ok(())

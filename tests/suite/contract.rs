@@ -145,7 +145,7 @@ fn foreign() -> VjpValue {
 }
 
 fn call(mesh: &DeviceMesh, clause: Clause, layout: &str) -> Result<()> {
-    let x = DTensor::full(mesh, DType::F32, [4, 3], 1.0, layout.parse()?)?.requires_grad()?;
+    let x = DTensor::full(mesh, DType::F32, [4, 3], layout, 1.0)?.requires_grad()?;
     let y = DTensor::apply(&Breaks(clause), &[&x])?;
     y[0].sum_all()?.backward()?;
     Ok(())

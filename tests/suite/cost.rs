@@ -95,7 +95,7 @@ fn a_moves_cost_is_its_calls_time() {
         {
             let dry = DryRun::with_network(8, 3, network.clone()).unwrap();
             let mesh = DeviceMesh::parse(&dry.rank().unwrap(), "a=4,b=2").unwrap();
-            let x = DTensor::zeros(&mesh, DType::F32, [64, 64], from.parse().unwrap()).unwrap();
+            let x = DTensor::zeros(&mesh, DType::F32, [64, 64], from).unwrap();
             let to: Layout = to.parse().unwrap();
             x.redistribute(to.clone()).unwrap();
             let (from, to) =

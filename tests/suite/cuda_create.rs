@@ -30,7 +30,7 @@ fn shards(device: Device, shape: [usize; 2], layout: &'static str) -> Vec<Vec<Ve
                 all.extend([ones.tril(diagonal)?, ones.triu(diagonal)?]);
             }
             all.push(eye);
-            let index = DTensor::arange(&mesh, DType::I64, 0, 11, 1, "(S0, R)".parse()?)?;
+            let index = DTensor::arange(&mesh, DType::I64, 0, 11, 1, "(S0, R)")?;
             all.push(index.one_hot(13, dtype)?);
         }
         all.push(DTensor::band_mask(&mesh, shape, DiagonalBand { low: -1, high: 2 }, layout()?)?);
@@ -60,7 +60,7 @@ fn an_index_that_is_no_class_is_named() {
     let said = |device: Device| {
         let run = move |rank: Rank| {
             let mesh = DeviceMesh::new(&rank.on(device), &[("a", 1)])?;
-            let index = DTensor::full(&mesh, DType::I64, [3], 5, Layout::replicated(1))?;
+            let index = DTensor::full(&mesh, DType::I64, [3], Layout::replicated(1), 5)?;
             index.one_hot(5, DType::F32)?.local().to_device(Device::Cpu)
         };
         spmd(1, run).unwrap_err().to_string()

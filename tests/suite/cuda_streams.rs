@@ -226,9 +226,11 @@ fn a_step_on_many_parameters_is_one_launch() {
                 let shape: Vec<usize> = if k % 3 == 0 { vec![k + 1] } else { vec![k % 7 + 1, 40 * k] };
                 params.root().param(&format!("p{k}"), shape, Init::Normal { mean: 0.0, std: 1.0 })?;
             }
-            let scale = DTensor::full(&mesh, DType::F32, [], 0.3, Layout::replicated(1))?;
-            let (mut adam, mut descent) =
-                (optim::AdamW::new((0.9, 0.99), 0.1), optim::Sgd::new(0.9, true, 0.1));
+            let scale = DTensor::full(&mesh, DType::F32, [], Layout::replicated(1), 0.3)?;
+            let (mut adam, mut descent) = (
+                optim::AdamW::new().betas(0.9, 0.99).decay(0.1),
+                optim::Sgd::new().momentum(0.9).nesterov().decay(0.1),
+            );
             for step in 0..3 {
                 // The forward pass's tensors are dropped before the step, so nothing else holds the parameters.
                 let mut grads = {

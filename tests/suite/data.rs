@@ -88,7 +88,7 @@ fn batches(
         from.map_or(Ok(()), |position| tokens.restore(position))?;
         let mut all = Vec::new();
         for _ in 0..count {
-            let (x, y) = tokens.next_batch(&mesh, layout.parse()?)?;
+            let (x, y) = tokens.next_batch(&mesh, layout)?;
             assert_eq!(x.layout(), &layout.parse()?);
             all.push([x.full_tensor()?.to_vec()?, y.full_tensor()?.to_vec()?]);
         }
@@ -194,7 +194,7 @@ fn each_rank_reads_only_its_rows() {
             let config = TokensConfig { vocabulary: 100, shuffle: None, batch: 6, read_ahead, ..CONFIG };
             let mut tokens = Tokens::open(&[&path], config)?;
             let before = tokens.position();
-            let read = tokens.next_batch(&mesh, "(S0)".parse()?);
+            let read = tokens.next_batch(&mesh, "(S0)");
             Ok((read.map(|_| ()).map_err(|e| e.to_string()), tokens.position() == before))
         };
         let mut outcomes = spmd(2, run).unwrap();
@@ -225,11 +225,11 @@ fn first_refusals(
         let (mut config, mut paths) = (CONFIG, all.clone());
         differ(rank.rank(), &mut config, &mut paths);
         let mut tokens = Tokens::open(&paths, config)?;
-        if let Err(e) = tokens.next_batch(&mesh, "(S0)".parse()?) {
+        if let Err(e) = tokens.next_batch(&mesh, "(S0)") {
             return Ok(Some(e.to_string()));
         }
         let before = mesh.received_bytes();
-        tokens.next_batch(&mesh, "(S0)".parse()?)?;
+        tokens.next_batch(&mesh, "(S0)")?;
         assert_eq!(mesh.received_bytes(), before);
         Ok(None)
     };
@@ -570,17 +570,17 @@ fn layouts_that_do_not_fit_are_refused() {
     let run = move |rank| {
         let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
         let mut tokens = Tokens::open(&all, CONFIG)?;
-        let said = tokens.next_batch(&mesh, "(P(sum))".parse()?).unwrap_err().to_string();
+        let said = tokens.next_batch(&mesh, "(P(sum))").unwrap_err().to_string();
         assert!(said.starts_with("tokens: a batch is not Partial; got "), "{said}");
-        assert!(tokens.next_batch(&mesh, "(S2)".parse()?).is_err());
-        assert!(tokens.next_batch(&mesh, "(S0, S0)".parse()?).is_err());
-        let said = tokens.next_packed_batch(&mesh, "(S0)".parse()?).unwrap_err().to_string();
+        assert!(tokens.next_batch(&mesh, "(S2)").is_err());
+        assert!(tokens.next_batch(&mesh, "(S0, S0)").is_err());
+        let said = tokens.next_packed_batch(&mesh, "(S0)").unwrap_err().to_string();
         assert!(said.starts_with("tokens: these rows know no documents; got Packing::Windows"), "{said}");
         assert_eq!(tokens.position().sample, 0);
         // Another layout in mid-epoch goes on with the same samples.
         let mut rows = Vec::new();
         for layout in ["(S0)", "(S1)", "(R)", "(S0)", "(RS(0..1; 4,1))", "(RS(0..2; 3,17))"] {
-            let (x, _) = tokens.next_batch(&mesh, layout.parse()?)?;
+            let (x, _) = tokens.next_batch(&mesh, layout)?;
             rows.extend(x.full_tensor()?.to_vec::<i64>()?.chunks(4).map(|row| row[0]));
         }
         assert_eq!(rows, expected_rows(1)[..30]);
@@ -598,7 +598,7 @@ fn clones_go_on_by_themselves() {
         let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
         let mut first = opened.clone();
         let read = |tokens: &mut Tokens| -> Result<Vec<i64>> {
-            tokens.next_batch(&mesh, "(S0)".parse()?)?.0.full_tensor()?.to_vec()
+            tokens.next_batch(&mesh, "(S0)")?.0.full_tensor()?.to_vec()
         };
         read(&mut first)?;
         let mut second = first.clone();
@@ -636,7 +636,7 @@ fn packed_epoch(ranks: usize, tokens: &[u32], config: TokensConfig) -> Vec<[Vec<
         let mut rows = Vec::new();
         while rows.len() < tokens.samples() as usize {
             let PackedBatch { tokens: x, targets, documents, positions } =
-                tokens.next_packed_batch(&mesh, "(S0)".parse()?)?;
+                tokens.next_packed_batch(&mesh, "(S0)")?;
             let all = [x, targets, documents, positions].map(|t: DTensor| t.full_tensor());
             let all = all.into_iter().map(|t| t?.to_vec::<i64>()).collect::<Result<Vec<_>>>()?;
             for row in 0..config.batch {
@@ -755,13 +755,13 @@ fn a_file_that_becomes_shorter_is_refused() {
         let run = move |rank| {
             let mesh = DeviceMesh::new(&rank, &[])?;
             let mut tokens = Tokens::open(&[&path], TokensConfig { read_ahead, ..CONFIG })?;
-            tokens.next_batch(&mesh, "()".parse()?)?;
+            tokens.next_batch(&mesh, "()")?;
             // The thread waits with the next batch in its hand.
             std::thread::sleep(std::time::Duration::from_millis(50));
             fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(10).unwrap();
             let mut said = String::new();
             for _ in 0..3 {
-                if let Err(e) = tokens.next_batch(&mesh, "()".parse()?) {
+                if let Err(e) = tokens.next_batch(&mesh, "()") {
                     said = e.to_string();
                     break;
                 }
@@ -787,19 +787,19 @@ fn batches_without_room_are_errors() {
             let mesh = DeviceMesh::new(&rank, &[])?;
             let config = TokensConfig { batch: 1000, read_ahead, ..CONFIG };
             let mut tokens = Tokens::open(&all, config)?;
-            tokens.next_batch(&mesh, "()".parse()?)?; // 64,000 bytes
+            tokens.next_batch(&mesh, "()")?; // 64,000 bytes
             let before = tokens.position();
             // Drops what was read ahead.
             tokens.restore(before)?;
             storage::trim_pool();
             storage::set_memory_limit(storage::pool_stats().live_bytes + 20_000);
-            let said = tokens.next_batch(&mesh, "()".parse()?).unwrap_err().to_string();
+            let said = tokens.next_batch(&mesh, "()").unwrap_err().to_string();
             assert!(said.contains("memory: cpu has no room; got i64[1000, 4] of 32000 bytes"), "{said}");
             assert_eq!(tokens.position(), before);
             // Room for one batch is enough.
             storage::set_memory_limit(storage::pool_stats().live_bytes + 80_000);
-            tokens.next_batch(&mesh, "()".parse()?)?;
-            tokens.next_batch(&mesh, "()".parse()?)?;
+            tokens.next_batch(&mesh, "()")?;
+            tokens.next_batch(&mesh, "()")?;
             assert_eq!((tokens.position().epoch, tokens.position().sample), (63, 39));
             storage::set_memory_limit(usize::MAX);
             Ok(())

@@ -5,9 +5,9 @@
 use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{AttentionOptions, DTensor, DeviceMesh};
 use isoshard::nn::{
-    Activation, Decoder, DecoderConfig, DecoderLayer, ExpertWeights, FeedForwardConfig, Forward, GatedMlp,
-    LoraConfig, MlpConfig, Module, MoeConfig, NormConfig, Parallel, Params, Plan, RotaryConfig,
-    RotaryScaling, SelfAttention, SelfAttentionConfig, Sequences,
+    Activation, Decoder, DecoderConfig, DecoderLayer, ExpertWeights, FeedForwardConfig, Forward, LoraConfig,
+    Mlp, MlpConfig, Module, MoeConfig, NormConfig, Parallel, Params, Plan, RotaryConfig, RotaryScaling,
+    SelfAttention, SelfAttentionConfig, Sequences,
 };
 use isoshard::ops::{Llama3Scaling, YarnScaling};
 use isoshard::optim::{AdamW, global_norm};
@@ -109,9 +109,9 @@ fn run(mesh: &Trial, config: DecoderConfig, sequence: bool) -> Result<()> {
     mesh.record_params(&params)?;
     mesh.record("scores", &model.forward(&Forward::eval(&params), &tokens)?)?;
     let mut dropout = Generator::new(5).child("dropout");
-    let mut optimizer = AdamW::new((0.9, 0.99), 0.1);
+    let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(0.1);
     for _ in 0..2 {
-        let loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
+        let mut loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
         let mut grads = loss.backward()?;
         mesh.record("loss", &loss)?;
         for id in params.ids() {
@@ -120,7 +120,7 @@ fn run(mesh: &Trial, config: DecoderConfig, sequence: bool) -> Result<()> {
             mesh.record(format!("gradient of {}", params.path(id)), grad)?;
         }
         mesh.record("norm", &global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?)?;
-        let one = DTensor::full(mesh, DType::F32, [], 1.0, Layout::replicated(mesh.mesh().ndim()))?;
+        let one = DTensor::full(mesh, DType::F32, [], Layout::replicated(mesh.mesh().ndim()), 1.0)?;
         optimizer.step(&mut params, &mut grads, &one, 1e-2)?;
         mesh.next_step();
     }
@@ -223,15 +223,16 @@ fn pieces_are_the_maps_that_layers_compute() {
     alone(|mesh, mut params| {
         let init = Init::Normal { mean: 0.0, std: 0.5 };
         let options = SelfAttentionConfig { qkv_bias: true, ..attention() };
-        let attention = SelfAttention::new(params.root().child("attn"), WIDTH, options, (init, init))?;
-        let gated = GatedMlp::with_biases(params.root().child("mlp"), (WIDTH, 66), 0.0, (init, init))?;
+        let attention = SelfAttention::new(params.root().child("attn"), WIDTH, options, init)?;
+        let config = MlpConfig { bias: true, ..MlpConfig::gated(66) };
+        let gated = Mlp::new(params.root().child("mlp"), WIDTH, config, init)?;
         for path in ["attn.qkv.bias", "mlp.gate_up.bias"] {
             let id = params.find(path).expect("declared");
             let shape = params.value(id).shape().clone();
-            let values = DTensor::randn(mesh, DType::F32, shape, "()".parse()?, &mut Generator::new(4))?;
+            let values = DTensor::randn(mesh, DType::F32, shape, "()", &mut Generator::new(4))?;
             params.set(id, values)?;
         }
-        let x = DTensor::randn(mesh, DType::F32, [2, 5, WIDTH], "()".parse()?, &mut Generator::new(3))?;
+        let x = DTensor::randn(mesh, DType::F32, [2, 5, WIDTH], "()", &mut Generator::new(3))?;
         let cx = Forward::eval(&params);
         let piece = |path: &str| {
             let (id, piece) = params.find_piece(path).expect("declared");
@@ -323,8 +324,7 @@ fn packed_documents_do_not_see_each_other() {
         alone(move |mesh, mut params| {
             let model = Decoder::new(&mut params, config.clone())?;
             let cx = Forward::eval(&params);
-            let put =
-                |x: &[i64]| DTensor::distribute(mesh, &Tensor::from_slice(x, [1, x.len()])?, "()".parse()?);
+            let put = |x: &[i64]| DTensor::distribute(mesh, &Tensor::from_slice(x, [1, x.len()])?, "()");
             let tokens = [3, 1, 4, 1, 5, 9, 2];
             let sequences = Sequences::packed(&put(&[0, 0, 0, 1, 1, 1, 1])?, &put(&[0, 1, 2, 0, 1, 2, 3])?)?;
             let packed = model.forward_in(&cx, &put(&tokens)?, &sequences)?;
@@ -360,7 +360,7 @@ fn adapters(
         let own = |path: &str| path.ends_with(".lora_a") || path.ends_with(".lora_b");
         let adapters = params.ids().filter(|&id| own(params.path(id))).count();
         assert_eq!(adapters, 2 * patterns.iter().map(|(_, found)| found).sum::<usize>());
-        let mut optimizer = AdamW::new((0.9, 0.99), 0.1);
+        let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(0.1);
         let mut losses = Vec::new();
         let mut dropout = Generator::new(5).child("dropout");
         for step in 0..4 {
@@ -369,13 +369,13 @@ fn adapters(
                 3 => Forward::train(&params, &mut dropout),
                 _ => Forward::train_without_dropout(&params),
             };
-            let loss = model.loss(&cx, &tokens, &tokens)?;
+            let mut loss = model.loss(&cx, &tokens, &tokens)?;
             drop(cx);
-            losses.push(loss.full_tensor()?.item()?);
+            losses.push(loss.item()?);
             let mut grads = loss.backward()?;
             let learn = params.ids().filter(|&id| grads.get(params.value(id)).is_some());
             assert_eq!(learn.filter(|&id| own(params.path(id))).count(), adapters);
-            let one = DTensor::full(mesh, DType::F32, [], 1.0, Layout::replicated(mesh.mesh().ndim()))?;
+            let one = DTensor::full(mesh, DType::F32, [], Layout::replicated(mesh.mesh().ndim()), 1.0)?;
             optimizer.step(&mut params, &mut grads, &one, 3e-2)?;
             mesh.record_params(&params)?;
             mesh.record("loss", &loss)?;
@@ -497,7 +497,7 @@ fn what_does_not_fit_is_refused() {
     }
     alone(|mesh, mut params| {
         let model = Decoder::new(&mut params, two(RMS, attention(), swiglu()))?;
-        let tokens = DTensor::zeros(mesh, DType::I64, [1, TIME + 1], "()".parse()?)?;
+        let tokens = DTensor::zeros(mesh, DType::I64, [1, TIME + 1], "()")?;
         let e = model.forward(&Forward::eval(&params), &tokens).unwrap_err();
         let text =
             "decoder: the sequence is longer than the context; got i64[1, 8]@(); pass at most 7 tokens";

@@ -91,7 +91,7 @@ fn gradients(sample: &Sample, mesh: &DeviceMesh, given: &Given, known: &Known) -
     let outs = DTensor::apply(sample.op.as_ref(), &xs.iter().collect::<Vec<_>>())?;
     for (k, out) in outs.iter().enumerate().filter(|(_, o)| o.has_history()) {
         let whole = gradient_of(given.mode, out, given.salt);
-        let grads = out.backward_from(given.spread(mesh, &whole, &given.grads[k])?)?;
+        let grads = out.clone().backward_from(given.spread(mesh, &whole, &given.grads[k])?)?;
         for (i, leaf) in leaves.iter().enumerate() {
             let what = format!("gradient of operand {i} from result {k}");
             match (grads.get(leaf), &known.grads[k][i]) {
@@ -264,7 +264,7 @@ fn single_rank(
             return Ok(vec![None; xs.len()]);
         }
         let grad = gradient_of(mode, out, salt);
-        let grads = out.backward_from(DTensor::distribute(&mesh, &grad, Layout::replicated(0))?)?;
+        let grads = out.clone().backward_from(DTensor::distribute(&mesh, &grad, Layout::replicated(0))?)?;
         Ok(xs.iter().map(|x| grads.get(x).map(|g| g.local().clone())).collect())
     };
     outs.iter().map(from).collect()

@@ -34,7 +34,7 @@ fn a_partial_maximum_cannot_be_multiplied_in_strict_mode() {
         "a=2",
         |mesh| {
             let part = Tensor::zeros(DType::F32, [4, 6]);
-            let x = DTensor::from_local(mesh, part, [4, 6], "(P(max))".parse()?)?;
+            let x = DTensor::from_local(mesh, part, [4, 6], "(P(max))")?;
             let w = zeros(mesh, &[6, 2], "(R)")?;
             // If moves are allowed, the tensor is reduced first.
             assert_eq!(x.matmul(&w)?.full_tensor()?.to_vec::<f32>()?, [0.0; 8]);
@@ -53,7 +53,7 @@ fn local_parts_have_the_layouts_shape() {
         "a=2",
         |mesh| {
             let part = Tensor::zeros(DType::F32, [2, 2]);
-            DTensor::from_local(mesh, part, [3, 2], "(R)".parse()?).map(drop)
+            DTensor::from_local(mesh, part, [3, 2], "(R)").map(drop)
         },
         "from_local: the layout gives rank 0 a f32[3, 2]; got f32[2, 2] for f32[3, 2]@(a:R); pass the part that belongs \
          to this rank",
@@ -221,7 +221,7 @@ fn gradients_are_of_whole_floating_values() {
     refused(
         2,
         "a=2",
-        |mesh| DTensor::zeros(mesh, DType::I64, [4], "(S0)".parse()?)?.requires_grad().map(drop),
+        |mesh| DTensor::zeros(mesh, DType::I64, [4], "(S0)")?.requires_grad().map(drop),
         "requires_grad: wants floating-point elements; got i64; cast it first",
     );
     refused(
@@ -248,9 +248,8 @@ fn under(plan: Plan, want: &str) {
         let mut params = Params::new(mesh, plan.clone(), 1)?;
         let mut root = params.root();
         let init = Init::Ones;
-        let map = |i: usize, root: &mut isoshard::nn::Scope| {
-            Linear::new(root.child("h").child(i), 2, 2, true, init)
-        };
+        let map =
+            |i: usize, root: &mut isoshard::nn::Scope| Linear::new(root.child("h").child(i), 2, 2, init);
         let maps = [map(0, &mut root)?, map(1, &mut root)?];
         let pass = Forward::eval(&params);
         let x = zeros(mesh, &[1, 3, 2], "(R)")?;
@@ -292,7 +291,7 @@ fn errors_inside_a_layer_name_the_parameter() {
             let mut params = Params::new(mesh, Plan::default(), 1)?;
             let mut block = params.root();
             let mut block = block.child("gpt");
-            let map = Linear::new(block.child("h").child(3).child("up"), 4, 6, true, Init::Ones)?;
+            let map = Linear::new(block.child("h").child(3).child("up"), 4, 6, Init::Ones)?;
             map.forward(&Forward::eval(&params), &zeros(mesh, &[1, 3, 5], "(R)")?).map(drop)
         },
         "linear: wants weights [rows, 5] or [groups, rows, 5] for x's last dim; got f32[1, 3, 5], f32[6, 4], f32[6] at \
@@ -303,7 +302,7 @@ fn errors_inside_a_layer_name_the_parameter() {
         "tp=2",
         |mesh| {
             let mut params = Params::new(mesh, Plan::default(), 1)?;
-            let norm = LayerNorm::new(params.root().child("norm"), 4, true)?;
+            let norm = LayerNorm::new(params.root().child("norm"), 4)?;
             norm.forward(&Forward::eval(&params), &zeros(mesh, &[1, 3, 5], "(R)")?).map(drop)
         },
         "layer_norm: wants weights of x's dtype, one for each index of its last dim; got f32[1, 3, 5], f32[4], f32[4] at \
@@ -492,7 +491,7 @@ fn composed_methods_refuse_in_their_own_names() {
         ("movedim", |_, f| f.movedim(0, 7)),
         ("unflatten", |_, f| f.unflatten(0, &[2, 2])),
         ("chunk", |_, f| f.chunk(2, 7).map(|mut all| all.remove(0))),
-        ("split", |_, f| f.split(7, &[2, 3]).map(|mut all| all.remove(0))),
+        ("split", |_, f| f.split(&[2, 3], 7).map(|mut all| all.remove(0))),
         ("unbind", |_, f| f.unbind(7).map(|mut all| all.remove(0))),
         ("repeat_interleave", |_, f| f.repeat_interleave(2, 7)),
         ("diagonal", |_, f| f.diagonal(0, 0, 7)),
@@ -515,8 +514,8 @@ fn composed_methods_refuse_in_their_own_names() {
     ];
     let wrong = spmd(2, move |rank| {
         let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
-        let i = DTensor::zeros(&mesh, DType::I64, [4, 6], "(S0)".parse()?)?;
-        let f = DTensor::zeros(&mesh, DType::F32, [5, 7], "(S0)".parse()?)?;
+        let i = DTensor::zeros(&mesh, DType::I64, [4, 6], "(S0)")?;
+        let f = DTensor::zeros(&mesh, DType::F32, [5, 7], "(S0)")?;
         let of = |(name, call): &(&str, Call)| match call(&i, &f) {
             Ok(_) => Some(format!("{name} succeeds")),
             Err(e) => (!e.to_string().starts_with(&format!("{name}: "))).then(|| format!("{name} says: {e}")),

@@ -116,7 +116,7 @@ fn sums_and_products_and_scattered_sums() {
         let x = rows(mesh, &columns, layout.clone())?;
         expect(&x.sum(&[0], false)?, &columns)?;
         // A product's leaf is not split, so the rows are an outer dim.
-        let ones = DTensor::full(mesh, DType::F32, [N, 1], 1.0, whole)?;
+        let ones = DTensor::full(mesh, DType::F32, [N, 1], whole, 1.0)?;
         let product = Matmul::new("b s, b s n -> n")?;
         let outer = x.reshape([N, 1, n])?;
         expect(&DTensor::apply_one(&product, &[&ones, &outer])?, &columns)?;
@@ -133,14 +133,14 @@ fn gradients_of_what_every_row_shares() {
         let columns = plain();
         let (n, whole) = (columns.len(), Layout::replicated(mesh.mesh().ndim()));
         // d/dw sum(x w) = sum x, through a broadcast.
-        let w = DTensor::full(mesh, DType::F32, [1, n], 0.5, whole.clone())?.requires_grad()?;
+        let w = DTensor::full(mesh, DType::F32, [1, n], whole.clone(), 0.5)?.requires_grad()?;
         let y = rows(mesh, &columns, layout.clone())?.mul(&w.expand([N, n])?)?;
         let grads = y.sum_all()?.backward()?;
         expect(grads.get(&w).expect("w is a leaf"), &columns)?;
         // The gradient of a layer norm's bias is the result's gradient summed over the rows.
         let x =
-            DTensor::full(mesh, DType::F32, [N, 1, n], 1.0, whole.clone())?.redistribute(layout.clone())?;
-        let ones = DTensor::full(mesh, DType::F32, [n], 1.0, whole.clone())?;
+            DTensor::full(mesh, DType::F32, [N, 1, n], whole.clone(), 1.0)?.redistribute(layout.clone())?;
+        let ones = DTensor::full(mesh, DType::F32, [n], whole.clone(), 1.0)?;
         let shift = DTensor::zeros(mesh, DType::F32, [n], whole)?.requires_grad()?;
         let dy = rows(mesh, &columns, layout)?.reshape([N, 1, n])?;
         let grads = x.layer_norm(&ones, Some(&shift), 1e-5)?.backward_from(dy)?;
@@ -152,7 +152,7 @@ fn gradients_of_what_every_row_shares() {
 fn the_norm_of_gradients() {
     everywhere(|mesh, layout| {
         for column in telling(|x: f64| x * x, f64::sqrt) {
-            let norm = global_norm([&rows(mesh, &[column], layout.clone())?])?.full_tensor()?.item()?;
+            let norm = global_norm([&rows(mesh, &[column], layout.clone())?])?.item()?;
             assert_eq!(norm.to_bits(), tree(&column.map(|x| x * x)).sqrt().to_bits());
             // The squares of f32 are summed in f64.
             let narrow = column.map(|x| x as f32);
@@ -186,7 +186,7 @@ fn bytes_are_those_of_the_nodes() {
         spmd(Mesh::parse(text, 0).unwrap().rank_len(), move |rank| {
             let mesh = DeviceMesh::parse(&rank, text)?;
             mesh.set_reduction(reduction);
-            let x = DTensor::full(&mesh, DType::F32, [12, 1, 30], 1.0, layout.parse()?)?;
+            let x = DTensor::full(&mesh, DType::F32, [12, 1, 30], layout, 1.0)?;
             let partial = x.sum(&[0, 1], false)?;
             let before = mesh.received_bytes();
             let sum = partial.reduce_partial()?;
@@ -216,7 +216,7 @@ fn many_nodes_at_once() {
             let run = move |rank| {
                 let mesh = DeviceMesh::parse(&rank, mesh)?;
                 let whole = common::ordinary(DType::F32, &[7, 5, 70].into(), 3);
-                let x = DTensor::distribute(&mesh, &whole, layout.parse()?)?;
+                let x = DTensor::distribute(&mesh, &whole, layout)?;
                 let mut found = Vec::new();
                 for dims in [&[0, 1, 2][..], &[0, 1], &[1, 2], &[0, 2], &[2]] {
                     found.push(x.sum(dims, false)?.full_tensor()?.to_vec::<f32>()?);

@@ -145,17 +145,17 @@ const VECTORS: &[Method] = methods! {
     layer_norm |[x]| x.layer_norm_over(1, None, None, 1e-5);
     layer_norm_without_eps |[x]| x.layer_norm_over(1, None, None, 0.0);
     rms_norm |[x]| {
-        let weight = DTensor::full(x.mesh(), x.dtype(), [4], 1.0, Layout::replicated(1))?;
+        let weight = DTensor::full(x.mesh(), x.dtype(), [4], Layout::replicated(1), 1.0)?;
         x.rms_norm(&weight, 1e-6)
     };
     rms_norm_without_eps |[x]| {
-        let weight = DTensor::full(x.mesh(), x.dtype(), [4], 1.0, Layout::replicated(1))?;
+        let weight = DTensor::full(x.mesh(), x.dtype(), [4], Layout::replicated(1), 1.0)?;
         x.rms_norm(&weight, 0.0)
     };
     batch_norm |[x]| x.transpose(0, 1)?.batch_norm(None, 0.0)?.0.transpose(0, 1);
     group_norm |[x]| x.unsqueeze(2)?.group_norm(1, None, 0.0);
     weight_norm |[x]| {
-        let norms = DTensor::full(x.mesh(), x.dtype(), [x.shape()[0]], 2.0, Layout::replicated(1))?;
+        let norms = DTensor::full(x.mesh(), x.dtype(), [x.shape()[0]], Layout::replicated(1), 2.0)?;
         x.weight_norm(&norms, 0)
     };
     prod |[x]| x.prod(&[1], false);
@@ -164,12 +164,12 @@ const VECTORS: &[Method] = methods! {
     geglu |[x]| x.geglu(1);
     cross_entropy |[x]| {
         let rows = x.shape()[0];
-        let target = DTensor::full(x.mesh(), DType::I64, [rows], 2.0, Layout::replicated(1))?;
+        let target = DTensor::full(x.mesh(), DType::I64, [rows], Layout::replicated(1), 2.0)?;
         x.cross_entropy_with(&target, &CrossEntropyOptions { reduction: NONE, ..Default::default() })
     };
     cross_entropy_smooth |[x]| {
         let rows = x.shape()[0];
-        let target = DTensor::full(x.mesh(), DType::I64, [rows], 2.0, Layout::replicated(1))?;
+        let target = DTensor::full(x.mesh(), DType::I64, [rows], Layout::replicated(1), 2.0)?;
         x.cross_entropy_with(&target, &CrossEntropyOptions { reduction: NONE, label_smoothing: 0.25, z_loss: 0.0, ..Default::default() })
     };
     soft_cross_entropy |[x, y]| x.cross_entropy_with(&y.softmax(1)?.detach(), &CrossEntropyOptions { reduction: NONE, ..Default::default() });
@@ -244,7 +244,7 @@ fn rounded(values: &[f64], dtype: DType, shape: &[usize]) -> Result<Tensor> {
 fn run(mesh: &DeviceMesh, method: &Method, ins: &[Tensor], layout: &Layout) -> Result<Vec<Tensor>> {
     let leaf = |x: &Tensor| DTensor::distribute(mesh, x, layout.clone())?.requires_grad();
     let xs = ins.iter().map(leaf).collect::<Result<Vec<_>>>()?;
-    let y = (method.run)(&xs)?;
+    let mut y = (method.run)(&xs)?;
     let mut all = vec![y.full_tensor()?];
     // Ones are a direction along which softmaxes and norms do not change.
     let weight = |i: usize| if xs[0].shape().len() > 1 { [1.0, -0.5, 0.25, 2.0, 1.0][i % 5] } else { 1.0 };
@@ -421,7 +421,7 @@ fn elementwise_methods_give_what_f64_gives() {
 
 /// The standard deviation over a sharded dim, and its gradient.
 fn deviation(mesh: &DeviceMesh, x: &Tensor, layout: &str) -> Result<[Vec<f64>; 2]> {
-    let x = DTensor::distribute(mesh, x, layout.parse()?)?.requires_grad()?;
+    let x = DTensor::distribute(mesh, x, layout)?.requires_grad()?;
     let y = x.std(&[0], 1, false)?;
     let gradient = y.sum_all()?.backward()?.take(&x).expect("x is a leaf");
     Ok([y.full_tensor()?.to_f64_vec(), gradient.full_tensor()?.to_f64_vec()])
@@ -505,18 +505,12 @@ fn binary_losses_have_finite_gradients() {
             let logits: Vec<f64> =
                 (-2200..=2200).map(|i| f64::from(i) / 20.0).chain([-1e4, 1e4, -800.0, 800.0]).collect();
             let n = logits.len();
-            let x =
-                DTensor::distribute(&mesh, &Tensor::from_vec(logits, [n])?.cast(dtype)?, "(S0)".parse()?)?;
+            let x = DTensor::distribute(&mesh, &Tensor::from_vec(logits, [n])?.cast(dtype)?, "(S0)")?;
             let x = x.requires_grad()?;
             for target in [0.0, 0.25, 1.0] {
-                let target = DTensor::full(&mesh, dtype, [n], target, "(S0)".parse()?)?;
-                let weight = DTensor::full(
-                    &mesh,
-                    dtype,
-                    [n],
-                    if dtype == DType::F16 { 1.0 } else { 1000.0 },
-                    "(S0)".parse()?,
-                )?;
+                let target = DTensor::full(&mesh, dtype, [n], "(S0)", target)?;
+                let weight =
+                    DTensor::full(&mesh, dtype, [n], "(S0)", if dtype == DType::F16 { 1.0 } else { 1000.0 })?;
                 let options =
                     BinaryLossOptions { reduction: NONE, pos_weight: Some(&weight), ..Default::default() };
                 let p = x.sigmoid()?;
@@ -524,7 +518,7 @@ fn binary_losses_have_finite_gradients() {
                 for (loss, by) in
                     [(p.bce_loss(&target, &options)?, &x), (leaf.bce_loss(&target, &options)?, &leaf)]
                 {
-                    let loss = loss.cast(DType::F64)?.sum_all()?;
+                    let mut loss = loss.cast(DType::F64)?.sum_all()?;
                     let gradient = loss.backward()?.take(by).expect("a leaf").full_tensor()?;
                     let bad = gradient.to_f64_vec().iter().position(|g| !g.is_finite());
                     assert_eq!(bad, None, "{dtype}");
@@ -542,10 +536,10 @@ fn binary_losses_have_finite_gradients() {
                 }
             }
             // The gradient by a logit is right if the bound of the slope is not reached.
-            let x = DTensor::full(&mesh, dtype, [1], -9.0, "(R)".parse()?)?.requires_grad()?;
-            let one = DTensor::full(&mesh, dtype, [1], 1.0, "(R)".parse()?)?;
-            let loss = x.sigmoid()?.bce_loss(&one, &BinaryLossOptions::default())?;
-            let gradient = loss.backward()?.take(&x).expect("a leaf").full_tensor()?.item()?;
+            let x = DTensor::full(&mesh, dtype, [1], "(R)", -9.0)?.requires_grad()?;
+            let one = DTensor::full(&mesh, dtype, [1], "(R)", 1.0)?;
+            let mut loss = x.sigmoid()?.bce_loss(&one, &BinaryLossOptions::default())?;
+            let gradient = loss.backward()?.take(&x).expect("a leaf").item()?;
             assert!((gradient + 1.0).abs() < 0.02, "{dtype}: {gradient}");
         }
         Ok(())
@@ -558,16 +552,16 @@ fn binary_losses_have_finite_gradients() {
 fn losses_of_no_tokens_are_zero() {
     let run = |rank| {
         let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        let none = DTensor::zeros(&mesh, DType::F32, [0, 4], "(S0)".parse()?)?.requires_grad()?;
-        let some = DTensor::full(&mesh, DType::F32, [3, 4], 0.25, "(S0)".parse()?)?.requires_grad()?;
-        let counts = DTensor::zeros(&mesh, DType::I64, [4], "(R)".parse()?)?;
+        let none = DTensor::zeros(&mesh, DType::F32, [0, 4], "(S0)")?.requires_grad()?;
+        let some = DTensor::full(&mesh, DType::F32, [3, 4], "(S0)", 0.25)?.requires_grad()?;
+        let counts = DTensor::zeros(&mesh, DType::I64, [4], "(R)")?;
         for x in [&none, &some] {
-            let loss = x.load_balancing_loss(&counts)?;
-            assert_eq!(loss.full_tensor()?.item()?, 0.0);
+            let mut loss = x.load_balancing_loss(&counts)?;
+            assert_eq!(loss.item()?, 0.0);
             let gradient = loss.backward()?.take(x).expect("a leaf").full_tensor()?;
             assert!(gradient.to_f64_vec().iter().all(|g| *g == 0.0));
         }
-        assert_eq!(none.router_z_loss()?.full_tensor()?.item()?, 0.0);
+        assert_eq!(none.router_z_loss()?.item()?, 0.0);
         Ok(())
     };
     spmd(2, run).unwrap_or_else(|e| panic!("{e}"));

@@ -315,8 +315,11 @@ impl Values {
         }
         for out in outs.iter().filter(|out| out.has_history()) {
             let from = ordinary(out.dtype(), out.shape(), 9);
-            let grads =
-                out.backward_from(DTensor::distribute(mesh, &from, Layout::replicated(mesh.mesh().ndim()))?)?;
+            let grads = out.clone().backward_from(DTensor::distribute(
+                mesh,
+                &from,
+                Layout::replicated(mesh.mesh().ndim()),
+            )?)?;
             for leaf in &leaves {
                 values.push(grads.get(leaf).map(DTensor::full_tensor).transpose()?);
             }

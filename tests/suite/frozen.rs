@@ -38,7 +38,7 @@ impl Setup {
     /// Returns the gradients, and the bytes that the backward pass received.
     fn gradients(&self, dropout: &mut Generator) -> Result<(Gradients, u64)> {
         let cx = Forward::train(&self.params, dropout);
-        let loss = self.model.loss(&cx, &self.tokens, &self.targets)?;
+        let mut loss = self.model.loss(&cx, &self.tokens, &self.targets)?;
         drop(cx);
         let before = self.params.mesh().received_bytes();
         let gradients = loss.backward()?;
@@ -107,7 +107,7 @@ fn the_rest_is_trained_with_the_same_bits_on_every_mesh() {
             let before = setup.values()?;
             setup.params.freeze("**")?;
             assert!(setup.params.unfreeze("h.1.**")? > 5);
-            let mut rule = AdamW::new((0.9, 0.95), 0.1);
+            let mut rule = AdamW::new().betas(0.9, 0.95).decay(0.1);
             let mut dropout = Generator::new(1);
             for _ in 0..2 {
                 let (mut gradients, _) = setup.gradients(&mut dropout)?;
@@ -158,7 +158,7 @@ fn parameters_that_freeze_in_mid_training_keep_their_moments() {
         let dir = dir(mesh);
         let at = dir.clone();
         let train = move |rank: Rank| {
-            let rule = || AdamW::new((0.9, 0.95), 0.1);
+            let rule = || AdamW::new().betas(0.9, 0.95).decay(0.1);
             let (mut setup, mut adam) = (Setup::new(&rank, mesh)?, rule());
             step(&mut setup, &mut adam, 1)?;
             setup.params.freeze(FROZEN)?;

@@ -46,7 +46,7 @@ fn measure(rank: &Rank, mesh: &str, sharding: &Sharding, compute: DType) -> Resu
     let len_bytes = |of: &mut dyn Iterator<Item = &DTensor>| of.map(|x| x.local().len_bytes()).sum::<usize>();
     assert_eq!(len_bytes(&mut params.values()), parameters);
     // Without a gradient of `x`, no derivative would read the first matrix.
-    let x = DTensor::full(&mesh, compute, [512, WIDTH], 0.5, params.plan().batch_layout(mesh.mesh()))?;
+    let x = DTensor::full(&mesh, compute, [512, WIDTH], params.batch_layout(), 0.5)?;
     let x = x.requires_grad()?;
     let forward = |params: &Params| -> Result<(DTensor, usize)> {
         let before = mesh.received_bytes();
@@ -56,10 +56,10 @@ fn measure(rank: &Rank, mesh: &str, sharding: &Sharding, compute: DType) -> Resu
         drop(cx);
         Ok((loss, (mesh.received_bytes() - before) as usize))
     };
-    let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01);
+    let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.01);
     let mut found = None;
     for _ in 0..2 {
-        let (loss, first) = forward(&params)?;
+        let (mut loss, first) = forward(&params)?;
         let before = mesh.received_bytes();
         let mut all = loss.backward()?;
         let backward = (mesh.received_bytes() - before) as usize;
@@ -145,12 +145,12 @@ fn norm(rank: &Rank, mesh: &str, sharding: Option<&Sharding>) -> Result<(f64, u6
     if let Some(sharding) = sharding {
         fully_shard(&mut params, &["h.*"], sharding, &BlockPolicy::default())?;
     }
-    let tokens = DTensor::zeros(&mesh, DType::I64, [6, 6], params.plan().batch_layout(mesh.mesh()))?;
+    let tokens = DTensor::zeros(&mesh, DType::I64, [6, 6], params.batch_layout())?;
     let gradients = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?.backward()?;
     let before = tally.total().calls;
     let norm = params.grad_norm(&gradients)?;
     let calls = tally.total().calls - before;
-    Ok((norm.full_tensor()?.item()?, calls))
+    Ok((norm.item()?, calls))
 }
 
 #[test]

@@ -31,14 +31,14 @@ impl Setup {
         let mut params = Params::new(&mesh, Plan::default(), 7)?;
         params.compute_in(compute)?;
         let model = Gpt::new(&mut params, CONFIG)?;
-        let tokens = DTensor::zeros(&mesh, DType::I64, [1, 6], params.plan().batch_layout(mesh.mesh()))?;
+        let tokens = DTensor::zeros(&mesh, DType::I64, [1, 6], params.batch_layout())?;
         Ok(Setup { params, model, targets: tokens.clone(), tokens, tally })
     }
 
     fn shard(&mut self, sharding: &Sharding) -> Result<()> {
         fully_shard(&mut self.params, &["h.*"], sharding, &BlockPolicy::default())?;
         let mesh = self.params.mesh().clone();
-        let layout = self.params.plan().batch_layout(mesh.mesh());
+        let layout = self.params.batch_layout();
         let text = |from: i64| -> Result<DTensor> {
             let text = (from..from + 48).map(|i| i * i % 13).collect();
             DTensor::distribute(&mesh, &Tensor::from_vec(text, [8, 6])?, layout.clone())
@@ -88,11 +88,11 @@ fn frozen_parameters_have_no_gradient_no_reduction_and_no_state() {
             let learns: Vec<bool> =
                 setup.params.ids().map(|id| setup.params.path(id).starts_with("h.1.")).collect();
             let before = setup.params.values().map(DTensor::clone).collect::<Vec<_>>();
-            let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01).clip(1.0);
+            let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.01).clip(1.0);
             let mut dropout = Generator::new(3);
             let mut reduced = Vec::new();
             for _ in 0..2 {
-                let loss = setup.loss(&mut dropout)?;
+                let mut loss = setup.loss(&mut dropout)?;
                 let start = setup.reductions();
                 let mut gradients = loss.backward()?;
                 reduced.push(setup.reductions() - start);
@@ -144,13 +144,13 @@ fn sums_in_groups_stay_unreduced_with_the_bits_of_a_single_rank() {
         move |rank: &Rank, mesh: &'static str| {
             let mut setup = Setup::new(rank, mesh, groups(), compute)?;
             setup.shard(&sharding())?;
-            let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01).clip(1.0);
+            let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.01).clip(1.0);
             let mut dropout = Generator::new(3);
             let mut reduced = 0;
             for _ in 0..2 {
                 let mut gradients = Gradients::default();
                 for micro in 0..4 {
-                    let loss = setup.loss(&mut dropout)?;
+                    let mut loss = setup.loss(&mut dropout)?;
                     let guard = (unreduced && micro < 3).then(|| setup.params.mesh().no_sync());
                     let start = setup.reductions();
                     loss.backward_into(&mut gradients)?;

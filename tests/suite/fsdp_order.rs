@@ -117,8 +117,7 @@ fn pass_over(engine: Noted<dyn Engine>, mesh: &str, sharding: &Sharding, width: 
         }
     }
     fully_shard(&mut params, &["h.*"], sharding, &BlockPolicy::new(Block::Rows(8)))?;
-    let mut x =
-        DTensor::full(&mesh, DType::F32, [1024, width], 1.0, params.plan().batch_layout(mesh.mesh()))?;
+    let mut x = DTensor::full(&mesh, DType::F32, [1024, width], params.batch_layout(), 1.0)?;
     let take = || LOG.with(|log| std::mem::take(&mut *log.borrow_mut()));
     take();
     let cx = Forward::train_without_dropout(&params);
@@ -129,7 +128,7 @@ fn pass_over(engine: Noted<dyn Engine>, mesh: &str, sharding: &Sharding, width: 
         note(format!("computed h.{i}"));
     }
     drop(cx);
-    let loss = x.sum_all()?;
+    let mut loss = x.sum_all()?;
     let forward = take();
     let gradients = loss.backward()?;
     let backward = take();

@@ -34,7 +34,7 @@ fn gpt(mesh: &DeviceMesh, sharding: &Sharding, compute: DType) -> Result<(Params
     params.compute_in(compute)?;
     let model = Gpt::new(&mut params, CONFIG)?;
     fully_shard(&mut params, &["h.*"], sharding, &BlockPolicy::default())?;
-    let layout = params.plan().batch_layout(mesh.mesh());
+    let layout = params.batch_layout();
     let text = |from: i64| {
         let text = Tensor::from_vec((from..from + 36).map(|i| i * i % 13).collect(), [6, 6])?;
         DTensor::distribute(mesh, &text, layout.clone())
@@ -54,14 +54,16 @@ fn groups_of_placed_parameters_have_the_bits_of_a_single_rank() {
         move |_: &Rank, mesh: &DeviceMesh| {
             let (mut params, model, [tokens, targets]) = gpt(mesh, &sharding(), DType::F32)?;
             let head = ParamGroup::new().rate(0.5).decay(0.0);
-            let mut optimizer = AdamW::new((0.9, 0.95), 0.1)
+            let mut optimizer = AdamW::new()
+                .betas(0.9, 0.95)
+                .decay(0.1)
                 .group("wte.**", head)
-                .group("h.*.attn.**", ParamGroup::new().betas((0.8, 0.9)))
+                .group("h.*.attn.**", ParamGroup::new().betas(0.8, 0.9))
                 .group_rate("h.1.**", 0.25)
                 .rate(0.01)
                 .clip(1.0);
             for _ in 0..3 {
-                let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
+                let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
                 optimizer.step(&mut params, &mut loss.backward()?)?;
             }
             params.digest()
@@ -87,7 +89,7 @@ fn reduced(
         let sharding =
             reduce_in.into_iter().fold(sharding, |all, (units, dtype)| all.reduce_in(units, dtype));
         let (params, model, [tokens, targets]) = gpt(mesh, &sharding, compute)?;
-        let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
+        let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
         let before = mesh.received_bytes();
         let gradients = loss.backward()?;
         let bytes = mesh.received_bytes() - before;
@@ -143,7 +145,7 @@ fn exact_mode_reduces_in_other_dtypes_only_in_groups() {
             mesh.set_reduction(Reduction::Fast);
             let (params, model, [tokens, targets]) = gpt(mesh, &sharding, DType::F32)?;
             mesh.set_reduction(Reduction::Exact);
-            let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
+            let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
             let late = loss.backward().map(drop).err().map(|e| e.to_string());
             assert!(late.is_some_and(|text| text.starts_with("backward: exact mode sends sums as f32")));
             mesh.set_reduction(Reduction::Fast);
@@ -174,18 +176,18 @@ fn several_losses_share_a_backward_pass() {
             let (rank, tally) = Tally::of(rank)?;
             let mesh = DeviceMesh::on(&rank, mesh.mesh())?;
             let (mut params, model, [tokens, targets]) = gpt(&mesh, &sharding(), DType::F32)?;
-            let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01).clip(1.0);
+            let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.01).clip(1.0);
             let mut calls = 0;
             for _ in 0..2 {
                 let cx = Forward::train_without_dropout(&params);
                 let logits = model.forward(&cx, &tokens)?;
-                let loss = logits.cross_entropy(&targets)?.mean_all()?;
-                let penalty = logits.mul(&logits)?.mean_all()?.mul_scalar(0.1)?;
+                let mut loss = logits.cross_entropy(&targets)?.mean_all()?;
+                let mut penalty = logits.mul(&logits)?.mean_all()?.mul_scalar(0.1)?;
                 drop((cx, logits));
                 let mut gradients = Gradients::default();
                 let before = tally.total().calls;
                 match how {
-                    0 => DTensor::backward_all(&[&loss, &penalty], &mut gradients)?,
+                    0 => DTensor::backward_all(&mut [&mut loss, &mut penalty], &mut gradients)?,
                     1 => loss.add(&penalty)?.backward_into(&mut gradients)?,
                     _ => {
                         loss.backward_into(&mut gradients)?;
@@ -214,11 +216,14 @@ fn wrong_losses_are_refused_and_leave_gradients() {
         let (params, model, [tokens, targets]) = gpt(mesh, &Sharding::zero3("dp"), DType::F32)?;
         let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
         let mut gradients = Gradients::default();
-        loss.backward_into(&mut gradients)?;
+        loss.clone().backward_into(&mut gradients)?;
         let before = bits(&params, &gradients)?;
         let eval = model.loss(&Forward::eval(&params), &tokens, &targets)?;
-        let mut refused =
-            |losses: &[&DTensor]| DTensor::backward_all(losses, &mut gradients).unwrap_err().to_string();
+        let mut refused = |losses: &[&DTensor]| {
+            let mut losses: Vec<DTensor> = losses.iter().map(|&loss| loss.clone()).collect();
+            let mut losses: Vec<&mut DTensor> = losses.iter_mut().collect();
+            DTensor::backward_all(&mut losses, &mut gradients).unwrap_err().to_string()
+        };
         assert!(refused(&[]).starts_with("backward: wants losses"));
         assert!(refused(&[&loss, &eval]).contains("does not depend on a leaf"));
         assert!(refused(&[&loss, params.values().next().expect("one")]).contains("wants one element"));
@@ -235,10 +240,10 @@ fn an_evaluation_of_several_batches_gathers_once() {
             let (rank, tally) = Tally::of(rank)?;
             let mesh = DeviceMesh::on(&rank, mesh.mesh())?;
             let (mut params, model, [tokens, targets]) = gpt(&mesh, &sharding(), DType::BF16)?;
-            let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01);
+            let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.01);
             let (mut losses, mut calls) = (Vec::new(), Vec::new());
             for _ in 0..2 {
-                let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
+                let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
                 optimizer.step(&mut params, &mut loss.backward()?)?;
                 drop(loss);
                 let kept = Forward::eval_gathered(&params);
@@ -249,7 +254,7 @@ fn an_evaluation_of_several_batches_gathers_once() {
                         false => model.loss(&Forward::eval(&params), batch[0], batch[1])?,
                     };
                     calls.push(tally.total().calls - before);
-                    losses.push(loss.full_tensor()?.item()?);
+                    losses.push(loss.item()?);
                     assert!(!loss.has_history());
                 }
             }
@@ -287,11 +292,11 @@ fn offloaded(
         params.offload(&file)?;
     }
     fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
-    let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01).clip(1.0);
+    let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.01).clip(1.0);
     if offload[1] {
         optimizer.offload(&params, &file)?;
     }
-    let x = DTensor::full(&mesh, compute, [6, 64], 0.5, params.plan().batch_layout(mesh.mesh()))?;
+    let x = DTensor::full(&mesh, compute, [6, 64], params.batch_layout(), 0.5)?;
     let mut kept = None;
     for step in 0..3 {
         let cx = Forward::train_without_dropout(&params);
@@ -299,7 +304,7 @@ fn offloaded(
         for &id in &ids {
             y = y.matmul(&cx.param(id)?)?;
         }
-        let loss = y.mul(&y)?.sum_all()?;
+        let mut loss = y.mul(&y)?.sum_all()?;
         drop((cx, y));
         let mut gradients = loss.backward()?;
         // The loss shares the parameters' elements, and a state the moments', so these steps cannot write in place.
@@ -401,11 +406,11 @@ fn loaded_states_go_to_the_file() {
     let also = dir.clone();
     on("dp=2", move |_, mesh| {
         let (mut params, model, [tokens, targets]) = gpt(mesh, &Sharding::zero3("dp"), DType::F32)?;
-        let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01);
+        let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.01);
         let file = MappedFile::in_dir(std::env::temp_dir())?;
         params.offload(&file)?;
         optimizer.offload(&params, &file)?;
-        let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
+        let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
         optimizer.step(&mut params, &mut loss.backward()?)?;
         let mut state = isoshard::checkpoint::StateTree::new();
         state.insert_tree("model", params.state()?)?;

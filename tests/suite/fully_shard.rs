@@ -53,8 +53,8 @@ impl Run {
             fully_shard(&mut params, self.units, sharding, &self.blocks)?;
         }
         let schedule = WarmupCosine { peak: 0.02, floor: 0.0, warmup: 1, steps: 3 };
-        let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(schedule).clip(0.5);
-        let layout = params.plan().batch_layout(mesh.mesh());
+        let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(schedule).clip(0.5);
+        let layout = params.batch_layout();
         let text = |from: i64| Tensor::from_vec((from..from + 36).map(|i| i * i % 13).collect(), [6, 6]);
         let (tokens, targets) = (text(0)?, text(1)?);
         let tokens = DTensor::distribute(&mesh, &tokens, layout.clone())?;
@@ -65,13 +65,13 @@ impl Run {
             let mut gradients = Gradients::default();
             // The second step adds two passes, and an evaluation comes between them.
             for _ in 0..1 + step % 2 {
-                let loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
+                let mut loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
                 loss.backward_into(&mut gradients)?;
                 let eval = model.loss(&Forward::eval(&params), &tokens, &targets)?;
-                seen.extend([loss.full_tensor()?.item()?, eval.full_tensor()?.item()?]);
+                seen.extend([loss.item()?, eval.item()?]);
             }
             let report = optimizer.step(&mut params, &mut gradients)?;
-            seen.push(report.norm.expect("there is a limit").full_tensor()?.item()?);
+            seen.push(report.norm.expect("there is a limit").item()?);
         }
         seen.push(params.digest()? as f64);
         Ok(seen)
@@ -199,10 +199,10 @@ fn a_unit_is_one_gather_a_pass_and_one_reduction() {
         let mut params = Params::new(&mesh, Plan::default(), 7)?;
         let model = Gpt::new(&mut params, GptConfig { dropout: 0.0, ..CONFIG })?;
         fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
-        let batch = params.plan().batch_layout(mesh.mesh());
+        let batch = params.batch_layout();
         let tokens = DTensor::zeros(&mesh, DType::I64, [4, 6], batch)?;
         let before = tally.total().calls;
-        let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+        let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
         let forward = tally.total().calls - before;
         drop(loss.backward()?);
         Ok((forward, tally.total().calls - before - forward))
@@ -252,13 +252,13 @@ fn few_rows_are_shared_among_replicas_too() {
         let shard_len = units.units()[0].plan.as_ref().map_or(0, |plan| plan.shard_len());
         let own: usize = params.values().map(|value| value.local().numel()).sum();
         let x = Tensor::from_vec((0..372).map(|i| (i % 7) as f32 - 3.0).collect(), [12, 31])?;
-        let x = DTensor::distribute(&mesh, &x, params.plan().batch_layout(mesh.mesh()))?;
-        let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.1).clip(1.0);
+        let x = params.batch(&x)?;
+        let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.1).clip(1.0);
         for _ in 0..2 {
             let cx = Forward::train_without_dropout(&params);
             let y = x.matmul(&cx.param(ids[1])?)?.add(&cx.param(ids[2])?)?.sum_all()?;
             let experts = x.matmul(&cx.param(ids[0])?.sum(&[0], false)?)?;
-            let loss = experts.mul(&experts)?.sum_all()?.add(&y)?;
+            let mut loss = experts.mul(&experts)?.sum_all()?.add(&y)?;
             drop(cx);
             optimizer.step(&mut params, &mut loss.backward()?)?;
         }
@@ -293,8 +293,8 @@ fn a_limit_of_gathered_bytes_is_kept() {
         fully_shard(&mut params, &["h.*"], &sharding, &BlockPolicy::default())?;
         let bytes = ShardedBytes::of(&params)?;
         assert!(bytes.gathered <= limit, "{bytes}");
-        let layout = params.plan().batch_layout(mesh.mesh());
-        let mut x = DTensor::full(&mesh, DType::F32, [8, 512], 1.0, layout)?;
+        let layout = params.batch_layout();
+        let mut x = DTensor::full(&mesh, DType::F32, [8, 512], layout, 1.0)?;
         meta::reset_memory_peak();
         let cx = Forward::train_without_dropout(&params);
         for &i in order {
@@ -439,7 +439,7 @@ fn ranks_that_differ_are_refused_by_name_on_every_rank() {
 fn parts_of_unequal_length_are_cut_by_rows_or_refused() {
     let run = |rank: Rank, mesh: &str| {
         let mesh = DeviceMesh::parse(&rank, mesh)?;
-        let fsdp = mesh.mesh().axis("fsdp").is_ok();
+        let fsdp = mesh.has("fsdp");
         let plan = if fsdp {
             Plan::default().shard("h.*.w", "tp", 0).shard("h.*.e", "tp", 0)
         } else {
@@ -471,13 +471,13 @@ fn parts_of_unequal_length_are_cut_by_rows_or_refused() {
             assert_eq!(units.units()[0].paths, ["h.0.even"]);
             assert_eq!(params.value(ids[0]).layout().to_string(), "(S0^1, S0^0)");
         }
-        let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.1).clip(1.0);
+        let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.1).clip(1.0);
         let x = Tensor::from_vec((0..40).map(|i| (i % 7) as f32 - 3.0).collect(), [8, 5])?;
-        let x = DTensor::distribute(&mesh, &x, params.plan().batch_layout(mesh.mesh()))?;
+        let x = params.batch(&x)?;
         for _ in 0..2 {
             let cx = Forward::train_without_dropout(&params);
             let y = x.matmul(&cx.param(ids[0])?)?.matmul(&cx.param(ids[2])?)?;
-            let loss = y.mul(&x.matmul(&cx.param(ids[1])?.sum(&[1], false)?)?)?.sum_all()?;
+            let mut loss = y.mul(&x.matmul(&cx.param(ids[1])?.sum(&[1], false)?)?)?.sum_all()?;
             drop(cx);
             optimizer.step(&mut params, &mut loss.backward()?)?;
         }
@@ -530,9 +530,10 @@ fn blocks_that_are_too_long_leave_parameters_whole() {
         let one = root.param("one", [], Init::Ones)?;
         fully_shard(&mut params, &[], &Sharding::zero3("dp"), &BlockPolicy::new(Block::Rows(100)))?;
         let parts: Vec<usize> = ids.iter().map(|&id| params.value(id).local().numel()).collect();
-        assert_eq!(params.value(one).full_tensor()?.item()?, 1.0);
+        assert_eq!(params.value(one).item()?, 1.0);
         let cx = Forward::train_without_dropout(&params);
-        let loss = cx.param(ids[0])?.sum_all()?.add(&cx.param(ids[1])?.sum_all()?)?.add(&cx.param(one)?)?;
+        let mut loss =
+            cx.param(ids[0])?.sum_all()?.add(&cx.param(ids[1])?.sum_all()?)?.add(&cx.param(one)?)?;
         drop(cx);
         let gradients = loss.backward()?;
         assert!(ids.iter().chain([&one]).all(|&id| gradients.get(params.value(id)).is_some()));

@@ -4,7 +4,7 @@
 use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::nn::{Forward, Mlp, Module, Params, Plan};
+use isoshard::nn::{Forward, MapInits, Mlp, MlpConfig, Module, Params, Plan};
 use isoshard::ops::Activation;
 use isoshard::placement::{Layout, Mesh, Placement};
 use isoshard::rng::{Generator, Init};
@@ -73,7 +73,7 @@ fn leaf(mesh: &DeviceMesh, dtype: DType, shape: &[usize], layout: &str) -> Resul
     let len: usize = shape.iter().product();
     let values = (0..len).map(|i| ((i * i + shape.len()) as f64 * 0.37).sin()).collect();
     let x = Tensor::from_vec(values, shape)?;
-    DTensor::distribute(mesh, &x, layout.parse()?)?.cast(dtype)?.detach().requires_grad()
+    DTensor::distribute(mesh, &x, layout)?.cast(dtype)?.detach().requires_grad()
 }
 
 /// A weight or bias of a norm, on all ranks.
@@ -85,7 +85,7 @@ fn vector(mesh: &DeviceMesh, dtype: DType) -> Result<DTensor> {
 /// The bits of a result and of the gradients of its operands.
 fn bits(y: &DTensor, of: &[&DTensor]) -> Result<Vec<Vec<u8>>> {
     let dy = y.detach().cos()?;
-    let grads = y.backward_from(dy)?;
+    let grads = y.clone().backward_from(dy)?;
     let bits = |x: &DTensor| -> Result<Vec<u8>> { Ok(x.full_tensor()?.as_bytes()?.to_vec()) };
     let mut all = vec![bits(y)?];
     for x in of {
@@ -206,15 +206,11 @@ fn layers_keep_their_sites_and_their_bits() {
             let plan = Plan::default().shard("mlp.up.*", "tp", 0).shard("mlp.down.weight", "tp", 1);
             let plan = plan.site("mlp.down", "tp", Placement::Replicate);
             let mut params = Params::new(&mesh, plan, 7)?;
-            let mlp = Mlp::new(
-                params.root().child("mlp"),
-                (6, 24),
-                true,
-                0.0,
-                (Init::Normal { mean: 0.0, std: 1.0 }, Init::Ones),
-            )?;
+            let config = MlpConfig { activation: f, ..MlpConfig::new(24) };
+            let inits = MapInits { inner: Init::Normal { mean: 0.0, std: 1.0 }, out: Init::Ones };
+            let mlp = Mlp::new(params.root().child("mlp"), 6, config, inits)?;
             let x = leaf(&mesh, DType::F32, &[2, 5, 6], "(R)")?;
-            bits(&mlp.activation(f).forward(&Forward::train(&params, &mut Generator::new(7)), &x)?, &[&x])
+            bits(&mlp.forward(&Forward::train(&params, &mut Generator::new(7)), &x)?, &[&x])
         })
     };
     for f in FUNCTIONS.into_iter().flatten() {

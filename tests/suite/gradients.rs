@@ -104,7 +104,7 @@ fn gradients(
         for (x, needed) in ins.iter().zip(&needs) {
             xs.push(if *needed && x.dtype().is_float() { whole(x)?.requires_grad()? } else { whole(x)? });
         }
-        let outs = DTensor::apply(sample.op.as_ref(), &xs.iter().collect::<Vec<_>>())?;
+        let mut outs = DTensor::apply(sample.op.as_ref(), &xs.iter().collect::<Vec<_>>())?;
         if !outs[k].has_history() {
             return Ok(vec![None; xs.len()]);
         }

@@ -29,7 +29,7 @@ fn values(shape: [usize; 2]) -> Tensor {
 fn parts_are_those_of_the_definition() {
     on("a=1", |rank| {
         let mesh = DeviceMesh::new(rank, &[("a", 1)])?;
-        let whole = |t: &Tensor| DTensor::distribute(&mesh, t, "(R)".parse()?);
+        let whole = |t: &Tensor| DTensor::distribute(&mesh, t, "(R)");
         for dtype in [DType::F32, DType::BF16] {
             let (x, w) = (whole(&values([3, 640]))?.cast(dtype)?, whole(&values([5, 640]))?.cast(dtype)?);
             let part = |i: usize| -> Result<DTensor> {
@@ -57,7 +57,7 @@ fn parts_are_those_of_the_definition() {
 fn gradients_of_leaves_have_parts_of_their_own() {
     on("a=1", |rank| {
         let mesh = DeviceMesh::new(rank, &[("a", 1)])?;
-        let whole = |t: &Tensor| DTensor::distribute(&mesh, t, "(R)".parse()?);
+        let whole = |t: &Tensor| DTensor::distribute(&mesh, t, "(R)");
         let (x, dy) = (whole(&values([256, 3]))?, whole(&values([256, 5]))?);
         let gradients = |groups: SumGroups| -> Result<Vec<Vec<f32>>> {
             mesh.set_reduction(Reduction::Grouped(groups.with_wire(DType::BF16)?));

@@ -23,14 +23,15 @@ use isoshard::tensor::cuda;
 use source::{Source, files, identifier, kernel_sources, product_code, root, sources};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 16] = [
-    ("error", &[]),
+const ARROWS: [(&str, &[&str]); 18] = [
+    ("module_path", &[]),
+    ("error", &["module_path"]),
     ("files", &["error"]),
     ("tensor", &["error", "files"]),
     ("placement", &["error", "tensor"]),
     ("rng", &["error", "tensor", "placement"]),
     ("ops", &["error", "tensor", "placement", "rng"]),
-    ("comm", &["error", "files", "tensor"]),
+    ("comm", &["module_path", "error", "files", "tensor"]),
     ("dtensor", &["error", "tensor", "placement", "rng", "ops", "comm"]),
     ("data", &["error", "files", "tensor", "placement", "rng", "dtensor"]),
     ("checkpoint", &["error", "files", "tensor", "placement", "comm", "dtensor"]),
@@ -39,6 +40,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("testing", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
     ("hugging_face", &["error", "files", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
     ("fsdp", &["error", "tensor", "placement", "comm", "dtensor", "nn"]),
+    ("prelude", &["error", "tensor", "placement", "rng", "comm", "dtensor", "nn", "optim"]),
     (
         "lib",
         &[
@@ -52,6 +54,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
             "checkpoint",
             "nn",
             "optim",
+            "prelude",
             "testing",
             "hugging_face",
             "fsdp",

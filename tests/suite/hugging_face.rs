@@ -100,7 +100,7 @@ fn put(of: &PretrainedDecoder, (shape, tokens): (Vec<usize>, Vec<i64>)) -> Resul
     let mesh = of.params.mesh();
     let layout = match shape[0] {
         1 => Layout::replicated(mesh.mesh().ndim()),
-        _ => of.params.plan().batch_layout(mesh.mesh()),
+        _ => of.params.batch_layout(),
     };
     DTensor::distribute(mesh, &Tensor::from_vec(tokens, shape)?, layout)
 }
@@ -134,7 +134,7 @@ fn compare(name: &str) {
             let mut of = read(&mesh, &source)?;
             expect_near("logits", &logits(&of, expected.i64s("tokens"))?, &expected.f32s("logits"));
             let (tokens, targets) = (put(&of, expected.i64s("tokens"))?, put(&of, expected.i64s("targets"))?);
-            let loss = of.model.loss(&Forward::train_without_dropout(&of.params), &tokens, &targets)?;
+            let mut loss = of.model.loss(&Forward::train_without_dropout(&of.params), &tokens, &targets)?;
             expect_near("loss", &loss.full_tensor()?.to_vec()?, &expected.f32s("loss"));
             let (wanted, (_, prompt)) = (expected.i64s("greedy").1, expected.i64s("prompt"));
             assert_eq!(greedy(&of, prompt, wanted.len())?, wanted);

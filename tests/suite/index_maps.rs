@@ -45,7 +45,7 @@ fn cases() -> Vec<Case> {
         case("slice", |x| x.slice(1, 1, 2), &[4, 2, 2], |i| vec![i[0], i[1] + 1, i[2]]),
         case(
             "split",
-            |x| Ok(x.split(0, &[1, 3])?.swap_remove(1)),
+            |x| Ok(x.split(&[1, 3], 0)?.swap_remove(1)),
             &[3, 3, 2],
             |i| vec![i[0] + 1, i[1], i[2]],
         ),
@@ -263,7 +263,7 @@ fn a_sharded_topk_is_the_whole_one() {
                 let whole = Tensor::from_vec((0..5 * n).map(value).collect(), [5, n])?;
                 let x = DTensor::distribute(&mesh, &whole, Layout::replicated(axes.len()))?;
                 for layout in layouts {
-                    let cut = x.redistribute(layout.parse()?)?;
+                    let cut = x.redistribute(layout)?;
                     for (k, largest) in [(1, true), (2, false), (5, true), (6, true), (n, true)] {
                         let (want, got) = (x.topk(k, 1, largest)?, cut.topk(k, 1, largest)?);
                         let bits =

@@ -82,7 +82,7 @@ fn outcome(
 ) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
     let leaf = |shape: &[usize], layout: &str, salt: u64| {
         let whole = ordinary(DType::F32, &shape.into(), salt);
-        DTensor::distribute(mesh, &whole, layout.parse()?)?.requires_grad()
+        DTensor::distribute(mesh, &whole, layout)?.requires_grad()
     };
     let x = leaf(&[2, 3, 11], layouts[0], 1)?;
     let weights = rows.iter().zip(2..).map(|(&n, salt)| leaf(&[n, 11], layouts[1], salt));
@@ -117,7 +117,7 @@ fn the_inputs_gradient_is_that_of_a_fused_weight() {
                 let parts = parts.collect::<Result<Vec<_>>>()?;
                 let fused = DTensor::cat(&parts.iter().collect::<Vec<_>>(), 1)?;
                 let y = x.einsum("b t k, g n k -> b t g n", &fused)?;
-                let ys = y.split(-1, &rows.map(|n| n / 4))?;
+                let ys = y.split(&rows.map(|n| n / 4), -1)?;
                 ys.iter().zip(rows).map(|(y, n)| y.reshape([2, 3, n])).collect()
             };
             let joint = outcome(&mesh, &rows, layouts, |x, weights| x.joint_linear_in(4, weights))?;
@@ -144,13 +144,13 @@ fn reductions(mesh: &'static str, sequence: bool, joint: bool) -> (u64, u64) {
         let mesh = DeviceMesh::parse(&rank, mesh)?;
         let plan = ["q", "k", "v"].iter().fold(Plan::default(), |p, n| p.shard(&format!("{n}.*"), "tp", 0));
         let mut params = Params::new(&mesh, plan, 7)?;
-        let mut map = |name: &str, outputs| Linear::new(params.root().child(name), 16, outputs, true, INIT);
+        let mut map = |name: &str, outputs| Linear::new(params.root().child(name), 16, outputs, INIT);
         let maps = [map("q", 512)?, map("k", 128)?, map("v", 128)?];
         let maps = maps.each_ref();
         let cx = Forward::train_without_dropout(&params);
         let layout = if sequence { "(S0, S1)" } else { "(S0, R)" };
         let x = ordinary(DType::F32, &[2, 8, 16].into(), 1);
-        let leaf = DTensor::distribute(&mesh, &x, layout.parse()?)?.requires_grad()?;
+        let leaf = DTensor::distribute(&mesh, &x, layout)?.requires_grad()?;
         let x = leaf.tanh()?;
         let ys = match joint {
             true => Linear::forward_joint(&maps, &cx, &x)?,
@@ -184,12 +184,12 @@ fn the_inputs_gradient_is_reduced_once() {
 fn attention_maps(trial: &Trial, plan: Plan) -> Result<Vec<DTensor>> {
     let mut params = Params::new(trial, plan, 7)?;
     let x = trial.leaf("x", DType::F32, [2, 5, 7])?;
-    let mut map = |name: &str, n: usize| Linear::new(params.root().child(name), 7, n, true, INIT);
+    let mut map = |name: &str, n: usize| Linear::new(params.root().child(name), 7, n, INIT);
     let maps = [map("q", 12)?, map("k", 6)?, map("v", 6)?];
     let cx = Forward::train_without_dropout(&params);
     let ys = Linear::forward_joint_in(&maps.each_ref(), 3, &cx, &x)?;
     drop(cx);
-    let loss = ys[0].sum_all()?.mul(&ys[1].tanh()?.sum_all()?)?.add(&ys[2].square()?.sum_all()?)?;
+    let mut loss = ys[0].sum_all()?.mul(&ys[1].tanh()?.sum_all()?)?.add(&ys[2].square()?.sum_all()?)?;
     let grads = loss.backward()?;
     trial.record("dx", grads.get(&x).expect("a leaf"))?;
     for id in params.ids() {
@@ -217,7 +217,7 @@ fn layers_of_separate_maps_have_one_ranks_bits() {
 #[test]
 fn operands_that_do_not_fit_are_refused_by_name() {
     on("tp=2", |_, mesh| {
-        let zeros = |shape: &[usize], dtype| DTensor::zeros(&mesh, dtype, shape, "(R)".parse()?);
+        let zeros = |shape: &[usize], dtype| DTensor::zeros(&mesh, dtype, shape, "(R)");
         let (x, w) = (zeros(&[3, 4], DType::F32)?, zeros(&[6, 4], DType::F32)?);
         let refused = |x: &DTensor, groups: Option<usize>, weights: &[&DTensor]| {
             let ys = groups.map_or_else(|| x.joint_linear(weights), |n| x.joint_linear_in(n, weights));
@@ -250,11 +250,11 @@ fn operands_that_do_not_fit_are_refused_by_name() {
             );
         }
         let other = DeviceMesh::parse(mesh.rank(), "tp=2")?;
-        let elsewhere = DTensor::zeros(&other, DType::F32, [6, 4], "(R)".parse()?)?;
+        let elsewhere = DTensor::zeros(&other, DType::F32, [6, 4], "(R)")?;
         let text = refused(&x, None, &[&w, &elsewhere]);
         assert!(text.starts_with("joint_linear: the operands are on one mesh; got"), "{text}");
         mesh.set_strict(true);
-        let cut = x.redistribute("(S1)".parse()?)?;
+        let cut = x.redistribute("(S1)")?;
         let whole = zeros(&[6, 4], DType::F32)?;
         assert!(cut.joint_linear(&[&whole, &whole]).is_err(), "strict mode moves nothing");
         Ok(())
@@ -265,9 +265,9 @@ fn operands_that_do_not_fit_are_refused_by_name() {
 fn layers_name_their_weights_in_refusals() {
     on("1", |_, mesh| {
         let mut params = Params::new(&mesh, Plan::default(), 7)?;
-        let mut map = |name: &str, inputs| Linear::new(params.root().child(name), inputs, 6, false, INIT);
+        let mut map = |name: &str, inputs| Linear::without_bias(params.root().child(name), inputs, 6, INIT);
         let (q, k) = (map("q", 4)?, map("k", 5)?);
-        let x = DTensor::zeros(&mesh, DType::F32, [3, 4], "()".parse()?)?;
+        let x = DTensor::zeros(&mesh, DType::F32, [3, 4], "()")?;
         let text = Linear::forward_joint(&[&q, &k], &Forward::eval(&params), &x).map(drop).unwrap_err();
         assert!(text.to_string().contains("weight 1 f32[6, 5]@() at q.weight, k.weight;"), "{text}");
         Ok(())
@@ -278,10 +278,10 @@ fn layers_name_their_weights_in_refusals() {
 #[test]
 fn only_wanted_gradients_are_computed() {
     on("1", |_, mesh| {
-        let full = |shape: &[usize]| DTensor::full(&mesh, DType::F32, shape, 0.5, "()".parse()?);
+        let full = |shape: &[usize]| DTensor::full(&mesh, DType::F32, shape, "()", 0.5);
         let products = |x: &DTensor, w: &[&DTensor]| -> Result<u64> {
             let ys = x.joint_linear(w)?;
-            let loss = ys[0].sum_all()?.add(&ys[1].sum_all()?)?;
+            let mut loss = ys[0].sum_all()?.add(&ys[1].sum_all()?)?;
             let work = mesh.tally_work();
             loss.backward()?;
             let rows = work.rows();
@@ -311,7 +311,7 @@ fn a_tied_table_is_reduced_once() {
         let tokens = DTensor::distribute(&mesh, &tokens, layout)?;
         let cx = Forward::train_without_dropout(&params);
         let scores = table.scores(&cx, &table.forward(&cx, &tokens)?.tanh()?)?;
-        let loss = scores.tanh()?.mean_all()?.reduce_partial()?;
+        let mut loss = scores.tanh()?.mean_all()?.reduce_partial()?;
         drop(cx);
         let reductions = || calls_of(&tally, "reduce_scatter") + calls_of(&tally, "all_reduce");
         let before = reductions();
@@ -355,7 +355,7 @@ fn many_gradients_of_one_leaf_wait_in_fours() {
                     x = x.add(&whole.sum(&[0], false)?)?;
                 }
             }
-            let loss = x.sum_all()?.reduce_partial()?;
+            let mut loss = x.sum_all()?.reduce_partial()?;
             let reductions = || calls_of(&tally, "reduce_scatter") + calls_of(&tally, "all_reduce");
             let before = reductions();
             let gradient = loss.backward()?.take(&leaf).expect("a leaf");
@@ -386,14 +386,14 @@ fn gradients_that_wait_take_no_further_memory() {
         let dry = DryRun::new(ranks, 3)?;
         let mesh = DeviceMesh::parse(&dry.rank()?, "fsdp=8")?;
         mesh.set_reduction(reduction);
-        let leaf = DTensor::zeros(&mesh, DType::F32, [rows, width], "(S0)".parse()?)?.requires_grad()?;
-        let whole = leaf.redistribute("(R)".parse()?)?;
-        let x = DTensor::zeros(&mesh, DType::F32, [ranks, 2, width], "(S0)".parse()?)?;
-        let mut loss = DTensor::zeros(&mesh, DType::F32, [ranks, 2, rows], "(S0)".parse()?)?;
+        let leaf = DTensor::zeros(&mesh, DType::F32, [rows, width], "(S0)")?.requires_grad()?;
+        let whole = leaf.redistribute("(R)")?;
+        let x = DTensor::zeros(&mesh, DType::F32, [ranks, 2, width], "(S0)")?;
+        let mut loss = DTensor::zeros(&mesh, DType::F32, [ranks, 2, rows], "(S0)")?;
         for _ in 0..uses {
             loss = loss.add(&x.einsum("b t k, n k -> b t n", &whole)?)?;
         }
-        let loss = loss.sum_all()?.reduce_partial()?;
+        let mut loss = loss.sum_all()?.reduce_partial()?;
         loss.backward()?;
         Ok(dry.report().peak_bytes)
     };

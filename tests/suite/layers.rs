@@ -3,7 +3,7 @@
 use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::nn::{Embedding, Forward, GatedMlp, LayerNorm, Linear, Mlp, Module, Params, Plan};
+use isoshard::nn::{Embedding, Forward, LayerNorm, Linear, Mlp, MlpConfig, Module, Params, Plan};
 use isoshard::placement::Layout;
 use isoshard::rng::{Draw, Generator, Init};
 use isoshard::tensor::{DType, Tensor};
@@ -35,7 +35,7 @@ fn outcome(kind: Kind, trial: &Trial, plan: Plan, dims: usize) -> Result<DTensor
     let cx;
     let y = match kind {
         Kind::Linear => {
-            let map = Linear::new(params.root().child("m"), INPUTS, 11, true, INIT)?;
+            let map = Linear::new(params.root().child("m"), INPUTS, 11, INIT)?;
             cx = Forward::train_without_dropout(&params);
             map.forward(&cx, &x)?
         }
@@ -86,7 +86,7 @@ fn leading_dims_do_not_change_values() {
     let same = spmd(1, |rank| {
         let mesh = DeviceMesh::new(&rank, &[])?;
         let mut params = Params::new(&mesh, Plan::default(), 7)?;
-        let map = Linear::new(params.root().child("m"), INPUTS, 11, true, INIT)?;
+        let map = Linear::new(params.root().child("m"), INPUTS, 11, INIT)?;
         let cx = Forward::eval(&params);
         let whole = |shape: &[usize]| {
             DTensor::init(&mesh, DType::F32, shape, Layout::replicated(0), INIT, Draw { seed: 3, number: 0 })
@@ -105,7 +105,7 @@ fn a_linear_map_wants_a_dim() {
     let text = spmd(1, |rank| {
         let mesh = DeviceMesh::new(&rank, &[])?;
         let mut params = Params::new(&mesh, Plan::default(), 7)?;
-        let map = Linear::new(params.root().child("m"), 1, 1, true, INIT)?;
+        let map = Linear::new(params.root().child("m"), 1, 1, INIT)?;
         let x = DTensor::zeros(&mesh, DType::F32, [], Layout::replicated(0))?;
         Ok(map.forward(&Forward::eval(&params), &x).unwrap_err().to_string())
     });
@@ -120,12 +120,12 @@ fn only_a_training_pass_keeps_history() {
     let run = |rank| {
         let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
         let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
-        let init = (INIT, INIT);
-        let mlp = Mlp::new(params.root().child("h").child(0), (4, 8), true, 0.5, init)?;
-        let gated = GatedMlp::new(params.root().child("h").child(1), (4, 8), 0.5, init)?;
-        let norm = LayerNorm::new(params.root().child("norm"), 4, true)?;
+        let config = |config| MlpConfig { dropout: 0.5, ..config };
+        let mlp = Mlp::new(params.root().child("h").child(0), 4, config(MlpConfig::new(8)), INIT)?;
+        let gated = Mlp::new(params.root().child("h").child(1), 4, config(MlpConfig::gated(8)), INIT)?;
+        let norm = LayerNorm::new(params.root().child("norm"), 4)?;
         let model: Vec<Box<dyn Module>> = vec![Box::new(mlp), Box::new(gated), Box::new(norm)];
-        let x = DTensor::full(&mesh, DType::F32, [2, 3, 4], 0.5, Layout::replicated(1))?;
+        let x = DTensor::full(&mesh, DType::F32, [2, 3, 4], Layout::replicated(1), 0.5)?;
         let mut generator = Generator::new(7).child("dropout");
         let values = |y: &DTensor| y.full_tensor()?.to_vec::<f32>();
 

@@ -40,7 +40,7 @@ fn products_of_extents_never_wrap() {
 fn shapes_that_overflow_behind_an_extent_of_zero_are_refused_on_every_rank() {
     let rule = "the number of elements overflows; got [0, 3, 6, 9223372036854775807]; use smaller extents";
     let huge = [0, 3, 6, MOST];
-    let empty = |mesh: &DeviceMesh, shape: &[usize]| DTensor::zeros(mesh, DType::F32, shape, "(R)".parse()?);
+    let empty = |mesh: &DeviceMesh, shape: &[usize]| DTensor::zeros(mesh, DType::F32, shape, "(R)");
     assert_eq!(refused(move |mesh| empty(mesh, &huge).map(drop)), format!("layout: {rule}"));
     assert_eq!(
         refused(move |mesh| empty(mesh, &[0, 3])?.reshape(huge).map(drop)),
@@ -78,7 +78,7 @@ fn positions_overflow_on_every_rank_or_on_none() {
     for layout in ["(S0)", "(R)", "(S1)"] {
         for offset in [usize::MAX, usize::MAX - 1, usize::MAX - 2] {
             let said = refused(move |mesh| {
-                DTensor::ones(mesh, DType::F32, [3, 4], layout.parse()?)?.rotary(1e4, offset).map(drop)
+                DTensor::ones(mesh, DType::F32, [3, 4], layout)?.rotary(1e4, offset).map(drop)
             });
             assert_eq!(said, format!("rotary: the positions overflow; got offset {offset} for f32[3, 4]"));
         }
@@ -112,9 +112,9 @@ fn operators_on_the_largest_tensors_are_planned_as_on_smaller_ones() -> Result<(
     let layouts = |n: usize, reduction: Reduction| -> Result<[String; 5]> {
         let mesh = DeviceMesh::parse(&DryRun::new(4, 0)?.rank()?, "a=4")?;
         mesh.set_reduction(reduction);
-        let x = |layout: &str| DTensor::zeros(&mesh, DType::F64, [n], layout.parse()?);
+        let x = |layout: &str| DTensor::zeros(&mesh, DType::F64, [n], layout);
         let local = Tensor::zeros_on(Device::Meta, DType::F64, [n])?;
-        let partial = DTensor::from_local(&mesh, local, [n], "(P(sum))".parse()?)?;
+        let partial = DTensor::from_local(&mesh, local, [n], "(P(sum))")?;
         let (sharded, whole) = (x("(S0)")?, x("(R)")?);
         let outs = [
             partial.exp()?,
@@ -134,7 +134,7 @@ fn operators_on_the_largest_tensors_are_planned_as_on_smaller_ones() -> Result<(
 
 /// Returns the indices 0, 1 and 2.
 fn indices(mesh: &DeviceMesh) -> Result<DTensor> {
-    DTensor::arange(mesh, DType::I64, 0i64, 3i64, 1i64, "(R)".parse()?)
+    DTensor::arange(mesh, DType::I64, 0i64, 3i64, 1i64, "(R)")
 }
 
 /// Allocations beyond any address space, which ended the process.
@@ -142,26 +142,22 @@ fn indices(mesh: &DeviceMesh) -> Result<DTensor> {
 fn what_no_machine_can_hold_is_an_error_on_every_rank() {
     type Program = fn(&DeviceMesh) -> Result<()>;
     let programs: [(Program, &str); 13] = [
-        (
-            |mesh| DTensor::zeros(mesh, DType::F32, [1 << 50], "(S0)".parse()?).map(drop),
-            "f32[562949953421312]",
-        ),
-        (|mesh| DTensor::zeros(mesh, DType::U8, [MOST], "(R)".parse()?).map(drop), "u8[9223372036854775807]"),
+        (|mesh| DTensor::zeros(mesh, DType::F32, [1 << 50], "(S0)").map(drop), "f32[562949953421312]"),
+        (|mesh| DTensor::zeros(mesh, DType::U8, [MOST], "(R)").map(drop), "u8[9223372036854775807]"),
         (
             |mesh| {
-                let [x, y] =
-                    [[1 << 20, 1], [1, 1 << 20]].map(|n| DTensor::ones(mesh, DType::F32, n, "(R)".parse()?));
+                let [x, y] = [[1 << 20, 1], [1, 1 << 20]].map(|n| DTensor::ones(mesh, DType::F32, n, "(R)"));
                 x?.matmul(&y?).map(drop)
             },
             "f32[1, 1048576, 1048576] for matmul of 4398046511104 bytes",
         ),
         (
-            |mesh| DTensor::randperm(mesh, 1 << 50, "(R)".parse()?, &mut Generator::new(0)).map(drop),
+            |mesh| DTensor::randperm(mesh, 1 << 50, "(R)", &mut Generator::new(0)).map(drop),
             "i64[1125899906842624]",
         ),
         (
             |mesh| {
-                let weights = DTensor::ones(mesh, DType::F32, [4], "(R)".parse()?)?;
+                let weights = DTensor::ones(mesh, DType::F32, [4], "(R)")?;
                 weights.multinomial(1 << 32, true, &mut Generator::new(0)).map(drop)
             },
             "a list of 4294967296 numbers for multinomial",
@@ -184,15 +180,15 @@ fn what_no_machine_can_hold_is_an_error_on_every_rank() {
         (|mesh| indices(mesh)?.bincount(1 << 50).map(drop), "i64[1125899906842624] for bincount"),
         (
             |mesh| {
-                let x = DTensor::ones(mesh, DType::F32, [3, 1], "(R)".parse()?)?;
+                let x = DTensor::ones(mesh, DType::F32, [3, 1], "(R)")?;
                 x.permute_tokens(&indices(mesh)?.reshape([3, 1])?, 1 << 55).map(drop)
             },
             "a list of 562949953421312 numbers for permute_tokens",
         ),
         (
             |mesh| {
-                let x = DTensor::ones(mesh, DType::F32, [3, 5], "(R)".parse()?)?;
-                let index = DTensor::zeros(mesh, DType::I64, [1], "(R)".parse()?)?.expand([1 << 50])?;
+                let x = DTensor::ones(mesh, DType::F32, [3, 5], "(R)")?;
+                let index = DTensor::zeros(mesh, DType::I64, [1], "(R)")?.expand([1 << 50])?;
                 x.index(&[&index, &index]).map(drop)
             },
             "i64[1125899906842624] for linear_index",
@@ -250,7 +246,7 @@ fn a_limit_ends_the_rank_that_meets_it_and_the_others_hear_of_it() {
     let ends = Spmd::new(3).memory_limit(1 << 20).run_each(|rank| {
         let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
         if rank.rank() == 1 {
-            let held = DTensor::ones(&mesh, DType::F32, [3 << 16], "(S0)".parse()?)?;
+            let held = DTensor::ones(&mesh, DType::F32, [3 << 16], "(S0)")?;
             // The error may pass through the program.
             let error = held.local().cast(DType::F64).and_then(|x| x.cast(DType::I64)).unwrap_err();
             assert!(matches!(error, Error::OutOfMemory(_)), "{error}");
@@ -300,8 +296,8 @@ fn a_limit_counts_the_steps_of_reductions_and_the_sums_of_scatter_add() {
     fn sums(rank: &Rank) -> Result<()> {
         const N: usize = 1 << 16;
         let mesh = DeviceMesh::new(rank, &[("dp", 1)])?;
-        let index = DTensor::arange(&mesh, DType::I64, 0i64, N as i64, 1i64, "(R)".parse()?)?;
-        let src = DTensor::ones(&mesh, DType::F32, [N], "(R)".parse()?)?;
+        let index = DTensor::arange(&mesh, DType::I64, 0i64, N as i64, 1i64, "(R)")?;
+        let src = DTensor::ones(&mesh, DType::F32, [N], "(R)")?;
         src.scatter_add(0, &index, 4 * N).map(drop)
     }
     assert_eq!(lacks(3 << 20, sums), (list(262_145, " for scatter_add"), 8 * 262_145));
@@ -343,7 +339,7 @@ fn the_limit_of_a_rank_is_that_of_all_its_threads() {
         let ends = Spmd::new(1).memory_limit(limit).threads_per_rank(threads).run_each(|rank| {
             let mesh = DeviceMesh::new(&rank, &[("dp", 1)])?;
             // The scores of a head are half as large as all keys.
-            let ones = |times: usize| DTensor::ones(&mesh, DType::F32, [1, 16, times, 8], "(R)".parse()?);
+            let ones = |times: usize| DTensor::ones(&mesh, DType::F32, [1, 16, times, 8], "(R)");
             let (q, k) = (ones(64)?, ones(2048)?);
             q.attention_at(&k, &k, 0.1, 2048 - 64)?.local().to_vec::<f32>()
         });

@@ -207,7 +207,7 @@ fn results_may_be_partial() {
         let map = mesh.local_map("keep").operand(&sums, layout("(P(sum))"));
         let map = map.result(DType::I64, [3], layout("(P(sum))"));
         let kept = map.run(|ins, _| Ok([ins[0].clone()]))?;
-        Ok((kept[0].full_tensor()?.to_vec::<i64>()?, most.full_tensor()?.item()?))
+        Ok((kept[0].full_tensor()?.to_vec::<i64>()?, most.item()?))
     });
 }
 
@@ -388,7 +388,7 @@ fn what_all_ranks_know_is_refused_before_the_function_runs() {
 fn a_history_is_dropped_if_the_program_says_so() {
     let run = |rank| {
         let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
-        let x = DTensor::full(&mesh, DType::F32, [3], 2.0, layout("(S0)"))?.requires_grad()?;
+        let x = DTensor::full(&mesh, DType::F32, [3], layout("(S0)"), 2.0)?.requires_grad()?;
         let same = |x: &DTensor| {
             let map = mesh.local_map("same").operand(x, layout("(S0)"));
             Ok::<_, Error>(
@@ -419,7 +419,7 @@ fn strict_mode_allows_the_stated_layouts() {
     let run = |rank| {
         let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
         mesh.set_strict(true);
-        let x = DTensor::full(&mesh, DType::F32, [4, 4], 1.0, layout("(S0)"))?;
+        let x = DTensor::full(&mesh, DType::F32, [4, 4], layout("(S0)"), 1.0)?;
         let map = mesh.local_map("columns").operand(&x, layout("(S1)"));
         let widths = map
             .result(DType::I64, [2], layout("(S0)"))

@@ -5,8 +5,8 @@
 use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{AttentionOptions, DTensor, DeviceMesh};
 use isoshard::nn::{
-    Activation, Embedding, ExpertWeights, Forward, LayerNorm, Linear, Mlp, Module, Moe, MoeConfig, ParamId,
-    Params, Plan, RmsNorm, Scope,
+    Activation, Embedding, ExpertWeights, Forward, LayerNorm, Linear, Mlp, MlpConfig, Module, Moe, MoeConfig,
+    ParamId, Params, Plan, RmsNorm, Scope,
 };
 use isoshard::optim::AdamW;
 use isoshard::placement::{Layout, Mesh, Placement};
@@ -68,7 +68,7 @@ fn a_mixture_of_experts_by_definition() {
     let run = |rank: Rank| {
         let mesh = DeviceMesh::new(&rank, &[])?;
         let mut params = Params::new(&mesh, Plan::default(), 3)?;
-        let moe = Moe::new(params.root().child("moe"), moe_config(None, HIDDEN), (INIT, INIT))?;
+        let moe = Moe::new(params.root().child("moe"), moe_config(None, HIDDEN), INIT)?;
         let x = Tensor::from_vec((0..10 * WIDTH).map(|i| (i as f32 * 0.37).sin()).collect(), [2, 5, WIDTH])?;
         let y = DTensor::distribute(&mesh, &x, Layout::replicated(0))?;
         let y = moe.forward(&Forward::eval(&params), &y)?.full_tensor()?.to_f64_vec();
@@ -106,9 +106,8 @@ fn experts_stay_on_their_ranks() {
         let mesh = DeviceMesh::new(&rank, &[("ep", 2)])?;
         let mut params = Params::new(&mesh, Plan::default().experts("moe", "ep"), 3)?;
         let config = moe_config(Some(1.0), 1000);
-        let moe = Moe::new(params.root().child("moe"), config, (INIT, INIT))?;
-        let x =
-            DTensor::full(&mesh, DType::F32, [2, 8, WIDTH], 0.5, params.plan().batch_layout(mesh.mesh()))?;
+        let moe = Moe::new(params.root().child("moe"), config, INIT)?;
+        let x = DTensor::full(&mesh, DType::F32, [2, 8, WIDTH], params.batch_layout(), 0.5)?;
         let before = mesh.received_bytes();
         moe.forward(&Forward::eval(&params), &x)?;
         Ok(mesh.received_bytes() - before)
@@ -126,13 +125,13 @@ fn tokens_beyond_the_capacity_are_dropped_in_order() {
             let mesh = DeviceMesh::parse(&rank, mesh)?;
             let mut params = Params::new(&mesh, Plan::default().batch(mesh.mesh().axis_name(0)), 3)?;
             let config = MoeConfig { top_k: 1, ..moe_config(Some(1.0), 5) };
-            let moe = Moe::new(params.root().child("moe"), config, (INIT, INIT))?;
+            let moe = Moe::new(params.root().child("moe"), config, INIT)?;
             // All tokens of an entry are equal, so they choose one expert, which takes two of eight.
             let x = Tensor::from_vec(
                 (0..3 * 8 * WIDTH).map(|i| (i / 8 / WIDTH) as f32 + 0.5).collect(),
                 [3, 8, WIDTH],
             )?;
-            let x = DTensor::distribute(&mesh, &x, params.plan().batch_layout(mesh.mesh()))?;
+            let x = params.batch(&x)?;
             moe.forward(&Forward::eval(&params), &x)?.full_tensor()?.to_vec::<f32>()
         })
     };
@@ -148,12 +147,12 @@ fn a_wrong_number_of_experts_is_refused() {
     let run = |rank: Rank| {
         let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 3)?;
         let config = MoeConfig { top_k: 5, ..moe_config(None, 5) };
-        Moe::new(params.root().child("moe"), config, (INIT, INIT)).map(drop)
+        Moe::new(params.root().child("moe"), config, INIT).map(drop)
     };
     let Error::Rank { cause, .. } = spmd(1, run).unwrap_err() else { panic!("a rank fails") };
     let Failure::Error(error) = *cause else { panic!("with an error") };
     let text = error.to_string();
-    assert!(text.starts_with("moe: wants 1 to `experts` experts per token"), "{text}");
+    assert!(text.starts_with("moe: wants sizes above 0, 1 to `experts` experts per token"), "{text}");
 }
 
 /// Trains on a single rank and on the meshes: the losses and all parameters of every step have equal bits.
@@ -188,15 +187,15 @@ fn train(trial: &Trial, model: Model) -> Result<()> {
         Model::T5 => t5(&mut params)?,
         Model::Moe(capacity) => mixture(&mut params, capacity)?,
     };
-    let inputs = Inputs { mesh: mesh.clone(), layout: params.plan().batch_layout(mesh.mesh()) };
-    let mut optimizer = AdamW::new((0.9, 0.99), 0.1);
+    let inputs = Inputs { mesh: mesh.clone(), layout: params.batch_layout() };
+    let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(0.1);
     let mut losses = Vec::new();
     for _ in 0..STEPS {
-        let loss = loss(&Forward::train_without_dropout(&params), &inputs)?;
+        let mut loss = loss(&Forward::train_without_dropout(&params), &inputs)?;
         let mut grads = loss.backward()?;
-        let one = DTensor::full(mesh, DType::F32, [], 1.0, Layout::replicated(mesh.mesh().ndim()))?;
+        let one = DTensor::full(mesh, DType::F32, [], Layout::replicated(mesh.mesh().ndim()), 1.0)?;
         optimizer.step(&mut params, &mut grads, &one, 1e-2)?;
-        losses.push(loss.full_tensor()?.item()?);
+        losses.push(loss.item()?);
         trial.record("loss", &loss)?;
         trial.record_params(&params)?;
         trial.next_step();
@@ -255,7 +254,7 @@ struct Heads {
 impl Heads {
     fn new(mut scope: Scope<'_>) -> Result<Heads> {
         let mut map =
-            |name: &str, inputs, outputs| Linear::new(scope.child(name), inputs, outputs, false, INIT);
+            |name: &str, inputs, outputs| Linear::without_bias(scope.child(name), inputs, outputs, INIT);
         let all = HEADS * HEAD_WIDTH;
         Ok(Heads {
             q: map("q", WIDTH, all)?,
@@ -293,11 +292,16 @@ impl Block {
     fn new(mut scope: Scope<'_>) -> Result<Block> {
         Ok(Block {
             norms: [
-                LayerNorm::new(scope.child("norm1"), WIDTH, true)?,
-                LayerNorm::new(scope.child("norm2"), WIDTH, true)?,
+                LayerNorm::new(scope.child("norm1"), WIDTH)?,
+                LayerNorm::new(scope.child("norm2"), WIDTH)?,
             ],
             attn: Heads::new(scope.child("attn"))?,
-            mlp: Mlp::new(scope.child("mlp"), (WIDTH, HIDDEN), false, 0.0, (INIT, INIT))?,
+            mlp: Mlp::new(
+                scope.child("mlp"),
+                WIDTH,
+                MlpConfig { bias: false, ..MlpConfig::new(HIDDEN) },
+                INIT,
+            )?,
         })
     }
 
@@ -315,12 +319,12 @@ fn scale() -> f64 {
 /// Images of 2 channels and 6 x 6 pixels, in patches of 3 x 3, with a class token before the patches.
 fn vit(params: &mut Params) -> Result<Loss> {
     let mut root = params.root();
-    let patches = Linear::new(root.child("patches"), 2 * 3 * 3, WIDTH, true, INIT)?;
+    let patches = Linear::new(root.child("patches"), 2 * 3 * 3, WIDTH, INIT)?;
     let class: ParamId = root.param("class", [1, 1, WIDTH], INIT)?;
     let positions = root.param("positions", [5, WIDTH], INIT)?;
     let block = Block::new(root.child("block"))?;
-    let norm = LayerNorm::new(root.child("norm"), WIDTH, true)?;
-    let head = Linear::new(root.child("head"), WIDTH, 3, true, INIT)?;
+    let norm = LayerNorm::new(root.child("norm"), WIDTH)?;
+    let head = Linear::new(root.child("head"), WIDTH, 3, INIT)?;
     Ok(Box::new(move |cx, inputs| {
         let images = inputs.numbers(&[BATCH, 2, 6, 6], 9, 1)?.cast(DType::F32)?.mul_scalar(0.25)?;
         let cut = images.reshape([BATCH, 2, 2, 3, 2, 3])?.permute(&[0, 2, 4, 1, 3, 5])?;
@@ -340,7 +344,7 @@ fn bert(params: &mut Params) -> Result<Loss> {
     let tokens = Embedding::new(root.child("tokens"), VOCABULARY, WIDTH, INIT)?;
     let positions = root.param("positions", [TIME, WIDTH], INIT)?;
     let block = Block::new(root.child("block"))?;
-    let norm = LayerNorm::new(root.child("norm"), WIDTH, true)?;
+    let norm = LayerNorm::new(root.child("norm"), WIDTH)?;
     Ok(Box::new(move |cx, inputs| {
         let lengths = [TIME, 3, 5, 1, 6];
         let real = lengths.iter().flat_map(|&n| (0..TIME).map(move |t| t < n)).collect();
@@ -385,7 +389,7 @@ fn t5(params: &mut Params) -> Result<Loss> {
         ],
         attn: Heads::new(scope.child("attn"))?,
         cross: Heads::new(scope.child("cross"))?,
-        mlp: Mlp::new(scope.child("mlp"), (WIDTH, HIDDEN), false, 0.0, (INIT, INIT))?,
+        mlp: Mlp::new(scope.child("mlp"), WIDTH, MlpConfig { bias: false, ..MlpConfig::new(HIDDEN) }, INIT)?,
     };
     Ok(Box::new(move |cx, inputs| {
         let bias = |time: usize| {
@@ -433,8 +437,8 @@ fn mixture(params: &mut Params, capacity_factor: Option<f64>) -> Result<Loss> {
     let mut scope = root.child("block");
     let norms = [RmsNorm::new(scope.child("norm1"), WIDTH)?, RmsNorm::new(scope.child("norm2"), WIDTH)?];
     let attn = Heads::new(scope.child("attn"))?;
-    let moe = Moe::new(scope.child("moe"), moe_config(capacity_factor, HIDDEN), (INIT, INIT))?;
-    let head = Linear::new(root.child("head"), WIDTH, VOCABULARY, false, INIT)?;
+    let moe = Moe::new(scope.child("moe"), moe_config(capacity_factor, HIDDEN), INIT)?;
+    let head = Linear::without_bias(root.child("head"), WIDTH, VOCABULARY, INIT)?;
     Ok(Box::new(move |cx, inputs| {
         let text = |draw| inputs.numbers(&[BATCH, TIME], VOCABULARY, draw);
         let x = tokens.forward(cx, &text(1)?)?;

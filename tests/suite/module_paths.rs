@@ -154,11 +154,11 @@ fn later_calls_belong_to_the_module_that_started_the_move() {
     let (rank, tally) = Tally::of(&dry.rank().unwrap()).unwrap();
     let mesh = DeviceMesh::parse(&rank, "a=2,b=4").unwrap();
     let wait_elsewhere = || -> Result<()> {
-        let x = DTensor::zeros(&mesh, DType::F32, [128, 256], "(R, R)".parse()?)?;
-        let x = x.redistribute("(R, P(sum))".parse()?)?;
+        let x = DTensor::zeros(&mesh, DType::F32, [128, 256], "(R, R)")?;
+        let x = x.redistribute("(R, P(sum))")?;
         let pending = {
             let _scope = ModulePath::new("first").enter();
-            x.redistribute_async("(R, R)".parse()?)?
+            x.redistribute_async("(R, R)")?
         };
         assert_eq!(tally.total().calls, 1, "the second call starts later");
         let _scope = ModulePath::new("second").enter();
@@ -176,7 +176,7 @@ fn later_calls_belong_to_the_module_that_started_the_move() {
 fn a_users_scope_holds_in_derivatives() {
     let run = |rank: Rank| -> Result<()> {
         let mesh = DeviceMesh::parse(&rank, "dp=2")?;
-        let x = DTensor::full(&mesh, DType::F32, [4], 0.5, "(S0)".parse()?)?.requires_grad()?;
+        let x = DTensor::full(&mesh, DType::F32, [4], "(S0)", 0.5)?.requires_grad()?;
         let scope = ModulePath::new("head").enter();
         let y = DTensor::custom_vjp(
             "own",
@@ -209,9 +209,9 @@ fn a_late_reduction_belongs_to_the_leafs_module() {
         mesh.set_reduction(Reduction::Fast);
         let leaf = |path: &str| {
             let _scope = ModulePath::new(path).enter();
-            DTensor::full(&mesh, DType::F32, [4], 2.0, "(R)".parse()?)?.requires_grad()
+            DTensor::full(&mesh, DType::F32, [4], "(R)", 2.0)?.requires_grad()
         };
-        let x = DTensor::full(&mesh, DType::F32, [6, 4], 1.0, "(S0)".parse()?)?;
+        let x = DTensor::full(&mesh, DType::F32, [6, 4], "(S0)", 1.0)?;
         let mut gradients = Gradients::default();
         let first = mesh.no_sync();
         x.mul(&leaf("early")?)?.sum_all()?.backward_into(&mut gradients)?;
@@ -251,7 +251,7 @@ fn the_page_shows_a_llama_block() {
             dropout: 0.0,
         };
         let model = Llama::new(&mut params, config)?;
-        let tokens = DTensor::zeros(&mesh, DType::I64, [1, 8192], "(R)".parse()?)?;
+        let tokens = DTensor::zeros(&mesh, DType::I64, [1, 8192], "(R)")?;
         let cx = Forward::train_without_dropout(&params);
         let (_, mut why) = mesh.explain(|| model.loss(&cx, &tokens, &tokens)?.backward())?;
         why.plans.retain(|plan| {

@@ -42,7 +42,7 @@ fn train(
     let targets = DTensor::distribute(mesh, &text(1)?, batch)?;
     let mut facts = Vec::new();
     for number in 0..4 {
-        let loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
+        let mut loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
         facts.push(step(number, &mut params, &mut loss.backward()?)?);
     }
     Ok((params.digest()?, facts))
@@ -51,20 +51,20 @@ fn train(
 #[test]
 fn a_step_has_the_bits_of_its_parts() {
     let by_parts = |mesh: &DeviceMesh| {
-        let mut adam = AdamW::new((0.9, 0.95), 0.1);
+        let mut adam = AdamW::new().betas(0.9, 0.95).decay(0.1);
         train(mesh, |number, params, grads| {
             let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;
             let rate = SCHEDULE.at(number);
             adam.step(params, grads, &clip_scale(&norm, 0.5)?, rate)?;
-            Ok((rate, norm.full_tensor()?.item()?))
+            Ok((rate, norm.item()?))
         })
     };
     let at_once = |mesh: &DeviceMesh| {
-        let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(SCHEDULE).clip(0.5);
+        let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(SCHEDULE).clip(0.5);
         train(mesh, |number, params, grads| {
             let report = optimizer.step(params, grads)?;
             assert_eq!((report.step, optimizer.steps()), (number, number + 1));
-            Ok((report.rate, report.norm.expect("a limit was set").full_tensor()?.item()?))
+            Ok((report.rate, report.norm.expect("a limit was set").item()?))
         })
     };
     let single = on("1", by_parts);
@@ -79,7 +79,8 @@ fn a_step_has_the_bits_of_its_parts() {
 fn without_a_limit_nothing_is_scaled() {
     let plain = |limit: Option<f64>| {
         move |mesh: &DeviceMesh| {
-            let optimizer = Sgd::new(0.5, true, 0.1).rate(|step: usize| 0.1 / (step + 1) as f64);
+            let optimizer =
+                Sgd::new().momentum(0.5).nesterov().decay(0.1).rate(|step: usize| 0.1 / (step + 1) as f64);
             let mut optimizer = match limit {
                 Some(limit) => optimizer.clip(limit),
                 None => optimizer,
@@ -115,7 +116,7 @@ fn blocks<R: UpdateRule>(mesh: &DeviceMesh, mut rule: R, lr: f64) -> Result<Vec<
         Ok([block.param("weight", [5, 3], init)?, block.param("bias", [3], init)?])
     };
     let ids = [declare(0)?, declare(1)?].concat();
-    let one = DTensor::full(mesh, DType::F32, [], 1.0, Layout::replicated(mesh.mesh().ndim()))?;
+    let one = DTensor::full(mesh, DType::F32, [], Layout::replicated(mesh.mesh().ndim()), 1.0)?;
     for step in 0..3 {
         let sums = ids.iter().enumerate().map(|(i, &id)| {
             params
@@ -125,31 +126,31 @@ fn blocks<R: UpdateRule>(mesh: &DeviceMesh, mut rule: R, lr: f64) -> Result<Vec<
                 .reduce_partial()
         });
         let sums = sums.collect::<Result<Vec<_>>>()?;
-        let loss = sums[1..].iter().try_fold(sums[0].clone(), |a, b| a.add(b))?;
-        rule.step(&mut params, &mut loss.backward()?, &one, lr)?;
+        let mut loss = sums[1..].iter().try_fold(sums[0].clone(), |a, b| a.add(b))?;
+        rule.step(&mut params, &mut loss.backward()?, &one, &lr.into())?;
     }
     ids.iter().map(|&id| params.value(id).full_tensor()?.to_vec::<f32>()).collect()
 }
 
 #[test]
 fn groups_by_pattern_have_settings_of_their_own() {
-    let adam = || AdamW::new((0.9, 0.95), 0.1);
+    let adam = || AdamW::new().betas(0.9, 0.95).decay(0.1);
     type Case = (fn() -> AdamW, fn() -> AdamW, f64);
     // A rule with a group, and a rule and rate that hold for all: the group's parameters have the values of the second.
     let cases: [(&str, Case); 3] = [
         (
             "rate",
             (
-                || AdamW::new((0.9, 0.95), 0.1).group_rate("h.1.*", 0.25),
-                || AdamW::new((0.9, 0.95), 0.1),
+                || AdamW::new().betas(0.9, 0.95).decay(0.1).group_rate("h.1.*", 0.25),
+                || AdamW::new().betas(0.9, 0.95).decay(0.1),
                 0.125,
             ),
         ),
         (
             "betas",
             (
-                || AdamW::new((0.9, 0.95), 0.1).group_betas("h.1.*", (0.5, 0.75)),
-                || AdamW::new((0.5, 0.75), 0.1),
+                || AdamW::new().betas(0.9, 0.95).decay(0.1).group_betas("h.1.*", 0.5, 0.75),
+                || AdamW::new().betas(0.5, 0.75).decay(0.1),
                 0.5,
             ),
         ),
@@ -157,13 +158,15 @@ fn groups_by_pattern_have_settings_of_their_own() {
             "decay",
             (
                 || {
-                    AdamW::new((0.9, 0.95), 0.1)
+                    AdamW::new()
+                        .betas(0.9, 0.95)
+                        .decay(0.1)
                         .group_decay("h.*.*", 0.4)
                         .group_decay("h.0.*", 0.1)
                         .group_decay("h.0.bias", 0.0)
                 },
                 // Without a group, biases do not decay.
-                || AdamW::new((0.9, 0.95), 0.4).group_decay("h.*.bias", 0.4),
+                || AdamW::new().betas(0.9, 0.95).decay(0.4).group_decay("h.*.bias", 0.4),
                 0.5,
             ),
         ),
@@ -179,10 +182,14 @@ fn groups_by_pattern_have_settings_of_their_own() {
         }
     }
     let sgd = on("fsdp=2", |mesh| {
-        blocks(mesh, Sgd::new(0.5, false, 0.1).group_rate("*.0.*", 0.5).group_decay("*.1.*", 0.0), 0.5)
+        blocks(
+            mesh,
+            Sgd::new().momentum(0.5).decay(0.1).group_rate("*.0.*", 0.5).group_decay("*.1.*", 0.0),
+            0.5,
+        )
     });
-    assert_eq!(sgd[..2], on("fsdp=2", |mesh| blocks(mesh, Sgd::new(0.5, false, 0.1), 0.25))[..2]);
-    assert_eq!(sgd[2..], on("fsdp=2", |mesh| blocks(mesh, Sgd::new(0.5, false, 0.0), 0.5))[2..]);
+    assert_eq!(sgd[..2], on("fsdp=2", |mesh| blocks(mesh, Sgd::new().momentum(0.5).decay(0.1), 0.25))[..2]);
+    assert_eq!(sgd[2..], on("fsdp=2", |mesh| blocks(mesh, Sgd::new().momentum(0.5), 0.5))[2..]);
 }
 
 /// A group has the values of the same settings one by one, on every mesh, and an adjustment changes one of them.
@@ -190,11 +197,11 @@ fn groups_by_pattern_have_settings_of_their_own() {
 fn a_group_sets_several_settings_at_once() {
     let slow = ParamGroup::new().rate(0.25).decay(0.4);
     for mesh in ["dp=1", "fsdp=2", "tp=3"] {
-        let adam = || AdamW::new((0.9, 0.95), 0.1);
-        let at_once = on(mesh, move |mesh| blocks(mesh, adam().group("h.1.*", slow.betas((0.5, 0.75))), 0.5));
+        let adam = || AdamW::new().betas(0.9, 0.95).decay(0.1);
+        let at_once = on(mesh, move |mesh| blocks(mesh, adam().group("h.1.*", slow.betas(0.5, 0.75)), 0.5));
         let one_by_one = on(mesh, move |mesh| {
             let rule = adam().group_rate("h.1.*", 0.25).group_decay("h.1.*", 0.4);
-            blocks(mesh, rule.group_betas("h.1.*", (0.5, 0.75)), 0.5)
+            blocks(mesh, rule.group_betas("h.1.*", 0.5, 0.75), 0.5)
         });
         assert_eq!(at_once, one_by_one, "{mesh}");
         // Adjusted, the bias decays as without a group: not at all.
@@ -208,8 +215,9 @@ fn a_group_sets_several_settings_at_once() {
             )
         });
         assert_eq!(adjusted, weight_alone, "{mesh}");
-        let sgd =
-            |group: fn(Sgd) -> Sgd| on(mesh, move |mesh| blocks(mesh, group(Sgd::new(0.5, true, 0.1)), 0.5));
+        let sgd = |group: fn(Sgd) -> Sgd| {
+            on(mesh, move |mesh| blocks(mesh, group(Sgd::new().momentum(0.5).nesterov().decay(0.1)), 0.5))
+        };
         let grouped = sgd(|sgd| sgd.group("*.0.**", ParamGroup::new().rate(0.5).decay(0.0)));
         assert_eq!(grouped, sgd(|sgd| sgd.group_rate("*.0.*", 0.5).group_decay("*.0.*", 0.0)), "{mesh}");
     }
@@ -222,17 +230,18 @@ fn groups_that_overlap_or_set_too_much_are_refused() {
         let w = params.root().child("h").child(0).param("bias", [3], Init::Ones)?;
         let mut grads = params.value(w).sum_all()?.backward()?;
         let group = ParamGroup::new().rate(0.5);
-        let mut twice = AdamW::new((0.9, 0.95), 0.1).group("h.**", group).group("**.bias", group).rate(0.5);
+        let mut twice =
+            AdamW::new().betas(0.9, 0.95).decay(0.1).group("h.**", group).group("**.bias", group).rate(0.5);
         assert_eq!(
             twice.step(&mut params, &mut grads).unwrap_err().to_string(),
             "adamw: a parameter is in two groups; got h.0.bias in \"h.**\" and \"**.bias\"; \
              change single settings of some of a group by an adjustment, such as group_decay"
         );
-        let sgd = || Sgd::new(0.0, false, 0.0);
+        let sgd = || Sgd::new();
         let refused = |sgd: Sgd, params: &mut Params, grads: &mut Gradients| {
             sgd.rate(0.5).step(params, grads).unwrap_err().to_string()
         };
-        let text = refused(sgd().group("h.**", group.betas((0.9, 0.9))), &mut params, &mut grads);
+        let text = refused(sgd().group("h.**", group.betas(0.9, 0.9)), &mut params, &mut grads);
         assert_eq!(text, "sgd: a group has settings that the rule has; got betas at h.0.bias");
         let text = refused(sgd().group("head", group), &mut params, &mut grads);
         assert!(text.starts_with("sgd: a pattern matches no parameter; got \"head\""), "{text}");
@@ -251,13 +260,13 @@ fn states_are_read_and_replaced() {
         let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
         let w = params.root().param("w", [5, 2], Init::Normal { mean: 0.0, std: 1.0 })?;
         let other = params.root().param("other", [2], Init::Ones)?;
-        let one = DTensor::full(mesh, DType::F32, [], 1.0, Layout::replicated(1))?;
-        let mut sgd = Sgd::new(0.5, false, 0.1);
+        let one = DTensor::full(mesh, DType::F32, [], Layout::replicated(1), 1.0)?;
+        let mut sgd = Sgd::new().momentum(0.5).decay(0.1);
         for _ in 0..3 {
             let mut grads = params.value(w).mul(params.value(w))?.sum_all()?.backward()?;
             sgd.step(&mut params, &mut grads, &one, 0.125)?;
             if transplanted {
-                let mut fresh = Sgd::new(0.5, false, 0.1);
+                let mut fresh = Sgd::new().momentum(0.5).decay(0.1);
                 let momentum = sgd.momenta().get(w).expect("it had a step").clone();
                 fresh.momenta_mut().set(&params, w, momentum.clone())?;
                 let refused = fresh.momenta_mut().set(&params, other, momentum).unwrap_err().to_string();
@@ -282,7 +291,7 @@ fn a_group_that_matches_nothing_changes_nothing() {
         let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
         let w = params.root().child("h").child(0).param("weight", [3], Init::Ones)?;
         let mut grads = params.value(w).sum_all()?.backward()?;
-        let mut optimizer = AdamW::new((0.9, 0.95), 0.1).group_decay("h.*.wieght", 0.0).rate(0.5);
+        let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).group_decay("h.*.wieght", 0.0).rate(0.5);
         let refused = optimizer.step(&mut params, &mut grads).unwrap_err();
         assert_eq!(
             refused.to_string(),
@@ -291,8 +300,7 @@ fn a_group_that_matches_nothing_changes_nothing() {
         assert_eq!(optimizer.steps(), 0);
         assert!(grads.get(params.value(w)).is_some(), "the gradient is there for another try");
         assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [1.0; 3]);
-        let refused =
-            Sgd::new(0.0, false, 0.0).group_rate("head", 0.5).rate(0.5).step(&mut params, &mut grads);
+        let refused = Sgd::new().group_rate("head", 0.5).rate(0.5).step(&mut params, &mut grads);
         assert!(refused.unwrap_err().to_string().starts_with("sgd: a pattern matches no parameter"));
         Ok(())
     });
@@ -303,9 +311,9 @@ fn gradients_of_an_older_step_are_refused() {
     on("fsdp=2", |mesh| {
         let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
         let w = params.root().param("w", [3], Init::Ones)?;
-        let loss = params.value(w).sum_all()?;
-        let mut optimizer = Sgd::new(0.0, false, 0.0).rate(0.5).clip(1.0);
-        optimizer.step(&mut params, &mut loss.backward()?)?;
+        let mut loss = params.value(w).sum_all()?;
+        let mut optimizer = Sgd::new().rate(0.5).clip(1.0);
+        optimizer.step(&mut params, &mut loss.backward_keeping()?)?;
         let refused: Error = optimizer.step(&mut params, &mut loss.backward()?).unwrap_err();
         assert_eq!(
             refused.to_string(),
@@ -322,7 +330,7 @@ fn unsound_settings_are_refused() {
     let (texts, ones, large) = on("fsdp=3", |mesh| {
         let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
         let w = params.root().param("w", [4], Init::Ones)?;
-        let adam = |betas, decay| AdamW::new(betas, decay);
+        let adam = |betas: (f64, f64), decay| AdamW::new().betas(betas.0, betas.1).decay(decay);
         let sound = || adam((0.9, 0.99), 0.1);
         let unsound = [
             sound().rate(-1.0),

@@ -81,7 +81,7 @@ fn every_draw_has_its_own_derivative() {
     let run = |rank| {
         let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
         let mut generator = Generator::new(1);
-        let x = DTensor::full(&mesh, DType::F32, [32], 1.0, "(S0)".parse::<Layout>()?)?.requires_grad()?;
+        let x = DTensor::full(&mesh, DType::F32, [32], "(S0)", 1.0)?.requires_grad()?;
         let mut masks = Vec::new();
         for number in 0..3 {
             let y = DTensor::apply_one(&OwnDropout { draw: Unkeyed(generator.next_draw()) }, &[&x])?;
@@ -108,7 +108,7 @@ fn an_operator_without_a_cuda_kernel_is_refused_by_name() {
     let Some(device) = shim::device() else { return };
     let run = move |rank: Rank| {
         let mesh = DeviceMesh::new(&rank.on(device), &[("dp", 2)])?;
-        let x = DTensor::full(&mesh, DType::F32, [4, 3], 1.0, "(S0)".parse::<Layout>()?)?;
+        let x = DTensor::full(&mesh, DType::F32, [4, 3], "(S0)", 1.0)?;
         let op = own_operator::DiscountedSum { gamma: Bits(0.5), reverse: false };
         Ok(DTensor::apply_one(&op, &[&x]).unwrap_err().to_string())
     };
@@ -153,7 +153,7 @@ impl Pointwise for WrongShape {
 fn a_kernel_with_a_wrong_shape_is_an_error() {
     let run = |rank| {
         let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        let x = DTensor::zeros(&mesh, DType::I32, [3], "(S0)".parse::<Layout>()?)?;
+        let x = DTensor::zeros(&mesh, DType::I32, [3], "(S0)")?;
         Ok(DTensor::apply_one(&WrongShape, &[&x]).unwrap_err().to_string())
     };
     let said = spmd(2, run).unwrap_or_else(|e| panic!("{e}"));

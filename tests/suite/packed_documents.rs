@@ -51,7 +51,7 @@ impl Block {
         let shape = [rows.len(), rows[0][0].len()];
         let stack = |k: usize| {
             let all = rows.iter().flat_map(|row| row[k].clone()).collect();
-            DTensor::distribute(&self.mesh, &Tensor::from_vec(all, shape)?, layout.parse()?)
+            DTensor::distribute(&self.mesh, &Tensor::from_vec(all, shape)?, layout)
         };
         Ok(Rows { tokens: stack(0)?, targets: stack(1)?, documents: stack(2)?, positions: stack(3)? })
     }
@@ -148,8 +148,8 @@ fn padding_changes_nothing() {
         let long = block.rows("()", &[joined(&[text, padding(32, 2)])])?;
         let whole = block.scores(&short)?.full_tensor()?.to_vec::<f32>()?;
         assert_eq!(part(&block.scores(&long)?, 0, 32)?, whole);
-        let losses = [block.loss(&short)?, block.loss(&long)?];
-        let [a, b] = [losses[0].full_tensor()?.item()?, losses[1].full_tensor()?.item()?];
+        let mut losses = [block.loss(&short)?, block.loss(&long)?];
+        let [a, b] = [losses[0].item()?, losses[1].item()?];
         assert_eq!(a.to_bits(), b.to_bits());
         let [a, b] = [losses[0].backward()?, losses[1].backward()?];
         for leaf in [&block.table, &block.head] {
@@ -174,10 +174,10 @@ fn the_loss_is_the_mean_over_all_documents() {
             joined(&[documents[0].clone(), documents[1].clone(), padding(7, 2)]),
             joined(&[documents[2].clone(), documents[3].clone(), padding(4, 2)]),
         ];
-        let packed = block.loss(&block.rows("()", &rows)?)?.full_tensor()?.item()?;
+        let packed = block.loss(&block.rows("()", &rows)?)?.item()?;
         let mut sum = 0.0;
         for (document, len) in documents.into_iter().zip(lens) {
-            sum += len as f64 * block.loss(&block.rows("()", &[document])?)?.full_tensor()?.item()?;
+            sum += len as f64 * block.loss(&block.rows("()", &[document])?)?.item()?;
         }
         let mean = sum / lens.iter().sum::<usize>() as f64;
         assert!((packed - mean).abs() < 1e-5 * mean, "{packed} {mean}");
@@ -223,15 +223,15 @@ fn packed_batches_train_with_the_same_bits_on_every_mesh() {
             let mut tokens = Tokens::open(&[&path], PACKED)?;
             let mut bits = Vec::new();
             for _ in 0..3 {
-                let batch = tokens.next_packed_batch(&mesh, layout.parse()?)?;
+                let batch = tokens.next_packed_batch(&mesh, layout)?;
                 let rows = Rows {
                     tokens: batch.tokens,
                     targets: batch.targets,
                     documents: batch.documents,
                     positions: batch.positions,
                 };
-                let loss = block.loss(&rows)?;
-                bits.push(loss.full_tensor()?.item()?.to_bits());
+                let mut loss = block.loss(&rows)?;
+                bits.push(loss.item()?.to_bits());
                 let gradients = loss.backward()?;
                 let table = gradients.get(&block.table).expect("it was used").full_tensor()?;
                 bits.extend(table.to_f64_vec().iter().map(|x| x.to_bits()));
@@ -273,16 +273,16 @@ fn a_decoder_with_a_frozen_layer_learns_from_packed_rows_alike_on_every_mesh() {
             let model = decoder(&mut params)?;
             params.freeze("**")?;
             params.unfreeze("h.1.**")?;
-            let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.01).clip(1.0);
+            let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.01).clip(1.0);
             let mut tokens = Tokens::open(&[&path], PACKED)?;
             let mut losses = Vec::new();
             for _ in 0..4 {
                 let batch = tokens.next_packed_batch(&mesh, layout.clone())?;
                 let rows = Sequences::packed(&batch.documents, &batch.positions)?;
                 let cx = Forward::train_without_dropout(&params);
-                let loss = model.loss_in(&cx, &batch.tokens, &batch.targets, &rows)?;
+                let mut loss = model.loss_in(&cx, &batch.tokens, &batch.targets, &rows)?;
                 drop(cx);
-                losses.push(loss.full_tensor()?.item()?.to_bits());
+                losses.push(loss.item()?.to_bits());
                 optimizer.step(&mut params, &mut loss.backward()?)?;
             }
             Ok((losses, params.digest()?))

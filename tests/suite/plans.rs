@@ -35,7 +35,7 @@ fn imbalance(shares: &[RankShare]) -> [f64; 2] {
 }
 
 fn zeros(mesh: &DeviceMesh, shape: &[usize], layout: &str) -> Result<DTensor> {
-    DTensor::zeros(mesh, DType::BF16, shape, layout.parse()?)
+    DTensor::zeros(mesh, DType::BF16, shape, layout)
 }
 
 /// One long sequence, sharded by time: bytes of Ulysses' all-to-alls or of the gathers that a ring makes, whichever are
@@ -64,7 +64,7 @@ fn attention_over_one_sequence_keeps_all_ranks_busy() {
 #[test]
 fn other_dims_are_sharded_if_the_batch_is_small() {
     let norm = |x: &DTensor| {
-        let weight = DTensor::zeros(x.mesh(), DType::BF16, [4096], "(R)".parse()?)?;
+        let weight = DTensor::zeros(x.mesh(), DType::BF16, [4096], "(R)")?;
         x.layer_norm(&weight, None, 1e-5)
     };
     let programs: [(&str, Program); 3] =
@@ -101,7 +101,7 @@ fn rates_decide_between_work_and_bytes() {
         let spmd = Spmd::new(2).machine(machine).unwrap().network(Network::uniform(0.0, bytes).unwrap());
         let run = |rank: Rank| {
             let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
-            let y = DTensor::full(&mesh, DType::F32, [64, 65], 0.5, "(RS(0..1; 64,0))".parse()?)?.square()?;
+            let y = DTensor::full(&mesh, DType::F32, [64, 65], "(RS(0..1; 64,0))", 0.5)?.square()?;
             assert_eq!(y.full_tensor()?.to_f64_vec(), [0.25; 64 * 65]);
             Ok(y.layout().to_string())
         };
@@ -151,12 +151,11 @@ fn no_operand_moves_to_leave_more_to_reduce() {
 fn the_backward_pass_of_a_summed_product_gathers_its_gradient_once() {
     for batch in [1, 16] {
         let shares = every_rank("tp=8", |mesh| {
-            let x =
-                DTensor::zeros(mesh, DType::F32, [batch, 1024, 2048], "(S2)".parse()?)?.requires_grad()?;
-            let w = DTensor::zeros(mesh, DType::F32, [512, 2048], "(S1)".parse()?)?.requires_grad()?;
+            let x = DTensor::zeros(mesh, DType::F32, [batch, 1024, 2048], "(S2)")?.requires_grad()?;
+            let w = DTensor::zeros(mesh, DType::F32, [512, 2048], "(S1)")?.requires_grad()?;
             let y = x.einsum("b t k, n k -> b t n", &w)?;
             assert_eq!(y.layout().to_string(), "(P(sum))");
-            let y = y.redistribute("(S1)".parse()?)?;
+            let y = y.redistribute("(S1)")?;
             let forward = mesh.received_bytes();
             assert_eq!(forward, 7 * (4 * batch * 1024 * 512) as u64 / 8);
             // Its gradient is as large as `y`, and sharded like it.

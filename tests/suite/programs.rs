@@ -73,12 +73,12 @@ fn a_leaf_outlives_the_programs_that_read_it() {
     let mesh = Mesh::parse("a=3", 0).expect("a mesh");
     let outcome = on_mesh(&mesh, |mesh| {
         let whole = small_ints(DType::F32, &[7].into(), 1);
-        let x = DTensor::distribute(mesh, &whole, "(S0)".parse()?)?.requires_grad()?;
+        let x = DTensor::distribute(mesh, &whole, "(S0)")?.requires_grad()?;
         let mut held = x.sum_all()?;
         let mut found = Vec::new();
         for step in 0..4 {
             held.backward()?;
-            let twice = x.add(&x.mul_scalar(2.0)?)?.sum_all()?;
+            let mut twice = x.add(&x.mul_scalar(2.0)?)?.sum_all()?;
             held = twice.clone();
             let got = twice.backward()?.take(&x).map(|g| g.local().to_f64_vec());
             let want = vec![3.0; x.local().numel()];
@@ -177,10 +177,10 @@ impl Given {
             });
             all.push((format!("v{i}"), xs[i].full_tensor()?));
         }
-        let last = xs.last().expect("a program has a value");
+        let mut last = xs.last().expect("a program has a value").clone();
         if self.mode == Reduction::Exact || self.program.has_gradients() {
             let grad = self.laid(mesh, &self.grad, self.salt)?;
-            let grads = last.backward_from(grad.clone())?;
+            let grads = last.clone().backward_from(grad.clone())?;
             let again = last.backward_from(grad)?;
             for (i, leaf) in &leaves {
                 if let Some(grad) = grads.get(leaf) {

@@ -114,12 +114,12 @@ fn sums_over_flat_dims_beside_empty_shards() {
     let run = |rank: Rank| {
         let mesh = DeviceMesh::parse(&rank, "a=2,b=3")?;
         let whole = ordinary(DType::F32, &[4, 3, 2].into(), 9);
-        let x = DTensor::distribute(&mesh, &whole, "(RS(0..2; 3,9), S2)".parse()?)?;
+        let x = DTensor::distribute(&mesh, &whole, "(RS(0..2; 3,9), S2)")?;
         mesh.set_strict(true);
         let sum = x.sum(&[0, 1], false)?;
         assert_eq!(sum.layout().to_string(), "(P(sum), S0)");
         mesh.set_strict(false);
-        let alone = DTensor::distribute(&mesh, &whole, "(R, R)".parse()?)?.sum(&[0, 1], false)?;
+        let alone = DTensor::distribute(&mesh, &whole, "(R, R)")?.sum(&[0, 1], false)?;
         assert_eq!(sum.full_tensor()?.to_f64_vec(), alone.full_tensor()?.to_f64_vec());
         Ok(())
     };
@@ -133,7 +133,7 @@ fn rows_are_looked_up_where_they_lie() {
         let mesh = DeviceMesh::parse(&rank, "a=3")?;
         let table = small_ints(DType::F32, &[6, 2].into(), 1);
         let index = Tensor::from_vec(vec![5i64, 0, 3, 3, 1, 2, 4, 0, 5, 1, 0, 2], [6, 2])?;
-        let lay = |x: &Tensor, layout: &str| DTensor::distribute(&mesh, x, layout.parse()?);
+        let lay = |x: &Tensor, layout: &str| DTensor::distribute(&mesh, x, layout);
         let want = lay(&table, "(R)")?.embedding(&lay(&index, "(R)")?)?.full_tensor()?.to_f64_vec();
         mesh.set_strict(true);
         for (table_in, index_in, out) in [
@@ -164,8 +164,8 @@ fn rows_are_looked_up_where_they_lie() {
 fn products_with_ragged_columns_move_an_operand() {
     let run = |rank: Rank| {
         let mesh = DeviceMesh::parse(&rank, "a=3")?;
-        let x = DTensor::zeros(&mesh, DType::F32, [2, 4], "(R)".parse()?)?;
-        let w = DTensor::zeros(&mesh, DType::F32, [6, 4], ROWS.parse()?)?;
+        let x = DTensor::zeros(&mesh, DType::F32, [2, 4], "(R)")?;
+        let w = DTensor::zeros(&mesh, DType::F32, [6, 4], ROWS)?;
         mesh.set_strict(true);
         let refused = x.einsum("b k, n k -> b n", &w).unwrap_err().to_string();
         assert!(refused.contains("would have to move"), "{refused}");

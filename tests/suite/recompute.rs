@@ -70,7 +70,7 @@ fn two_passes(
     let (mut bits, mut dropout) = (Vec::new(), Generator::new(3));
     for _ in 0..2 {
         let cx = Forward::train(&params, &mut dropout);
-        let loss = loss(&cx, &tokens, &targets)?;
+        let mut loss = loss(&cx, &tokens, &targets)?;
         let cx = if keep_context { Some(cx) } else { None };
         bits.push(loss.full_tensor()?.as_bytes()?.to_vec());
         let gradients = loss.backward()?;
@@ -134,7 +134,7 @@ fn adapters_in_recomputed_blocks_learn_with_the_same_bits() {
                     LoraConfig { rank: 2, alpha: 4.0, dropout: 0.1 },
                 )?;
                 params.unfreeze("h.1.mlp.**")?;
-                let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
+                let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
                 let gradients = loss.backward()?;
                 let bits = |x: &DTensor| x.local().as_bytes().map(<[u8]>::to_vec);
                 params.values().map(|value| gradients.get(value).map(bits).transpose()).collect()
@@ -160,7 +160,7 @@ fn units_are_gathered_once_for_the_second_run_and_the_derivative() {
             let mut params = Params::new(&mesh, plan, 7)?;
             let loss = declare(&mut params, false, false, 0.1)?;
             let mut dropout = Generator::new(3);
-            let loss = loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
+            let mut loss = loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
             loss.backward()?;
             Ok(tally
                 .rows()
@@ -186,7 +186,7 @@ fn captured_tensors_operands_that_return_and_several_results() {
         on(mesh, |_, mesh| {
             let values = |from: i32, layout: &str| {
                 let all = (from..from + 35).map(|i| (i as f32 * 0.7).sin() * 10f32.powi(i % 5 - 2)).collect();
-                DTensor::distribute(&mesh, &Tensor::from_vec(all, [5, 7])?, layout.parse()?)?.requires_grad()
+                DTensor::distribute(&mesh, &Tensor::from_vec(all, [5, 7])?, layout)?.requires_grad()
             };
             let (x, w, v) = (values(0, "(S0)")?, values(40, "(R)")?, values(80, "(R)")?);
             let function = |w: DTensor, v: DTensor| {
@@ -205,7 +205,7 @@ fn captured_tensors_operands_that_return_and_several_results() {
                 } else {
                     f(std::slice::from_ref(&h))?
                 };
-                let loss = ys[0].mul(&ys[3])?.add(&ys[1])?.mul(&w)?.sum_all()?.add(&ys[2].sum_all()?)?;
+                let mut loss = ys[0].mul(&ys[3])?.add(&ys[1])?.mul(&w)?.sum_all()?.add(&ys[2].sum_all()?)?;
                 let gradients = loss.backward()?;
                 let of = |leaf: &DTensor| gradients.get(leaf).expect("a leaf").full_tensor()?.to_vec::<f32>();
                 let mut all = vec![of(&x)?, of(&w)?, of(&v)?];
@@ -225,7 +225,7 @@ fn captured_tensors_operands_that_return_and_several_results() {
 fn gradients_of_gradients() {
     on("dp=2", |_, mesh| {
         let x = Tensor::from_vec(vec![0.3f64, -1.0, 2.0, 0.7, 1.5], [5])?;
-        let x = DTensor::distribute(&mesh, &x, "(S0)".parse()?)?.requires_grad()?;
+        let x = DTensor::distribute(&mesh, &x, "(S0)")?.requires_grad()?;
         let inner = |ins: &[DTensor]| -> Result<Vec<DTensor>> { Ok(vec![ins[0].tanh()?.mul(&ins[0])?]) };
         let outer = move |ins: &[DTensor]| {
             let y = DTensor::recompute("inner", &[&ins[0].sin()?], inner)?.remove(0);
@@ -298,7 +298,7 @@ fn a_pass_without_history_runs_once() {
         let runs = Rc::new(Cell::new(0));
         let run = |cx: &Forward| -> Result<DTensor> {
             let counted = runs.clone();
-            let x = DTensor::full(&mesh, DType::F32, [3], 1.0, "()".parse()?)?.requires_grad()?;
+            let x = DTensor::full(&mesh, DType::F32, [3], "()", 1.0)?.requires_grad()?;
             recompute(cx, &[&x], move |_, ins| {
                 counted.set(counted.get() + 1);
                 ins[0].exp()
@@ -320,7 +320,7 @@ fn running_averages_move_once() {
         let mut params = Params::new(&mesh, Plan::default(), 7)?;
         let norm = Rc::new(BatchNorm::new(params.root().child("norm"), 1, 0.5)?);
         let x = Tensor::from_vec(vec![100.0f32, 300.0], [2, 1])?;
-        let x = DTensor::distribute(&mesh, &x, "(S0)".parse()?)?.requires_grad()?;
+        let x = DTensor::distribute(&mesh, &x, "(S0)")?.requires_grad()?;
         let inside = norm.clone();
         let cx = Forward::train_without_dropout(&params);
         let y = recompute(&cx, &[&x], move |cx, ins| inside.forward(cx, &ins[0]))?;
@@ -336,10 +336,11 @@ fn a_second_run_that_differs_is_refused() {
     on("fsdp=2", |_, mesh| {
         let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
         let init = Init::Normal { mean: 0.0, std: 1.0 };
-        let map =
-            |params: &mut Params, i: usize| Linear::new(params.root().child("h").child(i), 3, 3, false, init);
+        let map = |params: &mut Params, i: usize| {
+            Linear::without_bias(params.root().child("h").child(i), 3, 3, init)
+        };
         let maps = [map(&mut params, 0)?, map(&mut params, 1)?];
-        let x = DTensor::full(&mesh, DType::F32, [4, 3], 1.0, "(S0)".parse()?)?.requires_grad()?;
+        let x = DTensor::full(&mesh, DType::F32, [4, 3], "(S0)", 1.0)?.requires_grad()?;
         let other = x.exp()?;
         type Run = fn(&Forward, &DTensor, &DTensor, &[Linear; 2], bool) -> Result<DTensor>;
         let cases: [(Run, &str); 5] = [
@@ -372,7 +373,7 @@ fn a_second_run_that_differs_is_refused() {
                 calls.set(calls.get() + 1);
                 run(cx, &ins[0], &other, &maps, calls.get() > 1)
             };
-            let y = recompute(&cx, &[&x], f)?.sum_all()?;
+            let mut y = recompute(&cx, &[&x], f)?.sum_all()?;
             let said = y.backward().unwrap_err().to_string();
             assert!(said.starts_with(text), "{said}");
         }

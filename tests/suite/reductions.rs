@@ -99,7 +99,7 @@ fn of(
     let whole = tensor(dtype, values, &[values.len()].into());
     let run = move |rank: Rank| {
         let mesh = DeviceMesh::parse(&rank, "a=2")?;
-        let x = DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?;
+        let x = DTensor::distribute(&mesh, &whole, "(S0)")?;
         Ok(f(&x)?.full_tensor()?.to_f64_vec())
     };
     spmd(2, run).unwrap_or_else(|e| panic!("{e}")).swap_remove(0)
@@ -242,7 +242,7 @@ fn indices_and_logic_follow_their_rules() {
 fn any_and_all_of_a_sharded_dim_reduce_bytes() {
     let run = |rank: Rank| {
         let mesh = DeviceMesh::parse(&rank, "a=2")?;
-        let x = DTensor::distribute(&mesh, &tensor(DType::F32, &[1.0; 64], &[64].into()), "(S0)".parse()?)?;
+        let x = DTensor::distribute(&mesh, &tensor(DType::F32, &[1.0; 64], &[64].into()), "(S0)")?;
         let before = mesh.received_bytes();
         let results = [x.all(&[0], false)?, x.any(&[-1], true)?];
         assert!(mesh.received_bytes() - before <= 2);

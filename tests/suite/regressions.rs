@@ -45,7 +45,7 @@ fn the_last_queries_alone_are_those_of_all() {
             let whole = q.attention(&k, &v, 0.6)?;
             for len in [1, 3, 70, 77] {
                 let last = |x: &DTensor| x.slice(2, all - len, len);
-                let queries = last(&q)?.redistribute(layout.parse()?)?;
+                let queries = last(&q)?.redistribute(layout)?;
                 let (mine, theirs) = (queries.attention_at(&k, &v, 0.6, all - len)?, last(&whole)?);
                 let values = |x: &DTensor| x.full_tensor()?.to_vec::<f32>();
                 assert_eq!(values(&mine)?, values(&theirs)?, "{len} on {layout}");
@@ -73,8 +73,8 @@ fn the_last_queries_alone_are_those_of_all() {
 fn queries_of_width_zero_average_the_values_that_they_see() {
     for layout in ["(S2)", "(R)"] {
         on(2, "a=2", move |mesh| {
-            let q = DTensor::zeros(mesh, DType::F32, [1, 1, 4, 0], layout.parse()?)?;
-            let k = DTensor::zeros(mesh, DType::F32, [1, 1, 4, 0], "(R)".parse()?)?;
+            let q = DTensor::zeros(mesh, DType::F32, [1, 1, 4, 0], layout)?;
+            let k = DTensor::zeros(mesh, DType::F32, [1, 1, 4, 0], "(R)")?;
             let o = q.attention(&k, &put(mesh, &[1, 1, 4, 1], "(R)")?, 1.0)?;
             assert_eq!(o.full_tensor()?.to_vec::<f32>()?, [0.0, 0.5, 1.0, 1.5], "{layout}");
             Ok(())
@@ -88,11 +88,11 @@ fn a_constant_is_added_to_a_partial_once() {
     on(2, "a=2", |mesh| {
         let sum = put(mesh, &[10, 1], "(S0)")?.sum_all()?;
         assert!(sum.layout().has_partial(), "the sum is unreduced, else this tests nothing: {sum:?}");
-        assert_eq!(sum.add_scalar(10.0)?.full_tensor()?.item()?, 55.0);
-        let ten = DTensor::full(mesh, sum.dtype(), Shape::from([]), 10.0, Layout::replicated(1))?;
-        assert_eq!(sum.add(&ten)?.full_tensor()?.item()?, 55.0);
-        assert_eq!(ten.add(&sum)?.full_tensor()?.item()?, 55.0);
-        assert_eq!(ten.sub(&sum)?.full_tensor()?.item()?, -35.0);
+        assert_eq!(sum.add_scalar(10.0)?.item()?, 55.0);
+        let ten = DTensor::full(mesh, sum.dtype(), Shape::from([]), Layout::replicated(1), 10.0)?;
+        assert_eq!(sum.add(&ten)?.item()?, 55.0);
+        assert_eq!(ten.add(&sum)?.item()?, 55.0);
+        assert_eq!(ten.sub(&sum)?.item()?, -35.0);
         Ok(())
     });
 }
@@ -103,8 +103,8 @@ fn another_scalar_is_another_plan() {
     on(2, "a=2", |mesh| {
         let sum = put(mesh, &[5], "(S0)")?.sum_all()?;
         for factor in [1.0, 2.0, 3.0, -5.0, 0.5] {
-            assert_eq!(sum.mul_scalar(factor)?.full_tensor()?.item()?, 10.0 * factor);
-            assert_eq!(sum.add_scalar(factor)?.full_tensor()?.item()?, 10.0 + factor);
+            assert_eq!(sum.mul_scalar(factor)?.item()?, 10.0 * factor);
+            assert_eq!(sum.add_scalar(factor)?.item()?, 10.0 + factor);
         }
         Ok(())
     });
@@ -115,7 +115,7 @@ fn another_scalar_is_another_plan() {
 fn scalars_meet_partials() {
     on(3, "a=3", |mesh| {
         let local = Tensor::from_vec(vec![mesh.rank().rank() as f32 - 0.5, 2.0, -1.0], [3])?;
-        let x = DTensor::from_local(mesh, local, [3], "(P(sum))".parse()?)?;
+        let x = DTensor::from_local(mesh, local, [3], "(P(sum))")?;
         let whole = [1.5f32, 6.0, -3.0];
         let check = |y: DTensor, f: fn(f32) -> f32| -> Result<()> {
             assert_eq!(y.full_tensor()?.to_vec::<f32>()?, whole.map(f), "{y:?}");
@@ -131,7 +131,7 @@ fn scalars_meet_partials() {
         let zero = DTensor::zeros(mesh, x.dtype(), [3], Layout::replicated(1))?;
         let positive = x.gt(&zero)?.full_tensor()?;
         assert_eq!(positive.to_vec::<bool>()?, [true, true, false]);
-        let one = DTensor::full(mesh, x.dtype(), Shape::from([]), 1.0, Layout::replicated(1))?;
+        let one = DTensor::full(mesh, x.dtype(), Shape::from([]), Layout::replicated(1), 1.0)?;
         check(one.div(&x)?, |v| 1.0 / v)?;
         check(x.add(&x)?, |v| 2.0 * v)?;
         check(x.add(&one)?, |v| v + 1.0)
@@ -145,8 +145,8 @@ fn shards_of_chosen_lengths() {
         let x = put(mesh, &[5, 2], "(RS(0..1; 3,0,2))")?;
         assert_eq!(x.local().shape()[0], [3, 0, 2][mesh.rank().rank()]);
         same(&x, &iota(&[5, 2]));
-        same(&x.redistribute("(S0)".parse()?)?, &iota(&[5, 2]));
-        assert_eq!(x.sum_all()?.full_tensor()?.item()?, 45.0);
+        same(&x.redistribute("(S0)")?, &iota(&[5, 2]));
+        assert_eq!(x.sum_all()?.item()?, 45.0);
         let twice = x.mul_scalar(2.0)?;
         assert_eq!(twice.layout(), x.layout(), "a pointwise operator moves nothing");
         let w = put(mesh, &[2, 3], "(R)")?;
@@ -200,25 +200,24 @@ fn means_and_norms_of_a_partial_sum_come_after_the_sum() {
         let whole = iota(&[5, 3]);
         let share = if mesh.rank().rank() < 2 { 3.0 } else { -2.0 };
         let mine = whole.to_f64_vec().into_iter().map(|v| (v * share) as f32).collect();
-        let partial =
-            DTensor::from_local(mesh, Tensor::from_vec(mine, [5, 3])?, [5, 3], "(P(sum), R)".parse()?)?;
-        for x in [partial.clone(), partial.redistribute("(P(sum), S0)".parse()?)?] {
+        let partial = DTensor::from_local(mesh, Tensor::from_vec(mine, [5, 3])?, [5, 3], "(P(sum), R)")?;
+        for x in [partial.clone(), partial.redistribute("(P(sum), S0)")?] {
             assert!(x.layout().has_partial(), "the sum is unreduced, else this tests nothing: {x:?}");
-            assert!((x.mean_all()?.full_tensor()?.item()? - 7.0).abs() < 1e-6);
+            assert!((x.mean_all()?.item()? - 7.0).abs() < 1e-6);
             let means = x.mean(&[0], false)?.full_tensor()?.to_vec::<f32>()?;
             assert!(
                 means.iter().zip([6.0, 7.0, 8.0]).all(|(mean, want)| (mean - want).abs() < 1e-6),
                 "{means:?}"
             );
             assert_eq!(x.max(&[1], false)?.full_tensor()?.to_vec::<f32>()?, [2.0, 5.0, 8.0, 11.0, 14.0]);
-            assert_eq!(x.min(&[0, 1], false)?.full_tensor()?.item()?, 0.0);
-            assert_eq!(x.mul(&x)?.sum_all()?.full_tensor()?.item()?, 1015.0);
+            assert_eq!(x.min(&[0, 1], false)?.item()?, 0.0);
+            assert_eq!(x.mul(&x)?.sum_all()?.item()?, 1015.0);
         }
         for layout in ["(S0, R)", "(S0, S0)"] {
             let x = put(mesh, &[8, 4], layout)?;
-            assert_eq!(x.sum(&[0], false)?.mean(&[0], false)?.full_tensor()?.item()?, 124.0);
-            assert_eq!(x.mean(&[0], false)?.sum_all()?.full_tensor()?.item()?, 62.0);
-            assert_eq!(x.mean_all()?.full_tensor()?.item()?, 15.5);
+            assert_eq!(x.sum(&[0], false)?.mean(&[0], false)?.item()?, 124.0);
+            assert_eq!(x.mean(&[0], false)?.sum_all()?.item()?, 62.0);
+            assert_eq!(x.mean_all()?.item()?, 15.5);
         }
         Ok(())
     });
@@ -265,16 +264,16 @@ fn values_are_written_to_global_indices() {
 fn an_empty_last_shard_takes_part() {
     on(4, "a=4", |mesh| {
         let negative = Tensor::from_vec((0..10).map(|i| i as f32 - 20.0).collect(), [5, 2])?;
-        let x = DTensor::distribute(mesh, &negative, "(S0)".parse()?)?.requires_grad()?;
+        let x = DTensor::distribute(mesh, &negative, "(S0)")?.requires_grad()?;
         assert_eq!(x.local().shape()[0], [2, 2, 1, 0][mesh.rank().rank()]);
         assert_eq!(x.max(&[0], false)?.full_tensor()?.to_vec::<f32>()?, [-12.0, -11.0]);
-        assert_eq!(x.min(&[0, 1], false)?.full_tensor()?.item()?, -20.0);
+        assert_eq!(x.min(&[0, 1], false)?.item()?, -20.0);
         assert_eq!(x.argmax(0)?.full_tensor()?.to_vec::<i64>()?, [4, 4]);
-        assert!((x.mean_all()?.full_tensor()?.item()? + 15.5).abs() < 1e-5);
+        assert!((x.mean_all()?.item()? + 15.5).abs() < 1e-5);
         let weights = x.softmax(0)?;
-        assert!((weights.sum_all()?.full_tensor()?.item()? - 2.0).abs() < 1e-6);
+        assert!((weights.sum_all()?.item()? - 2.0).abs() < 1e-6);
         assert_eq!(x.slice(0, 4, 1)?.full_tensor()?.to_vec::<f32>()?, [-12.0, -11.0]);
-        assert_eq!(DTensor::cat(&[&x, &x], 0)?.sum_all()?.full_tensor()?.item()?, -310.0);
+        assert_eq!(DTensor::cat(&[&x, &x], 0)?.sum_all()?.item()?, -310.0);
         let gradients = x.mul(&x)?.sum_all()?.backward()?;
         let gradient = gradients.get(&x).expect("a leaf");
         assert_eq!(gradient.layout(), x.layout());
@@ -292,7 +291,7 @@ fn dropout_depends_on_the_global_index_alone() {
     on(3, "a=3", |mesh| {
         let ones = Tensor::full(DType::F32, [12, 5], 1.0);
         let dropped = |layout: &str| -> Result<Vec<f32>> {
-            let x = DTensor::distribute(mesh, &ones, layout.parse()?)?;
+            let x = DTensor::distribute(mesh, &ones, layout)?;
             x.dropout(0.5, &mut Generator::new(7))?.full_tensor()?.to_vec()
         };
         let want = dropped("(R)")?;
@@ -302,7 +301,7 @@ fn dropout_depends_on_the_global_index_alone() {
         let mask: Vec<&[f32]> = want.chunks(20).collect();
         assert!(mask[0] != mask[1] && mask[1] != mask[2], "shards have masks of their own");
         let mine = Tensor::full(DType::F32, [12, 5], 1.0 / 3.0);
-        let x = DTensor::from_local(mesh, mine, [12, 5], "(P(sum))".parse()?)?;
+        let x = DTensor::from_local(mesh, mine, [12, 5], "(P(sum))")?;
         assert_eq!(x.dropout(0.5, &mut Generator::new(7))?.full_tensor()?.to_vec::<f32>()?, want);
         Ok(())
     });
@@ -316,11 +315,11 @@ fn five_rows_on_two_by_two() {
             let x = put(mesh, &[5, 3], layout)?;
             same(&x, &iota(&[5, 3]));
             for to in ["(R, R)", "(S0, R)", "(R, S0)", "(S1, S0)", "(S0, S1)", "(S0^1, S0^0)", "(S0, S0)"] {
-                let y = x.redistribute(to.parse()?)?;
+                let y = x.redistribute(to)?;
                 same(&y, &iota(&[5, 3]));
-                same(&y.redistribute(layout.parse()?)?, &iota(&[5, 3]));
+                same(&y.redistribute(layout)?, &iota(&[5, 3]));
             }
-            assert_eq!(x.sum_all()?.full_tensor()?.item()?, 105.0);
+            assert_eq!(x.sum_all()?.item()?, 105.0);
             assert_eq!(x.sum(&[0], false)?.full_tensor()?.to_vec::<f32>()?, [30.0, 35.0, 40.0]);
             assert_eq!(x.sum(&[1], false)?.full_tensor()?.to_vec::<f32>()?, [3.0, 12.0, 21.0, 30.0, 39.0]);
             let w = put(mesh, &[3, 2], "(R, S1)")?;
@@ -379,8 +378,8 @@ fn a_window_narrows_causal_attention() {
 fn norms_of_weights_neither_overflow_nor_vanish() {
     on(2, "dp=2", |mesh| {
         for value in [200.0, 2f64.powi(-20)] {
-            let v = DTensor::full(mesh, DType::F16, [1, 4], value, "(S1)".parse::<Layout>()?)?;
-            let norms = DTensor::full(mesh, DType::F16, [1], 1.0, "(R)".parse::<Layout>()?)?;
+            let v = DTensor::full(mesh, DType::F16, [1, 4], "(S1)", value)?;
+            let norms = DTensor::full(mesh, DType::F16, [1], "(R)", 1.0)?;
             assert_eq!(v.weight_norm(&norms, 0)?.full_tensor()?.to_f64_vec(), [0.5; 4]);
         }
         Ok(())
@@ -412,11 +411,11 @@ fn extremes_and_norms_of_a_partial_sum_are_those_of_the_sum() {
             // Column sums of rows that change sign: no contribution is near the sum.
             let numbers = |i: usize| if i < 8 { 10.0 + i as f32 } else { -9.0 - (i % 8) as f32 * 2.0 };
             let whole = Tensor::from_vec((0..16).map(numbers).collect(), [2, 8])?;
-            let x = DTensor::distribute(mesh, &whole, "(S0)".parse()?)?.sum(&[0], false)?;
+            let x = DTensor::distribute(mesh, &whole, "(S0)")?.sum(&[0], false)?;
             assert_eq!(x.layout().to_string(), "(P(sum))");
             let sums = x.full_tensor()?.to_vec::<f32>()?;
             assert_eq!(sums, [1.0, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0]);
-            let item = |y: DTensor| y.full_tensor()?.item();
+            let item = |y: DTensor| y.item();
             assert_eq!((item(x.max(&[0], false)?)?, item(x.min(&[0], false)?)?), (1.0, -6.0));
             assert_eq!(item(x.norm(2.0, &[0], false)?)? as f32, 92f32.sqrt());
             assert_eq!(item(x.norm(1.0, &[0], false)?)?, 22.0);
@@ -451,10 +450,9 @@ fn sizes_that_overflow_are_refused_by_name() {
     on(2, "a=2", |mesh| {
         const HUGE: usize = usize::MAX;
         let (x, none) = (put(mesh, &[4, 3], "(S0)")?, put(mesh, &[0, 3], "(R)")?);
-        let index = DTensor::zeros(mesh, DType::I64, [4, 3], "(S0)".parse()?)?;
+        let index = DTensor::zeros(mesh, DType::I64, [4, 3], "(S0)")?;
         let (line, slot) = (index.slice(1, 0, 1)?.squeeze(1)?, index.slice(1, 0, 1)?);
-        let sequence =
-            |len, end: f64| DTensor::linspace(mesh, DType::F64, -f64::MAX, end, len, "(R)".parse()?);
+        let sequence = |len, end: f64| DTensor::linspace(mesh, DType::F64, -f64::MAX, end, len, "(R)");
         let refused: [(&str, Result<()>); 19] = [
             ("repeat: the number of", x.repeat(&[HUGE, 2]).map(drop)),
             ("repeat: the number of", none.repeat(&[1, HUGE]).map(drop)),
@@ -474,7 +472,7 @@ fn sizes_that_overflow_are_refused_by_name() {
             ("expert_slots: there is no expert", index.expert_slots(0, None).map(drop)),
             ("group_sizes: the number of rows", GroupSizes::new(2, [1, 1, HUGE, 2]).map(drop)),
             ("layout: the number of", sequence(HUGE, 0.0).map(drop)),
-            ("layout: the number of", DTensor::zeros(mesh, DType::F64, [1 << 61], "(R)".parse()?).map(drop)),
+            ("layout: the number of", DTensor::zeros(mesh, DType::F64, [1 << 61], "(R)").map(drop)),
         ];
         for (start, outcome) in refused {
             let text = outcome.expect_err(start).to_string();
@@ -502,7 +500,7 @@ fn sizes_that_overflow_are_refused_by_name() {
             shared_gate: false,
             dropout: 0.0,
         };
-        let moe = Moe::new(params.root().child("moe"), config, (Init::Ones, Init::Ones))?;
+        let moe = Moe::new(params.root().child("moe"), config, Init::Ones)?;
         assert_eq!(moe.forward(&Forward::eval(&params), &x)?.shape(), x.shape());
         Ok(())
     });
@@ -517,7 +515,7 @@ fn equal_slots_are_refused_on_every_mesh() {
         {
             let run = move |rank: Rank| {
                 let mesh = DeviceMesh::parse(&rank, mesh)?;
-                let put = |x: &Tensor| DTensor::distribute(&mesh, x, layout.parse()?);
+                let put = |x: &Tensor| DTensor::distribute(&mesh, x, layout);
                 let slots = Tensor::from_vec(vec![0i64, 3, -1, -1, 0, 2], [6, 1])?;
                 let (x, slot) = (put(&iota(&[6, 2]))?, put(&slots)?);
                 let (entries, of_entries) = (x.reshape([2, 3, 2])?, slot.reshape([2, 3, 1])?);
@@ -549,11 +547,11 @@ fn integers_are_added_by_index() {
             let integers = |values: [i64; 4]| Tensor::from_slice(&values, [4, 1]);
             for (dtype, most) in [(DType::I32, i64::from(i32::MAX)), (DType::I64, i64::MAX)] {
                 for layout in ["(R)", "(S0)", "(S1)"] {
-                    let put = |x: Tensor| DTensor::distribute(mesh, &x, layout.parse()?);
+                    let put = |x: Tensor| DTensor::distribute(mesh, &x, layout);
                     let x = put(integers([1, 2, 3, 4])?)?.cast(dtype)?;
                     let src = put(integers([most, 5, 7, -2])?)?.cast(dtype)?;
                     let (index, line) = (put(integers([0, 2, 0, 3])?)?, [0i64, 2, 0, 3]);
-                    let line = DTensor::distribute(mesh, &Tensor::from_slice(&line, [4])?, "(R)".parse()?)?;
+                    let line = DTensor::distribute(mesh, &Tensor::from_slice(&line, [4])?, "(R)")?;
                     let check = |y: DTensor, want: [i64; 4]| -> Result<()> {
                         assert_eq!(y.dtype(), dtype);
                         assert_eq!(y.cast(DType::I64)?.full_tensor()?.to_vec::<i64>()?, want, "{layout}");
@@ -566,8 +564,8 @@ fn integers_are_added_by_index() {
                     check(x.index_put(&[&line], &src, true)?, want)?;
                 }
             }
-            let bytes = DTensor::zeros(mesh, DType::U8, [4, 1], "(R)".parse()?)?;
-            let index = DTensor::zeros(mesh, DType::I64, [4, 1], "(R)".parse()?)?;
+            let bytes = DTensor::zeros(mesh, DType::U8, [4, 1], "(R)")?;
+            let index = DTensor::zeros(mesh, DType::I64, [4, 1], "(R)")?;
             let text = bytes.scatter_add(0, &index, 2).unwrap_err().to_string();
             assert!(text.starts_with("scatter_add: adds floats, i64 and i32; got u8[4, 1]"), "{text}");
             Ok(())
@@ -587,7 +585,7 @@ fn read(x: &DTensor) -> Result<()> {
 
 /// Returns 0, 1, 2, ... in `layout`.
 fn put(mesh: &DeviceMesh, shape: &[usize], layout: &str) -> Result<DTensor> {
-    DTensor::distribute(mesh, &iota(shape), layout.parse()?)
+    DTensor::distribute(mesh, &iota(shape), layout)
 }
 
 fn iota(shape: &[usize]) -> Tensor {

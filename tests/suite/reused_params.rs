@@ -161,8 +161,8 @@ impl Program {
     fn train(&self, rank: &Rank, mesh: &str, placed: &Placed) -> Result<Vec<Seen>> {
         let mesh = &DeviceMesh::parse(rank, mesh)?;
         let (params, ids) = &mut self.declare(mesh, placed)?;
-        let mut optimizer = Sgd::new(0.0, false, 0.0).rate(0.125);
-        let batch = params.plan().batch_layout(mesh.mesh());
+        let mut optimizer = Sgd::new().rate(0.125);
+        let batch = params.batch_layout();
         let of_batch = |salt: u64| {
             let whole = ordinary(self.compute, &[self.rows, self.width].into(), salt);
             DTensor::distribute(mesh, &whole, batch.clone())
@@ -185,7 +185,7 @@ impl Program {
             }
             let mut loss = loss.expect("there is a pass");
             seen.push((format!("loss {round}"), loss.full_tensor()?.to_f64_vec()));
-            let mut gradients = if self.frees { loss.backward_freeing()? } else { loss.backward()? };
+            let mut gradients = if self.frees { loss.backward()? } else { loss.backward()? };
             drop(loss);
             for &id in ids.iter() {
                 if let Some(gradient) = gradients.get(params.value(id)) {
@@ -297,7 +297,7 @@ fn contributions_are_added_in_the_parameters_dtype() {
                     fully_shard(&mut params, &["h.*"], sharding, &BlockPolicy::default())?;
                 }
                 let gradients = loss(&params, id)?.sum_all()?.backward()?;
-                gradients.get(params.value(id)).expect("it is used").full_tensor()?.item()
+                gradients.get(params.value(id)).expect("it is used").item()
             };
             let found = spmd(Mesh::parse(mesh, 0).unwrap().rank_len(), gradient);
             let found = found.unwrap_or_else(|e| panic!("{mesh} {placed:?}, {name}: {e}"));
@@ -337,10 +337,10 @@ fn recorded_gradients_are_those_of_the_parameter() {
 fn a_cast_of_the_program_keeps_its_meaning() {
     let run = |rank: Rank| {
         let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        let w = DTensor::ones(&mesh, DType::F32, [1], "(R)".parse()?)?.requires_grad()?;
+        let w = DTensor::ones(&mesh, DType::F32, [1], "(R)")?.requires_grad()?;
         let narrow = w.cast(DType::BF16)?;
         let gradients = narrow.mul_scalar(256.0)?.add(&narrow)?.sum_all()?.backward()?;
-        gradients.get(&w).expect("a leaf").full_tensor()?.item()
+        gradients.get(&w).expect("a leaf").item()
     };
     assert_eq!(spmd(2, run).unwrap(), [256.0, 256.0]);
 }

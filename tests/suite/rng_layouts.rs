@@ -293,7 +293,7 @@ fn samples_on_different_ranks_are_dropped_differently() {
     let run = |ranks: usize, text: &'static str| {
         let all = spmd(ranks, move |rank| {
             let mesh = DeviceMesh::new(&rank, &[("dp", ranks)])?;
-            let x = DTensor::full(&mesh, DType::F32, [4, 64], 1.0, text.parse::<Layout>()?)?;
+            let x = DTensor::full(&mesh, DType::F32, [4, 64], text.parse::<Layout>()?, 1.0)?;
             let mut generator = Generator::new(3).child("dropout");
             let masks = (x.dropout(0.5, &mut generator)?, x.dropout(0.5, &mut generator)?);
             Ok([masks.0.full_tensor()?.to_vec::<f32>()?, masks.1.full_tensor()?.to_vec::<f32>()?])
@@ -338,7 +338,7 @@ fn refusal(
 }
 
 fn rows(mesh: &DeviceMesh, _: &mut Generator) -> Result<DTensor> {
-    DTensor::zeros(mesh, DType::F32, [5, 2], "(S0)".parse::<Layout>()?)
+    DTensor::zeros(mesh, DType::F32, [5, 2], "(S0)")
 }
 
 #[test]
@@ -363,9 +363,7 @@ fn ranks_that_differ_are_named_at_the_first_draw() {
         format!("shuffle: {tail}")
     );
     assert_eq!(
-        refusal(3, seeds, |mesh, g| {
-            DTensor::init(mesh, DType::F32, [4], "(R)".parse()?, Init::Ones, g).map(drop)
-        }),
+        refusal(3, seeds, |mesh, g| { DTensor::init(mesh, DType::F32, [4], "(R)", Init::Ones, g).map(drop) }),
         format!("init: {tail}")
     );
     assert_eq!(
@@ -403,7 +401,7 @@ fn a_rank_that_does_not_draw_is_met_as_a_call_that_differs() {
         if rank.rank() == 0 {
             return mesh.barrier();
         }
-        DTensor::rand(&mesh, DType::F32, [3], "(R)".parse()?, &mut generator).map(drop)
+        DTensor::rand(&mesh, DType::F32, [3], "(R)", &mut generator).map(drop)
     });
     let said = said.unwrap_err().to_string();
     assert!(said.contains("all_gather") && said.contains("barrier") && said.contains("i64[2]"), "{said}");
@@ -422,7 +420,7 @@ fn a_state_saved_on_one_mesh_goes_on_upon_another() {
                     let text = generator.state().to_string();
                     generator = Generator::from_state(text.parse()?);
                 }
-                let x = DTensor::randn(&mesh, DType::F32, [7, 3], "(S0)".parse::<Layout>()?, &mut generator)?;
+                let x = DTensor::randn(&mesh, DType::F32, [7, 3], "(S0)", &mut generator)?;
                 out.push(x.full_tensor()?.to_vec::<f32>()?);
             }
             Ok(out)
@@ -442,7 +440,7 @@ fn later_draws_communicate_nothing() {
     let said = spmd(2, |rank| {
         let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
         let mut generator = Generator::new(1);
-        let mut x = DTensor::randn(&mesh, DType::F32, [7, 3], "(S0)".parse::<Layout>()?, &mut generator)?;
+        let mut x = DTensor::randn(&mesh, DType::F32, [7, 3], "(S0)", &mut generator)?;
         for _ in 0..5 {
             x.fill_random(Distribution::UNIT, &mut generator)?;
             x = x.dropout(0.1, &mut generator)?.shuffle(1, &mut generator.clone())?;
@@ -457,7 +455,7 @@ fn later_draws_communicate_nothing() {
     assert!(said.contains("barrier #1 on group world{0, 1}"), "{said}");
     let mesh = Mesh::parse("a=1", 0).unwrap();
     on_mesh(&mesh, |mesh| {
-        let x = DTensor::rand(mesh, DType::F32, [3], "(R)".parse()?, &mut Generator::new(1))?;
+        let x = DTensor::rand(mesh, DType::F32, [3], "(R)", &mut Generator::new(1))?;
         Ok(if x.local().numel() == 3 { vec![] } else { vec![x.spec().to_string()] })
     })
     .unwrap();

@@ -89,7 +89,7 @@ const POSITIONS: [i64; 10] = [0, 1, 2, 0, 1, 100_003, 100_004, 0, 1, 2];
 fn packed(mesh: &'static str, layout: &'static str, pairing: RotaryPairing) -> Vec<Vec<f64>> {
     on(mesh, move |mesh| {
         let whole = Layout::replicated(mesh.mesh().ndim());
-        let x = DTensor::distribute(mesh, &wave(1), layout.parse()?)?.requires_grad()?;
+        let x = DTensor::distribute(mesh, &wave(1), layout)?.requires_grad()?;
         let positions = DTensor::distribute(mesh, &Tensor::from_slice(&POSITIONS, [2, 5])?, whole.clone())?;
         let (cos, sin) = positions.rotary_tables(&RotaryFrequencies::geometric(6, 1e4)?, DType::F64)?;
         let (cos, sin) = (cos.unsqueeze(1)?.requires_grad()?, sin.unsqueeze(1)?.requires_grad()?);

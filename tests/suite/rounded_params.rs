@@ -48,7 +48,7 @@ fn step<R: UpdateRule>(params: &mut Params, ids: &[ParamId], optimizer: &mut Opt
     let [a, b, c] = [0, 1, 2].map(|i| pass.param(ids[i]).and_then(|x| x.mul(&x)?.sum_all()));
     let mut loss = a?.add(&b?)?.add(&c?)?;
     drop(pass);
-    optimizer.step(params, &mut loss.backward_freeing()?).map(drop)
+    optimizer.step(params, &mut loss.backward()?).map(drop)
 }
 
 fn steps<R: UpdateRule>(rank: &Rank, block: bool, mut optimizer: Optimizer<R>) -> Result<()> {
@@ -98,8 +98,8 @@ fn steps<R: UpdateRule>(rank: &Rank, block: bool, mut optimizer: Optimizer<R>) -
 fn the_next_pass_computes_with_what_the_step_rounded() {
     for (ranks, block) in [(1, false), (2, false), (2, true), (3, true)] {
         let run = move |rank: Rank| {
-            steps(&rank, block, AdamW::new((0.9, 0.95), 0.1).rate(0.25).clip(1.0))?;
-            steps(&rank, block, Sgd::new(0.5, true, 0.0).rate(0.5).clip(1.0))
+            steps(&rank, block, AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.25).clip(1.0))?;
+            steps(&rank, block, Sgd::new().momentum(0.5).nesterov().rate(0.5).clip(1.0))
         };
         spmd(ranks, run).unwrap_or_else(|e| panic!("{ranks} ranks, {block}: {e}"));
     }

@@ -45,7 +45,7 @@ impl Drop for TempFolder {
 /// A tensor of `n` elements with one value, sharded over all ranks.
 fn state(mesh: &DeviceMesh, n: usize, value: f64) -> Result<StateTree> {
     let mut state = StateTree::new();
-    state.insert("x", DTensor::full(mesh, DType::F32, [n], value, "(S0)".parse()?)?)?;
+    state.insert("x", DTensor::full(mesh, DType::F32, [n], "(S0)", value)?)?;
     state.insert_value("value", value)?;
     Ok(state)
 }
@@ -55,7 +55,7 @@ fn value_of(dir: &Path) -> Result<f64> {
     let dir = dir.to_path_buf();
     let values = spmd(1, move |rank| {
         let saved = Checkpoint::open(&dir)?;
-        let x = saved.tensor(&DeviceMesh::new(&rank, &[("dp", 1)])?, "x", "(R)".parse()?)?;
+        let x = saved.tensor(&DeviceMesh::new(&rank, &[("dp", 1)])?, "x", "(R)")?;
         let value = saved.value("value").and_then(|value| value.as_f64()).expect("saved");
         let found = x.local().to_vec::<f32>()?;
         assert!(found.iter().all(|&x| f64::from(x) == value), "{} of {value}", found[0]);
@@ -324,8 +324,8 @@ fn a_save_whose_files_are_removed_blames_no_rank() {
         for step in 1..500 {
             // The first rank's part takes longer, so that the report is removed before it is read.
             let mut state = state(mesh, 1 << 10, 1.0)?;
-            let place = "(RS(0..1; 1,0))".parse()?;
-            state.insert("long", DTensor::full(mesh, DType::F32, [1 << 20], 1.0, place)?)?;
+            let place = "(RS(0..1; 1,0))";
+            state.insert("long", DTensor::full(mesh, DType::F32, [1 << 20], place, 1.0)?)?;
             let saved = run.save_async(mesh, step, &state).and_then(|()| run.wait(mesh));
             if let Err(e) = saved {
                 return Ok(e.to_string());

@@ -225,7 +225,7 @@ fn training_with_a_gradient_penalty_has_one_rank_s_bits() {
             let norms = dx.mul(&dx)?.sum(&[1, 2], false)?.add_scalar(1e-6)?.sqrt()?;
             critic.add(&norms.add_scalar(-1.0)?.square()?.mean_all()?.mul_scalar(10.0)?)
         };
-        let before = loss(&params)?;
+        let mut before = loss(&params)?;
         let gradients = before.backward()?;
         let step = |w: &DTensor| -> Result<DTensor> {
             let _guard = mesh.no_grad();
@@ -298,8 +298,8 @@ fn a_user_s_derivative_is_used_on_every_mesh() {
 #[test]
 fn each_backward_pass_calls_the_function_and_none_is_no_gradient() {
     on_mesh("tp=2", |mesh| {
-        let x = DTensor::full(mesh, DType::F32, [3], 2.0, "(S0)".parse()?)?.requires_grad()?;
-        let y = DTensor::full(mesh, DType::F32, [3], 5.0, "(R)".parse()?)?.requires_grad()?;
+        let x = DTensor::full(mesh, DType::F32, [3], "(S0)", 2.0)?.requires_grad()?;
+        let y = DTensor::full(mesh, DType::F32, [3], "(R)", 5.0)?.requires_grad()?;
         let calls = Rc::new(Cell::new(0));
         let counted = calls.clone();
         let forward = |ins: &[DTensor]| {
@@ -330,7 +330,7 @@ fn each_backward_pass_calls_the_function_and_none_is_no_gradient() {
 #[test]
 fn errors_name_the_function_and_the_rule() {
     on_mesh("1", |mesh| {
-        let full = |shape: &[usize]| DTensor::full(mesh, DType::F64, shape, 2.0, Layout::replicated(0));
+        let full = |shape: &[usize]| DTensor::full(mesh, DType::F64, shape, Layout::replicated(0), 2.0);
         let (x, constant) = (full(&[3])?.requires_grad()?, full(&[3])?);
         let refused = |result: Result<Vec<DTensor>>, text: &str| {
             let error = result.expect_err(text).to_string();

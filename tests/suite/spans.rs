@@ -121,7 +121,7 @@ fn step(prefix: &'static str) -> (Vec<SeenSpan>, Total, WorkTotal) {
             dropout: 0.0,
         };
         let model = Llama::new(&mut params, config)?;
-        let mut optimizer = Sgd::new(0.0, false, 0.0).rate(0.1).clip(1.0);
+        let mut optimizer = Sgd::new().rate(0.1).clip(1.0);
         let tokens = DTensor::zeros(&mesh, DType::I64, [4, 6], batch)?;
         let (before, work) = (tally.total(), mesh.tally_work());
         let collector = Collector { prefix, ..Collector::default() };
@@ -132,8 +132,8 @@ fn step(prefix: &'static str) -> (Vec<SeenSpan>, Total, WorkTotal) {
             };
             optimizer.step(&mut params, &mut gradients)?;
             // An operand that moves within its operator.
-            let x = DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0, R)".parse()?)?;
-            x.add(&DTensor::zeros(&mesh, DType::F32, [4, 4], "(S1, R)".parse()?)?).map(drop)
+            let x = DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0, R)")?;
+            x.add(&DTensor::zeros(&mesh, DType::F32, [4, 4], "(S1, R)")?).map(drop)
         })?;
         let after = tally.total();
         let seen = std::mem::take(&mut collector.seen.lock().unwrap().all);

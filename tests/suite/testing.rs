@@ -156,10 +156,10 @@ fn differences_between_ranks_are_found() {
 #[test]
 fn bytes_are_limited() {
     let check = Equivalence::new(|trial| {
-        let x = DTensor::full(trial, DType::F32, [6], 1.0, "(S0)".parse()?)?;
+        let x = DTensor::full(trial, DType::F32, [6], "(S0)", 1.0)?;
         let before = assert_comm!(trial, bytes == 0, x.relu()?);
         // Three of six elements come from the other rank; the harness's own reduction of the sum does not count.
-        let whole = assert_comm!(trial, bytes <= 12, before.redistribute("(R)".parse()?)?);
+        let whole = assert_comm!(trial, bytes <= 12, before.redistribute("(R)")?);
         Ok([("whole", whole), ("sum", x.sum_all()?)])
     })
     .meshes(["dp=2"]);
@@ -174,8 +174,7 @@ fn ranks_that_idle_are_found() {
     let rows = |n: usize| {
         let check = Equivalence::new(move |trial| {
             let n = trial.size("rows", n..=n + 2);
-            let layout = "(S0, R)".parse()?;
-            DTensor::full(trial, DType::F32, [n, 2], 1.0, layout)?.exp()
+            DTensor::full(trial, DType::F32, [n, 2], "(S0, R)", 1.0)?.exp()
         });
         check.meshes(["dp=3,tp=2"]).runs(3).least_work(0.2).check()
     };
@@ -212,11 +211,11 @@ fn nano_step(trial: &Trial) -> Result<()> {
         DTensor::distribute(mesh, &Tensor::from_vec(all.collect(), [8, 64])?, layout.clone())
     };
     let mut dropout = Generator::new(11).child("dropout");
-    let loss = model.loss(&Forward::train(&params, &mut dropout), &rows(0)?, &rows(1)?)?;
+    let mut loss = model.loss(&Forward::train(&params, &mut dropout), &rows(0)?, &rows(1)?)?;
     trial.record("loss", &loss)?;
     let mut grads = loss.backward()?;
     let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;
-    AdamW::new((0.9, 0.99), 0.1).step(&mut params, &mut grads, &clip_scale(&norm, 1.0)?, 1e-2)?;
+    AdamW::new().betas(0.9, 0.99).decay(0.1).step(&mut params, &mut grads, &clip_scale(&norm, 1.0)?, 1e-2)?;
     trial.next_step();
     trial.record_params(&params)
 }

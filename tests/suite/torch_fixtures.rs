@@ -281,7 +281,7 @@ fn call(
             let pairs: Vec<(&DTensor, &Tensor)> =
                 ys.iter().zip(dys).filter_map(|(y, dy)| Some((y, dy.as_ref()?))).collect();
             let gradients = match pairs[..] {
-                [(y, dy)] => y.backward_from(whole(dy)?)?,
+                [(y, dy)] => y.clone().backward_from(whole(dy)?)?,
                 _ => {
                     for (y, dy) in pairs {
                         let term = y.mul(&whole(dy)?)?.sum_all()?;

@@ -305,7 +305,7 @@ fn train(rank: &Rank, run: Run) -> Result<Outcome> {
         }
     };
     let first = params.digest()?;
-    let mut optimizer = AdamW::new((0.9, 0.99), 0.1);
+    let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(0.1);
     let mut dropout = Generator::new(11).child("dropout");
     let mut losses = Vec::new();
     for step in 0..run.steps {
@@ -318,7 +318,7 @@ fn train(rank: &Rank, run: Run) -> Result<Outcome> {
             let cx = Forward::train(&params, &mut dropout);
             let loss = loss(&cx, &tokens, &targets)?;
             grads.merge(loss.mul_scalar(1.0 / run.accumulate as f64)?.backward()?)?;
-            sum += loss.full_tensor()?.item()?;
+            sum += loss.item()?;
         }
         let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;
         optimizer.step(&mut params, &mut grads, &clip_scale(&norm, 1.0)?, 1e-2)?;

@@ -121,11 +121,11 @@ fn training_step(mesh: &'static str, batch: usize) -> Vec<f64> {
         let config =
             GptConfig { vocabulary: 16, block: 8, layers: 2, heads: 4, width: 32, dropout: 0.0, bias: true };
         let model = Gpt::new(&mut params, config)?;
-        let mut optimizer = AdamW::new((0.9, 0.99), 0.1).rate(|_: usize| 1e-3).clip(1.0);
+        let mut optimizer = AdamW::new().betas(0.9, 0.99).decay(0.1).rate(|_: usize| 1e-3).clip(1.0);
         let tokens = Tensor::from_vec((0..batch * 8).map(|i| (i * i % 16) as i64).collect(), [batch, 8])?;
         let tokens = DTensor::distribute(&mesh, &tokens, rows)?;
         let tally = mesh.tally_work();
-        let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+        let mut loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
         optimizer.step(&mut params, &mut loss.backward()?)?;
         let even = tally.total().whole.flops as f64 / mesh.mesh().rank_len() as f64;
         assert!(tally.rows().iter().any(|row| row.operator == "adamw"), "{tally}");

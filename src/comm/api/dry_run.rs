@@ -27,8 +27,8 @@ const MOST_RANKS: usize = 1 << 24;
 /// use isoshard::tensor::DType;
 /// let dry = DryRun::new(16_384, 5)?;
 /// let mesh = DeviceMesh::parse(&dry.rank()?, "dp=64,fsdp=32,tp=8")?;
-/// let w = DTensor::zeros(&mesh, DType::BF16, [65_536, 65_536], "(R, S0, S1)".parse()?)?;
-/// let whole = w.redistribute("(R, R, S1)".parse()?)?;
+/// let w = DTensor::zeros(&mesh, DType::BF16, [65_536, 65_536], "(R, S0, S1)")?;
+/// let whole = w.redistribute("(R, R, S1)")?;
 /// assert_eq!(whole.local().shape()[..], [65_536, 8_192]);
 /// let report = dry.report();
 /// assert_eq!(report.total().received_bytes, 31 << 25); // 31 times 32 MiB
@@ -160,9 +160,9 @@ impl DryRun {
     /// let machine = Machine { f32_flops_per_s: 1e9, bytes_per_s: 1e12, ..Machine::default() };
     /// let dry = DryRun::with_network(2, 0, Network::uniform(0.0, 1e6)?)?.with_machine(machine)?;
     /// let mesh = DeviceMesh::parse(&dry.rank()?, "fsdp=2")?;
-    /// let w = DTensor::zeros(&mesh, DType::F32, [1000, 1000], "(S0)".parse()?)?;
-    /// let gathered = w.redistribute_async("(R)".parse()?)?; // 2 MB, in 2 seconds
-    /// let x = DTensor::zeros(&mesh, DType::F32, [500, 1000], "(R)".parse()?)?;
+    /// let w = DTensor::zeros(&mesh, DType::F32, [1000, 1000], "(S0)")?;
+    /// let gathered = w.redistribute_async("(R)")?; // 2 MB, in 2 seconds
+    /// let x = DTensor::zeros(&mesh, DType::F32, [500, 1000], "(R)")?;
     /// x.matmul(&x.permute(&[1, 0])?)?; // 0.5 G operations, in half a second
     /// gathered.wait()?;
     /// let time = dry.time();

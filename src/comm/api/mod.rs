@@ -25,6 +25,6 @@ pub use pending::Pending;
 pub(crate) use phased_reduce::PhasedReduce;
 pub use process::Process;
 pub use rank::Rank;
-pub use spmd::{Spmd, spmd};
+pub use spmd::{Spmd, spmd, spmd_first};
 pub use tally::{ModuleTraffic, Tally, Total, Traffic};
 pub use timeline::{DryTime, ModuleTime};

@@ -63,6 +63,28 @@ where
     Spmd::new(world).run(f)
 }
 
+/// Runs `f` as [`spmd`] does and returns rank 0's result: for programs that return the same on every rank.
+///
+/// ```
+/// use isoshard::{comm::spmd_first, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+/// let sum = spmd_first(3, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
+///     DTensor::ones(&mesh, DType::F32, [7], "(S0)")?.sum_all()?.item()
+/// })?;
+/// assert_eq!(sum, 7.0);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Errors
+/// Same as [`Spmd::run`].
+pub fn spmd_first<T, F>(world: usize, f: F) -> Result<T>
+where
+    T: Send + 'static,
+    F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
+{
+    Ok(Spmd::new(world).run(f)?.swap_remove(0))
+}
+
 /// A builder that runs a program on several ranks. Each rank is a thread of this process.
 ///
 /// ```
@@ -293,7 +315,7 @@ impl Spmd {
     /// use isoshard::{Error, comm::Spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// let error = Spmd::new(2).memory_limit(64 << 20).run(|rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::ones(&mesh, DType::F32, [8192, 1], "(S0)".parse()?)?;
+    ///     let x = DTensor::ones(&mesh, DType::F32, [8192, 1], "(S0)")?;
     ///     x.matmul(&x.transpose(0, 1)?).map(drop) // 128 MiB per rank
     /// });
     /// let text = error.unwrap_err().to_string();

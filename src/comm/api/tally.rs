@@ -166,8 +166,8 @@ impl Tally {
     ///     let mesh = DeviceMesh::parse(&rank, "tp=2")?;
     ///     let plan = Plan::default().shard("h.0.down.weight", "tp", 1).site("h.0.down", "tp", Placement::Replicate);
     ///     let mut params = Params::new(&mesh, plan, 7)?;
-    ///     let down = Linear::new(params.root().child("h").child(0).child("down"), 64, 2, false, Init::Ones)?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [3, 64], "(S1)".parse()?)?;
+    ///     let down = Linear::without_bias(params.root().child("h").child(0).child("down"), 64, 2, Init::Ones)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [3, 64], "(S1)")?;
     ///     down.forward(&Forward::eval(&params), &x)?;
     ///     Ok(tally.by_module())
     /// })?;

@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 
-use super::module_path::ModulePath;
 use super::signature::Subject;
+use crate::module_path::ModulePath;
 
 thread_local!(static CURRENT: Cell<Lineage> = const { Cell::new(Lineage::NONE) });
 
@@ -23,7 +23,7 @@ thread_local!(static CURRENT: Cell<Lineage> = const { Cell::new(Lineage::NONE) }
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
 /// let result = spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-///     let x = DTensor::full(&mesh, DType::F32, [4], 1.0, "(S0)".parse()?)?;
+///     let x = DTensor::full(&mesh, DType::F32, [4], "(S0)", 1.0)?;
 ///     let y = x.mul_scalar(10.0)?;
 ///     if rank.rank() == 0 { x.full_tensor() } else { y.full_tensor() }
 /// });

@@ -1,8 +1,8 @@
 //! The origin of a call: operator, module and phase. A call that starts later than it was asked for takes it along.
 
 use super::lineage::{Lineage, LineageScope};
-use super::module_path::{ModulePath, ModuleScope, Phase};
 use super::operator::{OperatorScope, current_operator, operator_scope};
+use crate::module_path::{ModulePath, ModuleScope, Phase};
 
 /// The operator, module and phase on whose behalf a thread communicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

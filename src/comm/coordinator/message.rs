@@ -45,7 +45,7 @@ impl Answer {
     pub fn of(error: &Error) -> Answer {
         match error {
             Error::Invalid(refusal) => {
-                let Refusal { verb, rule, given, remedy } = &**refusal;
+                let Refusal { verb, rule, given, remedy, .. } = &**refusal;
                 let [verb, rule, given, remedy] = [verb, rule, given, remedy].map(|text| cut(text.clone()));
                 Answer::Refused { verb, rule, given, remedy }
             }

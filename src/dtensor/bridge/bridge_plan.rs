@@ -30,13 +30,13 @@ use crate::tensor::{Shape, Tensor};
 ///     let mut weights = Vec::new();
 ///     if train.contains(rank.rank()) {
 ///         let mesh = DeviceMesh::on(&rank, &train)?;
-///         weights.push(DTensor::full(&mesh, DType::F32, [5, 4], 0.5, Layout::new([shard(0)]))?);
+///         weights.push(DTensor::full(&mesh, DType::F32, [5, 4], Layout::new([shard(0)]), 0.5)?);
 ///     }
 ///     let there = generate.contains(rank.rank()).then(|| DeviceMesh::on(&rank, &generate)).transpose()?;
 ///     let arrived = bridge.send(&weights, there.as_ref())?;
 ///     if let Some(weight) = arrived.first() {
 ///         assert_eq!(weight.spec().to_string(), "f32[5, 4]@(tp:S1)");
-///         assert_eq!(weight.sum_all()?.full_tensor()?.item()?, 10.0);
+///         assert_eq!(weight.sum_all()?.item()?, 10.0);
 ///     }
 ///     // Rank 2 already held one row of its two columns.
 ///     assert_eq!(bridge.received_bytes(), [0, 0, 4 * 2 * 4, 5 * 2 * 4][rank.rank()]);
@@ -130,7 +130,7 @@ impl Bridge {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let transfer = Transfer::new(DType::F32, [4, 2], "(S0)".parse()?, "(S1)".parse()?);
     ///     let bridge = Bridge::new(&rank, mesh.mesh(), mesh.mesh(), [transfer])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [4, 2], 0.5, "(S0)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4, 2], "(S0)", 0.5)?;
     ///
     ///     let arrived = bridge.send([&x], Some(&mesh))?;
     ///     assert_eq!(arrived[0].spec().to_string(), "f32[4, 2]@(dp:S1)");
@@ -161,7 +161,7 @@ impl Bridge {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let transfer = Transfer::new(DType::F32, [4, 2], "(S0)".parse()?, "(S1)".parse()?);
     ///     let bridge = Bridge::new(&rank, mesh.mesh(), mesh.mesh(), [transfer])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [4, 2], 0.5, "(S0)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4, 2], "(S0)", 0.5)?;
     ///
     ///     let transit = bridge.send_async([&x], Some(&mesh))?;
     ///     let doubled = x.mul_scalar(2.0)?; // runs while the transfer is in flight
@@ -266,7 +266,7 @@ impl PendingTransfer {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let transfer = Transfer::new(DType::F32, [4, 2], "(S0)".parse()?, "(S1)".parse()?);
     ///     let bridge = Bridge::new(&rank, mesh.mesh(), mesh.mesh(), [transfer])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [4, 2], 0.5, "(S0)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4, 2], "(S0)", 0.5)?;
     ///
     ///     assert_eq!(bridge.send_async([&x], Some(&mesh))?.wait()?.len(), 1);
     ///     Ok(())
@@ -294,7 +294,7 @@ impl PendingTransfer {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let transfer = Transfer::new(DType::F32, [4, 2], "(S0)".parse()?, "(S1)".parse()?);
     ///     let bridge = Bridge::new(&rank, mesh.mesh(), mesh.mesh(), [transfer])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [4, 2], 0.5, "(S0)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4, 2], "(S0)", 0.5)?;
     ///
     ///     let mut weights = [x.clone()];
     ///     bridge.send_async([&x], Some(&mesh))?.wait_each(|i, weight| {

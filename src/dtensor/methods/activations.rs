@@ -14,7 +14,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 9.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 9.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.relu6()?.full_tensor()?.to_vec::<f32>()?, [0.0, 2.0, 6.0]);
     ///     Ok(())
     /// })?;
@@ -34,7 +34,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-2.0f32, 0.5, 9.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-2.0f32, 0.5, 9.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.hardtanh(-1.0, 1.0)?.full_tensor()?.to_vec::<f32>()?, [-1.0, 0.5, 1.0]);
     ///     Ok(())
     /// })?;
@@ -55,7 +55,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-2.0f32, 0.5, 9.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-2.0f32, 0.5, 9.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.leaky_relu(0.25)?.full_tensor()?.to_vec::<f32>()?, [-0.5, 0.5, 9.0]);
     ///     Ok(())
     /// })?;
@@ -76,7 +76,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-2.0f32, 0.5, 9.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-2.0f32, 0.5, 9.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.threshold(1.0, 7.0)?.full_tensor()?.to_vec::<f32>()?, [7.0, 7.0, 9.0]);
     ///     Ok(())
     /// })?;
@@ -97,7 +97,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-2.0f32, 0.0, 9.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-2.0f32, 0.0, 9.0], [3])?, "(S0)")?;
     ///     assert_eq!(format!("{:.3?}", x.celu(2.0)?.full_tensor()?.to_f64_vec()), "[-1.264, 0.000, 9.000]");
     ///     Ok(())
     /// })?;
@@ -125,7 +125,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let x = Tensor::from_vec(vec![2.0f32, 4.0, 0.0, 0.0], [1, 4])?;
-    ///     let x = DTensor::distribute(&mesh, &x, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &x, "(R)")?;
     ///     assert_eq!(x.glu(-1)?.full_tensor()?.to_vec::<f32>()?, [1.0, 2.0]);
     ///     Ok(())
     /// })?;
@@ -147,7 +147,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let x = Tensor::from_vec(vec![2.0f32, 4.0, 0.0, 0.0], [1, 4])?;
-    ///     let x = DTensor::distribute(&mesh, &x, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &x, "(R)")?;
     ///     assert_eq!(x.geglu(-1)?.full_tensor()?.to_vec::<f32>()?, [0.0, 0.0]);
     ///     Ok(())
     /// })?;
@@ -169,7 +169,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let x = Tensor::from_vec(vec![2.0f32, 4.0, 0.0, 0.0], [1, 4])?;
-    ///     let x = DTensor::distribute(&mesh, &x, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &x, "(R)")?;
     ///     assert_eq!(x.swiglu(-1)?.full_tensor()?.to_vec::<f32>()?, [0.0, 0.0]);
     ///     Ok(())
     /// })?;
@@ -190,7 +190,7 @@ impl DTensor {
             let given = format!("dim {dim} of {}", self.spec());
             return Err(Error::invalid(verb, "wants a dim of even extent", given, "pad or slice it"));
         }
-        let mut halves = self.split(dim, &[extent / 2, extent / 2])?;
+        let mut halves = self.split(&[extent / 2, extent / 2], dim)?;
         let b = halves.pop().expect("two halves");
         Ok([halves.remove(0), b])
     }
@@ -202,7 +202,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f64, 3.0], [2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f64, 3.0], [2])?, "(S0)")?;
     ///     let y = x.softplus_with(2.0, 4.0)?.full_tensor()?.to_f64_vec();
     ///     assert_eq!(y, [2f64.ln() / 2.0, 3.0]);
     ///     Ok(())

@@ -16,7 +16,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let v = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [1, 2, 2, 1])?, "(S1)".parse()?)?;
+    ///     let v = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [1, 2, 2, 1])?, "(S1)")?;
     ///     let y = v.attention(&v, &v, 0.5)?;
     ///     assert_eq!(y.spec().to_string(), "f32[1, 2, 2, 1]@(dp:S1)");
     ///     // The first query of each head sees the first key alone.

@@ -25,8 +25,8 @@ impl AttentionOptions {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
     ///     let v = Tensor::from_vec(vec![1.0f32, 2.0, 6.0], [1, 1, 3, 1])?;
-    ///     let v = DTensor::distribute(&mesh, &v, "(R)".parse()?)?;
-    ///     let q = DTensor::zeros(&mesh, v.dtype(), [1, 1, 2, 1], "(S2)".parse()?)?;
+    ///     let v = DTensor::distribute(&mesh, &v, "(R)")?;
+    ///     let q = DTensor::zeros(&mesh, v.dtype(), [1, 1, 2, 1], "(S2)")?;
     ///     let y = q.attention_with(&v, &v, &AttentionOptions::bidirectional(1.0))?;
     ///     assert_eq!(y.spec().to_string(), "f32[1, 1, 2, 1]@(tp:S2)"); // nothing was communicated
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [3.0, 3.0]); // the mean of all values
@@ -45,7 +45,7 @@ impl AttentionOptions {
     /// use isoshard::{comm::spmd, dtensor::{AttentionOptions, DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
-    ///     let v = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 3.0], [1, 1, 2, 1])?, "()".parse()?)?;
+    ///     let v = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 3.0], [1, 1, 2, 1])?, "()")?;
     ///     let y = v.attention_with(&v, &v, &AttentionOptions::causal(0.0))?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, 2.0]);
     ///     Ok(())
@@ -64,7 +64,7 @@ impl AttentionOptions {
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let v = Tensor::from_vec(vec![1.0f32, 3.0, 5.0], [1, 1, 3, 1])?;
-    ///     let v = DTensor::distribute(&mesh, &v, "()".parse()?)?;
+    ///     let v = DTensor::distribute(&mesh, &v, "()")?;
     ///     let window = AttentionOptions::bidirectional(0.0).window(1, 0); // each position and the one before
     ///     assert_eq!(v.attention_with(&v, &v, &window)?.full_tensor()?.to_vec::<f32>()?, [1.0, 2.0, 4.0]);
     ///     Ok(())
@@ -85,7 +85,7 @@ impl AttentionOptions {
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let v = Tensor::from_vec(vec![2.0f32, 4.0, 8.0], [1, 1, 3, 1])?;
-    ///     let v = DTensor::distribute(&mesh, &v, "()".parse()?)?;
+    ///     let v = DTensor::distribute(&mesh, &v, "()")?;
     ///     let last = AttentionOptions::causal(0.0).offset(2).window(1, 0);
     ///     let y = v.slice(2, 2, 1)?.attention_with(&v, &v, &last)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [6.0]); // the mean of the last two values
@@ -105,7 +105,7 @@ impl AttentionOptions {
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let v = Tensor::from_vec(vec![0.0f64, 1000.0], [1, 1, 2, 1])?;
-    ///     let v = DTensor::distribute(&mesh, &v, "()".parse()?)?;
+    ///     let v = DTensor::distribute(&mesh, &v, "()")?;
     ///     let capped = AttentionOptions::bidirectional(1.0).soft_cap(2.0);
     ///     let y = v.attention_with(&v, &v, &capped)?.full_tensor()?.to_f64_vec();
     ///     assert_eq!(y[1].round(), 881.0); // 1000 / (1 + exp(-2))
@@ -126,9 +126,9 @@ impl AttentionOptions {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let v = Tensor::from_vec(vec![0.0f64, 4.0, 0.0, 8.0], [2, 1, 2, 1])?;
-    ///     let v = DTensor::distribute(&mesh, &v, "(S0)".parse()?)?;
+    ///     let v = DTensor::distribute(&mesh, &v, "(S0)")?;
     ///     let bias = Tensor::from_vec(vec![0.0, 3f64.ln()], [1, 1, 1, 2])?;
-    ///     let bias = DTensor::distribute(&mesh, &bias, "(R)".parse()?)?.requires_grad()?;
+    ///     let bias = DTensor::distribute(&mesh, &bias, "(R)")?.requires_grad()?;
     ///     let y = v.attention_with(&v, &v, &AttentionOptions::bidirectional(0.0).bias(&bias))?;
     ///     // The second key has three quarters of the weight.
     ///     let rounded: Vec<f64> = y.full_tensor()?.to_f64_vec().iter().map(|y| y.round()).collect();
@@ -152,10 +152,10 @@ impl AttentionOptions {
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let v = Tensor::from_vec(vec![1.0f32, 3.0, f32::INFINITY], [1, 1, 3, 1])?;
-    ///     let v = DTensor::distribute(&mesh, &v, "()".parse()?)?;
+    ///     let v = DTensor::distribute(&mesh, &v, "()")?;
     ///     let mask = Tensor::from_vec(vec![true, true, false], [1, 1, 1, 3])?;
-    ///     let mask = DTensor::distribute(&mesh, &mask, "()".parse()?)?;
-    ///     let q = DTensor::zeros(&mesh, v.dtype(), [1, 1, 1, 1], "()".parse()?)?;
+    ///     let mask = DTensor::distribute(&mesh, &mask, "()")?;
+    ///     let q = DTensor::zeros(&mesh, v.dtype(), [1, 1, 1, 1], "()")?;
     ///     let y = q.attention_with(&v, &v, &AttentionOptions::bidirectional(1.0).mask(&mask))?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [2.0]);
     ///     Ok(())
@@ -176,9 +176,9 @@ impl AttentionOptions {
     /// spmd(1, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[])?;
     ///     let v = Tensor::from_vec(vec![1.0f32, 3.0, 7.0], [1, 1, 3, 1])?;
-    ///     let v = DTensor::distribute(&mesh, &v, "()".parse()?)?;
+    ///     let v = DTensor::distribute(&mesh, &v, "()")?;
     ///     let documents = Tensor::from_vec(vec![0i64, 0, 1], [1, 3])?;
-    ///     let documents = DTensor::distribute(&mesh, &documents, "()".parse()?)?;
+    ///     let documents = DTensor::distribute(&mesh, &documents, "()")?;
     ///     let packed = AttentionOptions::causal(0.0).documents(&documents, &documents);
     ///     assert_eq!(v.attention_with(&v, &v, &packed)?.full_tensor()?.to_vec::<f32>()?, [1.0, 2.0, 7.0]);
     ///     Ok(())
@@ -207,10 +207,10 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let x = Tensor::from_vec((0..12).map(|i| (i as f32).cos()).collect(), [2, 1, 3, 2])?;
-    ///     let x = DTensor::distribute(&mesh, &x, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &x, "(S0)")?;
     ///     // The second sequence has one position of padding.
     ///     let mask = Tensor::from_vec(vec![true, true, true, true, true, false], [2, 1, 1, 3])?;
-    ///     let mask = DTensor::distribute(&mesh, &mask, "(S0)".parse()?)?;
+    ///     let mask = DTensor::distribute(&mesh, &mask, "(S0)")?;
     ///     let y = x.attention_with(&x, &x, &AttentionOptions::bidirectional(0.7).mask(&mask))?;
     ///     let short = x.slice(2, 0, 2)?;
     ///     let alone = short.attention_with(&short, &short, &AttentionOptions::bidirectional(0.7))?;
@@ -236,7 +236,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{AttentionOptions, DTensor, DeviceMesh}, rng::Draw, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [1, 2, 4, 2], 1.0, "(S1)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [1, 2, 4, 2], "(S1)", 1.0)?;
     ///     let (all, draw) = (AttentionOptions::bidirectional(1.0), Draw { seed: 7, number: 0 });
     ///     let y = x.attention_with_dropout(&x, &x, &all, 1.0, draw)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [0.0; 16]);

@@ -57,9 +57,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let p = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.5f64, 0.0], [2])?, "(S0)".parse()?)?;
-    ///     let target = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f64, 1.0], [2])?, "(S0)".parse()?)?;
-    ///     let loss = p.bce_loss(&target, &Default::default())?.full_tensor()?.item()?;
+    ///     let p = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.5f64, 0.0], [2])?, "(S0)")?;
+    ///     let target = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f64, 1.0], [2])?, "(S0)")?;
+    ///     let loss = p.bce_loss(&target, &Default::default())?.item()?;
     ///     assert!((loss - (2f64.ln() + 100.0) / 2.0).abs() < 1e-12);
     ///     Ok(())
     /// })?;
@@ -107,8 +107,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction, BinaryLossOptions}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f64, 40.0, -90.0], [3])?, "(S0)".parse()?)?;
-    ///     let target = DTensor::full(&mesh, x.dtype(), [1], 1.0, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f64, 40.0, -90.0], [3])?, "(S0)")?;
+    ///     let target = DTensor::full(&mesh, x.dtype(), [1], "(R)", 1.0)?;
     ///     let options = BinaryLossOptions { reduction: LossReduction::None, ..Default::default() };
     ///     let loss = x.bce_with_logits_loss(&target, &options)?.full_tensor()?.to_f64_vec();
     ///     assert!((loss[0] - 2f64.ln()).abs() < 1e-15 && (loss[1] / (-40f64).exp() - 1.0).abs() < 1e-14);

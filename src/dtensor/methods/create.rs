@@ -7,7 +7,7 @@ use crate::dtensor::lineage::{lineage_of_full, lineage_of_new};
 use crate::dtensor::tensor::{DTensor, refuse_partial};
 use crate::error::{Error, Result};
 use crate::ops::{DiagonalBand, IndexSequence, KeepBand, OneHot, band, sequence};
-use crate::placement::Layout;
+use crate::placement::{IntoLayout, Layout};
 use crate::tensor::{DType, Element, Scalar, Shape, Tensor};
 
 /// Creation from a value, and from global indices.
@@ -18,7 +18,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [3, 2], 0.5, "(S0)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [3, 2], "(S0)", 0.5)?;
     ///     assert_eq!(x.local().shape()[0], [2, 1][rank.rank()]);
     ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [0.5; 6]);
     ///     Ok(())
@@ -32,12 +32,21 @@ impl DTensor {
         mesh: &DeviceMesh,
         dtype: DType,
         shape: impl Into<Shape>,
+        layout: impl IntoLayout,
         value: impl Into<Scalar>,
-        layout: Layout,
     ) -> Result<DTensor> {
-        let meta = mesh.meta(dtype, &shape.into(), &layout)?;
+        Self::full_of(mesh, dtype, &shape.into(), &layout.into_layout()?, value.into())
+    }
+
+    fn full_of(
+        mesh: &DeviceMesh,
+        dtype: DType,
+        shape: &Shape,
+        layout: &Layout,
+        value: Scalar,
+    ) -> Result<DTensor> {
+        let meta = mesh.meta(dtype, shape, layout)?;
         refuse_partial("full", &meta)?;
-        let value = value.into();
         let lineage = lineage_of_full(&meta, value);
         Ok(Self::wrap(mesh, Tensor::full_on(mesh.device(), dtype, meta.local_shape(), value)?, meta, lineage))
     }
@@ -48,7 +57,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::I64, [4], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::I64, [4], "(S0)")?;
     ///     assert_eq!(x.local().to_vec::<i64>()?, [0, 0]);
     ///     Ok(())
     /// })?;
@@ -61,9 +70,9 @@ impl DTensor {
         mesh: &DeviceMesh,
         dtype: DType,
         shape: impl Into<Shape>,
-        layout: Layout,
+        layout: impl IntoLayout,
     ) -> Result<DTensor> {
-        Self::full(mesh, dtype, shape, 0.0, layout)
+        Self::full(mesh, dtype, shape, layout, 0.0)
     }
 
     /// Creates a tensor of ones (true for bools). Communicates nothing.
@@ -72,7 +81,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::ones(&mesh, DType::Bool, [3], "(S0)".parse()?)?;
+    ///     let x = DTensor::ones(&mesh, DType::Bool, [3], "(S0)")?;
     ///     assert_eq!(x.local().to_vec::<bool>()?, [vec![true, true], vec![true]][rank.rank()]);
     ///     Ok(())
     /// })?;
@@ -81,8 +90,13 @@ impl DTensor {
     ///
     /// # Errors
     /// Refuses what [`DTensor::full`] refuses.
-    pub fn ones(mesh: &DeviceMesh, dtype: DType, shape: impl Into<Shape>, layout: Layout) -> Result<DTensor> {
-        Self::full(mesh, dtype, shape, 1.0, layout)
+    pub fn ones(
+        mesh: &DeviceMesh,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        layout: impl IntoLayout,
+    ) -> Result<DTensor> {
+        Self::full(mesh, dtype, shape, layout, 1.0)
     }
 
     /// Creates a tensor of zeros with this tensor's dtype, shape and layout. `Partial` axes become replicated.
@@ -92,7 +106,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::ones(&mesh, DType::F32, [5, 3], "(S1)".parse()?)?;
+    ///     let x = DTensor::ones(&mesh, DType::F32, [5, 3], "(S1)")?;
     ///     assert_eq!(x.zeros_like()?.spec().to_string(), "f32[5, 3]@(dp:S1)");
     ///     Ok(())
     /// })?;
@@ -112,7 +126,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::I32, [4], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::I32, [4], "(S0)")?;
     ///     assert_eq!(x.ones_like()?.local().to_vec::<i32>()?, [1, 1]);
     ///     Ok(())
     /// })?;
@@ -132,7 +146,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)")?;
     ///     let sum = x.sum_all()?; // P(sum)
     ///     assert_eq!(sum.full_like(7)?.spec().to_string(), "f32[]@(dp:R)");
     ///     Ok(())
@@ -143,7 +157,7 @@ impl DTensor {
     /// # Errors
     /// Returns an error if the device has no memory left.
     pub fn full_like(&self, value: impl Into<Scalar>) -> Result<DTensor> {
-        Self::full(self.mesh(), self.dtype(), self.shape(), value, self.layout().reduced())
+        Self::full(self.mesh(), self.dtype(), self.shape(), self.layout().reduced(), value)
     }
 
     /// Creates the numbers `start`, `start + step`, ... below `end` (above `end` for a negative step), of shape
@@ -155,9 +169,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let positions = DTensor::arange(&mesh, DType::I64, 0, 5, 1, "(S0)".parse()?)?;
+    ///     let positions = DTensor::arange(&mesh, DType::I64, 0, 5, 1, "(S0)")?;
     ///     assert_eq!(positions.local().to_vec::<i64>()?, [vec![0, 1, 2], vec![3, 4]][rank.rank()]);
-    ///     let down = DTensor::arange(&mesh, DType::F32, 1.0, 0.0, -0.25, "(S0)".parse()?)?;
+    ///     let down = DTensor::arange(&mesh, DType::F32, 1.0, 0.0, -0.25, "(S0)")?;
     ///     assert_eq!(down.full_tensor()?.to_vec::<f32>()?, [1.0, 0.75, 0.5, 0.25]);
     ///     Ok(())
     /// })?;
@@ -173,7 +187,7 @@ impl DTensor {
         start: impl Into<Scalar>,
         end: impl Into<Scalar>,
         step: impl Into<Scalar>,
-        layout: Layout,
+        layout: impl IntoLayout,
     ) -> Result<DTensor> {
         let [start, end, step] = [start.into(), end.into(), step.into()].map(Scalar::to_f64);
         let refuse = |rule: &str, remedy: &str| {
@@ -188,7 +202,7 @@ impl DTensor {
         }
         expect_sequence("arange", dtype, [start, step, start + (len - 1.0).max(0.0) * step])?;
         let numbers = IndexSequence { start, step, end, last: len as u64, turn: u64::MAX };
-        Self::sequence_of("arange", mesh, dtype, len as usize, layout, numbers)
+        Self::sequence_of("arange", mesh, dtype, len as usize, layout.into_layout()?, numbers)
     }
 
     /// Creates `len` numbers at equal distances from `start` to `end`, both included.
@@ -200,7 +214,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::linspace(&mesh, DType::F32, 0, 1, 5, "(S0)".parse()?)?;
+    ///     let x = DTensor::linspace(&mesh, DType::F32, 0, 1, 5, "(S0)")?;
     ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [0.0, 0.25, 0.5, 0.75, 1.0]);
     ///     Ok(())
     /// })?;
@@ -215,7 +229,7 @@ impl DTensor {
         start: impl Into<Scalar>,
         end: impl Into<Scalar>,
         len: usize,
-        layout: Layout,
+        layout: impl IntoLayout,
     ) -> Result<DTensor> {
         let [start, end] = [start.into(), end.into()].map(Scalar::to_f64);
         dtype.expect_float("linspace")?;
@@ -229,7 +243,7 @@ impl DTensor {
         }
         let (last, turn) = (len.saturating_sub(1) as u64, if len == 1 { 1 } else { len as u64 / 2 });
         let numbers = IndexSequence { start, step, end, last, turn };
-        Self::sequence_of("linspace", mesh, dtype, len, layout, numbers)
+        Self::sequence_of("linspace", mesh, dtype, len, layout.into_layout()?, numbers)
     }
 
     /// Creates `len` numbers `base^x` for [`DTensor::linspace`]'s `x` from `start` to `end`.
@@ -240,7 +254,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::logspace(&mesh, DType::F32, 0, 3, 4, 10.0, "(S0)".parse()?)?;
+    ///     let x = DTensor::logspace(&mesh, DType::F32, 0, 3, 4, 10.0, "(S0)")?;
     ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [1.0, 10.0, 100.0, 1000.0]);
     ///     Ok(())
     /// })?;
@@ -256,7 +270,7 @@ impl DTensor {
         end: impl Into<Scalar>,
         len: usize,
         base: f64,
-        layout: Layout,
+        layout: impl IntoLayout,
     ) -> Result<DTensor> {
         dtype.expect_float("logspace")?;
         let exponents = Self::linspace(mesh, DType::F64, start, end, len, layout)?;
@@ -269,7 +283,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::eye(&mesh, DType::I32, 2, 3, "(S1)".parse()?)?;
+    ///     let x = DTensor::eye(&mesh, DType::I32, 2, 3, "(S1)")?;
     ///     assert_eq!(x.local().to_vec::<i32>()?, [vec![1, 0, 0, 1], vec![0, 0]][rank.rank()]);
     ///     Ok(())
     /// })?;
@@ -283,10 +297,10 @@ impl DTensor {
         dtype: DType,
         rows: usize,
         columns: usize,
-        layout: Layout,
+        layout: impl IntoLayout,
     ) -> Result<DTensor> {
         let diagonal = DiagonalBand { low: 0, high: 0 };
-        Self::band_of("eye", mesh, dtype, [rows, columns].into(), diagonal, layout)
+        Self::band_of("eye", mesh, dtype, [rows, columns].into(), diagonal, layout.into_layout()?)
     }
 
     /// Creates a boolean mask that is true at the diagonals of `band`: where `low <= j - i <= high` for the last two
@@ -297,7 +311,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let window = DiagonalBand { low: -1, high: 0 }; // each query sees its own key and the one before
-    ///     let mask = DTensor::band_mask(&mesh, [3, 3], window, "(S0)".parse()?)?;
+    ///     let mask = DTensor::band_mask(&mesh, [3, 3], window, "(S0)")?;
     ///     let want = [true, false, false, true, true, false, false, true, true];
     ///     assert_eq!(mask.full_tensor()?.to_vec::<bool>()?, want);
     ///     Ok(())
@@ -311,9 +325,9 @@ impl DTensor {
         mesh: &DeviceMesh,
         shape: impl Into<Shape>,
         band: DiagonalBand,
-        layout: Layout,
+        layout: impl IntoLayout,
     ) -> Result<DTensor> {
-        Self::band_of("band_mask", mesh, DType::Bool, shape.into(), band, layout)
+        Self::band_of("band_mask", mesh, DType::Bool, shape.into(), band, layout.into_layout()?)
     }
 
     /// Creates the mask `[queries, keys]` of causal attention: true if query `i`, which stands at position
@@ -325,7 +339,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let mask = DTensor::causal_mask(&mesh, 2, 3, 1, "(S0)".parse()?)?;
+    ///     let mask = DTensor::causal_mask(&mesh, 2, 3, 1, "(S0)")?;
     ///     assert_eq!(mask.full_tensor()?.to_vec::<bool>()?, [true, true, false, true, true, true]);
     ///     Ok(())
     /// })?;
@@ -339,10 +353,10 @@ impl DTensor {
         queries: usize,
         keys: usize,
         offset: usize,
-        layout: Layout,
+        layout: impl IntoLayout,
     ) -> Result<DTensor> {
         let seen = DiagonalBand::up_to(i64::try_from(offset).unwrap_or(i64::MAX));
-        Self::band_of("causal_mask", mesh, DType::Bool, [queries, keys].into(), seen, layout)
+        Self::band_of("causal_mask", mesh, DType::Bool, [queries, keys].into(), seen, layout.into_layout()?)
     }
 
     /// Creates a tensor whose element at global index `i` is `value(i)`. Each rank calls `value` for the elements of its
@@ -356,7 +370,7 @@ impl DTensor {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     // ALiBi's bias: minus the distance of query and key.
     ///     let bias = |i: &[usize]| -(i[0].abs_diff(i[1]) as f32);
-    ///     let x = DTensor::from_fn(&mesh, [2, 3], "(S0)".parse()?, bias)?;
+    ///     let x = DTensor::from_fn(&mesh, [2, 3], "(S0)", bias)?;
     ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [0.0, -1.0, -2.0, -1.0, 0.0, -1.0]);
     ///     Ok(())
     /// })?;
@@ -368,11 +382,11 @@ impl DTensor {
     pub fn from_fn<T: Element>(
         mesh: &DeviceMesh,
         shape: impl Into<Shape>,
-        layout: Layout,
+        layout: impl IntoLayout,
         mut value: impl FnMut(&[usize]) -> T,
     ) -> Result<DTensor> {
         let shape = shape.into();
-        let meta = mesh.meta(T::DTYPE, &shape, &layout)?;
+        let meta = mesh.meta(T::DTYPE, &shape, &layout.into_layout()?)?;
         refuse_partial("from_fn", &meta)?;
         let device = mesh.device();
         let local = if device == crate::tensor::Device::Meta {
@@ -404,7 +418,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let classes = DTensor::arange(&mesh, DType::I64, 2, 0, -1, "(S0)".parse()?)?; // 2, 1
+    ///     let classes = DTensor::arange(&mesh, DType::I64, 2, 0, -1, "(S0)")?; // 2, 1
     ///     let rows = classes.one_hot(3, DType::F32)?;
     ///     assert_eq!(rows.spec().to_string(), "f32[2, 3]@(dp:S0)");
     ///     assert_eq!(rows.full_tensor()?.to_vec::<f32>()?, [0.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
@@ -426,7 +440,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::ones(&mesh, DType::F32, [3, 3], "(S1)".parse()?)?.tril(-1)?;
+    ///     let x = DTensor::ones(&mesh, DType::F32, [3, 3], "(S1)")?.tril(-1)?;
     ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [0., 0., 0., 1., 0., 0., 1., 1., 0.]);
     ///     Ok(())
     /// })?;
@@ -446,7 +460,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::ones(&mesh, DType::I64, [2, 3], "(S0)".parse()?)?.triu(1)?;
+    ///     let x = DTensor::ones(&mesh, DType::I64, [2, 3], "(S0)")?.triu(1)?;
     ///     assert_eq!(x.full_tensor()?.to_vec::<i64>()?, [0, 1, 1, 0, 0, 1]);
     ///     Ok(())
     /// })?;

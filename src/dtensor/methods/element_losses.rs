@@ -19,10 +19,10 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 5.0], [3])?, "(S0)".parse()?)?;
-    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 1.0, 1.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 5.0], [3])?, "(S0)")?;
+    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 1.0, 1.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.mse_loss(&y, LossReduction::None)?.full_tensor()?.to_vec::<f32>()?, [0.0, 1.0, 16.0]);
-    ///     assert_eq!(x.mse_loss(&y, LossReduction::Sum)?.full_tensor()?.item()?, 17.0);
+    ///     assert_eq!(x.mse_loss(&y, LossReduction::Sum)?.item()?, 17.0);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
@@ -42,9 +42,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 6.0], [3])?, "(S0)".parse()?)?;
-    ///     let y = DTensor::full(&mesh, x.dtype(), [1], 3.0, "(R)".parse()?)?;
-    ///     assert_eq!(x.l1_loss(&y, LossReduction::Mean)?.full_tensor()?.item()?, 2.0);
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 6.0], [3])?, "(S0)")?;
+    ///     let y = DTensor::full(&mesh, x.dtype(), [1], "(R)", 3.0)?;
+    ///     assert_eq!(x.l1_loss(&y, LossReduction::Mean)?.item()?, 2.0);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
@@ -65,8 +65,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, -6.0], [2])?, "(S0)".parse()?)?;
-    ///     let zero = DTensor::zeros(&mesh, x.dtype(), [2], "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, -6.0], [2])?, "(S0)")?;
+    ///     let zero = DTensor::zeros(&mesh, x.dtype(), [2], "(S0)")?;
     ///     let loss = x.huber_loss(&zero, 2.0, LossReduction::None)?;
     ///     assert_eq!(loss.full_tensor()?.to_vec::<f32>()?, [0.5, 10.0]);
     ///     Ok(())
@@ -91,8 +91,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, -6.0], [2])?, "(S0)".parse()?)?;
-    ///     let zero = DTensor::zeros(&mesh, x.dtype(), [2], "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, -6.0], [2])?, "(S0)")?;
+    ///     let zero = DTensor::zeros(&mesh, x.dtype(), [2], "(S0)")?;
     ///     let loss = x.smooth_l1_loss(&zero, 2.0, LossReduction::None)?;
     ///     assert_eq!(loss.full_tensor()?.to_vec::<f32>()?, [0.25, 5.0]);
     ///     Ok(())
@@ -131,9 +131,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let p = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.5f64, 0.5, 0.0], [3])?, "(S0)".parse()?)?;
-    ///     let q = DTensor::full(&mesh, p.dtype(), [3], 0.25, "(S0)".parse()?)?;
-    ///     let divergence = q.log()?.kl_div_loss(&p, false, LossReduction::Sum)?.full_tensor()?.item()?;
+    ///     let p = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.5f64, 0.5, 0.0], [3])?, "(S0)")?;
+    ///     let q = DTensor::full(&mesh, p.dtype(), [3], "(S0)", 0.25)?;
+    ///     let divergence = q.log()?.kl_div_loss(&p, false, LossReduction::Sum)?.item()?;
     ///     assert!((divergence - 2f64.ln()).abs() < 1e-15);
     ///     Ok(())
     /// })?;
@@ -172,8 +172,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![3.0f32, 4.0, 0.0, 2.0], [2, 2])?, "(S1)".parse()?)?;
-    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![4.0f32, 3.0], [2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![3.0f32, 4.0, 0.0, 2.0], [2, 2])?, "(S1)")?;
+    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![4.0f32, 3.0], [2])?, "(S0)")?;
     ///     let cos = x.cosine_similarity(&y, -1, 1e-8)?.full_tensor()?.to_vec::<f32>()?;
     ///     assert!((cos[0] - 0.96).abs() < 1e-6 && (cos[1] - 0.6).abs() < 1e-6);
     ///     Ok(())
@@ -209,9 +209,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 0.0, 0.0, 1.0], [2, 2])?, "(S1)".parse()?)?;
-    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f32, 1.0, 0.0, 1.0], [2, 2])?, "(S1)".parse()?)?;
-    ///     let target = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, -1], [2])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 0.0, 0.0, 1.0], [2, 2])?, "(S1)")?;
+    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f32, 1.0, 0.0, 1.0], [2, 2])?, "(S1)")?;
+    ///     let target = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, -1], [2])?, "(R)")?;
     ///     let loss = x.cosine_embedding_loss(&y, &target, 0.25, LossReduction::None)?;
     ///     let loss = loss.full_tensor()?.to_vec::<f32>()?;
     ///     assert!((loss[0] - 1.0).abs() < 1e-6 && (loss[1] - 0.75).abs() < 1e-6);

@@ -18,7 +18,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DTensors, DeviceMesh}, ops::Mul, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], 4.0, "(S0)".parse()?)?, DTensor::full(&mesh, DType::F32, [5], 6.0, "(R)".parse()?)?];
+    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], "(S0)", 4.0)?, DTensor::full(&mesh, DType::F32, [5], "(R)", 6.0)?];
     ///     let calls = xs.into_iter().map(|x| DTensors::from([x.clone(), x])).collect();
     ///     let out = DTensor::foreach(&Mul, calls)?;
     ///     assert_eq!(out[0].full_tensor()?.to_vec::<f32>()?, [16.0; 6]);
@@ -48,7 +48,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], 4.0, "(S0)".parse()?)?, DTensor::full(&mesh, DType::F32, [5], 6.0, "(R)".parse()?)?];
+    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], "(S0)", 4.0)?, DTensor::full(&mesh, DType::F32, [5], "(R)", 6.0)?];
     ///     let ys: Vec<DTensor> = xs.iter().map(|x| x.full_like(2.0)).collect::<isoshard::Result<_>>()?;
     ///     let out = DTensor::foreach_add(xs, &ys)?;
     ///     assert_eq!(out[0].full_tensor()?.to_vec::<f32>()?, [6.0; 6]);
@@ -73,7 +73,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], 4.0, "(S0)".parse()?)?, DTensor::full(&mesh, DType::F32, [5], 6.0, "(R)".parse()?)?];
+    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], "(S0)", 4.0)?, DTensor::full(&mesh, DType::F32, [5], "(R)", 6.0)?];
     ///     let ys: Vec<DTensor> = xs.iter().map(|x| x.full_like(2.0)).collect::<isoshard::Result<_>>()?;
     ///     let out = DTensor::foreach_sub(xs, &ys)?;
     ///     assert_eq!(out[0].full_tensor()?.to_vec::<f32>()?, [2.0; 6]);
@@ -98,7 +98,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], 4.0, "(S0)".parse()?)?, DTensor::full(&mesh, DType::F32, [5], 6.0, "(R)".parse()?)?];
+    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], "(S0)", 4.0)?, DTensor::full(&mesh, DType::F32, [5], "(R)", 6.0)?];
     ///     let ys: Vec<DTensor> = xs.iter().map(|x| x.full_like(2.0)).collect::<isoshard::Result<_>>()?;
     ///     let out = DTensor::foreach_mul(xs, &ys)?;
     ///     assert_eq!(out[0].full_tensor()?.to_vec::<f32>()?, [8.0; 6]);
@@ -123,7 +123,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], 4.0, "(S0)".parse()?)?, DTensor::full(&mesh, DType::F32, [5], 6.0, "(R)".parse()?)?];
+    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], "(S0)", 4.0)?, DTensor::full(&mesh, DType::F32, [5], "(R)", 6.0)?];
     ///     let ys: Vec<DTensor> = xs.iter().map(|x| x.full_like(2.0)).collect::<isoshard::Result<_>>()?;
     ///     let out = DTensor::foreach_div(xs, &ys)?;
     ///     assert_eq!(out[0].full_tensor()?.to_vec::<f32>()?, [2.0; 6]);
@@ -147,7 +147,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], 4.0, "(S0)".parse()?)?, DTensor::full(&mesh, DType::F32, [5], 6.0, "(R)".parse()?)?];
+    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], "(S0)", 4.0)?, DTensor::full(&mesh, DType::F32, [5], "(R)", 6.0)?];
     ///     let out = DTensor::foreach_add_scalar(xs, 0.5)?;
     ///     assert_eq!(out[0].full_tensor()?.to_vec::<f32>()?, [4.5; 6]);
     ///     assert_eq!(out[1].full_tensor()?.to_vec::<f32>()?, [6.5; 5]);
@@ -170,7 +170,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], 4.0, "(S0)".parse()?)?, DTensor::full(&mesh, DType::F32, [5], 6.0, "(R)".parse()?)?];
+    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], "(S0)", 4.0)?, DTensor::full(&mesh, DType::F32, [5], "(R)", 6.0)?];
     ///     let out = DTensor::foreach_mul_scalar(xs, 0.5)?;
     ///     assert_eq!(out[0].full_tensor()?.to_vec::<f32>()?, [2.0; 6]);
     ///     assert_eq!(out[1].full_tensor()?.to_vec::<f32>()?, [3.0; 5]);
@@ -195,7 +195,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], 4.0, "(S0)".parse()?)?, DTensor::full(&mesh, DType::F32, [5], 6.0, "(R)".parse()?)?];
+    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], "(S0)", 4.0)?, DTensor::full(&mesh, DType::F32, [5], "(R)", 6.0)?];
     ///     let ys: Vec<DTensor> = xs.iter().map(|x| x.full_like(2.0)).collect::<isoshard::Result<_>>()?;
     ///     let out = DTensor::foreach_lerp(xs, &ys, 0.25)?;
     ///     assert_eq!(out[0].full_tensor()?.to_vec::<f32>()?, [3.5; 6]);
@@ -226,7 +226,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], 4.0, "(S0)".parse()?)?, DTensor::full(&mesh, DType::F32, [5], 6.0, "(R)".parse()?)?];
+    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], "(S0)", 4.0)?, DTensor::full(&mesh, DType::F32, [5], "(R)", 6.0)?];
     ///     let ys: Vec<DTensor> = xs.iter().map(|x| x.full_like(2.0)).collect::<isoshard::Result<_>>()?;
     ///     let out = DTensor::foreach_addcmul(xs, &ys, &ys, 0.5)?;
     ///     assert_eq!(out[0].full_tensor()?.to_vec::<f32>()?, [6.0; 6]);
@@ -256,7 +256,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], 4.0, "(S0)".parse()?)?, DTensor::full(&mesh, DType::F32, [5], 6.0, "(R)".parse()?)?];
+    ///     let xs = vec![DTensor::full(&mesh, DType::F32, [2, 3], "(S0)", 4.0)?, DTensor::full(&mesh, DType::F32, [5], "(R)", 6.0)?];
     ///     let ys: Vec<DTensor> = xs.iter().map(|x| x.full_like(2.0)).collect::<isoshard::Result<_>>()?;
     ///     let out = DTensor::foreach_addcdiv(xs, &ys, &ys, 0.5)?;
     ///     assert_eq!(out[0].full_tensor()?.to_vec::<f32>()?, [4.5; 6]);

@@ -17,7 +17,7 @@ use crate::tensor::{Shape, short_list};
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
 /// spmd(2, |rank| {
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 3.0], [2, 1])?, "(S0)".parse()?)?;
+///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 3.0], [2, 1])?, "(S0)")?;
 ///     let (_, statistics) = x.batch_norm(None, 1e-5)?;
 ///     assert_eq!(statistics.mean.full_tensor()?.to_vec::<f32>()?, [2.0]);
 ///     assert_eq!(statistics.variance.full_tensor()?.to_vec::<f32>()?, [1.0]);
@@ -44,7 +44,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let x = Tensor::from_vec(vec![1.0f32, 3.0, 3.0, 1.0, 0.0, 8.0, 0.0, 8.0], [2, 2, 2])?;
-    ///     let x = DTensor::distribute(&mesh, &x, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &x, "(S0)")?;
     ///     let y = x.layer_norm_over(2, None, None, 0.0)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [-1.0, 1.0, 1.0, -1.0, -1.0, 1.0, -1.0, 1.0]);
     ///     Ok(())
@@ -90,7 +90,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
     ///     let x = Tensor::from_vec(vec![1.0f32, 3.0, 0.0, 8.0], [1, 4, 1])?;
-    ///     let x = DTensor::distribute(&mesh, &x, "(S1)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &x, "(S1)")?;
     ///     let y = x.group_norm(2, None, 0.0)?; // channels 0 and 1, channels 2 and 3
     ///     assert_eq!(mesh.received_bytes(), 0);
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [-1.0, 1.0, -1.0, 1.0]);
@@ -120,7 +120,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let x = Tensor::from_vec(vec![1.0f32, 3.0, 10.0, 30.0], [1, 2, 2])?;
-    ///     let x = DTensor::distribute(&mesh, &x, "(S1)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &x, "(S1)")?;
     ///     assert_eq!(x.instance_norm(None, 0.0)?.full_tensor()?.to_vec::<f32>()?, [-1.0, 1.0, -1.0, 1.0]);
     ///     Ok(())
     /// })?;
@@ -145,7 +145,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let x = Tensor::from_vec(vec![1.0f32, 10.0, 3.0, 30.0], [2, 2])?; // one sample per rank
-    ///     let x = DTensor::distribute(&mesh, &x, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &x, "(S0)")?;
     ///     let (y, _) = x.batch_norm(None, 0.0)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [-1.0, -1.0, 1.0, 1.0]);
     ///     Ok(())
@@ -186,8 +186,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{BatchStatistics, DTensor, DeviceMesh}, tensor::{DType, Tensor}};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [2, 1, 3], 5.0, "(S0)".parse()?)?;
-    ///     let channel = |value| DTensor::full(&mesh, DType::F32, [1], value, "(R)".parse()?);
+    ///     let x = DTensor::full(&mesh, DType::F32, [2, 1, 3], "(S0)", 5.0)?;
+    ///     let channel = |value| DTensor::full(&mesh, DType::F32, [1], "(R)", value);
     ///     let running = BatchStatistics { mean: channel(1.0)?, variance: channel(4.0)? };
     ///     assert_eq!(x.normalise_channels(&running, None, 0.0)?.full_tensor()?.to_vec::<f32>()?, [2.0; 6]);
     ///     Ok(())
@@ -220,8 +220,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
-    ///     let v = DTensor::distribute(&mesh, &Tensor::from_vec(vec![3.0f64, 4.0, 0.0, 2.0], [2, 2])?, "(S1)".parse()?)?;
-    ///     let norms = DTensor::full(&mesh, v.dtype(), [2], 10.0, "(R)".parse()?)?;
+    ///     let v = DTensor::distribute(&mesh, &Tensor::from_vec(vec![3.0f64, 4.0, 0.0, 2.0], [2, 2])?, "(S1)")?;
+    ///     let norms = DTensor::full(&mesh, v.dtype(), [2], "(R)", 10.0)?;
     ///     assert_eq!(v.weight_norm(&norms, 0)?.full_tensor()?.to_f64_vec(), [6.0, 8.0, 0.0, 10.0]);
     ///     Ok(())
     /// })?;

@@ -16,8 +16,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let table = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f32, 0.5, 1.0, 1.5, 2.0, 2.5], [3, 2])?, "(R)".parse()?)?;
-    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0], [2])?, "(S0)".parse()?)?;
+    ///     let table = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f32, 0.5, 1.0, 1.5, 2.0, 2.5], [3, 2])?, "(R)")?;
+    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0], [2])?, "(S0)")?;
     ///     let rows = table.embedding(&index)?;
     ///     assert_eq!(rows.spec().to_string(), "f32[2, 2]@(dp:S0)");
     ///     assert_eq!(rows.full_tensor()?.to_vec::<f32>()?, [2.0, 2.5, 0.0, 0.5]);
@@ -41,8 +41,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?, "(S0)".parse()?)?;
-    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0], [2, 1])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?, "(S0)")?;
+    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0], [2, 1])?, "(S0)")?;
     ///     assert_eq!(x.gather(1, &index)?.full_tensor()?.to_vec::<f32>()?, [3.0, 4.0]);
     ///     Ok(())
     /// })?;
@@ -64,8 +64,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 4.0], [3])?, "(R)".parse()?)?;
-    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0, 2], [3])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 4.0], [3])?, "(R)")?;
+    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0, 2], [3])?, "(R)")?;
     ///     assert_eq!(x.scatter_add(0, &index, 3)?.full_tensor()?.to_vec::<f32>()?, [2.0, 0.0, 5.0]);
     ///     Ok(())
     /// })?;
@@ -90,9 +90,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
-    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0, 2], [3])?, "(R)".parse()?)?;
-    ///     let src = DTensor::distribute(&mesh, &Tensor::from_vec(vec![7.0f32, 8.0, 9.0], [3])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
+    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0, 2], [3])?, "(R)")?;
+    ///     let src = DTensor::distribute(&mesh, &Tensor::from_vec(vec![7.0f32, 8.0, 9.0], [3])?, "(R)")?;
     ///     let y = x.scatter(0, &index, &src)?;
     ///     assert_eq!(y.spec().to_string(), "f32[3]@(dp:S0)"); // each rank writes what it stores
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [8.0, 2.0, 9.0]);
@@ -121,9 +121,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::{ReduceOp, Tensor}};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(R)".parse()?)?;
-    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0, 2], [3])?, "(S0)".parse()?)?;
-    ///     let src = DTensor::distribute(&mesh, &Tensor::from_vec(vec![7.0f32, -8.0, 9.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(R)")?;
+    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0, 2], [3])?, "(S0)")?;
+    ///     let src = DTensor::distribute(&mesh, &Tensor::from_vec(vec![7.0f32, -8.0, 9.0], [3])?, "(S0)")?;
     ///     let y = x.scatter_reduce(0, &index, &src, ReduceOp::Max)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, 2.0, 9.0]);
     ///     let y = x.scatter_reduce(0, &index, &src, ReduceOp::Sum)?;
@@ -161,8 +161,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(S0)".parse()?)?;
-    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, 1, 0], [3])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(S0)")?;
+    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, 1, 0], [3])?, "(R)")?;
     ///     let y = x.index_select(1, &index)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [2.0, 2.0, 1.0, 4.0, 4.0, 3.0]);
     ///     Ok(())
@@ -186,9 +186,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 1.0], [2, 1])?, "(R)".parse()?)?;
-    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, 1, 0], [3])?, "(S0)".parse()?)?;
-    ///     let src = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 4.0], [3, 1])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 1.0], [2, 1])?, "(R)")?;
+    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, 1, 0], [3])?, "(S0)")?;
+    ///     let src = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 4.0], [3, 1])?, "(S0)")?;
     ///     let y = x.index_add(0, &index, &src)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [5.0, 4.0]);
     ///     Ok(())
@@ -212,9 +212,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let cache = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f32, 0.0, 0.0], [3, 1])?, "(R)".parse()?)?;
-    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0], [2])?, "(R)".parse()?)?;
-    ///     let src = DTensor::distribute(&mesh, &Tensor::from_vec(vec![5.0f32, 6.0], [2, 1])?, "(R)".parse()?)?;
+    ///     let cache = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f32, 0.0, 0.0], [3, 1])?, "(R)")?;
+    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0], [2])?, "(R)")?;
+    ///     let src = DTensor::distribute(&mesh, &Tensor::from_vec(vec![5.0f32, 6.0], [2, 1])?, "(R)")?;
     ///     let y = cache.index_copy(0, &index, &src)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [6.0, 0.0, 5.0]);
     ///     Ok(())
@@ -237,9 +237,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(R)".parse()?)?;
-    ///     let rows = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, 0], [2])?, "(R)".parse()?)?;
-    ///     let columns = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64], [1])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(R)")?;
+    ///     let rows = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, 0], [2])?, "(R)")?;
+    ///     let columns = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64], [1])?, "(R)")?;
     ///     let y = x.index(&[&rows, &columns])?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [3.0, 1.0]);
     ///     Ok(())
@@ -264,10 +264,10 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f32, 0.0, 0.0, 0.0], [2, 2])?, "(R)".parse()?)?;
-    ///     let rows = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64, 1, 1], [3])?, "(R)".parse()?)?;
-    ///     let columns = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64, 1, 1], [3])?, "(R)".parse()?)?;
-    ///     let values = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 4.0], [3])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f32, 0.0, 0.0, 0.0], [2, 2])?, "(R)")?;
+    ///     let rows = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64, 1, 1], [3])?, "(R)")?;
+    ///     let columns = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64, 1, 1], [3])?, "(R)")?;
+    ///     let values = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 4.0], [3])?, "(R)")?;
     ///     let put = x.index_put(&[&rows, &columns], &values, false)?;
     ///     assert_eq!(put.full_tensor()?.to_vec::<f32>()?, [1.0, 0.0, 0.0, 4.0]);
     ///     let added = x.index_put(&[&rows, &columns], &values, true)?;
@@ -299,8 +299,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(S0)".parse()?)?;
-    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, 0, 1], [1, 3])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(S0)")?;
+    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, 0, 1], [1, 3])?, "(R)")?;
     ///     let y = x.take_along_dim(1, &index)?;
     ///     assert_eq!(y.spec().to_string(), "f32[2, 3]@(dp:S0)");
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [2.0, 1.0, 2.0, 4.0, 3.0, 4.0]);
@@ -338,8 +338,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(R)".parse()?)?;
-    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![3i64, 0], [2, 1])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(R)")?;
+    ///     let index = DTensor::distribute(&mesh, &Tensor::from_vec(vec![3i64, 0], [2, 1])?, "(R)")?;
     ///     assert_eq!(x.take(&index)?.full_tensor()?.to_vec::<f32>()?, [4.0, 1.0]);
     ///     Ok(())
     /// })?;
@@ -361,7 +361,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let experts = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0, 2, 1], [4])?, "(S0)".parse()?)?;
+    ///     let experts = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0, 2, 1], [4])?, "(S0)")?;
     ///     let load = experts.bincount(4)?;
     ///     assert_eq!(load.spec().to_string(), "i64[4]@(dp:P(sum))");
     ///     assert_eq!(load.full_tensor()?.to_vec::<i64>()?, [1, 1, 2, 0]);

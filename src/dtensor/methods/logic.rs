@@ -16,7 +16,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.eq_scalar(2.0)?.full_tensor()?.to_vec::<bool>()?, [false, true, false]);
     ///     Ok(())
     /// })?;
@@ -35,7 +35,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.ne_scalar(2.0)?.full_tensor()?.to_vec::<bool>()?, [true, false, true]);
     ///     Ok(())
     /// })?;
@@ -54,7 +54,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.lt_scalar(2.0)?.full_tensor()?.to_vec::<bool>()?, [true, false, false]);
     ///     Ok(())
     /// })?;
@@ -73,7 +73,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.le_scalar(2.0)?.full_tensor()?.to_vec::<bool>()?, [true, true, false]);
     ///     Ok(())
     /// })?;
@@ -92,7 +92,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.gt_scalar(2.0)?.full_tensor()?.to_vec::<bool>()?, [false, false, true]);
     ///     Ok(())
     /// })?;
@@ -111,7 +111,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.ge_scalar(2.0)?.full_tensor()?.to_vec::<bool>()?, [false, true, true]);
     ///     Ok(())
     /// })?;
@@ -131,8 +131,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false], [3])?, "(S0)".parse()?)?;
-    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, false, false], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false], [3])?, "(S0)")?;
+    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, false, false], [3])?, "(S0)")?;
     ///     assert_eq!(x.logical_and(&y)?.full_tensor()?.to_vec::<bool>()?, [true, false, false]);
     ///     Ok(())
     /// })?;
@@ -154,8 +154,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false], [3])?, "(S0)".parse()?)?;
-    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, false, false], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false], [3])?, "(S0)")?;
+    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, false, false], [3])?, "(S0)")?;
     ///     assert_eq!(x.logical_or(&y)?.full_tensor()?.to_vec::<bool>()?, [true, true, false]);
     ///     Ok(())
     /// })?;
@@ -177,8 +177,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false], [3])?, "(S0)".parse()?)?;
-    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, false, false], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false], [3])?, "(S0)")?;
+    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, false, false], [3])?, "(S0)")?;
     ///     assert_eq!(x.logical_xor(&y)?.full_tensor()?.to_vec::<bool>()?, [false, true, false]);
     ///     Ok(())
     /// })?;
@@ -199,7 +199,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false], [3])?, "(S0)")?;
     ///     assert_eq!(x.logical_not()?.full_tensor()?.to_vec::<bool>()?, [false, false, true]);
     ///     Ok(())
     /// })?;
@@ -219,7 +219,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0, f64::NAN, f64::INFINITY], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0, f64::NAN, f64::INFINITY], [3])?, "(S0)")?;
     ///     assert_eq!(x.isnan()?.full_tensor()?.to_vec::<bool>()?, [false, true, false]);
     ///     Ok(())
     /// })?;
@@ -242,7 +242,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0, f64::NAN, f64::INFINITY], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0, f64::NAN, f64::INFINITY], [3])?, "(S0)")?;
     ///     assert_eq!(x.isinf()?.full_tensor()?.to_vec::<bool>()?, [false, false, true]);
     ///     Ok(())
     /// })?;
@@ -265,7 +265,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0, f64::NAN, f64::INFINITY], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0, f64::NAN, f64::INFINITY], [3])?, "(S0)")?;
     ///     assert_eq!(x.isfinite()?.full_tensor()?.to_vec::<bool>()?, [true, false, false]);
     ///     Ok(())
     /// })?;
@@ -290,8 +290,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
-    ///     let mask = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, false, true], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
+    ///     let mask = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, false, true], [3])?, "(S0)")?;
     ///     assert_eq!(x.masked_fill(&mask, 9.0)?.full_tensor()?.to_vec::<f32>()?, [9.0, 2.0, 9.0]);
     ///     Ok(())
     /// })?;
@@ -321,7 +321,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![f32::NAN, f32::INFINITY, 2.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![f32::NAN, f32::INFINITY, 2.0], [3])?, "(S0)")?;
     ///     let y = x.nan_to_num(0.0, Some(9.0), None)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [0.0, 9.0, 2.0]);
     ///     Ok(())
@@ -358,7 +358,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.clamp(0.0, 2.5)?.full_tensor()?.to_vec::<f32>()?, [0.0, 2.0, 2.5]);
     ///     Ok(())
     /// })?;
@@ -391,7 +391,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.clamp_min(1.0)?.full_tensor()?.to_vec::<f32>()?, [1.0, 2.0, 3.0]);
     ///     Ok(())
     /// })?;
@@ -411,7 +411,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.clamp_max(1.0)?.full_tensor()?.to_vec::<f32>()?, [-1.0, 1.0, 1.0]);
     ///     Ok(())
     /// })?;
@@ -431,7 +431,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.div_scalar(4.0)?.full_tensor()?.to_vec::<f32>()?, [-0.25, 0.5, 0.75]);
     ///     Ok(())
     /// })?;
@@ -451,8 +451,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
-    ///     let end = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 4.0, 5.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
+    ///     let end = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 4.0, 5.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.lerp_scalar(&end, 0.5)?.full_tensor()?.to_vec::<f32>()?, [0.0, 3.0, 4.0]);
     ///     Ok(())
     /// })?;
@@ -475,7 +475,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.square()?.full_tensor()?.to_vec::<f32>()?, [1.0, 4.0, 9.0]);
     ///     Ok(())
     /// })?;
@@ -495,7 +495,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 4.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 4.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.reciprocal()?.full_tensor()?.to_vec::<f32>()?, [-1.0, 0.5, 0.25]);
     ///     Ok(())
     /// })?;
@@ -551,6 +551,6 @@ impl DTensor {
             return Err(Error::invalid(verb, rule, given, "cast the tensor first"));
         }
         let mesh = self.mesh();
-        DTensor::full(mesh, self.dtype(), [], value, Layout::replicated(mesh.mesh().ndim()))
+        DTensor::full(mesh, self.dtype(), [], Layout::replicated(mesh.mesh().ndim()), value)
     }
 }

@@ -28,9 +28,9 @@ impl LossReduction {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, LossReduction}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let losses = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 6.0], [3])?, "(S0)".parse()?)?;
-    ///     assert_eq!(LossReduction::Mean.apply(&losses)?.full_tensor()?.item()?, 3.0);
-    ///     assert_eq!(LossReduction::Sum.apply(&losses)?.full_tensor()?.item()?, 9.0);
+    ///     let losses = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 6.0], [3])?, "(S0)")?;
+    ///     assert_eq!(LossReduction::Mean.apply(&losses)?.item()?, 3.0);
+    ///     assert_eq!(LossReduction::Sum.apply(&losses)?.item()?, 9.0);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())

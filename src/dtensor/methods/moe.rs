@@ -22,7 +22,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let logits = Tensor::from_vec(vec![0.0f32, 5.0, 5.0, -1.0, 2.0, -3.0], [2, 3])?;
-    ///     let logits = DTensor::distribute(&mesh, &logits, "(S0)".parse()?)?;
+    ///     let logits = DTensor::distribute(&mesh, &logits, "(S0)")?;
     ///     let (expert, weight) = logits.route_top_k(2)?;
     ///     assert_eq!(expert.full_tensor()?.to_vec::<i64>()?, [1, 2, 1, 0]);
     ///     assert_eq!(weight.full_tensor()?.to_vec::<f32>()?[..2], [0.5, 0.5]);
@@ -60,7 +60,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let expert = Tensor::from_vec(vec![1i64, 0, 1, 1], [4, 1])?;
-    ///     let expert = DTensor::distribute(&mesh, &expert, "(S0)".parse()?)?;
+    ///     let expert = DTensor::distribute(&mesh, &expert, "(S0)")?;
     ///     let (slot, counts) = expert.expert_slots(2, None)?;
     ///     assert_eq!(slot.full_tensor()?.to_vec::<i64>()?, [1, 0, 2, 3]);
     ///     assert_eq!(counts.full_tensor()?.to_vec::<i64>()?, [1, 3]);
@@ -92,8 +92,8 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
     ///     let x = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?;
-    ///     let x = DTensor::distribute(&mesh, &x, "(S1)".parse()?)?;
-    ///     let slot = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0], [2, 1])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &x, "(S1)")?;
+    ///     let slot = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2i64, 0], [2, 1])?, "(R)")?;
     ///     let y = x.permute_tokens(&slot, 3)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [3.0, 4.0, 0.0, 0.0, 1.0, 2.0]);
     ///     let tokens = y.unpermute_tokens(&slot)?.squeeze(1)?.full_tensor()?;
@@ -115,7 +115,7 @@ impl DTensor {
             return Err(Error::invalid("permute_tokens", rule, given, "reshape them"));
         }
         shape.insert(dims - 1, slot.shape()[dims - 1]);
-        let rows = self.unsqueeze(dims - 1)?.expand(shape)?;
+        let rows = self.unsqueeze(-2)?.expand(shape)?;
         DTensor::apply_one(&PermuteTokens { slots }, &[&rows, slot])
     }
 
@@ -130,8 +130,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("ep", 2)])?;
-    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![5.0f32, 7.0], [2, 1])?, "(S0)".parse()?)?;
-    ///     let slot = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, -1, 0], [3, 1])?, "(R)".parse()?)?;
+    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![5.0f32, 7.0], [2, 1])?, "(S0)")?;
+    ///     let slot = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, -1, 0], [3, 1])?, "(R)")?;
     ///     let x = y.unpermute_tokens(&slot)?;
     ///     assert_eq!(x.spec().to_string(), "f32[3, 1, 1]@(ep:P(sum))");
     ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [7.0, 0.0, 5.0]);
@@ -158,7 +158,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let counts = Tensor::from_vec(vec![2i64, 1, 0, 3], [2, 2])?;
-    ///     let counts = DTensor::distribute(&mesh, &counts, "(S0)".parse()?)?;
+    ///     let counts = DTensor::distribute(&mesh, &counts, "(S0)")?;
     ///     assert_eq!(counts.group_sizes()?, GroupSizes::new(2, [2, 1, 0, 3])?);
     ///     Ok(())
     /// })?;
@@ -201,9 +201,9 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let x = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2, 1])?;
-    ///     let x = DTensor::distribute(&mesh, &x, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &x, "(S0)")?;
     ///     let w = Tensor::from_vec(vec![1.0f32, 100.0], [2, 1, 1])?; // two experts
-    ///     let w = DTensor::distribute(&mesh, &w, "(R)".parse()?)?;
+    ///     let w = DTensor::distribute(&mesh, &w, "(R)")?;
     ///     let y = x.grouped_matmul(&w, &GroupSizes::new(2, [1, 1, 0, 2])?)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, 200.0, 300.0, 400.0]);
     ///     Ok(())
@@ -230,10 +230,10 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let p = Tensor::from_vec(vec![0.75f32, 0.25, 0.75, 0.25], [2, 2])?;
-    ///     let p = DTensor::distribute(&mesh, &p, "(S0)".parse()?)?;
+    ///     let p = DTensor::distribute(&mesh, &p, "(S0)")?;
     ///     let of = |counts: [i64; 2]| -> isoshard::Result<f64> {
-    ///         let counts = DTensor::distribute(&mesh, &Tensor::from_slice(&counts, [2])?, "(R)".parse()?)?;
-    ///         p.load_balancing_loss(&counts)?.full_tensor()?.item()
+    ///         let counts = DTensor::distribute(&mesh, &Tensor::from_slice(&counts, [2])?, "(R)")?;
+    ///         p.load_balancing_loss(&counts)?.item()
     ///     };
     ///     assert_eq!((of([1, 1])?, of([2, 0])?), (1.0, 1.5)); // even, and all tokens to the first expert
     ///     Ok(())
@@ -278,8 +278,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let logits = DTensor::full(&mesh, DType::F64, [3, 4], 2.0, "(S0)".parse()?)?;
-    ///     let loss = logits.router_z_loss()?.full_tensor()?.item()?;
+    ///     let logits = DTensor::full(&mesh, DType::F64, [3, 4], "(S0)", 2.0)?;
+    ///     let loss = logits.router_z_loss()?.item()?;
     ///     assert!((loss - (2.0 + 4f64.ln()).powi(2)).abs() < 1e-12);
     ///     Ok(())
     /// })?;

@@ -17,7 +17,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f32, 0.0, 9.0, 9.0], [2, 2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f32, 0.0, 9.0, 9.0], [2, 2])?, "(S0)")?;
     ///     assert_eq!(x.softmax(-1)?.full_tensor()?.to_vec::<f32>()?, [0.5; 4]);
     ///     Ok(())
     /// })?;
@@ -36,7 +36,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f32, 0.0, 9.0, 9.0], [2, 2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0.0f32, 0.0, 9.0, 9.0], [2, 2])?, "(S0)")?;
     ///     let y = x.log_softmax(-1)?.full_tensor()?.to_vec::<f32>()?;
     ///     assert!(y.iter().all(|v| (v + 2f32.ln()).abs() < 1e-6));
     ///     Ok(())
@@ -61,8 +61,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 3.0, 2.0, 6.0], [2, 2])?, "(S0)".parse()?)?;
-    ///     let weight = DTensor::full(&mesh, x.dtype(), [2], 10.0, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 3.0, 2.0, 6.0], [2, 2])?, "(S0)")?;
+    ///     let weight = DTensor::full(&mesh, x.dtype(), [2], "(R)", 10.0)?;
     ///     let y = x.layer_norm(&weight, None, 0.0)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [-10.0, 10.0, -10.0, 10.0]);
     ///     Ok(())
@@ -86,8 +86,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32, 2.0, 4.0, -4.0], [2, 2])?, "(S0)".parse()?)?;
-    ///     let weight = DTensor::full(&mesh, x.dtype(), [2], 3.0, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32, 2.0, 4.0, -4.0], [2, 2])?, "(S0)")?;
+    ///     let weight = DTensor::full(&mesh, x.dtype(), [2], "(R)", 3.0)?;
     ///     let y = x.rms_norm(&weight, 0.0)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [3.0, 3.0, 3.0, -3.0]);
     ///     Ok(())
@@ -111,9 +111,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let put = |x: &[f32]| DTensor::distribute(&mesh, &Tensor::from_slice(x, [2, 2])?, "(S0)".parse()?);
+    ///     let put = |x: &[f32]| DTensor::distribute(&mesh, &Tensor::from_slice(x, [2, 2])?, "(S0)");
     ///     let (x, residual) = (put(&[1.0, 1.0, 2.0, 2.0])?, put(&[0.0, 2.0, 0.0, 4.0])?);
-    ///     let weight = DTensor::full(&mesh, x.dtype(), [2], 10.0, "(R)".parse()?)?;
+    ///     let weight = DTensor::full(&mesh, x.dtype(), [2], "(R)", 10.0)?;
     ///     let (y, sum) = x.add_layer_norm(&residual, &weight, None, 0.0)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [-10.0, 10.0, -10.0, 10.0]);
     ///     assert_eq!(sum.full_tensor()?.to_vec::<f32>()?, [1.0, 3.0, 2.0, 6.0]);
@@ -144,7 +144,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let full = |shape: &[usize], value, layout: &str| DTensor::full(&mesh, DType::F32, shape, value, layout.parse()?);
+    ///     let full = |shape: &[usize], value, layout: &str| DTensor::full(&mesh, DType::F32, shape, layout.parse()?, value);
     ///     let (x, residual, weight) = (full(&[2, 4], 1.0, "(S0)")?, full(&[2, 4], 2.0, "(S0)")?, full(&[4], 5.0, "(R)")?);
     ///     let (y, sum) = x.add_rms_norm(&residual, &weight, 0.0)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [5.0; 8]);

@@ -117,8 +117,8 @@ impl DTensor {
         /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
         /// spmd(2, |rank| {
         ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
-        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)".parse()?)?;
+        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
+        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)")?;
         ///     assert_eq!(x.eq(&y)?.full_tensor()?.to_vec::<bool>()?, [false, true, false]);
         ///     Ok(())
         /// })?;
@@ -132,8 +132,8 @@ impl DTensor {
         /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
         /// spmd(2, |rank| {
         ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
-        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)".parse()?)?;
+        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
+        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)")?;
         ///     assert_eq!(x.ne(&y)?.full_tensor()?.to_vec::<bool>()?, [true, false, true]);
         ///     Ok(())
         /// })?;
@@ -147,8 +147,8 @@ impl DTensor {
         /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
         /// spmd(2, |rank| {
         ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
-        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)".parse()?)?;
+        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
+        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)")?;
         ///     assert_eq!(x.lt(&y)?.full_tensor()?.to_vec::<bool>()?, [true, false, false]);
         ///     Ok(())
         /// })?;
@@ -162,8 +162,8 @@ impl DTensor {
         /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
         /// spmd(2, |rank| {
         ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
-        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)".parse()?)?;
+        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
+        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)")?;
         ///     assert_eq!(x.le(&y)?.full_tensor()?.to_vec::<bool>()?, [true, true, false]);
         ///     Ok(())
         /// })?;
@@ -177,8 +177,8 @@ impl DTensor {
         /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
         /// spmd(2, |rank| {
         ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
-        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)".parse()?)?;
+        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
+        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)")?;
         ///     assert_eq!(x.gt(&y)?.full_tensor()?.to_vec::<bool>()?, [false, false, true]);
         ///     Ok(())
         /// })?;
@@ -192,8 +192,8 @@ impl DTensor {
         /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
         /// spmd(2, |rank| {
         ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
-        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)".parse()?)?;
+        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
+        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)")?;
         ///     assert_eq!(x.ge(&y)?.full_tensor()?.to_vec::<bool>()?, [false, true, true]);
         ///     Ok(())
         /// })?;
@@ -208,7 +208,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 4.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 4.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.pow_scalar(2.0)?.full_tensor()?.to_vec::<f32>()?, [1.0, 4.0, 16.0]);
     ///     Ok(())
     /// })?;
@@ -228,8 +228,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, -3.0], [3])?, "(S0)".parse()?)?;
-    ///     let zero = DTensor::zeros(&mesh, x.dtype(), [1], "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, -3.0], [3])?, "(S0)")?;
+    ///     let zero = DTensor::zeros(&mesh, x.dtype(), [1], "(R)")?;
     ///     let relu = x.gt(&zero)?.select(&x, &zero)?;
     ///     assert_eq!(relu.full_tensor()?.to_vec::<f32>()?, [0.0, 2.0, 0.0]);
     ///     Ok(())
@@ -251,7 +251,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::{DType, Tensor}};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
     ///     assert_eq!(x.cast(DType::I64)?.full_tensor()?.to_vec::<i64>()?, [1, 2, 3]);
     ///     Ok(())
     /// })?;

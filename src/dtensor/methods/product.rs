@@ -18,8 +18,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [2, 64], 0.5, "(S1)".parse()?)?;
-    ///     let w = DTensor::full(&mesh, DType::F32, [64, 3], 2.0, "(S0)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [2, 64], "(S1)", 0.5)?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [64, 3], "(S0)", 2.0)?;
     ///     let y = x.matmul(&w)?;
     ///     assert_eq!(y.spec().to_string(), "f32[2, 3]@(dp:P(sum))");
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [64.0; 6]);
@@ -42,8 +42,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec((0..8).map(|i| i as f32).collect(), [2, 2, 2])?, "(S0)".parse()?)?;
-    ///     let w = DTensor::full(&mesh, x.dtype(), [3, 2], 1.0, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec((0..8).map(|i| i as f32).collect(), [2, 2, 2])?, "(S0)")?;
+    ///     let w = DTensor::full(&mesh, x.dtype(), [3, 2], "(R)", 1.0)?;
     ///     let y = x.einsum("b t k, n k -> b t n", &w)?;
     ///     assert_eq!(y.spec().to_string(), "f32[2, 2, 3]@(dp:S0)");
     ///     assert_eq!(y.slice(2, 0, 1)?.full_tensor()?.to_vec::<f32>()?, [1.0, 5.0, 9.0, 13.0]);

@@ -11,7 +11,7 @@ use crate::dtensor::tensor::{DTensor, refuse_partial};
 use crate::dtensor::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
 use crate::ops::{Shuffle, Unkeyed};
-use crate::placement::Layout;
+use crate::placement::{IntoLayout, Layout};
 use crate::rng::{Distribution, Draw, Init, Permutation};
 use crate::tensor::{DType, Shape, Tensor};
 
@@ -27,7 +27,7 @@ impl DTensor {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", ranks)])?;
     ///     let mut generator = Generator::new(7);
     ///     let fair = Distribution::Bernoulli { p: 0.5 };
-    ///     let x = DTensor::random(&mesh, DType::Bool, [5, 3], "(S0)".parse::<Layout>()?, fair, &mut generator)?;
+    ///     let x = DTensor::random(&mesh, DType::Bool, [5, 3], "(S0)", fair, &mut generator)?;
     ///     x.full_tensor()?.to_vec::<bool>()
     /// });
     /// assert_eq!(coins(3)?[0], coins(1)?[0]);
@@ -41,7 +41,7 @@ impl DTensor {
         mesh: &DeviceMesh,
         dtype: DType,
         shape: impl Into<Shape>,
-        layout: Layout,
+        layout: impl IntoLayout,
         distribution: Distribution,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
@@ -49,7 +49,7 @@ impl DTensor {
             (mesh, "random"),
             dtype,
             shape.into(),
-            &layout,
+            &layout.into_layout()?,
             FillSource::RandomElement(distribution),
             from,
         )
@@ -62,8 +62,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::rand(&mesh, DType::F32, [5], "(S0)".parse()?, &mut Generator::new(7))?;
-    ///     let whole = DTensor::rand(&mesh, DType::F32, [5], "(R)".parse()?, &mut Generator::new(7))?;
+    ///     let x = DTensor::rand(&mesh, DType::F32, [5], "(S0)", &mut Generator::new(7))?;
+    ///     let whole = DTensor::rand(&mesh, DType::F32, [5], "(R)", &mut Generator::new(7))?;
     ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, whole.local().to_vec::<f32>()?);
     ///     assert!(whole.local().to_vec::<f32>()?.iter().all(|v| (0.0..1.0).contains(v)));
     ///     Ok(())
@@ -77,11 +77,11 @@ impl DTensor {
         mesh: &DeviceMesh,
         dtype: DType,
         shape: impl Into<Shape>,
-        layout: Layout,
+        layout: impl IntoLayout,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
         let unit = FillSource::FixedDistribution(Distribution::UNIT);
-        Self::filled((mesh, "rand"), dtype, shape.into(), &layout, unit, from)
+        Self::filled((mesh, "rand"), dtype, shape.into(), &layout.into_layout()?, unit, from)
     }
 
     /// Creates a tensor of standard normal numbers: [`DTensor::random`] from [`Distribution::STANDARD`]. Communicates
@@ -91,8 +91,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::randn(&mesh, DType::F64, [10_000], "(S0)".parse()?, &mut Generator::new(7))?;
-    ///     assert!(x.mean_all()?.full_tensor()?.item()?.abs() < 0.05);
+    ///     let x = DTensor::randn(&mesh, DType::F64, [10_000], "(S0)", &mut Generator::new(7))?;
+    ///     assert!(x.mean_all()?.item()?.abs() < 0.05);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
@@ -104,11 +104,11 @@ impl DTensor {
         mesh: &DeviceMesh,
         dtype: DType,
         shape: impl Into<Shape>,
-        layout: Layout,
+        layout: impl IntoLayout,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
         let standard = FillSource::FixedDistribution(Distribution::STANDARD);
-        Self::filled((mesh, "randn"), dtype, shape.into(), &layout, standard, from)
+        Self::filled((mesh, "randn"), dtype, shape.into(), &layout.into_layout()?, standard, from)
     }
 
     /// Creates the integers `0..len` in random order, as i64: element `i` is [`Permutation::at`]`(i)`. Each rank
@@ -119,7 +119,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let order = DTensor::randperm(&mesh, 5, "(S0)".parse()?, &mut Generator::new(7))?;
+    ///     let order = DTensor::randperm(&mesh, 5, "(S0)", &mut Generator::new(7))?;
     ///     let mut order = order.full_tensor()?.to_vec::<i64>()?;
     ///     order.sort_unstable();
     ///     assert_eq!(order, [0, 1, 2, 3, 4]);
@@ -130,8 +130,20 @@ impl DTensor {
     ///
     /// # Errors
     /// Refuses a layout that does not fit, `Partial`, and generators that differ between ranks.
-    pub fn randperm(mesh: &DeviceMesh, len: usize, layout: Layout, from: impl IntoDraw) -> Result<DTensor> {
-        Self::filled((mesh, "randperm"), DType::I64, [len].into(), &layout, FillSource::Permutation, from)
+    pub fn randperm(
+        mesh: &DeviceMesh,
+        len: usize,
+        layout: impl IntoLayout,
+        from: impl IntoDraw,
+    ) -> Result<DTensor> {
+        Self::filled(
+            (mesh, "randperm"),
+            DType::I64,
+            [len].into(),
+            &layout.into_layout()?,
+            FillSource::Permutation,
+            from,
+        )
     }
 
     /// Creates a tensor of initial values. Each rank computes its own shard only, except for [`Init::Orthogonal`].
@@ -159,11 +171,18 @@ impl DTensor {
         mesh: &DeviceMesh,
         dtype: DType,
         shape: impl Into<Shape>,
-        layout: Layout,
+        layout: impl IntoLayout,
         init: Init,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
-        Self::filled((mesh, "init"), dtype, shape.into(), &layout, FillSource::Init(init), from)
+        Self::filled(
+            (mesh, "init"),
+            dtype,
+            shape.into(),
+            &layout.into_layout()?,
+            FillSource::Init(init),
+            from,
+        )
     }
 
     /// Creates a tensor and fills it, for the method `verb`.
@@ -194,7 +213,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::{Distribution, Generator}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)")?;
     ///     let y = x.random_like(Distribution::Uniform { low: 2.0, high: 3.0 }, &mut Generator::new(7))?;
     ///     assert_eq!(y.spec(), x.spec());
     ///     assert!(y.local().to_vec::<f32>()?.iter().all(|v| (2.0..3.0).contains(v)));
@@ -216,7 +235,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)")?;
     ///     let noise = x.rand_like(&mut Generator::new(7))?;
     ///     assert_eq!(noise.spec(), x.spec());
     ///     Ok(())
@@ -237,7 +256,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)")?;
     ///     let (a, b) = (x.randn_like(&mut Generator::new(7))?, x.randn_like(&mut Generator::new(7))?);
     ///     assert_eq!(a.local().to_vec::<f32>()?, b.local().to_vec::<f32>()?); // equal seeds, equal draws
     ///     Ok(())
@@ -260,7 +279,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let mut generator = Generator::new(1);
-    ///     let mut noise = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse::<Layout>()?)?;
+    ///     let mut noise = DTensor::zeros(&mesh, DType::F32, [5], "(S0)")?;
     ///     noise.fill_random(Distribution::Normal { mean: 3.0, std: 0.0 }, &mut generator)?;
     ///     assert!(noise.local().to_vec::<f32>()?.iter().all(|&x| x == 3.0));
     ///     Ok(())
@@ -282,7 +301,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::{Generator, Init}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let mut x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)".parse()?)?;
+    ///     let mut x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)")?;
     ///     x.fill_init(Init::Ones, &mut Generator::new(7))?;
     ///     assert_eq!(x.local().to_vec::<f32>()?, [1.0, 1.0]);
     ///     Ok(())
@@ -308,7 +327,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let rows = Tensor::from_vec(vec![0.0f32, 1.0, 2.0], [3, 1])?;
-    ///     let x = DTensor::distribute(&mesh, &rows, "(S0)".parse::<Layout>()?)?;
+    ///     let x = DTensor::distribute(&mesh, &rows, "(S0)")?;
     ///     let mut order = x.shuffle(0, &mut Generator::new(5))?.full_tensor()?.to_vec::<f32>()?;
     ///     order.sort_by(f32::total_cmp);
     ///     assert_eq!(order, [0.0, 1.0, 2.0]);
@@ -412,7 +431,7 @@ mod tests {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
             let mut g = Generator::new(3);
-            let mut x = DTensor::zeros(&mesh, DType::F32, [5, 2], "(S1)".parse()?)?;
+            let mut x = DTensor::zeros(&mesh, DType::F32, [5, 2], "(S1)")?;
             let place = |x: &DTensor| x.local().as_slice::<f32>().map(<[f32]>::as_ptr);
             let before = place(&x)?;
             x.fill_random(Distribution::UNIT, &mut g)?;
@@ -435,15 +454,14 @@ mod tests {
             let rows = || "(S0)".parse::<Layout>();
             let said = |r: Result<DTensor>| r.map(|x| x.spec().to_string()).unwrap_err().to_string();
             assert_eq!(
-                said(DTensor::rand(&mesh, DType::F32, [5], "(P(sum))".parse()?, &mut g)),
+                said(DTensor::rand(&mesh, DType::F32, [5], "(P(sum))", &mut g)),
                 "rand: a Partial layout has no values of its own; got f32[5]@(a:P(sum)); redistribute first"
             );
-            let partial =
-                DTensor::from_local(&mesh, Tensor::zeros(DType::F32, [5]), [5], "(P(sum))".parse()?)?;
+            let partial = DTensor::from_local(&mesh, Tensor::zeros(DType::F32, [5]), [5], "(P(sum))")?;
             for refused in [
                 said(partial.randn_like(&mut g)),
-                said(DTensor::init(&mesh, DType::F32, [5], "(P(sum))".parse()?, Init::Ones, &mut g)),
-                said(DTensor::randperm(&mesh, 5, "(P(sum))".parse()?, &mut g)),
+                said(DTensor::init(&mesh, DType::F32, [5], "(P(sum))", Init::Ones, &mut g)),
+                said(DTensor::randperm(&mesh, 5, "(P(sum))", &mut g)),
             ] {
                 assert!(refused.contains("a Partial layout has no values"), "{refused}");
             }

@@ -20,7 +20,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?, "(S0)")?;
     ///     assert_eq!(x.sum(&[-1], true)?.spec().to_string(), "f32[2, 1]@(dp:S0)");
     ///     let columns = x.sum(&[0], false)?;
     ///     assert_eq!(columns.layout().to_string(), "(P(sum))");
@@ -42,8 +42,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
-    ///     assert_eq!(x.sum_all()?.full_tensor()?.item()?, 6.0);
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
+    ///     assert_eq!(x.sum_all()?.item()?, 6.0);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
@@ -66,7 +66,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 6.0], [2, 2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 6.0], [2, 2])?, "(S0)")?;
     ///     assert_eq!(x.mean(&[0], false)?.full_tensor()?.to_vec::<f32>()?, [2.0, 4.0]);
     ///     Ok(())
     /// })?;
@@ -87,8 +87,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 6.0], [4])?, "(S0)".parse()?)?;
-    ///     assert_eq!(x.mean_all()?.full_tensor()?.item()?, 3.0);
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 6.0], [4])?, "(S0)")?;
+    ///     assert_eq!(x.mean_all()?.item()?, 3.0);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
@@ -120,7 +120,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 5.0, 7.0, 3.0], [2, 2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 5.0, 7.0, 3.0], [2, 2])?, "(S0)")?;
     ///     let max = x.max(&[0], false)?;
     ///     assert_eq!(max.layout().to_string(), "(P(max))");
     ///     assert_eq!(max.full_tensor()?.to_vec::<f32>()?, [7.0, 5.0]);
@@ -143,7 +143,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 5.0, 7.0, 3.0], [2, 2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 5.0, 7.0, 3.0], [2, 2])?, "(S0)")?;
     ///     assert_eq!(x.min(&[1], true)?.full_tensor()?.to_vec::<f32>()?, [1.0, 3.0]);
     ///     Ok(())
     /// })?;
@@ -166,7 +166,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 5.0, 7.0, 3.0], [2, 2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 5.0, 7.0, 3.0], [2, 2])?, "(S0)")?;
     ///     assert_eq!(x.argmax(-1)?.full_tensor()?.to_vec::<i64>()?, [1, 0]);
     ///     Ok(())
     /// })?;
@@ -190,7 +190,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![9i64, 4, 7, 4], [4])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![9i64, 4, 7, 4], [4])?, "(S0)")?;
     ///     assert_eq!(x.argmin(0)?.full_tensor()?.to_vec::<i64>()?, [1]);
     ///     Ok(())
     /// })?;
@@ -213,7 +213,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 5.0, 7.0, 3.0], [2, 2])?, "(S1)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 5.0, 7.0, 3.0], [2, 2])?, "(S1)")?;
     ///     let (max, index) = x.max_with_index(1, false)?;
     ///     assert_eq!(max.full_tensor()?.to_vec::<f32>()?, [5.0, 7.0]);
     ///     assert_eq!(index.full_tensor()?.to_vec::<i64>()?, [1, 0]);
@@ -237,9 +237,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![3.0f32, 5.0, 2.0], [3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![3.0f32, 5.0, 2.0], [3])?, "(S0)")?;
     ///     let (min, index) = x.min_with_index(0, true)?;
-    ///     assert_eq!((min.full_tensor()?.item()?, index.full_tensor()?.item()?), (2.0, 2.0));
+    ///     assert_eq!((min.item()?, index.item()?), (2.0, 2.0));
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
@@ -259,9 +259,9 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32, 0.0, 3.0], [3])?, "(R)".parse()?)?.requires_grad()?;
-    ///     let y = x.prod(&[0], false)?;
-    ///     assert_eq!(y.full_tensor()?.item()?, 0.0);
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32, 0.0, 3.0], [3])?, "(R)")?.requires_grad()?;
+    ///     let mut y = x.prod(&[0], false)?;
+    ///     assert_eq!(y.item()?, 0.0);
     ///     assert_eq!(y.backward()?.get(&x).expect("a leaf").full_tensor()?.to_vec::<f32>()?, [0.0, 6.0, 0.0]);
     ///     Ok(())
     /// })?;

@@ -17,7 +17,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 1.0, 2.0], [2, 2])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 1.0, 2.0], [2, 2])?, "(R)")?;
     ///     let y = x.rotary(10_000.0, 0)?;
     ///     assert_eq!(y.slice(0, 0, 1)?.full_tensor()?.to_vec::<f32>()?, [1.0, 2.0]); // position 0 is not rotated
     ///     let last = x.slice(0, 1, 1)?.rotary(10_000.0, 1)?;
@@ -43,7 +43,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops::RotaryFrequencies, tensor::{DType, Tensor}};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let positions = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64, 1, 2, 0, 1], [5])?, "(S0)".parse()?)?;
+    ///     let positions = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64, 1, 2, 0, 1], [5])?, "(S0)")?;
     ///     let (cos, _) = positions.rotary_tables(&RotaryFrequencies::geometric(2, 1e4)?, DType::F32)?;
     ///     assert_eq!(cos.spec().to_string(), "f32[5, 1]@(dp:S0)");
     ///     let cos = cos.full_tensor()?.to_vec::<f32>()?;
@@ -77,8 +77,8 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
     ///     let q = Tensor::from_vec((0..24).map(|i| i as f32).collect(), [1, 2, 3, 4])?;
-    ///     let q = DTensor::distribute(&mesh, &q, "(S1)".parse()?)?;
-    ///     let positions = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64, 1, 2], [3])?, "(R)".parse()?)?;
+    ///     let q = DTensor::distribute(&mesh, &q, "(S1)")?;
+    ///     let positions = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64, 1, 2], [3])?, "(R)")?;
     ///     let (cos, sin) = positions.rotary_tables(&RotaryFrequencies::geometric(4, 1e4)?, DType::F32)?;
     ///     let y = q.rotary_with(&cos, &sin, RotaryPairing::Halves)?;
     ///     // These frequencies and positions are those of `rotary`.

@@ -27,7 +27,7 @@ impl DTensor {
     /// let coins = |ranks| spmd(ranks, move |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", ranks)])?;
     ///     let p = Tensor::from_vec(vec![0.0f32, 0.25, 0.5, 0.75, 1.0], [5])?;
-    ///     let p = DTensor::distribute(&mesh, &p, "(S0)".parse::<Layout>()?)?;
+    ///     let p = DTensor::distribute(&mesh, &p, "(S0)")?;
     ///     p.bernoulli(&mut Generator::new(7))?.full_tensor()?.to_vec::<bool>()
     /// });
     /// let drawn = coins(3)?.swap_remove(0);
@@ -54,7 +54,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let weights = Tensor::from_vec(vec![0.0f32, 1.0, 3.0, 0.5, 0.0, 0.5], [2, 3])?;
-    ///     let weights = DTensor::distribute(&mesh, &weights, "(S0)".parse::<Layout>()?)?;
+    ///     let weights = DTensor::distribute(&mesh, &weights, "(S0)")?;
     ///     let drawn = weights.multinomial(2, false, &mut Generator::new(7))?;
     ///     assert_eq!(drawn.spec().to_string(), "i64[2, 2]@(dp:S0)");
     ///     let mut drawn = drawn.full_tensor()?.to_vec::<i64>()?;
@@ -81,7 +81,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let weights = Tensor::from_vec(vec![0.0f32, 1.0, 3.0, 0.0], [2, 2])?;
-    ///     let weights = DTensor::distribute(&mesh, &weights, "(S0)".parse::<Layout>()?)?;
+    ///     let weights = DTensor::distribute(&mesh, &weights, "(S0)")?;
     ///     let drawn = weights.categorical(&mut Generator::new(7))?.full_tensor()?;
     ///     assert_eq!(drawn.to_vec::<i64>()?, [1, 0]);
     ///     Ok(())
@@ -104,7 +104,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let rates = DTensor::full(&mesh, DType::F32, [10_000], 3.0, "(S0)".parse()?)?;
+    ///     let rates = DTensor::full(&mesh, DType::F32, [10_000], "(S0)", 3.0)?;
     ///     let counts = rates.poisson(DType::I64, &mut Generator::new(7))?.full_tensor()?.to_vec::<i64>()?;
     ///     assert!((29_000..31_000).contains(&counts.iter().sum::<i64>()));
     ///     Ok(())
@@ -128,7 +128,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let rates = DTensor::full(&mesh, DType::F64, [10_000], 4.0, "(S0)".parse()?)?;
+    ///     let rates = DTensor::full(&mesh, DType::F64, [10_000], "(S0)", 4.0)?;
     ///     let waits = rates.exponential(&mut Generator::new(7))?.full_tensor()?.to_vec::<f64>()?;
     ///     assert!((2_400.0..2_600.0).contains(&waits.iter().sum::<f64>()));
     ///     Ok(())
@@ -152,7 +152,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let shapes = DTensor::full(&mesh, DType::F64, [10_000], 0.5, "(S0)".parse()?)?;
+    ///     let shapes = DTensor::full(&mesh, DType::F64, [10_000], "(S0)", 0.5)?;
     ///     let drawn = shapes.gamma(&mut Generator::new(7))?.full_tensor()?.to_vec::<f64>()?;
     ///     assert!((4_600.0..5_400.0).contains(&drawn.iter().sum::<f64>()));
     ///     Ok(())
@@ -185,7 +185,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let dropped = |layout: &str| -> isoshard::Result<Vec<f32>> {
-    ///         let x = DTensor::full(&mesh, DType::F32, [8], 1.0, layout.parse()?)?;
+    ///         let x = DTensor::full(&mesh, DType::F32, [8], layout.parse()?, 1.0)?;
     ///         x.dropout(0.5, &mut Generator::new(7))?.full_tensor()?.to_vec()
     ///     };
     ///     assert!(dropped("(S0)")?.iter().all(|v| [0.0, 2.0].contains(v)));
@@ -218,7 +218,7 @@ mod tests {
             let mesh = DeviceMesh::new(&rank, &[("a", 3)])?;
             for text in ["(R)", "(S0)", "(S1)", "(RS(0..2; 0, 20, 15))"] {
                 let layout = || text.parse::<Layout>();
-                let params = DTensor::full(&mesh, DType::F32, [5, 7], 0.5, layout()?)?;
+                let params = DTensor::full(&mesh, DType::F32, [5, 7], layout()?, 0.5)?;
                 let draw = Generator::new(3).next_draw();
                 let (mut x, mut n, mut b) = ([0f32; 35], [0i32; 35], [false; 35]);
                 exponential(draw, 0, 0.5, &mut x)?;
@@ -267,9 +267,8 @@ mod tests {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
             let mut g = Generator::new(3);
-            let full = |dtype, text: &str| DTensor::full(&mesh, dtype, [4, 3], 1.0, text.parse::<Layout>()?);
-            let sums =
-                DTensor::from_local(&mesh, Tensor::zeros(DType::F32, [4, 3]), [4, 3], "(P(sum))".parse()?)?;
+            let full = |dtype, text: &str| DTensor::full(&mesh, dtype, [4, 3], text.parse::<Layout>()?, 1.0);
+            let sums = DTensor::from_local(&mesh, Tensor::zeros(DType::F32, [4, 3]), [4, 3], "(P(sum))")?;
             let (ints, rows) = (full(DType::I64, "(S0)")?, full(DType::F32, "(S0)")?);
             type Call = fn(&DTensor, &mut Generator) -> Result<DTensor>;
             let calls: [(&str, Call); 6] = [
@@ -306,7 +305,7 @@ mod tests {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
             let p = Tensor::from_vec(vec![0.5f32, 0.5, 0.5, 1.5], [4])?;
-            let p = DTensor::distribute(&mesh, &p, "(S0)".parse::<Layout>()?)?;
+            let p = DTensor::distribute(&mesh, &p, "(S0)")?;
             Ok(p.bernoulli(&mut Generator::new(3)).map(drop).map_err(|e| e.to_string()))
         };
         let said = spmd(2, run).unwrap_or_else(|e| panic!("{e}"));

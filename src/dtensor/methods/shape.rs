@@ -18,7 +18,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec((0..12).map(|i| i as f32).collect(), [4, 3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec((0..12).map(|i| i as f32).collect(), [4, 3])?, "(S0)")?;
     ///     let y = x.reshape([2, 2, 3])?;
     ///     assert_eq!(y.spec().to_string(), "f32[2, 2, 3]@(dp:S0)");
     ///     assert_eq!(mesh.received_bytes(), 0);
@@ -40,7 +40,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 3, 2], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 3, 2], "(S0)")?;
     ///     assert_eq!(x.permute(&[2, 0, 1])?.spec().to_string(), "f32[2, 4, 3]@(dp:S1)");
     ///     Ok(())
     /// })?;
@@ -49,8 +49,9 @@ impl DTensor {
     ///
     /// # Errors
     /// Refuses an `order` that is not a permutation of the dims.
-    pub fn permute(&self, order: &[usize]) -> Result<DTensor> {
-        DTensor::apply_one(&Permute { order: order.iter().copied().collect() }, &[self])
+    pub fn permute(&self, order: &[isize]) -> Result<DTensor> {
+        let order = order.iter().map(|&d| self.shape().dim("permute", d)).collect::<Result<_>>()?;
+        DTensor::apply_one(&Permute { order }, &[self])
     }
 
     /// Swaps two dims. Communicates nothing.
@@ -59,7 +60,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(S0)")?;
     ///     let y = x.transpose(0, 1)?;
     ///     assert_eq!(y.layout().to_string(), "(S1)");
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, 3.0, 2.0, 4.0]);
@@ -81,7 +82,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0], [2, 1])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0], [2, 1])?, "(S0)")?;
     ///     let y = x.expand([2, 3])?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
     ///     Ok(())
@@ -96,33 +97,39 @@ impl DTensor {
         if shape == *self.shape() { Ok(self.clone()) } else { DTensor::apply_one(&Expand { shape }, &[self]) }
     }
 
-    /// Inserts a dim of extent 1 before `dim`. Communicates nothing.
+    /// Inserts a dim of extent 1, which is dim `dim` of the result. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)")?;
     ///     assert_eq!(x.unsqueeze(0)?.spec().to_string(), "f32[1, 4]@(dp:S1)");
+    ///     assert_eq!(x.unsqueeze(-1)?.spec().to_string(), "f32[4, 1]@(dp:S0)");
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     ///
     /// # Errors
-    /// Refuses a `dim` greater than the number of dims.
-    pub fn unsqueeze(&self, dim: usize) -> Result<DTensor> {
-        if dim > self.shape().len() {
-            return Err(Error::invalid(
-                "unsqueeze",
-                "no such dim",
-                format!("dim {dim} of {}", self.spec()),
-                "",
-            ));
-        }
+    /// Refuses a `dim` that the result does not have.
+    pub fn unsqueeze(&self, dim: isize) -> Result<DTensor> {
+        let at = self.new_dim("unsqueeze", dim)?;
         let mut shape = self.shape().to_vec();
-        shape.insert(dim, 1);
+        shape.insert(at, 1);
         self.reshape(shape)
+    }
+
+    /// Returns the index of a dim of a result that has one dim more than this tensor.
+    fn new_dim(&self, verb: &str, dim: isize) -> Result<usize> {
+        let dims = self.shape().len() as isize + 1;
+        let at = if dim < 0 { dim + dims } else { dim };
+        if (0..dims).contains(&at) {
+            return Ok(at as usize);
+        }
+        let given = format!("dim {dim} for {}", self.spec());
+        let remedy = format!("the result's dims are {} to {}", -dims, dims - 1);
+        Err(Error::invalid(verb, "the result has no such dim", given, remedy))
     }
 
     /// Removes a dim of extent 1. Communicates nothing unless this dim is sharded: then one rank stores all elements,
@@ -132,7 +139,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 1], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 1], "(S0)")?;
     ///     assert_eq!(x.squeeze(-1)?.spec().to_string(), "f32[4]@(dp:S0)");
     ///     Ok(())
     /// })?;
@@ -162,7 +169,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?, "(S0)")?;
     ///     let y = x.slice(1, 1, 2)?;
     ///     assert_eq!(y.spec().to_string(), "f32[2, 2]@(dp:S0)");
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [2.0, 3.0, 5.0, 6.0]);
@@ -183,8 +190,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?, "(S0)".parse()?)?;
-    ///     let parts = x.split(1, &[2, 1])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?, "(S0)")?;
+    ///     let parts = x.split(&[2, 1], 1)?;
     ///     assert_eq!(parts[0].full_tensor()?.to_vec::<f32>()?, [1.0, 2.0, 4.0, 5.0]);
     ///     assert_eq!(parts[1].full_tensor()?.to_vec::<f32>()?, [3.0, 6.0]);
     ///     Ok(())
@@ -194,7 +201,7 @@ impl DTensor {
     ///
     /// # Errors
     /// Refuses lengths whose sum is not the dim's extent.
-    pub fn split(&self, dim: isize, lens: &[usize]) -> Result<Vec<DTensor>> {
+    pub fn split(&self, lens: &[usize], dim: isize) -> Result<Vec<DTensor>> {
         let op = Split { dim: self.shape().dim("split", dim)?, lens: lens.iter().copied().collect() };
         Ok(DTensor::apply(&op, &[self])?.into())
     }
@@ -206,7 +213,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0], [2, 1])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0], [2, 1])?, "(S0)")?;
     ///     let y = DTensor::cat(&[&x, &x, &x], 1)?;
     ///     assert_eq!(y.spec().to_string(), "f32[2, 3]@(dp:S0)");
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
@@ -228,7 +235,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(S0)")?;
     ///     assert_eq!(x.flip(&[1])?.full_tensor()?.to_vec::<f32>()?, [2.0, 1.0, 4.0, 3.0]);
     ///     Ok(())
     /// })?;
@@ -250,7 +257,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [1, 3])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [1, 3])?, "(R)")?;
     ///     assert_eq!(x.roll(1, 1)?.full_tensor()?.to_vec::<f32>()?, [3.0, 1.0, 2.0]);
     ///     assert_eq!(x.roll(-1, 1)?.full_tensor()?.to_vec::<f32>()?, [2.0, 3.0, 1.0]);
     ///     Ok(())
@@ -266,7 +273,7 @@ impl DTensor {
         if end == 0 {
             return Ok(self.clone());
         }
-        let parts = self.split(dim, &[n - end, end])?;
+        let parts = self.split(&[n - end, end], dim)?;
         DTensor::cat(&[&parts[1], &parts[0]], dim)
     }
 
@@ -277,7 +284,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0], [2])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0], [2])?, "(R)")?;
     ///     let y = x.repeat(&[2, 2])?;
     ///     assert_eq!(y.spec().to_string(), "f32[2, 4]@(dp:R)");
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
@@ -316,7 +323,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0], [2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0], [2])?, "(S0)")?;
     ///     let y = x.repeat_interleave(2, 0)?;
     ///     assert_eq!(y.spec().to_string(), "f32[4]@(dp:S0)");
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, 1.0, 2.0, 2.0]);
@@ -335,17 +342,17 @@ impl DTensor {
         repeated.checked_bytes("repeat_interleave", self.dtype())?;
         let mut joined = self.shape().clone();
         joined[at] *= times;
-        self.unsqueeze(at + 1)?.expand(repeated)?.reshape(joined)
+        self.unsqueeze(at as isize + 1)?.expand(repeated)?.reshape(joined)
     }
 
-    /// Joins tensors of one shape along a new dim before `dim`. Shards keep their dims, so tensors of one layout are joined
+    /// Joins tensors of one shape along a new dim, which is dim `dim` of the result. Shards keep their dims, so tensors of one layout are joined
     /// without communication.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0], [2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0], [2])?, "(S0)")?;
     ///     let y = DTensor::stack(&[&x, &x], 0)?;
     ///     assert_eq!(y.spec().to_string(), "f32[2, 2]@(dp:S1)");
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, 2.0, 1.0, 2.0]);
@@ -355,10 +362,11 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses an empty list, different dtypes or shapes, and a `dim` greater than the number of dims.
-    pub fn stack(parts: &[&DTensor], dim: usize) -> Result<DTensor> {
-        let parts = parts.iter().map(|x| x.unsqueeze(dim)).collect::<Result<Vec<_>>>()?;
-        DTensor::cat(&parts.iter().collect::<Vec<_>>(), dim as isize)
+    /// Refuses an empty list, different dtypes or shapes, and a `dim` that the result does not have.
+    pub fn stack(parts: &[&DTensor], dim: isize) -> Result<DTensor> {
+        let at = parts.first().map_or(Ok(0), |x| x.new_dim("stack", dim))? as isize;
+        let parts = parts.iter().map(|x| x.unsqueeze(at)).collect::<Result<Vec<_>>>()?;
+        DTensor::cat(&parts.iter().collect::<Vec<_>>(), at)
     }
 
     /// Returns one tensor per index of `dim`, without that dim. Communicates as [`DTensor::slice`] does.
@@ -367,7 +375,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(S0)")?;
     ///     let columns = x.unbind(1)?;
     ///     assert_eq!(columns[1].full_tensor()?.to_vec::<f32>()?, [2.0, 4.0]);
     ///     Ok(())
@@ -379,7 +387,7 @@ impl DTensor {
     /// Refuses a dim that the tensor does not have.
     pub fn unbind(&self, dim: isize) -> Result<Vec<DTensor>> {
         let n = self.shape()[self.shape().dim("unbind", dim)?];
-        self.split(dim, &vec![1; n])?.iter().map(|x| x.squeeze(dim)).collect()
+        self.split(&vec![1; n], dim)?.iter().map(|x| x.squeeze(dim)).collect()
     }
 
     /// Splits this tensor along `dim` into at most `chunks` tensors of `ceil(n / chunks)` indices; the last one may be
@@ -389,7 +397,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let qkv = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?, "(S0)".parse()?)?;
+    ///     let qkv = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?, "(S0)")?;
     ///     let [q, k, v] = qkv.chunk(3, -1)?.try_into().unwrap();
     ///     assert_eq!(v.full_tensor()?.to_vec::<f32>()?, [3.0, 6.0]);
     ///     assert_eq!(q.shape(), k.shape());
@@ -407,7 +415,7 @@ impl DTensor {
         }
         let len = n.div_ceil(chunks).max(1);
         let lens: Vec<usize> = (0..n.max(1)).step_by(len).map(|start| len.min(n - start)).collect();
-        self.split(dim, &lens)
+        self.split(&lens, dim)
     }
 
     /// Returns a diagonal of two dims as the last dim: the elements whose index of `columns` is their index of `rows` plus
@@ -417,7 +425,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(R)")?;
     ///     assert_eq!(x.diagonal(0, 0, 1)?.full_tensor()?.to_vec::<f32>()?, [1.0, 4.0]);
     ///     assert_eq!(x.diagonal(1, 0, 1)?.full_tensor()?.to_vec::<f32>()?, [2.0]);
     ///     Ok(())
@@ -439,7 +447,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0], [2])?, "(R)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0], [2])?, "(R)")?;
     ///     assert_eq!(x.diag_embed(0)?.full_tensor()?.to_vec::<f32>()?, [1.0, 0.0, 0.0, 2.0]);
     ///     Ok(())
     /// })?;
@@ -463,7 +471,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 3, 2], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 3, 2], "(S0)")?;
     ///     assert_eq!(x.movedim(0, -1)?.spec().to_string(), "f32[3, 2, 4]@(dp:S2)");
     ///     Ok(())
     /// })?;
@@ -476,7 +484,7 @@ impl DTensor {
         let (from, to) = (self.shape().dim("movedim", from)?, self.shape().dim("movedim", to)?);
         let mut order: Vec<usize> = (0..self.shape().len()).filter(|&d| d != from).collect();
         order.insert(to, from);
-        self.permute(&order)
+        DTensor::apply_one(&Permute { order: order.into_iter().collect() }, &[self])
     }
 
     /// Joins the dims `first..=last` to one. Communicates as [`DTensor::reshape`] does.
@@ -485,7 +493,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 3, 2], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 3, 2], "(S0)")?;
     ///     assert_eq!(x.flatten(0, 1)?.spec().to_string(), "f32[12, 2]@(dp:S0)");
     ///     Ok(())
     /// })?;
@@ -511,7 +519,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [12, 2], "(S0)".parse()?)?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [12, 2], "(S0)")?;
     ///     assert_eq!(x.unflatten(0, &[4, 3])?.spec().to_string(), "f32[4, 3, 2]@(dp:S0)");
     ///     Ok(())
     /// })?;

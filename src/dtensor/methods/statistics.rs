@@ -24,8 +24,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 6.0], [4])?, "(S0)".parse()?)?;
-    ///     assert_eq!(x.var(&[0], 0, false)?.full_tensor()?.item()?, 3.5);
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 6.0], [4])?, "(S0)")?;
+    ///     assert_eq!(x.var(&[0], 0, false)?.item()?, 3.5);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
@@ -50,7 +50,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 5.0, 2.0, 2.0], [2, 2])?, "(S1)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 5.0, 2.0, 2.0], [2, 2])?, "(S1)")?;
     ///     assert_eq!(x.std(&[1], 0, false)?.full_tensor()?.to_vec::<f32>()?, [2.0, 0.0]);
     ///     Ok(())
     /// })?;
@@ -84,8 +84,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1e3f32, 1e3], [1, 2])?, "(S1)".parse()?)?;
-    ///     let y = x.logsumexp(&[1], false)?.full_tensor()?.item()?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1e3f32, 1e3], [1, 2])?, "(S1)")?;
+    ///     let y = x.logsumexp(&[1], false)?.item()?;
     ///     assert!((y - (1e3 + 2f64.ln())).abs() < 1e-4);
     ///     Ok(())
     /// })?;
@@ -130,8 +130,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![3e30f32, -4e30], [2])?, "(S0)".parse()?)?;
-    ///     let norm = |p: f64| x.norm(p, &[0], false)?.full_tensor()?.item();
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![3e30f32, -4e30], [2])?, "(S0)")?;
+    ///     let norm = |p: f64| x.norm(p, &[0], false)?.item();
     ///     assert_eq!(norm(2.0)? as f32, 5e30); // squares of f32 would overflow
     ///     assert_eq!((norm(0.0)?, norm(f64::INFINITY)? as f32), (2.0, 4e30));
     ///     Ok(())
@@ -229,7 +229,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64, 2, 0, 0], [2, 2])?, "(S1)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![0i64, 2, 0, 0], [2, 2])?, "(S1)")?;
     ///     assert_eq!(x.any(&[1], false)?.full_tensor()?.to_vec::<bool>()?, [true, false]);
     ///     Ok(())
     /// })?;
@@ -249,7 +249,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false, true], [2, 2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false, true], [2, 2])?, "(S0)")?;
     ///     assert_eq!(x.all(&[0], false)?.full_tensor()?.to_vec::<bool>()?, [false, true]);
     ///     Ok(())
     /// })?;
@@ -270,7 +270,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 0.0, -0.0, 3.0], [4])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 0.0, -0.0, 3.0], [4])?, "(S0)")?;
     ///     assert_eq!(x.count_nonzero(&[0], false)?.full_tensor()?.to_vec::<i64>()?, [2]);
     ///     Ok(())
     /// })?;
@@ -340,7 +340,7 @@ impl DTensor {
         let shape: crate::tensor::Shape =
             (0..self.shape().len()).map(|d| if dims.contains(&d) { 1 } else { self.shape()[d] }).collect();
         let layout = crate::placement::Layout::replicated(self.mesh.mesh().ndim());
-        DTensor::full(&self.mesh, DType::F64, shape, 1.0, layout)
+        DTensor::full(&self.mesh, DType::F64, shape, layout, 1.0)
     }
 
     fn is_nonzero(&self) -> Result<DTensor> {

@@ -24,7 +24,7 @@ impl Params {
     ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
     ///     let w = params.root().param("w", [3], Init::Ones)?;
     ///     let file = MappedFile::in_dir(std::env::temp_dir())?; // one per rank
-    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(0.5);
+    ///     let mut optimizer = AdamW::new().betas(0.9, 0.95).decay(0.1).rate(0.5);
     ///     params.offload(&file)?;
     ///     optimizer.offload(&params, &file)?;
     ///     let mut gradients = params.value(w).sum_all()?.backward()?;

@@ -155,7 +155,7 @@ impl Params {
     ///     let plans = [Plan::default().fsdp("fsdp"), Plan::default()];
     ///     let (own, plan) = if rank.rank() < 2 { (&train, &plans[0]) } else { (&serve, &plans[1]) };
     ///     let mut params = Params::new(&DeviceMesh::on(&rank, own)?, plan.clone(), 7)?;
-    ///     Linear::new(params.root().child("map"), 3, 2, true, Init::Ones)?;
+    ///     Linear::new(params.root().child("map"), 3, 2, Init::Ones)?;
     ///     let transfers = params.transfers((&train, &plans[0]), (&serve, &plans[1]))?;
     ///     assert_eq!(transfers.len(), params.len());
     ///     Ok(())

@@ -99,7 +99,7 @@ impl<'a> CpuAttention<'a> {
     ///
     /// ```
     /// use isoshard::{ops::cpu::CpuAttention, tensor::{DType, Tensor}};
-    /// let attention = CpuAttention::causal("attention", 0, 1.0);
+    /// let mut attention = CpuAttention::causal("attention", 0, 1.0);
     /// let (q, v) = (Tensor::zeros(DType::F64, [1, 1, 2, 3]), Tensor::zeros(DType::F64, [1, 1, 2, 1]));
     /// let (o, lse) = attention.forward(&q, &q, &v)?;
     /// let grad = Tensor::full(DType::F64, [1, 1, 2, 1], 1.0);

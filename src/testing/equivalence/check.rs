@@ -187,7 +187,7 @@ impl Equivalence {
     /// ```
     /// use isoshard::{dtensor::DTensor, tensor::DType, testing::{Equivalence, Finding}};
     /// let check = Equivalence::new(|mesh| {
-    ///     DTensor::zeros(mesh, DType::F32, [4, 2], "(S0)".parse()?)?.redistribute("(R)".parse()?)
+    ///     DTensor::zeros(mesh, DType::F32, [4, 2], "(S0)")?.redistribute("(R)")
     /// });
     /// // A rank lacks two of the four rows.
     /// let check = check.meshes(["dp=2"]).at_most(2 * 2 * 4);
@@ -206,7 +206,7 @@ impl Equivalence {
     /// ```
     /// use isoshard::{dtensor::DTensor, tensor::DType, testing::Equivalence};
     /// let rows = |n| Equivalence::new(move |mesh| {
-    ///     DTensor::full(mesh, DType::F32, [n, 2], 1.0, "(S0)".parse()?)?.exp()
+    ///     DTensor::full(mesh, DType::F32, [n, 2], "(S0)", 1.0)?.exp()
     /// });
     /// rows(6).meshes(["dp=3"]).least_work(0.9).assert();
     /// // Three ranks share four rows by two, two and none.

@@ -247,7 +247,7 @@ impl Trial {
     /// ```
     /// use isoshard::{tensor::DType, testing::equivalent};
     /// equivalent(|mesh| {
-    ///     let largest: f64 = mesh.input("x", DType::F32, [8])?.max(&[0], false)?.full_tensor()?.item()?;
+    ///     let largest: f64 = mesh.input("x", DType::F32, [8])?.max(&[0], false)?.item()?;
     ///     mesh.record_value("largest", largest)
     /// });
     /// ```
@@ -269,7 +269,7 @@ impl Trial {
     /// use isoshard::{rng::Init, testing::Equivalence};
     /// let check = Equivalence::new(|mesh| {
     ///     let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
-    ///     Linear::new(params.root().child("up"), 3, 4, true, Init::Normal { mean: 0.0, std: 1.0 })?;
+    ///     Linear::new(params.root().child("up"), 3, 4, Init::Normal { mean: 0.0, std: 1.0 })?;
     ///     mesh.record_params(&params)
     /// });
     /// assert_eq!(check.meshes(["fsdp=3"]).assert().compared, 2); // up.weight and up.bias
@@ -321,7 +321,7 @@ impl Trial {
         }
         let seed = format!("gradient of {name}");
         let whole = self.values(&seed, result.dtype(), result.shape())?;
-        let gradients = result.backward_from(self.place(&seed, &whole)?)?;
+        let gradients = result.clone().backward_from(self.place(&seed, &whole)?)?;
         for (leaf_name, leaf) in &leaves {
             if let Some(gradient) = gradients.get(leaf) {
                 self.record(format!("gradient of {leaf_name} from {name}"), gradient)?;

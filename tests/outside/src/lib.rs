@@ -99,16 +99,16 @@ pub fn train(
     let init = Init::Normal { mean: 0.0, std: 0.3 };
     let (up, norm, down) = {
         let mut root = params.root();
-        let up = Linear::new(root.child("up"), 11, 22, true, init)?;
-        let norm = LayerNorm::new(root.child("norm"), 11, true)?;
-        (up, norm, Linear::new(root.child("down"), 22, 1, true, init)?)
+        let up = Linear::new(root.child("up"), 11, 22, init)?;
+        let norm = LayerNorm::new(root.child("norm"), 11)?;
+        (up, norm, Linear::new(root.child("down"), 22, 1, init)?)
     };
     let mut generator = Generator::new(5);
-    let x = DTensor::randn(mesh, DType::F32, [13, 11], params.plan().batch_layout(mesh.mesh()), &mut generator)?;
+    let x = DTensor::randn(mesh, DType::F32, [13, 11], params.batch_layout(), &mut generator)?;
     let sums = DTensor::apply_one(&RunningSum { reverse: false }, &[&x])?;
     let target = sums.max(&[1], true)?;
-    let one = DTensor::full(mesh, DType::F32, [], 1.0, Layout::replicated(mesh.mesh().ndim()))?;
-    let (mut optimizer, mut dropout) = (AdamW::new((0.9, 0.99), 0.1), generator.child("dropout"));
+    let one = DTensor::full(mesh, DType::F32, [], Layout::replicated(mesh.mesh().ndim()), 1.0)?;
+    let (mut optimizer, mut dropout) = (AdamW::new().betas(0.9, 0.99).decay(0.1), generator.child("dropout"));
     let mut losses = Vec::new();
     for step in 0..steps {
         let cx = Forward::train(&params, &mut dropout);
@@ -116,12 +116,12 @@ pub fn train(
         let sums = DTensor::apply_one(&RunningSum { reverse: true }, &[&norm.forward(&cx, &x)?])?;
         let hidden = cx.dropout(up.forward(&cx, &sums)?.gelu()?, 0.1)?;
         let error = down.forward(&cx, &hidden)?.sub(&target)?;
-        let loss = error.mul(&error)?.mean_all()?;
+        let mut loss = error.mul(&error)?.mean_all()?;
         drop(cx);
         let mut gradients = loss.backward()?;
         optimizer.step(&mut params, &mut gradients, &one, 1e-2)?;
         see(step, &loss, &params)?;
-        losses.push(loss.full_tensor()?.item()?);
+        losses.push(loss.item()?);
     }
     Ok(losses)
 }

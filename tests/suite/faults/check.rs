@@ -173,10 +173,9 @@ fn a_models_parameters_and_gradients_by_path() {
         let mesh = DeviceMesh::parse(&rank, "dp=2,fsdp=2")?;
         let plan = Plan::transformer(mesh.mesh(), isoshard::nn::Parallel { heads: 1, sequence: false })?;
         let mut params = Params::new(&mesh, plan, 3)?;
-        let linear =
-            Linear::new(params.root().child("head"), 5, 7, true, Init::Normal { mean: 0.0, std: 1.0 })?;
+        let linear = Linear::new(params.root().child("head"), 5, 7, Init::Normal { mean: 0.0, std: 1.0 })?;
         params.check_replicas()?;
-        let x = DTensor::full(&mesh, DType::F32, [8, 1, 5], 1.0, "(S0, S0)".parse::<Layout>()?)?;
+        let x = DTensor::full(&mesh, DType::F32, [8, 1, 5], "(S0, S0)", 1.0)?;
         let pass = isoshard::nn::Forward::train_without_dropout(&params);
         let grads = linear.forward(&pass, &x)?.sum_all()?.backward()?;
         drop(pass);

@@ -9,7 +9,6 @@ use isoshard::Result;
 use isoshard::comm::flight::{CallState, FlightReport, read};
 use isoshard::comm::{Group, Rank, Spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::placement::Layout;
 use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
 use proptest::prelude::*;
 use serde_json::json;
@@ -147,7 +146,7 @@ fn what_a_record_holds() {
     let folder = Folder::new();
     let report = flown(2, &folder, |rank| {
         let mesh = DeviceMesh::new(rank, &[("tp", 2)])?;
-        let x = DTensor::zeros(&mesh, DType::F32, [4, 6], "(S0)".parse::<Layout>()?)?;
+        let x = DTensor::zeros(&mesh, DType::F32, [4, 6], "(S0)")?;
         for _ in 0..300 {
             x.full_tensor()?;
         }

@@ -51,7 +51,7 @@ fn ranks_that_gather_other_parameters_are_told_which() {
 fn ranks_that_reduce_other_gradients_are_told() {
     let error = refused("reduces", |mesh, first| {
         let (params, ids) = three(mesh, Plan::default())?;
-        let x = DTensor::full(mesh, DType::F32, [4, 6], 0.5, layout("(S0)"))?;
+        let x = DTensor::full(mesh, DType::F32, [4, 6], layout("(S0)"), 0.5)?;
         let cx = Forward::train_without_dropout(&params);
         let y = x.matmul(&cx.param(ids[0])?)?;
         let y = if first { y.mul_scalar(2.0)? } else { y.mul_scalar(3.0)? };
@@ -66,17 +66,17 @@ fn every_move_compares_what_is_moved() {
     type Program = fn(&DeviceMesh, bool) -> Result<()>;
     let programs: [(&str, Program); 9] = [
         ("full_tensor", |mesh, first| {
-            let x = DTensor::full(mesh, DType::F32, [4], 1.0, layout("(S0)"))?;
+            let x = DTensor::full(mesh, DType::F32, [4], layout("(S0)"), 1.0)?;
             let y = x.mul_scalar(10.0)?;
             if first { &x } else { &y }.full_tensor().map(drop)
         }),
         ("attributes", |mesh, first| {
-            let x = DTensor::full(mesh, DType::F32, [4], 1.0, layout("(S0)"))?;
+            let x = DTensor::full(mesh, DType::F32, [4], layout("(S0)"), 1.0)?;
             x.mul_scalar(if first { 2.0 } else { 3.0 })?.full_tensor().map(drop)
         }),
         ("values", |mesh, first| {
             let value = if first { 2.0 } else { 3.0 };
-            DTensor::full(mesh, DType::F32, [4], value, layout("(S0)"))?.full_tensor().map(drop)
+            DTensor::full(mesh, DType::F32, [4], layout("(S0)"), value)?.full_tensor().map(drop)
         }),
         ("operands in another order", |mesh, first| {
             let x = DTensor::arange(mesh, DType::F32, 0, 4, 1, layout("(S0)"))?;
@@ -97,19 +97,19 @@ fn every_move_compares_what_is_moved() {
             if first { &x } else { &y }.full_tensor().map(drop)
         }),
         ("redistribute_async", |mesh, first| {
-            let x = DTensor::full(mesh, DType::F32, [4, 4], 1.0, layout("(S0)"))?;
+            let x = DTensor::full(mesh, DType::F32, [4, 4], layout("(S0)"), 1.0)?;
             let y = x.exp()?;
             if first { &x } else { &y }.redistribute_async(layout("(S1)"))?.wait().map(drop)
         }),
         ("reduce_partial", |mesh, first| {
-            let x = DTensor::full(mesh, DType::F32, [4, 2], 1.0, layout("(S0)"))?;
+            let x = DTensor::full(mesh, DType::F32, [4, 2], layout("(S0)"), 1.0)?;
             let y = x.exp()?;
             if first { &x } else { &y }.sum_all()?.reduce_partial().map(drop)
         }),
         ("an operator's operand", |mesh, first| {
-            let x = DTensor::full(mesh, DType::F32, [4, 4], 1.0, layout("(S0)"))?;
+            let x = DTensor::full(mesh, DType::F32, [4, 4], layout("(S0)"), 1.0)?;
             let y = x.exp()?;
-            let other = DTensor::full(mesh, DType::F32, [4, 4], 1.0, layout("(R)"))?;
+            let other = DTensor::full(mesh, DType::F32, [4, 4], layout("(R)"), 1.0)?;
             // The shard moves along another dim.
             if first { &x } else { &y }.softmax(0)?.add(&other)?.full_tensor().map(drop)
         }),
@@ -128,21 +128,21 @@ fn extra_local_work_of_one_rank_is_legal() {
         let (params, ids) = three(&mesh, Plan::default().fsdp("fsdp"))?;
         let extra = |x: &DTensor| -> Result<()> {
             if rank.rank() == 1 {
-                let alone = DTensor::full(&mesh, DType::F32, [4, 2], 3.0, layout("(S0)"))?;
+                let alone = DTensor::full(&mesh, DType::F32, [4, 2], layout("(S0)"), 3.0)?;
                 alone.exp()?.mul(&alone)?.requires_grad()?.log()?;
                 x.mul_scalar(7.0)?.exp()?;
             }
             Ok(())
         };
         let cx = Forward::train_without_dropout(&params);
-        let x = DTensor::full(&mesh, DType::F32, [4, 6], 0.5, layout("(S0)"))?;
+        let x = DTensor::full(&mesh, DType::F32, [4, 6], layout("(S0)"), 0.5)?;
         extra(&x)?;
         let mut y = x;
         for id in ids {
             y = y.matmul(&cx.param(id)?)?.matmul(&cx.param(id)?.transpose(0, 1)?)?;
             extra(&y)?;
         }
-        let loss = y.sum_all()?;
+        let mut loss = y.sum_all()?;
         let grads = loss.backward()?;
         let mut all = loss.full_tensor()?.to_vec::<f32>()?;
         for id in params.ids() {
@@ -158,7 +158,7 @@ fn extra_local_work_of_one_rank_is_legal() {
 #[test]
 fn a_plain_tensor_is_not_a_distributed_one() {
     let error = refused("plain", |mesh, first| {
-        let x = DTensor::full(mesh, DType::F32, [4], 1.0, layout("(S0)"))?;
+        let x = DTensor::full(mesh, DType::F32, [4], layout("(S0)"), 1.0)?;
         match first {
             true => x.full_tensor().map(drop),
             false => {
@@ -200,7 +200,7 @@ fn flight_records_tell_tensors_apart() {
     let dir = std::env::temp_dir().join(format!("isoshard-lineage-{}", std::process::id()));
     let run = |rank: Rank| {
         let mesh = DeviceMesh::parse(&rank, "fsdp=2")?;
-        let x = DTensor::full(&mesh, DType::F32, [4], 1.0, layout("(S0)"))?;
+        let x = DTensor::full(&mesh, DType::F32, [4], layout("(S0)"), 1.0)?;
         let y = x.exp()?;
         if rank.rank() == 0 { &x } else { &y }.full_tensor()
     };

@@ -73,7 +73,7 @@ fn calls(out: &mut String) {
     });
     scene(out, "Another shape, for an operator of tensors", "One rank's weight has another shape.", |rank| {
         let mesh = DeviceMesh::new(rank, &[("tp", 2)])?;
-        let x = DTensor::zeros(&mesh, DType::F32, [4 + 4 * rank.rank(), 4], "(S0)".parse()?)?;
+        let x = DTensor::zeros(&mesh, DType::F32, [4 + 4 * rank.rank(), 4], "(S0)")?;
         let said = x.transpose(0, 1)?.matmul(&x)?.full_tensor().map(drop);
         rank.world().barrier()?;
         said
@@ -185,7 +185,7 @@ fn values(out: &mut String) {
             let mesh = DeviceMesh::new(rank, &[("dp", 2)])?;
             let mut held = vec![1.0f32; 12];
             held[7] = f32::from_bits(1.0f32.to_bits() ^ rank.rank() as u32);
-            let x = DTensor::from_local(&mesh, Tensor::from_vec(held, [3, 4])?, [3, 4], "(R)".parse()?)?;
+            let x = DTensor::from_local(&mesh, Tensor::from_vec(held, [3, 4])?, [3, 4], "(R)")?;
             let said = check_replicas(&[("h.0.mlp.weight", &x)]);
             rank.world().barrier()?;
             said
@@ -199,7 +199,7 @@ fn values(out: &mut String) {
             let mesh = DeviceMesh::new(rank, &[("fsdp", 2)])?;
             let mut held = vec![0.5f32; 8];
             held[6] = if rank.rank() == 1 { f32::NAN } else { 0.5 };
-            let x = DTensor::from_local(&mesh, Tensor::from_vec(held, [2, 4])?, [4, 4], "(S0)".parse()?)?;
+            let x = DTensor::from_local(&mesh, Tensor::from_vec(held, [2, 4])?, [4, 4], "(S0)")?;
             let said = check_finite(&[("h.0.mlp.weight", &x)], 120);
             rank.world().barrier()?;
             said

@@ -33,8 +33,9 @@ fn adapters_of_pretrained_models_learn() {
             let (tokens, targets) = (put(&of, expected.i64s("tokens"))?, put(&of, expected.i64s("targets"))?);
             let mut losses = Vec::new();
             for _ in 0..5 {
-                let loss = of.model.loss(&Forward::train_without_dropout(&of.params), &tokens, &targets)?;
-                losses.push(loss.full_tensor()?.item()?);
+                let mut loss =
+                    of.model.loss(&Forward::train_without_dropout(&of.params), &tokens, &targets)?;
+                losses.push(loss.item()?);
                 let grads = loss.backward()?;
                 drop(loss);
                 let ids: Vec<_> = of.params.ids().collect();

@@ -250,7 +250,7 @@ fn compare(
     let incoming = numbers(y.shape(), 60);
     // The weighted sum of the gradients, and the sum of its terms' absolute values.
     let weighted = |ins: &[Tensor], incoming: &Tensor| -> Result<(f64, f64)> {
-        let (leaves, y) = apply(ins)?;
+        let (leaves, mut y) = apply(ins)?;
         let gradients = y.backward_from(whole(incoming)?)?;
         let mut sums = (0.0, 0.0);
         for (x, w) in leaves.iter().zip(&weights).filter(|(x, _)| x.dtype() == DType::F64) {

@@ -239,13 +239,13 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     rms_norm |x, a| sums(4.0), sums(8.0), x[0].rms_norm(&x[1], number(a, 0));
 
     reshape |x, a| EQUAL, EQUAL, x[0].reshape(extents(&a[0]));
-    permute |x, a| EQUAL, EQUAL, x[0].permute(&extents(&a[0]));
+    permute |x, a| EQUAL, EQUAL, x[0].permute(&extents(&a[0]).iter().map(|&d| d as isize).collect::<Vec<_>>());
     transpose |x, a| EQUAL, EQUAL, x[0].transpose(integer(a, 0), integer(a, 1));
     expand |x, a| EQUAL, sums(2.0), x[0].expand(extents(&a[0]));
-    unsqueeze |x, a| EQUAL, EQUAL, x[0].unsqueeze(count(a, 0));
+    unsqueeze |x, a| EQUAL, EQUAL, x[0].unsqueeze(integer(a, 0));
     squeeze |x, a| EQUAL, EQUAL, x[0].squeeze(integer(a, 0));
     slice |x, a| EQUAL, EQUAL, x[0].slice(integer(a, 0), count(a, 1), count(a, 2));
-    split |x, a| EQUAL, EQUAL, x[0].split(integer(a, 0), &extents(&a[1]));
+    split |x, a| EQUAL, EQUAL, x[0].split(&extents(&a[1]), integer(a, 0));
     cat |x, a| EQUAL, EQUAL, DTensor::cat(&x.iter().collect::<Vec<_>>(), integer(a, 0));
     pad |x, a| EQUAL, EQUAL,
         DTensor::apply_one(&Pad { dim: count(a, 0), before: count(a, 1), after: count(a, 2) }, &[&x[0]]);
@@ -309,7 +309,7 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     roll |x, a| EQUAL, EQUAL, x[0].roll(integer(a, 0), integer(a, 1));
     repeat |x, a| EQUAL, sums(4.0), x[0].repeat(&extents(&a[0]));
     repeat_interleave |x, a| EQUAL, sums(4.0), x[0].repeat_interleave(count(a, 0), integer(a, 1));
-    stack |x, a| EQUAL, EQUAL, DTensor::stack(&x.iter().collect::<Vec<_>>(), count(a, 0));
+    stack |x, a| EQUAL, EQUAL, DTensor::stack(&x.iter().collect::<Vec<_>>(), integer(a, 0));
     unbind |x, a| EQUAL, EQUAL, x[0].unbind(integer(a, 0));
     chunk |x, a| EQUAL, EQUAL, x[0].chunk(count(a, 0), integer(a, 1));
     flatten |x, a| EQUAL, EQUAL, x[0].flatten(integer(a, 0), integer(a, 1));

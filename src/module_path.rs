@@ -38,7 +38,7 @@ thread_local!(
 ///
 /// impl Doubled {
 ///     fn new(mut scope: Scope<'_>) -> Result<Doubled> {
-///         let map = Linear::new(scope.child("map"), 3, 3, false, Init::Ones)?;
+///         let map = Linear::without_bias(scope.child("map"), 3, 3, Init::Ones)?;
 ///         Ok(Doubled { path: scope.module_path(), map })
 ///     }
 /// }
@@ -54,7 +54,7 @@ thread_local!(
 ///     let mesh = DeviceMesh::parse(&rank, "1")?;
 ///     let mut params = Params::new(&mesh, Plan::default(), 7)?;
 ///     let model = Doubled::new(params.root().child("h").child(0))?;
-///     let x = DTensor::full(&mesh, DType::F32, [2, 3], 1.0, Layout::replicated(0))?;
+///     let x = DTensor::full(&mesh, DType::F32, [2, 3], Layout::replicated(0), 1.0)?;
 ///     let cx = Forward::eval(&params);
 ///     let (_, explanation) = mesh.explain(|| model.forward(&cx, &x))?;
 ///     let paths: Vec<&str> = explanation.plans.iter().map(|plan| plan.path.as_str()).collect();
@@ -137,8 +137,8 @@ impl ModulePath {
     /// use isoshard::{comm::{ModulePath, spmd}, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::parse(&rank, "dp=2")?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)".parse()?)?.requires_grad()?;
-    ///     let loss = {
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)")?.requires_grad()?;
+    ///     let mut loss = {
     ///         let _scope = ModulePath::new("head").enter();
     ///         x.exp()?.sum_all()?
     ///     };
