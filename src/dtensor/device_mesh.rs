@@ -70,6 +70,8 @@ pub(super) struct MeshState {
     pub explanations: MeshCache,
     /// The number of both. A call looks for them if it is not 0.
     pub observers: Cell<usize>,
+    /// The watcher of modules, if a test sets one.
+    pub watcher: MeshCache,
 }
 
 /// A cache of one type that another file keeps with a mesh or with a derivative; these do not depend on the type.
@@ -242,6 +244,7 @@ impl DeviceMesh {
             tallies: MeshCache::default(),
             explanations: MeshCache::default(),
             observers: Cell::new(usize::from(rank.has_clock())),
+            watcher: MeshCache::default(),
         }))
     }
 

@@ -12,6 +12,7 @@ use rustc_hash::FxHashSet;
 use super::param_id::ParamId;
 use super::params::Params;
 use super::pattern::nearest;
+use crate::comm::ModulePath;
 use crate::dtensor::{AttentionOptions, DTensor, NoGrad, RecomputeInput};
 use crate::error::{Error, Result};
 use crate::rng::Generator;
@@ -335,6 +336,12 @@ impl<'a> Forward<'a> {
             Some(g) if p != 0.0 => x.dropout(p, &mut **g.borrow_mut()),
             _ => Ok(x),
         }
+    }
+
+    /// Returns the result of the module that is running, after tests that watch modules have seen it.
+    pub(super) fn leave(&self, y: DTensor) -> Result<DTensor> {
+        self.params.mesh().note_module(ModulePath::current(), &y)?;
+        Ok(y)
     }
 
     /// Returns causal attention ([`DTensor::attention`]). In a pass with dropout each attention probability is set to zero

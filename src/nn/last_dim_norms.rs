@@ -111,7 +111,7 @@ impl Module for LayerNorm {
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
         let _scope = self.path.enter();
         let bias = self.bias.map(|b| cx.param(b)).transpose()?;
-        cx.with_param(self.weight, |weight| x.layer_norm(weight, bias.as_ref(), self.eps))
+        cx.leave(cx.with_param(self.weight, |weight| x.layer_norm(weight, bias.as_ref(), self.eps))?)
     }
 }
 
@@ -219,9 +219,10 @@ impl Module for RmsNorm {
     /// Refuses an `x` of another width; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
         let _scope = self.path.enter();
-        cx.with_param(self.weight, |weight| match self.unit_offset {
+        let y = cx.with_param(self.weight, |weight| match self.unit_offset {
             true => x.rms_norm(&weight.add_scalar(1.0)?, self.eps),
             false => x.rms_norm(weight, self.eps),
-        })
+        });
+        cx.leave(y?)
     }
 }

@@ -165,16 +165,17 @@ impl Linear {
     pub(super) fn forward_then(&self, cx: &Forward, x: &DTensor, f: Option<Activation>) -> Result<DTensor> {
         let _scope = self.path.enter();
         if self.adapter.is_none() && fuses(cx, &self.site, x)? {
-            return cx.with_param(self.weight, |weight| match self.bias {
+            let y = cx.with_param(self.weight, |weight| match self.bias {
                 Some(bias) => x.linear(weight, Some(&cx.param(bias)?), f),
                 None => x.linear(weight, None, f),
             });
+            return cx.leave(y?);
         }
         let y = self.complete(cx, x, cx.with_param(self.weight, |weight| product_over_last(x, weight))?)?;
-        match f {
-            Some(f) => f.apply(&y),
-            None => Ok(y),
-        }
+        cx.leave(match f {
+            Some(f) => f.apply(&y)?,
+            None => y,
+        })
     }
 
     /// Returns the map's result, given the product of `x` and the weight.
@@ -438,6 +439,6 @@ impl Module for Embedding {
     /// Refuses indices outside the table; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, index: &DTensor) -> Result<DTensor> {
         let _scope = self.path.enter();
-        cx.with_param(self.weight, |table| table.embedding(index))
+        cx.leave(cx.with_param(self.weight, |table| table.embedding(index))?)
     }
 }

@@ -183,6 +183,6 @@ impl Module for Mlp {
         let _scope = self.path.enter();
         let x = cx.site(&self.input, x.clone())?;
         let y = self.down.forward(cx, &self.hidden(cx, &x)?)?;
-        cx.dropout(y, self.dropout)
+        cx.leave(cx.dropout(y, self.dropout)?)
     }
 }

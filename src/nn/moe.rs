@@ -383,7 +383,7 @@ impl Module for Moe {
         let _scope = self.path.enter();
         let x = cx.site(&self.sites.input, x.clone())?;
         let routing = self.route(&x, &self.router.forward(cx, &x)?)?;
-        self.experts(cx, &x, &routing, None)
+        cx.leave(self.experts(cx, &x, &routing, None)?)
     }
 }
 

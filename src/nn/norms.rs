@@ -73,7 +73,7 @@ impl Module for GroupNorm {
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
         let _scope = self.affine.path.enter();
         let [weight, bias] = self.affine.values(cx)?;
-        x.group_norm(self.groups, Some((&weight, &bias)), 1e-5)
+        cx.leave(x.group_norm(self.groups, Some((&weight, &bias)), 1e-5)?)
     }
 }
 
@@ -200,6 +200,6 @@ impl Module for BatchNorm {
         if !cx.is_second_run() {
             self.update(x, &statistics, x.shape().numel() / x.shape()[1])?;
         }
-        Ok(y)
+        cx.leave(y)
     }
 }

@@ -170,9 +170,9 @@ impl Forward<'_> {
         };
         let _scope = module.enter();
         if params.plan().recomputes(path) {
-            return recompute(self, operands, f);
+            return self.leave(recompute(self, operands, f)?);
         }
         let _cheap = params.plan().recomputes_cheap(path).then(|| params.mesh().recompute_cheap());
-        f(self, &cloned(operands))
+        self.leave(f(self, &cloned(operands))?)
     }
 }

@@ -214,7 +214,7 @@ impl SelfAttention {
         let attend = || self.attend(cx, &qkv, sequences)?.permute(&[0, 2, 1, 3])?.reshape([b, t, heads]);
         let y = attend().map_err(|e| e.at(self.path.as_str()))?;
         let y = self.out.forward(cx, &y)?;
-        cx.dropout(y, self.config.dropout)
+        cx.leave(cx.dropout(y, self.config.dropout)?)
     }
 
     pub(super) fn linear_maps(&mut self) -> [AdaptedLinear<'_>; 2] {

@@ -41,6 +41,15 @@ pub use isoshard_kernels::memory::PoolStats;
 #[doc(inline)]
 pub use isoshard_kernels::memory::pool_stats;
 /// ```
+/// use isoshard::tensor::{DType, Tensor, storage};
+/// drop(Tensor::zeros(DType::U8, [1 << 20]));
+/// assert!(storage::pool_stats().peak_live_bytes >= 1 << 20);
+/// storage::reset_peak();
+/// assert_eq!(storage::pool_stats().peak_live_bytes, 0);
+/// ```
+#[doc(inline)]
+pub use isoshard_kernels::memory::reset_peak;
+/// ```
 /// use isoshard::tensor::{DType, Device, Tensor, storage};
 /// storage::set_memory_limit(1 << 20);
 /// assert!(Tensor::zeros_on(Device::Cpu, DType::U8, [900_000]).is_ok());

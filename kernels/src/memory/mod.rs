@@ -27,4 +27,4 @@ pub use fault::MemoryFault;
 pub use kernel_list::KernelList;
 pub use no_room::{catch, fault_of, is_caught, unwind};
 pub(crate) use no_room::{resume_of_helper, with_caught};
-pub use pool::{PoolStats, no_room, pool_stats, set_memory_limit, trim_pool};
+pub use pool::{PoolStats, no_room, pool_stats, reset_peak, set_memory_limit, trim_pool};

@@ -21,6 +21,8 @@ pub struct PoolStats {
     /// Bytes of the blocks that tensors hold. A block that another thread has dropped counts until this thread's pool takes it
     /// back, which it does before it takes one from the system.
     pub live_bytes: usize,
+    /// The most that `live_bytes` has been, since the thread began or since [`reset_peak`].
+    pub peak_live_bytes: usize,
     /// Bytes kept for reuse, and addresses of a block from the system that no tensor has used yet.
     pub free_bytes: usize,
     /// The most bytes that `live_bytes` and `free_bytes` may be together; `usize::MAX` if no limit was set.
@@ -29,6 +31,22 @@ pub struct PoolStats {
     pub system_len: u64,
     /// The number of blocks that were reused so far.
     pub reused_len: u64,
+}
+
+/// Counts the peak of the calling thread's live bytes anew, from what is live now.
+///
+/// ```
+/// use isoshard_kernels::memory::{Block, pool_stats, reset_peak};
+/// drop(Block::uninit(1 << 20));
+/// assert!(pool_stats().peak_live_bytes >= 1 << 20);
+/// reset_peak();
+/// assert_eq!(pool_stats().peak_live_bytes, 0);
+/// ```
+pub fn reset_peak() {
+    let _ = POOL.try_with(|pool| {
+        let stats = &mut pool.borrow_mut().stats;
+        stats.peak_live_bytes = stats.live_bytes;
+    });
 }
 
 /// Returns the state of the calling thread's pool.
@@ -124,11 +142,23 @@ thread_local! {
 /// An empty pool without a limit.
 impl Default for PoolStats {
     fn default() -> PoolStats {
-        PoolStats { live_bytes: 0, free_bytes: 0, limit_bytes: usize::MAX, system_len: 0, reused_len: 0 }
+        PoolStats {
+            live_bytes: 0,
+            peak_live_bytes: 0,
+            free_bytes: 0,
+            limit_bytes: usize::MAX,
+            system_len: 0,
+            reused_len: 0,
+        }
     }
 }
 
 impl PoolStats {
+    fn add_live(&mut self, bytes: usize) {
+        self.live_bytes += bytes;
+        self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
+    }
+
     /// Returns true if the limit leaves room for so many bytes from the system.
     fn has_room(&self, bytes: usize) -> bool {
         bytes <= self.limit_bytes.saturating_sub(self.live_bytes).saturating_sub(self.free_bytes)
@@ -155,7 +185,7 @@ impl BlockPool {
             None => self.first_of_class(class)?,
         };
         self.stats.free_bytes -= bytes;
-        self.stats.live_bytes += bytes;
+        self.stats.add_live(bytes);
         Some(block)
     }
 
@@ -212,7 +242,7 @@ impl BlockPool {
             }
         };
         self.stats.free_bytes -= bytes;
-        self.stats.live_bytes += bytes;
+        self.stats.add_live(bytes);
         Some(PoolBlock { ptr, memory: BlockMemory::Span { _segment: segment } })
     }
 

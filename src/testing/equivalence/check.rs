@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::counterexample::{Counterexample, Finding};
 use super::scenario::Scenario;
 use super::trace::{Trace, Usage, compare};
-use super::trial::{Draws, Outcomes, Trial, check_names};
+use super::trial::{Draws, MODULE, Outcomes, Trial, check_names};
 use crate::comm::{Rank, Spmd, Tally};
 use crate::dtensor::{DeviceMesh, Reduction};
 use crate::error::Result;
@@ -77,6 +77,8 @@ pub struct Equivalence {
     pub(super) device: Device,
     pub(super) deadline: Option<Duration>,
     shrink_for: Duration,
+    /// True if the results of modules are recorded too.
+    watches_modules: bool,
     replay: Option<Scenario>,
 }
 
@@ -122,6 +124,7 @@ impl Equivalence {
             device: Device::Cpu,
             deadline: None,
             shrink_for: Duration::from_secs(20),
+            watches_modules: false,
             replay: None,
         }
     }
@@ -430,7 +433,10 @@ impl Equivalence {
         mesh.set_reduction(self.mode);
         // Own code is checked by a mesh whose bytes do not count.
         mesh.check_replicas_on(DeviceMesh::new(uncounted, &axes)?);
-        let trial = Trial::new(mesh, tally, scenario.clone(), draws);
+        let trial = Rc::new(Trial::new(mesh, tally, scenario.clone(), draws));
+        if self.watches_modules {
+            trial.watch_modules();
+        }
         let usage = (self.program)(&trial)?;
         Ok(trial.finish(usage))
     }
@@ -457,7 +463,27 @@ impl Equivalence {
             break;
         }
         let FailedRun { scenario, finding, .. } = *best;
-        Box::new(Counterexample { scenario, finding, shrinking_runs: runs })
+        let module = match finding {
+            Finding::Differs { .. } => self.first_module(&scenario),
+            _ => None,
+        };
+        Box::new(Counterexample { scenario, finding, module, shrinking_runs: runs })
+    }
+
+    /// Runs a scenario and its single rank again, and returns the path of the first module whose result differs. `None` if the
+    /// results of all modules are equal: the difference comes later, or in the backward pass.
+    fn first_module(&self, scenario: &Scenario) -> Option<String> {
+        let watching = Equivalence { watches_modules: true, ..self.clone() };
+        let (Ok(traces), Ok(single)) = (watching.run(scenario).1, watching.run(&scenario.single_rank()).1)
+        else {
+            return None;
+        };
+        let place = match compare(&traces, single.first()?, self.mode, self.bound)? {
+            Finding::Differs { place, .. } | Finding::OtherShape { place, .. } => place,
+            _ => return None,
+        };
+        let (_, name) = place.split_once(", ")?;
+        name.strip_prefix(MODULE).map(String::from)
     }
 }
 
@@ -483,7 +509,12 @@ struct FailedRun {
 
 impl FailedRun {
     fn alone(self: Box<Self>) -> Box<Counterexample> {
-        Box::new(Counterexample { scenario: self.scenario, finding: self.finding, shrinking_runs: 0 })
+        Box::new(Counterexample {
+            scenario: self.scenario,
+            finding: self.finding,
+            module: None,
+            shrinking_runs: 0,
+        })
     }
 }
 

@@ -26,6 +26,9 @@ pub struct Counterexample {
     pub scenario: Scenario,
     /// The difference.
     pub finding: Finding,
+    /// The path of the first module of [`nn`](crate::nn), or block of a program's own model, whose result differs. `None` if no
+    /// module's does, as with a difference that begins in the backward pass.
+    pub module: Option<String>,
     /// The number of runs that shrinking took.
     pub shrinking_runs: usize,
 }
@@ -155,8 +158,11 @@ impl fmt::Display for Finding {
 
 impl fmt::Display for Counterexample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counterexample { scenario, finding, shrinking_runs } = self;
+        let Counterexample { scenario, finding, module, shrinking_runs } = self;
         write!(f, "not equivalent to a single rank: {finding}")?;
+        if let Some(module) = module {
+            writeln!(f, "the first module whose result differs is {module}")?;
+        }
         writeln!(f, "the smallest run found, after {shrinking_runs} more runs; to repeat it:")?;
         writeln!(f, "    Equivalence::new(program).replay(\"{scenario}\")")
     }

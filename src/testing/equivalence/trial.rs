@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, RangeInclusive};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proptest::strategy::{Strategy, ValueTree};
@@ -21,6 +22,9 @@ use crate::testing::values::{mix, ordinary, small_ints, tensor};
 
 /// The number of elements up to which the harness makes tensors: eight gigabytes of f64 per rank.
 const WHOLE_LEN: usize = 1 << 30;
+
+/// The beginning of the names of records of modules.
+pub(super) const MODULE: &str = "module ";
 
 /// The mesh of one run of a tested program; it derefs to [`DeviceMesh`].
 ///
@@ -336,8 +340,21 @@ impl Trial {
         Usage { received_bytes, flops: self.work.total().share.flops }
     }
 
-    pub(super) fn finish(self, usage: Usage) -> Trace {
-        Trace { entries: self.state.into_inner().entries, usage, calls: self.tally.to_string() }
+    /// Records the results of modules too from now on, before all that the program records later.
+    pub(super) fn watch_modules(self: &Rc<Self>) {
+        let trial = Rc::downgrade(self);
+        self.mesh.watch_modules(Rc::new(move |path, y: &DTensor| match trial.upgrade() {
+            Some(trial) => trial.record(format!("{MODULE}{path}"), y),
+            None => Ok(()),
+        }));
+    }
+
+    pub(super) fn finish(&self, usage: Usage) -> Trace {
+        Trace {
+            entries: std::mem::take(&mut self.state.borrow_mut().entries),
+            usage,
+            calls: self.tally.to_string(),
+        }
     }
 
     fn values(&self, name: &str, dtype: DType, shape: &Shape) -> Result<Tensor> {
