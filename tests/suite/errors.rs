@@ -525,3 +525,44 @@ fn composed_methods_refuse_in_their_own_names() {
     let wrong = wrong.unwrap().concat();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// A refusal inside a block of a program's own model names the block, and `main` prints the message.
+#[test]
+fn refusals_name_the_module() {
+    let run = |rank: Rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let mut params = Params::new(&mesh, Plan::default(), 1)?;
+        let block = params.root().child("h").child(3).block_here();
+        let x = zeros(&mesh, &[4, 6], "(S0)")?;
+        Forward::eval(&params).block(&block, &[&x], |_, ins| ins[0].slice(1, 0, 20)).map(drop)
+    };
+    let error = spmd(2, run).unwrap_err();
+    let text = "slice: the range leaves the tensor; got 0..20 of dim 1 of f32[4, 6] at h.3";
+    assert!(error.to_string().contains(text), "{error}");
+    assert_eq!(format!("{error:?}"), error.to_string());
+}
+
+/// A pass that is refused keeps the tape, and a freed tape says so.
+#[test]
+fn a_refused_backward_pass_keeps_the_tape() {
+    let run = |rank: Rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let w = zeros(&mesh, &[4], "(S0)")?.requires_grad()?;
+        let mut y = w.exp()?;
+        assert!(y.backward().unwrap_err().to_string().starts_with("backward: wants one element"));
+        let other = zeros(&mesh, &[5], "(S0)")?;
+        assert!(y.backward_from(other).is_err());
+        let mut loss = y.sum_all()?;
+        let guard = mesh.no_sync();
+        assert!(
+            loss.backward().is_err()
+                && DTensor::backward_all(&mut [&mut loss], &mut Default::default()).is_err()
+        );
+        drop(guard);
+        assert!(loss.has_history() && loss.backward_keeping().is_ok() && loss.backward().is_ok());
+        let freed = loss.backward().unwrap_err().to_string();
+        assert!(freed.contains("an earlier pass has freed this tensor's tape"), "{freed}");
+        Ok(())
+    };
+    spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+}

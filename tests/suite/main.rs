@@ -68,6 +68,7 @@ mod own_ops;
 mod packed_documents;
 mod pictures;
 mod placement;
+mod plan_warnings;
 mod plans;
 mod pointwise;
 mod programs;

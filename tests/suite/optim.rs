@@ -1,9 +1,12 @@
 //! The optimizer of a training loop: a step has the bits of its parts, and settings by path pattern hold on every mesh.
 
-use isoshard::comm::spmd;
+use isoshard::comm::{Tally, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, ParamId, Params, Plan};
-use isoshard::optim::{AdamW, ParamGroup, Sgd, UpdateRule, WarmupCosine, clip_scale, global_norm};
+use isoshard::optim::{
+    AdamW, LossScale, Optimizer, ParamGroup, ParamStates, Rates, Sgd, UpdateRule, WarmupCosine, clip_scale,
+    global_norm,
+};
 use isoshard::placement::{Layout, Mesh};
 use isoshard::rng::{Generator, Init};
 use isoshard::tensor::{DType, Tensor};
@@ -359,4 +362,199 @@ fn unsound_settings_are_refused() {
         assert!(text.contains(rule), "{text}");
     }
     assert!(large.iter().all(|x| x.is_finite() && *x < 1.0), "{large:?}");
+}
+
+/// Lion by operators (Chen et al. 2023, algorithm 2).
+#[derive(Default)]
+struct LionByOperators(ParamStates);
+
+impl UpdateRule for LionByOperators {
+    fn step(
+        &mut self,
+        params: &mut Params,
+        grads: &mut Gradients,
+        scale: &DTensor,
+        rates: &Rates,
+    ) -> Result<()> {
+        params.update_by(grads, [&mut self.0], |id, p, g, [m]| {
+            let (g, lr) = (g.mul(scale)?, rates.of(id));
+            let direction = m.mul_scalar(0.9)?.add(&g.mul_scalar(0.1)?)?.sign()?;
+            let p = p.mul_scalar(1.0 - lr * 0.1)?.sub(&direction.mul_scalar(lr)?)?;
+            Ok((p, [m.mul_scalar(0.99)?.add(&g.mul_scalar(0.01)?)?]))
+        })
+    }
+}
+
+/// A step by operators receives what AdamW's kernel receives, the norm, though the ranks' shards are as uneven as can be, and gives the
+/// bits of one rank.
+#[test]
+fn an_optimizer_of_operators_moves_nothing() {
+    fn train<R: UpdateRule>(mesh: &'static str, rule: fn() -> R) -> (u64, u64, u64) {
+        let ranks = Mesh::parse(mesh, 0).unwrap().rank_len();
+        let all = spmd(ranks, move |rank| {
+            let (rank, tally) = Tally::of(&rank)?;
+            let mesh = DeviceMesh::parse(&rank, mesh)?;
+            let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+            let init = Init::Normal { mean: 0.0, std: 0.1 };
+            // Parameters of 257 rows, of one, and of none on the last ranks.
+            for (name, shape) in
+                [("a", vec![257, 340]), ("b", vec![1, 700]), ("c", vec![2]), ("d", vec![3, 5, 64])]
+            {
+                params.root().param(name, shape, init)?;
+            }
+            let mut optimizer = Optimizer::new(rule(), 0.01).clip(1.0);
+            let mut received = (0, 0);
+            for _ in 0..3 {
+                let squares = params.values().map(|x| x.mul(x)?.sum_all()).collect::<Result<Vec<_>>>()?;
+                let mut loss = squares[1..].iter().try_fold(squares[0].clone(), |a, b| a.add(b))?;
+                let mut gradients = loss.backward()?;
+                let before = tally.total();
+                optimizer.step(&mut params, &mut gradients)?;
+                let total = tally.total();
+                received = (total.received_bytes - before.received_bytes, total.calls - before.calls);
+            }
+            Ok((params.digest()?, received.0, received.1))
+        });
+        all.unwrap_or_else(|e| panic!("{mesh}: {e}"))
+            .into_iter()
+            .max_by_key(|(_, bytes, _)| *bytes)
+            .expect("a rank")
+    }
+    let single = train("fsdp=1", LionByOperators::default);
+    let (digest, bytes, calls) = train("fsdp=3", LionByOperators::default);
+    let (_, adams_bytes, adams_calls) = train("fsdp=3", AdamW::new);
+    assert_eq!(digest, single.0);
+    assert!(
+        bytes <= adams_bytes && calls <= adams_calls,
+        "{bytes} bytes in {calls} calls; {adams_bytes} in {adams_calls}"
+    );
+    assert!(bytes < 1000, "{bytes} bytes");
+}
+
+/// A function that fails leaves parameters, gradients and states as they were.
+#[test]
+fn a_failed_update_by_operators_loses_nothing() {
+    on("fsdp=2", |mesh| {
+        let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
+        let (a, b) = (params.root().param("a", [3], Init::Ones)?, params.root().param("b", [5], Init::Ones)?);
+        let mut states = ParamStates::default();
+        let mut loss = params.value(a).sum_all()?.add(&params.value(b).sum_all()?)?;
+        let mut grads = loss.backward()?;
+        let refused = params.update_by(&mut grads, [&mut states], |id, p, g, [m]| match id == b {
+            true => Ok((p.slice(0, 0, 2)?, [m.clone()])), // not the parameter's shape
+            false => Ok((p.sub(g)?, [g.clone()])),
+        });
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("parameter b has another dtype, shape or layout"), "{text}");
+        assert!(grads.get(params.value(a)).is_none() && grads.get(params.value(b)).is_some());
+        assert_eq!(params.value(a).full_tensor()?.to_vec::<f32>()?, [0.0; 3], "updated before");
+        assert_eq!(params.value(b).full_tensor()?.to_vec::<f32>()?, [1.0; 5]);
+        assert_eq!(states.get(b).expect("made").full_tensor()?.to_vec::<f32>()?, [0.0; 5]);
+        Ok(())
+    });
+}
+
+/// Two groups with limits of their own, and the other gradients, have the bits of one rank and the norms of their parts.
+#[test]
+fn gradients_are_limited_by_group_and_by_other_norms() {
+    let step = |mesh: &'static str| {
+        on(mesh, |mesh| {
+            let plan =
+                (0..mesh.mesh().ndim()).fold(Plan::default(), |plan, a| match mesh.mesh().axis_name(a) {
+                    "fsdp" => plan.fsdp("fsdp"),
+                    "tp" => plan.shard("h.*.weight", "tp", 1),
+                    axis => plan.batch(axis),
+                });
+            let mut params = Params::new(mesh, plan, 7)?;
+            let ids = ["h.0.weight", "h.1.weight", "head"]
+                .map(|path| params.root().param(path, [6, 4], Init::Normal { mean: 0.0, std: 1.0 }));
+            let ids = ids.into_iter().collect::<Result<Vec<ParamId>>>()?;
+            let loss = |params: &Params| {
+                let squares = ids.iter().map(|&id| params.value(id).mul(params.value(id))?.sum_all());
+                let squares = squares.collect::<Result<Vec<_>>>()?;
+                squares[1..].iter().try_fold(squares[0].clone(), |a, b| a.add(b))
+            };
+            let before = params.value(ids[0]).full_tensor()?.to_f64_vec();
+            let mut optimizer =
+                Sgd::new().rate(1.0).clip_group("h.0.*", 0.5).clip_norm(f64::INFINITY, 0.25).clip_value(3.0);
+            let report = optimizer.step(&mut params, &mut loss(&params)?.backward()?)?;
+            let after = params.value(ids[0]).full_tensor()?.to_f64_vec();
+            let moved: f64 = before.iter().zip(&after).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
+            assert!((moved - 0.5).abs() < 1e-5, "the group's step has its limit: {moved}");
+            let norm = report.norm.expect("there is a limit").item()?;
+            assert!(norm <= 3.0, "{norm}: elements are limited first");
+            Ok((params.digest()?, norm.to_bits()))
+        })
+    };
+    let single = step("1");
+    for mesh in ["fsdp=3", "tp=2", "dp=2,fsdp=2"] {
+        assert_eq!(step(mesh), single, "{mesh}");
+    }
+    on("1", |mesh| {
+        let mut params = Params::new(mesh, Plan::default(), 7)?;
+        let w = params.root().param("w", [2], Init::Ones)?;
+        for (wrong, text) in [
+            (Sgd::new().rate(1.0).clip_group("v", 1.0), "clip: a pattern matches no parameter"),
+            (
+                Sgd::new().rate(1.0).clip_group("w", 1.0).clip_group("**", 1.0),
+                "clip: a parameter is in two groups",
+            ),
+            (Sgd::new().rate(1.0).clip_value(f64::NAN), "clip: a limit of elements is above 0"),
+            (Sgd::new().rate(1.0).group_schedule("v", 1.0), "step: a pattern matches no parameter"),
+            (
+                Sgd::new().rate(1.0).group_schedule("w", 1.0).group_schedule("**", 1.0),
+                "step: a parameter has two schedules",
+            ),
+            (
+                Sgd::new().rate(1.0).group_schedule("w", -1.0),
+                "step: a learning rate is finite and at least 0",
+            ),
+        ] {
+            let (mut wrong, mut grads) = (wrong, params.value(w).sum_all()?.backward()?);
+            let refused = wrong.step(&mut params, &mut grads).unwrap_err().to_string();
+            assert!(refused.starts_with(text), "{refused}");
+            assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [1.0; 2]);
+        }
+        Ok(())
+    });
+}
+
+/// f16 with a scaled loss trains with the bits of one rank, and overflows on one rank's shard are known on all.
+#[test]
+fn scaled_losses_have_one_curve() {
+    let train = |mesh: &'static str| {
+        on(mesh, |mesh| {
+            let plan = Plan::transformer(mesh.mesh(), Parallel { heads: 2, sequence: false })?;
+            let mut params = Params::new(mesh, plan, 7)?;
+            params.compute_in(DType::F16)?;
+            let config = GptConfig {
+                vocabulary: 11,
+                block: 6,
+                layers: 1,
+                heads: 2,
+                width: 12,
+                dropout: 0.0,
+                bias: true,
+            };
+            let model = Gpt::new(&mut params, config)?;
+            let text = Tensor::from_vec((0..24i64).map(|i| i * i % 11).collect(), [4, 6])?;
+            let tokens = params.batch(&text)?;
+            let (mut scale, mut optimizer) = (LossScale::new().interval(2), AdamW::new().rate(1e-2));
+            let mut factors = Vec::new();
+            for _ in 0..6 {
+                let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &tokens)?;
+                let mut grads = scale.scale(&loss)?.backward()?;
+                if scale.unscale(&params, &mut grads)? {
+                    optimizer.step(&mut params, &mut grads)?;
+                }
+                factors.push(scale.factor());
+            }
+            assert!(optimizer.steps() >= 2, "{factors:?}");
+            Ok((params.digest()?, factors))
+        })
+    };
+    let single = train("1");
+    for mesh in ["fsdp=3", "tp=2"] {
+        assert_eq!(train(mesh), single, "{mesh}");
+    }
 }

@@ -378,3 +378,28 @@ fn absurd_sizes_of_the_harness_are_refused() {
     let fails = |trial: &Trial| trial.record_value("rank", trial.rank().rank() as f64);
     Equivalence::new(fails).meshes(["a=2"]).runs(usize::MAX).shrink_for(Duration::MAX).check().unwrap_err();
 }
+
+/// A model whose second block reads the ranks' shards where it should read the whole: the failure names the block's map.
+#[test]
+fn a_failure_names_the_module() {
+    use isoshard::nn::{Linear, Module};
+    let failed = Equivalence::new(|trial| {
+        let mut params = Params::new(trial, Plan::default().batch("dp"), 7)?;
+        let init = isoshard::rng::Init::Normal { mean: 0.0, std: 1.0 };
+        let maps = [0, 1, 2].map(|i| Linear::new(params.root().child("h").child(i), 4, 4, init));
+        let [first, second, third] = maps;
+        let x = DTensor::distribute(trial, &Tensor::zeros(DType::F32, [6, 4]), params.batch_layout())?;
+        let cx = Forward::train_without_dropout(&params);
+        let y = first?.forward(&cx, &x.add_scalar(1.0)?)?;
+        // The bug: the number of the rank's own rows.
+        let rows = y.local().shape()[0] as f64;
+        let y = second?.forward(&cx, &y.mul_scalar(rows)?)?;
+        third?.forward(&cx, &y)?.mean_all()
+    })
+    .meshes(["dp=2"])
+    .check()
+    .unwrap_err();
+    assert_eq!(failed.module.as_deref(), Some("h.1"));
+    assert!(failed.to_string().contains("the first module whose result differs is h.1\n"), "{failed}");
+    assert!(matches!(failed.finding, Finding::Differs { .. }));
+}

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use super::counterexample::{Counterexample, Finding};
 use super::scenario::Scenario;
+use super::shrinking::{smaller, weight};
 use super::trace::{Trace, Usage, compare};
 use super::trial::{Draws, MODULE, Outcomes, Trial, check_names};
 use crate::comm::{Rank, Spmd, Tally};
 use crate::dtensor::{DeviceMesh, Reduction};
 use crate::error::Result;
-use crate::placement::{Layout, Placement};
 use crate::tensor::Device;
 use crate::testing::quiet::quiet_panics_here;
 
@@ -447,7 +447,7 @@ impl Equivalence {
         let until = Instant::now().checked_add(self.shrink_for);
         let (mut best, mut runs) = (failed, 0);
         'smaller: loop {
-            for candidate in smaller(&best) {
+            for candidate in smaller(&best.scenario, &best.least) {
                 if runs == SHRINKING_RUNS || until.is_some_and(|until| Instant::now() >= until) {
                     break 'smaller;
                 }
@@ -516,82 +516,6 @@ impl FailedRun {
             shrinking_runs: 0,
         })
     }
-}
-
-/// Returns the size of a scenario, by which each step of shrinking makes it smaller. A layout that does not fit its
-/// tensor is drawn anew, so a candidate need not be what runs.
-fn weight(scenario: &Scenario) -> (usize, usize, usize) {
-    let placement = |placement: &Placement| match placement {
-        Placement::Replicate => 0,
-        Placement::Shard(0) => 1,
-        Placement::Shard(_) | Placement::Partial(_) | Placement::RaggedShard { .. } => 2,
-    };
-    let layout = |layout: &Layout| {
-        let placements = layout.placements();
-        let is_nested = Layout::new(placements.to_vec()) != *layout;
-        placements.iter().map(placement).sum::<usize>() + usize::from(is_nested)
-    };
-    let layouts = scenario.layouts.iter().map(|(_, of)| layout(of)).sum();
-    let sizes = scenario.sizes.iter().fold(0usize, |sum, (_, size)| sum.saturating_add(*size));
-    (scenario.rank_len(), layouts, sizes)
-}
-
-/// The scenarios that are one step smaller: fewer ranks, then plainer layouts, then smaller sizes.
-fn smaller(of: &FailedRun) -> Vec<Scenario> {
-    let FailedRun { scenario, least: least_sizes, .. } = of;
-    let mut found = Vec::new();
-    for (a, &(_, len)) in scenario.axes.iter().enumerate() {
-        for shorter in 1..len {
-            let mut candidate = scenario.clone();
-            candidate.axes[a].1 = shorter;
-            if candidate.rank_len() > 1 {
-                found.push(candidate);
-            }
-        }
-    }
-    found.sort_by_key(Scenario::rank_len);
-    for (at, (_, layout)) in scenario.layouts.iter().enumerate() {
-        let plain = |layout: Layout| {
-            let mut candidate = scenario.clone();
-            candidate.layouts[at].1 = layout;
-            candidate
-        };
-        let placements = layout.placements();
-        if placements.iter().any(|p| *p != Placement::Replicate) {
-            found.push(plain(Layout::replicated(placements.len())));
-        }
-        for axis in 0..placements.len() {
-            let mut with = |placement: Placement| {
-                let mut all = placements.to_vec();
-                all[axis] = placement;
-                found.push(plain(Layout::new(all)));
-            };
-            match &placements[axis] {
-                Placement::Replicate => {}
-                Placement::Shard(0) => with(Placement::Replicate),
-                Placement::Shard(_) | Placement::Partial(_) | Placement::RaggedShard { .. } => {
-                    with(Placement::Replicate);
-                    with(Placement::Shard(0));
-                }
-            }
-        }
-        let default_order = Layout::new(placements.to_vec());
-        if default_order != *layout {
-            found.push(plain(default_order));
-        }
-    }
-    for (at, (name, size)) in scenario.sizes.iter().enumerate() {
-        let least = least_sizes.iter().find(|(known, _)| known == name).map_or(*size, |(_, least)| *least);
-        let mut steps = vec![least, least + (size - least) / 2, size.saturating_sub(1)];
-        steps.dedup();
-        for step in steps.into_iter().filter(|step| (least..*size).contains(step)) {
-            let mut candidate = scenario.clone();
-            candidate.sizes[at].1 = step;
-            found.push(candidate);
-        }
-    }
-    found.retain(|candidate| candidate != scenario);
-    found
 }
 
 /// The records of single ranks that have run.

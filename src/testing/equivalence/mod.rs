@@ -4,6 +4,7 @@ mod check;
 mod counterexample;
 mod faults;
 mod scenario;
+mod shrinking;
 mod trace;
 mod trial;
 
