@@ -537,7 +537,7 @@ fn refusals_name_the_module() {
         Forward::eval(&params).block(&block, &[&x], |_, ins| ins[0].slice(1, 0, 20)).map(drop)
     };
     let error = spmd(2, run).unwrap_err();
-    let text = "slice: the range leaves the tensor; got 0..20 of dim 1 of f32[4, 6] at h.3";
+    let text = "slice: the range leaves the tensor; got 0..0+20 of dim 1 of f32[4, 6] at h.3";
     assert!(error.to_string().contains(text), "{error}");
     assert_eq!(format!("{error:?}"), error.to_string());
 }
