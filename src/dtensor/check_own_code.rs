@@ -23,7 +23,7 @@ impl DeviceMesh {
     /// let said = spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     mesh.set_check_replicas(true);
-    ///     let map = mesh.local_map("noise").result(DType::I64, [], "(R)".parse()?);
+    ///     let map = mesh.local_map("noise").result(DType::I64, [], "(R)");
     ///     Ok(map.run(|_, _| Ok([Tensor::scalar(rank.rank() as i64)])).unwrap_err().to_string())
     /// })?;
     /// assert!(said[0].starts_with("noise: result 0 is replicated, and its replicas differ; got i64[]@(dp:R)"), "{}", said[0]);

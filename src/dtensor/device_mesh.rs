@@ -316,7 +316,7 @@ impl DeviceMesh {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     mesh.set_strict(true);
-    ///     let x = |layout: &str| DTensor::full(&mesh, DType::F32, [4, 4], layout.parse()?, 1.0);
+    ///     let x = |layout: &str| DTensor::full(&mesh, DType::F32, [4, 4], layout, 1.0);
     ///     let refused = x("(S0)")?.add(&x("(S1)")?).unwrap_err().to_string();
     ///     assert!(refused.contains("would have to move, which strict mode forbids"), "{refused}");
     ///     x("(S0)")?.add(&x("(R)")?)?; // slices the second operand

@@ -140,7 +140,7 @@ impl Explanation {
     ///     let _scope = ModulePath::new("head").enter();
     ///     let (_, explanation) = mesh.explain(|| x.matmul(&w)?.neg())?; // the negation moves nothing
     ///     assert_eq!(explanation.short(), "\
-    /// head  MatMul  f32[4, 64]@(tp:S0) -> (R)  512 bytes  1 call
+    /// head  Matmul  f32[4, 64]@(tp:S0) -> (R)  512 bytes  1 call
     /// in all 512 bytes in 1 call
     /// ");
     ///     Ok(())

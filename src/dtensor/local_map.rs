@@ -37,8 +37,8 @@ use crate::tensor::{DType, Device, Shape, Tensor, short_list};
 ///     let whole = Tensor::from_vec(vec![3.0f32, 1.0, 4.0, 1.0, 5.0, 9.0], [3, 2])?;
 ///     let x = DTensor::distribute(&mesh, &whole, "(S1)")?;
 ///     // The running maximum of each row: a rank needs whole rows, so x moves from S1 to S0.
-///     let map = mesh.local_map("running_max").operand(&x, "(S0)".parse()?);
-///     let outs = map.result(DType::F32, [3, 2], "(S0)".parse()?).run(|ins, at| {
+///     let map = mesh.local_map("running_max").operand(&x, "(S0)");
+///     let outs = map.result(DType::F32, [3, 2], "(S0)").run(|ins, at| {
 ///         let mut rows = ins[0].to_vec::<f32>()?;
 ///         rows.chunks_mut(2).for_each(|row| row[1] = row[1].max(row[0]));
 ///         Ok([Tensor::from_vec(rows, at.outs[0].local())?])
@@ -57,8 +57,8 @@ use crate::tensor::{DType, Device, Shape, Tensor, short_list};
 /// use isoshard::{Result, comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::{DType, Tensor}};
 /// /// The sum of each row's elements up to each place, or from there on. Each is the derivative of the other.
 /// fn running_sum(x: &DTensor, backwards: bool) -> Result<DTensor> {
-///     let map = x.mesh().local_map("running_sum").operand(x, "(S0)".parse()?);
-///     let outs = map.result(DType::F64, x.shape(), "(S0)".parse()?).run(|ins, at| {
+///     let map = x.mesh().local_map("running_sum").operand(x, "(S0)");
+///     let outs = map.result(DType::F64, x.shape(), "(S0)").run(|ins, at| {
 ///         let mut rows = ins[0].to_vec::<f64>()?;
 ///         for row in rows.chunks_mut(3) {
 ///             if backwards { row.reverse() }
@@ -106,7 +106,7 @@ impl DeviceMesh {
     /// let ranks = spmd(3, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
     ///     // No operand: each rank makes its own element.
-    ///     let outs = mesh.local_map("rank_numbers").result(DType::I64, [3], "(S0)".parse()?).run(|_, at| {
+    ///     let outs = mesh.local_map("rank_numbers").result(DType::I64, [3], "(S0)").run(|_, at| {
     ///         Ok([Tensor::from_vec(vec![at.outs[0].start(0) as i64], [1])?])
     ///     })?;
     ///     outs[0].full_tensor()?.to_vec::<i64>()
@@ -128,7 +128,7 @@ impl<'a> LocalMap<'a> {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 2], "(R)")?;
     ///     let mut rows = 0;
-    ///     mesh.local_map("count").operand(&x, "(S0)".parse()?).run(|ins, _| {
+    ///     mesh.local_map("count").operand(&x, "(S0)").run(|ins, _| {
     ///         rows = ins[0].shape()[0];
     ///         Ok([])
     ///     })?;
@@ -151,7 +151,7 @@ impl<'a> LocalMap<'a> {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     // One contribution per rank, each of the full shape.
-    ///     let map = mesh.local_map("votes").result(DType::I64, [], "(P(sum))".parse()?);
+    ///     let map = mesh.local_map("votes").result(DType::I64, [], "(P(sum))");
     ///     let votes = map.run(|_, _| Ok([Tensor::scalar(1i64)]))?.remove(0);
     ///     assert_eq!(votes.item()?, 2.0);
     ///     Ok(())
@@ -180,7 +180,7 @@ impl<'a> LocalMap<'a> {
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, tensor::{DType, Tensor}};
     /// let said = spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let map = mesh.local_map("make").result(DType::F32, [3], "(S0)".parse()?);
+    ///     let map = mesh.local_map("make").result(DType::F32, [3], "(S0)");
     ///     Ok(map.run(|_, _| Ok([Tensor::zeros(DType::F32, [2])])).err().map(|e| e.to_string()))
     /// })?;
     /// let wrong = "make: the results are not the shards that the layouts give rank 1; got f32[2] for f32[3]@(dp:S0); \
@@ -213,7 +213,7 @@ impl<'a> LocalMap<'a> {
     /// use isoshard::{Error, comm::spmd, dtensor::DeviceMesh, tensor::{DType, Tensor}};
     /// let said = spmd(3, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
-    ///     let map = mesh.local_map("read").result(DType::F32, [3], "(S0)".parse()?);
+    ///     let map = mesh.local_map("read").result(DType::F32, [3], "(S0)");
     ///     let outs = map.run_checked(|_, at| match at.outs[0].start(0) {
     ///         1 => Err(Error::other("the file is empty")),
     ///         _ => Ok([Tensor::zeros(DType::F32, [1])]),

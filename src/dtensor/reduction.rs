@@ -18,7 +18,7 @@ use crate::placement::SumGroups;
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
 ///     let values = Tensor::from_vec((1..=100).map(|i| 1.0 / i as f32).collect(), [100])?;
 ///     let sum = |layout: &str| -> isoshard::Result<f64> {
-///         DTensor::distribute(&mesh, &values, layout.parse()?)?.sum_all()?.item()
+///         DTensor::distribute(&mesh, &values, layout)?.sum_all()?.item()
 ///     };
 ///     assert_eq!(sum("(S0)")?, sum("(R)")?); // exact mode: the bits of a single rank
 ///     let fast = mesh.with_reduction(Reduction::Fast, || sum("(S0)"))?;
@@ -59,8 +59,8 @@ pub enum Reduction {
     ///     mesh.set_reduction(Reduction::Grouped(SumGroups::new(8)?.with_wire(DType::BF16)?));
     ///     let values = |n: usize| Tensor::from_vec((0..n).map(|i| 1.0 / (1 + i) as f32).collect(), [n / 256, 256]);
     ///     let product = |layout: &str| -> isoshard::Result<DTensor> {
-    ///         let x = DTensor::distribute(&mesh, &values(512)?, layout.parse()?)?;
-    ///         let w = DTensor::distribute(&mesh, &values(768)?, layout.parse()?)?;
+    ///         let x = DTensor::distribute(&mesh, &values(512)?, layout)?;
+    ///         let w = DTensor::distribute(&mesh, &values(768)?, layout)?;
     ///         x.matmul(&w.transpose(0, 1)?)
     ///     };
     ///     let (cut, whole) = (product("(S1)")?, product("(R)")?);

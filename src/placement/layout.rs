@@ -40,7 +40,7 @@ pub struct Layout {
 ///     let y = DTensor::zeros(&mesh, DType::F32, [4], "(R)")?.redistribute(x.layout())?;
 ///     assert_eq!(y.layout(), x.layout());
 ///     let refused = x.redistribute("S0").unwrap_err().to_string();
-///     assert_eq!(refused, "layout: cannot read the text; got \"S0\"; write it as (S0, R)");
+///     assert_eq!(refused, "layout: cannot be read; got \"S0\"; write it as (S0, R)");
 ///     Ok(())
 /// })?;
 /// # Ok::<(), isoshard::Error>(())

@@ -71,7 +71,7 @@ impl DTensor {
     ///     let draw = Draw { seed: 7, number: 0 };
     ///     let values = Tensor::from_vec((0..8).map(|i| i as f32).collect(), [1, 2, 4, 1])?;
     ///     let dropped = |layout: &str| -> isoshard::Result<Vec<f32>> {
-    ///         let x = DTensor::distribute(&mesh, &values, layout.parse()?)?;
+    ///         let x = DTensor::distribute(&mesh, &values, layout)?;
     ///         x.attention_dropout(&x, &x, 1.0, 0.5, draw)?.full_tensor()?.to_vec()
     ///     };
     ///     assert_eq!(dropped("(R)")?, dropped("(S1)")?);

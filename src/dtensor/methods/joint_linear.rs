@@ -35,7 +35,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
     ///     let full = |shape: [usize; 2], layout: &str| {
-    ///         DTensor::full(&mesh, DType::F32, shape, layout.parse()?, 0.5)?.requires_grad()
+    ///         DTensor::full(&mesh, DType::F32, shape, layout, 0.5)?.requires_grad()
     ///     };
     ///     let x = full([3, 4], "(R)")?;
     ///     let (gate, up) = (full([64, 4], "(S0)")?, full([64, 4], "(S0)")?);
@@ -67,7 +67,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(3, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 3)])?;
-    ///     let full = |shape: &[usize], layout: &str| DTensor::full(&mesh, DType::F32, shape, layout.parse()?, 1.0);
+    ///     let full = |shape: &[usize], layout: &str| DTensor::full(&mesh, DType::F32, shape, layout, 1.0);
     ///     // Six heads of queries and three of keys and values, of width 2: a rank has one group.
     ///     let (q, k, v) = (full(&[12, 5], "(S0)")?, full(&[6, 5], "(S0)")?, full(&[6, 5], "(S0)")?);
     ///     let ys = full(&[7, 5], "(R)")?.joint_linear_in(3, &[&q, &k, &v])?;

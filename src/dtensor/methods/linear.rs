@@ -27,7 +27,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
     ///     let put = |x: &[f32], shape: &[usize], layout: &str| {
-    ///         DTensor::distribute(&mesh, &Tensor::from_slice(x, shape)?, layout.parse()?)
+    ///         DTensor::distribute(&mesh, &Tensor::from_slice(x, shape)?, layout)
     ///     };
     ///     let x = put(&[1.0, 2.0], &[1, 2], "(R)")?;
     ///     // Each rank computes one of the two outputs.

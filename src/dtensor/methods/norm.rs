@@ -144,7 +144,7 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let full = |shape: &[usize], value, layout: &str| DTensor::full(&mesh, DType::F32, shape, layout.parse()?, value);
+    ///     let full = |shape: &[usize], value, layout: &str| DTensor::full(&mesh, DType::F32, shape, layout, value);
     ///     let (x, residual, weight) = (full(&[2, 4], 1.0, "(S0)")?, full(&[2, 4], 2.0, "(S0)")?, full(&[4], 5.0, "(R)")?);
     ///     let (y, sum) = x.add_rms_norm(&residual, &weight, 0.0)?;
     ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [5.0; 8]);

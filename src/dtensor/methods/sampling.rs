@@ -185,7 +185,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let dropped = |layout: &str| -> isoshard::Result<Vec<f32>> {
-    ///         let x = DTensor::full(&mesh, DType::F32, [8], layout.parse()?, 1.0)?;
+    ///         let x = DTensor::full(&mesh, DType::F32, [8], layout, 1.0)?;
     ///         x.dropout(0.5, &mut Generator::new(7))?.full_tensor()?.to_vec()
     ///     };
     ///     assert!(dropped("(S0)")?.iter().all(|v| [0.0, 2.0].contains(v)));

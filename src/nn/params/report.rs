@@ -154,10 +154,10 @@ fn part_of(path: &str) -> Option<&str> {
 ///     Ok(params.to_string())
 /// })?;
 /// assert_eq!(texts[0], "\
-/// parameter    dtype and shape  layout                                bytes on rank 0  placed by
-/// up.weight    f32[8, 3]        (fsdp:RS(0..1; 2,2), tp:S0)                        24  shard(\"up.*\", \"tp\", 0), fsdp(\"fsdp\")
-/// up.bias      f32[8]           (fsdp:RS(0..1; 2,2), tp:S0)                         8  shard(\"up.*\", \"tp\", 0), fsdp(\"fsdp\")
-/// down.weight  f32[3, 8]        (fsdp:RS(0..1; 2,1), tp:R)                         64  fsdp(\"fsdp\")
+/// parameter    dtype and shape  layout                           bytes on rank 0  placed by
+/// up.weight    f32[8, 3]        (fsdp:RS(0..1; 2,2)^1, tp:S0^0)               24  shard(\"up.*\", \"tp\", 0), fsdp(\"fsdp\")
+/// up.bias      f32[8]           (fsdp:RS(0..1; 2,2)^1, tp:S0^0)                8  shard(\"up.*\", \"tp\", 0), fsdp(\"fsdp\")
+/// down.weight  f32[3, 8]        (fsdp:RS(0..1; 2,1), tp:R)                    64  fsdp(\"fsdp\")
 /// 3 parameters, 56 elements, 224 bytes; 96 bytes on rank 0 of (fsdp=2, tp=2)");
 /// # Ok::<(), isoshard::Error>(())
 /// ```

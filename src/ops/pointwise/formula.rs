@@ -588,7 +588,7 @@ macro_rules! distribute_example {
             stringify!($x),
             " = DTensor::distribute(&mesh, &",
             $crate::ops::tensor_example!($values),
-            "?, \"(S0)\".parse()?)?;\n"
+            "?, \"(S0)\")?;\n"
         )
     };
 }
