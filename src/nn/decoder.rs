@@ -24,7 +24,7 @@ pub(super) const IGNORED: i64 = -100;
 /// A decoder-only transformer of any [`DecoderConfig`]. It keeps ids only; the values are in its [`Params`].
 ///
 /// The parameters are `wte.weight`, `wpe.weight` for learned positions, for each layer `h.0.attn_norm`, `h.0.attn`
-/// ([`SelfAttention`]), `h.0.mlp_norm` and `h.0.mlp` ([`Mlp`], [`GatedMlp`]) or `h.0.moe` ([`Moe`]), for normalised
+/// ([`SelfAttention`]), `h.0.mlp_norm` and `h.0.mlp` ([`Mlp`]) or `h.0.moe` ([`Moe`]), for normalised
 /// results `h.0.attn_after_norm` and `h.0.mlp_after_norm`, and at the end `norm` and, unless it is tied, `head.weight`.
 #[derive(Clone, Debug)]
 pub struct Decoder {
@@ -52,7 +52,7 @@ struct DecoderBlock {
 
 #[derive(Clone, Debug)]
 enum FeedForward {
-    Mlp(Mlp),
+    Mlp(Box<Mlp>),
     Moe(Box<Moe>),
 }
 
@@ -321,7 +321,9 @@ impl FeedForward {
         inits: MapInits,
     ) -> Result<FeedForward> {
         Ok(match config {
-            FeedForwardConfig::Mlp(mlp) => FeedForward::Mlp(Mlp::new(scope.child("mlp"), width, mlp, inits)?),
+            FeedForwardConfig::Mlp(mlp) => {
+                FeedForward::Mlp(Box::new(Mlp::new(scope.child("mlp"), width, mlp, inits)?))
+            }
             FeedForwardConfig::Moe(moe) if moe.width != width => {
                 let given = format!("width {} in a decoder of width {width}", moe.width);
                 return Err(Error::invalid("moe", "the experts have another width", given, ""));

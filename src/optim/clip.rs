@@ -27,7 +27,7 @@ impl Clipping {
         dtype: DType,
     ) -> Result<(Option<DTensor>, DTensor)> {
         if let Some(limit) = self.value {
-            if !(limit > 0.0) {
+            if limit.is_nan() || limit <= 0.0 {
                 return Err(Error::invalid("clip", "a limit of elements is above 0", limit.to_string(), ""));
             }
             grads.map_of(params.values(), |grad| grad.clamp(-limit, limit))?;

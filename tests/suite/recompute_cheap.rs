@@ -36,7 +36,7 @@ fn step(
     for frees in [false, true] {
         let mut loss = loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
         bits.push(loss.full_tensor()?.as_bytes()?.to_vec());
-        let gradients = if frees { loss.backward()? } else { loss.backward()? };
+        let gradients = if frees { loss.backward()? } else { loss.backward_keeping()? };
         for value in params.values() {
             bits.push(gradients.get(value).expect("it is used").local().as_bytes()?.to_vec());
         }

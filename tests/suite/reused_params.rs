@@ -185,7 +185,7 @@ impl Program {
             }
             let mut loss = loss.expect("there is a pass");
             seen.push((format!("loss {round}"), loss.full_tensor()?.to_f64_vec()));
-            let mut gradients = if self.frees { loss.backward()? } else { loss.backward()? };
+            let mut gradients = if self.frees { loss.backward()? } else { loss.backward_keeping()? };
             drop(loss);
             for &id in ids.iter() {
                 if let Some(gradient) = gradients.get(params.value(id)) {

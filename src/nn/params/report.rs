@@ -62,7 +62,7 @@ impl fmt::Display for PlanWarning {
 impl Params {
     /// Returns the parameters that the plan probably does not mean to place as it does: matrices that stay whole beside sharded
     /// ones, such as those whose names a plan does not know, and dims that the ranks of an axis do not divide. In
-    /// [strict mode](DeviceMesh::set_strict) a forward pass refuses them. Communicates nothing.
+    /// [strict mode](crate::dtensor::DeviceMesh::set_strict) a forward pass refuses them. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
@@ -81,8 +81,6 @@ impl Params {
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
     /// ```
-    ///
-    /// [`DeviceMesh::set_strict`]: crate::dtensor::DeviceMesh::set_strict
     pub fn warnings(&self) -> Vec<PlanWarning> {
         let mesh = self.mesh.mesh();
         let axes = (0..mesh.ndim()).filter(|&a| mesh.axis_len(a) > 1);
