@@ -104,11 +104,13 @@ fn first_hour(work: &Path) {
         readme.split("```").find_map(|block| block.strip_prefix("toml\n")).expect("README has the lines");
     let (dependency, profile) = block.split_once("\n\n").expect("the dependency, then the profile");
     assert!(profile.starts_with("[profile.dev.package.isoshard]"), "{block}");
-    let crate_dir = work.join("first_hour");
-    let _ = fs::remove_dir_all(&crate_dir);
+    // Elsewhere: below this repository the new crate would join its workspace.
+    let made = env::temp_dir().join(format!("isoshard-first-hour-{}", std::process::id()));
     let new = ["new", "--quiet", "--vcs", "none", "--name", "first_hour"];
-    finished("cargo new", cargo(work).args(new).arg(&crate_dir).output());
-    let manifest = fs::read_to_string(crate_dir.join("Cargo.toml")).expect("Cargo's manifest");
+    finished("cargo new", cargo(&env::temp_dir()).args(new).arg(&made).output());
+    let manifest = fs::read_to_string(made.join("Cargo.toml")).expect("Cargo's manifest");
+    fs::remove_dir_all(&made).expect("it was just made");
+    let crate_dir = work.join("first_hour");
     let dependency = dependency.replace("../isoshard", "../unpacked");
     assert!(dependency.contains("path = \"../unpacked\""), "{dependency}");
     let mut manifest = manifest.replace("[dependencies]\n", &format!("{dependency}\n\n[workspace]\n"));

@@ -17,7 +17,8 @@ use crate::dtensor::{AttentionOptions, DTensor, NoGrad, RecomputeInput};
 use crate::error::{Error, Result};
 use crate::rng::Generator;
 
-/// One forward pass of a model: the context from which [modules](super::Module) get parameters, layouts and dropout.
+/// One forward pass of a model: the context from which [modules](super::Module) get parameters, layouts and dropout. It borrows the
+/// parameters, so it ends before an optimizer changes them.
 ///
 /// [`Forward::train`] keeps a history for the backward pass and draws dropout, [`Forward::train_without_dropout`] keeps
 /// a history only, [`Forward::eval`] does neither, [`Forward::eval_gathered`] serves several batches.

@@ -17,7 +17,7 @@ use crate::tensor::{MappedFile, sort_by_key};
 const KIND: &str = "adamw";
 
 /// AdamW: Adam with decoupled weight decay (Loshchilov & Hutter 2019). It decays parameters of two or more dims, so
-/// neither biases nor the weights of normalisations, unless a [group](AdamW::group_decay) says otherwise.
+/// neither biases nor the weights of normalisations, unless a [group](AdamW::group_decay) says otherwise; PyTorch's decays all.
 ///
 /// Each parameter has two moments in its own layout: under FSDP, a rank holds the moments of its shard only.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use crate::dtensor::{DTensor, Gradients, Reduction};
 use crate::error::{Error, Result};
-use crate::nn::Params;
+use crate::nn::{ParamId, Params};
 use crate::ops::{Bits, InversePowerOfTwo, Max, SumTerm, TermSum};
 use crate::placement::Layout;
 use crate::tensor::{DType, Dims, Shape};
@@ -20,51 +20,82 @@ pub(super) struct Clipping {
 
 impl Clipping {
     /// Limits elements and groups in place. Returns the norm of the other gradients, if it has a limit, and their scale.
+    ///
+    /// # Errors
+    /// Refuses limits and patterns before it changes a gradient.
     pub fn apply(
         &self,
         params: &Params,
         grads: &mut Gradients,
         dtype: DType,
     ) -> Result<(Option<DTensor>, DTensor)> {
+        let (groups, rest) = self.groups(params)?;
         if let Some(limit) = self.value {
-            if limit.is_nan() || limit <= 0.0 {
-                return Err(Error::invalid("clip", "a limit of elements is above 0", limit.to_string(), ""));
-            }
             grads.map_of(params.values(), |grad| grad.clamp(-limit, limit))?;
         }
-        let mut in_group = vec![false; params.len()];
+        for (ids, limit) in groups {
+            scale_down(params, grads, &ids, |own| clip_scale(&global_norm(own.iter().copied())?, limit))?;
+        }
+        let others: Vec<&DTensor> = rest.iter().filter_map(|&id| grads.get(params.value(id))).collect();
+        let Some((order, limit)) = self.norm.filter(|_| !others.is_empty()) else {
+            return Ok((None, one(params, dtype)?));
+        };
+        let norm = norm_of_order(&others, order)?;
+        let scale = clip_scale(&norm, limit)?;
+        if self.groups.is_empty() {
+            return Ok((Some(norm), scale));
+        }
+        // The rule's scale is that of all gradients.
+        scale_down(params, grads, &rest, |_| Ok(scale.clone()))?;
+        Ok((Some(norm), one(params, dtype)?))
+    }
+
+    /// Returns the parameters of each group with its limit, and those of no group.
+    fn groups(&self, params: &Params) -> Result<(Vec<(Vec<ParamId>, f64)>, Vec<ParamId>)> {
+        if let Some(limit) = self.value.filter(|limit| limit.is_nan() || *limit <= 0.0) {
+            return Err(Error::invalid("clip", "a limit of elements is above 0", limit.to_string(), ""));
+        }
+        let limits = self.groups.iter().map(|(_, limit)| *limit).chain(self.norm.map(|(_, limit)| limit));
+        limits.into_iter().try_for_each(expect_limit)?;
+        let mut pattern_of: Vec<Option<&str>> = vec![None; params.len()];
+        let mut groups = Vec::new();
         for (pattern, limit) in &self.groups {
             let ids = params.matching_for("clip", pattern)?;
-            if let Some(twice) = ids.iter().find(|id| std::mem::replace(&mut in_group[id.index()], true)) {
-                let given = format!("{} in {pattern:?} and another", params.path(*twice));
-                return Err(Error::invalid("clip", "a parameter is in two groups", given, ""));
-            }
-            let values = || ids.iter().map(|&id| params.value(id));
-            let own: Vec<&DTensor> = values().filter_map(|value| grads.get(value)).collect();
-            if own.is_empty() {
-                continue;
-            }
-            let scale = clip_scale(&global_norm(own)?, *limit)?;
-            grads.map_of(values(), |grad| grad.mul(&scale.cast(grad.dtype())?))?;
-        }
-        let rest = params.ids().filter(|id| !in_group[id.index()]).map(|id| params.value(id));
-        let rest: Vec<&DTensor> = rest.filter_map(|value| grads.get(value)).collect();
-        match self.norm {
-            Some((order, limit)) if !rest.is_empty() => {
-                let norm = norm_of_order(&rest, order)?;
-                let scale = clip_scale(&norm, limit)?;
-                if self.groups.is_empty() {
-                    return Ok((Some(norm), scale));
+            for &id in &ids {
+                if let Some(other) = pattern_of[id.index()].replace(pattern) {
+                    let given = format!("{} in {other:?} and {pattern:?}", params.path(id));
+                    return Err(Error::invalid("clip", "a parameter is in two groups", given, ""));
                 }
-                // The rule's scale is that of all gradients.
-                let others: Vec<_> = params.ids().filter(|id| !in_group[id.index()]).collect();
-                let others = others.iter().map(|&id| params.value(id));
-                grads.map_of(others, |grad| grad.mul(&scale.cast(grad.dtype())?))?;
-                Ok((Some(norm), one(params, dtype)?))
             }
-            _ => Ok((None, one(params, dtype)?)),
+            groups.push((ids, *limit));
         }
+        Ok((groups, params.ids().filter(|id| pattern_of[id.index()].is_none()).collect()))
     }
+}
+
+/// Multiplies the gradients of some parameters by the scale that `scale` makes of them.
+fn scale_down(
+    params: &Params,
+    grads: &mut Gradients,
+    ids: &[ParamId],
+    scale: impl FnOnce(&[&DTensor]) -> Result<DTensor>,
+) -> Result<()> {
+    let values = || ids.iter().map(|&id| params.value(id));
+    let own: Vec<&DTensor> = values().filter_map(|value| grads.get(value)).collect();
+    if own.is_empty() {
+        return Ok(());
+    }
+    let scale = scale(&own)?;
+    grads.map_of(values(), |grad| grad.mul(&scale.cast(grad.dtype())?))
+}
+
+/// Refuses a limit of a norm that is not above 0.
+fn expect_limit(limit: f64) -> Result<()> {
+    if limit.is_nan() || limit <= 0.0 {
+        let remedy = "pass f64::INFINITY for no limit";
+        return Err(Error::invalid("clip", "a limit of the norm is above 0", limit.to_string(), remedy));
+    }
+    Ok(())
 }
 
 fn one(params: &Params, dtype: DType) -> Result<DTensor> {
@@ -223,10 +254,7 @@ fn sums_by_layout(squares: &[DTensor]) -> Result<Vec<DTensor>> {
 /// # Errors
 /// Refuses a limit that is not above 0 (`f64::INFINITY` is no limit); returns an error if the device has no memory left.
 pub fn clip_scale(norm: &DTensor, limit: f64) -> Result<DTensor> {
-    if limit.is_nan() || limit <= 0.0 {
-        let remedy = "pass f64::INFINITY for no limit";
-        return Err(Error::invalid("clip", "a limit of the norm is above 0", limit.to_string(), remedy));
-    }
+    expect_limit(limit)?;
     let one = DTensor::full(norm.mesh(), norm.dtype(), norm.shape(), norm.layout().clone(), 1.0)?;
     if limit == f64::INFINITY {
         return Ok(one);

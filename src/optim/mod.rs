@@ -35,7 +35,8 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-//! An optimizer of your own is an [`UpdateRule`]. Its arithmetic is an operator ([`Op`](crate::ops::Op)) on a
+//! An optimizer of your own is an [`UpdateRule`]. [`Params::update_by`](crate::nn::Params::update_by) makes it of operators, in
+//! 20 lines. For one pass over memory its arithmetic is an operator ([`Op`](crate::ops::Op)) on a
 //! parameter, its gradient and the state that the optimizer keeps; [`Params::update`](crate::nn::Params::update)
 //! applies it to many parameters in place, on a device in few launches ([`Batched`](crate::ops::Batched)).
 //! [`ParamStates`] are its states by parameter, which are read, replaced and saved; [`ParamGroups`] its settings by path.

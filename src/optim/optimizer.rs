@@ -13,7 +13,7 @@ use crate::tensor::MappedFile;
 
 /// The rule by which an optimizer changes parameters: [`AdamW`](super::AdamW), [`Sgd`](super::Sgd), or one of your own.
 ///
-/// `examples/07_own_optimizer.rs` implements Lion.
+/// [`Params::update_by`] makes a rule of operators in a few lines; `examples/07_own_optimizer.rs` has one with a kernel of its own.
 pub trait UpdateRule {
     /// Makes one step at these learning rates, with gradients multiplied by `scale`, a replicated tensor of shape
     /// `[]`. Takes the gradients that it uses out of `grads`; leaves parameters without a gradient as they are.
@@ -311,8 +311,8 @@ impl<R: UpdateRule> Optimizer<R> {
     /// Makes one step: measures the norm and clips, if there is a limit, then updates all parameters that have a
     /// gradient.
     ///
-    /// Communicates the norm ([`Params::grad_norm`]) and nothing else. Drop the loss before the step if memory is
-    /// short: its history shares the parameters' buffers, so the step copies them instead of writing in place.
+    /// Communicates the norm ([`Params::grad_norm`]) and nothing else. Writes in place, unless a tape that was kept
+    /// ([`DTensor::backward_keeping`]) shares the parameters' buffers.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::Sgd, rng::Init};

@@ -203,7 +203,7 @@ without biases of experts and routers and without attention sinks, which no modu
 
 The formula of the memory, in gigabytes, is known before the first step. *Shards* are those of parameters, their copy
 in bf16, gradients and AdamW's two states; *units* are the gathered and the unreduced ones and what arrives of one before it is folded (`ShardedBytes`); *activations* are the blocks'
-inputs, the scores and their gradient, and about those inside one block. The *peak* is that of the second step, between 0.5 and 1.05 of
+inputs, the scores and their gradient, and about those inside one block. The *peak* is that of the second step, between 0.4 and 1.05 of
 the sum, since not all are there at once.
 
 The *bound* of the bytes received is that of equal shards without padding: each parameter in bf16 once forward, once backward unless it is
@@ -223,7 +223,7 @@ fn checked_line(model: Model, ranks: usize) -> String {
     println!("{start} {:.2} s", row.seconds);
     let [shards, units, activations] = row.formula().map(|bytes| gb(bytes as f64));
     let memory = row.memory_ratio();
-    assert!((0.5..=1.05).contains(&memory), "{start} the peak is {memory:.3} of the formula");
+    assert!((0.4..=1.05).contains(&memory), "{start} the peak is {memory:.3} of the formula");
     // Shards of others may be sent with their padding, and the loss's sums take a few bytes per rank.
     let scalars = 64 * ranks as u64;
     let most = row.own_formula.max(row.padded_formula) + scalars;

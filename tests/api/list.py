@@ -55,7 +55,8 @@ def listing(document):
         kind, inner = next(iter(found["inner"].items()))
         if kind == "use":
             target = item(inner["id"]) if inner["id"] is not None else None
-            if target is None:
+            # The prelude's names have their members in the modules that they come from.
+            if target is None or path.endswith("::prelude"):
                 add("use", f"{path}::{inner['name']} = {inner['source']}")
             elif inner["is_glob"]:
                 names = next(iter(target["inner"].values()))

@@ -32,8 +32,9 @@ const STACK_BYTES: usize = 8 << 20;
 /// The most ranks that are threads of one process.
 const MOST_RANKS: usize = 1 << 16;
 
-/// Runs `f` on `world` ranks, which are threads of this process, and returns their results in rank order: [`Spmd`]
-/// with its defaults.
+/// Runs a program on `world` ranks, which are threads of this process, and returns their results in rank order: the entry
+/// point of programs on threads. [`spmd_first`] returns one result, [`Spmd`] has settings, [`Process`](super::Process) runs
+/// processes.
 ///
 /// ```
 /// let ranks = isoshard::comm::spmd(4, |rank| Ok(rank.rank()))?;
