@@ -28,12 +28,11 @@ fn dispatch_allocates_only_what_it_returns_or_keeps() {
         let (product, _) = allocations_of(|| x.mul(&x))?;
         let (recorded_product, _) = allocations_of(|| leaf.mul(&x))?;
         assert_eq!([view, recorded_view, product, recorded_product], [0, 1, 1, 3]);
-        let (mut kept, dy) = (y.clone(), y.detach());
-        let (pass, gradients) = allocations_of(|| kept.backward_from(dy))?;
+        let (pass, gradients) = allocations_of(|| y.clone().backward_from(y.detach()))?;
         assert!(gradients.get(&leaf).is_some());
         assert_eq!(pass, 1, "the table of gradients");
-        let mut loss = y.sum_all()?;
-        let (pass, _) = allocations_of(|| loss.backward())?;
+        let loss = y.sum_all()?;
+        let (pass, _) = allocations_of(|| loss.backward_keeping())?;
         assert_eq!(pass, 3, "the first gradient, a contiguous one and the table");
         Ok(())
     };
