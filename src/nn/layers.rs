@@ -226,8 +226,7 @@ pub struct FusedLinear {
 }
 
 impl FusedLinear {
-    /// Declares a `weight` `[groups, rows per group, inputs]`, filled by `init`, and if `bias` is set, a `bias`
-    /// `[groups · rows per group]` of zeros.
+    /// Declares a `weight` `[groups, rows per group, inputs]`, filled by `init`, and a `bias` `[groups · rows per group]` of zeros.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Init, tensor::DType};
@@ -236,7 +235,7 @@ impl FusedLinear {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
     ///     let mut params = Params::new(&mesh, Plan::default().shard("gate_up.weight", "tp", 0), 7)?;
     ///     let maps = FusedMaps::new(4, [("gate", 2), ("up", 2)])?;
-    ///     let gate_up = FusedLinear::new(params.root().child("gate_up"), 3, &maps, false, Init::Ones)?;
+    ///     let gate_up = FusedLinear::new(params.root().child("gate_up"), 3, &maps, Init::Ones)?;
     ///     let x = DTensor::full(&mesh, DType::F32, [5, 3], Layout::replicated(1), 1.0)?;
     ///     // Each rank has two groups, with the rows of both maps.
     ///     assert_eq!(gate_up.forward(&Forward::eval(&params), &x)?.spec().to_string(), "f32[5, 4, 4]@(tp:S1)");
@@ -247,7 +246,37 @@ impl FusedLinear {
     ///
     /// # Errors
     /// Refuses what [`Scope::param`] refuses.
-    pub fn new(
+    pub fn new(scope: Scope<'_>, inputs: usize, maps: &FusedMaps, init: Init) -> Result<FusedLinear> {
+        FusedLinear::declare(scope, inputs, maps, true, init)
+    }
+
+    /// Declares a `weight` `[groups, rows per group, inputs]`, filled by `init`, and no bias.
+    ///
+    /// ```
+    /// use isoshard::nn::{FusedLinear, FusedMaps};
+    /// use isoshard::prelude::*;
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let maps = FusedMaps::new(4, [("gate", 2), ("up", 2)])?;
+    ///     FusedLinear::without_bias(params.root().child("gate_up"), 3, &maps, Init::Ones)?;
+    ///     assert_eq!(params.numel(), 4 * 4 * 3);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses what [`Scope::param`] refuses.
+    pub fn without_bias(
+        scope: Scope<'_>,
+        inputs: usize,
+        maps: &FusedMaps,
+        init: Init,
+    ) -> Result<FusedLinear> {
+        FusedLinear::declare(scope, inputs, maps, false, init)
+    }
+
+    pub(super) fn declare(
         mut scope: Scope<'_>,
         inputs: usize,
         maps: &FusedMaps,

@@ -136,7 +136,7 @@ impl Mlp {
         let up = if gated {
             let rows = (1..=LEAF).rev().find(|b| hidden.is_multiple_of(*b)).expect("1 divides all widths");
             let maps = FusedMaps::new(hidden / rows, [("gate", rows), ("up", rows)])?;
-            let gate_up = FusedLinear::new(scope.child("gate_up"), width, &maps, bias, inner)?;
+            let gate_up = FusedLinear::declare(scope.child("gate_up"), width, &maps, bias, inner)?;
             UpMap::Gated { gate_up, hidden, rows }
         } else {
             UpMap::Plain(Linear::declare(scope.child("up"), width, hidden, bias, inner)?)

@@ -159,7 +159,7 @@ impl SelfAttention {
         config.check()?;
         let SelfAttentionConfig { heads, kv_heads, head_width: d, head_norm, .. } = config;
         let maps = FusedMaps::new(kv_heads, [("q", heads / kv_heads * d), ("k", d), ("v", d)])?;
-        let qkv = FusedLinear::new(scope.child("qkv"), width, &maps, config.qkv_bias, inits.inner)?;
+        let qkv = FusedLinear::declare(scope.child("qkv"), width, &maps, config.qkv_bias, inits.inner)?;
         let norms = match head_norm {
             Some(norm) => {
                 Some([Norm::new(scope.child("q_norm"), d, norm)?, Norm::new(scope.child("k_norm"), d, norm)?])

@@ -169,7 +169,8 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let positions = DTensor::arange(&mesh, DType::I64, 0, 5, 1, "(S0)")?;
+    ///     let time: usize = 5;
+    ///     let positions = DTensor::arange(&mesh, DType::I64, 0, time, 1, "(S0)")?;
     ///     assert_eq!(positions.local().to_vec::<i64>()?, [vec![0, 1, 2], vec![3, 4]][rank.rank()]);
     ///     let down = DTensor::arange(&mesh, DType::F32, 1.0, 0.0, -0.25, "(S0)")?;
     ///     assert_eq!(down.full_tensor()?.to_vec::<f32>()?, [1.0, 0.75, 0.5, 0.25]);
