@@ -1,6 +1,6 @@
 //! Activation functions that are compositions of other operators.
 
-use crate::dtensor::tensor::DTensor;
+use crate::dtensor::tensor::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::ops::{Bits, Clamp};
 use crate::tensor::Scalar;

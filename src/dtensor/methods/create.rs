@@ -2,9 +2,9 @@
 //!
 //! Every rank computes its own shard; no rank holds the whole, and nothing is communicated.
 
-use crate::dtensor::device_mesh::DeviceMesh;
-use crate::dtensor::lineage::{lineage_of_full, lineage_of_new};
-use crate::dtensor::tensor::{DTensor, refuse_partial};
+use crate::dtensor::mesh::device_mesh::DeviceMesh;
+use crate::dtensor::tensor::dtensor::{DTensor, refuse_partial};
+use crate::dtensor::tensor::lineage::{lineage_of_full, lineage_of_new};
 use crate::error::{Error, Result};
 use crate::ops::{DiagonalBand, IndexSequence, KeepBand, OneHot, band, sequence};
 use crate::placement::{IntoLayout, Layout};

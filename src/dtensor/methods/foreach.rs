@@ -1,7 +1,7 @@
 //! Operators on lists of tensors, such as all parameters of a model, under one dispatch.
 
-use crate::dtensor::list::DTensors;
-use crate::dtensor::tensor::DTensor;
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::list::DTensors;
 use crate::error::{Error, Result};
 use crate::ops::{Add, AddScalar, Addcdiv, Addcmul, Batched, Div, Lerp, Mul, MulScalar, Op, Sub};
 

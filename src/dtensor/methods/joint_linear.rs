@@ -2,9 +2,9 @@
 
 use crate::comm::operator_scope;
 use crate::dtensor::DTensor;
-use crate::dtensor::dispatch::plan_for;
-use crate::dtensor::explain::note_move;
-use crate::dtensor::gradient_needs::GradientNeeds;
+use crate::dtensor::call::dispatch::plan_for;
+use crate::dtensor::plan::explain::note_move;
+use crate::dtensor::plan::gradient_needs::GradientNeeds;
 use crate::error::{Error, Result};
 use crate::ops::{Matmul, Op};
 use crate::tensor::{LEAF, Shape};

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::dtensor::DTensor;
-use crate::dtensor::recompute_cheap::mark_as_computed;
+use crate::dtensor::call::recompute_cheap::mark_as_computed;
 use crate::error::{Error, Result};
 use crate::ops::{Activation, Linear, Meta, Op};
 use crate::placement::Placement;

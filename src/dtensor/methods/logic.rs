@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::dtensor::tensor::DTensor;
+use crate::dtensor::tensor::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::ops::{Bits, Clamp, FloatTest, FloatTestKind, Mask};
 use crate::placement::Layout;

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::dtensor::DTensor;
-use crate::dtensor::recompute_cheap::mark_as_computed;
+use crate::dtensor::call::recompute_cheap::mark_as_computed;
 use crate::error::Result;
 use crate::ops::{AddLayerNorm, AddRmsNorm, Bits, LayerNorm, LogSoftmax, Op, RmsNorm, Softmax};
 use crate::tensor::short_list;

@@ -2,7 +2,7 @@
 //!
 //! Binary operators broadcast by NumPy's rules.
 
-use crate::dtensor::tensor::DTensor;
+use crate::dtensor::tensor::dtensor::DTensor;
 use crate::error::Result;
 use crate::ops::{
     self, Bits, Cast, Compare, CompareKind, Op, Pointwise, PowScalar, Select, activations_table,

@@ -4,11 +4,11 @@
 //! first draw on a mesh ([`IntoDraw`]), and to move rows in [`DTensor::shuffle`].
 
 use crate::comm::Lineage;
-use crate::dtensor::device_mesh::DeviceMesh;
-use crate::dtensor::into_draw::IntoDraw;
-use crate::dtensor::lineage::lineage_of_new;
-use crate::dtensor::tensor::{DTensor, refuse_partial};
-use crate::dtensor::tensor_meta::TensorMeta;
+use crate::dtensor::mesh::device_mesh::DeviceMesh;
+use crate::dtensor::mesh::into_draw::IntoDraw;
+use crate::dtensor::mesh::tensor_meta::TensorMeta;
+use crate::dtensor::tensor::dtensor::{DTensor, refuse_partial};
+use crate::dtensor::tensor::lineage::lineage_of_new;
 use crate::error::{Error, Result};
 use crate::ops::{Shuffle, Unkeyed};
 use crate::placement::{IntoLayout, Layout};

@@ -8,8 +8,8 @@
 //! probability of 1.5) is seen only by the ranks that hold it: they fail, and the other ranks fail at their next
 //! collective call.
 
-use crate::dtensor::into_draw::IntoDraw;
-use crate::dtensor::tensor::{DTensor, refuse_partial};
+use crate::dtensor::mesh::into_draw::IntoDraw;
+use crate::dtensor::tensor::dtensor::{DTensor, refuse_partial};
 use crate::error::Result;
 use crate::ops::{Bernoulli, Bits, Dropout, Exponential, Gamma, Multinomial, Op, Poisson, Unkeyed};
 use crate::rng::Draw;

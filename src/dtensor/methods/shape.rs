@@ -3,7 +3,7 @@
 //! A negative dim counts from the last. A method communicates nothing if each rank's shard of the result is in its
 //! shard of the operand; otherwise the operand is redistributed to the layout that costs least.
 
-use crate::dtensor::tensor::DTensor;
+use crate::dtensor::tensor::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::ops::{Cat, DiagEmbed, Diagonal, Expand, Flip, MatrixDiagonal, Permute, Reshape, Slice, Split};
 use crate::tensor::Shape;

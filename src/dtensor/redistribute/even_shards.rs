@@ -5,9 +5,9 @@
 //! is, and what arrives is the tensors themselves. [`ShardPlanner`](crate::fsdp::ShardPlanner) makes layouts for which there
 //! are such positions; the rule that every tensor is cut into equal parts has none, except for one tensor.
 
-use super::super::exchange_piece::ExchangePiece;
 use super::lower::{ExchangeStage, FoldStage};
 use super::redistribution::ExchangeKind;
+use crate::dtensor::redistribute::exchange_piece::ExchangePiece;
 use crate::error::Result;
 use crate::tensor::{DType, Device, Shape, Tensor, sort_by_key};
 

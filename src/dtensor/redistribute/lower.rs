@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::super::device_mesh::DeviceMesh;
-use super::super::exchange_piece::{ExchangePiece, members};
 use super::redistribution::{ExchangeKind, Redistribution, RedistributionStep, StepAction};
 use crate::comm::{Group, Reduce};
+use crate::dtensor::mesh::device_mesh::DeviceMesh;
+use crate::dtensor::redistribute::exchange_piece::{ExchangePiece, members};
 use crate::error::Result;
 use crate::placement::Spec;
 use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, SplitRule, short_list};

@@ -14,6 +14,7 @@
 
 mod cost;
 mod even_shards;
+pub(super) mod exchange_piece;
 mod lower;
 mod rank_samples;
 mod redistribution;
@@ -30,7 +31,7 @@ mod exhaustive;
 #[cfg(test)]
 mod tests;
 
-pub(super) use super::exchange_piece::communicating_axes;
+pub(super) use crate::dtensor::redistribute::exchange_piece::communicating_axes;
 pub(super) use cost::peers;
 pub(crate) use even_shards::may_be_padding;
 pub(super) use rank_samples::{RankDifferences, RankSamples};

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use super::super::exchange_piece::{communicating_axes, is_gather};
 use super::cost::{CostModel, communicates};
 use super::search::{Hop, cheapest, fold_axes, leaving_partials, replicated};
 use super::unit_hops::unit_hops;
 use crate::comm::{self, Network};
+use crate::dtensor::redistribute::exchange_piece::{communicating_axes, is_gather};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Placement, Spec};
 use crate::tensor::{Dims, ReduceOp};

@@ -17,11 +17,11 @@ use std::cell::OnceCell;
 
 use smallvec::SmallVec;
 
-use super::super::exchange_piece::communicating_axes;
 use super::cost::{CostModel, PlanCost, StepTraffic};
 use super::rank_samples::{LayoutCuts, RankDifferences, RankSamples};
 use super::states::candidate_layouts;
 use crate::comm::{self, Network};
+use crate::dtensor::redistribute::exchange_piece::communicating_axes;
 use crate::error::Result;
 use crate::placement::{Layout, Placement, ShardBounds, Spec};
 use crate::tensor::{Dims, ReduceOp, short_list};

@@ -7,9 +7,6 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::super::copied_bytes::note_copied;
-use super::super::counted_list::visit;
-use super::super::device_mesh::DeviceMesh;
 use super::cost::peers;
 use super::even_shards::{EvenShards, MemberLens};
 use super::lower::{ExchangeStage, Stage};
@@ -17,6 +14,9 @@ use super::redistribution::{ExchangeKind, Redistribution};
 use super::run::{GatheredTensor, InFlight, Move, SharedCallState, SharedGather, assemble};
 use super::span::shared_span;
 use crate::comm::{CallContext, Cost, Pending};
+use crate::dtensor::mesh::copied_bytes::note_copied;
+use crate::dtensor::mesh::counted_list::visit;
+use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::error::{Error, Result};
 use crate::tensor::{Device, Shape, Tensor};
 

@@ -1,10 +1,10 @@
 //! Tests of plans that run: bits, bytes and copies.
 
-use super::super::exchange_piece::communicating_axes;
 use super::cost::{CostModel, bytes_and_calls};
 use super::redistribution::Redistribution;
 use super::run::{Move, find};
 use crate::comm::{Lineage, spmd};
+use crate::dtensor::redistribute::exchange_piece::communicating_axes;
 use crate::dtensor::{DTensor, DeviceMesh};
 use crate::error::Result;
 use crate::placement::{Layout, Placement, Spec};

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use tracing::Span;
 
-use super::super::copied_bytes::note_copied;
-use super::super::device_mesh::DeviceMesh;
-use super::super::exchange_piece::ExchangePiece;
 use super::even_shards::{EvenShards, MemberLens};
 use super::lower::{FoldStage, Stage, stacked};
 use super::redistribution::{RedistributionStep, StepAction};
 use super::run::{InFlight, Move};
 use super::span::shared_span;
 use crate::comm::{CallContext, Group, PhasedReduce, Reduce};
+use crate::dtensor::mesh::copied_bytes::note_copied;
+use crate::dtensor::mesh::device_mesh::DeviceMesh;
+use crate::dtensor::redistribute::exchange_piece::ExchangePiece;
 use crate::error::Result;
 use crate::placement::Spec;
 use crate::tensor::{DType, FoldOrder, FoldStep, Shape, Tensor};

@@ -1,0 +1,114 @@
+//! The tape: records what a backward pass needs.
+//!
+//! A node belongs to one call of an operator and keeps the operands and results that the operator's derivative reads.
+//! A result refers to its node, and a node to those of its operands: dropping a result drops its history.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use smallvec::SmallVec;
+
+use super::recompute_cheap::mark_cheap;
+use crate::dtensor::plan::call_plan::{CallPlan, Needs};
+use crate::dtensor::tensor::dtensor::{CallDerivative, DTensor, Saved, TapeCall, TapeNode, TapeOutput};
+use crate::error::Result;
+use crate::ops::Op;
+
+impl Drop for TapeNode {
+    /// Drops long chains in a loop: recursion could exhaust the stack. A node that only a user's closure holds joins the
+    /// loop in which the closure is dropped.
+    fn drop(&mut self) {
+        thread_local!(static JOINING: RefCell<Option<Vec<TapeCall>>> = const { RefCell::new(None) });
+        let Some(call) = self.call.take() else { return };
+        let mut calls: SmallVec<[TapeCall; 2]> = SmallVec::new();
+        calls.push(call);
+        let joins = JOINING.try_with(|joining| match &mut *joining.borrow_mut() {
+            Some(others) => {
+                others.extend(calls.drain(..));
+                true
+            }
+            none => {
+                *none = Some(Vec::new());
+                false
+            }
+        });
+        // An ending thread has no such list any more.
+        if joins == Ok(true) {
+            return;
+        }
+        while let Some(TapeCall { inputs, derivative }) = calls.pop() {
+            for output in inputs.into_iter().flatten() {
+                if let Ok(mut node) = Rc::try_unwrap(output.node) {
+                    calls.extend(node.call.take());
+                }
+            }
+            drop(derivative);
+            let join = |joining: &RefCell<Option<Vec<_>>>| {
+                joining.borrow_mut().iter_mut().for_each(|others| calls.extend(others.drain(..)))
+            };
+            let _ = JOINING.try_with(join);
+        }
+        let _ = JOINING.try_with(|joining| *joining.borrow_mut() = None);
+    }
+}
+
+/// Records what the derivative of this call needs, if a gradient is wanted. `moved` has the operands that were
+/// redistributed, and is empty if all stayed.
+#[inline]
+pub(in crate::dtensor) fn record(
+    op: &dyn Op,
+    plan: &CallPlan,
+    ins: &[&DTensor],
+    moved: &[Option<DTensor>],
+    outs: &mut [DTensor],
+) -> Result<()> {
+    if !ins[0].mesh.grad_enabled()
+        || !ins.iter().any(|x| x.has_history())
+        || !outs.iter().any(|o| o.dtype().is_float())
+    {
+        return Ok(());
+    }
+    record_call(op, plan, ins, moved, outs)
+}
+
+fn record_call(
+    op: &dyn Op,
+    plan: &CallPlan,
+    ins: &[&DTensor],
+    moved: &[Option<DTensor>],
+    outs: &mut [DTensor],
+) -> Result<()> {
+    let program = plan.program(op, Needs::of(ins.iter().map(|x| x.has_history())))?;
+    // A result whose gradient the derivative does not read, such as a statistic, is a constant.
+    let (operand_reads, others) = program.reads.split_at(ins.len());
+    let (result_reads, grad_reads) = others.split_at(outs.len());
+    if !grad_reads.contains(&true) {
+        return Ok(());
+    }
+    let len = operand_reads.iter().chain(result_reads).filter(|reads| **reads).count();
+    let mut saved = Vec::with_capacity(len);
+    for (i, x) in ins.iter().enumerate().filter(|(i, _)| operand_reads[*i]) {
+        // A reduced partial value is kept reduced. Any other redistributed operand is kept as given, and moves again.
+        let x = match moved.get(i) {
+            Some(Some(m)) if x.layout().has_partial() => m,
+            _ => x,
+        };
+        saved.push(Saved::of(x));
+    }
+    if ins[0].mesh.0.recompute_cheap.get() > 0 {
+        mark_cheap(op, plan, &program, ins, &saved, outs)?;
+    }
+    for (o, _) in outs.iter().zip(result_reads).filter(|(_, reads)| **reads) {
+        saved.push(Saved::Kept(o.detach()));
+    }
+    let inputs = ins.iter().zip(&program.grads).map(|(x, grad)| grad.and_then(|_| x.history.clone()));
+    let call = TapeCall {
+        inputs: inputs.collect(),
+        derivative: CallDerivative::Program { program: program.clone(), saved },
+    };
+    let node = TapeNode::new(outs.iter().map(|o| o.meta.clone()).collect(), Some(call));
+    for (out, o) in outs.iter_mut().enumerate().filter(|(out, _)| grad_reads[*out]) {
+        o.history = Some(TapeOutput { node: node.clone(), out });
+    }
+    Ok(())
+}
