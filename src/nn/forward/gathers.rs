@@ -8,8 +8,8 @@ use rustc_hash::FxHashMap;
 
 use crate::dtensor::{DTensor, PendingRedistribution, RecomputeInput, UnitGathers};
 use crate::error::Result;
-use crate::nn::param_id::ParamId;
 use crate::nn::params::Params;
+use crate::nn::params::param_id::ParamId;
 
 /// The gathers of a pass.
 #[derive(Default)]

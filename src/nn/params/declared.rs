@@ -5,9 +5,9 @@ use super::names::DeclaredPath;
 use crate::comm::ModulePath;
 use crate::dtensor::{CountedList, GradientUnit};
 use crate::error::Result;
-use crate::nn::param_id::ParamId;
-use crate::nn::param_unit::ParamUnit;
-use crate::nn::pieces::ParamPiece;
+use crate::nn::params::param_id::ParamId;
+use crate::nn::params::param_unit::ParamUnit;
+use crate::nn::params::pieces::ParamPiece;
 use crate::tensor::DType;
 
 /// The bytes of the root's gradients that wait for each other.

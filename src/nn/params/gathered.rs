@@ -2,8 +2,8 @@
 
 use super::Params;
 use crate::error::{Error, Result};
-use crate::nn::param_id::ParamId;
-use crate::nn::param_unit::ParamUnit;
+use crate::nn::params::param_id::ParamId;
+use crate::nn::params::param_unit::ParamUnit;
 use crate::placement::{Layout, Spec};
 use crate::tensor::DType;
 

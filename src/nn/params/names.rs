@@ -4,8 +4,8 @@ use rustc_hash::FxHashMap;
 
 use crate::dtensor::CountedList;
 use crate::error::{Error, Result};
-use crate::nn::param_unit::ParamUnit;
-use crate::nn::pieces::ParamPiece;
+use crate::nn::params::param_unit::ParamUnit;
+use crate::nn::params::pieces::ParamPiece;
 
 /// The indices of parameters, pieces and units by name.
 #[derive(Clone, Default)]

@@ -3,7 +3,7 @@
 use super::Params;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
-use crate::nn::param_id::ParamId;
+use crate::nn::params::param_id::ParamId;
 use crate::tensor::{Device, MappedFile};
 
 impl Params {

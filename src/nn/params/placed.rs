@@ -7,9 +7,9 @@ use super::{Param, Params};
 use crate::comm::ModulePath;
 use crate::dtensor::{DTensor, Transfer};
 use crate::error::{Error, Result};
-use crate::nn::param_id::ParamId;
-use crate::nn::param_unit::ParamUnit;
-use crate::nn::plan::Plan;
+use crate::nn::params::param_id::ParamId;
+use crate::nn::params::param_unit::ParamUnit;
+use crate::nn::plan::rules::Plan;
 use crate::placement::{Layout, Mesh};
 use crate::tensor::{DType, Tensor, with_places};
 

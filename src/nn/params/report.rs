@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::super::plan::Plan;
 use super::{Param, Params};
 use crate::error::{Error, Result};
+use crate::nn::plan::rules::Plan;
 use crate::placement::{Mesh, Placement};
 
 /// A parameter that stays whole is reported if it has more than this part of the elements of a sharded neighbour: routers and

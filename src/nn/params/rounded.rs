@@ -10,7 +10,7 @@ use rustc_hash::FxHashSet;
 use super::{Param, Params};
 use crate::dtensor::DTensor;
 use crate::error::Result;
-use crate::nn::param_id::ParamId;
+use crate::nn::params::param_id::ParamId;
 use crate::tensor::{DType, Tensor, with_places};
 
 impl Params {
