@@ -141,6 +141,37 @@ fn files_stay_small() {
     assert!(long.is_empty(), "more than {FILE_LINES} lines:\n{}", long.join("\n"));
 }
 
+/// The most files of a folder.
+const FOLDER_FILES: usize = 20;
+/// The folders that have more. The numbers may only fall.
+const FULL_FOLDERS: [(&str, usize); 7] = [
+    ("src/ops", 22),
+    ("src/checkpoint", 21),
+    ("src/tensor", 22),
+    ("src/tensor/cuda", 25),
+    ("src/rng", 23),
+    ("src/dtensor/methods", 26),
+    ("kernels/src/gemm", 22),
+];
+
+#[test]
+fn folders_stay_small() {
+    let mut counts = std::collections::BTreeMap::<String, usize>::new();
+    for source in sources().into_iter().chain(kernel_sources()) {
+        let folder = source.path.parent().expect("a file stands in a folder").display().to_string();
+        *counts.entry(folder).or_default() += 1;
+    }
+    for (folder, files) in &counts {
+        let known = FULL_FOLDERS.iter().find(|(name, _)| name == folder);
+        let most = known.map_or(FOLDER_FILES, |(_, most)| *most);
+        assert!(*files <= most, "{folder} has {files} files; at most {most}");
+        assert!(
+            known.is_none() || *files == most,
+            "{folder} has {files} files: lower its number in FULL_FOLDERS"
+        );
+    }
+}
+
 /// Files whose macros define the operators of another file, which uses them as rows of its table.
 const MACROS: [&str; 1] = ["pointwise::formula"];
 
