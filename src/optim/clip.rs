@@ -18,6 +18,14 @@ pub(super) struct Clipping {
     pub norm: Option<(f64, f64)>,
 }
 
+/// A model's parameters by the limit of their gradients' norm.
+struct ClippedParams {
+    /// Those of each group, with its limit.
+    groups: Vec<(Vec<ParamId>, f64)>,
+    /// Those of no group.
+    rest: Vec<ParamId>,
+}
+
 impl Clipping {
     /// Limits elements and groups in place. Returns the norm of the other gradients, if it has a limit, and their scale.
     ///
@@ -29,7 +37,7 @@ impl Clipping {
         grads: &mut Gradients,
         dtype: DType,
     ) -> Result<(Option<DTensor>, DTensor)> {
-        let (groups, rest) = self.groups(params)?;
+        let ClippedParams { groups, rest } = self.groups(params)?;
         if let Some(limit) = self.value {
             grads.map_of(params.values(), |grad| grad.clamp(-limit, limit))?;
         }
@@ -50,8 +58,7 @@ impl Clipping {
         Ok((Some(norm), one(params, dtype)?))
     }
 
-    /// Returns the parameters of each group with its limit, and those of no group.
-    fn groups(&self, params: &Params) -> Result<(Vec<(Vec<ParamId>, f64)>, Vec<ParamId>)> {
+    fn groups(&self, params: &Params) -> Result<ClippedParams> {
         if let Some(limit) = self.value.filter(|limit| limit.is_nan() || *limit <= 0.0) {
             return Err(Error::invalid("clip", "a limit of elements is above 0", limit.to_string(), ""));
         }
@@ -69,7 +76,8 @@ impl Clipping {
             }
             groups.push((ids, *limit));
         }
-        Ok((groups, params.ids().filter(|id| pattern_of[id.index()].is_none()).collect()))
+        let rest = params.ids().filter(|id| pattern_of[id.index()].is_none()).collect();
+        Ok(ClippedParams { groups, rest })
     }
 }
 

@@ -82,7 +82,7 @@ impl Module for GroupNorm {
 /// A training pass normalises by the statistics of the global batch, over all ranks, and updates running averages; a
 /// pass for evaluation uses the averages. They begin as mean 0 and variance 1, and are not parameters: save and restore
 /// them with [`BatchNorm::running`] and [`BatchNorm::set_running`]. The second run of a recomputed function
-/// ([`recompute`](crate::nn::forward::recompute())) leaves them as they are. A clone has averages of its own: a recomputed function
+/// ([`recompute`](crate::nn::recompute())) leaves them as they are. A clone has averages of its own: a recomputed function
 /// that captures a clone moves the clone's, so it captures an [`Rc`](std::rc::Rc) of the module instead.
 #[derive(Clone, Debug)]
 pub struct BatchNorm {

@@ -24,7 +24,6 @@ pub use report::PlanWarning;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use names::{Declaring, ParamNames};
 
@@ -594,11 +593,4 @@ impl Params {
 /// Returns the generator of the values of parameters.
 fn param_generator(seed: u64) -> Generator {
     Generator::new(seed).child("params")
-}
-
-/// Prints one line per parameter: its path and its notation.
-impl fmt::Debug for Params {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.list.iter().map(|p| (&p.path, p.value.spec().to_string()))).finish()
-    }
 }

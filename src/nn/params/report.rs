@@ -197,3 +197,10 @@ impl Plan {
             .join(", ")
     }
 }
+
+/// Prints one line per parameter: its path and its notation.
+impl fmt::Debug for Params {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.list.iter().map(|p| (&p.path, p.value.spec().to_string()))).finish()
+    }
+}

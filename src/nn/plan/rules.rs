@@ -187,7 +187,7 @@ impl Plan {
     }
 
     /// Drops the activations of matching blocks ([`Scope::block_here`](crate::nn::Scope::block_here)) after the forward pass
-    /// and computes them again in the backward pass ([`recompute`](crate::nn::forward::recompute())). The blocks of this crate's
+    /// and computes them again in the backward pass ([`recompute`](crate::nn::recompute())). The blocks of this crate's
     /// transformers are `h.0`, `h.1` and so on.
     ///
     /// A step then takes the time of one more forward pass of the blocks, with its communication, and holds the
