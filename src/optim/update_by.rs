@@ -1,5 +1,6 @@
 //! Updates of parameters by operators, for optimizers of a program's own.
 
+use super::groups::expect_reduced;
 use super::param_states::ParamStates;
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::Result;
@@ -42,7 +43,7 @@ impl Params {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of `f`, and refuses results of another dtype or shape. Parameters that were updated before have their new
+    /// Refuses gradients that are not reduced. Returns the errors of `f`, and refuses results of another dtype or shape. Parameters that were updated before have their new
     /// values then; the others, their gradients and their states are what they were.
     pub fn update_by<const N: usize>(
         &mut self,
@@ -51,6 +52,7 @@ impl Params {
         mut f: impl FnMut(ParamId, &DTensor, &DTensor, [&DTensor; N]) -> Result<(DTensor, [DTensor; N])>,
     ) -> Result<()> {
         self.check_plan()?;
+        expect_reduced("update_by", self, grads)?;
         let mesh = self.mesh().clone();
         let (_no_grad, _keep) = (mesh.no_grad(), mesh.keep_layouts());
         let ids: Vec<ParamId> = self.ids().filter(|&id| grads.get(self.value(id)).is_some()).collect();
