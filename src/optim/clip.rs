@@ -20,9 +20,9 @@ pub(super) struct Clipping {
 
 /// A model's parameters by the limit of their gradients' norm.
 struct ClippedParams {
-    /// Those of each group, with its limit.
+    /// The parameters of each group, with its limit.
     groups: Vec<(Vec<ParamId>, f64)>,
-    /// Those of no group.
+    /// The parameters of no group.
     rest: Vec<ParamId>,
 }
 
