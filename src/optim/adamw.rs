@@ -228,64 +228,7 @@ impl AdamW {
         scale: &DTensor,
         lr: impl Into<Rates>,
     ) -> Result<()> {
-        self.step_at(params, grads, scale, &lr.into())
-    }
-
-    fn step_at(
-        &mut self,
-        params: &mut Params,
-        grads: &mut Gradients,
-        scale: &DTensor,
-        rates: &Rates,
-    ) -> Result<()> {
-        let steps = next_step(self.steps)?;
-        expect_reduced("adamw", params, grads)?;
-        if !(self.eps.is_finite() && self.eps >= 0.0) {
-            let rule = "eps is finite and at least 0";
-            return Err(Error::invalid("adamw", rule, self.eps.to_string(), ""));
-        }
-        let settings = self.groups.settings("adamw", params)?;
-        for (id, own) in params.ids().zip(settings) {
-            let (first, second) = own.betas_or(self.betas);
-            expect_sound(
-                "adamw",
-                own.rate_at(rates.of(id)),
-                own.decay_or(self.weight_decay),
-                &[first, second],
-            )?;
-        }
-        let (betas, eps, weight_decay) = (self.betas, self.eps, self.weight_decay);
-        let [first, second] = &mut self.moments;
-        let mut ids: Vec<ParamId> =
-            params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
-        // Equal settings stand together: a device updates them in one launch.
-        sort_by_key(&mut ids, |id| settings[id.index()].launch_key());
-        first.prepare(params, &ids)?;
-        second.prepare(params, &ids)?;
-        let mut update = |id: ParamId| {
-            let grad = grads.take(params.value(id)).expect("found above");
-            let (m, v) = (first.take(id).expect("made above"), second.take(id).expect("made above"));
-            let own = settings[id.index()];
-            let decays = own.weight_decay().is_some() || params.value(id).shape().len() >= 2;
-            let decay = if decays { own.decay_or(weight_decay) } else { 0.0 };
-            let op =
-                ops::AdamWStep::at_step(steps, own.rate_at(rates.of(id)), own.betas_or(betas), eps, decay);
-            Update::new(id, op, [grad, m, v, scale.clone()])
-        };
-        let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();
-        let result = params.update(&mut updates);
-        for Update { param, mut operands, results, .. } in updates {
-            let mut moments = results.unwrap_or_else(|| {
-                // This update was not made: its operands are what they were.
-                grads.put_back(params.value(param), operands.remove(0));
-                operands
-            });
-            first.put(param, moments.remove(0));
-            second.put(param, moments.remove(0));
-        }
-        result?;
-        self.steps = steps;
-        Ok(())
+        UpdateRule::step(self, params, grads, scale, &lr.into())
     }
 
     /// Returns the first moments and the second ones.
@@ -341,7 +284,54 @@ impl UpdateRule for AdamW {
         scale: &DTensor,
         rates: &Rates,
     ) -> Result<()> {
-        self.step_at(params, grads, scale, rates)
+        let steps = next_step(self.steps)?;
+        expect_reduced("adamw", params, grads)?;
+        if !(self.eps.is_finite() && self.eps >= 0.0) {
+            let rule = "eps is finite and at least 0";
+            return Err(Error::invalid("adamw", rule, self.eps.to_string(), ""));
+        }
+        let settings = self.groups.settings("adamw", params)?;
+        for (id, own) in params.ids().zip(settings) {
+            let (first, second) = own.betas_or(self.betas);
+            expect_sound(
+                "adamw",
+                own.rate_at(rates.of(id)),
+                own.decay_or(self.weight_decay),
+                &[first, second],
+            )?;
+        }
+        let (betas, eps, weight_decay) = (self.betas, self.eps, self.weight_decay);
+        let [first, second] = &mut self.moments;
+        let mut ids: Vec<ParamId> =
+            params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
+        // Equal settings stand together: a device updates them in one launch.
+        sort_by_key(&mut ids, |id| settings[id.index()].launch_key());
+        first.prepare(params, &ids)?;
+        second.prepare(params, &ids)?;
+        let mut update = |id: ParamId| {
+            let grad = grads.take(params.value(id)).expect("found above");
+            let (m, v) = (first.take(id).expect("made above"), second.take(id).expect("made above"));
+            let own = settings[id.index()];
+            let decays = own.weight_decay().is_some() || params.value(id).shape().len() >= 2;
+            let decay = if decays { own.decay_or(weight_decay) } else { 0.0 };
+            let op =
+                ops::AdamWStep::at_step(steps, own.rate_at(rates.of(id)), own.betas_or(betas), eps, decay);
+            Update::new(id, op, [grad, m, v, scale.clone()])
+        };
+        let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();
+        let result = params.update(&mut updates);
+        for Update { param, mut operands, results, .. } in updates {
+            let mut moments = results.unwrap_or_else(|| {
+                // This update was not made: its operands are what they were.
+                grads.put_back(params.value(param), operands.remove(0));
+                operands
+            });
+            first.put(param, moments.remove(0));
+            second.put(param, moments.remove(0));
+        }
+        result?;
+        self.steps = steps;
+        Ok(())
     }
 
     fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {

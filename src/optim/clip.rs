@@ -1,5 +1,6 @@
 //! Gradient norms, and clipping by them.
 
+use super::groups::{expect_reduced, group_of_each};
 use crate::dtensor::{DTensor, Gradients, Reduction};
 use crate::error::{Error, Result};
 use crate::nn::{ParamId, Params};
@@ -30,7 +31,7 @@ impl Clipping {
     /// Limits elements and groups in place. Returns the norm of the other gradients, if it has a limit, and their scale.
     ///
     /// # Errors
-    /// Refuses limits and patterns before it changes a gradient.
+    /// Refuses limits, patterns and gradients that are not reduced before it changes a gradient.
     pub fn apply(
         &self,
         params: &Params,
@@ -38,6 +39,9 @@ impl Clipping {
         dtype: DType,
     ) -> Result<(Option<DTensor>, DTensor)> {
         let ClippedParams { groups, rest } = self.groups(params)?;
+        if self.value.is_some() || !groups.is_empty() {
+            expect_reduced("clip", params, grads)?;
+        }
         if let Some(limit) = self.value {
             grads.map_of(params.values(), |grad| grad.clamp(-limit, limit))?;
         }
@@ -64,20 +68,12 @@ impl Clipping {
         }
         let limits = self.groups.iter().map(|(_, limit)| *limit).chain(self.norm.map(|(_, limit)| limit));
         limits.into_iter().try_for_each(expect_limit)?;
-        let mut pattern_of: Vec<Option<&str>> = vec![None; params.len()];
-        let mut groups = Vec::new();
-        for (pattern, limit) in &self.groups {
-            let ids = params.matching_for("clip", pattern)?;
-            for &id in &ids {
-                if let Some(other) = pattern_of[id.index()].replace(pattern) {
-                    let given = format!("{} in {other:?} and {pattern:?}", params.path(id));
-                    return Err(Error::invalid("clip", "a parameter is in two groups", given, ""));
-                }
-            }
-            groups.push((ids, *limit));
-        }
-        let rest = params.ids().filter(|id| pattern_of[id.index()].is_none()).collect();
-        Ok(ClippedParams { groups, rest })
+        let group_of = group_of_each("clip", params, &self.groups, "a parameter is in two groups", "")?;
+        let members = |group: Option<usize>| {
+            params.ids().zip(&group_of).filter(|(_, of)| **of == group).map(|(id, _)| id).collect()
+        };
+        let groups = self.groups.iter().enumerate().map(|(k, (_, limit))| (members(Some(k)), *limit));
+        Ok(ClippedParams { groups: groups.collect(), rest: members(None) })
     }
 }
 

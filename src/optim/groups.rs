@@ -92,6 +92,27 @@ pub(super) fn expect_reduced(verb: &str, params: &Params, grads: &Gradients) -> 
     Ok(())
 }
 
+/// Returns the group of each parameter, in the order of declaration: the number of the pattern that its path matches. Refuses,
+/// in the name of `verb`, a pattern that matches no parameter, and by `rule` a parameter that two patterns match.
+pub(super) fn group_of_each<T>(
+    verb: &str,
+    params: &Params,
+    groups: &[(String, T)],
+    rule: &str,
+    remedy: &str,
+) -> Result<Vec<Option<usize>>> {
+    let mut group_of = vec![None; params.len()];
+    for (group, (pattern, _)) in groups.iter().enumerate() {
+        for id in params.matching_for(verb, pattern)? {
+            if let Some(other) = group_of[id.index()].replace(group) {
+                let given = format!("{} in {:?} and {pattern:?}", params.path(id), groups[other].0);
+                return Err(Error::invalid(verb, rule, given, remedy));
+            }
+        }
+    }
+    Ok(group_of)
+}
+
 impl ParamGroups {
     /// Adds a group: the parameters whose path matches `pattern`.
     ///
@@ -155,17 +176,10 @@ impl ParamGroups {
 
     fn resolve(&self, verb: &str, params: &Params) -> Result<Vec<ParamGroup>> {
         let mut settings = vec![ParamGroup::default(); params.len()];
-        let mut group_of: Vec<Option<&str>> = vec![None; params.len()];
-        for (pattern, group) in &self.groups {
-            for id in params.matching_for(verb, pattern)? {
-                if let Some(other) = group_of[id.index()].replace(pattern) {
-                    let given = format!("{} in {other:?} and {pattern:?}", params.path(id));
-                    let remedy =
-                        "change single settings of some of a group by an adjustment, such as group_decay";
-                    return Err(Error::invalid(verb, "a parameter is in two groups", given, remedy));
-                }
-                settings[id.index()] = *group;
-            }
+        let remedy = "change single settings of some of a group by an adjustment, such as group_decay";
+        let group_of = group_of_each(verb, params, &self.groups, "a parameter is in two groups", remedy)?;
+        for (own, group) in settings.iter_mut().zip(group_of) {
+            *own = group.map_or(*own, |group| self.groups[group].1);
         }
         for (pattern, group) in &self.adjustments {
             for id in params.matching_for(verb, pattern)? {

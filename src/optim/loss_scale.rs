@@ -1,5 +1,6 @@
 //! Loss scaling for training in f16.
 
+use super::groups::expect_reduced;
 use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::{Error, Result};
@@ -117,8 +118,9 @@ impl LossScale {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if a rank fails.
+    /// Refuses gradients that are not reduced; returns an error if a rank fails.
     pub fn unscale(&mut self, params: &Params, grads: &mut Gradients) -> Result<bool> {
+        expect_reduced("loss_scale", params, grads)?;
         match params.check_gradients(grads, 0) {
             Err(Error::NotFinite(_)) => {
                 self.factor = (self.factor / 2.0).max(f64::MIN_POSITIVE);

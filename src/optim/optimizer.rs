@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::clip::Clipping;
+use super::groups::group_of_each;
 use super::rates::Rates;
 use super::schedule::Schedule;
 use crate::checkpoint::{Checkpoint, StateTree};
@@ -211,16 +212,11 @@ impl<R: UpdateRule> Optimizer<R> {
             Err(Error::invalid("step", "a learning rate is finite and at least 0", given, ""))
         };
         let mut rates = Rates::from(checked(self.next_rate())?);
-        let mut pattern_of: Vec<Option<&str>> = vec![None; params.len()];
-        for (pattern, schedule) in &self.group_schedules {
-            let ids = params.matching_for("step", pattern)?;
-            for &id in &ids {
-                if let Some(other) = pattern_of[id.index()].replace(pattern) {
-                    let given = format!("{} in {other:?} and {pattern:?}", params.path(id));
-                    return Err(Error::invalid("step", "a parameter has two schedules", given, ""));
-                }
-            }
-            rates = rates.with(ids, checked(schedule.at(self.steps))?);
+        let schedules = &self.group_schedules;
+        let schedule_of = group_of_each("step", params, schedules, "a parameter has two schedules", "")?;
+        for (group, (_, schedule)) in schedules.iter().enumerate() {
+            let own = params.ids().zip(&schedule_of).filter(|(_, of)| **of == Some(group));
+            rates = rates.with(own.map(|(id, _)| id), checked(schedule.at(self.steps))?);
         }
         Ok(rates)
     }

@@ -190,10 +190,38 @@ impl Sgd {
         scale: &DTensor,
         lr: impl Into<Rates>,
     ) -> Result<()> {
-        self.step_at(params, grads, scale, &lr.into())
+        UpdateRule::step(self, params, grads, scale, &lr.into())
     }
 
-    fn step_at(
+    /// Returns the momentum buffers.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::Sgd, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [2], Init::Ones)?;
+    ///     assert!(Sgd::new().momentum(0.9).nesterov().momenta().get(w).is_none()); // no step yet
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn momenta(&self) -> &ParamStates {
+        &self.momenta
+    }
+
+    /// Returns the momentum buffers, to replace some ([`ParamStates::set`]).
+    ///
+    /// ```
+    /// let mut sgd = isoshard::optim::Sgd::new().momentum(0.9).nesterov();
+    /// *sgd.momenta_mut() = Default::default(); // forgets them
+    /// ```
+    pub fn momenta_mut(&mut self) -> &mut ParamStates {
+        &mut self.momenta
+    }
+}
+
+impl UpdateRule for Sgd {
+    fn step(
         &mut self,
         params: &mut Params,
         grads: &mut Gradients,
@@ -240,44 +268,6 @@ impl Sgd {
             momenta.put(param, results.remove(0));
         }
         result
-    }
-
-    /// Returns the momentum buffers.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::Sgd, rng::Init};
-    /// spmd(1, |rank| {
-    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
-    ///     let w = params.root().param("w", [2], Init::Ones)?;
-    ///     assert!(Sgd::new().momentum(0.9).nesterov().momenta().get(w).is_none()); // no step yet
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn momenta(&self) -> &ParamStates {
-        &self.momenta
-    }
-
-    /// Returns the momentum buffers, to replace some ([`ParamStates::set`]).
-    ///
-    /// ```
-    /// let mut sgd = isoshard::optim::Sgd::new().momentum(0.9).nesterov();
-    /// *sgd.momenta_mut() = Default::default(); // forgets them
-    /// ```
-    pub fn momenta_mut(&mut self) -> &mut ParamStates {
-        &mut self.momenta
-    }
-}
-
-impl UpdateRule for Sgd {
-    fn step(
-        &mut self,
-        params: &mut Params,
-        grads: &mut Gradients,
-        scale: &DTensor,
-        rates: &Rates,
-    ) -> Result<()> {
-        self.step_at(params, grads, scale, rates)
     }
 
     fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {

@@ -467,6 +467,10 @@ fn optimizers_refuse_unreduced_gradients_and_keep_their_states() {
         let sgd = || Sgd::new().momentum(0.5).rate(0.125);
         let said = "sgd: a gradient has its parameter's layout; got f32[2]@(dp:P(sum)) for f32[2]@(dp:R)";
         assert_eq!(steps(rank, sgd, Some(said))?, steps(rank, sgd, None)?);
+        // A limit that changes gradients does not change unreduced ones.
+        let limited = || sgd().clip_value(0.75);
+        let said = said.replace("sgd", "clip");
+        assert_eq!(steps(rank, limited, Some(&said))?, steps(rank, limited, None)?);
         Ok(())
     });
 }

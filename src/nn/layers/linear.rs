@@ -318,7 +318,7 @@ impl Module for FusedLinear {
             }
         };
         if self.adapters.iter().all(Option::is_none) {
-            return Ok(y);
+            return cx.leave(y);
         }
         let mut parts = y.split(&self.maps.rows(), -1)?;
         for (part, adapter) in parts.iter_mut().zip(&self.adapters) {
@@ -326,7 +326,7 @@ impl Module for FusedLinear {
                 *part = part.add(&adapter.forward(cx, x)?)?;
             }
         }
-        DTensor::cat(&parts.iter().collect::<Vec<_>>(), -1)
+        cx.leave(DTensor::cat(&parts.iter().collect::<Vec<_>>(), -1)?)
     }
 }
 
