@@ -2,6 +2,7 @@
 
 use isoshard::comm::{Tally, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
+use isoshard::fsdp::{BlockPolicy, Sharding, fully_shard};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, ParamId, Params, Plan};
 use isoshard::optim::{
     AdamW, LossScale, Optimizer, ParamGroup, ParamStates, Rates, Sgd, UpdateRule, WarmupCosine, clip_scale,
@@ -394,14 +395,17 @@ fn an_optimizer_of_operators_moves_nothing() {
         let all = spmd(ranks, move |rank| {
             let (rank, tally) = Tally::of(&rank)?;
             let mesh = DeviceMesh::parse(&rank, mesh)?;
-            let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+            let mut params = Params::new(&mesh, Plan::default(), 7)?;
             let init = Init::Normal { mean: 0.0, std: 0.1 };
-            // Parameters of 257 rows, of one, and of none on the last ranks.
             for (name, shape) in
                 [("a", vec![257, 340]), ("b", vec![1, 700]), ("c", vec![2]), ("d", vec![3, 5, 64])]
             {
                 params.root().param(name, shape, init)?;
             }
+            // The unit's buffer is shared equally, so its parameters are not: a rank has nearly all rows of one, and none of another.
+            fully_shard(&mut params, &[], &Sharding::zero3("fsdp"), &BlockPolicy::default())?;
+            let uneven = |x: &DTensor| x.local().numel() * 2 > x.numel() || x.local().numel() == 0;
+            assert!(rank.world_len() == 1 || params.values().any(uneven));
             let mut optimizer = Optimizer::new(rule(), 0.01).clip(1.0);
             let mut received = (0, 0);
             for _ in 0..3 {
@@ -558,4 +562,21 @@ fn scaled_losses_have_one_curve() {
     for mesh in ["fsdp=3", "tp=2"] {
         assert_eq!(train(mesh), single, "{mesh}");
     }
+}
+
+/// Without the scope a product with a scalar balances the work of a tensor that one rank has nearly all of; in the scope it stays.
+#[test]
+fn layouts_are_kept_in_a_scope_that_asks_for_it() {
+    on("fsdp=3", |mesh| {
+        let x = DTensor::ones(mesh, DType::F32, [256, 16384], "(RS(0..1; 1,255,0))")?;
+        let half = DTensor::full(mesh, DType::F32, [], "(R)", 0.5)?;
+        let moved = x.mul(&half)?;
+        let guard = mesh.keep_layouts();
+        let kept = x.mul(&half)?;
+        drop(guard);
+        assert_ne!(moved.layout(), x.layout());
+        assert_eq!(kept.layout(), x.layout());
+        assert_eq!(kept.full_tensor()?.to_vec::<f32>()?, moved.full_tensor()?.to_vec::<f32>()?);
+        Ok(())
+    });
 }
