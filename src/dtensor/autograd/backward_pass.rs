@@ -23,9 +23,9 @@ use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::plan::call_plan::CallPlan;
 use crate::dtensor::plan::derivative_program::DerivativeProgram;
 use crate::dtensor::plan::gradient_needs::GradientNeeds;
-use crate::dtensor::tensor::dtensor::{
-    CallDerivative, CustomDerivative, DTensor, GradientUnit, Recomputation, TapeCall, TapeNode, TapeOutput,
-    next_id,
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::tape::{
+    CallDerivative, CustomDerivative, GradientUnit, Recomputation, TapeCall, TapeNode, TapeOutput, next_id,
 };
 use crate::error::Result;
 use crate::ops::{Cast, Reshape, VjpProgram};

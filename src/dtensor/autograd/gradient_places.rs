@@ -14,7 +14,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::mesh::interned::ENTRIES_LEN;
 use crate::dtensor::redistribute::GradientBuffer;
-use crate::dtensor::tensor::dtensor::GradientUnit;
+use crate::dtensor::tensor::tape::GradientUnit;
 use crate::error::Result;
 use crate::tensor::{DType, Shape, Tensor, with_places};
 

@@ -20,7 +20,8 @@ use crate::dtensor::plan::explain::note_moves;
 use crate::dtensor::redistribute::{
     self, Move, ReductionInFlight, buffer_of, reductions_sharing, start_reductions,
 };
-use crate::dtensor::tensor::dtensor::{DTensor, GradientUnit, TapeNode};
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::tape::{GradientUnit, TapeNode};
 use crate::error::Result;
 use crate::placement::Spec;
 use crate::tensor::{DType, Tensor};
