@@ -5,7 +5,6 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::kept_parts::joined;
-use super::step_plans::find_step_plan;
 use crate::comm::operator_scope;
 use crate::dtensor::call::dispatch::execute;
 use crate::dtensor::call::offloaded;
@@ -193,7 +192,7 @@ impl DerivativeRun<'_> {
         let (step, last_reads) = (&program.steps[k], program.last_reads[k]);
         let plan = match known {
             Some(plan) => plan,
-            None => find_step_plan(mesh, program, k, &values.metas(step))?,
+            None => program.step_plan(mesh, k, &values.metas(step))?,
         };
         let _span = operator_span(&*step.op, &plan);
         let read_again = |i: usize| i < 64 && last_reads >> i & 1 == 0;
