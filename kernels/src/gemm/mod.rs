@@ -14,31 +14,19 @@
 //! [lines](thin_tile) and of [`strip`]s. [`blocking`] fits the loops to the caches. An [`epilogue`] stores
 //! finished sums: directly, with a factor and an added matrix or bias, or after a function and a rounding.
 
-mod ahead;
-mod banded;
 mod batched;
-mod blocking;
-mod blocks;
+mod block_loops;
 mod contraction;
 mod epilogue;
-mod lines;
 mod matrix;
-mod pack;
 mod product;
-mod scratch;
-mod stored;
-mod strip;
 mod thin;
-mod thin_tile;
 mod threads;
-mod tile;
-mod transpose;
-mod vector;
-mod widen;
+mod tiles;
 
-pub(crate) use banded::{Band, BandedProduct};
 pub use batched::{Product, Stack};
-pub use blocking::packs_lines;
+pub(crate) use block_loops::banded::{Band, BandedProduct};
+pub use block_loops::blocking::packs_lines;
 pub use contraction::LeafRuns;
 pub use matrix::{MatMut, MatRef, MatrixFault};
 pub use product::{Gemm, LeafContraction, contraction_len};
