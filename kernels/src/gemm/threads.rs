@@ -4,8 +4,7 @@
 //! they come. A training step took 0.9 to 1.16 times as long on idle cores, and 0.99 to 1.07 beside a program that kept one core busy. Likely
 //! causes: the system interrupts a thread for longer than a product takes, and half of the packing is less than a second meeting of the threads.
 
-use super::block_loops::blocks;
-use super::block_loops::blocks::GemmOperands;
+use super::block_loops::blocks::{self, GemmOperands};
 use super::epilogue::{DirectStore, Epilogue};
 use super::thin;
 use super::tiles::stored::Stored;

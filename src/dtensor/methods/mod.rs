@@ -1,4 +1,4 @@
-//! Operators as methods of `DTensor`, a file per family.
+//! Operators as methods of `DTensor`, a file per family, related families in a folder.
 //!
 //! A method communicates nothing if a sharding rule of its operator fits the operands' layouts; otherwise operands are
 //! redistributed to the layouts that cost least. A negative dim counts from the last.

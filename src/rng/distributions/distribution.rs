@@ -57,14 +57,14 @@ pub enum Distribution {
         /// The rate.
         rate: f64,
     },
-    /// Gamma, of mean `shape` · `scale`: [`gamma`](super::gamma()), by rejection. Floating.
+    /// Gamma, of mean `shape` · `scale`: [`gamma`](crate::rng::gamma()), by rejection. Floating.
     Gamma {
         /// The shape.
         shape: f64,
         /// The scale.
         scale: f64,
     },
-    /// Poisson: [`poisson`](super::poisson()), by rejection from a rate of 10 on. Floating, i64 and i32, with the same counts.
+    /// Poisson: [`poisson`](crate::rng::poisson()), by rejection from a rate of 10 on. Floating, i64 and i32, with the same counts.
     Poisson {
         /// The rate, which is mean and variance.
         rate: f64,

@@ -2,8 +2,7 @@
 
 use super::continuous::{expect_all, expect_len};
 use super::counts::FromCounts;
-use super::fill::RandomFloat;
-use super::fill::bits64;
+use super::fill::{RandomFloat, bits64};
 use super::rejection::{ElementLanes, LANES, LaneSetups, PerElement, RejectionMethod, SharedSetup, run};
 use super::sample::{BlockSink, PIECE, Write, drive, unit_f64};
 use crate::error::{Error, Result};

@@ -238,7 +238,7 @@ pub(crate) trait Computed: Widen<Wide = Self> {
 
 /// A type that gamma numbers are computed in: f32 or f64.
 pub(crate) trait Gammas: Widen<Wide = Self> {
-    /// Computes [`gamma`](super::gamma()) without its checks.
+    /// Computes [`gamma`](crate::rng::gamma()) without its checks.
     fn gamma(draw: Draw, at: IndexRanges<'_>, shape: Self, scale: Self, out: &mut [Self]);
     /// Computes [`gamma_each`](crate::rng::gamma_each) without its checks.
     fn gamma_each(draw: Draw, at: IndexRanges<'_>, shape: &[Self], out: &mut [Self]);

@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use super::devices;
-use super::devices::{CudaDevice, ModulePlace, Modules};
+use super::devices::{self, CudaDevice, ModulePlace, Modules};
 use super::driver::KernelProgram;
 use super::handle::Handle;
 use super::images::{image_name, name_of_compiler, of_any_compiler, read, write};
