@@ -20,7 +20,7 @@ use crate::tensor::cuda::{
 const TELLS_PARAMETERS: i32 = 12_040;
 
 /// Returns the number of devices, or the reason for which there is none.
-pub(in crate::tensor::cuda) fn devices_len() -> Result<usize, String> {
+pub(in crate::tensor::cuda_device) fn devices_len() -> Result<usize, String> {
     // SAFETY: the function only looks up the library.
     if !unsafe { sys::is_culib_present() } {
         return Err("NVIDIA's driver is not found (libcuda.so)".into());
@@ -38,7 +38,7 @@ pub(in crate::tensor::cuda) fn devices_len() -> Result<usize, String> {
 }
 
 /// Opens the device of this number.
-pub(in crate::tensor::cuda) fn open(index: usize) -> Result<Arc<dyn Driver>, String> {
+pub(in crate::tensor::cuda_device) fn open(index: usize) -> Result<Arc<dyn Driver>, String> {
     Ok(Arc::new(Nvidia::open(index).map_err(|e| e.to_string())?))
 }
 
