@@ -30,7 +30,7 @@ pub fn catalog() -> Vec<Sample> {
         super::index::embedding::samples,
         super::index::embedding_grad::samples,
         super::shape::diagonal::samples,
-        super::shape::expand::samples,
+        super::reduce::expand::samples,
         super::shape::flip::samples,
         super::random::exponential::samples,
         super::random::gamma::samples,

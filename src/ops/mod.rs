@@ -126,7 +126,6 @@
 
 mod activation;
 mod attention;
-mod attributes;
 #[cfg(any(test, feature = "testing"))]
 mod catalog;
 mod contract;
@@ -164,11 +163,9 @@ mod work;
 
 pub use activation::Activation;
 pub use attention::Attention;
+pub use attention::bias_grad::AttentionBiasGrad;
+pub use attention::grad::AttentionGrad;
 pub use attention::scores::{ScoreOperands, ScoreRule};
-pub use attributes::{
-    AttentionBiasGrad, AttentionGrad, CrossEntropyGrad, CrossEntropyTerms, EmbeddingGrad, Expand,
-    GroupedMatmulGrad, LayerNormGrad, Pad, PermuteTokens, ScatterAdd, SoftCrossEntropyGrad, SoftmaxGrad,
-};
 #[cfg(any(test, feature = "testing"))]
 pub use catalog::{catalog, formulas};
 #[cfg(feature = "testing")]
@@ -179,15 +176,19 @@ pub(crate) use create::index_formula::IndexSequence;
 pub use create::keep_band::KeepBand;
 pub use create::one_hot::OneHot;
 pub(crate) use create::{band, sequence};
-pub use cross_entropy::CrossEntropy;
+pub use cross_entropy::grad::CrossEntropyGrad;
 pub use cross_entropy::soft_cross_entropy::SoftCrossEntropy;
+pub use cross_entropy::soft_cross_entropy_grad::SoftCrossEntropyGrad;
+pub use cross_entropy::{CrossEntropy, CrossEntropyTerms};
 pub use dropout::Dropout;
 pub use index::bincount::Bincount;
 pub use index::embedding::Embedding;
+pub use index::embedding_grad::EmbeddingGrad;
 pub use index::gather::Gather;
 pub use index::last_write::LastWrite;
 pub use index::linear_index::LinearIndex;
 pub use index::scatter::{Scatter, ScatterRule};
+pub use index::scatter_add::ScatterAdd;
 pub use linear::Linear;
 pub use matmul::Matmul;
 pub(crate) use meta::list;
@@ -195,9 +196,12 @@ pub use meta::{Meta, Metas};
 pub use moe::expert_slots::ExpertSlots;
 pub use moe::group_sizes::GroupSizes;
 pub use moe::grouped_matmul::GroupedMatmul;
+pub use moe::grouped_matmul_grad::GroupedMatmulGrad;
+pub use moe::permute_tokens::PermuteTokens;
 pub use moe::unpermute_tokens::UnpermuteTokens;
 pub use norm::add_norm::{AddLayerNorm, AddRmsNorm};
 pub use norm::layer_norm::LayerNorm;
+pub use norm::layer_norm_grad::LayerNormGrad;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
 pub use order::sort::Sort;
@@ -226,6 +230,7 @@ pub use record::{
     Windows,
 };
 pub use reduce::argmax::Argmax;
+pub use reduce::expand::Expand;
 pub use reduce::first_index::FirstIndex;
 pub use reduce::inverse_power_of_two::InversePowerOfTwo;
 pub use reduce::max::{Max, MaxOrMin};
@@ -247,12 +252,14 @@ pub use sample::{Input, InputFill, Sample};
 pub use shape::cat::Cat;
 pub use shape::diagonal::{DiagEmbed, Diagonal, MatrixDiagonal};
 pub use shape::flip::Flip;
+pub use shape::pad::Pad;
 pub use shape::permute::Permute;
 pub use shape::reshape::Reshape;
 pub use shape::slice::Slice;
 pub use shape::split::Split;
 pub use signature::Signature;
 pub use softmax::Softmax;
+pub use softmax::grad::SoftmaxGrad;
 pub use softmax::log_softmax::LogSoftmax;
 pub use softmax::log_softmax_grad::LogSoftmaxGrad;
 pub use softmax::sum_exp::SumExp;

@@ -16,8 +16,8 @@ use super::index::rows::minus_zero;
 use super::index::segments::checked_index;
 use super::work::elements;
 use super::{
-    AxisPlacement, Bits, CrossEntropyGrad, CrossEntropyTerms, Input, MeshAxis, Meta, Metas, Op, Row, Sample,
-    Tensors, Vjp, Windows, Work, arity,
+    AxisPlacement, Bits, CrossEntropyGrad, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp,
+    Windows, Work, arity,
 };
 use crate::error::Result;
 use crate::tensor::cpu::{Num, Real};
@@ -50,6 +50,23 @@ use rows::expect_loss;
 pub struct CrossEntropy {
     /// The rows to ignore, and the factors of the loss's two terms.
     pub terms: CrossEntropyTerms,
+}
+
+/// The attributes that [`CrossEntropy`](crate::ops::CrossEntropy) and its derivative share. The default is the plain loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CrossEntropyTerms {
+    /// The target of rows whose loss and gradient are 0. It need not be a class.
+    pub ignore_index: Option<i64>,
+    /// The factor of the negative log-likelihood; 0 leaves it out.
+    pub nll_factor: Bits,
+    /// The factor of the squared logarithm of the softmax's denominator (*z-loss*); 0 leaves it out.
+    pub z_factor: Bits,
+}
+
+impl Default for CrossEntropyTerms {
+    fn default() -> CrossEntropyTerms {
+        CrossEntropyTerms { ignore_index: None, nll_factor: Bits(1.0), z_factor: Bits(0.0) }
+    }
 }
 
 impl Op for CrossEntropy {

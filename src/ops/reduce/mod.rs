@@ -1,5 +1,5 @@
 //! Reductions over dims: `sum`, `max`, `min`, `prod`, `argmax`, `first_index`, and the sums of terms that
-//! variances and norms are composed of.
+//! variances and norms are composed of; and `expand`, the transpose of `sum`.
 //!
 //! The loops of `sum`, `max` and `min` are [`tensor::cpu::reduce`](crate::tensor::cpu::reduce) and its CUDA counterpart.
 //! `cpu` and `cuda` hold the kernels of `argmax` and `first_index`; `prod` and `terms` have their own.
@@ -11,6 +11,7 @@ pub(super) mod argmax;
 mod blocks;
 pub(super) mod cpu;
 mod cuda;
+pub(super) mod expand;
 pub(super) mod first_index;
 pub(super) mod inverse_power_of_two;
 pub(super) mod max;

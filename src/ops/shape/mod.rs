@@ -5,7 +5,6 @@
 
 pub(super) mod cat;
 pub(super) mod diagonal;
-pub(super) mod expand;
 pub(super) mod flip;
 pub(super) mod pad;
 pub(super) mod permute;
