@@ -11,8 +11,11 @@ use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, UnpermuteTokens, Vjp,
     Windows, Work, arity, list,
 };
-use crate::tensor::cuda::fault::FaultCode;
+use crate::tensor::cuda::fault::Fault;
 use crate::tensor::{Shape, Tensor};
+
+static SLOT: Fault = Fault::index(451, "permute_tokens");
+static EQUAL_SLOTS: Fault = Fault::slot(453, "permute_tokens", "two rows have the same slot");
 
 /// Copies rows to slots: `(x, slot) -> y`, where `x` is `[.., tokens, choices, width]`, `slot` (i64)
 /// `[.., tokens, choices]`, and `y[.., slot[.., t, k], :] = x[.., t, k, :]` `[.., slots, width]`. At most one leading
@@ -83,10 +86,10 @@ impl Op for PermuteTokens {
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let (x, slot, code) = (with_batch(&ins[0], 4)?, &ins[1], FaultCode::PermuteTokens);
-        rows_cuda::expect_distinct(slot, each(slot), self.slots, code)?;
+        let (x, slot, fault) = (with_batch(&ins[0], 4)?, &ins[1], &SLOT);
+        rows_cuda::expect_distinct(slot, each(slot), self.slots, [fault, &EQUAL_SLOTS])?;
         let slot = of_rows(slot, at)?;
-        Ok(smallvec![rows_cuda::write_rows(&x, &slot, self.held(at), code, at.outs[0].local())?])
+        Ok(smallvec![rows_cuda::write_rows(&x, &slot, self.held(at), fault, at.outs[0].local())?])
     }
 
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use super::device::CudaDevice;
 use super::driver::Grid;
+use super::fault::{self, Fault};
 use super::gpu::{Gpu, KernelEntry, is_checked};
 use super::handle::{Address, DriverResult};
 use super::sources::KernelSource;
@@ -182,6 +183,12 @@ impl<'a> KernelLaunch<'a> {
     pub fn faults(self) -> Self {
         let at = self.gpu.stream().fault.at;
         self.arg(at)
+    }
+
+    /// Adds the same pointer, for a kernel that may report `faults`.
+    pub(crate) fn may_report(self, faults: &[&'static Fault]) -> Self {
+        fault::expect(faults);
+        self.faults()
     }
 
     /// Puts the kernel on the thread's stream. Does nothing if the grid has no blocks.
