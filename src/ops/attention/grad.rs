@@ -11,10 +11,9 @@ use super::{
     sample_rules, work,
 };
 use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
     AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Unkeyed, Vjp,
-    Windows, Work, list,
+    Windows, Work, accumulator, list,
 };
 use crate::placement::Leaf;
 use crate::rng::Draw;

@@ -8,9 +8,9 @@ use super::rows::expect_loss;
 use crate::error::{Error, Result};
 use crate::ops::index::cuda::HeldRange;
 use crate::ops::index::segments::checked_index;
+use crate::ops::record::work::elements;
 use crate::ops::softmax::sum_exp::{row_maximum, statistic_shape};
 use crate::ops::unfused::UnfusedExpression;
-use crate::ops::work::elements;
 use crate::ops::{
     Add, AddScalar, Argmax, AxisPlacement, Bits, Compare, CompareKind, CrossEntropyTerms, Gather, Input,
     LogSoftmax, Mask, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, Statistic, Sub, Tensors, Vjp,

@@ -4,20 +4,23 @@
 //! `loss = cross_entropy(logits, target, m, s)`. `soft_cross_entropy` takes probabilities in place of a target class.
 
 mod cuda;
-pub(super) mod grad;
+mod grad;
 mod rows;
-pub(super) mod soft_cross_entropy;
-pub(super) mod soft_cross_entropy_grad;
+mod soft_cross_entropy;
+mod soft_cross_entropy_grad;
+
+pub use grad::CrossEntropyGrad;
+pub use soft_cross_entropy::SoftCrossEntropy;
+pub use soft_cross_entropy_grad::SoftCrossEntropyGrad;
 
 use smallvec::smallvec;
 
 use super::index::cuda::HeldRange;
 use super::index::rows::minus_zero;
 use super::index::segments::checked_index;
-use super::work::elements;
+use super::record::work::elements;
 use super::{
-    AxisPlacement, Bits, CrossEntropyGrad, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp,
-    Windows, Work, arity,
+    AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::error::Result;
 use crate::tensor::cpu::{Num, Real};
@@ -182,7 +185,9 @@ pub(super) fn samples() -> Vec<Sample> {
     };
     let plain = CrossEntropyTerms::default();
     let all = CrossEntropyTerms { ignore_index: Some(2), nll_factor: Bits(0.5), z_factor: Bits(0.25) };
-    vec![sample(&[5], 3, plain), sample(&[2, 3], 7, all), sample(&[3], 1, plain), sample(&[0], 3, plain)]
+    let own =
+        vec![sample(&[5], 3, plain), sample(&[2, 3], 7, all), sample(&[3], 1, plain), sample(&[0], 3, plain)];
+    [own, grad::samples(), soft_cross_entropy::samples(), soft_cross_entropy_grad::samples()].concat()
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use super::cuda;
 use super::grad::STATISTIC;
 use super::rows::{expect_soft, repeated_rows};
 use crate::error::{Error, Result};
+use crate::ops::record::work::elements;
 use crate::ops::softmax::sum_exp::{row_maximum, statistic_shape};
 use crate::ops::unfused::UnfusedExpression;
-use crate::ops::work::elements;
 use crate::ops::{
     AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, Softmax, Statistic,
     Sub, Tensors, Vjp, Windows, Work, arity, list,

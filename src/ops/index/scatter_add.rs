@@ -7,7 +7,7 @@ use super::scatter::write_rows;
 use super::segments::{SumsByRow, expect_indices};
 use super::{cuda, scatter_cuda};
 use crate::error::{Error, Result};
-use crate::ops::work::elements;
+use crate::ops::record::work::elements;
 use crate::ops::{
     AxisPlacement, Gather, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
     list,

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 
 use super::cpu::with_batch;
 use crate::error::{Error, Result};
-use crate::ops::work::elements;
+use crate::ops::record::work::elements;
 use crate::ops::{
     Add, Algebra, AxisPlacement, GroupSizes, GroupedMatmul, Input, MeshAxis, Meta, Metas, Op, Permute, Row,
     Sample, Tensors, Unkeyed, Vjp, Windows, Work, arity, list,

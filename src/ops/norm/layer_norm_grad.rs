@@ -5,10 +5,9 @@ use smallvec::smallvec;
 use super::layer_norm::{expect_norm, unfused};
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
     AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Sum, Tensors, Vjp, Windows, Work,
-    arity, list,
+    accumulator, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::{Shape, Tensor};

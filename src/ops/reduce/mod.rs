@@ -7,22 +7,34 @@
 //! Missing: `median` and `mode`; running sums and maxima along a dim; on CUDA devices, 2^32 elements in one `argmax`, which
 //! is refused.
 
-pub(super) mod argmax;
+mod argmax;
 mod blocks;
 pub(super) mod cpu;
 mod cuda;
-pub(super) mod expand;
-pub(super) mod first_index;
-pub(super) mod inverse_power_of_two;
-pub(super) mod max;
-pub(super) mod min;
-pub(super) mod prod;
-pub(super) mod sum;
-pub(super) mod terms;
+mod expand;
+mod first_index;
+mod inverse_power_of_two;
+mod max;
+mod min;
+mod prod;
+mod sum;
+mod terms;
+
+pub use argmax::Argmax;
+pub use expand::Expand;
+pub use first_index::FirstIndex;
+pub use inverse_power_of_two::InversePowerOfTwo;
+pub use max::{Max, MaxOrMin};
+pub use min::Min;
+pub use prod::Prod;
+pub use prod::grad::ProdGrad;
+pub use sum::{Sum, SumIn, WideSum};
+pub use terms::TermSum;
+pub use terms::sum_term::SumTerm;
 
 use smallvec::smallvec;
 
-use super::{AxisPlacement, Meta, Row, Tensors, Windows};
+use super::{AxisPlacement, Meta, Row, Sample, Tensors, Windows};
 use crate::error::{Error, Result};
 use crate::placement::Leaf;
 use crate::tensor::{Dims, ReduceOp, Shape, Tensor};
@@ -87,4 +99,20 @@ impl DimReduction<'_> {
 /// Returns `shape` with extent 1 at `dims`.
 pub(super) fn kept_shape(shape: &Shape, dims: &[usize]) -> Shape {
     shape.iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect()
+}
+
+/// Returns the samples of the family's operators.
+pub(super) fn samples() -> Vec<Sample> {
+    [
+        argmax::samples(),
+        expand::samples(),
+        first_index::samples(),
+        inverse_power_of_two::samples(),
+        max::samples(),
+        min::samples(),
+        prod::samples(),
+        sum::samples(),
+        terms::samples(),
+    ]
+    .concat()
 }

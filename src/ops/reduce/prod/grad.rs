@@ -61,7 +61,7 @@ impl Op for ProdGrad {
 
     /// Per element: the products from both sides, the product of the two, and that with `dy`.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
-        Work::new(crate::ops::work::elements(&ins[1]).saturating_mul(4), ins, outs)
+        Work::new(crate::ops::record::work::elements(&ins[1]).saturating_mul(4), ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -92,10 +92,11 @@ impl Op for Prod {
 pub(in crate::ops) fn samples() -> Vec<Sample> {
     let prod = |dims: &[usize], keep| Prod { dims: dims.iter().copied().collect(), keep };
     let whole = Input { meta: Meta::new(DType::I32, [5, 3]), fill: InputFill::Index(4) };
-    vec![
+    let own = vec![
         Sample::new(prod(&[0], false), [Input::ints([3, 5])]),
         Sample::new(prod(&[0, 2], true), [Input::ints([2, 3, 2])]),
         Sample::new(prod(&[1], false), [Input::ints([3, 0])]),
         Sample::new(prod(&[0], false), [whole]).not_smooth(),
-    ]
+    ];
+    [own, grad::samples()].concat()
 }

@@ -10,11 +10,10 @@ use sum_term::SumTerm;
 use super::blocks::sum_blocks;
 use super::{DimReduction, kept_shape};
 use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
     Abs, AxisPlacement, Bits, Cast, Compare, CompareKind, Exp, Expand, Input, Mask, MeshAxis, Meta, Metas,
     Mul, MulScalar, Neg, Op, PowScalar, Row, Sample, Sign, Statistic, Sub, Sum, Tensors, Vjp, VjpValue,
-    Windows, Work, arity, list,
+    Windows, Work, accumulator, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::cuda::reduce::{TermKernel, sum_to};
