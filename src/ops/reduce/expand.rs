@@ -5,9 +5,10 @@
 use smallvec::smallvec;
 
 use crate::error::{Error, Result};
+use crate::ops::record::view_methods;
 use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample, Sum, Tensors, Vjp,
-    Windows, Work, arity,
+    Windows, arity,
 };
 use crate::tensor::{Dims, Shape, Tensor};
 
@@ -70,17 +71,7 @@ impl Op for Expand {
         Ok(smallvec![ins[0].expand(at.outs[0].local())?])
     }
 
-    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        self.eval(ins, at)
-    }
-
-    fn is_view(&self) -> bool {
-        true
-    }
-
-    fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
-        Work::view()
-    }
+    view_methods!();
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let x = g.input_meta(0).clone();
