@@ -105,10 +105,6 @@ impl Op for AttentionBiasGrad {
     fn statistics(&self, _: &[Meta]) -> Vec<Statistic> {
         forward_statistics(self.forward())
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 impl AttentionBiasGrad {

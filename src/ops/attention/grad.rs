@@ -100,10 +100,6 @@ impl Op for AttentionGrad {
     fn statistics(&self, _: &[Meta]) -> Vec<Statistic> {
         forward_statistics(self.forward())
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 impl AttentionGrad {

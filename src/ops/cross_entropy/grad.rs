@@ -126,10 +126,6 @@ impl Op for CrossEntropyGrad {
     fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
         vec![row_maximum(2, &ins[0])]
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 /// The reason why an operand that is a statistic has no gradient.

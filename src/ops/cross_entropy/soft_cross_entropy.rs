@@ -123,10 +123,6 @@ impl Op for SoftCrossEntropy {
         let sum = Statistic { operand: 3, op: std::sync::Arc::new(SumExp), of: vec![0, 2], result: 0 };
         vec![row_maximum(2, &ins[0]), sum]
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 /// Computes the losses of rows along the last dim, in the dtype of sums.

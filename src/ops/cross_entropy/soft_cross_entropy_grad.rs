@@ -94,10 +94,6 @@ impl Op for SoftCrossEntropyGrad {
     fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
         vec![row_maximum(2, &ins[0])]
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 impl SoftCrossEntropyGrad {

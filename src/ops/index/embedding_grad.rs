@@ -101,10 +101,6 @@ impl Op for EmbeddingGrad {
     fn takes_groups(&self) -> bool {
         true
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -132,10 +132,6 @@ impl Op for ScatterAdd {
         g.set(1, dx);
         Ok(())
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 /// Returns zeros with the rows of `src` added by destination: `held` rows along `dim`, from row `start` on.

@@ -105,10 +105,6 @@ impl Op for GroupedMatmul {
     fn takes_groups(&self) -> bool {
         true
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 impl GroupedMatmul {

@@ -109,10 +109,6 @@ impl Op for GroupedMatmulGrad {
     fn takes_groups(&self) -> bool {
         true
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 /// The sum of one expert, while it is computed.

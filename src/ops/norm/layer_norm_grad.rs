@@ -101,10 +101,6 @@ impl Op for LayerNormGrad {
         }
         all.write_vjp(g, &of)
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 /// The reason why a derivative's operand that is a statistic has no gradient.

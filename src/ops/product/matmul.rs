@@ -151,10 +151,6 @@ impl Op for Matmul {
     fn takes_groups(&self) -> bool {
         true
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 /// A kernel for `[batch, m, k]` times `[batch, k, n]`. The third argument is the list of extents whose product is `k`.

@@ -176,18 +176,6 @@ pub trait Op: OpKey + fmt::Debug + Send + Sync {
         false
     }
 
-    /// Returns true if an element of a result is a sum of several products or elements, so that fast mode may round it
-    /// differently on different meshes. The tests compare derivatives without such steps bit for bit in fast mode too.
-    ///
-    /// ```
-    /// use isoshard::ops::{Matmul, Op, Relu};
-    /// assert!(Matmul::for_dims(2, 2)?.adds() && !Relu.adds());
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    fn adds(&self) -> bool {
-        false
-    }
-
     /// Returns the operands that must be computed from other operands to give finite results, such as the maximum of
     /// each row that an exponential subtracts. The tests compute these; they give any values to the other operands.
     ///

@@ -131,10 +131,6 @@ impl<const WIDE: bool> Op for SumIn<WIDE> {
         g.set(0, dx);
         Ok(())
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 impl<const WIDE: bool> fmt::Debug for SumIn<WIDE> {

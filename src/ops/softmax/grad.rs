@@ -73,10 +73,6 @@ impl Op for SoftmaxGrad {
         }
         Ok(())
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 /// Infers the result of two operands that must have equal shapes and one floating-point dtype.

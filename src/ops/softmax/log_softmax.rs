@@ -63,10 +63,6 @@ impl Op for LogSoftmax {
         g.set(0, dx);
         Ok(())
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

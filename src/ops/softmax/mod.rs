@@ -72,10 +72,6 @@ impl Op for Softmax {
         g.set(0, dx);
         Ok(())
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 /// Refuses integers and bools, and a dim that `x` does not have.

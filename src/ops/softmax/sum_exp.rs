@@ -104,10 +104,6 @@ impl Op for SumExp {
     fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
         vec![row_maximum(1, &ins[0])]
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 /// Returns the statement that an operand is the maximum of operand 0, which is `x`, over its last dim.

@@ -208,10 +208,6 @@ impl Op for TermSum {
             _ => Vec::new(),
         }
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 impl TermSum {
