@@ -22,6 +22,7 @@ pub fn catalog() -> Vec<Sample> {
         super::norm::samples,
         super::order::samples,
         super::pointwise::samples,
+        super::prod::samples,
         super::product::samples,
         super::random::samples,
         super::reduce::samples,

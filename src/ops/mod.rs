@@ -117,8 +117,9 @@
 //! Each family is a folder: `pointwise`, `shape`, `index`, `order`, `reduce`, `moe` and so on. An operator that is a
 //! formula of elements is a row of a table (`pointwise/table`); any other one is a file that holds its record, or a
 //! folder if its kernels are large. The kernels of a family stand in its `cpu.rs` and `cuda.rs`; the modules [`cpu`] and
-//! [`cuda`] export those that can be called directly. [`catalog`] lists [samples](Sample) of every operator, which the
-//! tests run under all placements.
+//! [`cuda`] export those that can be called directly. A family's `mod.rs` lists its operators and gathers their
+//! [samples](Sample), which [`catalog`] hands to the tests; these run them under all placements. `record` has the trait
+//! and the types of its methods.
 
 // Without the feature `testing` there is no catalog, so nothing calls the samples in the operators' files, and no code is
 // generated for them.
@@ -137,6 +138,7 @@ mod moe;
 mod norm;
 mod order;
 mod pointwise;
+mod prod;
 mod product;
 mod programs;
 mod ragged;
@@ -161,6 +163,7 @@ pub use moe::*;
 pub use norm::*;
 pub use order::*;
 pub use pointwise::*;
+pub use prod::*;
 pub use product::*;
 pub use programs::cuda_programs;
 pub use random::*;

@@ -114,7 +114,7 @@ pub(in crate::ops) fn row_maximum(operand: usize, x: &Meta) -> Statistic {
 
 /// Returns the shape of a statistic per row: that of `x` with last extent 1.
 pub(in crate::ops) fn statistic_shape(x: &Meta) -> crate::tensor::Shape {
-    crate::ops::reduce::kept_shape(&x.shape, &[x.shape.len() - 1])
+    crate::ops::reduce::dims::kept_shape(&x.shape, &[x.shape.len() - 1])
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -8,7 +8,7 @@ use smallvec::smallvec;
 use sum_term::SumTerm;
 
 use super::blocks::sum_blocks;
-use super::{DimReduction, kept_shape};
+use super::dims::{DimReduction, kept_shape};
 use crate::error::{Error, Result};
 use crate::ops::{
     Abs, AxisPlacement, Bits, Cast, Compare, CompareKind, Exp, Expand, Input, Mask, MeshAxis, Meta, Metas,
@@ -69,7 +69,8 @@ impl Op for TermSum {
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
         let [x, with] = arity(self.name(), ins)?;
         x.dtype.expect_float(self.name())?;
-        let shape = DimReduction(self.name(), ReduceOp::Sum, &self.dims, true).shape(x)?;
+        let (verb, kind, dims) = (self.name(), ReduceOp::Sum, self.dims.as_slice());
+        let shape = DimReduction { verb, kind, dims, keep: true }.shape(x)?;
         if !self.term.takes(x.dtype, with.dtype) || with.shape != shape {
             let rule = format!("wants one value per sum, {}{shape}", accumulator(x.dtype));
             return Err(Error::invalid(self.name(), rule, list(ins), ""));

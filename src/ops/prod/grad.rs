@@ -2,8 +2,9 @@
 
 use smallvec::smallvec;
 
-use super::{cpu, cuda, kept_shape};
+use super::{cpu, cuda};
 use crate::error::{Error, Result};
+use crate::ops::reduce::dims::kept_shape;
 use crate::ops::unfused::UnfusedExpression;
 use crate::ops::{
     Algebra, AxisPlacement, Cat, Input, MeshAxis, Meta, Metas, Mul, Op, Pad, Permute, Row, Sample, Slice,
