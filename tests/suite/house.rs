@@ -31,7 +31,7 @@ const ARROWS: [(&str, &[&str]); 19] = [
     ("tensor", &["base", "error", "files"]),
     ("placement", &["error", "tensor"]),
     ("rng", &["base", "error", "tensor", "placement"]),
-    ("ops", &["error", "tensor", "placement", "rng"]),
+    ("ops", &["base", "error", "tensor", "placement", "rng"]),
     ("comm", &["base", "module_path", "error", "files", "tensor"]),
     ("dtensor", &["base", "error", "tensor", "placement", "rng", "ops", "comm"]),
     ("data", &["base", "error", "files", "tensor", "placement", "rng", "dtensor"]),
