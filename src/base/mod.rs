@@ -2,8 +2,10 @@
 
 mod bounded_cache;
 mod hash;
+mod lock;
 
 pub(crate) use bounded_cache::BoundedCache;
 pub(crate) use hash::Fnv1a;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use hash::mix;
+pub(crate) use lock::{lock, unpoisoned};

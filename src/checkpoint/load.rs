@@ -6,11 +6,12 @@
 //! whose shard is its own, as under FSDP, reads it straight into place.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread::Builder;
 
 use super::block_sums::BLOCK_BYTES;
 use super::saved::Checkpoint;
+use crate::base::{lock, unpoisoned};
 use crate::dtensor::{DTensor, DeviceMesh, SameOnRanks};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Placement, Region, Spec};
@@ -170,12 +171,12 @@ impl Checkpoint {
         let work = || {
             let mut reader = self.reader();
             loop {
-                let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let next = lock(&queue).next();
                 let Some((number, ReadRange { name, dtype, read, first, into })) = next else { break };
                 let of = self.entry(name).expect("found before");
                 let done = reader.read(of, dtype, read, first, into).and_then(|()| expect_bools(dtype, into));
                 let Err(error) = done else { continue };
-                let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut failed = lock(&failed);
                 if failed.as_ref().is_none_or(|(other, _)| number < *other) {
                     *failed = Some((number, error.at(name)));
                 }
@@ -187,7 +188,7 @@ impl Checkpoint {
             (1..threads).take_while(spawn).for_each(drop);
             work();
         });
-        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), |(_, error)| Err(error))
+        unpoisoned(failed.into_inner()).map_or(Ok(()), |(_, error)| Err(error))
     }
 }
 

@@ -35,7 +35,6 @@ mod coordinator;
 mod deadline;
 mod diagnostics;
 mod launch;
-mod lock;
 mod machine;
 mod network;
 mod transport;

@@ -152,7 +152,7 @@ const FULL_FOLDERS: [(&str, usize); 7] = [
     ("src/ops", 22),
     ("src/checkpoint", 21),
     ("src/tensor", 22),
-    ("src/tensor/cuda", 25),
+    ("src/tensor/cuda", 24),
     ("src/rng", 23),
     ("src/dtensor/methods", 26),
     ("kernels/src/gemm", 22),

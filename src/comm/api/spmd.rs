@@ -8,7 +8,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use super::rank::Rank;
 use super::rank_failures::{Failures, panic_of_drop, record_failure, run_rank};
 use super::rank_outcomes::{AnyResult, Program, RankOutcomes, program_of, result_of};
 use super::thread_room::check_room;
+use crate::base::lock;
 use crate::comm::diagnostics::{FlightSettings, flight::SlowRank};
 use crate::comm::machine::Machine;
 use crate::comm::network::Network;
@@ -522,7 +523,7 @@ impl Spmd {
             // The thread is about to end, and its panics were caught, so joining cannot fail.
             let _ = threads[rank].take().map(JoinHandle::join);
         }
-        let mut failures = std::mem::take(&mut *failures.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut failures = std::mem::take(&mut *lock(failures));
         if failures.is_empty()
             && let Some((sender, fault)) = world.unreceived()
         {
@@ -564,7 +565,7 @@ impl Spmd {
                         continue;
                     }
                     let is_late = late_since.get_or_insert_with(Instant::now).elapsed() >= settling;
-                    let failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
+                    let failures = lock(failures);
                     if is_late && failures.iter().any(|(rank, _)| !world.is_left(*rank)) {
                         return None;
                     }

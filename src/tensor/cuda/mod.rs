@@ -32,7 +32,6 @@ mod gpu;
 mod handle;
 mod images;
 mod launch;
-mod lock;
 mod map;
 mod map_list;
 mod memory;

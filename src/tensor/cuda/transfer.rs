@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::driver::CopyDirection;
 use super::gpu::Gpu;
-use super::lock::lock;
 use super::stream::DeviceStream;
+use crate::base::lock;
 use crate::error::Result;
 use crate::tensor::{DType, Tensor};
 

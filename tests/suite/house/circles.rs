@@ -24,7 +24,7 @@ const FLOORS: [(&str, &[&[&str]]); 3] = [
     (
         "comm",
         &[
-            &["calls", "network", "launch", "lock", "deadline"],
+            &["calls", "network", "launch", "deadline"],
             &["diagnostics", "machine"],
             &["coordinator"],
             &["transport"],

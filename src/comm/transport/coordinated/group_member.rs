@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::membership::Membership;
+use crate::base::lock;
 use crate::comm::calls::{Call, Route};
 use crate::comm::calls::{Sequence, group_number, label};
 use crate::comm::coordinator::{FirstFault, Message};
-use crate::comm::lock::lock;
 use crate::error::{CallId, Error, Result};
 use crate::tensor::Tensor;
 

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
+use crate::base::lock;
 use crate::comm::calls::{BusyWork, label};
 use crate::comm::coordinator::{Client, FirstFault, Message};
-use crate::comm::lock::lock;
 use crate::error::{CallId, CommFault, Error, Result};
 
 /// The time within which the coordinator answers an urgent message.
