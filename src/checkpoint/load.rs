@@ -212,7 +212,7 @@ impl LoadedTensor<'_> {
         let shares = shares(&common, self.dtype, members, turn);
         let size = self.dtype.size_bytes();
         let regions: Vec<Region> =
-            member_coords(&spec.mesh, &self.axes).map(|at| spec.region_at(&at)).collect();
+            spec.mesh.members_along(&self.axes).iter().map(|coords| spec.region_at(coords)).collect();
         debug_assert_eq!((group.len(), group.index()), (members, me));
         // The bytes of a shard that lie in a share, in the order of the common region.
         let in_share = |region: &Region, share: usize, f: &mut dyn FnMut(usize, usize, usize)| {
@@ -299,19 +299,6 @@ fn common_region(spec: &Spec, axes: &[usize]) -> (Region, usize, usize) {
     let members = axes.iter().map(|&a| spec.mesh.axis_len(a)).product();
     let me = axes.iter().fold(0, |at, &a| at * spec.mesh.axis_len(a) + spec.mesh.coords()[a]);
     (common, members, me)
-}
-
-/// Returns the coordinates of the ranks along `axes`, row-major.
-fn member_coords(mesh: &Mesh, axes: &[usize]) -> impl Iterator<Item = Vec<usize>> {
-    let members: usize = axes.iter().map(|&a| mesh.axis_len(a)).product();
-    (0..members).map(move |member| {
-        let (mut coords, mut rest) = (mesh.coords().to_vec(), member);
-        for &a in axes.iter().rev() {
-            coords[a] = rest % mesh.axis_len(a);
-            rest /= mesh.axis_len(a);
-        }
-        coords
-    })
 }
 
 /// Returns the bytes of a region's storage that each member reads: whole blocks, because they are read and checked whole.

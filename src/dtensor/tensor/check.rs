@@ -3,6 +3,7 @@
 use super::dtensor::{DTensor, refuse_partial};
 use crate::comm::Group;
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
+use crate::dtensor::mesh::rank_reports::gather_words;
 use crate::error::{Divergence, Error, NotFinite, Result};
 use crate::tensor::{DType, Device, Dims, ReduceOp, Shape, Tensor};
 
@@ -47,7 +48,7 @@ pub fn check_replicas(tensors: &[(&str, &DTensor)]) -> Result<()> {
         let same = |k: &usize| groups[*k].as_ref().is_some_and(|g| g.ranks() == group.ranks());
         let alike: Vec<usize> = (at..tensors.len()).filter(same).collect();
         let mine = alike.iter().flat_map(|&k| hashes[k]).collect();
-        let all = gather_words(&mesh, group, mine)?;
+        let all = gather_words(group, mesh.device(), mine)?;
         for (i, &k) in alike.iter().enumerate() {
             done[k] = true;
             all_hashes[k] = all.iter().map(|words| [words[2 * i], words[2 * i + 1]]).collect();
@@ -97,7 +98,7 @@ pub fn check_finite(tensors: &[(&str, &DTensor)], step: u64) -> Result<()> {
         }
     }
     let whole = mesh.all_ranks()?;
-    let all = gather_words(&mesh, &whole, mine)?;
+    let all = gather_words(&whole, mesh.device(), mine)?;
     let first = all.iter().map(|words| words[0]).min().unwrap_or(i64::MAX);
     let Some(&(name, x)) = usize::try_from(first).ok().and_then(|at| tensors.get(at)) else { return Ok(()) };
     let holders: Vec<usize> = (0..all.len()).filter(|&i| all[i][0] == first).collect();
@@ -156,14 +157,6 @@ fn axes_of(mesh: &DeviceMesh, wanted: impl Fn(usize) -> bool) -> Vec<usize> {
     (0..mesh.mesh().ndim()).filter(|&a| wanted(a)).collect()
 }
 
-/// Gathers the integers of all members; each passes equally many.
-fn gather_words(mesh: &DeviceMesh, group: &Group, words: Vec<i64>) -> Result<Vec<Vec<i64>>> {
-    let shape = Shape::from([words.len()]);
-    let mine = Tensor::from_vec(words, &shape)?.to_device(mesh.device())?;
-    let all = group.all_gather(&mine, &vec![shape; group.len()])?;
-    all.iter().map(|words| words.to_device(Device::Cpu)?.to_vec::<i64>()).collect()
-}
-
 /// Returns the smallest `mine` of all ranks.
 fn first_of_all(mesh: &DeviceMesh, whole: &Group, mine: usize) -> Result<usize> {
     let mine = Tensor::scalar(mine as i64).to_device(mesh.device())?;
@@ -188,7 +181,7 @@ fn first_difference(
         let step = (end - start).div_ceil(HASHES_LEN);
         let chunk = |i: usize| (start + i * step).min(end) * each..(start + (i + 1) * step).min(end) * each;
         let mine = (0..HASHES_LEN).flat_map(|i| hash(&bytes[chunk(i)])).collect();
-        let all = gather_words(mesh, group, mine)?;
+        let all = gather_words(group, mesh.device(), mine)?;
         let at = first_odd(&all, reference).unwrap_or(0) / 2;
         (start, end) = ((start + at * step).min(end), (start + (at + 1) * step).min(end));
     }
@@ -197,7 +190,7 @@ fn first_difference(
         word[..each].copy_from_slice(&bytes[i * each..(i + 1) * each]);
         u64::from_le_bytes(word) as i64
     };
-    let all = gather_words(mesh, group, (start..end).map(word).collect())?;
+    let all = gather_words(group, mesh.device(), (start..end).map(word).collect())?;
     let at = first_odd(&all, reference).unwrap_or(0);
     let rank = all.iter().position(|words| words[at] != all[reference][at]).unwrap_or(reference);
     let bits = |rank: usize| all[rank].get(at).map_or(0, |&word| word as u64);
@@ -225,7 +218,7 @@ fn share_difference(
         let bits = [found.bits as i64, found.reference_bits as i64];
         mine = vec![1 + i64::from(is_odd), rank, reference, found.index as i64, bits[0], bits[1]];
     }
-    let all = gather_words(mesh, whole, mine)?;
+    let all = gather_words(whole, mesh.device(), mine)?;
     let odd = (0..all.len()).filter(|&i| all[i][0] == 2).map(|i| whole.ranks()[i]);
     let first = all.iter().find(|words| words[0] > 0).expect("some rank found a difference");
     Ok(Divergence {
