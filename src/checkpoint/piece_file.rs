@@ -10,7 +10,7 @@ use serde_json::{Map, json};
 use super::block_sums::{BLOCK_BYTES, BlockSums};
 use crate::error::{Error, Result};
 use crate::placement::Region;
-use crate::tensor::{DType, Dims, Shape, Tensor, sort_by_key};
+use crate::tensor::{Dims, Shape, Tensor, safetensors_dtype, sort_by_key};
 
 /// The most bytes of a file's header, with its length before it: as many as other readers of safetensors files accept.
 pub(super) const MOST_HEADER_BYTES: u64 = 100_000_000;
@@ -53,20 +53,6 @@ pub(super) struct WrittenPiece {
 impl PieceSource {
     fn bytes(&self) -> usize {
         self.shape.numel() * self.shard.dtype().size_bytes()
-    }
-}
-
-/// The name of a dtype in safetensors files.
-pub(super) fn format_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "F32",
-        DType::F64 => "F64",
-        DType::F16 => "F16",
-        DType::BF16 => "BF16",
-        DType::I64 => "I64",
-        DType::I32 => "I32",
-        DType::U8 => "U8",
-        DType::Bool => "BOOL",
     }
 }
 
@@ -113,7 +99,7 @@ fn header(pieces: &[&PieceSource]) -> Vec<u8> {
     let mut at = 0;
     for piece in pieces {
         let end = at + piece.bytes();
-        let dtype = format_name(piece.shard.dtype());
+        let dtype = safetensors_dtype(piece.shard.dtype());
         let entry = json!({ "dtype": dtype, "shape": piece.shape.to_vec(), "data_offsets": [at, end] });
         entries.insert(piece.key.clone(), entry);
         at = end;

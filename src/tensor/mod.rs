@@ -56,7 +56,7 @@ pub(crate) use cut::{CutBlock, with_places};
 pub use dense::Tensor;
 pub use device::Device;
 pub use dtype::Scalar;
-pub(crate) use dtype::for_dtype;
+pub(crate) use dtype::{for_dtype, safetensors_dtype};
 pub use fold_order::{FoldOrder, FoldStep};
 pub use mapped::MappedFile;
 pub(crate) use no_room::{catch_no_room, no_room};
