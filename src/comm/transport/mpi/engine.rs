@@ -9,7 +9,7 @@ use super::watch::watch;
 use super::world::MpiWorld;
 use crate::comm::calls::BusyWork;
 use crate::comm::coordinator::Client;
-use crate::comm::transport::coordinated::{Membership, Watchdog};
+use crate::comm::transport::coordinated::{CoordinatedChannel, Membership, Watchdog};
 use crate::comm::transport::{Channel, Engine};
 use crate::error::{Error, Result};
 
@@ -75,7 +75,7 @@ impl Engine for MpiEngine {
 
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
         let group = self.world.membership.give(self.world.group(ranks, name))?;
-        Ok(Arc::new(MpiChannel { world: self.world.clone(), group }))
+        Ok(Arc::new(CoordinatedChannel(MpiChannel { world: self.world.clone(), group })))
     }
 
     fn announce(&self, work: Option<BusyWork>) {

@@ -13,7 +13,7 @@ use super::world::NcclWorld;
 use crate::base::lock;
 use crate::comm::calls::BusyWork;
 use crate::comm::coordinator::Client;
-use crate::comm::transport::coordinated::{Membership, Watchdog};
+use crate::comm::transport::coordinated::{CoordinatedChannel, Membership, Watchdog};
 use crate::comm::transport::{Channel, Engine};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
@@ -93,7 +93,8 @@ impl NcclEngine {
                 world.groups.keep(ranks, name, group)
             }
         };
-        Ok(Arc::new(NcclChannel { world, group, _watchdog: self.watchdog.clone() }))
+        let transport = NcclChannel { world, group, _watchdog: self.watchdog.clone() };
+        Ok(Arc::new(CoordinatedChannel(transport)))
     }
 }
 

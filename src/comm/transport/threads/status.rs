@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::sync::atomic::{AtomicBool, Ordering};
 use super::sync::{Mutex, MutexGuard};
-use crate::base::lock;
-use crate::base::unpoisoned;
+use crate::base::{lock, unpoisoned};
 use crate::comm::calls::BusyWork;
 use crate::comm::diagnostics::{AnnouncedWork, WorldRecorders, time_left};
 use crate::error::{BusyRank, CommFault};
