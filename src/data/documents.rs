@@ -81,7 +81,7 @@ impl PackedIndex {
         let (mut keys, mut before, mut sum) = (Vec::new(), Vec::new(), 0);
         for file in files {
             before.push(sum);
-            checksums.push(scan(file, (end, vocabulary), &mut |first, end| {
+            checksums.push(scan(file, end, vocabulary, &mut |first, end| {
                 let mut at = first;
                 while at + 1 < end {
                     let len = form.longest.min(end - 1 - at);
@@ -193,7 +193,8 @@ impl PackedIndex {
 /// checksum.
 fn scan(
     file: &TokenFile,
-    (end, vocabulary): (u32, usize),
+    end: u32,
+    vocabulary: usize,
     document: &mut dyn FnMut(usize, usize) -> Result<()>,
 ) -> Result<u32> {
     let mut checksum = crc32fast::Hasher::new();
