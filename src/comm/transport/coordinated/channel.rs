@@ -5,7 +5,7 @@ use std::fmt;
 use super::failed_call::FailedCall;
 use super::group_member::GroupMember;
 use crate::comm::calls::Call;
-use crate::comm::transport::engine::{check_lists, check_places, start_folding};
+use crate::comm::transport::engine::{MemberPlace, check_lists, check_places, start_folding};
 use crate::comm::transport::{Channel, Reduce, Request};
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -28,9 +28,9 @@ pub(in crate::comm::transport) trait MemberTransport:
 }
 
 impl<T: MemberTransport> CoordinatedChannel<T> {
-    fn place(&self) -> (usize, usize) {
+    fn place(&self) -> MemberPlace {
         let member = self.0.member();
-        (member.index, member.ranks.len())
+        MemberPlace { index: member.index, members: member.ranks.len() }
     }
 
     fn begin(&self, call: &Call<'_>, into: Option<Vec<Tensor>>) -> Result<Box<dyn Request>> {
@@ -41,8 +41,7 @@ impl<T: MemberTransport> CoordinatedChannel<T> {
 impl<T: MemberTransport> Channel for CoordinatedChannel<T> {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
         self.0.check(&call)?;
-        let (index, members) = self.place();
-        check_lists(&call, index, members)?;
+        check_lists(&call, self.place())?;
         self.begin(&call, None)
     }
 

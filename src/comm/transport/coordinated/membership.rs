@@ -39,7 +39,8 @@ pub(in crate::comm::transport) struct Membership {
 impl Membership {
     /// Returns a membership that sends each message at once.
     pub fn new(
-        (rank, world_len): (usize, usize),
+        rank: usize,
+        world_len: usize,
         deadline: Duration,
         compared: bool,
         client: Client,

@@ -39,7 +39,7 @@ impl MpiEngine {
     /// Returns an error if the system has no thread left.
     pub fn begin(setup: MpiSetup) -> Result<MpiEngine> {
         let MpiSetup { mpi, client, deadline, compared, crowded } = setup;
-        let membership = Membership::new((mpi.rank, mpi.world_len), deadline, compared, client);
+        let membership = Membership::new(mpi.rank, mpi.world_len, deadline, compared, client);
         let membership = Arc::new(membership.collecting());
         let world = Arc::new(MpiWorld::new(membership.clone(), mpi, crowded));
         let watched = world.clone();

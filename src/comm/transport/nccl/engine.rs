@@ -45,7 +45,7 @@ impl NcclEngine {
     /// it names, or if the library fails.
     pub fn connect(setup: NcclSetup, library: &Library) -> Result<NcclEngine> {
         let NcclSetup { rank, world_len, device, deadline, client } = setup;
-        let membership = Membership::new((rank, world_len), deadline, library.compared, client);
+        let membership = Membership::new(rank, world_len, deadline, library.compared, client);
         let (device, side) = gpu(rank, device).map_err(|e| membership.refuse(e))?;
         let (membership, driver) = (Arc::new(membership), side.driver().clone());
         let world = Arc::new(NcclWorld::new(membership.clone(), device, driver, library.nccl.clone()));

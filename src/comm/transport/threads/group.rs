@@ -84,7 +84,8 @@ impl ThreadGroup {
     /// the fold of a reduction. `places` are those of a gather: members bring them in turn, and the others keep theirs.
     pub(super) fn publish(
         &self,
-        (sequence, position): (Sequence, usize),
+        sequence: Sequence,
+        position: usize,
         call: &Call<'_>,
         reduce: Option<&Reduce>,
         places: &mut Option<Vec<Tensor>>,
