@@ -96,13 +96,13 @@ pub(super) fn write_file(path: &Path, mut pieces: Vec<&PieceSource>) -> Result<W
 fn header(pieces: &[&PieceSource]) -> Vec<u8> {
     let mut entries = Map::new();
     entries.insert("__metadata__".into(), json!({ "format": "pt" }));
-    let mut at = 0;
+    let mut start = 0;
     for piece in pieces {
-        let end = at + piece.bytes();
+        let end = start + piece.bytes();
         let dtype = safetensors_dtype(piece.shard.dtype());
-        let entry = json!({ "dtype": dtype, "shape": piece.shape.to_vec(), "data_offsets": [at, end] });
+        let entry = json!({ "dtype": dtype, "shape": piece.shape.to_vec(), "data_offsets": [start, end] });
         entries.insert(piece.key.clone(), entry);
-        at = end;
+        start = end;
     }
     let mut text = serde_json::to_vec(&entries).expect("a map of strings is JSON");
     text.resize((text.len() + 8).next_multiple_of(64) - 8, b' ');

@@ -325,9 +325,9 @@ pub(in crate::dtensor) fn more_nodes(
     row: &Row,
     ragged: Option<&Placement>,
 ) -> Option<usize> {
-    let whole = Row::replicated(row.ins.len(), row.outs.len());
+    let replicated = Row::replicated(row.ins.len(), row.outs.len());
     let order: Dims = (0..mesh.mesh().ndim()).collect();
-    let on = |b: usize| if a == b { (row, ragged) } else { (&whole, None) };
+    let on = |b: usize| if a == b { (row, ragged) } else { (&replicated, None) };
     let alone = RowProduct { mesh, op, metas, order: &order, rows: order.iter().map(|&b| on(b)).collect() };
     match alone.tree(k) {
         Ok(Some(tree)) => mesh.most_nodes(&tree).map(|n| n.saturating_sub(1)),
