@@ -1,4 +1,4 @@
-//! Hashes, locks and caches of the standard library's types. Every module may name these, and they name none.
+//! Hashes, locks and a bounded cache. Every module may name them; they know no type of another module.
 
 mod bounded_cache;
 mod hash;

@@ -145,11 +145,14 @@ impl RowProduct<'_> {
             let layout = self.layout(&|r| r.outs[k])?;
             let mut spec = Spec::new(self.mesh.mesh(), meta.dtype, meta.shape.clone(), layout)?;
             let kept = ins.iter().any(|f| f.has_kept_parts());
-            spec.tree = match passed_tree(&ins) {
-                _ if !passes && !kept => tree.map(Arc::new),
-                PassedTree::Common(tree) => tree.filter(|_| kept || spec.layout.has_partial()),
-                // Partial sums with different trees cannot pass through one call.
-                PassedTree::Different => return Ok(None),
+            spec.tree = if passes || kept {
+                match passed_tree(&ins) {
+                    PassedTree::Common(tree) => tree.filter(|_| kept || spec.layout.has_partial()),
+                    // Partial sums with different trees cannot pass through one call.
+                    PassedTree::Different => return Ok(None),
+                }
+            } else {
+                tree.map(Arc::new)
             };
             laid.push(self.mesh.intern(spec)?);
         }
