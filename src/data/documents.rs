@@ -81,12 +81,12 @@ impl PackedIndex {
         let (mut keys, mut before, mut sum) = (Vec::new(), Vec::new(), 0);
         for file in files {
             before.push(sum);
-            checksums.push(scan(file, (end, vocabulary), &mut |first, end| {
-                let mut at = first;
-                while at + 1 < end {
-                    let len = form.longest.min(end - 1 - at);
-                    try_push(&mut keys, form.key(sum + at as u64, len), "documents")?;
-                    at += len;
+            checksums.push(scan(file, end, vocabulary, &mut |first, end| {
+                let mut start = first;
+                while start + 1 < end {
+                    let len = form.longest.min(end - 1 - start);
+                    try_push(&mut keys, form.key(sum + start as u64, len), "documents")?;
+                    start += len;
                 }
                 Ok(())
             })?);
@@ -193,7 +193,8 @@ impl PackedIndex {
 /// checksum.
 fn scan(
     file: &TokenFile,
-    (end, vocabulary): (u32, usize),
+    end: u32,
+    vocabulary: usize,
     document: &mut dyn FnMut(usize, usize) -> Result<()>,
 ) -> Result<u32> {
     let mut checksum = crc32fast::Hasher::new();
@@ -201,13 +202,13 @@ fn scan(
     for from in (0..file.len()).step_by(SCANNED) {
         let range = from..file.len().min(from + SCANNED);
         checksum.update(file.bytes_of(range.clone()));
-        for (at, token) in range.clone().zip(file.tokens(range)) {
+        for (position, token) in range.clone().zip(file.tokens(range)) {
             if token as usize >= vocabulary {
-                return Err(file.beyond(at, token, vocabulary));
+                return Err(file.beyond(position, token, vocabulary));
             }
             if token == end {
-                document(first, at + 1)?;
-                first = at + 1;
+                document(first, position + 1)?;
+                first = position + 1;
             }
         }
     }
@@ -215,13 +216,13 @@ fn scan(
     Ok(checksum.finalize())
 }
 
-/// Moves each of `all` to its place. `places` are the numbers from 0 on in some order, and ascend afterwards.
-fn move_to(all: &mut [u64], places: &mut [u32]) {
-    for at in 0..all.len() {
-        while places[at] as usize != at {
-            let place = places[at] as usize;
-            all.swap(at, place);
-            places.swap(at, place);
+/// Moves each key to its place. `places` are the numbers from 0 on in some order, and ascend afterwards.
+fn move_to(keys: &mut [u64], places: &mut [u32]) {
+    for i in 0..keys.len() {
+        while places[i] as usize != i {
+            let place = places[i] as usize;
+            keys.swap(i, place);
+            places.swap(i, place);
         }
     }
 }

@@ -188,7 +188,7 @@ fn from_json(json: Map<String, Value>, path: &Path) -> Result<HuggingFaceConfig>
         other => grouped(&values, other)?,
     };
     config.architecture = architecture;
-    refuse_unread_keys(&values, architecture, (config.positions, config.query_scalar), &config.rope)?;
+    refuse_unread_keys(&values, architecture, config.positions, config.query_scalar, &config.rope)?;
     let HuggingFaceConfig { heads, kv_heads, .. } = config;
     if heads % kv_heads != 0 {
         let given = format!("{heads} and {kv_heads} in {}", path.display());
@@ -236,59 +236,36 @@ fn gpt2(values: &ConfigValues<'_>) -> Result<HuggingFaceConfig> {
 }
 
 /// Reads a config of the architectures that descend from Llama.
-fn grouped(values: &ConfigValues<'_>, of: Architecture) -> Result<HuggingFaceConfig> {
-    use Architecture::{
-        Gemma, Gemma2, Gemma3, Gpt2, Llama, Mistral, Mixtral, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe,
-    };
-    let is_gemma = matches!(of, Gemma | Gemma2 | Gemma3);
+fn grouped(values: &ConfigValues<'_>, architecture: Architecture) -> Result<HuggingFaceConfig> {
+    use Architecture::{Gemma2, Gemma3, Llama, Mixtral, Qwen2, Qwen2Moe};
     let [width, heads] = [values.size("hidden_size")?, values.size("num_attention_heads")?];
     let layers = layers(values, "num_hidden_layers")?;
-    let head_width = match (values.get("head_dim"), of) {
-        (Some(_), _) | (None, Gemma | Gemma2 | Gemma3 | Qwen3) => values.size("head_dim")?,
-        (None, _) if width % heads == 0 => width / heads,
-        (None, _) => {
-            let rule = format!("without head_dim, the heads divide the width, {width}");
-            return Err(values.unsupported("num_attention_heads", &rule));
-        }
-    };
-    let kv_heads = match of {
+    let head_width = head_width(values, architecture, [width, heads])?;
+    let kv_heads = match architecture {
         Llama => values.size_or("num_key_value_heads", heads)?,
         _ => values.size("num_key_value_heads")?,
     };
-    let activation = match is_gemma {
-        // The first configs of Gemma 1 have "gelu" for what its authors and transformers compute by tanh.
-        true if values.get("hidden_activation").is_none() && values.text("hidden_act")? != Some("gelu") => {
-            activation(values, "hidden_act", "gelu_pytorch_tanh")?
-        }
-        true => activation(values, "hidden_activation", "gelu_pytorch_tanh")?,
-        false => activation(values, "hidden_act", "silu")?,
-    };
+    let activation = gate_activation(values, architecture)?;
     let attention_bias = values.flag("attention_bias", false)?;
-    let qkv_bias = match of {
+    let qkv_bias = match architecture {
         Qwen2 => true,
         Qwen2Moe => values.flag("qkv_bias", true)?,
         _ => attention_bias,
     };
-    let query_scalar = match of {
+    let query_scalar = match architecture {
         Gemma2 | Gemma3 => values.number("query_pre_attn_scalar")?,
         _ => head_width as f64,
     };
-    let cap = |key, default| match of {
+    let cap = |key, default| match architecture {
         Gemma2 => values.number_unless_null(key, Some(default)),
         Gemma3 => values.optional_number(key),
         _ => Ok(None),
     };
-    let eps = if of == Mixtral { 1e-5 } else { 1e-6 };
-    let (windows, slides) = match of {
-        Gpt2 | Llama | Gemma => (vec![None; layers], vec![false; layers]),
-        Mistral | Qwen2 | Qwen3 | Gemma2 | Gemma3 | Mixtral | Qwen2Moe | Qwen3Moe => {
-            read_windows(values, of, layers)?
-        }
-    };
-    let rope = read_rope(values, of)?;
+    let (windows, slides) = read_windows(values, architecture, layers)?;
+    let rope = read_rope(values, architecture)?;
     Ok(HuggingFaceConfig {
         json: Map::new(),
-        architecture: of,
+        architecture,
         vocabulary: values.size("vocab_size")?,
         width,
         hidden: values.size("intermediate_size")?,
@@ -297,24 +274,54 @@ fn grouped(values: &ConfigValues<'_>, of: Architecture) -> Result<HuggingFaceCon
         kv_heads,
         head_width,
         positions: longest_sequence(values.length("max_position_embeddings")?, &rope),
-        eps: values.number_or("rms_norm_eps", eps)?,
+        eps: values.number_or("rms_norm_eps", if architecture == Mixtral { 1e-5 } else { 1e-6 })?,
         activation,
-        tied_head: values.flag("tie_word_embeddings", is_gemma)?,
+        tied_head: values.flag("tie_word_embeddings", is_gemma(architecture))?,
         qkv_bias,
-        out_bias: attention_bias && !matches!(of, Qwen2 | Qwen2Moe),
-        mlp_bias: of == Llama && values.flag("mlp_bias", false)?,
+        out_bias: attention_bias && !matches!(architecture, Qwen2 | Qwen2Moe),
+        mlp_bias: architecture == Llama && values.flag("mlp_bias", false)?,
         rope: Some(rope),
         windows,
         slides,
         attention_cap: cap("attn_logit_softcapping", 50.0)?,
         final_cap: cap("final_logit_softcapping", 30.0)?,
         query_scalar,
-        experts: experts(values, of, layers)?,
+        experts: experts(values, architecture, layers)?,
         embedding_dropout: 0.0,
         attention_dropout: values.probability("attention_dropout", 0.0)?,
         residual_dropout: 0.0,
         init_std: values.number_or("initializer_range", 0.02)?,
     })
+}
+
+fn is_gemma(architecture: Architecture) -> bool {
+    matches!(architecture, Architecture::Gemma | Architecture::Gemma2 | Architecture::Gemma3)
+}
+
+fn head_width(
+    values: &ConfigValues<'_>,
+    architecture: Architecture,
+    [width, heads]: [usize; 2],
+) -> Result<usize> {
+    let is_always_there = is_gemma(architecture) || architecture == Architecture::Qwen3;
+    if values.get("head_dim").is_some() || is_always_there {
+        return values.size("head_dim");
+    }
+    if width % heads != 0 {
+        let rule = format!("without head_dim, the heads divide the width, {width}");
+        return Err(values.unsupported("num_attention_heads", &rule));
+    }
+    Ok(width / heads)
+}
+
+/// Reads the function of the gate in feed-forward layers.
+fn gate_activation(values: &ConfigValues<'_>, architecture: Architecture) -> Result<Activation> {
+    if !is_gemma(architecture) {
+        return activation(values, "hidden_act", "silu");
+    }
+    // The first configs of Gemma 1 have "gelu" for what its authors and transformers compute by tanh.
+    let is_old = values.get("hidden_activation").is_none() && values.text("hidden_act")? != Some("gelu");
+    activation(values, if is_old { "hidden_act" } else { "hidden_activation" }, "gelu_pytorch_tanh")
 }
 
 /// Reads the number of layers, which is bounded because lists have an element per layer.

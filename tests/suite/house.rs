@@ -24,22 +24,26 @@ use isoshard::tensor::cuda;
 use source::{Source, files, identifier, kernel_sources, product_code, root, sources};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 18] = [
-    ("module_path", &[]),
-    ("error", &["module_path"]),
+const ARROWS: [(&str, &[&str]); 19] = [
+    ("base", &[]),
+    ("module_path", &["base"]),
+    ("error", &["base", "module_path"]),
     ("files", &["error"]),
-    ("tensor", &["error", "files"]),
+    ("tensor", &["base", "error", "files"]),
     ("placement", &["error", "tensor"]),
-    ("rng", &["error", "tensor", "placement"]),
-    ("ops", &["error", "tensor", "placement", "rng"]),
-    ("comm", &["module_path", "error", "files", "tensor"]),
-    ("dtensor", &["error", "tensor", "placement", "rng", "ops", "comm"]),
-    ("data", &["error", "files", "tensor", "placement", "rng", "dtensor"]),
-    ("checkpoint", &["error", "files", "tensor", "placement", "comm", "dtensor"]),
-    ("nn", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint"]),
+    ("rng", &["base", "error", "tensor", "placement"]),
+    ("ops", &["base", "error", "tensor", "placement", "rng"]),
+    ("comm", &["base", "module_path", "error", "files", "tensor"]),
+    ("dtensor", &["base", "error", "tensor", "placement", "rng", "ops", "comm"]),
+    ("data", &["base", "error", "files", "tensor", "placement", "rng", "dtensor"]),
+    ("checkpoint", &["base", "error", "files", "tensor", "placement", "comm", "dtensor"]),
+    ("nn", &["base", "error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint"]),
     ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "checkpoint", "nn"]),
-    ("testing", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
-    ("hugging_face", &["error", "files", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
+    ("testing", &["base", "error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
+    (
+        "hugging_face",
+        &["base", "error", "files", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"],
+    ),
     ("fsdp", &["error", "tensor", "placement", "comm", "dtensor", "nn"]),
     ("prelude", &["error", "tensor", "placement", "rng", "comm", "dtensor", "nn", "optim"]),
     (

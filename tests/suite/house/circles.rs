@@ -65,7 +65,7 @@ const FLOORS: [(&str, &[&[&str]]); 7] = [
     (
         "comm",
         &[
-            &["calls", "network", "launch", "lock", "deadline"],
+            &["calls", "network", "launch", "deadline"],
             &["diagnostics", "machine"],
             &["coordinator"],
             &["transport"],
