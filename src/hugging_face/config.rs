@@ -236,14 +236,14 @@ fn gpt2(values: &ConfigValues<'_>) -> Result<HuggingFaceConfig> {
 }
 
 /// Reads a config of the architectures that descend from Llama.
-fn grouped(values: &ConfigValues<'_>, of: Architecture) -> Result<HuggingFaceConfig> {
+fn grouped(values: &ConfigValues<'_>, architecture: Architecture) -> Result<HuggingFaceConfig> {
     use Architecture::{
         Gemma, Gemma2, Gemma3, Gpt2, Llama, Mistral, Mixtral, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe,
     };
-    let is_gemma = matches!(of, Gemma | Gemma2 | Gemma3);
+    let is_gemma = matches!(architecture, Gemma | Gemma2 | Gemma3);
     let [width, heads] = [values.size("hidden_size")?, values.size("num_attention_heads")?];
     let layers = layers(values, "num_hidden_layers")?;
-    let head_width = match (values.get("head_dim"), of) {
+    let head_width = match (values.get("head_dim"), architecture) {
         (Some(_), _) | (None, Gemma | Gemma2 | Gemma3 | Qwen3) => values.size("head_dim")?,
         (None, _) if width % heads == 0 => width / heads,
         (None, _) => {
@@ -251,7 +251,7 @@ fn grouped(values: &ConfigValues<'_>, of: Architecture) -> Result<HuggingFaceCon
             return Err(values.unsupported("num_attention_heads", &rule));
         }
     };
-    let kv_heads = match of {
+    let kv_heads = match architecture {
         Llama => values.size_or("num_key_value_heads", heads)?,
         _ => values.size("num_key_value_heads")?,
     };
@@ -264,31 +264,31 @@ fn grouped(values: &ConfigValues<'_>, of: Architecture) -> Result<HuggingFaceCon
         false => activation(values, "hidden_act", "silu")?,
     };
     let attention_bias = values.flag("attention_bias", false)?;
-    let qkv_bias = match of {
+    let qkv_bias = match architecture {
         Qwen2 => true,
         Qwen2Moe => values.flag("qkv_bias", true)?,
         _ => attention_bias,
     };
-    let query_scalar = match of {
+    let query_scalar = match architecture {
         Gemma2 | Gemma3 => values.number("query_pre_attn_scalar")?,
         _ => head_width as f64,
     };
-    let cap = |key, default| match of {
+    let cap = |key, default| match architecture {
         Gemma2 => values.number_unless_null(key, Some(default)),
         Gemma3 => values.optional_number(key),
         _ => Ok(None),
     };
-    let eps = if of == Mixtral { 1e-5 } else { 1e-6 };
-    let (windows, slides) = match of {
+    let eps = if architecture == Mixtral { 1e-5 } else { 1e-6 };
+    let (windows, slides) = match architecture {
         Gpt2 | Llama | Gemma => (vec![None; layers], vec![false; layers]),
         Mistral | Qwen2 | Qwen3 | Gemma2 | Gemma3 | Mixtral | Qwen2Moe | Qwen3Moe => {
-            read_windows(values, of, layers)?
+            read_windows(values, architecture, layers)?
         }
     };
-    let rope = read_rope(values, of)?;
+    let rope = read_rope(values, architecture)?;
     Ok(HuggingFaceConfig {
         json: Map::new(),
-        architecture: of,
+        architecture,
         vocabulary: values.size("vocab_size")?,
         width,
         hidden: values.size("intermediate_size")?,
@@ -301,15 +301,15 @@ fn grouped(values: &ConfigValues<'_>, of: Architecture) -> Result<HuggingFaceCon
         activation,
         tied_head: values.flag("tie_word_embeddings", is_gemma)?,
         qkv_bias,
-        out_bias: attention_bias && !matches!(of, Qwen2 | Qwen2Moe),
-        mlp_bias: of == Llama && values.flag("mlp_bias", false)?,
+        out_bias: attention_bias && !matches!(architecture, Qwen2 | Qwen2Moe),
+        mlp_bias: architecture == Llama && values.flag("mlp_bias", false)?,
         rope: Some(rope),
         windows,
         slides,
         attention_cap: cap("attn_logit_softcapping", 50.0)?,
         final_cap: cap("final_logit_softcapping", 30.0)?,
         query_scalar,
-        experts: experts(values, of, layers)?,
+        experts: experts(values, architecture, layers)?,
         embedding_dropout: 0.0,
         attention_dropout: values.probability("attention_dropout", 0.0)?,
         residual_dropout: 0.0,
@@ -326,9 +326,13 @@ fn layers(values: &ConfigValues<'_>, key: &str) -> Result<usize> {
     Ok(layers)
 }
 
-fn experts(values: &ConfigValues<'_>, of: Architecture, layers: usize) -> Result<Option<ExpertConfig>> {
-    let is_qwen = matches!(of, Architecture::Qwen2Moe | Architecture::Qwen3Moe);
-    if !is_qwen && of != Architecture::Mixtral {
+fn experts(
+    values: &ConfigValues<'_>,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Option<ExpertConfig>> {
+    let is_qwen = matches!(architecture, Architecture::Qwen2Moe | Architecture::Qwen3Moe);
+    if !is_qwen && architecture != Architecture::Mixtral {
         return Ok(None);
     }
     // transformers 5 writes num_local_experts for all, transformers 4 only for Mixtral.
@@ -363,7 +367,7 @@ fn experts(values: &ConfigValues<'_>, of: Architecture, layers: usize) -> Result
         top_k,
         hidden: values.size(if is_qwen { "moe_intermediate_size" } else { "intermediate_size" })?,
         normalised: if is_qwen { values.flag("norm_topk_prob", false)? } else { true },
-        shared_hidden: match of {
+        shared_hidden: match architecture {
             Architecture::Qwen2Moe => Some(values.size("shared_expert_intermediate_size")?),
             _ => None,
         },

@@ -143,8 +143,8 @@ impl HuggingFaceFormat {
             let start = start as usize;
             for (piece, parts) in &pieces {
                 for run in piece.runs(start..start + len) {
-                    let at = local + (run.param_start - start);
-                    copy(parts, sources, (run.piece_start, run.len), &mut out[at..at + run.len]);
+                    let offset = local + (run.param_start - start);
+                    copy(parts, sources, (run.piece_start, run.len), &mut out[offset..offset + run.len]);
                 }
             }
         });
@@ -169,8 +169,8 @@ fn copy(
     let first = parts.partition_point(|(_, part)| part.first + part.numel() <= start);
     for (number, part) in parts[first..].iter().take_while(|(_, part)| part.first < start + len) {
         let source = &sources[*number];
-        part.rows(start, start + len, |at, in_tensor, step, len| {
-            source.read(in_tensor, step, &mut out[at - start..at - start + len]);
+        part.rows(start, start + len, |element, in_tensor, step, len| {
+            source.read(in_tensor, step, &mut out[element - start..element - start + len]);
         });
     }
 }
