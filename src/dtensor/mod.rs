@@ -55,6 +55,7 @@ pub use redistribute::Redistribution;
 pub(crate) use redistribute::may_be_padding;
 pub use tensor::check::{check_finite, check_replicas};
 pub use tensor::dtensor::DTensor;
-pub(crate) use tensor::dtensor::{GradientUnit, RecomputeInput, UnitGathers};
 pub use tensor::layout_methods::PendingRedistribution;
 pub use tensor::list::{DTensors, DTensorsIntoIter};
+pub(crate) use tensor::saved::UnitGathers;
+pub(crate) use tensor::tape::{GradientUnit, RecomputeInput};

@@ -2,8 +2,9 @@
 
 use super::backward_pass::BackwardPass;
 use super::gradients::Gradients;
-use crate::dtensor::tensor::dtensor::{DTensor, TapeOutput};
+use crate::dtensor::tensor::dtensor::DTensor;
 use crate::dtensor::tensor::lineage::lineage_of_full;
+use crate::dtensor::tensor::tape::TapeOutput;
 use crate::error::{Error, Result};
 use crate::tensor::{Scalar, Tensor};
 

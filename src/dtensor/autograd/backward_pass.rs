@@ -9,12 +9,12 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::derivative::{DerivativeRun, DerivativeValues, SavedValues, zeros};
+use super::gradient_places::UnitBuffers;
 use super::gradient_queue::{GradientQueue, QueuedNode, ResultGradients};
 use super::gradient_sum::{add, add_in, cast_local, in_dtype};
 use super::gradients::Gradients;
 use super::kept_parts::{leaf_of, leaf_operands, moved_to_leaf};
 use super::reached_nodes::{count_gradients, extend_reaching, reaching, split_nodes};
-use super::step_plans::find_step_plan;
 use super::unit_gradients::UnitGradients;
 use super::waiting_gradients::WaitingGradients;
 use super::wanted_gradients::WantedGradients;
@@ -23,9 +23,9 @@ use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::plan::call_plan::CallPlan;
 use crate::dtensor::plan::derivative_program::DerivativeProgram;
 use crate::dtensor::plan::gradient_needs::GradientNeeds;
-use crate::dtensor::tensor::dtensor::{
-    CallDerivative, CustomDerivative, DTensor, GradientUnit, Recomputation, TapeCall, TapeNode, TapeOutput,
-    next_id,
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::tape::{
+    CallDerivative, CustomDerivative, GradientUnit, Recomputation, TapeCall, TapeNode, TapeOutput, next_id,
 };
 use crate::error::Result;
 use crate::ops::{Cast, Reshape, VjpProgram};
@@ -324,7 +324,7 @@ impl BackwardPass {
         if !(reads_it_alone && fits) || self.stays_unreduced(&output.node) {
             return Ok(None);
         }
-        let plan = find_step_plan(&self.mesh, program, 0, &[&grad.meta])?;
+        let plan = program.step_plan(&self.mesh, 0, &[&grad.meta])?;
         if plan.moves[0].is_none() {
             return Ok(Some(plan));
         }
@@ -435,7 +435,7 @@ fn reshapes(program: &DerivativeProgram) -> bool {
 
 /// Returns the leaves of units whose gradients the derivative of a call completes alone, if these are reduced in this pass.
 fn completed_leaves(pass: &BackwardPass, call: &TapeCall) -> SmallVec<[(GradientUnit, usize); 2]> {
-    let no_units = pass.mesh.0.unit_buffers.is_unused();
+    let no_units = pass.mesh.known_cache::<UnitBuffers>().is_none();
     if no_units || pass.wanted.is_some() || pass.mesh.keeps_parts() {
         return SmallVec::new();
     }

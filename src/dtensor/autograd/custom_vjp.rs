@@ -6,8 +6,10 @@ use smallvec::SmallVec;
 
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::plan::gradient_needs::GradientNeeds;
-use crate::dtensor::tensor::dtensor::{
-    CallDerivative, CustomDerivative, DTensor, Saved, SavedTensorOrigin, TapeCall, TapeNode, TapeOutput,
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::saved::Saved;
+use crate::dtensor::tensor::tape::{
+    CallDerivative, CustomDerivative, SavedTensorOrigin, TapeCall, TapeNode, TapeOutput,
 };
 use crate::error::{Error, Result};
 

@@ -5,7 +5,6 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::kept_parts::joined;
-use super::step_plans::find_step_plan;
 use crate::comm::operator_scope;
 use crate::dtensor::call::dispatch::execute;
 use crate::dtensor::call::offloaded;
@@ -17,7 +16,9 @@ use crate::dtensor::plan::call_plan::CallPlan;
 use crate::dtensor::plan::derivative_program::DerivativeProgram;
 use crate::dtensor::plan::explain::note_move;
 use crate::dtensor::redistribute;
-use crate::dtensor::tensor::dtensor::{DTensor, Saved, TapeNode, TapeOutput};
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::saved::Saved;
+use crate::dtensor::tensor::tape::{TapeNode, TapeOutput};
 use crate::error::Result;
 use crate::ops::{Tensors, VjpStep, VjpValue};
 use crate::placement::{Layout, Placement, SumGroups};
@@ -191,7 +192,7 @@ impl DerivativeRun<'_> {
         let (step, last_reads) = (&program.steps[k], program.last_reads[k]);
         let plan = match known {
             Some(plan) => plan,
-            None => find_step_plan(mesh, program, k, &values.metas(step))?,
+            None => program.step_plan(mesh, k, &values.metas(step))?,
         };
         let _span = operator_span(&*step.op, &plan);
         let read_again = |i: usize| i < 64 && last_reads >> i & 1 == 0;

@@ -8,7 +8,8 @@ use super::backward::{expect_history, one_of_scalar};
 use super::backward_pass::BackwardPass;
 use super::gradient_sum::in_dtype;
 use crate::comm::operator_scope;
-use crate::dtensor::tensor::dtensor::{DTensor, TapeOutput};
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::tape::TapeOutput;
 use crate::error::{Error, Result};
 
 impl DTensor {

@@ -13,8 +13,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::mesh::interned::ENTRIES_LEN;
+use crate::dtensor::mesh::mesh_caches::{CachePlace, MeshCache};
 use crate::dtensor::redistribute::GradientBuffer;
-use crate::dtensor::tensor::dtensor::GradientUnit;
+use crate::dtensor::tensor::tape::GradientUnit;
 use crate::error::Result;
 use crate::tensor::{DType, Shape, Tensor, with_places};
 
@@ -23,6 +24,10 @@ use crate::tensor::{DType, Shape, Tensor, with_places};
 pub(in crate::dtensor) struct UnitBuffers {
     buffers: RefCell<FxHashMap<u64, Vec<UnitBuffer>>>,
     arrived: RefCell<FxHashMap<u64, ArrivedLeaves>>,
+}
+
+impl MeshCache for UnitBuffers {
+    const PLACE: CachePlace = CachePlace::UnitBuffers;
 }
 
 /// The numbers of the leaves of a unit whose gradients arrived in a backward pass. Ranks agree on them.
@@ -131,7 +136,7 @@ impl GradientPlaces {
 
     /// Makes the buffer of a leaf's gradient, once in a pass.
     fn make(&mut self, mesh: &DeviceMesh, unit: GradientUnit, leaf: usize) -> Result<()> {
-        let all = mesh.0.unit_buffers.of::<UnitBuffers>().buffers.borrow();
+        let all = mesh.cache::<UnitBuffers>().buffers.borrow();
         let holds = |buffer: &&UnitBuffer| buffer.leaves.contains(&leaf);
         let buffer = all.get(&unit.number()).and_then(|buffers| buffers.iter().find(holds));
         if let Some(UnitBuffer { len, dtype, places, .. }) = buffer {
@@ -153,7 +158,7 @@ impl GradientPlaces {
         if self.free.is_empty() {
             return;
         }
-        let all = mesh.0.unit_buffers.of::<UnitBuffers>().buffers.borrow();
+        let all = mesh.cache::<UnitBuffers>().buffers.borrow();
         for UnitBuffer { places, leaves: own, .. } in all.get(&unit.number()).into_iter().flatten() {
             if leaves.iter().any(|leaf| own.contains(leaf)) {
                 places.iter().for_each(|(leaf, ..)| drop(self.free.remove(&(unit.number(), *leaf))));

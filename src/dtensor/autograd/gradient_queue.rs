@@ -4,7 +4,8 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use crate::dtensor::tensor::dtensor::{DTensor, TapeNode, TapeOutput};
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::tape::{TapeNode, TapeOutput};
 
 /// The gradients of a node's results. A missing one is zero.
 pub(in crate::dtensor) type ResultGradients = SmallVec<[Option<DTensor>; 1]>;

@@ -10,7 +10,8 @@ use super::kept_parts::KeptParts;
 use super::unit_gradients::{WantedGradient, reduce_by_unit};
 use crate::comm::{Phase, operator_scope};
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
-use crate::dtensor::tensor::dtensor::{DTensor, TapeNode};
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::tape::TapeNode;
 use crate::error::{Error, Result};
 use crate::tensor::sort_by_key;
 

@@ -14,7 +14,6 @@ pub(super) mod reached_nodes;
 pub(super) mod recompute;
 pub(super) mod regather;
 pub(super) mod scopes;
-pub(super) mod step_plans;
 pub(super) mod unit_gradients;
 pub(super) mod waiting_gradients;
 pub(super) mod wanted_gradients;

@@ -3,7 +3,7 @@
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use crate::dtensor::tensor::dtensor::{TapeNode, TapeOutput};
+use crate::dtensor::tensor::tape::{TapeNode, TapeOutput};
 
 /// Sets, on each node behind `roots`, the number of gradients that the pass with this number will add to it. Visits
 /// every call once. Nodes with numbers below `first` are behind others that have been counted: their own operands are not

@@ -12,9 +12,11 @@ use rustc_hash::FxHashSet;
 use super::reached_nodes::split_nodes;
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::mesh::tensor_meta::TensorMeta;
-use crate::dtensor::tensor::dtensor::{
-    CallDerivative, DTensor, GatheredFrom, Origin, Recomputation, RecomputeInput, RecomputedFunction, Saved,
-    TapeCall, TapeNode, TapeOutput, next_id,
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::saved::{GatheredFrom, Origin, Saved};
+use crate::dtensor::tensor::tape::{
+    CallDerivative, Recomputation, RecomputeInput, RecomputedFunction, TapeCall, TapeNode, TapeOutput,
+    next_id,
 };
 use crate::error::{Error, Result};
 

@@ -4,7 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use crate::comm::{ModulePath, operator_scope};
-use crate::dtensor::tensor::dtensor::{DTensor, GatheredFrom, HeldGather, Origin, UnitGathers};
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::saved::{GatheredFrom, HeldGather, Origin, UnitGathers};
 use crate::dtensor::tensor::start_moves::{TensorMove, start_moves};
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -168,7 +169,7 @@ mod tests {
     use super::*;
     use crate::comm::spmd;
     use crate::dtensor::DeviceMesh;
-    use crate::dtensor::tensor::dtensor::next_id;
+    use crate::dtensor::tensor::tape::next_id;
 
     #[test]
     fn what_is_gathered_again_is_asked_for_ahead_and_let_go_of() {

@@ -3,7 +3,7 @@
 use super::reached_nodes::split_nodes;
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::mesh::reduction::Reduction;
-use crate::dtensor::tensor::dtensor::TapeOutput;
+use crate::dtensor::tensor::tape::TapeOutput;
 use crate::error::{Error, Result};
 use crate::placement::SumGroups;
 

@@ -20,7 +20,8 @@ use crate::dtensor::plan::explain::note_moves;
 use crate::dtensor::redistribute::{
     self, Move, ReductionInFlight, buffer_of, reductions_sharing, start_reductions,
 };
-use crate::dtensor::tensor::dtensor::{DTensor, GradientUnit, TapeNode};
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::tape::{GradientUnit, TapeNode};
 use crate::error::Result;
 use crate::placement::Spec;
 use crate::tensor::{DType, Tensor};
@@ -138,8 +139,7 @@ impl UnitGradients {
             started.reductions.advance(mesh)?;
         }
         let numbers = || self.arrived.iter().filter_map(|(leaf, _)| Some(leaf.destination.as_ref()?.number));
-        let is_complete =
-            || mesh.0.unit_buffers.of::<UnitBuffers>().are_all(mesh, unit, arrived_len, numbers());
+        let is_complete = || mesh.cache::<UnitBuffers>().are_all(mesh, unit, arrived_len, numbers());
         Ok(self.arrived_bytes >= unit.limit_bytes || is_complete())
     }
 
@@ -150,7 +150,7 @@ impl UnitGradients {
         let numbers: Vec<usize> = numbers.collect();
         if let Some(unit) = self.unit.take() {
             self.places.end(mesh, unit, &numbers);
-            mesh.0.unit_buffers.of::<UnitBuffers>().note_arrived(mesh, unit, numbers);
+            mesh.cache::<UnitBuffers>().note_arrived(mesh, unit, numbers);
         }
         if self.arrived.is_empty() {
             return Ok(());
@@ -251,7 +251,7 @@ impl StartedReductions {
             let leaves = leaves.filter(|_| group.iter().all(|&i| is_computed_so[i]));
             if let (Some(leaves), Some(buffer)) = (leaves, buffer_of(&plans)) {
                 let numbers: Vec<usize> = leaves.iter().map(|(_, number)| *number).collect();
-                mesh.0.unit_buffers.of::<UnitBuffers>().keep(leaves[0].0, &buffer, &numbers, &locals);
+                mesh.cache::<UnitBuffers>().keep(leaves[0].0, &buffer, &numbers, &locals);
             }
             let reduction = start_reductions(mesh, plans, locals)?;
             let members =

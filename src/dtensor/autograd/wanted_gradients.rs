@@ -3,7 +3,8 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use crate::dtensor::tensor::dtensor::{DTensor, TapeCall, TapeNode, TapeOutput};
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::tape::{TapeCall, TapeNode, TapeOutput};
 
 /// The gradients of chosen tensors. A pass that computes them records its steps unless the mesh records nothing.
 pub(in crate::dtensor) struct WantedGradients {

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::offloaded;
 use super::operator_span::operator_span;
-use super::tape;
+use super::record::record;
 use super::work_tally;
 use crate::comm::{Lineage, operator_scope};
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
@@ -56,7 +56,7 @@ impl DTensor {
         execute(op, plan, &ins[0].mesh, &mut operands, &mut locals)?;
         let lineage = plan.lineage(ins.iter().map(|x| x.lineage));
         let mut outs = wrap_results(&ins[0].mesh, plan, locals, lineage);
-        tape::record(op, plan, ins, &moved, &mut outs)?;
+        record(op, plan, ins, &moved, &mut outs)?;
         Ok(outs)
     }
 
@@ -95,7 +95,7 @@ impl DTensor {
         let local = locals.pop().expect("the results are those of the plan");
         let lineage = plan.lineage(ins.iter().map(|x| x.lineage));
         let mut out = DTensor::wrap(&ins[0].mesh, local, meta.clone(), lineage);
-        tape::record(op, &plan, ins, &moved, std::slice::from_mut(&mut out))?;
+        record(op, &plan, ins, &moved, std::slice::from_mut(&mut out))?;
         Ok(out)
     }
 

@@ -8,5 +8,5 @@ pub(super) mod measure;
 pub(super) mod offloaded;
 pub(super) mod operator_span;
 pub(super) mod recompute_cheap;
-pub(super) mod tape;
+pub(super) mod record;
 pub(super) mod work_tally;

@@ -8,7 +8,8 @@ use crate::comm::ModulePath;
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::plan::call_plan::CallPlan;
 use crate::dtensor::plan::derivative_program::DerivativeProgram;
-use crate::dtensor::tensor::dtensor::{ComputedFrom, DTensor, Origin, Saved};
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::saved::{ComputedFrom, Origin, Saved};
 use crate::error::Result;
 use crate::ops::Op;
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
+use crate::dtensor::mesh::mesh_caches::{CachePlace, MeshCache};
 use crate::dtensor::mesh::rank_reports::gather_words;
 use crate::dtensor::plan::call_plan::CallPlan;
 use crate::dtensor::plan::work_share::part_of_elements;
@@ -67,6 +68,10 @@ pub struct WorkTotal {
 #[derive(Default)]
 struct RunningTallies(RefCell<Vec<Weak<RefCell<Vec<OperatorWork>>>>>);
 
+impl MeshCache for RunningTallies {
+    const PLACE: CachePlace = CachePlace::Tallies;
+}
+
 impl DeviceMesh {
     /// Starts to count the work of the operator calls on this mesh, those of backward passes and optimizers included.
     /// Communicates nothing. A mesh that no tally counts does no extra work.
@@ -85,7 +90,7 @@ impl DeviceMesh {
     /// ```
     pub fn tally_work(&self) -> WorkTally {
         let rows = Rc::default();
-        let running: &RunningTallies = self.0.tallies.of();
+        let running: &RunningTallies = self.cache();
         running.0.borrow_mut().push(Rc::downgrade(&rows));
         self.0.observers.set(self.0.observers.get() + 1);
         WorkTally { mesh: self.clone(), rows }
@@ -161,7 +166,7 @@ impl WorkTally {
 
 impl Drop for WorkTally {
     fn drop(&mut self) {
-        let running: &RunningTallies = self.mesh.0.tallies.of();
+        let running: &RunningTallies = self.mesh.cache();
         let own = Rc::downgrade(&self.rows);
         running.0.borrow_mut().retain(|rows| !rows.ptr_eq(&own));
         self.mesh.0.observers.set(self.mesh.0.observers.get() - 1);
@@ -203,7 +208,7 @@ pub(in crate::dtensor) fn count(mesh: &DeviceMesh, op: &dyn Op, plan: &CallPlan)
     let dtype = plan.metas.first().map_or(DType::F32, |meta| meta.dtype);
     mesh.rank().compute(dtype, share.flops, share.bytes);
     let call = WorkTotal { calls: 1, whole, share };
-    let running: &RunningTallies = mesh.0.tallies.of();
+    let running: &RunningTallies = mesh.cache();
     for rows in running.0.borrow().iter().filter_map(Weak::upgrade) {
         let mut rows = rows.borrow_mut();
         match rows.iter_mut().find(|row| row.operator == op.name()) {

@@ -1,6 +1,5 @@
 //! A mesh that can communicate: the rank, its groups, and its caches.
 
-use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::rc::Rc;
@@ -9,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustc_hash::FxHashMap;
 
 use super::copied_bytes::copied_bytes;
+use super::interned::{InternedMeta, NodeCounts};
+use super::mesh_caches::MeshCaches;
 use super::reduction::ReductionModes;
 use super::unoptimised;
 use crate::comm::{Group, Peers, Rank};
@@ -53,45 +54,18 @@ pub(in crate::dtensor) struct MeshState {
     pub keep_layouts: Cell<usize>,
     /// The number of guards under which the tape does not keep the results of cheap calls.
     pub recompute_cheap: Cell<usize>,
-    pub plans: MeshCache,
-    pub moves: MeshCache,
     pub moved_bytes: Cell<u64>,
     pub moving_calls: Cell<u64>,
     /// The number of the last backward pass.
     pub backward_pass: Cell<u64>,
-    pub meta: MeshCache,
-    pub unit_buffers: MeshCache,
-    pub most_nodes: MeshCache,
+    pub meta: InternedMeta,
+    pub most_nodes: NodeCounts,
     groups: RefCell<FxHashMap<Dims, Group>>,
     /// The distances between ranks, one entry per axis.
     pub peers: OnceCell<Vec<Peers>>,
-    /// The tallies that count the work of calls, and the explanations of their plans.
-    pub tallies: MeshCache,
-    pub explanations: MeshCache,
-    /// The number of both. A call looks for them if it is not 0.
+    pub caches: MeshCaches,
+    /// The number of tallies and explanations. A call looks for them if it is not 0.
     pub observers: Cell<usize>,
-    /// The watcher of modules, if a test sets one.
-    pub watcher: MeshCache,
-}
-
-/// A cache of one type that another file keeps with a mesh or with a derivative; these do not depend on the type.
-#[derive(Default)]
-pub(in crate::dtensor) struct MeshCache(OnceCell<Box<dyn Any>>);
-
-impl MeshCache {
-    /// Returns true if the cache was never asked for.
-    pub fn is_unused(&self) -> bool {
-        self.0.get().is_none()
-    }
-
-    /// Returns the cache, created at the first call.
-    ///
-    /// # Panics
-    /// Panics if an earlier call asked for another type.
-    pub fn of<T: Default + 'static>(&self) -> &T {
-        let kept = self.0.get_or_init(|| Box::new(T::default()));
-        kept.downcast_ref().expect("one type is kept in one place")
-    }
 }
 
 impl DeviceMesh {
@@ -231,20 +205,15 @@ impl DeviceMesh {
             no_sync: Cell::new(0),
             keep_layouts: Cell::new(0),
             recompute_cheap: Cell::new(0),
-            plans: MeshCache::default(),
-            moves: MeshCache::default(),
             moved_bytes: Cell::new(0),
             moving_calls: Cell::new(0),
             backward_pass: Cell::new(0),
-            meta: MeshCache::default(),
-            unit_buffers: MeshCache::default(),
-            most_nodes: MeshCache::default(),
+            meta: InternedMeta::default(),
+            most_nodes: NodeCounts::default(),
             groups: RefCell::default(),
             peers: OnceCell::new(),
-            tallies: MeshCache::default(),
-            explanations: MeshCache::default(),
+            caches: MeshCaches::default(),
             observers: Cell::new(usize::from(rank.has_clock())),
-            watcher: MeshCache::default(),
         }))
     }
 

@@ -90,12 +90,12 @@ impl DeviceMesh {
 
     /// Returns the interned metadata for a spec, which may have a reduction tree.
     pub(in crate::dtensor) fn intern(&self, spec: Spec) -> Result<Rc<TensorMeta>> {
-        self.0.meta.of::<InternedMeta>().intern(spec)
+        self.0.meta.intern(spec)
     }
 
     /// Returns [`ReductionTree::most_nodes`], cached: every row of an operator asks for it when its cost is computed.
     pub(in crate::dtensor) fn most_nodes(&self, tree: &ReductionTree) -> Option<usize> {
-        let NodeCounts(known) = self.0.most_nodes.of();
+        let NodeCounts(known) = &self.0.most_nodes;
         if let Some(&n) = known.borrow().get(tree) {
             return n;
         }

@@ -5,6 +5,7 @@ pub(super) mod counted_list;
 pub(super) mod device_mesh;
 pub(super) mod interned;
 pub(super) mod into_draw;
+pub(super) mod mesh_caches;
 pub(super) mod rank_reports;
 pub(super) mod reduction;
 pub(super) mod reduction_modes;

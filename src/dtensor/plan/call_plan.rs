@@ -15,6 +15,7 @@ use super::grouped_calls::GroupedCalls;
 use super::node_calls::NodeCalls;
 use crate::comm::Lineage;
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
+use crate::dtensor::mesh::mesh_caches::{CachePlace, MeshCache};
 use crate::dtensor::mesh::reduction::Reduction;
 use crate::dtensor::mesh::tensor_meta::TensorMeta;
 use crate::dtensor::redistribute::{self, Move};
@@ -81,7 +82,11 @@ pub(in crate::dtensor) struct Needs(u64);
 
 /// The cached plans of a mesh, by the hash of their key.
 #[derive(Default)]
-struct CallPlanCache(RefCell<FxHashMap<u64, SmallVec<[Rc<CallPlan>; 1]>>>);
+struct CallPlans(RefCell<FxHashMap<u64, SmallVec<[Rc<CallPlan>; 1]>>>);
+
+impl MeshCache for CallPlans {
+    const PLACE: CachePlace = CachePlace::CallPlans;
+}
 
 impl Needs {
     pub fn of(wanted: impl Iterator<Item = bool>) -> Needs {
@@ -105,7 +110,7 @@ impl CallPlan {
         mode.hash(&mut hasher);
         ins.iter().for_each(|f| hasher.write_u32(f.id));
         let key = hasher.finish();
-        let cache: &CallPlanCache = mesh.0.plans.of();
+        let cache: &CallPlans = mesh.cache();
         let found = cache.0.borrow().get(&key).and_then(|plans| {
             let same = |p: &&Rc<CallPlan>| p.mode == mode && p.is_for(ins) && p.op.key_eq(op);
             plans.iter().find(same).cloned()

@@ -1,11 +1,15 @@
 //! Derivative programs as the tape keeps them.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::ops::Deref;
+use std::rc::{Rc, Weak};
 
 use smallvec::SmallVec;
 
-use crate::dtensor::mesh::device_mesh::MeshCache;
+use super::call_plan::CallPlan;
+use crate::dtensor::mesh::device_mesh::DeviceMesh;
+use crate::dtensor::mesh::tensor_meta::TensorMeta;
+use crate::error::Result;
 use crate::ops::{Add, VjpProgram, VjpStep, VjpValue};
 
 /// A derivative program that knows when its values are read for the last time, and remembers how it ran last.
@@ -19,8 +23,8 @@ pub(in crate::dtensor) struct DerivativeProgram {
     /// The incoming gradients that only one step reads, which adds them to something: they need not be there if they are
     /// zero.
     only_added: SmallVec<[VjpValue; 1]>,
-    /// The plans of the steps' last calls, which the file that runs programs keeps here.
-    pub plans: MeshCache,
+    /// The plan of each step's last call. The mesh's cache owns the plans.
+    plans: RefCell<SmallVec<[Weak<CallPlan>; 2]>>,
 }
 
 impl DerivativeProgram {
@@ -36,8 +40,17 @@ impl DerivativeProgram {
             }
         }
         let only_added = only_added(&program);
-        let (passes_sums, plans) = (OnceCell::new(), MeshCache::default());
+        let (passes_sums, plans) = (OnceCell::new(), RefCell::default());
         DerivativeProgram { program, last_reads, passes_sums, only_added, plans }
+    }
+
+    /// Returns the plan for a step on operands with this metadata. A repeated pass needs no lookup in the mesh's cache.
+    pub fn step_plan(&self, mesh: &DeviceMesh, step: usize, ins: &[&Rc<TensorMeta>]) -> Result<Rc<CallPlan>> {
+        let mut plans = self.plans.borrow_mut();
+        if plans.len() <= step {
+            plans.resize(self.steps.len(), Weak::new());
+        }
+        CallPlan::find_known(&mut plans[step], mesh, &*self.steps[step].op, ins)
     }
 
     /// Returns true if value `v` is an incoming gradient that one step adds, and nothing else reads.

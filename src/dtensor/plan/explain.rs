@@ -14,6 +14,7 @@ use super::call_plan::{CallPlan, PlanKey};
 use super::choose_rows::considered;
 use crate::comm::{CallOrigin, Cost, ModulePath, Phase};
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
+use crate::dtensor::mesh::mesh_caches::{CachePlace, MeshCache};
 use crate::dtensor::mesh::tensor_meta::TensorMeta;
 use crate::dtensor::redistribute::{Move, Redistribution, sample_coords, shared_time};
 use crate::error::Result;
@@ -90,6 +91,10 @@ enum ExplainedCall {
 #[derive(Default)]
 struct OpenExplanations(RefCell<Vec<Weak<OpenExplanation>>>);
 
+impl MeshCache for OpenExplanations {
+    const PLACE: CachePlace = CachePlace::Explanations;
+}
+
 impl DeviceMesh {
     /// Runs a piece of program and explains the plans of its operator calls, those of backward passes included.
     /// Communicates nothing itself.
@@ -115,7 +120,7 @@ impl DeviceMesh {
     /// # Errors
     /// Returns the program's error.
     pub fn explain<T>(&self, program: impl FnOnce() -> Result<T>) -> Result<(T, Explanation)> {
-        let open: &OpenExplanations = self.0.explanations.of();
+        let open: &OpenExplanations = self.cache();
         let own = Rc::<OpenExplanation>::default();
         open.0.borrow_mut().push(Rc::downgrade(&own));
         self.0.observers.set(self.0.observers.get() + 1);
@@ -233,7 +238,7 @@ fn add(
     first: impl Fn() -> (ExplainedCall, ExplainedPlan),
 ) {
     let (path, phase) = (ModulePath::current(), Phase::current());
-    let open: &OpenExplanations = mesh.0.explanations.of();
+    let open: &OpenExplanations = mesh.cache();
     for explanation in open.0.borrow().iter().filter_map(Weak::upgrade) {
         let (explanation, keys) = &mut *explanation.borrow_mut();
         let known = |key: &ExplainedKey| (key.path, key.phase) == (path, phase) && same(&key.plan);

@@ -15,6 +15,7 @@ use super::span::move_span;
 use crate::comm::{CallContext, Group, Lineage, Network, Pending, Reduce};
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::mesh::interned::ENTRIES_LEN;
+use crate::dtensor::mesh::mesh_caches::{CachePlace, MeshCache};
 use crate::dtensor::mesh::tensor_meta::TensorMeta;
 use crate::dtensor::redistribute::exchange_piece::{ExchangePiece, packed};
 use crate::error::Result;
@@ -88,6 +89,10 @@ struct MoveCache {
     unfinished: UnfinishedMoves,
 }
 
+impl MeshCache for MoveCache {
+    const PLACE: CachePlace = CachePlace::Moves;
+}
+
 /// The redistributions of a rank with calls that have not started, in the order in which they were started. Their
 /// calls start in that order, in whatever order they are waited for.
 #[derive(Default)]
@@ -103,7 +108,7 @@ pub(in crate::dtensor) enum PendingCall {
 
 /// Returns the move from `src` to `dst`, planned at the first call.
 pub(in crate::dtensor) fn find(mesh: &DeviceMesh, src: &TensorMeta, dst: &TensorMeta) -> Result<Rc<Move>> {
-    find_by(mesh, (src, dst), &mesh.0.moves.of::<MoveCache>().planned, Redistribution::over)
+    find_by(mesh, (src, dst), &mesh.cache::<MoveCache>().planned, Redistribution::over)
 }
 
 /// Returns the move of a gradient from `src` to `dst` that shares its calls with others of its unit, planned at the first
@@ -113,7 +118,7 @@ pub(in crate::dtensor) fn find_in_unit(
     src: &TensorMeta,
     dst: &TensorMeta,
 ) -> Result<Rc<Move>> {
-    find_by(mesh, (src, dst), &mesh.0.moves.of::<MoveCache>().planned_in_units, Redistribution::in_unit)
+    find_by(mesh, (src, dst), &mesh.cache::<MoveCache>().planned_in_units, Redistribution::in_unit)
 }
 
 fn find_by(
@@ -172,7 +177,7 @@ impl Move {
             return Ok(InFlight::Last(started));
         }
         let started = Rc::new(RefCell::new(started));
-        mesh.0.moves.of::<MoveCache>().unfinished.0.borrow_mut().push(Rc::downgrade(&started));
+        mesh.cache::<MoveCache>().unfinished.0.borrow_mut().push(Rc::downgrade(&started));
         Ok(InFlight::More(started))
     }
 
@@ -263,7 +268,7 @@ impl InFlight {
 
 /// Finishes the redistributions that were started before this one and have later calls.
 fn finish_earlier(mesh: &DeviceMesh, started: &Rc<RefCell<StartedMove>>) {
-    for earlier in mesh.0.moves.of::<MoveCache>().unfinished.before(started) {
+    for earlier in mesh.cache::<MoveCache>().unfinished.before(started) {
         let done = StartedMove::take(&earlier).finish(mesh);
         earlier.borrow_mut().progress = MoveProgress::Done(done);
     }

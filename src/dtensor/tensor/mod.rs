@@ -10,4 +10,6 @@ pub(super) mod list;
 pub(super) mod module_watch;
 pub(super) mod peak_memory;
 pub(super) mod reduce_partials;
+pub(super) mod saved;
 pub(super) mod start_moves;
+pub(super) mod tape;

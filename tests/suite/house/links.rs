@@ -1,12 +1,11 @@
-//! Links between pages lead to files and headings that exist, source files that pages name are there, and the book's table
-//! of contents names every page of it.
+//! Links between pages lead to files and headings that exist, and the book's table of contents names every page of it.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use super::prose::{pages, relative};
-use super::source::{files, root};
+use super::source::root;
 
 #[test]
 fn links_of_pages_lead_somewhere() {
@@ -38,43 +37,6 @@ fn the_book_names_each_of_its_pages() {
         pages().into_iter().filter_map(|p| p.strip_prefix(&book).ok().map(|p| p.display().to_string()));
     let there: BTreeSet<String> = below.filter(is_page).collect();
     assert_eq!(named, there, "docs/book/src/SUMMARY.md on the left, the folder on the right");
-}
-
-/// A page names a source file by the end of its path, such as `dtensor/plan/call_plan.rs`, in backticks.
-#[test]
-fn source_files_that_pages_name_exist() {
-    if !root().join("kernels").exists() {
-        return println!("SKIPPED (a downloaded package): its kernels are not here");
-    }
-    let folders = ["src", "kernels", "tests", "examples", "benches"];
-    let all: Vec<String> =
-        folders.iter().flat_map(|folder| files(&root().join(folder))).map(|path| relative(&path)).collect();
-    let (mut wrong, mut seen) = (Vec::new(), 0);
-    for page in pages().into_iter().filter(|page| !page.ends_with("CHANGELOG.md")) {
-        let text = fs::read_to_string(&page).expect("pages can be read");
-        for (number, line) in text.lines().enumerate() {
-            // Every second part stands in backticks.
-            let code = line.split('`').skip(1).step_by(2);
-            let is_file = |name: &&str| {
-                [".rs", ".cu", ".cuh"].iter().any(|end| name.ends_with(end)) && !name.contains(' ')
-            };
-            for name in code.filter(is_file).flat_map(alternatives).filter(|name| !name.contains('*')) {
-                seen += 1;
-                if !all.iter().any(|file| *file == name || file.ends_with(&format!("/{name}"))) {
-                    wrong.push(format!("{}:{}: {name}", relative(&page), number + 1));
-                }
-            }
-        }
-    }
-    assert!(seen > 50, "only {seen} names are read");
-    assert!(wrong.is_empty(), "files that do not exist:\n{}", wrong.join("\n"));
-}
-
-/// Returns the names that `ops/{sort,topk}.rs` stands for.
-fn alternatives(name: &str) -> Vec<String> {
-    let parts = name.split_once('{').and_then(|(start, rest)| Some((start, rest.split_once('}')?)));
-    let Some((start, (list, end))) = parts else { return vec![name.to_string()] };
-    list.split(',').flat_map(|each| alternatives(&format!("{start}{each}{end}"))).collect()
 }
 
 /// Documentation tests run a page's programs if a file of `src` includes the page.

@@ -1,56 +1,12 @@
-//! The tape: records what a backward pass needs.
-//!
-//! A node belongs to one call of an operator and keeps the operands and results that the operator's derivative reads.
-//! A result refers to its node, and a node to those of its operands: dropping a result drops its history.
-
-use std::cell::RefCell;
-use std::rc::Rc;
-
-use smallvec::SmallVec;
+//! Records on the tape what the derivatives of calls need.
 
 use super::recompute_cheap::mark_cheap;
 use crate::dtensor::plan::call_plan::{CallPlan, Needs};
-use crate::dtensor::tensor::dtensor::{CallDerivative, DTensor, Saved, TapeCall, TapeNode, TapeOutput};
+use crate::dtensor::tensor::dtensor::DTensor;
+use crate::dtensor::tensor::saved::Saved;
+use crate::dtensor::tensor::tape::{CallDerivative, TapeCall, TapeNode, TapeOutput};
 use crate::error::Result;
 use crate::ops::Op;
-
-impl Drop for TapeNode {
-    /// Drops long chains in a loop: recursion could exhaust the stack. A node that only a user's closure holds joins the
-    /// loop in which the closure is dropped.
-    fn drop(&mut self) {
-        thread_local!(static JOINING: RefCell<Option<Vec<TapeCall>>> = const { RefCell::new(None) });
-        let Some(call) = self.call.take() else { return };
-        let mut calls: SmallVec<[TapeCall; 2]> = SmallVec::new();
-        calls.push(call);
-        let joins = JOINING.try_with(|joining| match &mut *joining.borrow_mut() {
-            Some(others) => {
-                others.extend(calls.drain(..));
-                true
-            }
-            none => {
-                *none = Some(Vec::new());
-                false
-            }
-        });
-        // An ending thread has no such list any more.
-        if joins == Ok(true) {
-            return;
-        }
-        while let Some(TapeCall { inputs, derivative }) = calls.pop() {
-            for output in inputs.into_iter().flatten() {
-                if let Ok(mut node) = Rc::try_unwrap(output.node) {
-                    calls.extend(node.call.take());
-                }
-            }
-            drop(derivative);
-            let join = |joining: &RefCell<Option<Vec<_>>>| {
-                joining.borrow_mut().iter_mut().for_each(|others| calls.extend(others.drain(..)))
-            };
-            let _ = JOINING.try_with(join);
-        }
-        let _ = JOINING.try_with(|joining| *joining.borrow_mut() = None);
-    }
-}
 
 /// Records what the derivative of this call needs, if a gradient is wanted. `moved` has the operands that were
 /// redistributed, and is empty if all stayed.
