@@ -1,5 +1,5 @@
-// Code that attention's kernels share: tiles of queries and keys, the CPU's summation trees (src/ops/attention/cpu.rs
-// and cpu/{query_block,backward}.rs), the treatment of scores, and dropout.
+// Code that attention's kernels share: tiles of queries and keys, the CPU's summation trees
+// (kernels/src/attention/{forward,query_block,backward}.rs), the treatment of scores, and dropout.
 //
 // A block of threads has 64 rows and COLS columns of scores. Its threads form a grid 16 wide: thread (tx, ty) has
 // rows 4 ty to 4 ty + 3 (and the same number 4 THREADS / 16 further on), and columns tx, tx + 16, ... Shared memory

@@ -1,4 +1,4 @@
-// Attention, backward, with the bits of src/ops/attention/cpu/backward.rs, and without a matrix of all scores.
+// Attention, backward, with the bits of kernels/src/attention/backward.rs, and without a matrix of all scores.
 //
 // In addition to attention_delta.cu there are two kernels. A dq block has 64 queries of one head. A dkv block has 64
 // keys of one key head, and loops over all queries of all heads that attend to them, in the order of the tree. Both

@@ -1,4 +1,4 @@
-// Attention, forward, with the bits of src/ops/attention/cpu.rs, and without a matrix of all scores.
+// Attention, forward, with the bits of kernels/src/attention/forward.rs, and without a matrix of all scores.
 //
 // A block of threads has 64 queries of one head and loops twice over the keys that they attend to: first for the
 // rows' maxima, then for the exponentials, their sums and their product with v. The CPU's bits require two passes: an

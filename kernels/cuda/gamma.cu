@@ -1,4 +1,4 @@
-// Gamma numbers, with one shape for all elements or one per element. src/rng/gamma.rs documents the method and the
+// Gamma numbers, with one shape for all elements or one per element. src/rng/distributions/gamma.rs documents the method and the
 // words that it reads. Each thread tries until a number for its element is accepted.
 #include "draws.cuh"
 #include "parameters.cuh"

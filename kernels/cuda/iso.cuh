@@ -130,7 +130,7 @@ DEVICE u64 thread_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 DEVICE u64 threads_len() { return (u64)gridDim.x * blockDim.x; }
 
 // The fault that a kernel reports, as it cannot return an error: the first one stays until the host reads it. `code`
-// is a row of the table in src/tensor/cuda/fault.rs; `value` is the value that was found, or the position of `found`.
+// is a row of the table in src/tensor/cuda_device/fault.rs; `value` is the value that was found, or the position of `found`.
 struct Fault {
   u32 code;
   f32 found;

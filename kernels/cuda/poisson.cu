@@ -1,4 +1,4 @@
-// Poisson numbers, with one rate for all elements or one per element. src/rng/poisson.rs documents the methods and
+// Poisson numbers, with one rate for all elements or one per element. src/rng/distributions/poisson.rs documents the methods and
 // the words that they read. Counts are f64 until they are written.
 #include "draws.cuh"
 #include "parameters.cuh"

@@ -53,7 +53,7 @@ DEVICE void fill_truncated(T* out, Place place, Draw draw, f64 mean, f64 std, f6
   });
 }
 
-// Normal numbers of a tail or of a narrow interval (src/rng/truncated_tail.rs).
+// Normal numbers of a tail or of a narrow interval (src/rng/distributions/truncated_tail.rs).
 struct Tail {
   f64 mean, std, low, high, from, to, rate, peak;
 };

@@ -1,7 +1,7 @@
 // Keys for sorting, and the elements that a sort of positions puts first (src/ops/order).
 #include "num.cuh"
 
-// An unsigned integer that is smaller for a smaller element: src/ops/order/key.rs. Zeros of both signs are equal, and
+// An unsigned integer that is smaller for a smaller element: kernels/src/order/key.rs. Zeros of both signs are equal, and
 // NaN has the largest.
 DEVICE u32 order_key(u8 x) { return x; }
 DEVICE u32 order_key(bool x) { return x; }

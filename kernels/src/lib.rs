@@ -60,10 +60,10 @@ pub use loops::formulas::{
     BitFunction, Constants, FloatPredicate, FloatPredicateLoops, Function, Loops, NumFunction, Relation,
     RelationLoops, widest_of,
 };
-pub use loops::streamed::{PIECE_BYTES, Streaming, with_streaming_from};
+pub use loops::streaming::{PIECE_BYTES, Streaming, with_streaming_from};
 pub use loops::strided_rows::{EachChunk, StridedRows};
 pub use loops::two_passes::TwoPasses;
-pub use loops::wide::WideFunction;
+pub use loops::wide_functions::WideFunction;
 pub use num::bit_num::BitNum;
 pub use num::real::{Num, Real, Widen, is_nan};
 pub use rows::RowBody;

@@ -33,29 +33,14 @@
 //!
 //! Not built: stores other than a file system.
 
-mod background_save;
-mod block_sums;
-mod boxes;
-mod folder;
-mod index;
-mod index_file;
-mod json_room;
-mod load;
-mod newest;
-mod piece_file;
-mod piece_reader;
-mod removal;
-mod run_id;
-mod runs;
-mod save;
-mod save_job;
-mod saved;
+mod format;
+mod loading;
+mod saving;
+mod series;
 mod state_tree;
-mod steps;
-mod writers;
 
-pub use folder::{CheckpointFolder, WhileSaving};
-pub use newest::WholeCheck;
-pub use save::save;
-pub use saved::Checkpoint;
+pub use loading::checkpoint::Checkpoint;
+pub use saving::save::save;
+pub use series::folder::{CheckpointFolder, WhileSaving};
+pub use series::newest::WholeCheck;
 pub use state_tree::StateTree;

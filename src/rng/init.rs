@@ -1,10 +1,10 @@
 //! Initialisations of parameters, as values.
 
-use super::distribution::named;
-use super::fill::RandomFloat;
-use super::index_ranges::{IndexRanges, IndexSource};
+use super::counter::index_ranges::{IndexRanges, IndexSource};
+use super::distributions::distribution::named;
+use super::distributions::fill::RandomFloat;
+use super::distributions::random_element::floats;
 use super::orthogonal::Orthogonal;
-use super::random_element::floats;
 use super::regions::{expect_storage, unshare};
 use super::{Distribution, Draw, cuda};
 use crate::error::{Error, Result};

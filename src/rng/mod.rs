@@ -31,42 +31,28 @@
 //!
 //! The [glossary](crate::glossary) defines the words used here.
 
-mod continuous;
-mod counts;
+mod counter;
 pub(crate) mod cuda;
-mod distribution;
-mod draw;
-mod fill;
-mod gamma;
-mod generator;
-mod index_ranges;
+mod distributions;
 mod init;
-mod integers;
-mod keep;
 mod orthogonal;
 mod permutation;
-pub mod philox;
-mod poisson;
-mod random_element;
 mod regions;
-mod rejection;
-mod sample;
 mod stream;
-mod truncated;
-mod truncated_tail;
 
-pub use continuous::{exponential, exponential_each, log_normal, uniform_between};
-pub use distribution::Distribution;
-pub use draw::Draw;
-pub use fill::{RandomFloat, bits32, bits64, normal, uniform};
-pub use gamma::{gamma, gamma_each};
-pub use generator::{Generator, GeneratorState};
-pub use index_ranges::{IndexRanges, Indices};
+pub use counter::draw::Draw;
+pub use counter::generator::{Generator, GeneratorState};
+pub use counter::index_ranges::{IndexRanges, Indices};
+pub use counter::philox;
+pub use distributions::continuous::{exponential, exponential_each, log_normal, uniform_between};
+pub use distributions::distribution::Distribution;
+pub use distributions::fill::{RandomFloat, bits32, bits64, normal, uniform};
+pub use distributions::gamma::{gamma, gamma_each};
+pub use distributions::integers::{Integer, uniform_int};
+pub use distributions::keep::{bernoulli, bernoulli_each, keep, keep_threshold};
+pub use distributions::poisson::{Count, poisson, poisson_each};
+pub use distributions::random_element::RandomElement;
+pub(crate) use distributions::sample::{BlockSink, PIECE, drive, in_compute_type};
 pub use init::{Fans, Init, InitValues};
-pub use integers::{Integer, uniform_int};
-pub use keep::{bernoulli, bernoulli_each, keep, keep_threshold};
 pub use permutation::Permutation;
-pub use poisson::{Count, poisson, poisson_each};
-pub use random_element::RandomElement;
-pub(crate) use sample::{BlockSink, PIECE, drive, in_compute_type};
 pub use stream::Stream;

@@ -8,7 +8,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 
 use super::Draw;
-use super::fill::{RandomFloat, normal};
+use super::distributions::fill::{RandomFloat, normal};
 use crate::error::Result;
 use crate::tensor::cpu::{Isa, Kernel, dispatch};
 use crate::tensor::{Element, KernelList};

@@ -1,6 +1,7 @@
 //! A random order of 0..n that is evaluated per element, without a table.
 
-use super::{Draw, bits64, philox};
+use super::counter::philox;
+use super::{Draw, bits64};
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{Kernel, dispatch};
 

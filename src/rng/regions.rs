@@ -1,11 +1,11 @@
 //! Fills of a region's storage, on any device.
 
 use super::Draw;
+use super::counter::index_ranges::{IndexRanges, Indices};
 use super::cuda;
-use super::distribution::Distribution;
-use super::index_ranges::{IndexRanges, Indices};
+use super::distributions::distribution::Distribution;
+use super::distributions::random_element::RandomElement;
 use super::permutation::Permutation;
-use super::random_element::RandomElement;
 use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{Device, Shape, Tensor, for_dtype};

@@ -4,7 +4,7 @@
 use super::cuda::{self, Gpu};
 use super::meta::CountedBytes;
 use super::no_room::catch_no_room;
-use super::places::take_place;
+use super::result_places::take_place;
 use super::storage::Buffer;
 use super::{DType, Device, Scalar, Shape, Tensor};
 use crate::error::{Error, Result};

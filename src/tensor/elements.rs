@@ -1,6 +1,6 @@
 //! Access to a tensor's elements: borrowed, copied, or written in place.
 
-use super::cuda::DeviceBlock;
+use super::cuda_device::stream::DeviceBlock;
 use super::dtype::for_dtype;
 use super::storage::exclusive;
 use super::{DType, Device, Element, Tensor};

@@ -70,7 +70,7 @@ pub use isoshard_kernels::memory::set_memory_limit;
 pub use isoshard_kernels::memory::trim_pool;
 
 use super::Device;
-use super::cuda::DeviceBlock;
+use super::cuda_device::stream::DeviceBlock;
 use super::meta::CountedBytes;
 
 /// A block of memory that is the pool's, another owner's (a `Vec`), a file's, a device's, or absent.

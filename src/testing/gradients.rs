@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::quiet::quiet_panics_here;
+use super::expected_panics::quiet_panics_here;
 use super::values::{magnitude, ordinary, small_ints, tensor};
 use crate::comm::spmd;
 use crate::dtensor::{DTensor, DeviceMesh};

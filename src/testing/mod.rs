@@ -64,9 +64,9 @@
 
 mod comm;
 mod equivalence;
+mod expected_panics;
 mod gradients;
 mod judge;
-mod quiet;
 pub mod shards;
 pub mod strategies;
 pub mod values;

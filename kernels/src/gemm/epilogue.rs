@@ -1,7 +1,7 @@
 //! Epilogues: they store the finished sums of a product.
 
-use super::stored::Stored;
-use super::tile::Added;
+use super::tiles::stored::Stored;
+use super::tiles::tile::Added;
 use crate::isa::simd::{Kernel, dispatch};
 use crate::loops::formulas::LoopFn;
 use crate::num::real::Real;

@@ -7,38 +7,26 @@
 //! computed by itself has the same bits as inside the whole sum, so the parts of a contraction that is split at nodes
 //! add up to the whole by bits. (A NaN stays a NaN; its payload is not kept.)
 //!
-//! A [tile] holds a leaf's accumulators in registers and finished nodes on a small stack. [`blocks`] has the loops
-//! around the tile, which read operands in place if that is fast and else [pack] them; f16 and bf16 are converted to
-//! f32 while they are packed. [`banded`] has loops for products whose rows leave out columns or indices. [`thin`] has the
-//! products of a few rows and a matrix that is read once, in the order in which it lies, with the kernels of
-//! [lines](thin_tile) and of [`strip`]s. [`blocking`] fits the loops to the caches. An [`epilogue`] stores
-//! finished sums: directly, with a factor and an added matrix or bias, or after a function and a rounding.
+//! A [tile](tiles::tile) holds a leaf's accumulators in registers and finished nodes on a small stack. [`block_loops`] has the
+//! loops around the tile, which read operands in place if that is fast and else [pack](block_loops::pack) them; f16 and bf16
+//! are converted to f32 while they are packed. [`banded`](block_loops::banded) has loops for products whose rows leave out columns
+//! or indices. [`thin`] has the products of a few rows and a matrix that is read once, in the order in which it lies, with the kernels
+//! of [lines](tiles::thin_tile) and of [strips](tiles::strip). [`blocking`](block_loops::blocking) fits the loops to the caches. An
+//! [`epilogue`] stores finished sums: directly, with a factor and an added matrix or bias, or after a function and a rounding.
 
-mod ahead;
-mod banded;
 mod batched;
-mod blocking;
-mod blocks;
+mod block_loops;
 mod contraction;
 mod epilogue;
-mod lines;
 mod matrix;
-mod pack;
 mod product;
-mod scratch;
-mod stored;
-mod strip;
 mod thin;
-mod thin_tile;
 mod threads;
-mod tile;
-mod transpose;
-mod vector;
-mod widen;
+mod tiles;
 
-pub(crate) use banded::{Band, BandedProduct};
 pub use batched::{Product, Stack};
-pub use blocking::packs_lines;
+pub(crate) use block_loops::banded::{Band, BandedProduct};
+pub use block_loops::blocking::packs_lines;
 pub use contraction::LeafRuns;
 pub use matrix::{MatMut, MatRef, MatrixFault};
 pub use product::{Gemm, LeafContraction, contraction_len};

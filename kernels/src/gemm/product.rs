@@ -2,16 +2,16 @@
 
 use std::marker::PhantomData;
 
-use super::blocking::{block_len, long_block_len};
-use super::blocks::GemmOperands;
+use super::block_loops::blocking::{block_len, long_block_len};
+use super::block_loops::blocks::GemmOperands;
+use super::block_loops::pack::pack_cols;
 use super::contraction::{Contraction, LeafRuns};
 use super::epilogue::{Epilogue, LinearEpilogue};
 use super::matrix::{MatMut, MatRef};
-use super::pack::pack_cols;
-use super::stored::Stored;
 use super::thin;
 use super::threads::run_on_threads;
-use super::tile::{Added, Tiled};
+use super::tiles::stored::Stored;
+use super::tiles::tile::{Added, Tiled};
 use crate::isa::simd::Isa;
 use crate::num::real::{Num, Real};
 

@@ -1,22 +1,22 @@
 //! Products of a few rows and a matrix that is read once, in the order in which it lies.
 //!
 //! Packing the matrix would take as long as multiplying it. If its columns are contiguous along the contraction (`y = x W^T`),
-//! they are *lines*: as many as a vector has lanes are read side by side and transposed in [registers](super::lines). A lane
+//! they are *lines*: as many as a vector has lanes are read side by side and transposed in [registers](super::tiles::lines). A lane
 //! is the chain of one line. Chains of several leaves run side by side, since a chain alone would wait for each of its
-//! multiply-adds. Otherwise columns are next to each other, and are read in [strips](super::strip). There are kernels for some numbers
+//! multiply-adds. Otherwise columns are next to each other, and are read in [strips](super::tiles::strip). There are kernels for some numbers
 //! of rows, in f32, bf16 and f16; fewer rows are filled up with zeros, since the matrix is what takes time. Other products go over
-//! [`blocks`](super::blocks).
+//! [`blocks`](super::block_loops::blocks).
 //! Every element has the bits that it has in any other tile.
 
-use super::blocks::GemmOperands;
+use super::block_loops::blocks::GemmOperands;
+use super::block_loops::pack::{native, pack_rows, packed_rows_len};
+use super::block_loops::scratch::with_scratch;
 use super::epilogue::{Epilogue, MAX_TILE_LEN};
 use super::matrix::MatRef;
-use super::pack::{native, pack_rows, packed_rows_len};
-use super::scratch::with_scratch;
-use super::stored::Stored;
-use super::strip::{Strip, most_columns, place, room};
-use super::thin_tile::ThinTile;
-use super::tile::Tiled;
+use super::tiles::stored::Stored;
+use super::tiles::strip::{Strip, most_columns, place, room};
+use super::tiles::thin_tile::ThinTile;
+use super::tiles::tile::Tiled;
 use crate::isa::simd::Isa;
 use crate::num::real::Real;
 
@@ -178,7 +178,7 @@ unsafe fn run_strips<E: Stored<Wide = T>, T: Real + Tiled>(
 mod tests {
     use half::{bf16, f16};
 
-    use super::super::blocks;
+    use super::super::block_loops::blocks;
     use super::super::contraction::{Contraction, LeafRuns};
     use super::super::epilogue::LinearEpilogue;
     use super::*;

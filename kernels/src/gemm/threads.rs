@@ -4,11 +4,11 @@
 //! (`benches/results/2026-11-28-zen3.md`). Likely causes: the system interrupts a thread for longer than a product takes, and half of
 //! the packing is less than a second meeting of the threads.
 
-use super::blocks::{self, GemmOperands};
+use super::block_loops::blocks::{self, GemmOperands};
 use super::epilogue::{DirectStore, Epilogue};
-use super::stored::Stored;
 use super::thin;
-use super::tile::Tiled;
+use super::tiles::stored::Stored;
+use super::tiles::tile::Tiled;
 use crate::isa::simd::Isa;
 use crate::num::real::Real;
 use crate::threads::team::{allowed, run_parts, worth};

@@ -11,24 +11,21 @@ use smallvec::SmallVec;
 use super::derivative::{DerivativeRun, DerivativeValues, SavedValues, zeros};
 use super::gradient_places::UnitBuffers;
 use super::gradient_queue::{GradientQueue, QueuedNode, ResultGradients};
-use super::gradient_sum::{add, add_in, cast_local, in_dtype};
+use super::gradient_sum::add_in;
 use super::gradients::Gradients;
-use super::kept_parts::{leaf_of, leaf_operands, moved_to_leaf};
+use super::kept_parts::leaf_operands;
+use super::leaf_gradients::LeafGradients;
+use super::leaf_path::{LeafPath, reduce_before_step, widened_part};
 use super::reached_nodes::{count_gradients, extend_reaching, reaching, split_nodes};
-use super::unit_gradients::UnitGradients;
-use super::waiting_gradients::WaitingGradients;
 use super::wanted_gradients::WantedGradients;
-use crate::comm::{Phase, operator_scope};
+use crate::comm::Phase;
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
-use crate::dtensor::plan::call_plan::CallPlan;
-use crate::dtensor::plan::derivative_program::DerivativeProgram;
 use crate::dtensor::plan::gradient_needs::GradientNeeds;
 use crate::dtensor::tensor::dtensor::DTensor;
 use crate::dtensor::tensor::tape::{
     CallDerivative, CustomDerivative, GradientUnit, Recomputation, TapeCall, TapeNode, TapeOutput, next_id,
 };
 use crate::error::Result;
-use crate::ops::{Cast, Reshape, VjpProgram};
 use crate::placement::SumGroups;
 use crate::tensor::short_list;
 
@@ -39,9 +36,7 @@ pub(in crate::dtensor) struct BackwardPass {
     id: u64,
     mesh: DeviceMesh,
     queue: GradientQueue,
-    waiting: WaitingGradients,
-    units: UnitGradients,
-    gradients: Gradients,
+    leaves: LeafGradients,
     /// The tensors whose gradients are wanted, if not those of all leaves.
     wanted: Option<WantedGradients>,
 }
@@ -57,9 +52,7 @@ impl BackwardPass {
             id,
             mesh: mesh.clone(),
             queue: GradientQueue::default(),
-            waiting: WaitingGradients::default(),
-            units: UnitGradients::default(),
-            gradients: Gradients::default(),
+            leaves: LeafGradients::default(),
             wanted: None,
         }
     }
@@ -73,15 +66,15 @@ impl BackwardPass {
     ) -> Result<()> {
         let _guard = mesh.no_grad();
         let mut pass = BackwardPass::new(mesh, &roots);
-        pass.gradients = std::mem::take(gradients);
-        pass.gradients.begin_pass();
-        roots.into_iter().try_for_each(|(root, grad)| pass.accumulate(&root, grad))?;
+        pass.leaves.gradients = std::mem::take(gradients);
+        pass.leaves.gradients.begin_pass();
+        roots.into_iter().try_for_each(|(root, grad)| pass.accumulate_at(&root, grad))?;
         pass.visit_all()?;
         if !mesh.is_unsynchronised() {
             // Earlier passes may have left parts of leaves that this pass does not reach.
-            pass.gradients.reduce(mesh)?;
+            pass.leaves.gradients.reduce(mesh)?;
         }
-        *gradients = pass.gradients;
+        *gradients = pass.leaves.gradients;
         Ok(())
     }
 
@@ -97,7 +90,7 @@ impl BackwardPass {
         let reaching = reaching(&root.node, &grads.keys().map(|&(id, _)| id).collect());
         let wanted = Some(WantedGradients { reaching, grads });
         let mut pass = BackwardPass { wanted, ..BackwardPass::new(mesh, &[]) };
-        pass.accumulate(root, grad)?;
+        pass.accumulate_at(root, grad)?;
         pass.visit_all()?;
         Ok(pass.wanted.expect("set above"))
     }
@@ -106,24 +99,29 @@ impl BackwardPass {
         while let Some(queued) = self.queue.pop_youngest() {
             self.visit(queued)?;
         }
-        self.start_unit()?;
-        self.store_started()
+        self.leaves.start_unit(&self.mesh)?;
+        self.leaves.store_started(&self.mesh)
+    }
+
+    /// Runs [`BackwardPass::accumulate`] for a result whose path is not known.
+    fn accumulate_at(&mut self, output: &TapeOutput, grad: DTensor) -> Result<()> {
+        self.accumulate(output, LeafPath::of(&output.node).as_ref(), grad)
     }
 
     /// Adds a gradient to those of a result, and queues its node.
-    fn accumulate(&mut self, output: &TapeOutput, grad: DTensor) -> Result<()> {
+    fn accumulate(&mut self, output: &TapeOutput, path: Option<&LeafPath<'_>>, grad: DTensor) -> Result<()> {
         let node = &*output.node;
-        let sum = self.queue.sum_of(output);
+        let (sum, mut grad) = (self.queue.sum_of(output), Some(grad));
         // In exact mode, adding two partial sums would change bits: they wait at a leaf, and are reduced together.
-        if self.mesh.reduction().is_exact() && self.waiting.takes(node, &grad) {
-            if self.waiting.push(node, grad) {
-                let _scope = node.path.enter_in(Phase::Backward);
-                self.waiting.add_to(&self.mesh, node, sum, false)?;
-            }
+        if self.mesh.reduction().is_exact()
+            && let Some(path) = path
+            && self.leaves.takes_use(&self.mesh, node, path, (&mut grad, sum))?
+        {
             return Ok(());
         }
+        let Some(grad) = grad else { return Ok(()) };
         if let Some(sum) = sum.as_ref().filter(|_| node.call.is_none()) {
-            self.units.note_added(node, sum, &grad);
+            self.leaves.note_added(node, sum, &grad);
         }
         *sum = Some(add_in(node.outs[output.out].dtype(), sum.take(), grad)?);
         Ok(())
@@ -133,14 +131,23 @@ impl BackwardPass {
     fn visit(&mut self, queued: QueuedNode) -> Result<()> {
         let QueuedNode { mut node, mut grads } = queued;
         let _scope = node.path.enter_in(Phase::Backward);
-        self.waiting.add_to(&self.mesh, &node, &mut grads[0], self.wanted.is_none())?;
+        self.leaves.add_uses(&self.mesh, &node, &mut grads[0], self.wanted.is_none())?;
         if let Some(wanted) = &mut self.wanted {
             wanted.keep(&node, &grads);
         }
-        if self.wanted.is_none() && self.waits_for_unit(&node, &mut grads[0])? {
+        if self.wanted.is_none()
+            && let Some(path) = LeafPath::of(&node)
+            && self.completes_leaf(&path)
+            && self.leaves.takes_of_unit(&self.mesh, &path, &mut grads[0])?
+        {
             return Ok(());
         }
-        let Some(call) = &node.call else { return self.store_leaf_gradient(&node, &mut grads[0]) };
+        let Some(call) = &node.call else {
+            return match grads[0].take().filter(|_| self.wanted.is_none()) {
+                Some(grad) => self.leaves.store(&self.mesh, &node, grad),
+                None => Ok(()),
+            };
+        };
         let needed = self.wanted.as_ref().map(|wanted| wanted.needed(call));
         let needed = needed.as_deref();
         if needed.is_some_and(|needed| !needed.contains(&true)) {
@@ -154,18 +161,27 @@ impl BackwardPass {
             CallDerivative::Custom(_) | CallDerivative::Recomputed(_) => None,
         });
         let call = taken.as_ref().or(node.call.as_ref()).expect("a leaf was stored above");
-        let kept = |leaf: &TapeNode| self.gradients.keeps_parts_of(leaf);
+        let paths = LeafPath::of_operands(call);
+        let kept = |leaf: &TapeNode| self.leaves.gradients.keeps_parts_of(leaf);
         let leaves = match self.wanted {
-            None => leaf_operands(&self.mesh, &call.inputs, kept),
+            None => leaf_operands(&self.mesh, &paths, kept),
             Some(_) => None,
         };
         match &call.derivative {
             CallDerivative::Program { program, saved } => {
-                if let Some(part) = self.widen_part(call, program, &grads)? {
+                let before_leaf = match &paths[..] {
+                    [Some(path)] if path.is_leaf() => Some(path),
+                    _ => None,
+                };
+                let stays_unreduced = before_leaf.is_some_and(|path| self.stays_unreduced(path));
+                if stays_unreduced && let Some(part) = widened_part(&self.mesh, program, &grads)? {
                     let mut part = Some(part);
-                    return self.pass_on(call, needed, &mut |_| part.take());
+                    return self.pass_on((call, &paths), needed, &mut |_| part.take());
                 }
-                let first_plan = self.move_to_leaf_layout(call, program, &mut grads)?;
+                let first_plan = match before_leaf.filter(|_| !stays_unreduced) {
+                    Some(path) => reduce_before_step(&self.mesh, path.leaf(), program, &mut grads)?,
+                    None => None,
+                };
                 let (mesh, inputs) = (&self.mesh, &call.inputs[..]);
                 let run = DerivativeRun { mesh, node: &node, inputs, program, first_plan, needed, leaves };
                 let saved = match owned {
@@ -173,17 +189,18 @@ impl BackwardPass {
                     None => SavedValues::Shared(saved),
                 };
                 let mut values = DerivativeValues::default();
-                let leaves = completed_leaves(self, call);
-                self.units.places.offer(&self.mesh, &leaves, || run.run(saved, &mut grads, &mut values))?;
-                self.pass_on(call, needed, &mut |i| values.take_gradient(program, i))
+                let completed = self.completed_leaves(&paths);
+                let run = || run.run(saved, &mut grads, &mut values);
+                self.leaves.places.offer(&self.mesh, &completed, run)?;
+                self.pass_on((call, &paths), needed, &mut |i| values.take_gradient(program, i))
             }
             CallDerivative::Custom(custom) => {
                 let mut found = self.run_custom(custom, &node, call, grads, needed, leaves)?;
-                self.pass_on(call, needed, &mut |i| found[i].take())
+                self.pass_on((call, &paths), needed, &mut |i| found[i].take())
             }
             CallDerivative::Recomputed(recomputation) => {
                 self.record_again(recomputation, &node, &call.inputs, grads)?;
-                self.pass_on(call, needed, &mut |_| None)
+                self.pass_on((call, &paths), needed, &mut |_| None)
             }
         }
     }
@@ -209,19 +226,18 @@ impl BackwardPass {
     /// older ones.
     fn pass_on(
         &mut self,
-        call: &TapeCall,
+        (call, paths): (&TapeCall, &[Option<LeafPath<'_>>]),
         needed: Option<&[bool]>,
         take_gradient: &mut dyn FnMut(usize) -> Option<DTensor>,
     ) -> Result<()> {
-        for (i, output) in call.inputs.iter().enumerate() {
+        for (i, (output, path)) in call.inputs.iter().zip(paths).enumerate() {
             let Some(output) = output else { continue };
             if needed.is_none_or(|needed| needed[i])
                 && let Some(grad) = take_gradient(i)
             {
-                let leaf = if grad.meta.has_kept_parts() { leaf_of(output) } else { None };
-                match leaf {
-                    Some(leaf) => self.gradients.keep_parts(leaf, moved_to_leaf(output, grad)?)?,
-                    None => self.accumulate(output, grad)?,
+                match path.as_ref().filter(|_| grad.meta.has_kept_parts()) {
+                    Some(path) => self.leaves.gradients.keep_parts(path.leaf(), path.move_parts(grad)?)?,
+                    None => self.accumulate(output, path.as_ref(), grad)?,
                 }
             }
             let (pass, left) = output.node.pending_grads.get();
@@ -271,189 +287,44 @@ impl BackwardPass {
                 extend_reaching(&nodes, &mut wanted.reaching);
             }
         }
-        outputs.into_iter().try_for_each(|(output, grad)| self.accumulate(&output, grad))
-    }
-
-    /// Returns the gradient of a leaf that stays unreduced, if only a cast to a wider dtype is left before the leaf. Each
-    /// rank casts its part: no value changes, and parts of several passes are added in the leaf's dtype.
-    fn widen_part(
-        &self,
-        call: &TapeCall,
-        program: &VjpProgram,
-        grads: &[Option<DTensor>],
-    ) -> Result<Option<DTensor>> {
-        let ([Some(output)], [step], [Some(grad)]) = (&call.inputs[..], &program.steps[..], grads) else {
-            return Ok(None);
-        };
-        let Some(Cast { dtype }) = step.op.as_any().downcast_ref() else { return Ok(None) };
-        let widens = dtype.is_float() && dtype.size_bytes() > grad.dtype().size_bytes();
-        if !(widens && grad.layout().has_partial() && self.stays_unreduced(&output.node)) {
-            return Ok(None);
-        }
-        cast_local(&self.mesh, grad, *dtype).map(Some)
+        outputs.into_iter().try_for_each(|(output, grad)| self.accumulate_at(&output, grad))
     }
 
     /// Returns true for a leaf whose gradient is not reduced now, or that has an unreduced one to which this is added.
     /// The gradients of a pass for chosen tensors are not stored, and may be recorded.
-    fn stays_unreduced(&self, node: &TapeNode) -> bool {
-        let is_stored = node.call.is_none() && self.wanted.is_none();
-        is_stored && (self.mesh.keeps_parts() || self.gradients.has_part_of(node))
+    fn stays_unreduced(&self, path: &LeafPath<'_>) -> bool {
+        self.wanted.is_none() && (self.mesh.keeps_parts() || self.leaves.gradients.has_part_of(path.leaf()))
     }
 
-    /// Redistributes a `Partial` gradient straight to its leaf's layout, if only one operator that keeps this layout
-    /// (such as a cast) is left before the leaf. Otherwise that operator would reduce the gradient to some layout,
-    /// from which it would have to be redistributed again. Returns the operator's plan if it was looked up.
-    fn move_to_leaf_layout(
-        &self,
-        call: &TapeCall,
-        program: &DerivativeProgram,
-        grads: &mut [Option<DTensor>],
-    ) -> Result<Option<Rc<CallPlan>>> {
-        let ([Some(output)], [step], [Some(grad)]) = (&call.inputs[..], &program.steps[..], &grads[..])
-        else {
-            return Ok(None);
-        };
-        let leaf = if output.node.call.is_none() {
-            output.node.gradient_meta()
-        } else {
-            &output.node.outs[output.out]
-        };
-        let saved_len = program.reads.len() - grads.len();
-        let reads_it_alone = matches!(step.ins[..], [only] if only.0 as usize == saved_len);
-        let fits = output.node.call.is_none() && leaf.shape() == grad.shape() && grad.layout().has_partial();
-        if !(reads_it_alone && fits) || self.stays_unreduced(&output.node) {
-            return Ok(None);
-        }
-        let plan = program.step_plan(&self.mesh, 0, &[&grad.meta])?;
-        if plan.moves[0].is_none() {
-            return Ok(Some(plan));
-        }
-        let at_leaf = self.mesh.intern(grad.meta.spec().with_layout(leaf.layout().clone())?)?;
-        let stays = plan.after(&self.mesh, step.op.as_ref(), &[&at_leaf])?;
-        let keeps = stays.moves.iter().all(Option::is_none) && stays.outs[0].layout() == leaf.layout();
-        if !keeps {
-            return Ok(Some(plan));
-        }
-        let moved = grad.redistribute(leaf.layout().clone())?;
-        debug_assert_eq!(moved.meta, at_leaf, "it has the layout that the plan expects");
-        grads[0] = Some(moved);
-        Ok(Some(stays))
+    /// Returns true if a node waits for no gradient but the one that is being computed.
+    fn is_last(&self, node: &TapeNode) -> bool {
+        node.pending_grads.get() == (self.id, 1) && !self.queue.holds(node)
     }
 
-    /// Takes a complete gradient that is to be reduced with those of its leaf's unit. When another unit's gradients begin
-    /// to arrive, the reductions of this one start; they are waited for when those of the next one are to start. Returns
-    /// false, and takes nothing, if the gradient does not wait.
-    fn waits_for_unit(&mut self, node: &Rc<TapeNode>, grad: &mut Option<DTensor>) -> Result<bool> {
-        let Some(leaf) = self.unit_leaf(node) else { return Ok(false) };
-        let unit = leaf.destination.as_ref().map(|destination| destination.unit);
-        let (Some(unit), Some(partial)) = (unit, grad.take_if(|grad| grad.layout().has_partial())) else {
-            return Ok(false);
-        };
-        let (at_leaf, has_part) = (Rc::ptr_eq(&leaf, node), self.gradients.has_part_of(&leaf));
-        if self.mesh.keeps_parts() || has_part && !at_leaf {
-            *grad = Some(partial);
-            return Ok(false);
-        }
-        let partial = match self.gradients.remove(&leaf) {
-            Some(part) if has_part => add(part, in_dtype(partial, leaf.outs[0].dtype())?)?,
-            earlier => {
-                earlier.into_iter().for_each(|earlier| self.gradients.store(&leaf, earlier));
-                self.units.as_used(&self.mesh, &leaf, partial)?
-            }
-        };
-        if self.units.is_another(unit) {
-            self.start_unit()?;
-        }
-        if self.units.push(&self.mesh, unit, leaf, partial)? {
-            self.start_unit()?;
-        }
-        Ok(true)
+    /// Returns true if the complete gradient of a value is that of a leaf: of the leaf itself, or of its only cast.
+    fn completes_leaf(&self, path: &LeafPath<'_>) -> bool {
+        path.is_leaf() || (path.is_cast() && self.is_last(path.leaf()))
     }
 
-    /// Returns the leaf of a unit whose gradient a node completes: its own node, or that of its only cast.
-    fn unit_leaf(&self, node: &Rc<TapeNode>) -> Option<Rc<TapeNode>> {
-        let Some(call) = &node.call else { return node.destination.is_some().then(|| node.clone()) };
-        let ([Some(leaf)], CallDerivative::Program { program, .. }) = (&call.inputs[..], &call.derivative)
-        else {
-            return None;
-        };
-        let casts = matches!(&program.steps[..], [step] if step.op.as_any().is::<Cast>());
-        let is_last = leaf.node.pending_grads.get() == (self.id, 1) && !self.queue.holds(&leaf.node);
-        (casts && is_last && leaf.node.destination.is_some() && leaf.node.call.is_none())
-            .then(|| leaf.node.clone())
-    }
-
-    /// Waits for the unit that is being reduced, so that a rank holds no third one, and starts the reductions of the unit that
-    /// has arrived.
-    fn start_unit(&mut self) -> Result<()> {
-        self.store_started()?;
-        self.units.start(&self.mesh)
-    }
-
-    /// Waits for the gradients of the unit that is being reduced, and stores them.
-    fn store_started(&mut self) -> Result<()> {
-        let Some(unit) = self.units.take_started() else { return Ok(()) };
-        for (leaf, grad) in unit.finish(&self.mesh)? {
-            let _scope = leaf.path.enter_in(Phase::Backward);
-            let grad = cast_local(&self.mesh, &grad, leaf.outs[0].dtype())?;
-            self.store_leaf_gradient(&leaf, &mut Some(grad))?;
+    /// Returns the leaves of units whose gradients the derivative of a call completes alone, if these are reduced in this pass:
+    /// the unit of each, and its number there.
+    fn completed_leaves(&self, paths: &[Option<LeafPath<'_>>]) -> SmallVec<[(GradientUnit, usize); 2]> {
+        let mut completed = SmallVec::new();
+        let no_units = self.mesh.known_cache::<UnitBuffers>().is_none();
+        if no_units || self.wanted.is_some() || self.mesh.keeps_parts() {
+            return completed;
         }
-        Ok(())
-    }
-
-    /// Redistributes a leaf's complete gradient to the leaf's layout, adds it to that of earlier passes and stores it.
-    fn store_leaf_gradient(&mut self, leaf: &TapeNode, grad: &mut Option<DTensor>) -> Result<()> {
-        let Some(mut grad) = grad.take().filter(|_| self.wanted.is_none()) else { return Ok(()) };
-        let _label = operator_scope("backward");
-        let at_leaf = leaf.gradient_meta();
-        let mut earlier = self.gradients.remove(leaf);
-        if let Some(part) = earlier.take_if(|earlier| earlier.layout().has_partial()) {
-            grad = add(part, in_dtype(grad, at_leaf.dtype())?)?;
-        }
-        let stays = self.mesh.keeps_parts() && grad.layout().has_partial();
-        if !stays && grad.layout() != at_leaf.layout() {
-            grad = grad.redistribute(at_leaf.layout().clone())?;
-        }
-        grad = in_dtype(grad, at_leaf.dtype())?;
-        debug_assert!(stays || grad.meta == *at_leaf, "a gradient has its leaf's dtype and shape");
-        if let Some(earlier) = earlier {
-            grad = add(earlier, grad)?;
-        }
-        // A gradient may be a broadcast view; the stored one is contiguous.
-        if !grad.local.is_contiguous() {
-            grad.local = grad.local.contiguous()?;
-        }
-        self.gradients.store(leaf, grad);
-        Ok(())
-    }
-}
-
-/// Returns true for the derivative of a reshape.
-fn reshapes(program: &DerivativeProgram) -> bool {
-    matches!(&program.steps[..], [step] if step.op.as_any().is::<Reshape>())
-}
-
-/// Returns the leaves of units whose gradients the derivative of a call completes alone, if these are reduced in this pass.
-fn completed_leaves(pass: &BackwardPass, call: &TapeCall) -> SmallVec<[(GradientUnit, usize); 2]> {
-    let no_units = pass.mesh.known_cache::<UnitBuffers>().is_none();
-    if no_units || pass.wanted.is_some() || pass.mesh.keeps_parts() {
-        return SmallVec::new();
-    }
-    let is_last = |node: &TapeNode| node.pending_grads.get() == (pass.id, 1) && !pass.queue.holds(node);
-    let leaf = |input: &Option<TapeOutput>| {
-        let mut node = input.as_ref().map(|output| &output.node)?;
-        // The gradient of a reshaped leaf is the same elements.
-        while let Some(call) = node.call.as_ref().filter(|_| is_last(node)) {
-            match (&call.inputs[..], &call.derivative) {
-                ([Some(of)], CallDerivative::Program { program, .. }) if reshapes(program) => node = &of.node,
-                _ => break,
+        for path in paths.iter().flatten() {
+            if let Some(to) = &path.leaf().destination
+                && path.has_elements_of_leaf()
+                && path.nodes().all(|node| self.is_last(node))
+                && !self.leaves.gradients.has_part_of(path.leaf())
+            {
+                completed.push((to.unit, to.number));
             }
         }
-        let leaf = if is_last(node) { pass.unit_leaf(node) } else { None };
-        let leaf = leaf.filter(|leaf| !pass.gradients.has_part_of(leaf))?;
-        leaf.destination.as_ref().map(|to| (to.unit, to.number))
-    };
-    call.inputs.iter().filter_map(leaf).collect()
+        completed
+    }
 }
 
 #[cfg(test)]
@@ -461,12 +332,7 @@ mod tests {
     use super::*;
     use crate::comm::spmd;
     use crate::dtensor::DeviceMesh;
-    use crate::dtensor::Reduction;
-    use crate::dtensor::call::dispatch::CALLS;
-    use crate::dtensor::plan::call_plan::LOOKUPS;
-    use crate::ops::{Bits, RmsNorm};
-    use crate::placement::Layout;
-    use crate::tensor::{DType, Tensor};
+    use crate::tensor::Tensor;
 
     fn vector(mesh: &DeviceMesh, values: [f32; 3]) -> Result<DTensor> {
         let whole = Tensor::from_vec(values.to_vec(), [3])?;
@@ -510,77 +376,13 @@ mod tests {
             let _guard = mesh.no_grad();
             let mut pass = BackwardPass::new(&mesh, &[(output.clone(), y.detach())]);
             assert_eq!([&w, &v].map(pending_grads), [2, 1]);
-            pass.accumulate(output, y.detach())?;
+            pass.accumulate_at(output, y.detach())?;
             let mut stored = Vec::new();
             while let Some(queued) = pass.queue.pop_youngest() {
                 pass.visit(queued)?;
-                stored.push([&w, &v].map(|leaf| pass.gradients.get(leaf).is_some()));
+                stored.push([&w, &v].map(|leaf| pass.leaves.gradients.get(leaf).is_some()));
             }
             assert_eq!(stored[..3], [[false, false], [true, false], [true, true]]);
-            Ok(())
-        };
-        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
-    }
-
-    /// One lookup suffices even if an operand is reduced first, and a repeated pass needs none.
-    #[test]
-    fn a_step_looks_for_its_plan_once() {
-        let run = |rank, reduction| {
-            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-            mesh.set_reduction(reduction);
-            let whole = |shape: [usize; 2], layout: &str| {
-                DTensor::full(&mesh, DType::F32, shape, layout, 0.5)?.requires_grad()
-            };
-            let (x, w, v) = (whole([64, 4], "(S0)")?, whole([4, 6], "(R)")?, whole([6, 6], "(S0)")?);
-            // The derivative of `w`'s cast reads a partial sum, and that of `v` has to reduce one.
-            let weight = w.cast(DType::F16)?.cast(DType::F32)?.matmul(&v.exp()?)?.tanh()?;
-            let loss = x.matmul(&weight)?.gelu()?.sum_all()?;
-            let counts = || [LOOKUPS.get(), CALLS.get()];
-            let pass = || -> Result<[usize; 2]> {
-                let before = counts();
-                loss.backward_keeping()?;
-                Ok([0, 1].map(|i| counts()[i] - before[i]))
-            };
-            let (first, second) = (pass()?, pass()?);
-            // The cast next to a leaf is planned for the gradient's layout and for the leaf's.
-            assert!(first[0] <= first[1] + 1, "{reduction:?}: {first:?}");
-            assert!(first[0] > 0 && second[1] > 0, "{reduction:?}: {first:?}, {second:?}");
-            assert_eq!(second[0], 0, "{reduction:?}: the steps know their plans");
-            Ok(())
-        };
-        for reduction in [Reduction::Exact, Reduction::Fast] {
-            spmd(2, move |rank| run(rank, reduction)).unwrap_or_else(|e| panic!("{e}"));
-        }
-    }
-
-    #[test]
-    fn constants_have_no_history() {
-        let run = |rank| {
-            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-            let x = vector(&mesh, [1.0, 2.0, 4.0])?.reshape([3, 1])?.requires_grad()?;
-            let w = DTensor::full(&mesh, x.dtype(), [1], Layout::replicated(1), 1.0)?;
-            let outs = DTensor::apply(&RmsNorm { eps: Bits(0.0) }, &[&x, &w])?;
-            let history: Vec<bool> = outs.iter().map(DTensor::has_history).collect();
-            assert_eq!(history, [true, false], "the statistic is a constant to the derivative");
-            assert!(!x.lt(&x)?.has_history(), "bools have no derivative");
-            Ok(())
-        };
-        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
-    }
-
-    #[test]
-    fn any_number_of_operands() {
-        let run = |rank| {
-            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-            let parts: Vec<DTensor> = (0..70).map(|i| vector(&mesh, [i as f32; 3])).collect::<Result<_>>()?;
-            let leaf = parts[66].requires_grad()?;
-            let ins: Vec<&DTensor> = parts[..66].iter().chain([&leaf]).chain(&parts[67..]).collect();
-            let y = DTensor::cat(&ins, 0)?;
-            let inputs =
-                &y.history.as_ref().expect("one operand wants a gradient").node.call.as_ref().unwrap().inputs;
-            assert_eq!(inputs.iter().position(Option::is_some), Some(66));
-            let gradients = y.mul(&y)?.sum_all()?.backward()?;
-            assert_eq!(gradients.get(&leaf).unwrap().full_tensor()?.to_f64_vec(), [132.0; 3]);
             Ok(())
         };
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));

@@ -326,3 +326,43 @@ fn run_step(
 pub(in crate::dtensor) fn zeros(mesh: &DeviceMesh, meta: &TensorMeta) -> Result<DTensor> {
     DTensor::zeros(mesh, meta.dtype(), meta.shape(), meta.layout().reduced())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::call::dispatch::CALLS;
+    use crate::dtensor::plan::call_plan::LOOKUPS;
+    use crate::tensor::DType;
+
+    /// One lookup suffices even if an operand is reduced first, and a repeated pass needs none.
+    #[test]
+    fn a_step_looks_for_its_plan_once() {
+        let run = |rank, reduction| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            mesh.set_reduction(reduction);
+            let whole = |shape: [usize; 2], layout: &str| {
+                DTensor::full(&mesh, DType::F32, shape, layout, 0.5)?.requires_grad()
+            };
+            let (x, w, v) = (whole([64, 4], "(S0)")?, whole([4, 6], "(R)")?, whole([6, 6], "(S0)")?);
+            // The derivative of `w`'s cast reads a partial sum, and that of `v` has to reduce one.
+            let weight = w.cast(DType::F16)?.cast(DType::F32)?.matmul(&v.exp()?)?.tanh()?;
+            let loss = x.matmul(&weight)?.gelu()?.sum_all()?;
+            let counts = || [LOOKUPS.get(), CALLS.get()];
+            let pass = || -> Result<[usize; 2]> {
+                let before = counts();
+                loss.backward_keeping()?;
+                Ok([0, 1].map(|i| counts()[i] - before[i]))
+            };
+            let (first, second) = (pass()?, pass()?);
+            // The cast next to a leaf is planned for the gradient's layout and for the leaf's.
+            assert!(first[0] <= first[1] + 1, "{reduction:?}: {first:?}");
+            assert!(first[0] > 0 && second[1] > 0, "{reduction:?}: {first:?}, {second:?}");
+            assert_eq!(second[0], 0, "{reduction:?}: the steps know their plans");
+            Ok(())
+        };
+        for reduction in [Reduction::Exact, Reduction::Fast] {
+            spmd(2, move |rank| run(rank, reduction)).unwrap_or_else(|e| panic!("{e}"));
+        }
+    }
+}

@@ -68,6 +68,10 @@ impl UnitBuffers {
         let is_same = |other: &UnitBuffer| (other.len, other.dtype, &other.places) == (len, dtype, &places);
         if !own.iter().any(is_same) {
             let leaves: FxHashSet<usize> = leaves.iter().copied().collect();
+            // Several uses of one leaf have no places: the leaf's gradient is their sum.
+            if leaves.len() < places.len() {
+                return;
+            }
             own.retain(|other| other.leaves.is_disjoint(&leaves));
             own.push(UnitBuffer { len, dtype, places, leaves });
         }

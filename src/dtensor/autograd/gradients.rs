@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
 
 use super::gradient_sum::{add, add_to};
 use super::kept_parts::KeptParts;
-use super::unit_gradients::{WantedGradient, reduce_by_unit};
+use super::partial_queue::reduce_by_unit;
 use crate::comm::{Phase, operator_scope};
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::tensor::dtensor::DTensor;
@@ -32,9 +33,9 @@ use crate::tensor::sort_by_key;
 #[derive(Default)]
 pub struct Gradients {
     by_leaf: FxHashMap<u64, DTensor>,
-    /// The layouts and modules of the leaf tensors whose gradients are unreduced, in the order of the leaves' numbers.
-    /// Every rank makes its leaves in the same order.
-    unreduced: BTreeMap<u64, WantedGradient>,
+    /// The leaf tensors whose gradients are unreduced, in the order of their numbers. Every rank makes its leaves in the same
+    /// order.
+    unreduced: BTreeMap<u64, Rc<TapeNode>>,
     /// The parts of gradients that are summed in groups and not joined yet, in the order of the leaves' numbers.
     parts: BTreeMap<u64, KeptParts>,
 }
@@ -159,10 +160,10 @@ impl Gradients {
     }
 
     /// Stores the gradient of a leaf, in the leaf's layout or unreduced.
-    pub(in crate::dtensor) fn store(&mut self, leaf: &TapeNode, grad: DTensor) {
+    pub(in crate::dtensor) fn store(&mut self, leaf: &Rc<TapeNode>, grad: DTensor) {
         let layout = leaf.gradient_meta().layout();
         if grad.layout().has_partial() && grad.layout() != layout {
-            self.unreduced.insert(leaf.id, WantedGradient::of(leaf));
+            self.unreduced.insert(leaf.id, leaf.clone());
         }
         self.by_leaf.insert(leaf.id, grad);
     }
@@ -173,7 +174,7 @@ impl Gradients {
     }
 
     /// Adds the parts of a leaf's gradient to those that are kept.
-    pub(in crate::dtensor) fn keep_parts(&mut self, leaf: &TapeNode, parts: DTensor) -> Result<()> {
+    pub(in crate::dtensor) fn keep_parts(&mut self, leaf: &Rc<TapeNode>, parts: DTensor) -> Result<()> {
         self.parts.entry(leaf.id).or_insert_with(|| KeptParts::new(leaf)).add(parts)
     }
 
@@ -195,10 +196,10 @@ impl Gradients {
                 joined.push(grad);
             }
         }
-        for (id, unreduced) in std::mem::take(&mut self.unreduced) {
+        for (id, leaf) in std::mem::take(&mut self.unreduced) {
             let Some(grad) = self.by_leaf.remove(&id) else { continue };
             ids.push((id, false));
-            joined.push((grad, unreduced));
+            joined.push((leaf, grad));
         }
         for ((id, is_part), grad) in ids.into_iter().zip(reduce_by_unit(mesh, joined)?) {
             let sum = if is_part { add_to(self.by_leaf.remove(&id), grad)? } else { grad };
@@ -258,10 +259,10 @@ impl Gradients {
             };
             // The sum of an unreduced gradient and a reduced one is reduced.
             if !sum.layout().has_partial()
-                && let Some(WantedGradient { meta, path, .. }) = self.unreduced.remove(&id)
+                && let Some(leaf) = self.unreduced.remove(&id)
             {
-                let _scope = path.enter_in(Phase::Backward);
-                sum = sum.redistribute(meta.layout().clone())?;
+                let _scope = leaf.path.enter_in(Phase::Backward);
+                sum = sum.redistribute(leaf.gradient_meta().layout().clone())?;
             }
             self.by_leaf.insert(id, sum);
         }

@@ -9,16 +9,16 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::gradient_sum::add_to;
-use super::unit_gradients::{WantedGradient, reduce_by_unit};
+use super::leaf_path::LeafPath;
+use super::partial_queue::reduce_by_unit;
 use crate::comm::Phase;
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
-use crate::dtensor::plan::call_plan::CallPlan;
 use crate::dtensor::plan::grouped_calls::join;
 use crate::dtensor::tensor::dtensor::DTensor;
-use crate::dtensor::tensor::tape::{CallDerivative, TapeNode, TapeOutput};
+use crate::dtensor::tensor::tape::TapeNode;
 use crate::error::{Error, Result};
-use crate::ops::{Add, Cast, MeshAxis, Meta, Op, Row, Windows, run};
-use crate::placement::{Layout, Placement, ReductionTree, Spec, SumGroups};
+use crate::ops::{Add, Meta, Windows, run};
+use crate::placement::{ReductionTree, Spec, SumGroups};
 use crate::tensor::{DType, Tensor};
 
 /// The sums of the parts of one leaf's gradients: one for each use of the leaf, because meshes may cut them differently.
@@ -27,12 +27,12 @@ pub(in crate::dtensor) struct KeptParts {
     sums: SmallVec<[DTensor; 1]>,
     /// The number of uses that the current pass has added.
     added: usize,
-    leaf: WantedGradient,
+    leaf: Rc<TapeNode>,
 }
 
 impl KeptParts {
-    pub fn new(leaf: &TapeNode) -> KeptParts {
-        KeptParts { sums: SmallVec::new(), added: 0, leaf: WantedGradient::of(leaf) }
+    pub fn new(leaf: &Rc<TapeNode>) -> KeptParts {
+        KeptParts { sums: SmallVec::new(), added: 0, leaf: leaf.clone() }
     }
 
     /// Counts the uses of the leaf from the first again.
@@ -81,17 +81,17 @@ impl KeptParts {
         other.sums.into_iter().try_for_each(|sum| self.add(sum))
     }
 
-    /// Joins the parts to nodes: a partial sum for each use, and the form in which the leaf wants it.
-    pub fn joined(self, mesh: &DeviceMesh) -> Result<Vec<(DTensor, WantedGradient)>> {
+    /// Joins the parts to nodes: a partial sum for each use of the leaf.
+    pub fn joined(self, mesh: &DeviceMesh) -> Result<Vec<(Rc<TapeNode>, DTensor)>> {
         let _scope = self.leaf.path.enter_in(Phase::Backward);
-        let dtype = self.leaf.meta.dtype();
+        let dtype = self.leaf.gradient_meta().dtype();
         // The dtype decides what is rounded: f64 is not, so parts do not change to f64 or from it before they are added up.
         let while_summed = |sum: &DTensor| match (sum.dtype(), dtype) {
             (DType::F64, _) => DType::F64,
             (_, DType::F64) => DType::F32,
             _ => dtype,
         };
-        let of = |sum: &DTensor| Ok((joined(mesh, sum, while_summed(sum))?, self.leaf.clone()));
+        let of = |sum: &DTensor| Ok((self.leaf.clone(), joined(mesh, sum, while_summed(sum))?));
         self.sums.iter().map(of).collect()
     }
 
@@ -144,70 +144,20 @@ pub(in crate::dtensor) fn joined(mesh: &DeviceMesh, parts: &DTensor, dtype: DTyp
 /// other sums. A pass that leaves gradients unreduced keeps their parts, and so does one after it that adds to `kept` parts.
 pub(in crate::dtensor) fn leaf_operands(
     mesh: &DeviceMesh,
-    inputs: &[Option<TapeOutput>],
+    paths: &[Option<LeafPath<'_>>],
     kept: impl Fn(&TapeNode) -> bool,
 ) -> Option<(u64, SumGroups)> {
     let groups = mesh.reduction().groups()?;
     let (mut bits, mut keeps) = (0, mesh.kept_groups().is_some());
-    for (i, input) in inputs.iter().enumerate().take(64) {
-        if let Some(leaf) = input.as_ref().and_then(leaf_of) {
+    for (i, path) in paths.iter().enumerate().take(64) {
+        if let Some(path) = path {
             bits |= 1 << i;
-            keeps |= kept(leaf);
+            keeps |= kept(path.leaf());
         }
     }
     let own = groups.for_gradients();
     let own = if keeps && own.depth() > 0 { own.kept() } else { own };
     (bits != 0 && own != groups).then_some((bits, own))
-}
-
-/// Returns the leaf to which a gradient of this value leads, if parts stay parts on the way: through casts and
-/// operators that only move elements.
-pub(in crate::dtensor) fn leaf_of(output: &TapeOutput) -> Option<&Rc<TapeNode>> {
-    let mut at = output;
-    while at.node.call.is_some() {
-        at = next_to_leaf(&at.node)?.1;
-    }
-    Some(&at.node)
-}
-
-/// Moves the parts of a gradient of this value to the leaf.
-pub(in crate::dtensor) fn moved_to_leaf(output: &TapeOutput, mut parts: DTensor) -> Result<DTensor> {
-    let mut at = output;
-    while let Some((op, input)) = next_to_leaf(&at.node) {
-        if !op.as_any().is::<Cast>() {
-            let plan = CallPlan::find(&parts.mesh, op, &[&parts.meta])?;
-            if plan.moves[0].is_some() {
-                // Parts are not reduced on the way: the other axes give way.
-                let whole = |p: &Placement| if p.is_partial() { p.clone() } else { Placement::Replicate };
-                let layout = Layout::new(parts.layout().placements().iter().map(whole));
-                parts = parts.redistribute(layout)?;
-            }
-            parts = DTensor::apply_one(op, &[&parts])?;
-        }
-        at = input;
-    }
-    Ok(parts)
-}
-
-/// Returns the only step of a node's derivative and the operand to which it leads, if it is a cast or passes partial sums
-/// on by bits, as moves of elements do.
-fn next_to_leaf(node: &TapeNode) -> Option<(&dyn Op, &TapeOutput)> {
-    let call = node.call.as_ref()?;
-    let ([Some(input)], CallDerivative::Program { program, .. }) = (&call.inputs[..], &call.derivative)
-    else {
-        return None;
-    };
-    let ([step], [out]) = (&program.steps[..], &node.outs[..]) else { return None };
-    // The operator is asked once per program, which belongs to one plan.
-    let moves = || {
-        *program.passes_sums.get_or_init(|| {
-            let rows = step.op.rows(&[out.meta()], MeshAxis::new(1));
-            let passes_sums = |row: &Row| row.ins.iter().chain(&row.outs).all(|s| s.is_sum());
-            rows.iter().any(|row| row.by_bits && passes_sums(row))
-        })
-    };
-    let reads_it_alone = matches!(step.ins[..], [only] if only.0 as usize + 1 == program.reads.len());
-    (reads_it_alone && (step.op.as_any().is::<Cast>() || moves())).then_some((&*step.op, input))
 }
 
 fn tree_of(x: &DTensor) -> &ReductionTree {

@@ -68,3 +68,50 @@ fn record_call(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::DeviceMesh;
+    use crate::ops::{Bits, RmsNorm};
+    use crate::placement::Layout;
+    use crate::tensor::Tensor;
+
+    fn vector(mesh: &DeviceMesh, values: [f32; 3]) -> Result<DTensor> {
+        DTensor::distribute(mesh, &Tensor::from_vec(values.to_vec(), [3])?, "(S0)")
+    }
+
+    #[test]
+    fn constants_have_no_history() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            let x = vector(&mesh, [1.0, 2.0, 4.0])?.reshape([3, 1])?.requires_grad()?;
+            let w = DTensor::full(&mesh, x.dtype(), [1], Layout::replicated(1), 1.0)?;
+            let outs = DTensor::apply(&RmsNorm { eps: Bits(0.0) }, &[&x, &w])?;
+            let history: Vec<bool> = outs.iter().map(DTensor::has_history).collect();
+            assert_eq!(history, [true, false], "the statistic is a constant to the derivative");
+            assert!(!x.lt(&x)?.has_history(), "bools have no derivative");
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn any_number_of_operands() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            let parts: Vec<DTensor> = (0..70).map(|i| vector(&mesh, [i as f32; 3])).collect::<Result<_>>()?;
+            let leaf = parts[66].requires_grad()?;
+            let ins: Vec<&DTensor> = parts[..66].iter().chain([&leaf]).chain(&parts[67..]).collect();
+            let y = DTensor::cat(&ins, 0)?;
+            let inputs =
+                &y.history.as_ref().expect("one operand wants a gradient").node.call.as_ref().unwrap().inputs;
+            assert_eq!(inputs.iter().position(Option::is_some), Some(66));
+            let gradients = y.mul(&y)?.sum_all()?.backward()?;
+            assert_eq!(gradients.get(&leaf).unwrap().full_tensor()?.to_f64_vec(), [132.0; 3]);
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+}

@@ -21,9 +21,10 @@ mod redistribution;
 mod run;
 mod search;
 mod shared_gather;
+mod shared_positions;
+mod shared_reduction;
 mod span;
 mod states;
-mod together;
 mod unit_hops;
 
 #[cfg(test)]
@@ -40,7 +41,6 @@ pub(crate) use run::Move;
 pub(super) use run::{InFlight, find, find_in_unit};
 pub(super) use search::cheapest_time;
 pub(super) use shared_gather::{shard_places, shared_time, sharing, start_sharing};
+pub(super) use shared_positions::GradientBuffer;
+pub(super) use shared_reduction::{ReductionGroup, ReductionInFlight, reductions_sharing, run_sharing};
 pub(super) use states::sample_coords;
-pub(super) use together::{
-    GradientBuffer, ReductionInFlight, buffer_of, reductions_sharing, run_together, start_reductions,
-};

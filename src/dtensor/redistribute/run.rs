@@ -12,7 +12,7 @@ use super::even_shards::EvenShards;
 use super::lower::{ExchangeStage, FoldStage, StackedShape, Stage, lower};
 use super::redistribution::{ExchangeKind, Redistribution};
 use super::span::move_span;
-use crate::comm::{CallContext, Group, Lineage, Network, Pending, Reduce};
+use crate::comm::{CallContext, Lineage, Network, Pending};
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::mesh::interned::ENTRIES_LEN;
 use crate::dtensor::mesh::mesh_caches::{CachePlace, MeshCache};
@@ -158,14 +158,6 @@ impl Move {
     /// Returns the plan that this move runs.
     pub(in crate::dtensor) fn plan(&self) -> &Redistribution {
         &self.plan
-    }
-
-    /// Returns the reduction and its group, if the move is a single all-reduce.
-    pub(in crate::dtensor) fn only_all_reduce(&self) -> Option<(&Group, &Reduce)> {
-        match &self.stages[..] {
-            [Stage::AllReduce { group, reduce }] => Some((group, reduce)),
-            _ => None,
-        }
     }
 
     /// Runs the stages up to the first that communicates, and starts that.

@@ -3,24 +3,15 @@
 use std::rc::Rc;
 
 use super::dtensor::DTensor;
-use crate::comm::{Group, Lineage, Reduce};
+use crate::comm::Lineage;
 use crate::dtensor::mesh::tensor_meta::TensorMeta;
-use crate::dtensor::redistribute;
+use crate::dtensor::redistribute::{self, Move, run_sharing};
 use crate::error::Result;
-use crate::tensor::{DType, Shape, Tensor};
-
-/// Reductions of one dtype over one group that share a message.
-struct ReductionBucket {
-    group: Group,
-    dtype: DType,
-    /// Per tensor: its index in the call, how it is folded, and the metadata of the result.
-    members: Vec<(usize, Reduce, Rc<TensorMeta>)>,
-}
+use crate::tensor::Tensor;
 
 impl DTensor {
-    /// Applies [`DTensor::reduce_partial`] to each tensor, with the same bits. Tensors that are reduced over the same
-    /// ranks share one all-gather of every rank's partial values, so each rank receives the partial values of all
-    /// other ranks whole. Meant for many small tensors, such as the squared norms of all gradients.
+    /// Applies [`DTensor::reduce_partial`] to each tensor, with the same bits. Tensors of one shape that are
+    /// reduced over the same axes share one call, in which each rank receives the partial values of all other ranks. Meant for many small tensors, such as the squared norms of all gradients.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -37,64 +28,28 @@ impl DTensor {
     /// # Errors
     /// Returns an error if communication fails.
     pub fn reduce_partials(xs: &[DTensor]) -> Result<Vec<DTensor>> {
-        let mut buckets: Vec<ReductionBucket> = Vec::new();
+        let Some(mesh) = xs.first().map(|x| &x.mesh) else { return Ok(Vec::new()) };
         let mut done: Vec<Option<DTensor>> = vec![None; xs.len()];
+        let (mut indices, mut metas): (Vec<usize>, Vec<Rc<TensorMeta>>) = Default::default();
+        let (mut moves, mut locals): (Vec<Rc<Move>>, Vec<Tensor>) = Default::default();
         for (i, x) in xs.iter().enumerate() {
-            let meta = x.mesh.intern(x.meta.spec().with_layout(x.layout().reduced())?)?;
-            let m = redistribute::find(&x.mesh, &x.meta, &meta)?;
-            let Some((group, reduce)) = m.only_all_reduce().filter(|_| x.history.is_none()) else {
+            if x.history.is_some() || !x.mesh.same(mesh) {
                 done[i] = Some(x.reduce_partial()?);
                 continue;
-            };
-            let like =
-                |b: &&mut ReductionBucket| b.group.ranks() == group.ranks() && b.dtype == x.local.dtype();
-            match buckets.iter_mut().find(like) {
-                Some(bucket) => bucket.members.push((i, reduce.clone(), meta)),
-                None => buckets.push(ReductionBucket {
-                    group: group.clone(),
-                    dtype: x.local.dtype(),
-                    members: vec![(i, reduce.clone(), meta)],
-                }),
             }
+            let meta = x.mesh.intern(x.meta.spec().with_layout(x.layout().reduced())?)?;
+            let by = redistribute::find(&x.mesh, &x.meta, &meta)?;
+            indices.push(i);
+            metas.push(meta);
+            moves.push(by);
+            locals.push(x.local.clone());
         }
-        for bucket in buckets {
-            bucket.run(xs, &mut done)?;
+        let _lineage = Lineage::of_all(indices.iter().map(|&i| xs[i].lineage)).enter();
+        let reduced = run_sharing(mesh, &moves, locals)?;
+        for ((i, meta), local) in indices.into_iter().zip(metas).zip(reduced) {
+            done[i] = Some(DTensor::wrap(mesh, local, meta, xs[i].lineage));
         }
-        Ok(done.into_iter().map(|x| x.expect("each is alone or in a bucket")).collect())
-    }
-}
-
-impl ReductionBucket {
-    fn run(&self, xs: &[DTensor], done: &mut [Option<DTensor>]) -> Result<()> {
-        let len = |member: usize, reduce: &Reduce| reduce.part_shape(member).numel();
-        let total = |member: usize| self.members.iter().map(|(_, r, _)| len(member, r)).sum::<usize>();
-        let shapes: Vec<Shape> = (0..self.group.len()).map(|m| [total(m)].into()).collect();
-        let device = xs[self.members[0].0].mesh.device();
-        let mut mine = Tensor::uninit_on(device, self.dtype, shapes[self.group.index()].clone())?;
-        let mut at = 0;
-        for (i, ..) in &self.members {
-            let x = &xs[*i].local;
-            x.copy_block(&mut mine, x.shape(), (0, x.strides()), (at, &x.shape().strides()))?;
-            at += x.numel();
-        }
-        let _lineage = Lineage::of_all(self.members.iter().map(|(i, ..)| xs[*i].lineage)).enter();
-        let all = self.group.all_gather(&mine, &shapes)?;
-        let mut starts = vec![0; self.group.len()];
-        for (i, reduce, meta) in &self.members {
-            let part = |(member, all): (usize, &Tensor)| {
-                let len = len(member, reduce);
-                starts[member] += len;
-                all.narrow(0, starts[member] - len, len)?.reshape(reduce.part_shape(member))
-            };
-            let parts = all.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
-            let x = &xs[*i];
-            done[*i] = Some(DTensor::wrap(&x.mesh, reduce.fold(&parts)?, meta.clone(), x.lineage));
-        }
-        let others = (0..self.group.len()).filter(|m| *m != self.group.index()).map(total).sum::<usize>();
-        if let Some((i, ..)) = self.members.first() {
-            xs[*i].mesh.count_call(self.dtype.bytes_of(others));
-        }
-        Ok(())
+        Ok(done.into_iter().flatten().collect())
     }
 }
 

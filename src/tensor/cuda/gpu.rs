@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustc_hash::FxHashMap;
 
-use super::device;
-use super::driver::DeviceProperties;
-use super::handle::{DriverResult, Handle};
-use super::lock::lock;
-use super::memory::{DeviceMemoryStats, PoolBlock};
-use super::sources::KernelSource;
-use super::stream::{DeviceBlock, DeviceStream};
 use crate::error::{Error, MemoryFault, Result};
-use crate::tensor::places::take_place;
+use crate::tensor::cuda_device::devices;
+use crate::tensor::cuda_device::driver::DeviceProperties;
+use crate::tensor::cuda_device::handle::{DriverResult, Handle};
+use crate::tensor::cuda_device::lock::lock;
+use crate::tensor::cuda_device::memory::{DeviceMemoryStats, PoolBlock};
+use crate::tensor::cuda_device::sources::KernelSource;
+use crate::tensor::cuda_device::stream::{DeviceBlock, DeviceStream};
+use crate::tensor::result_places::take_place;
 use crate::tensor::storage::Buffer;
 use crate::tensor::{DType, Device, Shape, Tensor};
 
@@ -72,7 +72,7 @@ impl Gpu {
         if let Some(gpu) = HERE.with_borrow(|here| here.get(&index).cloned()) {
             return Ok(gpu);
         }
-        let device = device::open(index)?;
+        let device = devices::open(index)?;
         let stream = DeviceStream::new(device)?;
         stream.device.register_pool(&stream.pool);
         let gpu = Gpu(Rc::new(GpuState { stream, kernels: RefCell::default() }));
@@ -242,7 +242,7 @@ impl DeviceBlock {
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub fn memory_stats(index: usize) -> Result<DeviceMemoryStats> {
-    Ok(device::open(index)?.counters.stats())
+    Ok(devices::open(index)?.counters.stats())
 }
 
 /// Resets the peaks of [`memory_stats`] to the bytes that are live and reserved now.
@@ -261,7 +261,7 @@ pub fn memory_stats(index: usize) -> Result<DeviceMemoryStats> {
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub fn reset_memory_peaks(index: usize) -> Result<()> {
-    device::open(index)?.counters.reset_peaks();
+    devices::open(index)?.counters.reset_peaks();
     Ok(())
 }
 
@@ -281,7 +281,7 @@ pub fn reset_memory_peaks(index: usize) -> Result<()> {
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub fn set_memory_limit(index: usize, bytes: usize) -> Result<()> {
-    let device = device::open(index)?;
+    let device = devices::open(index)?;
     device.counters.set_limit(bytes);
     if device.counters.stats().reserved_bytes > bytes {
         device.clear_pools();

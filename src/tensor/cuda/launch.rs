@@ -8,12 +8,12 @@ use std::sync::Arc;
 use bytemuck::NoUninit;
 use smallvec::SmallVec;
 
-use super::device::CudaDevice;
-use super::driver::Grid;
 use super::gpu::{Gpu, KernelEntry, is_checked};
-use super::handle::{Address, DriverResult};
-use super::sources::KernelSource;
 use crate::error::{Error, Result};
+use crate::tensor::cuda_device::devices::CudaDevice;
+use crate::tensor::cuda_device::driver::Grid;
+use crate::tensor::cuda_device::handle::{Address, DriverResult};
+use crate::tensor::cuda_device::sources::KernelSource;
 use crate::tensor::{DType, Tensor, short_list};
 
 /// A kernel about to be launched: [`Gpu::kernel`] makes it, the methods add its arguments in order, and

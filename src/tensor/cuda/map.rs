@@ -7,9 +7,9 @@ use bytemuck::NoUninit;
 use smallvec::SmallVec;
 
 use super::gpu::Gpu;
-use super::sources::KernelSource;
 use super::walk::{INDICES, LAYOUTS, MergedLayouts, StridedLayout};
 use crate::error::Result;
+use crate::tensor::cuda_device::sources::KernelSource;
 use crate::tensor::{DType, Tensor};
 
 /// The kernels that compute a formula. Made by [`formula!`].

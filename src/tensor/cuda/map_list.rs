@@ -4,8 +4,8 @@ use bytemuck::NoUninit;
 
 use super::gpu::Gpu;
 use super::map::{PACK_BYTES, THREADS, blocks};
-use super::sources::KernelSource;
 use crate::error::Result;
+use crate::tensor::cuda_device::sources::KernelSource;
 use crate::tensor::{DType, Tensor, sort_by_key};
 
 /// The maximum number of calls of one launch, as in `kernels/cuda/pointwise.cuh`.

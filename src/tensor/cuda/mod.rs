@@ -21,51 +21,40 @@
 //!
 //! Missing: copies between two devices that do not pass through the host; CUDA graphs.
 
-mod blas;
 mod copy;
-mod device;
-mod driver;
-pub(crate) mod fault;
 mod fold;
 mod gemm;
 mod gpu;
-mod handle;
-mod images;
 mod launch;
-mod lock;
 mod map;
 mod map_list;
-mod memory;
-mod module;
-#[cfg(feature = "cuda")]
-pub mod nvidia;
 mod packs;
-mod pinned;
 pub(crate) mod reduce;
 mod rows;
 mod side;
-mod sources;
-mod stream;
 mod transfer;
 mod walk;
 
-pub use blas::{Blas, Matrix, Product};
+pub use super::cuda_device::blas::{Blas, Matrix, Product};
+pub use super::cuda_device::devices::{devices_len, install, is_available, unavailable_reason};
+pub use super::cuda_device::driver::{CopyDirection, DeviceProperties, Driver, Grid, KernelProgram};
+pub(crate) use super::cuda_device::fault;
+pub use super::cuda_device::handle::{Address, DriverError, DriverResult, Handle};
+pub use super::cuda_device::memory::DeviceMemoryStats;
+pub use super::cuda_device::module::compile_ahead;
+#[cfg(feature = "cuda")]
+pub use super::cuda_device::nvidia;
+pub use super::cuda_device::sources::{KernelSource, OPTIONS, headers, programs};
+pub(crate) use super::cuda_device::stream::StreamPoison;
 pub(crate) use copy::{cast, copy_block, fill};
-pub use device::{devices_len, install, is_available, unavailable_reason};
-pub use driver::{CopyDirection, DeviceProperties, Driver, Grid, KernelProgram};
 pub use fold::fold;
 pub use gemm::{gemm, set_tf32};
 pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_limit};
-pub use handle::{Address, DriverError, DriverResult, Handle};
 pub use launch::{Extent, KernelLaunch};
 pub(crate) use map::{FormulaKernels, formula, map, map_to};
 pub(crate) use map_list::{ListKernels, map_list};
-pub use memory::DeviceMemoryStats;
-pub use module::compile_ahead;
 pub(crate) use packs::{is_aligned, pack_len};
 pub(crate) use reduce::reduce;
 pub(crate) use rows::{RowEntries, RowLaunch, entries, statistic};
 pub(crate) use side::{PoisonHandle, SideStream, StreamMark};
-pub use sources::{KernelSource, OPTIONS, headers, programs};
-pub(crate) use stream::{DeviceBlock, StreamPoison};
 pub(crate) use transfer::{download, upload};

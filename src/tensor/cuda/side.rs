@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::driver::Driver;
 use super::gpu::Gpu;
-use super::handle::{Address, DriverError, DriverResult, Handle};
-use super::stream::{DeviceStream, StreamPoison};
 use crate::error::{Error, Result};
+use crate::tensor::cuda_device::driver::Driver;
+use crate::tensor::cuda_device::handle::{Address, DriverError, DriverResult, Handle};
+use crate::tensor::cuda_device::stream::{DeviceStream, StreamPoison};
 use crate::tensor::{Device, Tensor};
 
 /// A stream that belongs to no thread. The tensors that it reads and writes stay allocated until it has done so.

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::driver::CopyDirection;
 use super::gpu::Gpu;
-use super::lock::lock;
-use super::stream::DeviceStream;
 use crate::error::Result;
+use crate::tensor::cuda_device::driver::CopyDirection;
+use crate::tensor::cuda_device::lock::lock;
+use crate::tensor::cuda_device::stream::DeviceStream;
 use crate::tensor::{DType, Tensor};
 
 /// The most bytes that one buffer takes.

@@ -16,7 +16,7 @@ use crate::comm::{Rank, Spmd, Tally};
 use crate::dtensor::{DeviceMesh, Reduction};
 use crate::error::Result;
 use crate::tensor::Device;
-use crate::testing::quiet::quiet_panics_here;
+use crate::testing::expected_panics::quiet_panics_here;
 
 /// The meshes on which programs run unless the caller names others.
 const MESHES: [&str; 5] = ["a=2", "a=3", "a=4", "a=2,b=2", "a=2,b=3"];

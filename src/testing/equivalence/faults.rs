@@ -10,7 +10,7 @@ use super::scenario::Scenario;
 use crate::comm::{BusyWork, Call, Channel, Engine, Rank, Reduce, Request, Route, Spmd};
 use crate::error::{CommFault, Error, Failure, Result};
 use crate::tensor::{DType, Shape, Tensor};
-use crate::testing::quiet::quiet_panics_here;
+use crate::testing::expected_panics::quiet_panics_here;
 use crate::testing::values::mix;
 
 /// The deadline of runs with a fault, unless the caller sets one.

@@ -20,8 +20,8 @@ use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
 use crate::testing::shards::{elements_of, global_index};
 use crate::testing::values::{bits_differ, first_difference, mix, ordinary, ordinary_values, tensor};
 
-use super::apart::{eval_apart, have_common_boxes};
 use super::axis_rows::{AxisCuts, by_boxes, placement, ragged_cuts, specs};
+use super::local_evaluation::{eval_apart, have_common_boxes};
 use super::verdict::Discrepancy;
 
 /// The result of a judgement that finds no difference.

@@ -6,8 +6,8 @@
 //! contribution, the only tolerance here (`row_bound`). If an element of the result is infinite, contributions to its
 //! sum may add up to NaN (`inf - inf`); that is not counted as a difference.
 
-use super::apart::{eval_apart, have_common_boxes};
 use super::axis_rows::{by_boxes, flattened, is_spread, placement, ragged_cuts, specs};
+use super::local_evaluation::{eval_apart, have_common_boxes};
 use super::verdict::Discrepancy;
 use crate::error;
 use crate::ops::{AxisPlacement, Meta, RaggedCut, Row, Sample, eval_whole};

@@ -2,10 +2,10 @@
 //!
 //! [`judge`] says what is compared; `fast` compares values, `exact` compares bits.
 
-mod apart;
 mod axis_rows;
 mod exact;
 mod fast;
+mod local_evaluation;
 mod resized;
 mod sample_judge;
 mod verdict;

@@ -10,7 +10,7 @@ use super::verdict::{Discrepancy, Verdict};
 use crate::ops::{AxisPlacement, MeshAxis, Meta, RaggedCut, Row, Sample, broken_clause, rows_on_axis};
 use crate::placement::Mesh;
 use crate::tensor::DType;
-use crate::testing::quiet::caught;
+use crate::testing::expected_panics::caught;
 use crate::testing::values::{SplitMix, mix, ordinary_values};
 
 /// The number of operands above which only a selection of the unlisted combinations is judged.

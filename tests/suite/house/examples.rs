@@ -134,7 +134,7 @@ pub fn functions() -> Vec<PublicFunction> {
 /// The methods that `DTensor` has by rows of the pointwise table.
 fn table_rows(sources: &[Source]) -> Vec<PublicFunction> {
     let of = |path: &str| sources.iter().find(|s| s.path.ends_with(path)).expect("the table and its methods");
-    let template = template_has_example(&items(of("dtensor/methods/pointwise.rs")));
+    let template = template_has_example(&items(of("dtensor/methods/pointwise/table.rs")));
     let mut found = Vec::new();
     let tables = |s: &&Source| s.path.parent().is_some_and(|p| p.ends_with("ops/pointwise/table"));
     for table in sources.iter().filter(tables) {

@@ -1,11 +1,11 @@
-//! Links between pages lead to files and headings that exist, and the book's table of contents names every page of it.
+//! Links between pages lead to files and headings that exist, comments and pages name files that exist, and the book's table of contents names every page of it.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use super::prose::{pages, relative};
-use super::source::root;
+use super::source::{Part, files, parts, root};
 
 #[test]
 fn links_of_pages_lead_somewhere() {
@@ -21,6 +21,43 @@ fn links_of_pages_lead_somewhere() {
     }
     assert!(seen > 10, "only {seen} links are read");
     assert!(wrong.is_empty(), "broken links:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn comments_and_pages_name_files_that_exist() {
+    let folders = ["src", "kernels", "tests", "benches", "examples"];
+    let all: Vec<_> = folders.iter().flat_map(|folder| files(&root().join(folder))).collect();
+    let there: Vec<String> = all.iter().map(|path| format!("/{}", relative(path))).collect();
+    let (mut wrong, mut seen) = (Vec::new(), 0);
+    for path in pages().into_iter().chain(all).filter(|p| !relative(p).starts_with("tests/suite/house")) {
+        let text = fs::read_to_string(&path).expect("files can be read");
+        let is_page = path.extension().is_some_and(|e| e == "md");
+        let said: String = match is_page {
+            true => text,
+            false => parts(&text)
+                .into_iter()
+                .filter(|(p, _)| *p == Part::Comment)
+                .map(|(_, at)| &text[at])
+                .collect(),
+        };
+        for name in file_names(&said) {
+            seen += 1;
+            if !there.iter().any(|path| path.ends_with(&format!("/{name}"))) {
+                wrong.push(format!("{}: {name}", relative(&path)));
+            }
+        }
+    }
+    assert!(seen > 50, "only {seen} names of files are read");
+    assert!(wrong.is_empty(), "no such files:\n{}", wrong.join("\n"));
+}
+
+/// The names of Rust and CUDA files in a text that have a folder.
+fn file_names(text: &str) -> Vec<&str> {
+    let words = text.split(|c: char| !c.is_alphanumeric() && !"_-./{}*".contains(c));
+    let names = words.map(|word| word.trim_matches(['.', '/']));
+    let is_file =
+        |name: &str| [".rs", ".cu", ".cuh"].iter().any(|end| name.ends_with(end)) && name.contains('/');
+    names.filter(|name| is_file(name) && !name.contains(['{', '*'])).collect()
 }
 
 #[test]
@@ -156,4 +193,6 @@ fn links_and_anchors_are_read() {
     assert_eq!(is_broken(&page, text, "#twice-1"), None);
     assert!(is_broken(&page, text, "#thrice").is_some() && is_broken(&page, text, "no/such.md").is_some());
     assert_eq!(is_broken(&page, text, "https://example.org/x.md"), None);
+    let text = "See `a/b.rs`, [c](../src/c.cuh), x.rs, https://docs.rs and a/{d,e}.rs.";
+    assert_eq!(file_names(text), ["a/b.rs", "src/c.cuh"]);
 }

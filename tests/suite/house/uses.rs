@@ -18,7 +18,7 @@ pub struct Use {
 pub enum UseScope {
     /// This file.
     Private,
-    /// Others of the crate: `pub(crate)`, `pub(super)`.
+    /// Others of the crate: `pub(crate)`, `pub(super)`, `pub(in crate::room)`.
     Crate,
     /// `pub`.
     Public,
@@ -42,7 +42,7 @@ pub fn take_uses(code: &str) -> (String, Vec<Use>) {
             continue;
         }
         let before = code[..at].trim_end();
-        let restricted = before.rsplit_once("pub(").filter(|(_, v)| !v.contains('\n') && v.len() < 16);
+        let restricted = before.rsplit_once("pub(").filter(|(_, to)| to.find(')') == Some(to.len() - 1));
         let scope = match () {
             () if before.ends_with("pub") => UseScope::Public,
             () if before.ends_with(')') && restricted.is_some() => UseScope::Crate,

@@ -1,0 +1,4 @@
+//! Checkpoints that are read: opened, and loaded into any layout.
+
+pub(super) mod checkpoint;
+pub(super) mod load;
