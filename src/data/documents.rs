@@ -218,11 +218,11 @@ fn scan(
 
 /// Moves each key to its place. `places` are the numbers from 0 on in some order, and ascend afterwards.
 fn move_to(keys: &mut [u64], places: &mut [u32]) {
-    for i in 0..keys.len() {
-        while places[i] as usize != i {
-            let place = places[i] as usize;
-            keys.swap(i, place);
-            places.swap(i, place);
+    for index in 0..keys.len() {
+        while places[index] as usize != index {
+            let place = places[index] as usize;
+            keys.swap(index, place);
+            places.swap(index, place);
         }
     }
 }
@@ -238,18 +238,18 @@ mod tests {
     /// Packs pieces of these lengths, and returns each row's pieces by their numbers.
     fn packed(lens: &[usize], block: usize) -> Vec<Vec<usize>> {
         let form = PieceForm { longest: block, start_bits: 32 };
-        let keys = lens.iter().enumerate().map(|(at, &len)| form.key(at as u64, len)).collect();
+        let keys = lens.iter().enumerate().map(|(number, &len)| form.key(number as u64, len)).collect();
         let rows = PackedIndex::best_fit(vec![0], keys, form).unwrap();
-        (0..rows.len()).map(|row| rows.row(row).map(|(_, at)| at).collect()).collect()
+        (0..rows.len()).map(|row| rows.row(row).map(|(_, number)| number).collect()).collect()
     }
 
     /// Packs by the definition, with lists of rows and of their pieces.
     fn expected(lens: &[usize], block: usize) -> Vec<Vec<usize>> {
         let mut order: Vec<usize> = (0..lens.len()).collect();
-        order.sort_by_key(|&at| Reverse(lens[at]));
+        order.sort_by_key(|&number| Reverse(lens[number]));
         let (mut rows, mut open) = (Vec::new(), BTreeMap::<usize, Vec<usize>>::new());
-        for at in order {
-            let found = open.range(lens[at]..).next().map(|(&space, _)| space);
+        for number in order {
+            let found = open.range(lens[number]..).next().map(|(&space, _)| space);
             let (row, space) = match found {
                 Some(space) => (open.get_mut(&space).unwrap().pop().unwrap(), space),
                 None => {
@@ -258,9 +258,9 @@ mod tests {
                 }
             };
             open.retain(|_, rows| !rows.is_empty());
-            rows[row].push(at);
-            if space > lens[at] {
-                open.entry(space - lens[at]).or_default().push(row);
+            rows[row].push(number);
+            if space > lens[number] {
+                open.entry(space - lens[number]).or_default().push(row);
             }
         }
         rows
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn each_piece_takes_the_tightest_row() {
         let by_len = |lens: &[usize]| -> Vec<Vec<usize>> {
-            packed(lens, 10).iter().map(|row| row.iter().map(|&at| lens[at]).collect()).collect()
+            packed(lens, 10).iter().map(|row| row.iter().map(|&number| lens[number]).collect()).collect()
         };
         assert_eq!(by_len(&[3, 10, 6, 7, 4, 1]), [vec![10], vec![7, 3], vec![6, 4], vec![1]]);
         // 2 goes to the row of 8, whose space it fills, and not to that of 7.

@@ -52,12 +52,12 @@ impl BatchPart {
     pub fn each_row(&self, f: &mut dyn FnMut(usize, Range<usize>, usize) -> Result<()>) -> Result<()> {
         let (block, mut done) = (self.block, Ok(()));
         self.region.runs(&Shape::from([self.batch, block]), |global, mut local, mut len| {
-            let mut at = global as usize;
+            let mut element = global as usize;
             while len > 0 && done.is_ok() {
-                let (row, column) = (at / block, at % block);
+                let (row, column) = (element / block, element % block);
                 let here = len.min(block - column);
                 done = f(row, column..column + here, local);
-                (at, local, len) = (at + here, local + here, len - here);
+                (element, local, len) = (element + here, local + here, len - here);
             }
         });
         done
@@ -93,12 +93,12 @@ impl LocalBatch {
 }
 
 impl BatchLists<'_> {
-    pub fn put(&mut self, at: usize, element: RowElement) {
-        self.tokens[at] = element.token;
-        self.targets[at] = element.target;
+    pub fn put(&mut self, index: usize, element: RowElement) {
+        self.tokens[index] = element.token;
+        self.targets[index] = element.target;
         if let (Some(documents), Some(positions)) = (&mut self.documents, &mut self.positions) {
-            documents[at] = element.document;
-            positions[at] = element.position;
+            documents[index] = element.document;
+            positions[index] = element.position;
         }
     }
 }

@@ -38,14 +38,14 @@ impl ReadAhead {
         let (sender, batches) = channel();
         let (source, of_rank) = (source.clone(), part.clone());
         let read = move || {
-            let (mut at, mut order) = (first, EpochOrder::default());
+            let (mut sample, mut order) = (first, EpochOrder::default());
             for mut batch in empty {
-                let read = source.read(at, &of_rank, &mut order, &mut batch).map(|()| batch);
+                let read = source.read(sample, &of_rank, &mut order, &mut batch).map(|()| batch);
                 let failed = read.is_err();
                 if sender.send(read).is_err() || failed {
                     return;
                 }
-                at += source.config().batch as u64;
+                sample += source.config().batch as u64;
             }
         };
         let (rooms, batches) = (Some(rooms), Some(Mutex::new(batches)));
@@ -125,7 +125,7 @@ mod tests {
     fn source(name: &str, bad: Option<usize>) -> (Arc<TokenSource>, BatchPart) {
         let path = std::env::temp_dir().join(format!("isoshard-ahead-{name}-{}", std::process::id()));
         let mut bytes = [0; 202];
-        bad.into_iter().for_each(|at| bytes[2 * at] = 9);
+        bad.into_iter().for_each(|index| bytes[2 * index] = 9);
         fs::write(&path, bytes).unwrap();
         let file = TokenFile::open(&path, TokenWidth::U16).unwrap();
         fs::remove_file(path).unwrap();

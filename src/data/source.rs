@@ -116,11 +116,11 @@ impl TokenSource {
     ) -> Result<()> {
         let mut checked = CheckedFiles::default();
         let mut lists = out.lists()?;
-        part.each_row(&mut |row, columns, at| {
+        part.each_row(&mut |row, columns, offset| {
             let sample = order.sample(self, first + row as u64)?;
             self.row(sample, &mut checked, &mut |column, element| {
                 if columns.contains(&column) {
-                    lists.put(at + column - columns.start, element);
+                    lists.put(offset + column - columns.start, element);
                 }
             })
         })
@@ -144,8 +144,8 @@ impl TokenSource {
         }
     }
 
-    fn window(&self, file: &TokenFile, at: usize, each: &mut dyn FnMut(usize, RowElement)) -> Result<()> {
-        let mut tokens = self.checked(file, at..at + self.config.block + 1);
+    fn window(&self, file: &TokenFile, start: usize, each: &mut dyn FnMut(usize, RowElement)) -> Result<()> {
+        let mut tokens = self.checked(file, start..start + self.config.block + 1);
         let mut token = tokens.next().expect("a window has a token")?;
         let end = self.end_of_text().map(i64::from);
         let (mut document, mut position) = (0, 0);
@@ -171,10 +171,10 @@ impl TokenSource {
         let (block, end) = (self.config.block, self.end_of_text().expect("packed documents have an end"));
         let end = i64::from(end);
         let (mut column, mut document) = (0, 0);
-        for (file, at) in rows.row(number) {
+        for (file, start) in rows.row(number) {
             let file = checked.file(&self.files, file)?;
             // A piece ends with the end of text, with the file, or when it is as long as a row.
-            let mut tokens = self.checked(file, at..file.len().min(at + block + 1));
+            let mut tokens = self.checked(file, start..file.len().min(start + block + 1));
             let mut token = tokens.next().expect("a piece has a token")?;
             for (position, target) in tokens.enumerate() {
                 let target = target?;
@@ -211,9 +211,11 @@ impl TokenSource {
         range: Range<usize>,
     ) -> impl Iterator<Item = Result<i64>> + use<'a> {
         let vocabulary = self.config.vocabulary;
-        range.clone().zip(file.tokens(range)).map(move |(at, token)| match (token as usize) < vocabulary {
-            true => Ok(i64::from(token)),
-            false => Err(file.beyond(at, token, vocabulary)),
+        range.clone().zip(file.tokens(range)).map(move |(position, token)| {
+            match (token as usize) < vocabulary {
+                true => Ok(i64::from(token)),
+                false => Err(file.beyond(position, token, vocabulary)),
+            }
         })
     }
 }
@@ -233,14 +235,14 @@ impl EpochOrder {
     /// Returns the number, in the files' order, of a sample that is counted over all epochs.
     fn sample(&mut self, source: &TokenSource, number: u64) -> Result<u64> {
         let samples = source.len();
-        let (epoch, at) = (number / samples, number % samples);
-        let Some(seed) = source.seed else { return Ok(at) };
+        let (epoch, sample) = (number / samples, number % samples);
+        let Some(seed) = source.seed else { return Ok(sample) };
         if self.0.as_ref().is_none_or(|(known, _)| *known != epoch) {
             let draw = Draw { seed, number: epoch };
             self.0 = Some((epoch, Permutation::new(draw, samples)));
         }
         let (_, permutation) = self.0.as_ref().expect("just set");
-        permutation.at(at)
+        permutation.at(sample)
     }
 }
 

@@ -268,8 +268,8 @@ impl Export<'_> {
 fn copy_part(part: &PiecePart, values: &Tensor, whole: &mut Tensor) -> Result<()> {
     let values = values.to_device(Device::Cpu)?.contiguous()?;
     let (values, whole) = (values.as_slice::<f32>()?, whole.make_mut::<f32>()?);
-    part.rows(part.first, part.first + part.numel(), |at, in_tensor, step, len| {
-        let row = values[at - part.first..][..len].iter();
+    part.rows(part.first, part.first + part.numel(), |element, in_tensor, step, len| {
+        let row = values[element - part.first..][..len].iter();
         row.enumerate().for_each(|(i, x)| whole[in_tensor + i * step] = *x);
     });
     Ok(())

@@ -144,12 +144,12 @@ impl HuggingFaceFormat {
             let start = start as usize;
             for (piece, parts) in &pieces {
                 for run in piece.runs(start..start + len) {
-                    let at = local + (run.param_start - start);
+                    let offset = local + (run.param_start - start);
                     copy(
                         parts,
                         sources,
                         run.piece_start..run.piece_start + run.len,
-                        &mut out[at..at + run.len],
+                        &mut out[offset..offset + run.len],
                     );
                 }
             }

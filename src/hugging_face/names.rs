@@ -54,19 +54,19 @@ impl PiecePart {
     /// Calls `f(element of the piece, element of the tensor, step in the tensor, length)` for each row of the part
     /// among the elements `start..end` of the piece.
     pub fn rows(&self, start: usize, end: usize, mut f: impl FnMut(usize, usize, usize, usize)) {
-        let (mut at, end) = (start.max(self.first), end.min(self.first + self.numel()));
+        let (mut element, end) = (start.max(self.first), end.min(self.first + self.numel()));
         let row = self.dims.last().copied().unwrap_or(1);
-        while at < end {
-            let within = at - self.first;
+        while element < end {
+            let within = element - self.first;
             let mut rest = within;
             let mut in_tensor = self.offset;
             for (n, step) in self.dims.iter().zip(&self.steps).rev() {
                 in_tensor += rest % n * step;
                 rest /= n;
             }
-            let len = (row - within % row).min(end - at);
-            f(at, in_tensor, self.steps.last().copied().unwrap_or(1), len);
-            at += len;
+            let len = (row - within % row).min(end - element);
+            f(element, in_tensor, self.steps.last().copied().unwrap_or(1), len);
+            element += len;
         }
     }
 }
@@ -188,8 +188,8 @@ impl NameList<'_> {
     /// Adds the mixture of experts of layer `i`.
     fn experts(&mut self, i: usize, form: ExpertForm) {
         let config = self.config;
-        let of = config.experts.as_ref().expect("the layer has one");
-        let (width, hidden, count) = (config.width, of.hidden, of.experts);
+        let mixture = config.experts.as_ref().expect("the layer has one");
+        let (width, hidden, count) = (config.width, mixture.hidden, mixture.experts);
         let own = |name: &str| format!("h.{i}.moe.{name}");
         let mixtral = config.architecture == Architecture::Mixtral;
         let (layer, maps) = match (mixtral, form) {
@@ -228,7 +228,7 @@ impl NameList<'_> {
                 self.add(&format!("{layer}.experts.down_proj"), &[count, width, hidden], down);
             }
         }
-        if let Some(hidden) = of.shared_hidden {
+        if let Some(hidden) = mixture.shared_hidden {
             self.gated(&format!("{layer}.shared_expert"), &own("shared"), hidden, false);
             self.same(&format!("{layer}.shared_expert_gate.weight"), &own("shared_gate.weight"), &[1, width]);
         }

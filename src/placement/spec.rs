@@ -482,7 +482,7 @@ mod tests {
                 (0..4).map(|rank| Spec::parse(text, &Mesh::parse("dp=2,tp=2", rank).unwrap()).unwrap());
             let first = |s: Spec| {
                 let mut first = None;
-                s.region().runs(&s.shape, |at, _, _| first = first.or(Some(at as usize)));
+                s.region().runs(&s.shape, |index, _, _| first = first.or(Some(index as usize)));
                 (first.unwrap_or(usize::MAX), s.region().numel())
             };
             ranks.map(first).collect()

@@ -1,8 +1,8 @@
 //! Reductions of rows along the [summation tree](crate::sums::tree), many leaves at a time.
 //!
-//! A row of `len` elements is split `depth` times. Node `i` of the `2^depth` nodes at that depth has one element more than
-//! the shortest if the bits of `i` in reversed order are less than the remainder of `len / 2^depth`: a node of odd length
-//! has the longer part on its left. No node has more than [`LEAF`] elements; a leaf that ends one level above is two nodes
+//! A row of `len` elements is split `depth` times. The lengths of the `2^depth` nodes at that depth differ by at most one: node `i`
+//! is a longer one if the bits of `i` in reversed order are less than the remainder of `len / 2^depth`, because a node of odd
+//! length has the longer half on its left. No node has more than [`LEAF`] elements; a leaf that ends one level above is two nodes
 //! of half its length here, which is its own last join. So all nodes at that depth are evaluated alike: those of a *group*
 //! are the [lanes](crate::sums::lanes) of a vector. A group's nodes are neighbours in a row, or in several short rows, and memory
 //! is read in order. Joins of whole levels follow.

@@ -266,8 +266,8 @@ fn is_alike(one: &Move, other: &Move, arrangement: Arrangement) -> bool {
     same_steps
         && match arrangement {
             Arrangement::Stacked => true,
-            // Other trees may still have equal nodes on this call's ranks. Members of a second call may be members of another
-            // first one, and would compare other nodes.
+            // Other trees may still have equal nodes on this call's ranks. Two ranks that share a second call may have been in
+            // different first calls, so their nodes can differ.
             Arrangement::SideBySide => {
                 same_trees() || (one.plan().calls() == 1 && has_same_orders(one, other))
             }
