@@ -58,6 +58,7 @@
     allow(dead_code, unused_imports, unused_macros, reason = "used by modules that this build omits")
 )]
 
+mod base;
 pub mod comm;
 mod error;
 mod files;

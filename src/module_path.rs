@@ -4,9 +4,11 @@ use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::str::Split;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rustc_hash::FxHashSet;
+
+use crate::base::lock;
 
 /// The largest number of paths that a process keeps.
 const PATHS_LEN: usize = 1 << 16;
@@ -100,7 +102,7 @@ impl ModulePath {
     /// assert_eq!(path.to_string(), "h.3.attn");
     /// ```
     pub fn new(path: &str) -> ModulePath {
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&KNOWN);
         intern(known.get_or_insert_default(), path, PATHS_LEN)
     }
 

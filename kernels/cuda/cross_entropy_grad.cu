@@ -1,6 +1,7 @@
 // dy (factor e^(logits - m) / s - nll onehot(target)), and 0 in ignored rows.
 //
 // Long rows are divided into pieces, one per block; in short rows, threads count through all elements (pieces.cuh).
+// One dtype at a time: f64, f32, f16, bf16.
 #include "cross_entropy.cuh"
 #include "pieces.cuh"
 

@@ -1,4 +1,5 @@
 // (x - mean) / sqrt(variance + eps) * weight + bias along rows.
+// One dtype at a time: f64, f32, f16, bf16.
 #include "norm.cuh"
 
 template <class T, class Row>

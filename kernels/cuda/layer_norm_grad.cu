@@ -1,4 +1,5 @@
 // The gradients of layer_norm: dx by rows; dw and db by columns, as nodes that src/ops/norm/cuda.rs adds up.
+// One dtype at a time: f64, f32, f16, bf16.
 #include "norm.cuh"
 
 template <class T, class Row>

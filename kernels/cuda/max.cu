@@ -1,4 +1,5 @@
 // Maxima over any dims: one launch per dim, from the innermost reduced dim outwards.
+// One dtype at a time: f64, f32, f16, bf16, i64, i32, u8.
 #include "reduce.cuh"
 
 #define SAME(T) REDUCTION_IN_ANY_ORDER(Max, T)

@@ -2,7 +2,7 @@
 #pragma once
 #include "iso.cuh"
 
-// The codes are those of src/tensor/cuda_device/fault.rs.
+// The codes are those of src/ops/random/cuda.
 enum RandomFault : u32 {
   BERNOULLI_PROBABILITY = 600,
   EXPONENTIAL_RATE = 601,

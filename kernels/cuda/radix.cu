@@ -1,4 +1,4 @@
-// A stable sort of 32-bit keys, 8 bits per pass (src/ops/order/radix.rs). Each block counts the digits of its range; the
+// A stable sort of 32-bit keys, 8 bits per pass (src/ops/index/radix.rs). Each block counts the digits of its range; the
 // offsets are ordered by digit, then block; each block places its range in order.
 #include "iso.cuh"
 

@@ -1,4 +1,5 @@
 // x / sqrt(mean(x^2) + eps) * weight along rows.
+// One dtype at a time: f64, f32, f16, bf16.
 #include "norm.cuh"
 
 template <class T, class Row>

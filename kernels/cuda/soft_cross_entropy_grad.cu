@@ -1,6 +1,7 @@
 // dy (sum e^(logits - m) / s - q), with the sum of each row of q as a number or in `sums`.
 //
 // Long rows are divided into pieces, one per block; in short rows, threads count through all elements (pieces.cuh).
+// One dtype at a time: f64, f32, f16, bf16.
 #include "num.cuh"
 #include "pieces.cuh"
 

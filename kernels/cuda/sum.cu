@@ -1,5 +1,6 @@
 // Sums over any dims: one launch per dim, from the innermost reduced dim outwards. Narrow integers and bools are summed
 // in i64.
+// One dtype at a time: f64, f32, f16, bf16, i64, i32, u8, bool.
 #include "reduce.cuh"
 
 #define SAME(T) REDUCTION(Sum, T)

@@ -81,7 +81,7 @@ impl PackedIndex {
         let (mut keys, mut before, mut sum) = (Vec::new(), Vec::new(), 0);
         for file in files {
             before.push(sum);
-            checksums.push(scan(file, (end, vocabulary), &mut |first, end| {
+            checksums.push(scan(file, end, vocabulary, &mut |first, end| {
                 let mut start = first;
                 while start + 1 < end {
                     let len = form.longest.min(end - 1 - start);
@@ -193,7 +193,8 @@ impl PackedIndex {
 /// checksum.
 fn scan(
     file: &TokenFile,
-    (end, vocabulary): (u32, usize),
+    end: u32,
+    vocabulary: usize,
     document: &mut dyn FnMut(usize, usize) -> Result<()>,
 ) -> Result<u32> {
     let mut checksum = crc32fast::Hasher::new();
@@ -215,13 +216,13 @@ fn scan(
     Ok(checksum.finalize())
 }
 
-/// Moves each of `all` to its place. `places` are the numbers from 0 on in some order, and ascend afterwards.
-fn move_to(all: &mut [u64], places: &mut [u32]) {
-    for index in 0..all.len() {
-        while places[index] as usize != index {
-            let place = places[index] as usize;
-            all.swap(index, place);
-            places.swap(index, place);
+/// Moves each key to its place. `places` are the numbers from 0 on in some order, and ascend afterwards.
+fn move_to(keys: &mut [u64], places: &mut [u32]) {
+    for i in 0..keys.len() {
+        while places[i] as usize != i {
+            let place = places[i] as usize;
+            keys.swap(i, place);
+            places.swap(i, place);
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Reading of later batches on a thread of its own.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use super::local_batch::{BatchPart, LocalBatch};
 use super::source::{EpochOrder, TokenSource};
+use crate::base::unpoisoned;
 use crate::error::{Error, Result};
 
 /// A thread that reads one rank's part of the batches from a sample on, a bounded number ahead. It ends when this value
@@ -90,7 +91,7 @@ impl ReadAhead {
     pub fn take(&mut self, batch: usize) -> Result<LocalBatch> {
         self.give_rooms()?;
         let batches = self.batches.as_mut().expect("taken only when dropped");
-        let batches = batches.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let batches = unpoisoned(batches.get_mut());
         let read =
             batches.recv().map_err(|_| Error::other("tokens: the thread that reads ahead has ended"))??;
         self.next += batch as u64;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::Read;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
@@ -13,6 +13,7 @@ use tokenizers::{AddedToken, NormalizerWrapper, PostProcessorWrapper};
 use super::text_chunks::TextChunks;
 use super::text_cuts::may_be_cut;
 use super::writer::TokenWriter;
+use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::tensor::open_regular;
@@ -146,12 +147,12 @@ impl Tokenizer {
                 Some(text)
             }
             Err(e) => {
-                *error.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
+                *lock(&error) = Some(e);
                 None
             }
         });
         let trained = inner.train(&mut TrainerWrapper::BpeTrainer(trainer), texts).map(drop);
-        if let Some(error) = error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(error) = unpoisoned(error.into_inner()) {
             return Err(error);
         }
         trained.map_err(|e| failed("train", &*e))?;

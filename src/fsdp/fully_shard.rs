@@ -166,8 +166,8 @@ fn units_of(params: &Params, patterns: &[&str]) -> Result<Vec<(String, Vec<Param
             }
         }
         let name = name.map_or("", |(module, _)| module);
-        let at = *known.entry(name).or_insert(units.len());
-        match units.get_mut(at) {
+        let number = *known.entry(name).or_insert(units.len());
+        match units.get_mut(number) {
             Some((_, ids)) => ids.push(id),
             None => units.push((name.to_string(), vec![id])),
         }
@@ -216,6 +216,30 @@ fn plan_units(
     Ok((placed, sharded))
 }
 
+/// The axes over which the buffer of a unit is cut.
+struct BufferAxes<'a> {
+    params: &'a Params,
+    mesh: &'a Mesh,
+    axes: &'a ShardingAxes,
+    /// The first axis that shards parameters, gradients or states: the plan cuts the buffer along it, in whole blocks.
+    planned: usize,
+    /// The other axes, inside: they cut whole rows of a dim.
+    inner: Vec<usize>,
+}
+
+/// The part of a parameter that the plan's axes leave to each rank.
+struct EqualPart {
+    shape: Shape,
+    tensor: BlockedTensor,
+}
+
+/// The cut of a parameter over the axes of a buffer.
+struct BufferCut {
+    planned: Placement,
+    /// The dim that the inner axes cut.
+    inner_dim: usize,
+}
+
 /// Plans a unit's buffer over the first axis that shards its parameters, gradients or states.
 fn plan_unit(
     params: &Params,
@@ -225,9 +249,40 @@ fn plan_unit(
     ids: &[ParamId],
     blocks: &BlockPolicy,
 ) -> Result<(ShardedUnit, Vec<ParamPlacement>)> {
+    expect_free_axes(params, mesh, axes, ids)?;
     let planned = axes.parameters.first().or(axes.gradients.first()).or(axes.states.first()).copied();
-    let used: Vec<Layout> = ids.iter().map(|&id| params.used_layout(id).clone()).collect();
-    for (&id, used) in ids.iter().zip(&used) {
+    let Some(planned) = planned else {
+        let as_used = |&id: &ParamId| {
+            let used = params.used_layout(id);
+            ParamPlacement { stored: used.clone(), gradient: used.clone(), held: used.clone() }
+        };
+        let placements = ids.iter().map(as_used).collect();
+        return Ok((ShardedUnit { name, paths: Vec::new(), plan: None }, placements));
+    };
+    let inner = axes.states.iter().copied().filter(|&a| a != planned).collect();
+    let buffer = BufferAxes { params, mesh, axes, planned, inner };
+    let parts = ids.iter().map(|&id| buffer.equal_part(id, blocks)).collect::<Result<Vec<_>>>()?;
+    let tensors: Vec<BlockedTensor> = parts.iter().flatten().map(|part| part.tensor).collect();
+    let planner = ShardPlanner::new(mesh.axis_len(planned));
+    let plan = planner.plan(&tensors).map_err(|e| e.at(&unit_text(&name)))?;
+    let (mut paths, mut placements) = (Vec::new(), Vec::with_capacity(ids.len()));
+    for (&id, part) in ids.iter().zip(&parts) {
+        let cut = match part {
+            Some(part) => {
+                paths.push(params.path(id).to_string());
+                Some(buffer.planned_cut(part, &plan, paths.len() - 1))
+            }
+            None => buffer.row_cut(id),
+        };
+        placements.push(buffer.placement(id, cut.as_ref())?);
+    }
+    Ok((ShardedUnit { name, paths, plan: Some(plan) }, placements))
+}
+
+/// Refuses parameters that the model's plan cuts along an axis of the sharding.
+fn expect_free_axes(params: &Params, mesh: &Mesh, axes: &ShardingAxes, ids: &[ParamId]) -> Result<()> {
+    for &id in ids {
+        let used = params.used_layout(id);
         let cut = axes.states.iter().find(|&&a| *used.axis(a) != Placement::Replicate);
         if let Some(&a) = cut {
             let given = format!("axis {} of {} at {}", mesh.axis_name(a), used, params.path(id));
@@ -235,82 +290,75 @@ fn plan_unit(
             return Err(Error::invalid("fully_shard", rule, given, "shard over another axis"));
         }
     }
-    let Some(planned) = planned else {
-        let at = |used: &Layout| ParamPlacement {
-            stored: used.clone(),
-            gradient: used.clone(),
-            held: used.clone(),
-        };
-        return Ok((ShardedUnit { name, paths: Vec::new(), plan: None }, used.iter().map(at).collect()));
-    };
-    let others: Vec<usize> = axes.states.iter().copied().filter(|&a| a != planned).collect();
-    // The parts that the plan's axes leave to a rank, if they are equal on all ranks.
-    let mut tensors: Vec<Option<(BlockedTensor, Shape)>> = Vec::with_capacity(ids.len());
-    for (&id, used) in ids.iter().zip(&used) {
-        let (path, value) = (params.path(id), params.value(id));
-        let spec = Spec::new(mesh, value.dtype(), value.shape(), used.clone())?;
-        let Some(local) = equal_part(&spec) else {
+    Ok(())
+}
+
+impl BufferAxes<'_> {
+    /// Returns the part of a parameter that the plan's axes leave to a rank, if it is equal on all ranks and has
+    /// elements, with its blocks.
+    fn equal_part(&self, id: ParamId, blocks: &BlockPolicy) -> Result<Option<EqualPart>> {
+        let (path, value) = (self.params.path(id), self.params.value(id));
+        let spec = Spec::new(self.mesh, value.dtype(), value.shape(), self.params.used_layout(id).clone())?;
+        let Some(shape) = equal_shape(&spec) else {
             if value.shape().numel() > 0 && !value.shape().is_empty() {
                 blocks.of(path).expect_whole_between_rows(path, &spec)?;
             }
-            tensors.push(None);
-            continue;
+            return Ok(None);
         };
-        let mut block = blocks.of(path).numel(path, &local)?;
-        if !others.is_empty() {
+        let mut block = blocks.of(path).numel(path, &shape)?;
+        if !self.inner.is_empty() {
             // Axes inside cut whole rows of the first dim.
-            block = lcm(block, local[1..].iter().product::<usize>().max(1)).unwrap_or(usize::MAX);
+            block = lcm(block, shape[1..].iter().product::<usize>().max(1)).unwrap_or(usize::MAX);
         }
-        tensors.push(Some((BlockedTensor { len: local.numel(), block: block.min(local.numel()) }, local)));
+        let tensor = BlockedTensor { len: shape.numel(), block: block.min(shape.numel()) };
+        Ok(Some(EqualPart { shape, tensor }))
     }
-    let inside: Vec<BlockedTensor> = tensors.iter().flatten().map(|(tensor, _)| *tensor).collect();
-    let planner = ShardPlanner::new(mesh.axis_len(planned));
-    let plan = planner.plan(&inside).map_err(|e| e.at(&unit_text(&name)))?;
-    let others_len: usize = others.iter().map(|&a| mesh.axis_len(a)).product();
-    let mut at = 0;
-    let mut placements = Vec::with_capacity(ids.len());
-    for ((&id, used), tensor) in ids.iter().zip(&used).zip(&tensors) {
-        let value = params.value(id);
-        let mut inside = 0;
-        let main = match tensor {
-            Some((tensor, local)) => {
-                at += 1;
-                let lens: Vec<usize> =
-                    (0..mesh.axis_len(planned)).map(|rank| plan.part(at - 1, rank).len()).collect();
-                inside = dim_inside(local, lens.iter().copied().max().unwrap_or(0), others_len);
-                Some(ragged(local, tensor.block, lens))
-            }
-            None if value.shape().is_empty() || value.shape().numel() == 0 => None,
-            None => Some(Placement::Shard(0)),
-        };
-        let of = |wanted: &[usize]| -> Result<Layout> {
-            let Some(main) = main.as_ref().filter(|_| !wanted.is_empty()) else { return Ok(used.clone()) };
-            let mut layout = used.clone();
-            let mut order: Vec<usize> = (0..mesh.ndim()).filter(|a| !axes.states.contains(a)).collect();
-            if wanted.contains(&planned) {
-                layout = layout.set(planned, main.clone());
-            }
-            order.push(planned);
-            for &a in &others {
-                if wanted.contains(&a) {
-                    layout = layout.set(a, Placement::Shard(inside));
-                }
-                order.push(a);
-            }
-            let layout = layout.with_order(&order)?;
-            Spec::new(mesh, value.dtype(), value.shape(), layout.clone())
-                .map_err(|e| e.at(params.path(id)))?;
-            Ok(layout)
-        };
-        placements.push(ParamPlacement {
-            stored: of(&axes.states)?,
-            gradient: of(&axes.gradients)?,
-            held: of(&axes.parameters)?,
-        });
+
+    /// Returns the cut of the plan's tensor of this number.
+    fn planned_cut(&self, part: &EqualPart, plan: &ShardPlan, number: usize) -> BufferCut {
+        let ranks = 0..self.mesh.axis_len(self.planned);
+        let lens: Vec<usize> = ranks.map(|rank| plan.part(number, rank).len()).collect();
+        let most = lens.iter().copied().max().unwrap_or(0);
+        let inner_len = self.inner.iter().map(|&a| self.mesh.axis_len(a)).product();
+        let inner_dim = dim_inside(&part.shape, most, inner_len);
+        BufferCut { planned: ragged(&part.shape, part.tensor.block, lens), inner_dim }
     }
-    let paths = ids.iter().zip(&tensors).filter(|(_, tensor)| tensor.is_some());
-    let paths = paths.map(|(&id, _)| params.path(id).to_string()).collect();
-    Ok((ShardedUnit { name, paths, plan: Some(plan) }, placements))
+
+    /// Returns the cut by rows of a parameter outside the buffer, or `None` if it has no elements or no dim.
+    fn row_cut(&self, id: ParamId) -> Option<BufferCut> {
+        let shape = self.params.value(id).shape();
+        let has_rows = !shape.is_empty() && shape.numel() > 0;
+        has_rows.then_some(BufferCut { planned: Placement::Shard(0), inner_dim: 0 })
+    }
+
+    fn placement(&self, id: ParamId, cut: Option<&BufferCut>) -> Result<ParamPlacement> {
+        Ok(ParamPlacement {
+            stored: self.layout(id, cut, &self.axes.states)?,
+            gradient: self.layout(id, cut, &self.axes.gradients)?,
+            held: self.layout(id, cut, &self.axes.parameters)?,
+        })
+    }
+
+    /// Returns the layout of a parameter that is cut over `axes` alone.
+    fn layout(&self, id: ParamId, cut: Option<&BufferCut>, axes: &[usize]) -> Result<Layout> {
+        let mut layout = self.params.used_layout(id).clone();
+        let Some(cut) = cut.filter(|_| !axes.is_empty()) else { return Ok(layout) };
+        let mut order: Vec<usize> = (0..self.mesh.ndim()).filter(|a| !self.axes.states.contains(a)).collect();
+        if axes.contains(&self.planned) {
+            layout = layout.set(self.planned, cut.planned.clone());
+        }
+        order.push(self.planned);
+        for &a in &self.inner {
+            if axes.contains(&a) {
+                layout = layout.set(a, Placement::Shard(cut.inner_dim));
+            }
+            order.push(a);
+        }
+        let (layout, value) = (layout.with_order(&order)?, self.params.value(id));
+        Spec::new(self.mesh, value.dtype(), value.shape(), layout.clone())
+            .map_err(|e| e.at(self.params.path(id)))?;
+        Ok(layout)
+    }
 }
 
 /// Returns a unit's name in an error.
@@ -319,7 +367,7 @@ fn unit_text(name: &str) -> String {
 }
 
 /// Returns the shape of a rank's part, if all ranks have equal parts that have elements and a dim.
-fn equal_part(spec: &Spec) -> Option<Shape> {
+fn equal_shape(spec: &Spec) -> Option<Shape> {
     let mesh = &spec.mesh;
     let first = spec.local_shape_at(&vec![0; mesh.ndim()]);
     let last: Vec<usize> = (0..mesh.ndim()).map(|a| mesh.axis_len(a) - 1).collect();

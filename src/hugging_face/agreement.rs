@@ -5,6 +5,7 @@ use std::path::Path;
 use super::VERB;
 use super::format::HuggingFaceFormat;
 use super::weight_files::WeightFiles;
+use crate::base::Fnv1a;
 use crate::dtensor::{DeviceMesh, ListOnRanks};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, hash_words};
@@ -112,17 +113,12 @@ impl HuggingFaceFormat {
 
     /// Returns a hash (FNV-1a, 64 bits) of the config, and of the tensors' names, dtypes and shapes.
     pub(super) fn fingerprint(&self) -> u64 {
-        let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-        let mut add = |text: &str| {
-            for &byte in text.as_bytes() {
-                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
-        };
-        add(&serde_json::Value::Object(self.config.json.clone()).to_string());
+        let mut hash = Fnv1a::new();
+        hash.add(serde_json::Value::Object(self.config.json.clone()).to_string().bytes());
         for (tensor, dtype) in self.tensors.iter().zip(&self.dtypes) {
-            add(&format!("{} {dtype} {};", tensor.name, tensor.shape));
+            hash.add(format!("{} {dtype} {};", tensor.name, tensor.shape).bytes());
         }
-        add(&format!("{:?}", self.second_head));
-        hash
+        hash.add(format!("{:?}", self.second_head).bytes());
+        hash.value()
     }
 }

@@ -188,7 +188,7 @@ fn from_json(json: Map<String, Value>, path: &Path) -> Result<HuggingFaceConfig>
         other => grouped(&values, other)?,
     };
     config.architecture = architecture;
-    refuse_unread_keys(&values, architecture, (config.positions, config.query_scalar), &config.rope)?;
+    refuse_unread_keys(&values, architecture, config.positions, config.query_scalar, &config.rope)?;
     let HuggingFaceConfig { heads, kv_heads, .. } = config;
     if heads % kv_heads != 0 {
         let given = format!("{heads} and {kv_heads} in {}", path.display());
@@ -237,32 +237,15 @@ fn gpt2(values: &ConfigValues<'_>) -> Result<HuggingFaceConfig> {
 
 /// Reads a config of the architectures that descend from Llama.
 fn grouped(values: &ConfigValues<'_>, architecture: Architecture) -> Result<HuggingFaceConfig> {
-    use Architecture::{
-        Gemma, Gemma2, Gemma3, Gpt2, Llama, Mistral, Mixtral, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe,
-    };
-    let is_gemma = matches!(architecture, Gemma | Gemma2 | Gemma3);
+    use Architecture::{Gemma2, Gemma3, Llama, Mixtral, Qwen2, Qwen2Moe};
     let [width, heads] = [values.size("hidden_size")?, values.size("num_attention_heads")?];
     let layers = layers(values, "num_hidden_layers")?;
-    let head_width = match (values.get("head_dim"), architecture) {
-        (Some(_), _) | (None, Gemma | Gemma2 | Gemma3 | Qwen3) => values.size("head_dim")?,
-        (None, _) if width % heads == 0 => width / heads,
-        (None, _) => {
-            let rule = format!("without head_dim, the heads divide the width, {width}");
-            return Err(values.unsupported("num_attention_heads", &rule));
-        }
-    };
+    let head_width = head_width(values, architecture, [width, heads])?;
     let kv_heads = match architecture {
         Llama => values.size_or("num_key_value_heads", heads)?,
         _ => values.size("num_key_value_heads")?,
     };
-    let activation = match is_gemma {
-        // The first configs of Gemma 1 have "gelu" for what its authors and transformers compute by tanh.
-        true if values.get("hidden_activation").is_none() && values.text("hidden_act")? != Some("gelu") => {
-            activation(values, "hidden_act", "gelu_pytorch_tanh")?
-        }
-        true => activation(values, "hidden_activation", "gelu_pytorch_tanh")?,
-        false => activation(values, "hidden_act", "silu")?,
-    };
+    let activation = gate_activation(values, architecture)?;
     let attention_bias = values.flag("attention_bias", false)?;
     let qkv_bias = match architecture {
         Qwen2 => true,
@@ -278,13 +261,7 @@ fn grouped(values: &ConfigValues<'_>, architecture: Architecture) -> Result<Hugg
         Gemma3 => values.optional_number(key),
         _ => Ok(None),
     };
-    let eps = if architecture == Mixtral { 1e-5 } else { 1e-6 };
-    let (windows, slides) = match architecture {
-        Gpt2 | Llama | Gemma => (vec![None; layers], vec![false; layers]),
-        Mistral | Qwen2 | Qwen3 | Gemma2 | Gemma3 | Mixtral | Qwen2Moe | Qwen3Moe => {
-            read_windows(values, architecture, layers)?
-        }
-    };
+    let (windows, slides) = read_windows(values, architecture, layers)?;
     let rope = read_rope(values, architecture)?;
     Ok(HuggingFaceConfig {
         json: Map::new(),
@@ -297,9 +274,9 @@ fn grouped(values: &ConfigValues<'_>, architecture: Architecture) -> Result<Hugg
         kv_heads,
         head_width,
         positions: longest_sequence(values.length("max_position_embeddings")?, &rope),
-        eps: values.number_or("rms_norm_eps", eps)?,
+        eps: values.number_or("rms_norm_eps", if architecture == Mixtral { 1e-5 } else { 1e-6 })?,
         activation,
-        tied_head: values.flag("tie_word_embeddings", is_gemma)?,
+        tied_head: values.flag("tie_word_embeddings", is_gemma(architecture))?,
         qkv_bias,
         out_bias: attention_bias && !matches!(architecture, Qwen2 | Qwen2Moe),
         mlp_bias: architecture == Llama && values.flag("mlp_bias", false)?,
@@ -315,6 +292,36 @@ fn grouped(values: &ConfigValues<'_>, architecture: Architecture) -> Result<Hugg
         residual_dropout: 0.0,
         init_std: values.number_or("initializer_range", 0.02)?,
     })
+}
+
+fn is_gemma(architecture: Architecture) -> bool {
+    matches!(architecture, Architecture::Gemma | Architecture::Gemma2 | Architecture::Gemma3)
+}
+
+fn head_width(
+    values: &ConfigValues<'_>,
+    architecture: Architecture,
+    [width, heads]: [usize; 2],
+) -> Result<usize> {
+    let is_always_there = is_gemma(architecture) || architecture == Architecture::Qwen3;
+    if values.get("head_dim").is_some() || is_always_there {
+        return values.size("head_dim");
+    }
+    if width % heads != 0 {
+        let rule = format!("without head_dim, the heads divide the width, {width}");
+        return Err(values.unsupported("num_attention_heads", &rule));
+    }
+    Ok(width / heads)
+}
+
+/// Reads the function of the gate in feed-forward layers.
+fn gate_activation(values: &ConfigValues<'_>, architecture: Architecture) -> Result<Activation> {
+    if !is_gemma(architecture) {
+        return activation(values, "hidden_act", "silu");
+    }
+    // The first configs of Gemma 1 have "gelu" for what its authors and transformers compute by tanh.
+    let is_old = values.get("hidden_activation").is_none() && values.text("hidden_act")? != Some("gelu");
+    activation(values, if is_old { "hidden_act" } else { "hidden_activation" }, "gelu_pytorch_tanh")
 }
 
 /// Reads the number of layers, which is bounded because lists have an element per layer.

@@ -9,14 +9,14 @@ use serde_json::{Map, Value, json};
 
 use super::agreement::agree;
 use super::config::CONFIG_FILE;
-use super::format::{HuggingFaceFormat, file_dtype};
+use super::format::HuggingFaceFormat;
 use super::names::{HEAD, PiecePart};
 use super::weight_files::{INDEX_FILE, ONE_FILE};
 use crate::dtensor::DeviceMesh;
 use crate::error::{Error, Result};
 use crate::files::{UnfinishedFolder, draw_number, is_taken, or_vanished};
 use crate::nn::Params;
-use crate::tensor::{DType, Device, Shape, Tensor, sort_by_key};
+use crate::tensor::{DType, Device, Shape, Tensor, safetensors_dtype, sort_by_key};
 
 const VERB: &str = "save_hugging_face";
 /// The size of a shard if the caller names none: that of `transformers`.
@@ -323,7 +323,7 @@ impl ShardWriter {
         let mut start = 0;
         for tensor in tensors {
             let end = start + tensor.bytes();
-            let dtype = file_dtype(tensor.dtype).expect("checked when the format was made");
+            let dtype = safetensors_dtype(tensor.dtype);
             let info = json!({ "dtype": dtype, "shape": tensor.shape[..], "data_offsets": [start, end] });
             header.insert(tensor.name.into(), info);
             start = end;

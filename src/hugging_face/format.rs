@@ -10,7 +10,7 @@ use super::config::HuggingFaceConfig;
 use super::names::{ExpertForm, HEAD, NameForm, NamedTensor, is_buffer, named_tensors, prefix, token_table};
 use super::weight_files::WeightFiles;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, expect_room};
+use crate::tensor::{DType, expect_room, safetensors_dtype};
 
 /// The most tensors of a layer, without its experts.
 const TENSORS_PER_LAYER: u128 = 20;
@@ -19,6 +19,10 @@ const MOST_TENSORS: u128 = 1 << 20;
 const MOST_ELEMENTS: u128 = 1 << 58;
 /// The memory of a tensor's names and shapes.
 const TENSOR_BYTES: usize = 512;
+
+/// The dtypes of weights in files.
+const WEIGHT_DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+const WEIGHT_RULE: &str = "weights are f32, f16 or bf16";
 
 /// The verb of errors about a format that no files have.
 const FORMAT_VERB: &str = "hugging_face_format";
@@ -59,9 +63,8 @@ impl HuggingFaceFormat {
     /// # Errors
     /// Refuses dtypes other than f32, f16 and bf16, and more than 2^20 tensors or 2^58 elements.
     pub fn new(mut config: HuggingFaceConfig, dtype: DType) -> Result<HuggingFaceFormat> {
-        if file_dtype(dtype).is_none() {
-            let rule = "weights are f32, f16 or bf16";
-            return Err(Error::unsupported(FORMAT_VERB, rule, dtype.name(), ""));
+        if !WEIGHT_DTYPES.contains(&dtype) {
+            return Err(Error::unsupported(FORMAT_VERB, WEIGHT_RULE, dtype.name(), ""));
         }
         expect_sizes(&config)?;
         let json = &mut config.json;
@@ -246,25 +249,11 @@ fn expect_sizes(config: &HuggingFaceConfig) -> Result<()> {
 
 /// Returns this crate's name of a dtype, and refuses dtypes that parameters cannot be read from.
 fn own_dtype(dtype: Dtype, name: &str, dir: &str) -> Result<DType> {
-    match dtype {
-        Dtype::F32 => Ok(DType::F32),
-        Dtype::F16 => Ok(DType::F16),
-        Dtype::BF16 => Ok(DType::BF16),
-        other => {
-            let given = format!("{name} of {other:?} in {dir}");
-            Err(Error::unsupported(VERB, "weights are f32, f16 or bf16", given, ""))
-        }
-    }
-}
-
-/// Returns a dtype's name in safetensors, or `None` for dtypes that weights do not have.
-pub(super) fn file_dtype(dtype: DType) -> Option<&'static str> {
-    match dtype {
-        DType::F32 => Some("F32"),
-        DType::F16 => Some("F16"),
-        DType::BF16 => Some("BF16"),
-        DType::F64 | DType::I64 | DType::I32 | DType::U8 | DType::Bool => None,
-    }
+    let own = WEIGHT_DTYPES.into_iter().find(|own| safetensors_dtype(*own) == dtype);
+    own.ok_or_else(|| {
+        let given = format!("{name} of {dtype:?} in {dir}");
+        Error::unsupported(VERB, WEIGHT_RULE, given, "")
+    })
 }
 
 /// Returns the first names of a list, and the number of the rest.

@@ -1,6 +1,7 @@
 //! Reading weights: each rank copies the elements of its own shards from the mapped files.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use super::VERB;
@@ -144,7 +145,12 @@ impl HuggingFaceFormat {
             for (piece, parts) in &pieces {
                 for run in piece.runs(start..start + len) {
                     let offset = local + (run.param_start - start);
-                    copy(parts, sources, (run.piece_start, run.len), &mut out[offset..offset + run.len]);
+                    copy(
+                        parts,
+                        sources,
+                        run.piece_start..run.piece_start + run.len,
+                        &mut out[offset..offset + run.len],
+                    );
                 }
             }
         });
@@ -159,17 +165,18 @@ struct TensorSource<'a> {
     bytes: &'a [u8],
 }
 
-/// Copies `len` elements of a piece from `start` on into `out`.
+/// Copies a range of a piece's elements into `out`.
 fn copy(
     parts: &[(usize, &PiecePart)],
     sources: &[TensorSource<'_>],
-    (start, len): (usize, usize),
+    elements: Range<usize>,
     out: &mut [f32],
 ) {
+    let Range { start, end } = elements;
     let first = parts.partition_point(|(_, part)| part.first + part.numel() <= start);
-    for (number, part) in parts[first..].iter().take_while(|(_, part)| part.first < start + len) {
+    for (number, part) in parts[first..].iter().take_while(|(_, part)| part.first < end) {
         let source = &sources[*number];
-        part.rows(start, start + len, |element, in_tensor, step, len| {
+        part.rows(start, end, |element, in_tensor, step, len| {
             source.read(in_tensor, step, &mut out[element - start..element - start + len]);
         });
     }

@@ -90,7 +90,8 @@ const KEYS: [(&str, Neutral); 56] = [
 pub(super) fn refuse_unread_keys(
     values: &ConfigValues<'_>,
     architecture: Architecture,
-    (positions, query_scalar): (usize, f64),
+    positions: usize,
+    query_scalar: f64,
     rope: &Option<[RotaryConfig; 2]>,
 ) -> Result<()> {
     use Architecture::{Gemma, Gemma2, Gemma3, Gpt2, Llama, Qwen2Moe, Qwen3, Qwen3Moe};

@@ -13,9 +13,15 @@ pub(super) fn read_windows(
     architecture: Architecture,
     layers: usize,
 ) -> Result<(Vec<Option<usize>>, Vec<bool>)> {
-    use Architecture::{Gemma2, Gemma3, Mistral, Mixtral, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe};
+    use Architecture::{
+        Gemma, Gemma2, Gemma3, Gpt2, Llama, Mistral, Mixtral, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe,
+    };
     let is_qwen = matches!(architecture, Qwen2 | Qwen2Moe | Qwen3 | Qwen3Moe);
     let none = || Ok((vec![None; layers], vec![false; layers]));
+    match architecture {
+        Gpt2 | Llama | Gemma => return none(),
+        Mistral | Qwen2 | Qwen3 | Gemma2 | Gemma3 | Mixtral | Qwen2Moe | Qwen3Moe => {}
+    }
     // transformers writes a window of 0 or more beside use_sliding_window: false.
     if is_qwen && !values.flag("use_sliding_window", false)? {
         return none();

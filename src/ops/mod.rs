@@ -117,148 +117,65 @@
 //! Each family is a folder: `pointwise`, `shape`, `index`, `order`, `reduce`, `moe` and so on. An operator that is a
 //! formula of elements is a row of a table (`pointwise/table`); any other one is a file that holds its record, or a
 //! folder if its kernels are large. The kernels of a family stand in its `cpu.rs` and `cuda.rs`; the modules [`cpu`] and
-//! [`cuda`] export those that can be called directly. [`catalog`] lists [samples](Sample) of every operator, which the
-//! tests run under all placements.
+//! [`cuda`] export those that can be called directly. A family's `mod.rs` lists its operators and gathers their
+//! [samples](Sample), which [`catalog`] hands to the tests; these run them under all placements. `record` has the trait
+//! and the types of its methods.
 
 // Without the feature `testing` there is no catalog, so nothing calls the samples in the operators' files, and no code is
 // generated for them.
 #![cfg_attr(not(any(test, feature = "testing")), allow(dead_code))]
 
-mod activation;
 mod attention;
-mod attributes;
 #[cfg(any(test, feature = "testing"))]
 mod catalog;
-mod contract;
 pub mod cpu;
 mod create;
 mod cross_entropy;
 pub mod cuda;
 mod dropout;
 mod index;
-mod linear;
-mod matmul;
-mod meta;
 mod moe;
 mod norm;
 mod order;
 mod pointwise;
+mod prod;
+mod product;
 mod programs;
-mod ragged_boxes;
-mod ragged_rows;
+mod ragged;
 mod random;
 mod record;
 mod reduce;
-mod refusals;
 mod rotary;
-mod row;
-mod run;
-mod sample;
 mod shape;
-mod signature;
 mod softmax;
 mod step;
 mod unfused;
-mod vjp;
-mod work;
 
-pub use activation::Activation;
-pub use attention::Attention;
-pub use attention::scores::{ScoreOperands, ScoreRule};
-pub use attributes::{
-    AttentionBiasGrad, AttentionGrad, CrossEntropyGrad, CrossEntropyTerms, EmbeddingGrad, Expand,
-    GroupedMatmulGrad, LayerNormGrad, Pad, PermuteTokens, ScatterAdd, SoftCrossEntropyGrad, SoftmaxGrad,
-};
+// A family's list of operators stands in its `mod.rs`.
+pub use attention::*;
 #[cfg(any(test, feature = "testing"))]
 pub use catalog::{catalog, formulas};
-#[cfg(feature = "testing")]
-pub(crate) use contract::broken_clause;
-pub(crate) use contract::expect_shapes;
-pub use create::index_formula::DiagonalBand;
-pub(crate) use create::index_formula::IndexSequence;
-pub use create::keep_band::KeepBand;
-pub use create::one_hot::OneHot;
-pub(crate) use create::{band, sequence};
-pub use cross_entropy::CrossEntropy;
-pub use cross_entropy::soft_cross_entropy::SoftCrossEntropy;
-pub use dropout::Dropout;
-pub use index::bincount::Bincount;
-pub use index::embedding::Embedding;
-pub use index::gather::Gather;
-pub use index::last_write::LastWrite;
-pub use index::linear_index::LinearIndex;
-pub use index::scatter::{Scatter, ScatterRule};
-pub use linear::Linear;
-pub use matmul::Matmul;
-pub(crate) use meta::list;
-pub use meta::{Meta, Metas};
-pub use moe::expert_slots::ExpertSlots;
-pub use moe::group_sizes::GroupSizes;
-pub use moe::grouped_matmul::GroupedMatmul;
-pub use moe::unpermute_tokens::UnpermuteTokens;
-pub use norm::add_norm::{AddLayerNorm, AddRmsNorm};
-pub use norm::layer_norm::LayerNorm;
-pub use norm::rms_norm::RmsNorm;
-pub use norm::rms_norm_grad::RmsNormGrad;
-pub use order::sort::Sort;
-pub use order::topk::TopK;
-pub use order::topk_blocks::TopKBlocks;
+pub use create::*;
+pub use cross_entropy::*;
+pub use dropout::*;
+pub use index::*;
+pub use moe::*;
+pub use norm::*;
+pub use order::*;
 pub use pointwise::*;
+pub use prod::*;
+pub use product::*;
+pub use programs::cuda_programs;
+pub use random::*;
+pub use record::*;
+pub use reduce::*;
+pub use rotary::*;
+pub use shape::*;
+pub use softmax::*;
+pub use step::*;
+
 pub(crate) use pointwise::{
     activations_table, arithmetic_table, bits_table, elementary_table, logarithmic_table, piecewise_table,
     rounding_table, smooth_activations_table, special_table, trigonometric_table,
 };
-pub(crate) use pointwise::{distribute_example, example_check, signatures, tensor_example};
-pub use programs::cuda_programs;
-pub(crate) use ragged_boxes::{RaggedBoxes, are_cut_alike, empty_box};
-#[cfg(feature = "testing")]
-pub(crate) use ragged_rows::rows_on_axis;
-pub(crate) use ragged_rows::{checked_rows, runs_by_boxes};
-pub use random::bernoulli::Bernoulli;
-pub use random::exponential::Exponential;
-pub use random::gamma::Gamma;
-pub use random::multinomial::Multinomial;
-pub use random::poisson::Poisson;
-pub use random::shuffle::Shuffle;
-pub(crate) use record::has_unkeyed;
-pub use record::{
-    Batched, Bits, Op, OpKey, Statistic, Tensors, Unkeyed, Vjp, VjpProgram, VjpStep, VjpValue, Window,
-    Windows,
-};
-pub use reduce::argmax::Argmax;
-pub use reduce::first_index::FirstIndex;
-pub use reduce::inverse_power_of_two::InversePowerOfTwo;
-pub use reduce::max::{Max, MaxOrMin};
-pub use reduce::min::Min;
-pub use reduce::prod::Prod;
-pub use reduce::prod::grad::ProdGrad;
-pub use reduce::sum::{Sum, SumIn, WideSum};
-pub use reduce::terms::TermSum;
-pub use reduce::terms::sum_term::SumTerm;
-pub use refusals::{arity, no_cuda_kernel};
-pub use rotary::Rotary;
-pub use rotary::apply::{RotaryApply, RotaryPairing};
-pub use rotary::frequencies::{Llama3Scaling, RotaryFrequencies, YarnScaling};
-pub use rotary::table::RotaryTable;
-pub use row::{Algebra, AxisPlacement, MeshAxis, RaggedCut, Row};
-pub use run::eval_whole;
-pub(crate) use run::{infer_results, meta_results, run, run_into};
-pub use sample::{Input, InputFill, Sample};
-pub use shape::cat::Cat;
-pub use shape::diagonal::{DiagEmbed, Diagonal, MatrixDiagonal};
-pub use shape::flip::Flip;
-pub use shape::permute::Permute;
-pub use shape::reshape::Reshape;
-pub use shape::slice::Slice;
-pub use shape::split::Split;
-pub use signature::Signature;
-pub use softmax::Softmax;
-pub use softmax::log_softmax::LogSoftmax;
-pub use softmax::log_softmax_grad::LogSoftmaxGrad;
-pub use softmax::sum_exp::SumExp;
-pub(crate) use softmax::sum_exp::accumulator;
-pub use step::adamw::AdamWStep;
-pub use step::operands::{expect_step, step_rows};
-pub use step::param_loop::each_chunk;
-pub use step::sgd::SgdStep;
-pub use work::Work;
+pub(crate) use ragged::*;

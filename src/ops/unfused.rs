@@ -8,12 +8,11 @@
 
 use smallvec::SmallVec;
 
-use super::meta::Meta;
-use super::record::{Op, Vjp, VjpStep, VjpValue};
-use super::run::infer_results;
-use super::softmax::sum_exp::accumulator;
-use super::vjp::live_values;
-use super::{Add, Bits, Cast, Expand, Metas, MulScalar, Reshape, Sum, ZeroGrad};
+use super::record::vjp::live_values;
+use super::{
+    Add, Bits, Cast, Expand, Meta, Metas, MulScalar, Op, Reshape, Sum, Vjp, VjpStep, VjpValue, ZeroGrad,
+    accumulator, infer_results,
+};
 use crate::error::Result;
 use crate::tensor::{DType, Shape, short_list};
 

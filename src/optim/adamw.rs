@@ -6,12 +6,13 @@ use super::param_states::ParamStates;
 use super::param_tensors::expect_kind;
 use super::rates::Rates;
 use super::schedule::Schedule;
+use super::update_states::update_states;
 use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::{Error, Result};
-use crate::nn::{ParamId, Params, Update};
+use crate::nn::{ParamId, Params};
 use crate::ops;
-use crate::tensor::{MappedFile, sort_by_key};
+use crate::tensor::MappedFile;
 
 /// The rule's name in checkpoints.
 const KIND: &str = "adamw";
@@ -301,35 +302,13 @@ impl UpdateRule for AdamW {
             )?;
         }
         let (betas, eps, weight_decay) = (self.betas, self.eps, self.weight_decay);
-        let [first, second] = &mut self.moments;
-        let mut ids: Vec<ParamId> =
-            params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
-        // Equal settings stand together: a device updates them in one launch.
-        sort_by_key(&mut ids, |id| settings[id.index()].launch_key());
-        first.prepare(params, &ids)?;
-        second.prepare(params, &ids)?;
-        let mut update = |id: ParamId| {
-            let grad = grads.take(params.value(id)).expect("found above");
-            let (m, v) = (first.take(id).expect("made above"), second.take(id).expect("made above"));
+        let op_of = |params: &Params, id: ParamId| {
             let own = settings[id.index()];
             let decays = own.weight_decay().is_some() || params.value(id).shape().len() >= 2;
             let decay = if decays { own.decay_or(weight_decay) } else { 0.0 };
-            let op =
-                ops::AdamWStep::at_step(steps, own.rate_at(rates.of(id)), own.betas_or(betas), eps, decay);
-            Update::new(id, op, [grad, m, v, scale.clone()])
+            ops::AdamWStep::at_step(steps, own.rate_at(rates.of(id)), own.betas_or(betas), eps, decay)
         };
-        let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();
-        let result = params.update(&mut updates);
-        for Update { param, mut operands, results, .. } in updates {
-            let mut moments = results.unwrap_or_else(|| {
-                // This update was not made: its operands are what they were.
-                grads.put_back(params.value(param), operands.remove(0));
-                operands
-            });
-            first.put(param, moments.remove(0));
-            second.put(param, moments.remove(0));
-        }
-        result?;
+        update_states(params, grads, &mut self.moments, scale, settings, op_of)?;
         self.steps = steps;
         Ok(())
     }

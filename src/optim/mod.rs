@@ -57,6 +57,7 @@ mod sgd;
 #[cfg(test)]
 mod thread_tests;
 mod update_by;
+mod update_states;
 
 pub use adamw::AdamW;
 pub use clip::{clip_scale, global_norm};

@@ -6,12 +6,13 @@ use super::param_states::ParamStates;
 use super::param_tensors::expect_kind;
 use super::rates::Rates;
 use super::schedule::Schedule;
+use super::update_states::update_states;
 use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::{Error, Result};
-use crate::nn::{ParamId, Params, Update};
+use crate::nn::{ParamId, Params};
 use crate::ops::{self, Bits, Unkeyed};
-use crate::tensor::{MappedFile, sort_by_key};
+use crate::tensor::MappedFile;
 
 /// The rule's name in checkpoints.
 const KIND: &str = "sgd";
@@ -243,31 +244,12 @@ impl UpdateRule for Sgd {
             )?;
         }
         let (momentum, nesterov, weight_decay) = (Bits(self.momentum), self.nesterov, self.weight_decay);
-        let momenta = &mut self.momenta;
-        let mut ids: Vec<ParamId> =
-            params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
-        // Equal settings stand together: a device updates them in one launch.
-        sort_by_key(&mut ids, |id| settings[id.index()].launch_key());
-        momenta.prepare(params, &ids)?;
-        let mut update = |id: ParamId| {
-            let grad = grads.take(params.value(id)).expect("found above");
+        let op_of = |_: &Params, id: ParamId| {
             let own = settings[id.index()];
             let weight_decay = Bits(own.decay_or(weight_decay));
-            let op =
-                ops::SgdStep { momentum, weight_decay, nesterov, lr: Unkeyed(own.rate_at(rates.of(id))) };
-            Update::new(id, op, [grad, momenta.take(id).expect("made above"), scale.clone()])
+            ops::SgdStep { momentum, weight_decay, nesterov, lr: Unkeyed(own.rate_at(rates.of(id))) }
         };
-        let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();
-        let result = params.update(&mut updates);
-        for Update { param, mut operands, results, .. } in updates {
-            let mut results = results.unwrap_or_else(|| {
-                // This update was not made: its operands are what they were.
-                grads.put_back(params.value(param), operands.remove(0));
-                operands
-            });
-            momenta.put(param, results.remove(0));
-        }
-        result
+        update_states(params, grads, std::slice::from_mut(&mut self.momenta), scale, settings, op_of)
     }
 
     fn offload(&mut self, params: &Params, file: &MappedFile) -> Result<()> {

@@ -1,14 +1,13 @@
 //! Hashes of long files, whole or by samples, by which copies are compared.
 
+use crate::base::Fnv1a;
+
 /// Bytes whose checksum is one word of the hash of a whole file.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Returns a hash (FNV-1a, 64 bits) of words.
 pub(crate) fn hash_words(words: impl IntoIterator<Item = u64>) -> u64 {
-    let bytes = words.into_iter().flat_map(u64::to_le_bytes);
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    Fnv1a::of(words.into_iter().flat_map(u64::to_le_bytes))
 }
 
 /// Returns a hash of all bytes. A difference in one piece of a mebibyte stays unseen once in 2^32 cases.

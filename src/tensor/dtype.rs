@@ -3,6 +3,7 @@
 use std::fmt;
 
 use half::{bf16, f16};
+use isoshard_kernels::DType;
 
 /// A number as an argument, which is converted to the tensor's dtype when it is used.
 ///
@@ -148,3 +149,17 @@ macro_rules! for_dtype {
     };
 }
 pub(crate) use for_dtype;
+
+/// Returns a dtype's name in safetensors files.
+pub(crate) fn safetensors_dtype(dtype: DType) -> safetensors::Dtype {
+    match dtype {
+        DType::F32 => safetensors::Dtype::F32,
+        DType::F64 => safetensors::Dtype::F64,
+        DType::F16 => safetensors::Dtype::F16,
+        DType::BF16 => safetensors::Dtype::BF16,
+        DType::I64 => safetensors::Dtype::I64,
+        DType::I32 => safetensors::Dtype::I32,
+        DType::U8 => safetensors::Dtype::U8,
+        DType::Bool => safetensors::Dtype::BOOL,
+    }
+}

@@ -5,12 +5,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use memmap2::{MmapMut, MmapOptions};
 
 use super::storage::Buffer;
 use super::{DType, Shape, Tensor};
+use crate::base::lock;
 use crate::error::{Error, Result};
 use crate::files::draw_number;
 
@@ -132,7 +133,7 @@ impl MappedFile {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn live_bytes(&self) -> u64 {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).live_bytes
+        lock(&self.0.state).live_bytes
     }
 
     fn place(&self, dtype: DType, shape: Shape, values: Option<&[u8]>) -> Result<Tensor> {
@@ -154,7 +155,7 @@ impl FileRegions {
         values: Option<&[u8]>,
     ) -> io::Result<(MappedRegion, NonNull<u8>)> {
         let len = (len_bytes as u64).next_multiple_of(PAGE_BYTES);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let kept = state.free.iter().position(|(_, free)| *free == len);
         let start = kept.map_or(state.end, |k| state.free[k].0);
         // Writing reserves the blocks: a full disk is an error here, and no signal when a page is used.
@@ -183,7 +184,7 @@ impl FileRegions {
 
 impl Drop for MappedRegion {
     fn drop(&mut self) {
-        let mut state = self.of.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.of.state);
         state.free.push((self.start, self.len));
         state.live_bytes -= self.len;
     }

@@ -52,7 +52,7 @@ pub(crate) use dense::parts::{CutBlock, with_places};
 pub use dense::tensor::Tensor;
 pub use device::Device;
 pub use dtype::Scalar;
-pub(crate) use dtype::for_dtype;
+pub(crate) use dtype::{for_dtype, safetensors_dtype};
 pub use fold_order::{FoldOrder, FoldStep};
 pub(crate) use lists::short_lists::{short_list, sort_by, sort_by_key};
 pub(crate) use lists::sized_lists::{expect_room, try_filled, try_push};

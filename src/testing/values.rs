@@ -10,8 +10,9 @@
 //! assert_eq!(bits_differ(&plus, &minus).unwrap(), "element 1: 0e0 instead of -0e0");
 //! ```
 
+use crate::base;
 use crate::ops::{Input, InputFill, Sample};
-use crate::tensor::{DType, Element, Shape, Tensor};
+use crate::tensor::{DType, Element, Shape, Tensor, for_dtype};
 
 /// A fixed stream of numbers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 pub struct SplitMix(pub u64);
@@ -63,10 +64,8 @@ impl SplitMix {
 /// assert_eq!(mix(0), 0);
 /// assert!((mix(1) ^ mix(2)).count_ones() > 16);
 /// ```
-pub fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+pub fn mix(number: u64) -> u64 {
+    base::mix(number)
 }
 
 /// Creates a tensor of `dtype` with these values, rounded or truncated to it.
@@ -80,20 +79,10 @@ pub fn mix(mut z: u64) -> u64 {
 /// # Panics
 /// Panics if the shape has another number of elements.
 pub fn tensor(dtype: DType, values: &[f64], shape: &Shape) -> Tensor {
-    fn of<T: Element>(values: &[f64], shape: &Shape) -> Tensor {
-        Tensor::from_vec(values.iter().map(|&v| T::from_f64(v)).collect::<Vec<T>>(), shape.clone())
-            .expect("as many values as elements")
-    }
-    match dtype {
-        DType::F32 => of::<f32>(values, shape),
-        DType::F64 => of::<f64>(values, shape),
-        DType::F16 => of::<half::f16>(values, shape),
-        DType::BF16 => of::<half::bf16>(values, shape),
-        DType::I64 => of::<i64>(values, shape),
-        DType::I32 => of::<i32>(values, shape),
-        DType::U8 => of::<u8>(values, shape),
-        DType::Bool => of::<bool>(values, shape),
-    }
+    for_dtype!(any dtype, T => {
+        let elements: Vec<T> = values.iter().map(|&value| T::from_f64(value)).collect();
+        Tensor::from_vec(elements, shape.clone()).expect("as many values as elements")
+    })
 }
 
 /// Creates a tensor of integers from -3 to 3 that depend on the index and on `salt`. Their sums are exact in any order.

@@ -38,6 +38,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use isoshard::tensor::Device;
 use isoshard::tensor::cuda::{self, CopyDirection, DeviceProperties, DriverError, DriverResult, Handle};
+use isoshard::testing::values::mix;
 
 use compiler::Compiler;
 use memory::Memory;
@@ -396,11 +397,4 @@ fn refusal(call: &'static str, code: &str, why: &str) -> DriverError {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// SplitMix64's finaliser.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

@@ -103,7 +103,7 @@ fn page() -> String {
         cheapest row. `S0` is a shard of dim 0, `Sd` of any dim, `RS` a ragged shard, `P(any)` a partial sum, maximum \
         or minimum. A row with (some) holds for some attributes or dtypes: multiplication by a negative number makes a \
         partial maximum a minimum. Rows that follow for ragged shards from rows for `S0`, `S1` and so on \
-        (`ops/ragged_rows.rs`) are not repeated. If rows depend on dims they are shown for one call, whose attributes and shapes \
+        (`ops/ragged/rows.rs`) are not repeated. If rows depend on dims they are shown for one call, whose attributes and shapes \
         follow. The judge (`tests/suite/rules.rs`) compares every row with a single rank; [its counts](judge.md).\n\n\
         | operator | method | dtypes | devices | gradient | placements |\n|---|---|---|---|---|---|\n",
         samples.len(),

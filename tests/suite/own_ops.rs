@@ -221,10 +221,6 @@ impl Op for SumOfSquares {
         g.set(0, dx);
         Ok(())
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 /// An own sum follows the reduction tree: a sharded last dim gives a partial sum with the bits of a single rank, also if

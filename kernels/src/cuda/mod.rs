@@ -29,184 +29,44 @@ pub fn headers() -> &'static [(&'static str, &'static str)] {
 /// assert!(name.ends_with(".cu") && text.contains("KERNEL"));
 /// ```
 pub fn programs() -> &'static [(&'static str, &'static str)] {
-    static ALL: LazyLock<Vec<(&str, &str)>> =
-        LazyLock::new(|| [FILES, &BY_FLOAT.concat(), &BY_NUMBER.concat(), &ATTENTION.concat()].concat());
+    static ALL: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
+        let whole = FILES.iter().copied().filter(|(_, text)| dtypes(text).is_none());
+        let by_dtype = FILES.iter().filter_map(|&(name, text)| Some((name, dtypes(text)?, text)));
+        let variants = by_dtype.flat_map(|(name, dtypes, text)| dtypes.map(move |d| variant(name, d, text)));
+        whole.chain(variants).chain(ATTENTION.concat()).collect()
+    });
     &ALL
 }
 
-macro_rules! lists {
-    ($floats:literal, $up_to_f32:literal, $halves:literal, $integers:literal, $small:literal) => {
-        concat!(
-            "#define FLOATS(X) ",
-            $floats,
-            "\n#define UP_TO_F32(X) ",
-            $up_to_f32,
-            "\n#define HALVES(X) ",
-            $halves,
-            "\n#define INTEGERS(X) ",
-            $integers,
-            "\n#define SMALL_TYPES(X) ",
-            $small,
-            "\n",
-        )
-    };
-}
-
-/// The lists of `iso.cuh` with one dtype alone.
-macro_rules! only {
-    (f64) => {
-        lists!("X(f64)", "", "", "", "")
-    };
-    (f32) => {
-        lists!("X(f32)", "X(f32)", "", "", "")
-    };
-    (f16) => {
-        lists!("X(f16)", "X(f16)", "X(f16)", "", "")
-    };
-    (bf16) => {
-        lists!("X(bf16)", "X(bf16)", "X(bf16)", "", "")
-    };
-    (i64) => {
-        lists!("", "", "", "X(i64)", "")
-    };
-    (i32) => {
-        lists!("", "", "", "X(i32)", "X(i32)")
-    };
-    (u8) => {
-        lists!("", "", "", "X(u8)", "X(u8)")
-    };
-    (bool) => {
-        lists!("", "", "", "", "X(bool)")
-    };
-}
-
-/// A file once per dtype, with the dtype's lists before its text.
-macro_rules! variants {
-    ($name:literal, $($dtype:ident)*) => {
-        [$((
-            concat!($name, "_", stringify!($dtype), ".cu"),
-            concat!(only!($dtype), include_str!(concat!("../../cuda/", $name, ".cu"))),
-        )),*]
-    };
-}
-macro_rules! by_float {
-    ($($name:literal)*) => { &[$(variants!($name, f64 f32 f16 bf16)),*] };
-}
-
-macro_rules! embed {
-    ($($name:literal)*) => { &[$(($name, include_str!(concat!("../../cuda/", $name)))),*] };
-}
-
-const HEADERS: &[(&str, &str)] = embed! {
-    "attention.cuh"
-    "attention_backward.cuh"
-    "attention_fast_backward.cuh"
-    "attention_fast_forward.cuh"
-    "attention_forward.cuh"
-    "attention_tiles.cuh"
-    "cast.cuh"
-    "cross_entropy.cuh"
-    "draws.cuh"
-    "flash.cuh"
-    "functions.cuh"
-    "iso.cuh"
-    "math.cuh"
-    "matmul.cuh"
-    "matmul_panel.cuh"
-    "matmul_tile.cuh"
-    "mma.cuh"
-    "norm.cuh"
-    "num.cuh"
-    "packs.cuh"
-    "parameters.cuh"
-    "philox.cuh"
-    "pieces.cuh"
-    "pointwise.cuh"
-    "random.cuh"
-    "reduce.cuh"
-    "rows.cuh"
-    "short_functions.cuh"
-    "special_functions.cuh"
-    "step.cuh"
-    "tree.cuh"
-};
-
-/// The files that are compiled for all their dtypes at once.
-const FILES: &[(&str, &str)] = embed! {
-    "adamw.cu"
-    "argmax.cu"
-    "attention_delta.cu"
-    "bernoulli.cu"
-    "cast_bf16.cu"
-    "cast_bool.cu"
-    "cast_f16.cu"
-    "cast_f32.cu"
-    "cast_f64.cu"
-    "cast_i32.cu"
-    "cast_i64.cu"
-    "cast_u8.cu"
-    "compare.cu"
-    "copy.cu"
-    "create.cu"
-    "dropout.cu"
-    "embedding_grad.cu"
-    "expert_slots.cu"
-    "exponential.cu"
-    "fill.cu"
-    "float_test.cu"
-    "first_index.cu"
-    "flip.cu"
-    "fold.cu"
-    "gamma.cu"
-    "gather.cu"
-    "index_rows.cu"
-    "inverse_power_of_two.cu"
-    "mask.cu"
-    "matmul_bf16.cu"
-    "matmul_f16.cu"
-    "matmul_f32.cu"
-    "matmul_f64.cu"
-    "multinomial.cu"
-    "poisson.cu"
-    "radix.cu"
-    "prod.cu"
-    "random.cu"
-    "rotary.cu"
-    "rotary_apply.cu"
-    "rotary_table.cu"
-    "scatter.cu"
-    "select.cu"
-    "sgd.cu"
-    "shuffle.cu"
-    "sort.cu"
-};
-
-/// The files that are compiled for one float at a time.
-const BY_FLOAT: &[[(&str, &str); 4]] = by_float! {
-    "cross_entropy"
-    "cross_entropy_grad"
-    "layer_norm"
-    "layer_norm_grad"
-    "log_softmax"
-    "log_softmax_grad"
-    "rms_norm"
-    "rms_norm_grad"
-    "soft_cross_entropy"
-    "soft_cross_entropy_grad"
-    "softmax"
-    "softmax_grad"
-    "sum_exp"
-    "terms"
-};
-
-/// The reductions, which are compiled for one dtype at a time. Only sums have bools.
-const BY_NUMBER: &[&[(&str, &str)]] = &[
-    &variants!("max", f64 f32 f16 bf16 i64 i32 u8),
-    &variants!("min", f64 f32 f16 bf16 i64 i32 u8),
-    &variants!("sum", f64 f32 f16 bf16 i64 i32 u8 bool),
-];
-
 /// Returns true if a file has all its dtypes' entries, which are compiled at once.
 pub fn is_whole(name: &str) -> bool {
-    FILES.iter().any(|(file, _)| file.strip_suffix(".cu") == Some(name))
+    FILES.iter().any(|(file, text)| file.strip_suffix(".cu") == Some(name) && dtypes(text).is_none())
+}
+
+// `HEADERS` and `FILES`, each with the names and texts of the files in `cuda/`.
+include!(concat!(env!("OUT_DIR"), "/sources.rs"));
+
+/// The dtypes that the lists of `iso.cuh` have.
+const LISTS: [(&str, &[&str]); 5] = [
+    ("FLOATS", &["f64", "f32", "f16", "bf16"]),
+    ("UP_TO_F32", &["f32", "f16", "bf16"]),
+    ("HALVES", &["f16", "bf16"]),
+    ("INTEGERS", &["i64", "i32", "u8"]),
+    ("SMALL_TYPES", &["i32", "u8", "bool"]),
+];
+
+/// Returns the dtypes for which a file is compiled one at a time, or `None` if it is compiled for all at once. Its
+/// opening comment says so.
+fn dtypes(text: &'static str) -> Option<impl Iterator<Item = &'static str>> {
+    let listed = text.lines().find_map(|line| line.strip_prefix("// One dtype at a time: "))?;
+    Some(listed.trim_end_matches('.').split(", "))
+}
+
+/// Returns the variant of a file for a dtype: the lists with that dtype alone, then the text. It stays until the process
+/// ends, like the other sources.
+fn variant(name: &str, dtype: &str, text: &str) -> (&'static str, &'static str) {
+    let file = format!("{}_{dtype}.cu", name.trim_end_matches(".cu"));
+    let entry = |all: &[&str]| if all.contains(&dtype) { format!("X({dtype})") } else { String::new() };
+    let lists = LISTS.map(|(list, all)| format!("#define {list}(X) {}\n", entry(all))).concat();
+    (file.leak(), (lists + text).leak())
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, json};
 use super::block_sums::{BLOCK_BYTES, BlockSums};
 use crate::error::{Error, Result};
 use crate::placement::Region;
-use crate::tensor::{DType, Dims, Shape, Tensor, sort_by_key};
+use crate::tensor::{Dims, Shape, Tensor, safetensors_dtype, sort_by_key};
 
 /// The most bytes of a file's header, with its length before it: as many as other readers of safetensors files accept.
 pub(in crate::checkpoint) const MOST_HEADER_BYTES: u64 = 100_000_000;
@@ -56,20 +56,6 @@ impl PieceSource {
     }
 }
 
-/// The name of a dtype in safetensors files.
-pub(in crate::checkpoint) fn format_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "F32",
-        DType::F64 => "F64",
-        DType::F16 => "F16",
-        DType::BF16 => "BF16",
-        DType::I64 => "I64",
-        DType::I32 => "I32",
-        DType::U8 => "U8",
-        DType::Bool => "BOOL",
-    }
-}
-
 /// Writes the pieces and flushes them to the disk. Wider elements come first, so that every piece is aligned.
 pub(in crate::checkpoint) fn write_file(path: &Path, mut pieces: Vec<&PieceSource>) -> Result<WrittenFile> {
     let failed = |e: std::io::Error| Error::io("save", path, e);
@@ -110,13 +96,13 @@ pub(in crate::checkpoint) fn write_file(path: &Path, mut pieces: Vec<&PieceSourc
 fn header(pieces: &[&PieceSource]) -> Vec<u8> {
     let mut entries = Map::new();
     entries.insert("__metadata__".into(), json!({ "format": "pt" }));
-    let mut at = 0;
+    let mut start = 0;
     for piece in pieces {
-        let end = at + piece.bytes();
-        let dtype = format_name(piece.shard.dtype());
-        let entry = json!({ "dtype": dtype, "shape": piece.shape.to_vec(), "data_offsets": [at, end] });
+        let end = start + piece.bytes();
+        let dtype = safetensors_dtype(piece.shard.dtype());
+        let entry = json!({ "dtype": dtype, "shape": piece.shape.to_vec(), "data_offsets": [start, end] });
         entries.insert(piece.key.clone(), entry);
-        at = end;
+        start = end;
     }
     let mut text = serde_json::to_vec(&entries).expect("a map of strings is JSON");
     text.resize((text.len() + 8).next_multiple_of(64) - 8, b' ');

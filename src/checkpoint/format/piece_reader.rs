@@ -7,17 +7,16 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustc_hash::FxHashMap;
-use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde_json::Value;
 
 use super::block_sums::BLOCK_BYTES;
 use super::index::{Index, PieceFile, SavedPiece, SavedTensor};
 use super::json_room::expect_json_room;
-use super::piece_file::{MOST_HEADER_BYTES, format_name};
+use super::piece_file::MOST_HEADER_BYTES;
 use crate::error::{Error, Result};
 use crate::placement::Region;
-use crate::tensor::{DType, KernelList, open_regular};
+use crate::tensor::{DType, KernelList, open_regular, safetensors_dtype};
 
 const VERB: &str = "load";
 /// Bytes are read and summed in parts of this size, so that the second pass finds them in the cache.
@@ -189,11 +188,11 @@ impl OpenFile {
         let bytes = piece.numel() * dtype.size_bytes();
         let (from, to) = entry.data_offsets;
         let fits = from.checked_add(bytes) == Some(to);
-        if !fits || entry.shape != piece.shape || entry.dtype != format_dtype(dtype) {
+        if !fits || entry.shape != piece.shape || entry.dtype != safetensors_dtype(dtype) {
             let given = format!("{:?} {:?} at {:?}", entry.dtype, entry.shape, entry.data_offsets);
             let rule = format!(
                 "the piece {key:?} is {} {:?} in the index, {given} in the file",
-                format_name(dtype),
+                safetensors_dtype(dtype),
                 piece.shape
             );
             return Err(damaged(&self.path, rule));
@@ -238,19 +237,6 @@ pub(in crate::checkpoint) fn header_entries(
         Ok((key, entry))
     };
     entries.into_iter().map(read).collect()
-}
-
-fn format_dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F32 => Dtype::F32,
-        DType::F64 => Dtype::F64,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        DType::I64 => Dtype::I64,
-        DType::I32 => Dtype::I32,
-        DType::U8 => Dtype::U8,
-        DType::Bool => Dtype::BOOL,
-    }
 }
 
 fn damaged(path: &Path, what: String) -> Error {

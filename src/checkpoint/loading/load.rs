@@ -6,10 +6,11 @@
 //! whose shard is its own, as under FSDP, reads it straight into place.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread::Builder;
 
 use super::checkpoint::Checkpoint;
+use crate::base::{lock, unpoisoned};
 use crate::checkpoint::format::block_sums::BLOCK_BYTES;
 use crate::dtensor::{DTensor, DeviceMesh, SameOnRanks};
 use crate::error::{Error, Result};
@@ -136,9 +137,9 @@ impl Checkpoint {
         name: &'a str,
         layout: &Layout,
     ) -> Result<LoadedTensor<'a>> {
-        let of = self.entry(name)?;
-        let dtype = of.dtype().expect("checked when the index was read");
-        let shape = Shape::from(&of.shape[..]);
+        let entry = self.entry(name)?;
+        let dtype = entry.dtype().expect("checked when the index was read");
+        let shape = Shape::from(&entry.shape[..]);
         let spec = Spec::new(mesh, dtype, shape.clone(), layout.clone()).map_err(|e| e.at(name))?;
         if layout.has_partial() {
             let rule = "a checkpoint has values, not partial ones";
@@ -150,10 +151,10 @@ impl Checkpoint {
         let (read, first, share) = if axes.is_empty() {
             (region.clone(), 0, Tensor::try_uninit(DType::U8, [0])?)
         } else {
-            let (common, members, me) = common_region(&spec, &axes);
-            let mine = shares(&common, dtype, members, turn).swap_remove(me);
+            let CommonRegion { region, members, index } = CommonRegion::new(&spec, &axes);
+            let mine = shares(&region, dtype, members, turn).swap_remove(index);
             let share = Tensor::try_uninit(DType::U8, [mine.len()]).map_err(|e| e.at(name))?;
-            (common, mine.start, share)
+            (region, mine.start, share)
         };
         let layout = layout.clone();
         Ok(LoadedTensor { name, dtype, shape, layout, region, axes, read, first, local, share })
@@ -170,12 +171,13 @@ impl Checkpoint {
         let work = || {
             let mut reader = self.reader();
             loop {
-                let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let next = lock(&queue).next();
                 let Some((number, ReadRange { name, dtype, read, first, into })) = next else { break };
-                let of = self.entry(name).expect("found before");
-                let done = reader.read(of, dtype, read, first, into).and_then(|()| expect_bools(dtype, into));
+                let entry = self.entry(name).expect("found before");
+                let done =
+                    reader.read(entry, dtype, read, first, into).and_then(|()| expect_bools(dtype, into));
                 let Err(error) = done else { continue };
-                let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut failed = lock(&failed);
                 if failed.as_ref().is_none_or(|(other, _)| number < *other) {
                     *failed = Some((number, error.at(name)));
                 }
@@ -187,7 +189,7 @@ impl Checkpoint {
             (1..threads).take_while(spawn).for_each(drop);
             work();
         });
-        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), |(_, error)| Err(error))
+        unpoisoned(failed.into_inner()).map_or(Ok(()), |(_, error)| Err(error))
     }
 }
 
@@ -207,12 +209,12 @@ impl LoadedTensor<'_> {
         let names: Vec<&str> = self.axes.iter().map(|&a| mesh.mesh().axis_name(a)).collect();
         let group = mesh.group_along(&names)?;
         let spec = Spec::new(mesh.mesh(), self.dtype, self.shape.clone(), self.layout.clone())?;
-        let (common, members, me) = common_region(&spec, &self.axes);
+        let CommonRegion { region: common, members, index } = CommonRegion::new(&spec, &self.axes);
         let shares = shares(&common, self.dtype, members, turn);
         let size = self.dtype.size_bytes();
         let regions: Vec<Region> =
-            member_coords(&spec.mesh, &self.axes).map(|at| spec.region_at(&at)).collect();
-        debug_assert_eq!((group.len(), group.index()), (members, me));
+            spec.mesh.members_along(&self.axes).iter().map(|coords| spec.region_at(coords)).collect();
+        debug_assert_eq!((group.len(), group.index()), (members, index));
         // The bytes of a shard that lie in a share, in the order of the common region.
         let in_share = |region: &Region, share: usize, f: &mut dyn FnMut(usize, usize, usize)| {
             for overlap in common.intersect(region) {
@@ -231,20 +233,20 @@ impl LoadedTensor<'_> {
             bytes
         };
         let pack = |region: &Region| {
-            let mut part = Tensor::try_uninit(DType::U8, [len_in_share(region, me)])?;
+            let mut part = Tensor::try_uninit(DType::U8, [len_in_share(region, index)])?;
             let (from, into, mut end) = (self.share.as_bytes()?, part.bytes_mut(), 0);
-            in_share(region, me, &mut |at, _, len| {
-                into[end..end + len].copy_from_slice(&from[at..at + len]);
+            in_share(region, index, &mut |start, _, len| {
+                into[end..end + len].copy_from_slice(&from[start..start + len]);
                 end += len;
             });
             part.to_device(mesh.device())
         };
-        let whole = |region: &Region| *region == common;
+        let is_common = |region: &Region| *region == common;
         // Replicas get the same bytes: they are packed once.
         let mut packed: Option<Tensor> = None;
         let mut parts = Vec::with_capacity(members);
         for region in &regions {
-            parts.push(match (&packed, whole(region)) {
+            parts.push(match (&packed, is_common(region)) {
                 (Some(part), true) => part.clone(),
                 (None, true) => packed.insert(pack(region)?).clone(),
                 _ => pack(region)?,
@@ -256,10 +258,10 @@ impl LoadedTensor<'_> {
         let into = self.local.bytes_mut();
         for (share, part) in received.iter().enumerate() {
             let part = part.to_device(Device::Cpu)?;
-            let (bytes, mut at) = (part.as_bytes()?, 0);
+            let (bytes, mut start) = (part.as_bytes()?, 0);
             in_share(&self.region, share, &mut |_, to, len| {
-                into[to..to + len].copy_from_slice(&bytes[at..at + len]);
-                at += len;
+                into[to..to + len].copy_from_slice(&bytes[start..start + len]);
+                start += len;
             });
         }
         self.share = Tensor::try_uninit(DType::U8, [0])?;
@@ -274,16 +276,16 @@ fn common_axes(spec: &Spec) -> Vec<usize> {
     let replicated = |a: &usize| *spec.layout.axis(*a) == Placement::Replicate;
     let columns = |a: &usize| spec.layout.axis(*a).shard_dim().is_some_and(|dim| dim > 0);
     let long = |a: &usize| spec.mesh.axis_len(*a) > 1;
-    let all = (0..spec.mesh.ndim()).filter(long);
-    let axes: Vec<usize> = all.clone().filter(|a| replicated(a) || columns(a)).collect();
+    let long_axes = (0..spec.mesh.ndim()).filter(long);
+    let axes: Vec<usize> = long_axes.clone().filter(|a| replicated(a) || columns(a)).collect();
     let inside = || {
         let common = without(spec, &axes);
-        spec.mesh.ranks().filter_map(|rank| spec.mesh.coords_of(rank)).all(|at| {
-            let (common, region) = (common.region_at(&at), spec.region_at(&at));
+        spec.mesh.ranks().filter_map(|rank| spec.mesh.coords_of(rank)).all(|coords| {
+            let (common, region) = (common.region_at(&coords), spec.region_at(&coords));
             common.intersect(&region).iter().map(|o| o.numel()).sum::<usize>() == region.numel()
         })
     };
-    if axes.iter().all(replicated) || inside() { axes } else { all.filter(replicated).collect() }
+    if axes.iter().all(replicated) || inside() { axes } else { long_axes.filter(replicated).collect() }
 }
 
 /// Returns the spec that is replicated over some axes.
@@ -292,25 +294,23 @@ fn without(spec: &Spec, axes: &[usize]) -> Spec {
     spec.with_layout(layout).expect("fewer sharded axes fit as well")
 }
 
-/// Returns the region that the ranks along `axes` read together, their number, and this rank's position among them.
-fn common_region(spec: &Spec, axes: &[usize]) -> (Region, usize, usize) {
-    let common = without(spec, axes).region();
-    let members = axes.iter().map(|&a| spec.mesh.axis_len(a)).product();
-    let me = axes.iter().fold(0, |at, &a| at * spec.mesh.axis_len(a) + spec.mesh.coords()[a]);
-    (common, members, me)
+/// The region that the ranks along some axes read together.
+struct CommonRegion {
+    region: Region,
+    /// The number of these ranks, and this one's position among them.
+    members: usize,
+    index: usize,
 }
 
-/// Returns the coordinates of the ranks along `axes`, row-major.
-fn member_coords(mesh: &Mesh, axes: &[usize]) -> impl Iterator<Item = Vec<usize>> {
-    let members: usize = axes.iter().map(|&a| mesh.axis_len(a)).product();
-    (0..members).map(move |member| {
-        let (mut coords, mut rest) = (mesh.coords().to_vec(), member);
-        for &a in axes.iter().rev() {
-            coords[a] = rest % mesh.axis_len(a);
-            rest /= mesh.axis_len(a);
+impl CommonRegion {
+    fn new(spec: &Spec, axes: &[usize]) -> CommonRegion {
+        let mesh = &spec.mesh;
+        CommonRegion {
+            region: without(spec, axes).region(),
+            members: axes.iter().map(|&a| mesh.axis_len(a)).product(),
+            index: axes.iter().fold(0, |index, &a| index * mesh.axis_len(a) + mesh.coords()[a]),
         }
-        coords
-    })
+    }
 }
 
 /// Returns the bytes of a region's storage that each member reads: whole blocks, because they are read and checked whole.

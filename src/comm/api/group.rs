@@ -66,15 +66,17 @@ impl Group {
     pub(crate) fn open(engine: &dyn Engine, ranks: &[usize], name: &str) -> Result<Group> {
         let recorder = Recorder::alone(engine.rank(), engine.world_len());
         let known = KnownGroups::default();
-        Ok(Group::over(engine.open(ranks, name)?, (&recorder, &known), engine.rank(), (ranks.into(), name)))
+        Ok(Group::over(engine.open(ranks, name)?, engine.rank(), ranks.into(), name, &recorder, &known))
     }
 
     /// Makes the group of `rank` over an open channel.
     pub(super) fn over(
         channel: Arc<dyn Channel>,
-        (recorder, known): (&Arc<Recorder>, &KnownGroups),
         rank: usize,
-        (ranks, name): (Arc<[usize]>, &str),
+        ranks: Arc<[usize]>,
+        name: &str,
+        recorder: &Arc<Recorder>,
+        known: &KnownGroups,
     ) -> Group {
         let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
         let (recorded, recorder) = (recorder.group(name, &ranks), recorder.clone());

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use smallvec::SmallVec;
 
-use crate::comm::lock::lock;
+use crate::base::lock;
 
 /// The number of a thread of this process; no two threads have the same, even if one has ended.
 fn this_thread() -> u64 {

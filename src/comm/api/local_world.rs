@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::rank::Rank;
+use crate::base::lock;
 use crate::comm::coordinator::{Client, Message};
 use crate::comm::diagnostics::flight::SlowRank;
 use crate::comm::diagnostics::{FlightSettings, WorldRecorders};
-use crate::comm::lock::lock;
 use crate::comm::transport::Engine;
 use crate::comm::transport::nccl::{Library, NcclEngine, NcclSetup};
 use crate::comm::transport::threads::{ThreadEngine, ThreadWorld};

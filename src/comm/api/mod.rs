@@ -13,6 +13,7 @@ mod process;
 mod rank;
 mod rank_failures;
 mod rank_outcomes;
+mod rank_threads;
 mod spmd;
 mod tally;
 mod thread_room;

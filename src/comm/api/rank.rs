@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, Weak};
 use super::group::Group;
 use super::group_threads::KnownGroups;
 use super::timeline::Timeline;
+use crate::base::lock;
 use crate::comm::calls::NAME_BYTES;
 use crate::comm::diagnostics::Recorder;
-use crate::comm::lock::lock;
 use crate::comm::machine::Machine;
 use crate::comm::network::Network;
 use crate::comm::transport::Engine;
@@ -61,7 +61,7 @@ impl Rank {
     fn knowing(engine: Arc<dyn Engine>, recorder: Arc<Recorder>, known: KnownGroups) -> Result<Rank> {
         let everyone = everyone(engine.world_len());
         let channel = engine.open(&everyone, "world")?;
-        let world = Group::over(channel, (&recorder, &known), engine.rank(), (everyone, "world"));
+        let world = Group::over(channel, engine.rank(), everyone, "world", &recorder, &known);
         let (network, machine) = (Network::default(), Machine::default());
         Ok(Rank { engine, world, device: Device::Cpu, recorder, known, network, machine, timeline: None })
     }
@@ -278,12 +278,8 @@ impl Rank {
 
     fn open(&self, ranks: &[usize], name: &str) -> Result<Group> {
         check_name(name)?;
-        Ok(Group::over(
-            self.engine.open(ranks, name)?,
-            (&self.recorder, &self.known),
-            self.rank(),
-            (ranks.into(), name),
-        ))
+        let channel = self.engine.open(ranks, name)?;
+        Ok(Group::over(channel, self.rank(), ranks.into(), name, &self.recorder, &self.known))
     }
 
     /// Makes a new group of the ranks that remain after a failure, in ascending order: those that call this before
@@ -362,7 +358,7 @@ impl Rank {
     pub(crate) fn part(&self, part: &[usize], color: usize, name: &str) -> Result<Group> {
         check_name(name)?;
         let channel = self.engine.split(part, color, name)?;
-        Ok(Group::over(channel, (&self.recorder, &self.known), self.rank(), (part.into(), name)))
+        Ok(Group::over(channel, self.rank(), part.into(), name, &self.recorder, &self.known))
     }
 
     /// Returns the engine that carries this rank's collectives.

@@ -1,11 +1,12 @@
 //! The program of one rank that is a thread, and the failures of all ranks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::caught::take_message;
 use super::local_world::LocalWorld;
 use super::rank::Rank;
+use crate::base::lock;
 use crate::error::{Failure, Result};
 use crate::tensor::catch_no_room;
 
@@ -32,7 +33,7 @@ pub(super) fn run_rank<T>(
 /// Records the failure of a rank and tells the other ranks.
 pub(super) fn record_failure(failure: Failure, rank: usize, world: &LocalWorld, failures: &Failures) {
     // Both happen under one lock, so that the first recorded failure is also the one that other ranks report.
-    let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut failures = lock(failures);
     world.fail(rank, failure.to_string(), is_echo(&failure));
     failures.push((rank, failure));
 }

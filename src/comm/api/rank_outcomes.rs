@@ -27,10 +27,19 @@ pub(super) fn result_of<T: 'static>(result: AnyResult) -> T {
     *result.downcast().expect("the type that the program returns")
 }
 
+/// The end of one rank's program.
+pub(super) enum RankEnd {
+    Result(AnyResult),
+    /// The rank's failure is in the list of all.
+    Failed,
+    /// The rank did not end in time.
+    Abandoned,
+}
+
 /// The outcomes of all ranks.
 pub(super) struct RankOutcomes {
-    /// By rank: `None` for an abandoned rank, `Some(None)` for a failed one, otherwise its result.
-    pub(super) results: Vec<Option<Option<AnyResult>>>,
+    /// By rank.
+    pub(super) ends: Vec<RankEnd>,
     pub(super) failures: Vec<(usize, Failure)>,
     /// The seconds since the last rank ended.
     pub(super) waited_s: f64,
@@ -41,31 +50,33 @@ pub(super) struct RankOutcomes {
 impl RankOutcomes {
     /// Returns all results, or the failure that came first.
     pub(super) fn results(self) -> Result<Vec<AnyResult>> {
-        let RankOutcomes { results, mut failures, waited_s, .. } = self;
+        let RankOutcomes { ends, mut failures, waited_s, .. } = self;
         let real = failures.iter().position(|(_, cause)| !is_echo(cause));
         if !failures.is_empty() {
-            let stuck = results.iter().position(Option::is_none);
+            let stuck = ends.iter().position(|end| matches!(end, RankEnd::Abandoned));
             let (rank, cause) = match stuck {
                 Some(stuck) if real.is_none() => (stuck, Failure::Stuck(waited_s)),
                 _ => failures.swap_remove(real.unwrap_or(0)),
             };
             return Err(Error::Rank { rank, cause: Box::new(cause) });
         }
-        let result = |r: Option<Option<AnyResult>>| r.flatten().expect("a rank without failure has a result");
-        Ok(results.into_iter().map(result).collect())
+        let result = |end| match end {
+            RankEnd::Result(result) => result,
+            RankEnd::Failed | RankEnd::Abandoned => unreachable!("a rank without failure has a result"),
+        };
+        Ok(ends.into_iter().map(result).collect())
     }
 
     /// Returns each rank's result or failure.
     pub(super) fn ends(self) -> Vec<Result<AnyResult, Failure>> {
-        let RankOutcomes { results, mut failures, waited_s, .. } = self;
-        let end = |(rank, result): (usize, Option<Option<AnyResult>>)| {
-            let own = failures.iter().position(|(failed, _)| *failed == rank);
-            match (result.flatten(), own) {
-                (Some(result), _) => Ok(result),
-                (None, Some(at)) => Err(failures.swap_remove(at).1),
-                (None, None) => Err(Failure::Stuck(waited_s)),
+        let RankOutcomes { ends, mut failures, waited_s, .. } = self;
+        let outcome = |(rank, end)| match end {
+            RankEnd::Result(result) => Ok(result),
+            RankEnd::Failed | RankEnd::Abandoned => {
+                let own = failures.iter().position(|(failed, _)| *failed == rank);
+                Err(own.map_or(Failure::Stuck(waited_s), |own| failures.swap_remove(own).1))
             }
         };
-        results.into_iter().enumerate().map(end).collect()
+        ends.into_iter().enumerate().map(outcome).collect()
     }
 }

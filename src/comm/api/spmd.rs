@@ -5,29 +5,19 @@
 //! by `?` or [`Error::other`], which keep them.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::caught::{drop_caught, take_message};
-use super::local_world::LocalWorld;
 use super::rank::Rank;
-use super::rank_failures::{Failures, panic_of_drop, record_failure, run_rank};
-use super::rank_outcomes::{AnyResult, Program, RankOutcomes, program_of, result_of};
-use super::thread_room::check_room;
+use super::rank_outcomes::{program_of, result_of};
+use super::thread_room::{STACK_BYTES, check_room};
 use crate::comm::diagnostics::{FlightSettings, flight::SlowRank};
 use crate::comm::machine::Machine;
 use crate::comm::network::Network;
 use crate::comm::transport::nccl::Library;
-use crate::comm::transport::threads::Running;
 use crate::error::{Error, Failure, Result};
-use crate::tensor::{Device, cpu, storage};
-
-/// The stack size of a rank's thread.
-const STACK_BYTES: usize = 8 << 20;
+use crate::tensor::Device;
 
 /// The most ranks that are threads of one process.
 const MOST_RANKS: usize = 1 << 16;
@@ -98,20 +88,20 @@ where
 /// ```
 #[derive(Clone)]
 pub struct Spmd {
-    world: usize,
-    deadline: Duration,
-    name: String,
-    device: Arc<dyn Fn(usize) -> Device + Send + Sync>,
-    library: Option<Library>,
-    flights: FlightSettings,
-    on_slow: Arc<dyn Fn(&SlowRank) + Send + Sync>,
-    patience: Option<Duration>,
-    network: Network,
-    machine: Machine,
-    memory_limit: usize,
+    pub(super) world: usize,
+    pub(super) deadline: Duration,
+    pub(super) name: String,
+    pub(super) device: Arc<dyn Fn(usize) -> Device + Send + Sync>,
+    pub(super) library: Option<Library>,
+    pub(super) flights: FlightSettings,
+    pub(super) on_slow: Arc<dyn Fn(&SlowRank) + Send + Sync>,
+    pub(super) patience: Option<Duration>,
+    pub(super) network: Network,
+    pub(super) machine: Machine,
+    pub(super) memory_limit: usize,
     /// The time that ranks have to end beyond the deadline after a failure.
-    settling: Duration,
-    threads_per_rank: Option<usize>,
+    pub(super) settling: Duration,
+    pub(super) threads_per_rank: Option<usize>,
 }
 
 impl fmt::Debug for Spmd {
@@ -309,8 +299,9 @@ impl Spmd {
 
     /// Limits the bytes of each rank's tensors in the CPU's memory, those that it keeps for reuse included. A rank that
     /// would exceed the limit fails with [`Error::OutOfMemory`], before the system ends the process. The default is no
-    /// limit. [`storage::set_memory_limit`] says what counts, and sets the limit of a thread, such as a process's only rank;
-    /// [`cpu::memory_bytes`] tells what the system leaves the process.
+    /// limit. [`set_memory_limit`](crate::tensor::storage::set_memory_limit) says what counts, and sets the limit of a thread,
+    /// such as a process's only rank; [`memory_bytes`](crate::tensor::cpu::memory_bytes) tells what the system leaves the
+    /// process.
     ///
     /// ```
     /// use isoshard::{Error, comm::Spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -328,7 +319,8 @@ impl Spmd {
     }
 
     /// Sets the number of threads that each rank uses for a large kernel on the CPU. The default is
-    /// [`cpu::threads_each`]: `ISOSHARD_THREADS`, or the cores divided by the ranks. Any number gives the same bits.
+    /// [`threads_each`](crate::tensor::cpu::threads_each): `ISOSHARD_THREADS`, or the cores divided by the ranks. Any
+    /// number gives the same bits.
     ///
     /// ```
     /// use isoshard::{comm::Spmd, tensor::{DType, Tensor, cpu}};
@@ -402,90 +394,8 @@ impl Spmd {
         Ok(ends.into_iter().map(|end| end.map(result_of)).collect())
     }
 
-    fn start(self, f: Program) -> Result<RankOutcomes> {
-        self.check()?;
-        let threads_per_rank = self.threads_per_rank.map_or_else(|| cpu::threads_each(self.world), Ok)?;
-        let world = || {
-            LocalWorld::new(self.world, self.deadline, &*self.device, self.library.as_ref(), &self.flights)
-        };
-        let world = catch_unwind(AssertUnwindSafe(world)).unwrap_or_else(|payload| {
-            let rule = "the function that chooses devices panicked";
-            Err(Error::invalid("spmd", rule, take_message(payload), ""))
-        });
-        let world = Arc::new(world?);
-        let failures = Arc::new(Mutex::new(Vec::new()));
-        let (results, arrivals) = channel();
-        // All threads start before the first rank runs: if the system refuses one, no rank has done anything.
-        let go = Arc::new(OnceLock::<bool>::new());
-        let memory_limit = self.memory_limit;
-        let (mut threads, mut refused) = (Vec::new(), None);
-        for rank in 0..self.world {
-            let (f, failures, results) = (f.clone(), failures.clone(), results.clone());
-            let (shared, network, machine) = (world.clone(), self.network.clone(), self.machine.clone());
-            let go = go.clone();
-            let thread = thread::Builder::new().name(format!("{} {rank}", self.name)).stack_size(STACK_BYTES);
-            let spawned = thread.spawn(move || {
-                if !*go.wait() {
-                    return;
-                }
-                let running = Running::enter();
-                storage::set_memory_limit(memory_limit);
-                let modelled = |r: Rank| r.with_network(network.clone()).with_common_machine(machine.clone());
-                let run = || run_rank(&|r: Rank| f(modelled(r)), rank, &shared, &failures);
-                let result = cpu::with_threads(threads_per_rank, run);
-                // Captured values are dropped before the caller learns of the end.
-                let dropped = drop_caught(f);
-                let result = match dropped {
-                    None => result,
-                    Some(text) => {
-                        record_failure(panic_of_drop(&text), rank, &shared, &failures);
-                        None
-                    }
-                };
-                drop((shared, running));
-                // The caller may have abandoned this rank.
-                let _ = results.send((rank, result));
-            });
-            match spawned {
-                Ok(thread) => threads.push(Some(thread)),
-                Err(reason) => {
-                    refused = Some(Error::unsupported(
-                        "spmd",
-                        "the system refuses a thread for a rank",
-                        format!("rank {rank} of {}: {reason}", self.world),
-                        "use fewer ranks",
-                    ));
-                    break;
-                }
-            }
-        }
-        drop(results);
-        let _ = go.set(refused.is_none());
-        if let Some(refused) = refused {
-            // They end at once. A panic there is one of a captured value that is dropped.
-            threads.into_iter().flatten().for_each(|thread| drop(thread.join()));
-            drop_caught(f);
-            return Err(refused);
-        }
-        #[cfg(test)]
-        thread::sleep(super::rank_failures::tests::LETS_GO_AFTER.get());
-        // The last one to drop `f` drops what it captured: a rank, or this thread if all ranks have ended. A panic there is
-        // the last rank's.
-        let dropped = drop_caught(f);
-        if let Some(text) = &dropped {
-            record_failure(panic_of_drop(text), self.world - 1, &world, &failures);
-        }
-        let mut outcomes = self.gather(threads, &arrivals, &failures, &world);
-        if let (Some(_), Some(last)) = (dropped, outcomes.results.last_mut()) {
-            *last = Some(None);
-        }
-        let reporting = outcomes.report_panic.as_ref().filter(|_| outcomes.failures.is_empty());
-        let reporting = reporting.map(|text| Error::invalid("spmd", "on_slow panicked", text, ""));
-        reporting.map_or(Ok(outcomes), Err)
-    }
-
     /// Refuses a world of no ranks or of too many, and a name that no thread can have.
-    fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         if self.world == 0 {
             return Err(Error::invalid("spmd", "a world has at least one rank", "0 ranks", ""));
         }
@@ -505,77 +415,13 @@ impl Spmd {
         }
         Ok(())
     }
-
-    fn gather(
-        &self,
-        mut threads: Vec<Option<JoinHandle<()>>>,
-        arrivals: &Receiver<(usize, Option<AnyResult>)>,
-        failures: &Failures,
-        world: &LocalWorld,
-    ) -> RankOutcomes {
-        let mut results: Vec<Option<Option<AnyResult>>> = (0..self.world).map(|_| None).collect();
-        let mut last = Instant::now();
-        let mut report_panic = None;
-        while let Some((rank, result)) = self.next(arrivals, failures, last, world, &mut report_panic) {
-            results[rank] = Some(result);
-            last = Instant::now();
-            // The thread is about to end, and its panics were caught, so joining cannot fail.
-            let _ = threads[rank].take().map(JoinHandle::join);
-        }
-        let mut failures = std::mem::take(&mut *failures.lock().unwrap_or_else(PoisonError::into_inner));
-        if failures.is_empty()
-            && let Some((sender, fault)) = world.unreceived()
-        {
-            results[sender] = Some(None);
-            failures.push((sender, Failure::Error(fault.into())));
-        }
-        if !failures.is_empty() {
-            world.write_records();
-        }
-        RankOutcomes { results, failures, waited_s: last.elapsed().as_secs_f64(), report_panic }
-    }
-
-    /// Returns the next rank to end; `None` if all have ended, or if one has failed, the others have not continued
-    /// without it, and none has ended within the deadline. Reports slow ranks meanwhile, until the function that does so
-    /// panics.
-    fn next<T>(
-        &self,
-        arrivals: &Receiver<T>,
-        failures: &Failures,
-        last: Instant,
-        world: &LocalWorld,
-        report_panic: &mut Option<String>,
-    ) -> Option<T> {
-        let patience = self.patience.unwrap_or(self.deadline / 4);
-        let glance = (patience / 4).clamp(Duration::from_millis(1), Duration::from_millis(50));
-        let settling = self.settling.max(world.settling());
-        let mut late_since = None;
-        loop {
-            match arrivals.recv_timeout(glance) {
-                Ok(arrival) => return Some(arrival),
-                Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => {
-                    let report = || world.slow(patience).iter().for_each(|slow| (self.on_slow)(slow));
-                    if report_panic.is_none() {
-                        *report_panic = catch_unwind(AssertUnwindSafe(report)).err().map(take_message);
-                    }
-                    if !world.time_left(last.elapsed()).is_zero() {
-                        late_since = None;
-                        continue;
-                    }
-                    let is_late = late_since.get_or_insert_with(Instant::now).elapsed() >= settling;
-                    let failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
-                    if is_late && failures.iter().any(|(rank, _)| !world.is_left(*rank)) {
-                        return None;
-                    }
-                }
-            }
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::thread;
+
     use super::*;
 
     #[test]

@@ -1,7 +1,7 @@
 //! Counts the calls and bytes that pass through an engine, and the time that a model of the network gives them.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use super::rank::Rank;
 use super::timeline::{TimedRequest, Timeline};
+use crate::base::lock;
 use crate::comm::calls::{BusyWork, Call, CallOrigin, ModulePath, Phase, Route, label};
 use crate::comm::network::{Cost, Network, latencies};
 use crate::comm::transport::{Channel, Engine, Reduce, Request};
@@ -198,7 +199,7 @@ impl Tally {
     }
 
     fn lock(&self) -> MutexGuard<'_, Counts> {
-        self.0.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.counts)
     }
 }
 

@@ -7,6 +7,9 @@ use std::fs;
 
 use crate::error::{Error, Result};
 
+/// The stack size of a rank's thread.
+pub(super) const STACK_BYTES: usize = 8 << 20;
+
 /// Mappings of memory per thread: its stack, the stack of its signal handler, and a guard page of each.
 const MAPPINGS_EACH: usize = 4;
 

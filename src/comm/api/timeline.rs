@@ -1,11 +1,12 @@
 //! The clock of a dry run: operators take their time one after another, and collectives run beside them.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::base::lock;
 use crate::comm::calls::{CallOrigin, ModulePath, Phase};
 use crate::comm::network::Cost;
 use crate::comm::transport::{CallResults, Request};
@@ -89,7 +90,7 @@ impl Timeline {
     }
 
     fn lock(&self) -> MutexGuard<'_, TimelineState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

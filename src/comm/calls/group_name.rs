@@ -1,5 +1,7 @@
 //! The text and the number of a group.
 
+use crate::base::Fnv1a;
+
 /// The longest name of a group, in bytes. Names travel between processes, so readers bound them.
 pub(in crate::comm) const NAME_BYTES: usize = 256;
 
@@ -25,8 +27,8 @@ pub(in crate::comm) fn label(name: &str, ranks: &[usize]) -> String {
 /// Returns a number made from a group's name and ranks (FNV-1a, 64 bits). Ranks and the coordinator name the group by
 /// it.
 pub(in crate::comm) fn group_number(name: &str, ranks: &[usize]) -> u64 {
-    let bytes = name.bytes().chain([0xff]).chain(ranks.iter().flat_map(|&rank| (rank as u64).to_le_bytes()));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+    let bytes = ranks.iter().flat_map(|&rank| (rank as u64).to_le_bytes());
+    Fnv1a::of(name.bytes().chain([0xff]).chain(bytes))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::inbox::NoticeInbox;
 use super::message::{FirstFault, Message, Notice};
 use super::server::{Coordinator, RankLink};
-use crate::comm::lock::lock;
+use crate::base::lock;
 
 /// A rank's connection to the coordinator. Sending a message never waits; notices arrive in an inbox.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ use super::frame::{self, FrameHead, HEAD_BYTES};
 use super::inbox::NoticeInbox;
 use super::message::{Answer, FirstFault, JoinRequest, Message, Notice};
 use super::server::{CoordinatorState, Recipient};
+use crate::base::mix;
 use crate::comm::calls::{BusyWork, CallSignature, Route, Sequence, group_number};
 use crate::comm::launch::Secret;
 use crate::error::{CallId, CommFault, LastCall, Wait};
@@ -97,9 +98,7 @@ struct Random(u64);
 impl Random {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        mix(self.0)
     }
 
     fn below(&mut self, n: usize) -> usize {

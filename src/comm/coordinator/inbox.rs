@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::message::{FirstFault, Notice};
+use crate::base::{lock, unpoisoned};
 use crate::comm::calls::Sequence;
 use crate::comm::deadline::end_after;
-use crate::comm::lock::lock;
 
 /// The key of a wait: the group's number, and the call's sequence and number in it.
 pub(in crate::comm) type WaitKey = (u64, Sequence, u64);
@@ -104,7 +104,7 @@ impl NoticeInbox {
             if left.is_zero() {
                 return None;
             }
-            state = self.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = unpoisoned(self.wake.wait_timeout(state, left)).0;
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -12,8 +12,8 @@ use super::frame::{self, DeadlineStream};
 use super::inbox::NoticeInbox;
 use super::message::{FirstFault, Message, Notice};
 use super::store::KeyValueStore;
+use crate::base::{lock, unpoisoned};
 use crate::comm::diagnostics::{CallTable, ProtocolViolation};
-use crate::comm::lock::lock;
 use crate::error::CommFault;
 
 /// The time limit for writing an answer to one rank that does not read. No other rank waits for it.
@@ -219,7 +219,7 @@ impl Coordinator {
             if left.is_zero() {
                 break;
             }
-            state = self.over.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = unpoisoned(self.over.wait_timeout(state, left)).0;
         }
         drop(state);
         self.peers.iter().for_each(|peer| peer.put(Notice::Closing));

@@ -6,8 +6,8 @@ use std::sync::{Mutex, OnceLock};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use crate::base::lock;
 use crate::comm::calls::{BusyWork, NAME_BYTES};
-use crate::comm::lock::lock;
 
 /// A rank's announcements, which it may make on several threads, and the function that tells other ranks.
 #[derive(Default)]

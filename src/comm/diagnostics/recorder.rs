@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::announcer::Announcer;
 use super::flight::record::{CALLS_KEPT, CallRecord, CallState, GroupRecord, RankRecord};
 use super::flight::write;
+use crate::base::lock;
 use crate::comm::calls::{Call, Route, Sequence, current_operator, label};
 use crate::error::{CallId, Error};
 
@@ -265,7 +266,7 @@ impl Recorder {
     }
 
     fn history(&self) -> MutexGuard<'_, CallHistory> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.history)
     }
 }
 

@@ -4,6 +4,7 @@ use super::description::Launch;
 use super::hosts::first_host;
 use super::secret::SecretSource;
 use super::vars::{Vars, refused};
+use crate::base::Fnv1a;
 use crate::error::Result;
 
 /// Rank 0's port if neither the launcher nor the job's number gives one.
@@ -169,9 +170,7 @@ fn meeting(vars: &Vars, numbers: &LauncherNumbers, by: &str, jobs: &[&str]) -> R
 
 /// Returns a port from 20000 to 29999 that two jobs seldom share.
 fn port_of(job: &str) -> u16 {
-    let mixed =
-        job.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-    20_000 + (mixed % 10_000) as u16
+    20_000 + (Fnv1a::of(job.bytes()) % 10_000) as u16
 }
 
 /// The most ranks of a world of processes: lists of all ranks are made before the first of them is heard of.

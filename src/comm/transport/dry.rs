@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::engine::{CallResults, Channel, Engine, Request, check_places};
+use super::engine::{CallResults, Channel, Engine, MemberPlace, Request, check_places};
 use crate::comm::calls::{Call, Route};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -65,7 +65,8 @@ impl Channel for DryChannel {
     }
 
     fn gather_into(&self, call: Call, mut into: Vec<Tensor>) -> Result<Box<dyn Request>> {
-        check_places(&call, Some((self.index, call.incoming.len())), &mut into)?;
+        let place = MemberPlace { index: self.index, members: call.incoming.len() };
+        check_places(&call, Some(place), &mut into)?;
         Ok(Box::new(DryRequest(into.into())))
     }
 }

@@ -182,7 +182,14 @@ pub trait Request: Send {
     fn is_ready(&self) -> bool;
 }
 
-/// Starts a reduction of member `me` of `members` as an exchange, after which the member folds all parts.
+/// A member's index in its group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemberPlace {
+    pub index: usize,
+    pub members: usize,
+}
+
+/// Starts a reduction as an exchange, after which the member folds all parts.
 ///
 /// # Errors
 /// Refuses, before any tensor is sent, a reduction that does not fit the call. Returns the errors of [`Channel::start`].
@@ -190,9 +197,9 @@ pub(super) fn start_folding(
     channel: &dyn Channel,
     reduce: Reduce,
     call: Call<'_>,
-    (me, members): (usize, usize),
+    place: MemberPlace,
 ) -> Result<Box<dyn Request>> {
-    reduce.check(&call, me, members)?;
+    reduce.check(&call, place.index, place.members)?;
     Ok(Box::new(Folding { inner: channel.start(call)?, reduce }))
 }
 
@@ -202,11 +209,11 @@ pub(super) fn start_folding(
 /// Returns the errors of [`Channel::gather_into`].
 pub(super) fn start_copying(
     channel: &(impl Channel + ?Sized),
-    member: Option<(usize, usize)>,
+    place: Option<MemberPlace>,
     call: Call<'_>,
     mut into: Vec<Tensor>,
 ) -> Result<Box<dyn Request>> {
-    check_places(&call, member, &mut into)?;
+    check_places(&call, place, &mut into)?;
     Ok(Box::new(CopyingGather { inner: channel.start(call)?, into }))
 }
 
@@ -226,16 +233,17 @@ pub(super) fn copy_parts(parts: &[Tensor], into: &mut [Tensor]) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the call of member `me` of `members` has as many tensors and shapes as its route takes, and that the member
-/// at its other end exists: engines index by these.
+/// Checks that a member's call has as many tensors and shapes as its route takes, and that the member at its other end
+/// exists: engines index by these.
 ///
 /// # Errors
 /// Refuses other calls, in their names.
-pub(super) fn check_lists(call: &Call<'_>, me: usize, members: usize) -> Result<()> {
+pub(super) fn check_lists(call: &Call<'_>, place: MemberPlace) -> Result<()> {
+    let MemberPlace { index, members } = place;
     let (peer, sent, shapes) = match call.route {
         Route::Gather => (0, 1, members),
         Route::AllToAll => (0, members, members),
-        Route::Broadcast { root } => (root, usize::from(root == me), 1),
+        Route::Broadcast { root } => (root, usize::from(root == index), 1),
         Route::Send { to } => (to, 1, 1),
         Route::Recv { from } => (from, 0, 1),
         Route::Barrier => (0, 0, 0),
@@ -253,17 +261,13 @@ pub(super) fn check_lists(call: &Call<'_>, me: usize, members: usize) -> Result<
 }
 
 /// Checks that each part of a gather fits the tensor in `into` in which it arrives: transports write to its memory without
-/// looking at it again. `member` is this member's position and the number of members, if they are known.
+/// looking at it again. `place` is this member's, if it is known.
 ///
 /// # Errors
 /// Refuses, in the call's name, other lists, and tensors that are not the parts'.
-pub(super) fn check_places(
-    call: &Call<'_>,
-    member: Option<(usize, usize)>,
-    into: &mut [Tensor],
-) -> Result<()> {
+pub(super) fn check_places(call: &Call<'_>, place: Option<MemberPlace>, into: &mut [Tensor]) -> Result<()> {
     let refuse = |rule, given| Err(Error::invalid(call.name, rule, given, ""));
-    let members = member.map_or(into.len(), |(_, members)| members);
+    let members = place.map_or(into.len(), |place| place.members);
     let lens = [call.outgoing.len(), call.incoming.len(), into.len()];
     if call.route != Route::Gather || lens != [1, members, members] {
         let [sent, shapes, places] = lens;
@@ -271,7 +275,7 @@ pub(super) fn check_places(
         return refuse("a gather sends one tensor, and has a shape and a place per member", given);
     }
     let (own, device) = (&call.outgoing[0], call.outgoing[0].device());
-    if own.dtype() != call.dtype || member.is_some_and(|(me, _)| *own.shape() != call.incoming[me]) {
+    if own.dtype() != call.dtype || place.is_some_and(|place| *own.shape() != call.incoming[place.index]) {
         return refuse("the tensor sent is not this member's part", own.notation());
     }
     let wrong = into.iter_mut().zip(call.incoming).find_map(|(x, shape)| {

@@ -123,7 +123,8 @@ impl Reduce {
     }
 }
 
-fn stacked(n: usize, shape: &Shape) -> Shape {
+/// Returns `[n, shape...]`, or `shape` if `n` is 1.
+pub(crate) fn stacked(n: usize, shape: &Shape) -> Shape {
     if n == 1 { shape.clone() } else { std::iter::once(n).chain(shape.iter().copied()).collect() }
 }
 

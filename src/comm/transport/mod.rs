@@ -14,3 +14,4 @@ pub(super) use dry::DryEngine;
 pub use engine::{CallResults, Channel, Engine, Request};
 pub use fold::Reduce;
 pub(super) use fold::fold;
+pub(crate) use fold::stacked;

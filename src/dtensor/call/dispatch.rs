@@ -50,11 +50,8 @@ impl DTensor {
 
     /// Applies an operator by the plan for these operands.
     pub(in crate::dtensor) fn apply_by(plan: &CallPlan, op: &dyn Op, ins: &[&DTensor]) -> Result<DTensors> {
-        let moved = move_operands(plan, op, ins)?;
-        let (mut operands, mut locals) = (Tensors::new(), Tensors::new());
-        add_local_operands(ins, &moved, &mut operands)?;
-        execute(op, plan, &ins[0].mesh, &mut operands, &mut locals)?;
-        let lineage = plan.lineage(ins.iter().map(|x| x.lineage));
+        let mut locals = Tensors::new();
+        let (moved, lineage) = run_call(plan, op, ins, &mut locals)?;
         let mut outs = wrap_results(&ins[0].mesh, plan, locals, lineage);
         record(op, plan, ins, &moved, &mut outs)?;
         Ok(outs)
@@ -88,12 +85,9 @@ impl DTensor {
             ));
         };
         let _span = operator_span(op, &plan);
-        let moved = move_operands(&plan, op, ins)?;
-        let (mut operands, mut locals) = (Tensors::new(), Tensors::new());
-        add_local_operands(ins, &moved, &mut operands)?;
-        execute(op, &plan, &ins[0].mesh, &mut operands, &mut locals)?;
+        let mut locals = Tensors::new();
+        let (moved, lineage) = run_call(&plan, op, ins, &mut locals)?;
         let local = locals.pop().expect("the results are those of the plan");
-        let lineage = plan.lineage(ins.iter().map(|x| x.lineage));
         let mut out = DTensor::wrap(&ins[0].mesh, local, meta.clone(), lineage);
         record(op, &plan, ins, &moved, std::slice::from_mut(&mut out))?;
         Ok(out)
@@ -336,6 +330,22 @@ fn compute(
         return Err(Error::invalid(name, "cuda_batch gives each call's results, in order", given, ""));
     }
     Ok(locals)
+}
+
+/// Redistributes operands as the plan says, and writes the local results to `locals`, which is empty before. Returns
+/// the operands that moved and the first result's lineage.
+#[inline]
+fn run_call(
+    plan: &CallPlan,
+    op: &dyn Op,
+    ins: &[&DTensor],
+    locals: &mut Tensors,
+) -> Result<(Vec<Option<DTensor>>, Lineage)> {
+    let moved = move_operands(plan, op, ins)?;
+    let mut operands = Tensors::new();
+    add_local_operands(ins, &moved, &mut operands)?;
+    execute(op, plan, &ins[0].mesh, &mut operands, locals)?;
+    Ok((moved, plan.lineage(ins.iter().map(|x| x.lineage))))
 }
 
 /// Redistributes operands as the plan says. The list is empty if all stay.

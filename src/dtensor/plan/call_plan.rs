@@ -6,13 +6,14 @@ use std::hash::{Hash, Hasher};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use rustc_hash::{FxHashMap, FxHasher};
+use rustc_hash::FxHasher;
 use smallvec::SmallVec;
 
 use super::choose_rows::{ChosenLayouts, choose_rows};
 use super::derivative_program::DerivativeProgram;
 use super::grouped_calls::GroupedCalls;
 use super::node_calls::NodeCalls;
+use crate::base::BoundedCache;
 use crate::comm::Lineage;
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::mesh::mesh_caches::{CachePlace, MeshCache};
@@ -23,10 +24,6 @@ use crate::error::{Error, Result};
 use crate::ops::{Metas, Op, RaggedBoxes, Vjp, Windows, Work, has_unkeyed, infer_results};
 use crate::placement::Spec;
 use crate::tensor::{DType, Shape, short_list};
-
-/// The largest number of cached plans per rank: beyond it the cache is cleared, so that attributes that differ at
-/// every call do not fill the memory.
-const PLANS_LEN: usize = 8192;
 
 /// Per operand, its redistribution and the metadata after it, or `None` if it stays.
 type OperandMoves = SmallVec<[Option<(Rc<Move>, Rc<TensorMeta>)>; 3]>;
@@ -82,7 +79,7 @@ pub(in crate::dtensor) struct Needs(u64);
 
 /// The cached plans of a mesh, by the hash of their key.
 #[derive(Default)]
-struct CallPlans(RefCell<FxHashMap<u64, SmallVec<[Rc<CallPlan>; 1]>>>);
+struct CallPlans(RefCell<BoundedCache<u64, SmallVec<[Rc<CallPlan>; 1]>>>);
 
 impl MeshCache for CallPlans {
     const PLACE: CachePlace = CachePlace::CallPlans;
@@ -121,11 +118,7 @@ impl CallPlan {
         }
         let plan = Rc::new(CallPlan::make(mesh, op, ins)?);
         refuse_in_strict(mesh, op, ins, &plan.moves)?;
-        let mut plans = cache.0.borrow_mut();
-        if plans.len() >= PLANS_LEN {
-            plans.clear();
-        }
-        plans.entry(key).or_default().push(plan.clone());
+        cache.0.borrow_mut().get_or_insert_with(key, SmallVec::new).push(plan.clone());
         Ok(plan)
     }
 

@@ -212,7 +212,7 @@ impl<'a> RowSearch<'a> {
             return;
         }
         match product.lay_out_with(&self.known, self.model.ins, self.model.outs) {
-            Ok(Ok(chosen)) => {
+            Ok(Some(chosen)) => {
                 let cost = self.model.with_reductions(cost, &chosen);
                 if let Some(visited) = &mut self.visited {
                     let axis = |(a, (row, _)): (usize, &(&Row, Option<&Placement>))| {
@@ -228,7 +228,7 @@ impl<'a> RowSearch<'a> {
                     self.best = Some(((cost, nth_order, listed()), chosen));
                 }
             }
-            Ok(Err(_)) => {}
+            Ok(None) => {}
             Err(e) => self.refusal = Some(e),
         }
     }

@@ -160,7 +160,7 @@ impl Oracle<'_> {
                 let rows: SmallVec<[_; 4]> = short_list(at.iter().enumerate().map(of));
                 let product =
                     RowProduct { mesh: self.mesh, op: self.op, metas: self.metas, order: &order, rows };
-                if let Ok(Ok(chosen)) = product.lay_out(self.ins, self.outs) {
+                if let Ok(Some(chosen)) = product.lay_out(self.ins, self.outs) {
                     let opens = chosen.ins.iter().zip(self.ins).any(|(to, from)| {
                         (0..mesh.ndim()).any(|a| {
                             to.layout().axis(a).is_partial() && to.layout().axis(a) != from.layout().axis(a)

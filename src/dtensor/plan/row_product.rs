@@ -86,31 +86,27 @@ impl KnownRows {
 impl RowProduct<'_> {
     /// Returns the metadata as [`RowProduct::lay_out_with`] does, without known rows.
     #[cfg(test)]
-    pub fn lay_out(
-        &self,
-        ins: &[&Rc<TensorMeta>],
-        outs: &[Meta],
-    ) -> Result<std::result::Result<ChosenLayouts, usize>> {
+    pub fn lay_out(&self, ins: &[&Rc<TensorMeta>], outs: &[Meta]) -> Result<Option<ChosenLayouts>> {
         self.lay_out_with(&KnownRows::default(), ins, outs)
     }
 
-    /// Returns the metadata that follows from the rows, or the axis whose row cannot be combined with the others. `known` has
-    /// the operator's rows that other products of the same call have asked for.
+    /// Returns the metadata that follows from the rows, or `None` if they are no sharding together. `known` has the
+    /// operator's rows that other products of the same call have asked for.
     pub fn lay_out_with(
         &self,
         known: &KnownRows,
         ins: &[&Rc<TensorMeta>],
         outs: &[Meta],
-    ) -> Result<std::result::Result<ChosenLayouts, usize>> {
+    ) -> Result<Option<ChosenLayouts>> {
         // A row was chosen for the splits that the operands had; the moves may have added splits along other axes.
         let first: SmallVec<[Placement; 4]> = short_list(self.placed(&|r| r.ins[0]));
-        let combines = |&a: &usize| {
+        let combines = |a: usize| {
             let (row, ragged) = self.rows[a];
             let axis = || axis_with_splits(self.mesh, a, &first, ragged);
             row.is_replicated() || known.has(self.op, (self.metas, outs), axis(), row)
         };
-        if let Some(a) = (0..self.rows.len()).rev().find(|a| !combines(a)) {
-            return Ok(Err(a));
+        if !(0..self.rows.len()).rev().all(combines) {
+            return Ok(None);
         }
         let exact = self.mesh.reduction().is_exact();
         let summed = |k| if exact { self.tree(k) } else { Ok(None) };
@@ -118,8 +114,7 @@ impl RowProduct<'_> {
             (0..outs.len()).map(summed).collect::<Result<_>>()?;
         if summed.iter().flatten().any(|t| self.mesh.most_nodes(t).is_none()) {
             // Some boundary splits a leaf of the reduction tree: redistribute operands instead.
-            let makes = self.last(|r| r.outs.iter().any(|s| s.tree_leaf().is_some()));
-            return Ok(Err(makes.expect("the trees come from a row")));
+            return Ok(None);
         }
         let place = |(i, f): (usize, &&Rc<TensorMeta>)| {
             let mut spec = f.spec().with_layout(self.layout(&|r| r.ins[i])?)?;
@@ -128,22 +123,21 @@ impl RowProduct<'_> {
             self.mesh.intern(spec)
         };
         let ins: SmallVec<[Rc<TensorMeta>; 3]> = ins.iter().enumerate().map(place).collect::<Result<_>>()?;
-        let passes = self.last(|r| r.ins.iter().any(|s| s.is_sum()));
-        if let Some(a) = passes
-            && summed.iter().any(Option::is_some)
-        {
+        let passes = self.any_row(|r| r.ins.iter().any(|s| s.is_sum()));
+        let sums = summed.iter().any(Option::is_some);
+        if passes && sums {
             // The kernel runs once per node of its own sum or once per node of its operands, but not both.
-            return Ok(Err(a));
+            return Ok(None);
         }
-        let boxes = self.box_axis();
-        if let Some(a) = boxes
-            && (passes.is_some()
-                || summed.iter().any(Option::is_some)
+        let by_boxes = self.runs_by_boxes();
+        if by_boxes
+            && (passes
+                || sums
                 || rounded_parts(self.mesh, self.op, self.metas).is_some()
                 || !self.are_cut_alike(&ins, outs)?)
         {
             // The kernel runs once per box, once per node or once per part.
-            return Ok(Err(a));
+            return Ok(None);
         }
         let made = summed.iter().map(Option::is_some).collect();
         let mut laid = SmallVec::new();
@@ -151,31 +145,32 @@ impl RowProduct<'_> {
             let layout = self.layout(&|r| r.outs[k])?;
             let mut spec = Spec::new(self.mesh.mesh(), meta.dtype, meta.shape.clone(), layout)?;
             let kept = ins.iter().any(|f| f.has_kept_parts());
-            spec.tree = match passes.or(kept.then_some(0)) {
-                None => tree.map(Arc::new),
-                Some(a) => match passed_tree(&ins) {
-                    Some(tree) => tree.filter(|_| kept || spec.layout.has_partial()),
+            spec.tree = if passes || kept {
+                match passed_tree(&ins) {
+                    PassedTree::Common(tree) => tree.filter(|_| kept || spec.layout.has_partial()),
                     // Partial sums with different trees cannot pass through one call.
-                    None => return Ok(Err(a)),
-                },
+                    PassedTree::Different => return Ok(None),
+                }
+            } else {
+                tree.map(Arc::new)
             };
             laid.push(self.mesh.intern(spec)?);
         }
-        Ok(Ok(ChosenLayouts { ins, outs: laid, made, by_boxes: boxes.is_some() }))
+        Ok(Some(ChosenLayouts { ins, outs: laid, made, by_boxes }))
     }
 
-    /// Returns the last axis whose row needs a call of the kernel per box. In exact mode, a sum over dims that are
-    /// flattened needs a call per node of its tree instead.
-    fn box_axis(&self) -> Option<usize> {
+    /// Returns true if a row needs a call of the kernel per box. In exact mode, a sum over dims that are flattened
+    /// needs a call per node of its tree instead.
+    fn runs_by_boxes(&self) -> bool {
         let exact = self.mesh.reduction().is_exact();
-        let by_boxes = |&a: &usize| {
+        let by_boxes = |a: usize| {
             let (row, ragged) = self.rows[a];
             let in_nodes = exact && row.outs.iter().any(|s| s.tree_leaf().is_some());
             let axis = MeshAxis::new(self.mesh.mesh().axis_len(a));
             let cut = ragged_cut(ragged).filter(|_| !in_nodes);
             cut.is_some_and(|cut| runs_by_boxes(self.op, self.metas, axis.with_ragged(cut), row))
         };
-        (0..self.rows.len()).rev().find(by_boxes)
+        (0..self.rows.len()).rev().any(by_boxes)
     }
 
     /// Returns true if the kernel may run once per box of these operands and the results.
@@ -195,15 +190,14 @@ impl RowProduct<'_> {
         Layout::new(self.placed(placement_of)).with_order(self.order)
     }
 
-    /// Returns the last axis whose row satisfies `is`.
-    fn last(&self, is: impl Fn(&Row) -> bool) -> Option<usize> {
-        self.rows.iter().rposition(|(row, _)| is(row))
+    fn any_row(&self, is: impl Fn(&Row) -> bool) -> bool {
+        self.rows.iter().any(|(row, _)| is(row))
     }
 
     /// Returns the reduction tree of result `k`, if some row shards dims that it sums over.
     fn tree(&self, k: usize) -> Result<Option<ReductionTree>> {
         let groups = rounded_parts(self.mesh, self.op, self.metas);
-        if self.last(|r| r.outs[k].tree_leaf().is_some()).is_none() {
+        if !self.any_row(|r| r.outs[k].tree_leaf().is_some()) {
             // Parts that are kept are kept on all meshes.
             let kept = groups.filter(SumGroups::is_kept);
             let tree = || whole_tree(self.op, self.metas, k, self.rows.len());
@@ -334,9 +328,9 @@ pub(in crate::dtensor) fn more_nodes(
     row: &Row,
     ragged: Option<&Placement>,
 ) -> Option<usize> {
-    let whole = Row::replicated(row.ins.len(), row.outs.len());
+    let replicated = Row::replicated(row.ins.len(), row.outs.len());
     let order: Dims = (0..mesh.mesh().ndim()).collect();
-    let on = |b: usize| if a == b { (row, ragged) } else { (&whole, None) };
+    let on = |b: usize| if a == b { (row, ragged) } else { (&replicated, None) };
     let alone = RowProduct { mesh, op, metas, order: &order, rows: order.iter().map(|&b| on(b)).collect() };
     match alone.tree(k) {
         Ok(Some(tree)) => mesh.most_nodes(&tree).map(|n| n.saturating_sub(1)),
@@ -344,11 +338,16 @@ pub(in crate::dtensor) fn more_nodes(
     }
 }
 
-/// Returns the reduction tree that the operands' partial sums have in common (`Some(None)` for sums without a tree),
-/// or `None` if they differ.
-fn passed_tree(ins: &[Rc<TensorMeta>]) -> Option<Option<Arc<ReductionTree>>> {
+/// The reduction trees of the operands' partial sums.
+enum PassedTree {
+    /// The one that all have; `None` for sums without a tree.
+    Common(Option<Arc<ReductionTree>>),
+    Different,
+}
+
+fn passed_tree(ins: &[Rc<TensorMeta>]) -> PassedTree {
     let sums = ins.iter().filter(|f| f.layout().has_partial() || f.has_kept_parts());
-    let mut sums = sums.map(|f| &f.spec().tree);
-    let Some(first) = sums.next() else { return Some(None) };
-    sums.all(|t| t == first).then(|| first.clone())
+    let mut trees = sums.map(|f| &f.spec().tree);
+    let Some(first) = trees.next() else { return PassedTree::Common(None) };
+    if trees.all(|tree| tree == first) { PassedTree::Common(first.clone()) } else { PassedTree::Different }
 }

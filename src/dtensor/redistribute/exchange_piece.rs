@@ -3,7 +3,6 @@
 use smallvec::SmallVec;
 
 use crate::dtensor::mesh::copied_bytes::note_copied;
-use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::error::Result;
 use crate::placement::{Layout, Overlap, Placement, Region};
 use crate::tensor::{Dims, Shape, Tensor};
@@ -158,10 +157,4 @@ impl ExchangePiece {
 pub(in crate::dtensor) fn packed(x: &Tensor) -> Result<Tensor> {
     note_copied(if x.is_contiguous() { 0 } else { x.len_bytes() });
     x.contiguous()
-}
-
-/// Returns the coordinates of the ranks that differ from this one along `axes` only, in group order.
-pub(in crate::dtensor) fn members(mesh: &DeviceMesh, axes: &[usize]) -> Vec<Dims> {
-    let m = mesh.mesh();
-    m.slice(axes).ranks().map(|r| m.coords_of(r).expect("a sub-mesh's ranks are in the mesh")).collect()
 }

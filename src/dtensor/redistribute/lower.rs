@@ -5,9 +5,10 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::redistribution::{ExchangeKind, Redistribution, RedistributionStep, StepAction};
+pub(super) use crate::comm::stacked;
 use crate::comm::{Group, Reduce};
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
-use crate::dtensor::redistribute::exchange_piece::{ExchangePiece, members};
+use crate::dtensor::redistribute::exchange_piece::ExchangePiece;
 use crate::error::Result;
 use crate::placement::Spec;
 use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, SplitRule, short_list};
@@ -94,7 +95,7 @@ pub(super) fn lower(mesh: &DeviceMesh, plan: &Redistribution) -> Result<SmallVec
 fn stage(mesh: &DeviceMesh, step: &RedistributionStep) -> Result<Stage> {
     Ok(match &step.action {
         StepAction::AllReduce(op, axes) => {
-            let order = order(&step.from, axes, &members(mesh, axes));
+            let order = order(&step.from, axes, &mesh.mesh().members_along(axes));
             let shape = order.shape(step.to.local_shape());
             Stage::AllReduce {
                 group: mesh.group(axes)?,
@@ -113,10 +114,10 @@ fn stage(mesh: &DeviceMesh, step: &RedistributionStep) -> Result<Stage> {
 fn fold(mesh: &DeviceMesh, step: &RedistributionStep, op: ReduceOp, axes: &[usize]) -> Result<FoldStage> {
     let (from, to) = (&step.from, &step.to);
     let group = mesh.group(&step.axes)?;
-    let coords = members(mesh, &step.axes);
+    let coords = mesh.mesh().members_along(&step.axes);
     let (mine, wanted) = (from.region(), to.region());
     let give = coords.iter().map(|c| ExchangePiece::new(&mine, &to.region_at(c))).collect();
-    let order = order(from, axes, &members(mesh, axes));
+    let order = order(from, axes, &mesh.mesh().members_along(axes));
     // Members that differ only along the folded axes hold partial values of the same elements.
     let mut sources: Vec<(Dims, FoldSource)> = Vec::new();
     let mut shapes = Vec::with_capacity(coords.len());
@@ -146,7 +147,7 @@ fn fold(mesh: &DeviceMesh, step: &RedistributionStep, op: ReduceOp, axes: &[usiz
 /// Lowers an exchange.
 fn exchange(mesh: &DeviceMesh, step: &RedistributionStep, kind: ExchangeKind) -> Result<ExchangeStage> {
     let (from, to) = (&step.from, &step.to);
-    let coords = members(mesh, &step.axes);
+    let coords = mesh.mesh().members_along(&step.axes);
     let (mine, wanted) = (from.region(), to.region());
     let take: Vec<ExchangePiece> =
         coords.iter().map(|c| ExchangePiece::new(&from.region_at(c), &wanted)).collect();
@@ -218,11 +219,6 @@ fn collapse(from: &Spec) -> Reduce {
     let others = (1..nodes).flat_map(|node| [FoldStep::Push { operand: 0, node }, FoldStep::Join]);
     let order = FoldOrder::new(vec![nodes], std::iter::once(first).chain(others).collect());
     Reduce { op: ReduceOp::Sum, order: Arc::new(order), shape: from.local_shape() }
-}
-
-/// Returns `[n, shape...]`, or `shape` if `n` is 1.
-pub(super) fn stacked(n: usize, shape: &Shape) -> Shape {
-    if n == 1 { shape.clone() } else { std::iter::once(n).chain(shape.iter().copied()).collect() }
 }
 
 #[cfg(test)]

@@ -353,7 +353,7 @@ impl PlanBuilder {
         if self.cur.tree.is_none() {
             return axes.iter().map(|&a| mesh.axis_len(a)).product::<usize>() - 1;
         }
-        let all: usize = members(mesh, axes).iter().map(|c| self.cur.nodes_len_at(c)).sum();
+        let all: usize = mesh.members_along(axes).iter().map(|c| self.cur.nodes_len_at(c)).sum();
         all - self.cur.nodes_len_at(mesh.coords())
     }
 }
@@ -378,20 +378,6 @@ impl RedistributionStep {
             StepAction::Share(..) => "share",
         }
     }
-}
-
-/// Returns the coordinates of the ranks that differ from this one along `axes` only, row-major.
-pub(super) fn members(mesh: &Mesh, axes: &[usize]) -> Vec<Dims> {
-    let mut all = vec![Dims::from_slice(mesh.coords())];
-    for &a in axes {
-        let at = |c: &Dims, i: usize| {
-            let mut c = c.clone();
-            c[a] = i;
-            c
-        };
-        all = all.iter().flat_map(|c| (0..mesh.axis_len(a)).map(move |i| at(c, i))).collect();
-    }
-    all
 }
 
 /// Chooses the call of an exchange from the layouts.
@@ -479,7 +465,7 @@ impl fmt::Display for NodeCounts<'_> {
         if !axes.iter().any(|a| open.contains(a)) {
             return Ok(());
         }
-        let nodes: Vec<usize> = members(&spec.mesh, axes).iter().map(|c| spec.nodes_len_at(c)).collect();
+        let nodes: Vec<usize> = spec.mesh.members_along(axes).iter().map(|c| spec.nodes_len_at(c)).collect();
         if nodes.iter().all(|&n| n == 1) {
             return Ok(());
         }

@@ -265,7 +265,7 @@ impl<'a> Search<'a> {
         for f in 0..next.states.len() {
             // Among equal costs the all-reduce wins, which engines run best.
             if axes.iter().all(|&a| next.states[f].layout.axis(a).is_replicate()) {
-                let cost = so_far + self.all_reduce(level, state, &next.states[f], (&axes, next.parts));
+                let cost = so_far + self.all_reduce(level, state, &next.states[f], &axes, next.parts);
                 self.relax(&mut next, f, cost, from(true), to == 0);
             }
             let goal = &next.states[f];
@@ -287,7 +287,8 @@ impl<'a> Search<'a> {
         level: &SearchLevel,
         from: &State,
         to: &State,
-        (axes, parts): (&[usize], u64),
+        axes: &[usize],
+        parts: u64,
     ) -> PlanCost {
         let members = axes.iter().map(|&a| self.src.mesh.axis_len(a) as u64).product::<u64>();
         // A ring's bytes: all partial values of one share of the elements, then the sums of the other shares.

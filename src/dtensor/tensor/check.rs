@@ -3,6 +3,7 @@
 use super::dtensor::{DTensor, refuse_partial};
 use crate::comm::Group;
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
+use crate::dtensor::mesh::rank_reports::gather_words;
 use crate::error::{Divergence, Error, NotFinite, Result};
 use crate::tensor::{DType, Device, Dims, ReduceOp, Shape, Tensor};
 
@@ -42,21 +43,21 @@ pub fn check_replicas(tensors: &[(&str, &DTensor)]) -> Result<()> {
     // The tensors of one group share one all-gather.
     let mut all_hashes: Vec<Vec<[i64; 2]>> = vec![vec![]; tensors.len()];
     let mut done = vec![false; tensors.len()];
-    for at in 0..tensors.len() {
-        let Some(group) = groups[at].as_ref().filter(|_| !done[at]) else { continue };
+    for number in 0..tensors.len() {
+        let Some(group) = groups[number].as_ref().filter(|_| !done[number]) else { continue };
         let same = |k: &usize| groups[*k].as_ref().is_some_and(|g| g.ranks() == group.ranks());
-        let alike: Vec<usize> = (at..tensors.len()).filter(same).collect();
+        let alike: Vec<usize> = (number..tensors.len()).filter(same).collect();
         let mine = alike.iter().flat_map(|&k| hashes[k]).collect();
-        let all = gather_words(&mesh, group, mine)?;
+        let gathered = gather_words(group, mesh.device(), mine)?;
         for (i, &k) in alike.iter().enumerate() {
             done[k] = true;
-            all_hashes[k] = all.iter().map(|words| [words[2 * i], words[2 * i + 1]]).collect();
+            all_hashes[k] = gathered.iter().map(|words| [words[2 * i], words[2 * i + 1]]).collect();
         }
     }
     let differs = |hashes: &Vec<[i64; 2]>| hashes.windows(2).any(|pair| pair[0] != pair[1]);
     let first = all_hashes.iter().position(differs).unwrap_or(tensors.len());
-    let whole = mesh.all_ranks()?;
-    let first = first_of_all(&mesh, &whole, first)?;
+    let world = mesh.all_ranks()?;
+    let first = first_of_all(&mesh, &world, first)?;
     let Some(&(name, x)) = tensors.get(first) else { return Ok(()) };
     let found = match &groups[first] {
         Some(group) if differs(&all_hashes[first]) => {
@@ -64,7 +65,7 @@ pub fn check_replicas(tensors: &[(&str, &DTensor)]) -> Result<()> {
         }
         _ => None,
     };
-    Err(Error::Diverged(Box::new(share_difference(&mesh, &whole, (name, x), found)?)))
+    Err(Error::Diverged(Box::new(share_difference(&mesh, &world, (name, x), found)?)))
 }
 
 /// Checks that named tensors of one mesh have no infinite element and no NaN. Integer tensors always pass.
@@ -90,23 +91,25 @@ pub fn check_replicas(tensors: &[(&str, &DTensor)]) -> Result<()> {
 pub fn check_finite(tensors: &[(&str, &DTensor)], step: u64) -> Result<()> {
     let Some(mesh) = mesh_of("check_finite", tensors)? else { return Ok(()) };
     let mut mine = vec![i64::MAX, 0, 0];
-    for (at, (_, x)) in tensors.iter().enumerate() {
+    for (number, (_, x)) in tensors.iter().enumerate() {
         if let Some((local, value)) = first_not_finite(x)? {
-            mine = vec![at as i64, global(x, local) as i64, value.to_bits() as i64];
+            mine = vec![number as i64, global(x, local) as i64, value.to_bits() as i64];
             break;
         }
     }
-    let whole = mesh.all_ranks()?;
-    let all = gather_words(&mesh, &whole, mine)?;
-    let first = all.iter().map(|words| words[0]).min().unwrap_or(i64::MAX);
-    let Some(&(name, x)) = usize::try_from(first).ok().and_then(|at| tensors.get(at)) else { return Ok(()) };
-    let holders: Vec<usize> = (0..all.len()).filter(|&i| all[i][0] == first).collect();
-    let words = &all[holders[0]];
+    let world = mesh.all_ranks()?;
+    let gathered = gather_words(&world, mesh.device(), mine)?;
+    let first = gathered.iter().map(|words| words[0]).min().unwrap_or(i64::MAX);
+    let Some(&(name, x)) = usize::try_from(first).ok().and_then(|number| tensors.get(number)) else {
+        return Ok(());
+    };
+    let holders: Vec<usize> = (0..gathered.len()).filter(|&i| gathered[i][0] == first).collect();
+    let words = &gathered[holders[0]];
     Err(Error::NotFinite(Box::new(NotFinite {
         name: name.into(),
         tensor: x.spec().to_string(),
         step,
-        ranks: holders.iter().map(|&i| whole.ranks()[i]).collect(),
+        ranks: holders.iter().map(|&i| world.ranks()[i]).collect(),
         index: index(x.shape(), words[1] as usize),
         value: f64::from_bits(words[2] as u64),
     })))
@@ -156,18 +159,10 @@ fn axes_of(mesh: &DeviceMesh, wanted: impl Fn(usize) -> bool) -> Vec<usize> {
     (0..mesh.mesh().ndim()).filter(|&a| wanted(a)).collect()
 }
 
-/// Gathers the integers of all members; each passes equally many.
-fn gather_words(mesh: &DeviceMesh, group: &Group, words: Vec<i64>) -> Result<Vec<Vec<i64>>> {
-    let shape = Shape::from([words.len()]);
-    let mine = Tensor::from_vec(words, &shape)?.to_device(mesh.device())?;
-    let all = group.all_gather(&mine, &vec![shape; group.len()])?;
-    all.iter().map(|words| words.to_device(Device::Cpu)?.to_vec::<i64>()).collect()
-}
-
 /// Returns the smallest `mine` of all ranks.
-fn first_of_all(mesh: &DeviceMesh, whole: &Group, mine: usize) -> Result<usize> {
+fn first_of_all(mesh: &DeviceMesh, world: &Group, mine: usize) -> Result<usize> {
     let mine = Tensor::scalar(mine as i64).to_device(mesh.device())?;
-    let first = whole.all_reduce(&mine, ReduceOp::Min)?.to_device(Device::Cpu)?;
+    let first = world.all_reduce(&mine, ReduceOp::Min)?.to_device(Device::Cpu)?;
     Ok(first.to_vec::<i64>()?[0] as usize)
 }
 
@@ -188,32 +183,33 @@ fn first_difference(
         let step = (end - start).div_ceil(HASHES_LEN);
         let chunk = |i: usize| (start + i * step).min(end) * each..(start + (i + 1) * step).min(end) * each;
         let mine = (0..HASHES_LEN).flat_map(|i| hash(&bytes[chunk(i)])).collect();
-        let all = gather_words(mesh, group, mine)?;
-        let at = first_odd(&all, reference).unwrap_or(0) / 2;
-        (start, end) = ((start + at * step).min(end), (start + (at + 1) * step).min(end));
+        let gathered = gather_words(group, mesh.device(), mine)?;
+        let differing = first_odd(&gathered, reference).unwrap_or(0) / 2;
+        (start, end) = ((start + differing * step).min(end), (start + (differing + 1) * step).min(end));
     }
     let word = |i: usize| {
         let mut word = [0; 8];
         word[..each].copy_from_slice(&bytes[i * each..(i + 1) * each]);
         u64::from_le_bytes(word) as i64
     };
-    let all = gather_words(mesh, group, (start..end).map(word).collect())?;
-    let at = first_odd(&all, reference).unwrap_or(0);
-    let rank = all.iter().position(|words| words[at] != all[reference][at]).unwrap_or(reference);
-    let bits = |rank: usize| all[rank].get(at).map_or(0, |&word| word as u64);
+    let gathered = gather_words(group, mesh.device(), (start..end).map(word).collect())?;
+    let element = first_odd(&gathered, reference).unwrap_or(0);
+    let differs = |words: &Vec<i64>| words[element] != gathered[reference][element];
+    let rank = gathered.iter().position(differs).unwrap_or(reference);
+    let bits = |rank: usize| gathered[rank].get(element).map_or(0, |&word| word as u64);
     let (bits, reference_bits) = (bits(rank), bits(reference));
-    Ok(FirstDifference { odd, reference, rank, index: global(x, start + at), bits, reference_bits })
+    Ok(FirstDifference { odd, reference, rank, index: global(x, start + element), bits, reference_bits })
 }
 
 /// Returns the first position at which a member differs from the reference.
-fn first_odd(all: &[Vec<i64>], reference: usize) -> Option<usize> {
-    (0..all[reference].len()).find(|&i| all.iter().any(|words| words[i] != all[reference][i]))
+fn first_odd(words: &[Vec<i64>], reference: usize) -> Option<usize> {
+    (0..words[reference].len()).find(|&i| words.iter().any(|own| own[i] != words[reference][i]))
 }
 
 /// Tells all ranks of the mesh the first difference found, by rank, and all members that differ.
 fn share_difference(
     mesh: &DeviceMesh,
-    whole: &Group,
+    world: &Group,
     (name, x): (&str, &DTensor),
     found: Option<FirstDifference>,
 ) -> Result<Divergence> {
@@ -225,9 +221,9 @@ fn share_difference(
         let bits = [found.bits as i64, found.reference_bits as i64];
         mine = vec![1 + i64::from(is_odd), rank, reference, found.index as i64, bits[0], bits[1]];
     }
-    let all = gather_words(mesh, whole, mine)?;
-    let odd = (0..all.len()).filter(|&i| all[i][0] == 2).map(|i| whole.ranks()[i]);
-    let first = all.iter().find(|words| words[0] > 0).expect("some rank found a difference");
+    let gathered = gather_words(world, mesh.device(), mine)?;
+    let odd = (0..gathered.len()).filter(|&i| gathered[i][0] == 2).map(|i| world.ranks()[i]);
+    let first = gathered.iter().find(|words| words[0] > 0).expect("some rank found a difference");
     Ok(Divergence {
         name: name.into(),
         tensor: x.spec().to_string(),

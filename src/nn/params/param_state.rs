@@ -1,5 +1,6 @@
 //! Parameters in checkpoints, and their digest.
 
+use crate::base::Fnv1a;
 use crate::checkpoint::{Checkpoint, StateTree};
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
@@ -49,13 +50,12 @@ impl Params {
     pub fn digest(&self) -> Result<u64> {
         let mut order: Vec<(&str, &DTensor)> = self.ids().map(|id| (self.path(id), self.value(id))).collect();
         sort_by_key(&mut order, |(path, _)| *path);
-        let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+        let mut hash = Fnv1a::new();
         for (_, value) in order {
-            for &byte in value.full_tensor()?.to_device(Device::Cpu)?.contiguous()?.as_bytes()? {
-                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
+            let values = value.full_tensor()?.to_device(Device::Cpu)?.contiguous()?;
+            hash.add(values.as_bytes()?.iter().copied());
         }
-        Ok(hash)
+        Ok(hash.value())
     }
 
     /// Replaces every parameter by the saved one of its path, in this mesh's and plan's layouts, with the bits that any

@@ -7,11 +7,31 @@ use super::scores::ScoreRule;
 use super::{Attention, cut_operands, grouped_sample, heads_split, sample_attributes, sample_rules, work};
 use crate::error::{Error, Result};
 use crate::ops::{
-    AttentionBiasGrad, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Vjp,
+    AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Unkeyed, Vjp,
     Windows, Work, list,
 };
 use crate::placement::Leaf;
+use crate::rng::Draw;
 use crate::tensor::Tensor;
+
+/// The derivative of [`Attention`](crate::ops::Attention) by the bias of its scores:
+/// `(q, k, v, o, lse, do, bias, ..) -> dbias`, where `..` are the other operands that the [`ScoreRule`] names.
+///
+/// dbias is a sum over the dims along which the bias repeats, along the reduction tree over them, and 0 if the bias
+/// repeats along the keys. Its own derivative treats o and lse as functions of the other operands.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionBiasGrad {
+    /// The factor of the products, that of the forward call.
+    pub scale: Bits,
+    /// The probability with which the forward call drops a probability.
+    pub p: Bits,
+    /// The position of query 0 in the forward call.
+    pub q_offset: Option<usize>,
+    /// The draw of the forward call, from which the dropout mask is computed again.
+    pub draw: Unkeyed<Draw>,
+    /// The forward call's treatment of the scores.
+    pub rule: ScoreRule,
+}
 
 impl Op for AttentionBiasGrad {
     fn name(&self) -> &'static str {
@@ -84,10 +104,6 @@ impl Op for AttentionBiasGrad {
 
     fn statistics(&self, _: &[Meta]) -> Vec<Statistic> {
         forward_statistics(self.forward())
-    }
-
-    fn adds(&self) -> bool {
-        true
     }
 }
 

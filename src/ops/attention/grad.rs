@@ -11,13 +11,32 @@ use super::{
     sample_rules, work,
 };
 use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
-    AttentionGrad, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Vjp,
-    Windows, Work, list,
+    AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Unkeyed, Vjp,
+    Windows, Work, accumulator, list,
 };
 use crate::placement::Leaf;
+use crate::rng::Draw;
 use crate::tensor::Tensor;
+
+/// The derivative of [`Attention`](crate::ops::Attention): `(q, k, v, o, lse, do, ..) -> (dq, dk, dv)`, each with the shape
+/// of its operand; `..` are the operands that the [`ScoreRule`] names. Dao et al., *FlashAttention*, 2022, appendix B.
+///
+/// dk and dv are sums over the query heads that share a key head, then over the queries, along the reduction tree over
+/// both ranges. None of their elements is -0. Its own derivative treats o and lse as functions of the other operands.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionGrad {
+    /// The factor of the products, that of the forward call.
+    pub scale: Bits,
+    /// The probability with which the forward call drops a probability.
+    pub p: Bits,
+    /// The position of query 0 in the forward call.
+    pub q_offset: Option<usize>,
+    /// The draw of the forward call, from which the dropout mask is computed again.
+    pub draw: Unkeyed<Draw>,
+    /// The forward call's treatment of the scores.
+    pub rule: ScoreRule,
+}
 
 impl Op for AttentionGrad {
     fn name(&self) -> &'static str {
@@ -80,10 +99,6 @@ impl Op for AttentionGrad {
 
     fn statistics(&self, _: &[Meta]) -> Vec<Statistic> {
         forward_statistics(self.forward())
-    }
-
-    fn adds(&self) -> bool {
-        true
     }
 }
 

@@ -6,27 +6,29 @@
 //! Missing: rows that shard the keys, which are gathered instead; the probabilities as a result; second derivatives if a
 //! key that a query does not see is infinite or NaN, which then are NaN.
 
-pub(super) mod bias_grad;
+mod bias_grad;
 pub(super) mod cpu;
 pub(super) mod cuda;
-pub(super) mod grad;
-pub(super) mod scores;
+mod grad;
+mod scores;
 mod unfused;
 mod work;
+
+pub use bias_grad::AttentionBiasGrad;
+pub use grad::AttentionGrad;
+pub use scores::{ScoreOperands, ScoreRule};
 
 use smallvec::smallvec;
 
 use super::dropout::expect_probability;
-use super::softmax::sum_exp::accumulator;
 use super::{
-    AttentionBiasGrad, AttentionGrad, AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample,
-    Tensors, Unkeyed, Vjp, Window, Windows, Work, list,
+    AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Window,
+    Windows, Work, accumulator, list,
 };
 use crate::error::{Error, Result};
 use crate::rng::{self, Draw, Generator};
 use crate::tensor::{Shape, Tensor};
 use cpu::{CpuAttention, CpuAttentionDropout};
-use scores::{ScoreOperands, ScoreRule};
 
 /// Scaled dot-product attention: `(q, k, v, ..) -> (o, lse)` with `o = dropout(softmax(scale q kᵀ)) v` (Vaswani et
 /// al., *Attention Is All You Need*, 2017; Ainslie et al., *GQA*, 2023). Applied by
@@ -354,7 +356,7 @@ pub(super) fn samples() -> Vec<Sample> {
     let (q, k) = ([2, 3, 5, 2], [2, 3, 7, 2]);
     let [biased, packed] = sample_rules(q, k);
     let ([grouped_q, grouped_k], grouped) = grouped_sample();
-    vec![
+    let own = vec![
         sample(0.0, [3, 2, 5, 3], [3, 2, 5, 3]),
         sample(0.25, [1, 3, 7, 2], [1, 3, 7, 2]),
         at(Some(0), 0.5, [2, 6, 3, 1], [2, 2, 5, 1]),
@@ -364,7 +366,8 @@ pub(super) fn samples() -> Vec<Sample> {
         with(biased, None, 0.0, q, k),
         with(packed, Some(1), 0.0, q, k),
         with(grouped, Some(2), 0.25, grouped_q, grouped_k),
-    ]
+    ];
+    [own, bias_grad::samples(), grad::samples()].concat()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The work of attention and of its derivatives.
 
 use super::scores::ScoreRule;
-use crate::ops::work::{Work, elements};
+use crate::ops::record::work::{Work, elements};
 use crate::ops::{Bits, Meta};
 
 /// Returns the work of attention on (q, k, v, ..). Per pair of a query and a key in its window: `2D + 2Dv` for the

@@ -7,8 +7,10 @@ use crate::error::Result;
 use crate::placement::Region;
 use crate::rng::cuda::{Place, run_over};
 use crate::tensor::cuda::Gpu;
-use crate::tensor::cuda::fault::FaultCode;
+use crate::tensor::cuda::fault::Fault;
 use crate::tensor::{DType, Element, Shape, Tensor, for_dtype};
+
+static INDEX: Fault = Fault::index(430, "one_hot");
 
 /// `struct Diagonals` of `kernels/cuda/create.cu`.
 #[repr(C)]
@@ -103,6 +105,6 @@ pub(super) fn one_hot(index: &Tensor, dtype: DType, [start, held, classes]: [usi
     let launch = for_dtype!(any dtype, T => {
         launch.arg(<T as Element>::from_f64(1.0)).arg(<T as Element>::from_f64(0.0))
     });
-    run_over(launch.arg(FaultCode::OneHot as u32).faults(), &gpu, all)?;
+    run_over(launch.arg(INDEX.code).may_report(&[&INDEX]), &gpu, all)?;
     Ok(out)
 }

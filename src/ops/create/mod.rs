@@ -5,13 +5,18 @@
 //!
 //! Missing: sequences of bools, and `Partial` layouts, which are refused.
 
-pub(super) mod cpu;
+mod cpu;
 mod cuda;
-pub(super) mod index_formula;
-pub(super) mod keep_band;
-pub(super) mod one_hot;
+mod index_formula;
+mod keep_band;
+mod one_hot;
 
-use index_formula::{DiagonalBand, IndexSequence};
+pub use index_formula::DiagonalBand;
+pub(crate) use index_formula::IndexSequence;
+pub use keep_band::KeepBand;
+pub use one_hot::OneHot;
+
+use super::Sample;
 
 use crate::error::Result;
 use crate::placement::Region;
@@ -57,4 +62,9 @@ pub(crate) fn band(
         Device::Meta => {}
     }
     Ok(out)
+}
+
+/// Returns the samples of the family's operators.
+pub(super) fn samples() -> Vec<Sample> {
+    [keep_band::samples(), one_hot::samples()].concat()
 }

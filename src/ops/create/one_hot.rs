@@ -82,7 +82,7 @@ impl Op for OneHot {
 
     /// A comparison per element of the result.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
-        Work::moves(ins, outs).plus(crate::ops::work::elements(&outs[0]))
+        Work::moves(ins, outs).plus(crate::ops::record::work::elements(&outs[0]))
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -6,9 +6,12 @@ use super::rows::repeated_rows;
 use crate::error::Result;
 use crate::ops::CrossEntropyTerms;
 use crate::ops::index::cuda::HeldRange;
-use crate::tensor::cuda::fault::FaultCode;
+use crate::tensor::cuda::fault::Fault;
 use crate::tensor::cuda::{Gpu, RowEntries, RowLaunch, entries, is_aligned, pack_len};
 use crate::tensor::{Shape, Tensor};
+
+static LOSS: Fault = Fault::index(404, "cross_entropy");
+static GRADIENT: Fault = Fault::index(405, "cross_entropy_grad");
 
 /// Computes this rank's contribution to the loss of each row; see [`CrossEntropy`](crate::ops::CrossEntropy). Copies
 /// operands that are not contiguous.
@@ -29,7 +32,7 @@ pub(crate) fn cross_entropy(
     let launch = launch.read(&logits).read(&target).read(&m).read(&s).write(&mut out);
     let launch = launch.arg(rows as u64).arg(held as u64).arg(classes.n as u64).arg(classes.start as u64);
     let launch = launch.arg(TermsArg::new(terms));
-    launch.arg(FaultCode::CrossEntropy as u32).faults().start(rows.div_ceil(256) as u32, 256, 0)?;
+    launch.arg(LOSS.code).may_report(&[&LOSS]).start(rows.div_ceil(256) as u32, 256, 0)?;
     Ok(out)
 }
 
@@ -77,7 +80,7 @@ pub(crate) fn cross_entropy_grad(
     let launch = launch.read(&logits).read(&target).read(&m).read(&s).read(&dy).write(&mut out);
     let launch = launch.arg(rows as u64).arg(held as u32).arg(classes.n as u64).arg(classes.start as u64);
     let launch = launch.arg(pieces as u32).arg(each as u32).arg(TermsArg::new(terms));
-    launch.arg(FaultCode::CrossEntropyGrad as u32).faults().start(blocks as u32, 256, 0)?;
+    launch.arg(GRADIENT.code).may_report(&[&GRADIENT]).start(blocks as u32, 256, 0)?;
     Ok(out)
 }
 

@@ -8,16 +8,26 @@ use super::rows::expect_loss;
 use crate::error::{Error, Result};
 use crate::ops::index::cuda::HeldRange;
 use crate::ops::index::segments::checked_index;
+use crate::ops::record::work::elements;
 use crate::ops::softmax::sum_exp::{row_maximum, statistic_shape};
 use crate::ops::unfused::UnfusedExpression;
-use crate::ops::work::elements;
 use crate::ops::{
-    Add, AddScalar, Argmax, AxisPlacement, Bits, Compare, CompareKind, CrossEntropyGrad, CrossEntropyTerms,
-    Gather, Input, LogSoftmax, Mask, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, Statistic, Sub,
-    Tensors, Vjp, Windows, Work, ZeroGrad, arity, list,
+    Add, AddScalar, Argmax, AxisPlacement, Bits, Compare, CompareKind, CrossEntropyTerms, Gather, Input,
+    LogSoftmax, Mask, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, Statistic, Sub, Tensors, Vjp,
+    Windows, Work, ZeroGrad, arity, list,
 };
 use crate::tensor::cpu::{Num, Real, RowsMut, Widen, for_each_part};
 use crate::tensor::{Float, Tensor, cpu, for_dtype};
+
+/// The derivative of [`CrossEntropy`](crate::ops::CrossEntropy) with respect to the logits:
+/// `(logits, target, m, s, dy) -> dy * ((a + 2 z lse) * exp(logits - m) / s - a * onehot(target))`, where `dy` `[..]`
+/// is the loss's gradient, `a` and `z` are the factors of the [terms](CrossEntropyTerms), and `lse = ln(s) + m`. Its own
+/// derivative treats m and s as functions of the logits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CrossEntropyGrad {
+    /// The forward call's ignored rows and factors.
+    pub terms: CrossEntropyTerms,
+}
 
 impl Op for CrossEntropyGrad {
     fn name(&self) -> &'static str {
@@ -115,10 +125,6 @@ impl Op for CrossEntropyGrad {
 
     fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
         vec![row_maximum(2, &ins[0])]
-    }
-
-    fn adds(&self) -> bool {
-        true
     }
 }
 

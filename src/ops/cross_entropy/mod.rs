@@ -4,20 +4,23 @@
 //! `loss = cross_entropy(logits, target, m, s)`. `soft_cross_entropy` takes probabilities in place of a target class.
 
 mod cuda;
-pub(super) mod grad;
+mod grad;
 mod rows;
-pub(super) mod soft_cross_entropy;
-pub(super) mod soft_cross_entropy_grad;
+mod soft_cross_entropy;
+mod soft_cross_entropy_grad;
+
+pub use grad::CrossEntropyGrad;
+pub use soft_cross_entropy::SoftCrossEntropy;
+pub use soft_cross_entropy_grad::SoftCrossEntropyGrad;
 
 use smallvec::smallvec;
 
 use super::index::cuda::HeldRange;
 use super::index::rows::minus_zero;
 use super::index::segments::checked_index;
-use super::work::elements;
+use super::record::work::elements;
 use super::{
-    AxisPlacement, Bits, CrossEntropyGrad, CrossEntropyTerms, Input, MeshAxis, Meta, Metas, Op, Row, Sample,
-    Tensors, Vjp, Windows, Work, arity,
+    AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::error::Result;
 use crate::tensor::cpu::{Num, Real};
@@ -50,6 +53,23 @@ use rows::expect_loss;
 pub struct CrossEntropy {
     /// The rows to ignore, and the factors of the loss's two terms.
     pub terms: CrossEntropyTerms,
+}
+
+/// The attributes that [`CrossEntropy`](crate::ops::CrossEntropy) and its derivative share. The default is the plain loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CrossEntropyTerms {
+    /// The target of rows whose loss and gradient are 0. It need not be a class.
+    pub ignore_index: Option<i64>,
+    /// The factor of the negative log-likelihood; 0 leaves it out.
+    pub nll_factor: Bits,
+    /// The factor of the squared logarithm of the softmax's denominator (*z-loss*); 0 leaves it out.
+    pub z_factor: Bits,
+}
+
+impl Default for CrossEntropyTerms {
+    fn default() -> CrossEntropyTerms {
+        CrossEntropyTerms { ignore_index: None, nll_factor: Bits(1.0), z_factor: Bits(0.0) }
+    }
 }
 
 impl Op for CrossEntropy {
@@ -165,7 +185,9 @@ pub(super) fn samples() -> Vec<Sample> {
     };
     let plain = CrossEntropyTerms::default();
     let all = CrossEntropyTerms { ignore_index: Some(2), nll_factor: Bits(0.5), z_factor: Bits(0.25) };
-    vec![sample(&[5], 3, plain), sample(&[2, 3], 7, all), sample(&[3], 1, plain), sample(&[0], 3, plain)]
+    let own =
+        vec![sample(&[5], 3, plain), sample(&[2, 3], 7, all), sample(&[3], 1, plain), sample(&[0], 3, plain)];
+    [own, grad::samples(), soft_cross_entropy::samples(), soft_cross_entropy_grad::samples()].concat()
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::ops::index::segments::expect_indices;
-use crate::ops::softmax::sum_exp::{accumulator, statistic_shape};
-use crate::ops::{Meta, list};
+use crate::ops::softmax::sum_exp::statistic_shape;
+use crate::ops::{Meta, accumulator, list};
 use crate::tensor::{Shape, Tensor};
 
 /// Returns the loss's shape. Refuses operands whose shapes or dtypes do not fit.

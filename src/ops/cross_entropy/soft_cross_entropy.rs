@@ -6,8 +6,8 @@ use smallvec::smallvec;
 use super::cuda;
 use super::rows::{expect_soft, repeated_rows};
 use crate::error::Result;
+use crate::ops::record::work::elements;
 use crate::ops::softmax::sum_exp::{row_maximum, statistic_shape};
-use crate::ops::work::elements;
 use crate::ops::{
     AxisPlacement, Bits, Cast, Expand, Input, Log, MeshAxis, Meta, Metas, Mul, Op, Reshape, Row, Sample,
     SoftCrossEntropyGrad, Statistic, Sub, SumExp, Tensors, Vjp, VjpValue, Windows, Work, arity,
@@ -122,10 +122,6 @@ impl Op for SoftCrossEntropy {
     fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
         let sum = Statistic { operand: 3, op: std::sync::Arc::new(SumExp), of: vec![0, 2], result: 0 };
         vec![row_maximum(2, &ins[0]), sum]
-    }
-
-    fn adds(&self) -> bool {
-        true
     }
 }
 

@@ -7,15 +7,25 @@ use super::cuda;
 use super::grad::STATISTIC;
 use super::rows::{expect_soft, repeated_rows};
 use crate::error::{Error, Result};
+use crate::ops::record::work::elements;
 use crate::ops::softmax::sum_exp::{row_maximum, statistic_shape};
 use crate::ops::unfused::UnfusedExpression;
-use crate::ops::work::elements;
 use crate::ops::{
-    AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, SoftCrossEntropyGrad,
-    Softmax, Statistic, Sub, Tensors, Vjp, Windows, Work, arity, list,
+    AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Mul, MulScalar, Op, Row, Sample, Softmax, Statistic,
+    Sub, Tensors, Vjp, Windows, Work, arity, list,
 };
 use crate::tensor::cpu::{as_elements_mut, cast};
 use crate::tensor::{DType, Tensor};
+
+/// The derivative of [`SoftCrossEntropy`](crate::ops::SoftCrossEntropy) with respect to the logits:
+/// `(logits, q, m, s, dy[, sum]) -> dy * (sum * exp(logits - m) / s - q)`, where `sum` `[.., 1]` is the sum of each row
+/// of `q`. It is an operand if the attribute does not give it. Its own derivative treats m and s as functions of the
+/// logits.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SoftCrossEntropyGrad {
+    /// The sum of every row of `q`, or `None` if it is an operand.
+    pub row_sum: Option<Bits>,
+}
 
 impl Op for SoftCrossEntropyGrad {
     fn name(&self) -> &'static str {
@@ -83,10 +93,6 @@ impl Op for SoftCrossEntropyGrad {
 
     fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
         vec![row_maximum(2, &ins[0])]
-    }
-
-    fn adds(&self) -> bool {
-        true
     }
 }
 

@@ -2,11 +2,15 @@
 
 use super::lines::DimLines;
 use crate::error::{Error, Result};
-use crate::ops::order::radix;
+use crate::ops::index::radix;
 use crate::tensor::cuda::Gpu;
-use crate::tensor::cuda::fault::FaultCode;
+use crate::tensor::cuda::fault::Fault;
 use crate::tensor::cuda::reduce::wide;
 use crate::tensor::{DType, LEAF, Shape, SplitRule, Tensor};
+
+static EMBEDDING_GRAD: Fault = Fault::index(401, "embedding_grad");
+static GATHER: Fault = Fault::index(402, "gather");
+pub(super) static SCATTER_ADD: Fault = Fault::index(403, "scatter_add");
 
 /// The position of a rank's shard of a dim. The shard's length is the local tensor's extent.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +86,7 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: HeldRange)
     let launch = gpu.kernel("gather", "gather", x.dtype())?.read(x).read(index).write(&mut out).arg(places);
     let launch = launch.arg(all as u64).arg(stride as u64).arg(held as u64);
     let launch =
-        launch.arg(indices.n as u64).arg(indices.start as u64).arg(FaultCode::Gather as u32).faults();
+        launch.arg(indices.n as u64).arg(indices.start as u64).arg(GATHER.code).may_report(&[&GATHER]);
     launch.start(blocks(all), THREADS, 0)?;
     Ok(out)
 }
@@ -96,7 +100,7 @@ pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: HeldRange, out: 
     let extents = PositionExtents::new(index.shape());
     let sums =
         SumsByDestination { index: &index, src: &dy, indices: rows, held: out[0], width: out[1], rows: 1 };
-    sums.run(extents, FaultCode::EmbeddingGrad, out)
+    sums.run(extents, &EMBEDDING_GRAD, out)
 }
 
 /// Returns zeros with the rows of `src` along `dim` added at the rows that `index` names, `held` of them. `index` has the
@@ -118,7 +122,7 @@ pub(crate) fn scatter_add(
     out[dim] = held;
     let sums = SumsByDestination { index: &index, src: &src, indices, held, width, rows };
     if each != 1 || width != 1 {
-        return sums.run(PositionExtents::new(&[each]), FaultCode::ScatterAdd, &out);
+        return sums.run(PositionExtents::new(&[each]), &SCATTER_ADD, &out);
     }
     // One element per row: no two elements have the same destination.
     let gpu = Gpu::of(&src)?;
@@ -127,7 +131,7 @@ pub(crate) fn scatter_add(
         let launch =
             gpu.kernel("embedding_grad", "put", src.dtype())?.read(&index).read(&src).write(&mut out);
         let launch = launch.arg(rows as u64).arg(held as u64).arg(indices.n as u64).arg(indices.start as u64);
-        launch.arg(FaultCode::ScatterAdd as u32).faults().start(
+        launch.arg(SCATTER_ADD.code).may_report(&[&SCATTER_ADD]).start(
             rows.div_ceil(THREADS as usize) as u32,
             THREADS,
             0,
@@ -185,7 +189,7 @@ struct SumsByDestination<'a> {
 }
 
 impl SumsByDestination<'_> {
-    fn run(&self, extents: Option<PositionExtents>, code: FaultCode, shape: &Shape) -> Result<Tensor> {
+    fn run(&self, extents: Option<PositionExtents>, fault: &'static Fault, shape: &Shape) -> Result<Tensor> {
         let gpu = Gpu::of(self.src)?;
         let (hits, places) = (self.index.numel(), self.rows * self.held);
         let mut out = gpu.zeros(self.src.dtype(), shape)?;
@@ -204,7 +208,11 @@ impl SumsByDestination<'_> {
         let launch = launch.write(&mut keys).write(&mut paths).arg(hits as u64);
         let launch = launch.arg((hits / self.rows) as u64).arg(extents).arg(self.held as u64);
         let launch = launch.arg(self.indices.n as u64).arg(self.indices.start as u64);
-        launch.arg(places as u32).arg(code as u32).faults().start(hits.div_ceil(256) as u32, 256, 0)?;
+        launch.arg(places as u32).arg(fault.code).may_report(&[fault]).start(
+            hits.div_ceil(256) as u32,
+            256,
+            0,
+        )?;
         if out.numel() == 0 {
             return Ok(out); // the indices have been checked
         }

@@ -12,7 +12,9 @@ use crate::ops::{
     Windows, Work, arity,
 };
 use crate::tensor::Tensor;
-use crate::tensor::cuda::fault::FaultCode;
+use crate::tensor::cuda::fault::Fault;
+
+static INDEX: Fault = Fault::index(400, "embedding");
 
 /// Reads rows of a table: table is `[V, C]`, index i64 `[..]`, the result `table[index]` `[.., C]`. Applied by
 /// [`DTensor::embedding`](crate::dtensor::DTensor::embedding).
@@ -74,8 +76,8 @@ impl Op for Embedding {
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let (table, faults) = (ins[0].unsqueeze(0)?, (false, FaultCode::Embedding));
-        Ok(smallvec![rows_cuda::read_rows(&table, &ins[1], held(at), faults, at.outs[0].local())?])
+        let table = ins[0].unsqueeze(0)?;
+        Ok(smallvec![rows_cuda::read_rows(&table, &ins[1], held(at), (false, &INDEX), at.outs[0].local())?])
     }
 
     /// Reads only the rows that are copied.

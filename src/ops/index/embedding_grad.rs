@@ -5,13 +5,33 @@ use smallvec::smallvec;
 use super::cuda;
 use super::segments::{SumsByRow, checked_index, expect_indices};
 use crate::error::{Error, Result};
-use crate::ops::work::elements;
+use crate::ops::record::work::elements;
 use crate::ops::{
-    AxisPlacement, Embedding, EmbeddingGrad, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp,
-    Windows, Work, arity, list,
+    AxisPlacement, Embedding, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work,
+    arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::{Tensor, cpu, for_dtype};
+
+/// The derivative of [`Embedding`](crate::ops::Embedding) with respect to the table: `(index, dy) -> dtable`.
+///
+/// The result `[rows, C]` starts as zeros; `dy[i]` (dy is `[.., C]`) is added to row `index[i]` (i64 `[..]`) for each
+/// `i`, along the reduction tree over the index's dims.
+///
+/// ```
+/// use isoshard::ops::{EmbeddingGrad, eval_whole};
+/// use isoshard::tensor::Tensor;
+/// let index = Tensor::from_vec(vec![2i64, 0, 2], [3])?;
+/// let dy = Tensor::from_vec(vec![1.0, 10.0, 100.0], [3, 1])?;
+/// let dtable = eval_whole(&EmbeddingGrad { rows: 3 }, &[index, dy])?.remove(0);
+/// assert_eq!(dtable.to_f64_vec(), [10.0, 0.0, 101.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EmbeddingGrad {
+    /// The number of rows of the table.
+    pub rows: usize,
+}
 
 impl Op for EmbeddingGrad {
     fn name(&self) -> &'static str {
@@ -79,10 +99,6 @@ impl Op for EmbeddingGrad {
     }
 
     fn takes_groups(&self) -> bool {
-        true
-    }
-
-    fn adds(&self) -> bool {
         true
     }
 }

@@ -4,7 +4,7 @@ use super::cuda::{HeldRange, THREADS, blocks};
 use super::rows::rows_in_place;
 use crate::error::Result;
 use crate::tensor::cuda::Gpu;
-use crate::tensor::cuda::fault::FaultCode;
+use crate::tensor::cuda::fault::Fault;
 use crate::tensor::{DType, Shape, Tensor};
 
 /// Reads rows of `table` `[batch, rows, width]` by `index` into shape `out`. Rows that the rank does not store, and
@@ -16,7 +16,7 @@ pub(in crate::ops) fn read_rows(
     table: &Tensor,
     index: &Tensor,
     rows: HeldRange,
-    (dropped, code): (bool, FaultCode),
+    (dropped, fault): (bool, &'static Fault),
     out: &Shape,
 ) -> Result<Tensor> {
     let (table, index) = (rows_in_place(table)?, index.contiguous()?);
@@ -24,7 +24,7 @@ pub(in crate::ops) fn read_rows(
     let (batch, held) = (table.shape()[0], table.shape()[1]);
     let (strides, each) = ([table.strides()[0], table.strides()[1], 0], index.numel() / batch.max(1));
     let copy = RowCopy { rows: &table, index: &index, held, range: rows, strides, each, choices: 1 };
-    copy.run(["read", "packed_read"], (dropped, code), &mut y)?;
+    copy.run(["read", "packed_read"], (dropped, fault), &mut y)?;
     Ok(y)
 }
 
@@ -36,7 +36,7 @@ pub(in crate::ops) fn write_rows(
     x: &Tensor,
     slot: &Tensor,
     slots: HeldRange,
-    code: FaultCode,
+    fault: &'static Fault,
     out: &Shape,
 ) -> Result<Tensor> {
     let (x, slot) = (rows_in_place(x)?, slot.contiguous()?);
@@ -45,7 +45,7 @@ pub(in crate::ops) fn write_rows(
     let strides = [x.strides()[0], x.strides()[1], x.strides()[2]];
     let held = out[out.len() - 2];
     let copy = RowCopy { rows: &x, index: &slot, held, range: slots, strides, each, choices };
-    copy.run(["write", "packed_write"], (true, code), &mut y)?;
+    copy.run(["write", "packed_write"], (true, fault), &mut y)?;
     Ok(y)
 }
 
@@ -54,7 +54,12 @@ pub(in crate::ops) fn write_rows(
 ///
 /// # Errors
 /// Returns an error if the device has no memory left or the launch fails.
-pub(in crate::ops) fn expect_distinct(slot: &Tensor, each: usize, n: usize, code: FaultCode) -> Result<()> {
+pub(in crate::ops) fn expect_distinct(
+    slot: &Tensor,
+    each: usize,
+    n: usize,
+    [range, equal]: [&'static Fault; 2],
+) -> Result<()> {
     let (gpu, slot) = (Gpu::of(slot)?, slot.contiguous()?);
     let all = slot.numel();
     if all == 0 {
@@ -63,7 +68,7 @@ pub(in crate::ops) fn expect_distinct(slot: &Tensor, each: usize, n: usize, code
     let mut taken = gpu.zeros(DType::I32, [all / each, n])?;
     let launch = gpu.kernel("index_rows", "distinct", DType::I64)?.read(&slot).write(&mut taken);
     let launch = launch.arg(all as u64).arg(each as u64).arg(n as u64);
-    launch.arg(code as u32).arg(FaultCode::EqualSlots as u32).faults().start(blocks(all), THREADS, 0)
+    launch.arg(range.code).arg(equal.code).may_report(&[range, equal]).start(blocks(all), THREADS, 0)
 }
 
 /// A copy of rows by index.
@@ -86,7 +91,7 @@ impl RowCopy<'_> {
     fn run(
         &self,
         stems: [&'static str; 2],
-        (dropped, code): (bool, FaultCode),
+        (dropped, fault): (bool, &'static Fault),
         out: &mut Tensor,
     ) -> Result<()> {
         let (dtype, width) = (self.rows.dtype(), *self.rows.shape().last().expect("rows have a width"));
@@ -106,6 +111,6 @@ impl RowCopy<'_> {
         let launch = launch.arg(self.each as u64).arg(self.choices as u64).arg(batch).arg(row).arg(choice);
         let HeldRange { n, start } = self.range;
         let launch = launch.arg(self.held as u64).arg(n as u64).arg(start as u64);
-        launch.arg(u32::from(dropped)).arg(code as u32).faults().start(blocks(all), THREADS, 0)
+        launch.arg(u32::from(dropped)).arg(fault.code).may_report(&[fault]).start(blocks(all), THREADS, 0)
     }
 }

@@ -6,12 +6,11 @@ use super::lines::{DimLines, LineIndex};
 use super::scatter_cuda;
 use super::segments::expect_indices;
 use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::accumulator;
-use crate::ops::work::elements;
+use crate::ops::record::work::elements;
 use crate::ops::{
     Add, Algebra, AxisPlacement, BitwiseOr, Cast, Compare, CompareKind, Div, FloatTest, FloatTestKind,
     Gather, Input, LastWrite, Mask, MeshAxis, Meta, Metas, Op, Row, Sample, ScatterAdd, Tensors, Vjp,
-    VjpValue, Windows, Work, arity, list,
+    VjpValue, Windows, Work, accumulator, arity, list,
 };
 use crate::tensor::{DType, Element, ReduceOp, Tensor, for_dtype};
 

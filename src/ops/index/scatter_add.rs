@@ -7,13 +7,37 @@ use super::scatter::write_rows;
 use super::segments::{SumsByRow, expect_indices};
 use super::{cuda, scatter_cuda};
 use crate::error::{Error, Result};
-use crate::ops::work::elements;
+use crate::ops::record::work::elements;
 use crate::ops::{
-    AxisPlacement, Gather, Input, MeshAxis, Meta, Metas, Op, Row, Sample, ScatterAdd, Tensors, Vjp, Windows,
-    Work, arity, list,
+    AxisPlacement, Gather, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
+    list,
 };
 use crate::placement::Leaf;
 use crate::tensor::{DType, Tensor, cpu, for_dtype};
+
+/// Adds elements into a tensor of zeros by index: [`DTensor::scatter_add`](crate::dtensor::DTensor::scatter_add), and
+/// the derivative of [`Gather`](crate::ops::Gather).
+///
+/// Operands `(index, src)` have equal shape, index is i64. The result has extent `extent` along `dim`; `src[.., k, ..]`
+/// is added at index `index[.., k, ..]` for each `k`, along the reduction tree over `k`. Sums of i64 and i32 keep the
+/// dtype and wrap.
+///
+/// ```
+/// use isoshard::ops::{ScatterAdd, eval_whole};
+/// use isoshard::tensor::Tensor;
+/// let index = Tensor::from_vec(vec![1i64, 1, 0], [3])?;
+/// let src = Tensor::from_vec(vec![1.0, 2.0, 4.0], [3])?;
+/// let y = eval_whole(&ScatterAdd { dim: 0, extent: 3 }, &[index, src])?.remove(0);
+/// assert_eq!(y.to_f64_vec(), [4.0, 3.0, 0.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ScatterAdd {
+    /// The dim.
+    pub dim: usize,
+    /// The result's extent along `dim`.
+    pub extent: usize,
+}
 
 impl Op for ScatterAdd {
     fn name(&self) -> &'static str {
@@ -107,10 +131,6 @@ impl Op for ScatterAdd {
         let dx = g.apply(Gather { dim: self.dim }, &[dy, index])?;
         g.set(1, dx);
         Ok(())
-    }
-
-    fn adds(&self) -> bool {
-        true
     }
 }
 

@@ -1,9 +1,17 @@
 //! CUDA kernels that write by index and that count: `kernels/cuda/scatter.cu`.
 
+use super::cuda::SCATTER_ADD;
 use crate::error::{Error, Result};
-use crate::tensor::cuda::fault::FaultCode;
+use crate::tensor::cuda::fault::Fault;
 use crate::tensor::cuda::{Gpu, KernelLaunch};
 use crate::tensor::{DType, Dims, ReduceOp, Shape, Tensor};
+
+static SCATTER: Fault = Fault::index(420, "scatter");
+static SCATTER_MAX: Fault = Fault::index(421, "scatter_max");
+static SCATTER_MIN: Fault = Fault::index(422, "scatter_min");
+static LAST_WRITE: Fault = Fault::index(423, "last_write");
+static LINEAR_INDEX: Fault = Fault::index(424, "linear_index");
+static BINCOUNT: Fault = Fault::index(425, "bincount");
 
 const THREADS: u32 = 256;
 const DIMS: usize = 6;
@@ -66,18 +74,18 @@ impl<'a> Destinations<'a> {
     }
 
     /// Adds the arguments that all kernels over an index share, and starts the kernel.
-    fn run(&self, launch: KernelLaunch, code: FaultCode) -> Result<()> {
+    fn run(&self, launch: KernelLaunch, fault: &'static Fault) -> Result<()> {
         let all = self.index.numel();
         let launch = launch.arg(self.places).arg(all as u64).arg(self.stride as u64).arg(self.held as u64);
-        let launch = launch.arg(self.n as u64).arg(self.start as u64).arg(code as u32).faults();
+        let launch = launch.arg(self.n as u64).arg(self.start as u64).arg(fault.code).may_report(&[fault]);
         launch.start(blocks(all), THREADS, 0)
     }
 
     /// Returns, for each element of the result, 1 plus the last position that writes to it, or 0.
-    fn owners(&self, gpu: &Gpu, out: &Shape, code: FaultCode) -> Result<Tensor> {
+    fn owners(&self, gpu: &Gpu, out: &Shape, fault: &'static Fault) -> Result<Tensor> {
         let mut owners = gpu.zeros(DType::I32, out)?;
         let launch = gpu.kernel("scatter", "claim", DType::I64)?.read(self.index).write(&mut owners);
-        self.run(launch, code)?;
+        self.run(launch, fault)?;
         Ok(owners)
     }
 }
@@ -101,9 +109,9 @@ pub(super) fn scatter(
     if index.numel() == 0 {
         return Ok(out);
     }
-    let owners = to.owners(&gpu, &shape, FaultCode::Scatter)?;
+    let owners = to.owners(&gpu, &shape, &SCATTER)?;
     let launch = gpu.kernel("scatter", "put", x.dtype())?.read(index).read(&owners).read(src).write(&mut out);
-    to.run(launch, FaultCode::Scatter)?;
+    to.run(launch, &SCATTER)?;
     Ok(out)
 }
 
@@ -120,9 +128,9 @@ pub(super) fn scatter_extremum(
     op: ReduceOp,
 ) -> Result<Tensor> {
     let largest = op == ReduceOp::Max;
-    let (verb, code) = match largest {
-        true => ("scatter_max", FaultCode::ScatterMax),
-        false => ("scatter_min", FaultCode::ScatterMin),
+    let (verb, fault) = match largest {
+        true => ("scatter_max", &SCATTER_MAX),
+        false => ("scatter_min", &SCATTER_MIN),
     };
     let (gpu, x) = (Gpu::of(x)?, x.contiguous()?);
     let to = Destinations::new(verb, x.shape(), index, src, dim, place)?;
@@ -134,7 +142,7 @@ pub(super) fn scatter_extremum(
     launch.arg(n as u64).arg(flag).start(blocks(n), THREADS, 0)?;
     let stem = if largest { "largest" } else { "smallest" };
     let launch = gpu.kernel("scatter", stem, x.dtype())?.read(index).read(src).write(&mut keys);
-    to.run(launch, code)?;
+    to.run(launch, fault)?;
     let launch = gpu.kernel("scatter", "decode", x.dtype())?.read(&keys).write(&mut out);
     launch.arg(n as u64).arg(flag).start(blocks(n), THREADS, 0)?;
     Ok(out)
@@ -156,7 +164,7 @@ pub(super) fn integer_sums(
     if index.numel() > 0 {
         let to = Destinations::new("scatter_add", out, index, src, dim, place)?;
         let launch = gpu.kernel("scatter", "add", src.dtype())?.read(index).read(src).write(&mut sums);
-        to.run(launch, FaultCode::ScatterAdd)?;
+        to.run(launch, &SCATTER_ADD)?;
     }
     Ok(sums)
 }
@@ -171,9 +179,9 @@ pub(super) fn last_write(index: &Tensor, dim: usize, extent: usize) -> Result<Te
     shape[dim] = extent;
     let to = Destinations::new("last_write", &shape, &index, &index, dim, (extent, 0))?;
     let mut out = gpu.uninit(DType::Bool, index.shape())?;
-    let owners = to.owners(&gpu, &shape, FaultCode::LastWrite)?;
+    let owners = to.owners(&gpu, &shape, &LAST_WRITE)?;
     let launch = gpu.kernel("scatter", "last", DType::Bool)?.read(&index).read(&owners).write(&mut out);
-    to.run(launch, FaultCode::LastWrite)?;
+    to.run(launch, &LAST_WRITE)?;
     Ok(out)
 }
 
@@ -190,7 +198,7 @@ pub(super) fn linear_index(ins: &[Tensor], extents: &Dims) -> Result<Tensor> {
     let all: Vec<&Tensor> = ins.iter().collect();
     let launch = gpu.kernel("scatter", "linear", DType::I64)?.read_all::<JOINED>(&all);
     let launch = launch.write(&mut out).arg(lens).arg(ins.len() as u32).arg(ins[0].numel() as u64);
-    launch.arg(FaultCode::LinearIndex as u32).faults().start(blocks(ins[0].numel()), THREADS, 0)?;
+    launch.arg(LINEAR_INDEX.code).may_report(&[&LINEAR_INDEX]).start(blocks(ins[0].numel()), THREADS, 0)?;
     Ok(out)
 }
 
@@ -203,7 +211,7 @@ pub(super) fn bincount(x: &Tensor, bins: usize, (start, held): (usize, usize)) -
     let mut counts = gpu.zeros(DType::I64, [held])?;
     let launch = gpu.kernel("scatter", "bincount", DType::I64)?.read(&x).write(&mut counts);
     let launch = launch.arg(x.numel() as u64).arg(bins as u64).arg(start as u64).arg(held as u64);
-    launch.arg(FaultCode::Bincount as u32).faults().start(blocks(x.numel()), THREADS, 0)?;
+    launch.arg(BINCOUNT.code).may_report(&[&BINCOUNT]).start(blocks(x.numel()), THREADS, 0)?;
     Ok(counts)
 }
 

@@ -2,8 +2,10 @@
 
 use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
-use crate::tensor::cuda::fault::FaultCode;
+use crate::tensor::cuda::fault::Fault;
 use crate::tensor::{DType, Shape, Tensor};
+
+static EXPERT: Fault = Fault::index(450, "expert_slots");
 
 const THREADS: u32 = 256;
 /// The maximum number of blocks; the kernels loop over further elements.
@@ -42,8 +44,8 @@ pub(super) fn expert_slots(
     let launch =
         gpu.kernel("expert_slots", "slots", DType::I64)?.read(&expert).read(&counts).write(&mut slots);
     let launch = launch.arg(all as u64).arg(each as u64).arg(experts as u64);
-    let launch = launch.arg(capacity.map_or(-1, |c| c as i64)).arg(FaultCode::ExpertSlots as u32);
-    launch.faults().start(blocks(all), THREADS, 0)?;
+    let launch = launch.arg(capacity.map_or(-1, |c| c as i64)).arg(EXPERT.code);
+    launch.may_report(&[&EXPERT]).start(blocks(all), THREADS, 0)?;
     Ok((slots, counts))
 }
 

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
 use crate::ops::index::segments::expect_indices;
-use crate::ops::work::elements;
+use crate::ops::record::work::elements;
 use crate::ops::{
     AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };

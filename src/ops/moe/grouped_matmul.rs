@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::cpu::with_batch;
 use crate::error::{Error, Result};
-use crate::ops::work::elements;
+use crate::ops::record::work::elements;
 use crate::ops::{
     Algebra, AxisPlacement, GroupSizes, GroupedMatmulGrad, Input, MeshAxis, Meta, Metas, Op, Permute, Row,
     Sample, Tensors, Unkeyed, Vjp, Windows, Work, arity, list,
@@ -103,10 +103,6 @@ impl Op for GroupedMatmul {
     }
 
     fn takes_groups(&self) -> bool {
-        true
-    }
-
-    fn adds(&self) -> bool {
         true
     }
 }

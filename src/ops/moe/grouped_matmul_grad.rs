@@ -5,13 +5,34 @@ use smallvec::smallvec;
 
 use super::cpu::with_batch;
 use crate::error::{Error, Result};
-use crate::ops::work::elements;
+use crate::ops::record::work::elements;
 use crate::ops::{
-    Add, Algebra, AxisPlacement, GroupSizes, GroupedMatmul, GroupedMatmulGrad, Input, MeshAxis, Meta, Metas,
-    Op, Permute, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work, arity, list,
+    Add, Algebra, AxisPlacement, GroupSizes, GroupedMatmul, Input, MeshAxis, Meta, Metas, Op, Permute, Row,
+    Sample, Tensors, Unkeyed, Vjp, Windows, Work, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::{DType, Device, Shape, SplitRule, Tensor, cpu, cuda};
+
+/// The derivative of [`GroupedMatmul`](crate::ops::GroupedMatmul) with respect to the matrices: `(x, dy) -> dw`.
+///
+/// `x` is `[.., rows, k]`, `dy` `[.., rows, n]` and the result `[experts, k, n]`: per expert, the sum of
+/// `x[row] dy[row]ᵀ` over its rows. The sum follows the reduction tree over the batch, and within a batch entry the tree
+/// over the expert's rows. An expert without rows has zeros.
+///
+/// ```
+/// use isoshard::{ops::{GroupSizes, GroupedMatmulGrad, Unkeyed, eval_whole}, tensor::Tensor};
+/// let (x, dy) = (Tensor::from_vec(vec![1.0, 2.0, 3.0], [3, 1])?, Tensor::from_vec(vec![1.0, 10.0, 10.0], [3, 1])?);
+/// let op = GroupedMatmulGrad { experts: 3, sizes: Unkeyed(GroupSizes::new(3, [1, 2, 0])?) };
+/// assert_eq!(eval_whole(&op, &[x, dy])?[0].to_f64_vec(), [1.0, 50.0, 0.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GroupedMatmulGrad {
+    /// The number of experts, an extent of the result.
+    pub experts: usize,
+    /// The number of rows of each expert. Plans do not depend on it.
+    pub sizes: Unkeyed<GroupSizes>,
+}
 
 impl Op for GroupedMatmulGrad {
     fn name(&self) -> &'static str {
@@ -86,10 +107,6 @@ impl Op for GroupedMatmulGrad {
     }
 
     fn takes_groups(&self) -> bool {
-        true
-    }
-
-    fn adds(&self) -> bool {
         true
     }
 }

@@ -8,11 +8,36 @@ use crate::ops::index::cuda::HeldRange;
 use crate::ops::index::segments::expect_indices;
 use crate::ops::index::{rows, rows_cuda};
 use crate::ops::{
-    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, PermuteTokens, Row, Sample, Tensors,
-    UnpermuteTokens, Vjp, Windows, Work, arity, list,
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, UnpermuteTokens, Vjp,
+    Windows, Work, arity, list,
 };
-use crate::tensor::cuda::fault::FaultCode;
+use crate::tensor::cuda::fault::Fault;
 use crate::tensor::{Shape, Tensor};
+
+static SLOT: Fault = Fault::index(451, "permute_tokens");
+static EQUAL_SLOTS: Fault = Fault::slot(453, "permute_tokens", "two rows have the same slot");
+
+/// Copies rows to slots: `(x, slot) -> y`, where `x` is `[.., tokens, choices, width]`, `slot` (i64)
+/// `[.., tokens, choices]`, and `y[.., slot[.., t, k], :] = x[.., t, k, :]` `[.., slots, width]`. At most one leading
+/// dim. The derivative of [`UnpermuteTokens`](crate::ops::UnpermuteTokens); applied by
+/// [`DTensor::permute_tokens`](crate::dtensor::DTensor::permute_tokens).
+///
+/// Two rows of a batch entry with the same slot are an error on every mesh and device: each rank has all slots of its
+/// batch entries and compares them. A row with slot -1 is dropped. A slot without a row is -0, which a sum ignores. If
+/// the tokens are sharded, the result is a partial sum.
+///
+/// ```
+/// use isoshard::{ops::{PermuteTokens, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 2.0, 3.0], [3, 1, 1])?;
+/// let slot = Tensor::from_vec(vec![3i64, -1, 0], [3, 1])?;
+/// assert_eq!(eval_whole(&PermuteTokens { slots: 4 }, &[x, slot])?[0].to_f64_vec(), [3.0, 0.0, 0.0, 1.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PermuteTokens {
+    /// The number of slots of a batch entry.
+    pub slots: usize,
+}
 
 impl Op for PermuteTokens {
     fn name(&self) -> &'static str {
@@ -61,10 +86,10 @@ impl Op for PermuteTokens {
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let (x, slot, code) = (with_batch(&ins[0], 4)?, &ins[1], FaultCode::PermuteTokens);
-        rows_cuda::expect_distinct(slot, each(slot), self.slots, code)?;
+        let (x, slot, fault) = (with_batch(&ins[0], 4)?, &ins[1], &SLOT);
+        rows_cuda::expect_distinct(slot, each(slot), self.slots, [fault, &EQUAL_SLOTS])?;
         let slot = of_rows(slot, at)?;
-        Ok(smallvec![rows_cuda::write_rows(&x, &slot, self.held(at), code, at.outs[0].local())?])
+        Ok(smallvec![rows_cuda::write_rows(&x, &slot, self.held(at), fault, at.outs[0].local())?])
     }
 
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {

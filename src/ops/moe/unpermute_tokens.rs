@@ -11,8 +11,10 @@ use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, PermuteTokens, Row, Sample, Tensors, Vjp,
     Windows, Work, arity, list,
 };
-use crate::tensor::cuda::fault::FaultCode;
+use crate::tensor::cuda::fault::Fault;
 use crate::tensor::{Shape, Tensor};
+
+static SLOT: Fault = Fault::index(452, "unpermute_tokens");
 
 /// Reads rows by slot: `(y, slot) -> x`, where `y` is `[.., slots, width]`, `slot` (i64) `[.., tokens, choices]`, and
 /// `x[.., t, k, :] = y[.., slot[.., t, k], :]`. A row whose slot is -1 (dropped) is -0. At most one leading dim.
@@ -74,8 +76,8 @@ impl Op for UnpermuteTokens {
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let (y, faults) = (with_batch(&ins[0], 3)?, (true, FaultCode::UnpermuteTokens));
-        Ok(smallvec![rows_cuda::read_rows(&y, &ins[1], held(at), faults, at.outs[0].local())?])
+        let y = with_batch(&ins[0], 3)?;
+        Ok(smallvec![rows_cuda::read_rows(&y, &ins[1], held(at), (true, &SLOT), at.outs[0].local())?])
     }
 
     /// Reads only the rows that are copied.

@@ -7,11 +7,10 @@ use smallvec::{SmallVec, smallvec};
 use super::layer_norm::expect_norm;
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::accumulator;
-use crate::ops::work::elements;
+use crate::ops::record::work::elements;
 use crate::ops::{
     Add, AxisPlacement, Bits, Input, LayerNormGrad, MeshAxis, Meta, Metas, Op, RmsNormGrad, Row, Sample,
-    Tensors, Vjp, VjpValue, Windows, Work, arity, list,
+    Tensors, Vjp, VjpValue, Windows, Work, accumulator, arity, list,
 };
 use crate::tensor::Tensor;
 

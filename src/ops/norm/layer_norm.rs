@@ -4,12 +4,12 @@ use smallvec::smallvec;
 
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::{accumulator, statistic_shape};
+use crate::ops::record::work::elements;
+use crate::ops::softmax::sum_exp::statistic_shape;
 use crate::ops::unfused::UnfusedExpression;
-use crate::ops::work::elements;
 use crate::ops::{
     AddScalar, AxisPlacement, Bits, Input, LayerNormGrad, MeshAxis, Meta, Metas, Mul, Op, Row, Rsqrt, Sample,
-    Sub, Tensors, Vjp, Windows, Work, arity, list,
+    Sub, Tensors, Vjp, Windows, Work, accumulator, arity, list,
 };
 use crate::tensor::{Shape, Tensor};
 

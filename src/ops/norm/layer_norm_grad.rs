@@ -5,13 +5,26 @@ use smallvec::smallvec;
 use super::layer_norm::{expect_norm, unfused};
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
-    AxisPlacement, Bits, Input, LayerNormGrad, MeshAxis, Meta, Metas, Op, Row, Sample, Sum, Tensors, Vjp,
-    Windows, Work, arity, list,
+    AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Sum, Tensors, Vjp, Windows, Work,
+    accumulator, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::{Shape, Tensor};
+
+/// The derivative of [`LayerNorm`](crate::ops::LayerNorm): `(dy, x[, w], mean, rstd) -> (dx[, dw[, db]])`, each with the shape
+/// of its operand.
+///
+/// Its own derivative treats mean and rstd as functions of x.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LayerNormGrad {
+    /// The number added to the variance in the forward call. Only the derivative of this operator uses it.
+    pub eps: Bits,
+    /// True if the layer norm has a weight, so that there is an operand w and a result dw.
+    pub weight: bool,
+    /// True if the layer norm has a bias, so that there is a result db.
+    pub bias: bool,
+}
 
 impl Op for LayerNormGrad {
     fn name(&self) -> &'static str {
@@ -87,10 +100,6 @@ impl Op for LayerNormGrad {
             g.none(i, STATISTIC);
         }
         all.write_vjp(g, &of)
-    }
-
-    fn adds(&self) -> bool {
-        true
     }
 }
 

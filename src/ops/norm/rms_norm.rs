@@ -5,11 +5,10 @@ use smallvec::smallvec;
 use super::layer_norm::expect_norm;
 use super::{cpu, cuda};
 use crate::error::Result;
-use crate::ops::softmax::sum_exp::accumulator;
-use crate::ops::work::elements;
+use crate::ops::record::work::elements;
 use crate::ops::{
     AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, RmsNormGrad, Row, Sample, Tensors, Vjp, Windows,
-    Work, arity,
+    Work, accumulator, arity,
 };
 use crate::tensor::Tensor;
 

@@ -55,10 +55,6 @@ impl Op for RmsNormGrad {
         g.none(3, STATISTIC);
         unfused(&x, Some(&w), self.eps, false)?.gradient(&[true, true])?.write_vjp(g, &[1, 2, 0])
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -2,10 +2,10 @@
 
 use smallvec::smallvec;
 
-use super::radix;
 use crate::error::{Error, Result};
 use crate::ops::Tensors;
 use crate::ops::index::lines::{rows_along, rows_back};
+use crate::ops::index::radix;
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Tensor};
 

@@ -7,13 +7,16 @@
 //! Missing: a sort that shards its dim, which is gathered instead; several dims at once; `unique`, whose size depends on
 //! values; a dim of 2^32 elements or more, which is refused.
 
-pub(super) mod cuda;
-pub(super) mod radix;
-pub(super) mod sort;
-pub(super) mod topk;
-pub(super) mod topk_blocks;
+mod cuda;
+mod sort;
+mod topk;
+mod topk_blocks;
 
-use super::{AxisPlacement, Meta, Row};
+pub use sort::Sort;
+pub use topk::TopK;
+pub use topk_blocks::TopKBlocks;
+
+use super::{AxisPlacement, Meta, Row, Sample};
 use crate::error::{Error, Result};
 
 /// Returns the rows of an operator whose results have the operand's dims and which needs `dim` whole.
@@ -31,4 +34,9 @@ fn expect_dim(verb: &str, x: &Meta, dim: usize) -> Result<usize> {
         }
         Some(&n) => Ok(n),
     }
+}
+
+/// Returns the samples of the family's operators.
+pub(super) fn samples() -> Vec<Sample> {
+    [sort::samples(), topk::samples(), topk_blocks::samples()].concat()
 }

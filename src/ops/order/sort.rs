@@ -6,7 +6,7 @@ use smallvec::smallvec;
 use super::{cuda, expect_dim, rows_but};
 use crate::error::Result;
 use crate::ops::index::lines::{rows_along, rows_back};
-use crate::ops::work::elements;
+use crate::ops::record::work::elements;
 use crate::ops::{
     Input, MeshAxis, Meta, Metas, Op, Row, Sample, ScatterAdd, Tensors, Vjp, Windows, Work, arity,
 };

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::sort::{first_of_rows, write_order_vjp};
 use super::{cuda, expect_dim, rows_but};
 use crate::error::{Error, Result};
-use crate::ops::work::elements;
+use crate::ops::record::work::elements;
 use crate::ops::{Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity};
 use crate::tensor::{DType, Tensor};
 

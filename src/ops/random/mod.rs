@@ -1,11 +1,33 @@
 //! Random operators: numbers with a parameter per element, categories by weight, random orders. [`rng`](crate::rng)
 //! fills whole tensors with random numbers.
 
-pub(super) mod bernoulli;
+mod bernoulli;
 mod cuda;
-pub(super) mod exponential;
-pub(super) mod gamma;
-pub(super) mod multinomial;
+mod exponential;
+mod gamma;
+mod multinomial;
 mod per_element;
-pub(super) mod poisson;
-pub(super) mod shuffle;
+mod poisson;
+mod shuffle;
+
+pub use bernoulli::Bernoulli;
+pub use exponential::Exponential;
+pub use gamma::Gamma;
+pub use multinomial::Multinomial;
+pub use poisson::Poisson;
+pub use shuffle::Shuffle;
+
+use super::Sample;
+
+/// Returns the samples of the family's operators.
+pub(super) fn samples() -> Vec<Sample> {
+    [
+        bernoulli::samples(),
+        exponential::samples(),
+        gamma::samples(),
+        multinomial::samples(),
+        poisson::samples(),
+        shuffle::samples(),
+    ]
+    .concat()
+}

@@ -1,6 +1,6 @@
 //! Sums of terms, block by block: a block's terms are written to a small tensor and summed while they are in the cache.
 
-use super::kept_shape;
+use super::dims::kept_shape;
 use crate::error::Result;
 use crate::tensor::{DType, LEAF, ReduceOp, SplitRule, Tensor, cpu};
 

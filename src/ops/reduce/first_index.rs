@@ -3,7 +3,8 @@
 
 use smallvec::smallvec;
 
-use super::{cpu, cuda, kept_shape};
+use super::dims::kept_shape;
+use super::{cpu, cuda};
 use crate::error::{Error, Result};
 use crate::ops::{
     AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Window, Windows, Work, arity,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::smallvec;
 
-use super::{DimReduction, kept_shape};
+use super::dims::{DimReduction, kept_shape};
 use crate::error::{Error, Result};
 use crate::ops::{
     BitwiseOr, Cast, Compare, CompareKind, Div, Expand, FloatTest, FloatTestKind, Input, Mask, MeshAxis,
@@ -39,13 +39,13 @@ pub struct MaxOrMin<const LARGEST: bool> {
 impl<const LARGEST: bool> MaxOrMin<LARGEST> {
     fn reduction(&self) -> DimReduction<'_> {
         let (verb, kind) = if LARGEST { ("max", ReduceOp::Max) } else { ("min", ReduceOp::Min) };
-        DimReduction(verb, kind, &self.dims, self.keep)
+        DimReduction { verb, kind, dims: &self.dims, keep: self.keep }
     }
 }
 
 impl<const LARGEST: bool> Op for MaxOrMin<LARGEST> {
     fn name(&self) -> &'static str {
-        self.reduction().0
+        self.reduction().verb
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {

@@ -5,7 +5,7 @@ use std::fmt;
 use smallvec::smallvec;
 
 use super::blocks::sum_blocks;
-use super::{DimReduction, kept_shape};
+use super::dims::{DimReduction, kept_shape};
 use crate::error::Result;
 use crate::ops::{
     Cast, Expand, Input, InputFill, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample, Tensors, Vjp, Windows,
@@ -51,7 +51,7 @@ pub struct SumIn<const WIDE: bool> {
 impl<const WIDE: bool> SumIn<WIDE> {
     fn reduction(&self) -> DimReduction<'_> {
         let verb = if WIDE { "wide_sum" } else { "sum" };
-        DimReduction(verb, ReduceOp::Sum, &self.dims, self.keep)
+        DimReduction { verb, kind: ReduceOp::Sum, dims: &self.dims, keep: self.keep }
     }
 
     /// Returns the result's dtype.
@@ -66,7 +66,7 @@ impl<const WIDE: bool> SumIn<WIDE> {
 
 impl<const WIDE: bool> Op for SumIn<WIDE> {
     fn name(&self) -> &'static str {
-        self.reduction().0
+        self.reduction().verb
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
@@ -130,10 +130,6 @@ impl<const WIDE: bool> Op for SumIn<WIDE> {
         let dx = g.apply(Expand { shape: x }, &[dy])?;
         g.set(0, dx);
         Ok(())
-    }
-
-    fn adds(&self) -> bool {
-        true
     }
 }
 

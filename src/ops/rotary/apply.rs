@@ -5,10 +5,9 @@ use smallvec::smallvec;
 
 use super::cuda;
 use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
     Add, AxisPlacement, Cast, Input, MeshAxis, Meta, Metas, Mul, Op, Reshape, Row, Sample, Slice, Sub,
-    Tensors, Vjp, VjpValue, Windows, Work, arity, list,
+    Tensors, Vjp, VjpValue, Windows, Work, accumulator, arity, list,
 };
 use crate::tensor::cpu::{StridedRows, as_elements_mut, cast};
 use crate::tensor::{DType, Tensor};

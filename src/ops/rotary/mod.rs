@@ -4,11 +4,15 @@
 //! Missing: rows that shard the last dim through a pair, which is gathered instead; a rotation of a part of the last dim
 //! alone (`slice` and `cat` do it).
 
-pub(super) mod apply;
+mod apply;
 pub(super) mod cpu;
 mod cuda;
-pub(super) mod frequencies;
-pub(super) mod table;
+mod frequencies;
+mod table;
+
+pub use apply::{RotaryApply, RotaryPairing};
+pub use frequencies::{Llama3Scaling, RotaryFrequencies, YarnScaling};
+pub use table::RotaryTable;
 
 use smallvec::smallvec;
 
@@ -112,13 +116,14 @@ pub(super) fn samples() -> Vec<Sample> {
     let sample = |base, offset, inverse, shape: &[usize]| {
         Sample::new(Rotary { base: Bits(base), offset, inverse }, [Input::ints(shape)])
     };
-    vec![
+    let own = vec![
         sample(1e4, 0, false, &[2, 3, 5, 4]),
         sample(100.0, 7, true, &[3, 7, 2]),
         sample(5e5, 1_000_000, false, &[5, 6]),
         sample(1e4, 0, false, &[2, 0, 4]),
         sample(1e4, 3, false, &[3, 1, 2]),
-    ]
+    ];
+    [own, apply::samples(), table::samples()].concat()
 }
 
 #[cfg(test)]

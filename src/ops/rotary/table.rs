@@ -5,7 +5,7 @@ use smallvec::smallvec;
 
 use super::cuda;
 use crate::error::{Error, Result};
-use crate::ops::work::elements;
+use crate::ops::record::work::elements;
 use crate::ops::{
     AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
     list,

@@ -3,6 +3,7 @@
 use smallvec::smallvec;
 
 use crate::error::{Error, Result};
+use crate::ops::record::view_methods;
 use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };
@@ -111,17 +112,7 @@ impl Op for Diagonal {
         Ok(smallvec![ins[0].diagonal(self.of.offset, self.of.rows, self.of.columns)?])
     }
 
-    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        self.eval(ins, at)
-    }
-
-    fn is_view(&self) -> bool {
-        true
-    }
-
-    fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
-        Work::view()
-    }
+    view_methods!();
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let x = &g.input_meta(0).shape;

@@ -3,12 +3,37 @@
 //! Missing: slices with a step; overlapping windows (`unfold`); padding with anything but zeros. No method of `DTensor`
 //! has arguments for them.
 
-pub(super) mod cat;
-pub(super) mod diagonal;
-pub(super) mod expand;
-pub(super) mod flip;
-pub(super) mod pad;
-pub(super) mod permute;
-pub(super) mod reshape;
-pub(super) mod slice;
-pub(super) mod split;
+mod cat;
+mod diagonal;
+mod flip;
+mod pad;
+mod permute;
+mod reshape;
+mod slice;
+mod split;
+
+pub use cat::Cat;
+pub use diagonal::{DiagEmbed, Diagonal, MatrixDiagonal};
+pub use flip::Flip;
+pub use pad::Pad;
+pub use permute::Permute;
+pub use reshape::Reshape;
+pub use slice::Slice;
+pub use split::Split;
+
+use super::Sample;
+
+/// Returns the samples of the family's operators.
+pub(super) fn samples() -> Vec<Sample> {
+    [
+        cat::samples(),
+        diagonal::samples(),
+        flip::samples(),
+        pad::samples(),
+        permute::samples(),
+        reshape::samples(),
+        slice::samples(),
+        split::samples(),
+    ]
+    .concat()
+}

@@ -4,10 +4,29 @@ use smallvec::smallvec;
 
 use crate::error::{Error, Result};
 use crate::ops::{
-    AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Pad, Row, Sample, Slice, Tensors, Vjp, Windows, Work,
-    arity,
+    AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Slice, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::tensor::Tensor;
+
+/// Adds zeros before and after the operand along one dim. The derivative of [`Slice`](crate::ops::Slice).
+///
+/// ```
+/// use isoshard::ops::{Pad, eval_whole};
+/// use isoshard::tensor::Tensor;
+/// let x = Tensor::from_vec(vec![1.0, 2.0], [2])?;
+/// let y = eval_whole(&Pad { dim: 0, before: 1, after: 2 }, &[x])?.remove(0);
+/// assert_eq!(y.to_f64_vec(), [0.0, 1.0, 2.0, 0.0, 0.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pad {
+    /// The dim.
+    pub dim: usize,
+    /// The number of zeros before the operand.
+    pub before: usize,
+    /// The number of zeros after the operand.
+    pub after: usize,
+}
 
 impl Op for Pad {
     fn name(&self) -> &'static str {

@@ -3,8 +3,9 @@
 use smallvec::smallvec;
 
 use crate::error::{Error, Result};
+use crate::ops::record::view_methods;
 use crate::ops::{
-    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity,
 };
 use crate::tensor::{Dims, Tensor};
 
@@ -70,17 +71,7 @@ impl Op for Permute {
         Ok(smallvec![ins[0].permute(&self.order)?])
     }
 
-    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        self.eval(ins, at)
-    }
-
-    fn is_view(&self) -> bool {
-        true
-    }
-
-    fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
-        Work::view()
-    }
+    view_methods!();
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let dy = g.grad(0);

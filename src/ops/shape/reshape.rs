@@ -3,9 +3,10 @@
 use smallvec::smallvec;
 
 use crate::error::{Error, Result};
+use crate::ops::record::view_methods;
 use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, RaggedCut, Row, Sample, Tensors, Vjp, Windows,
-    Work, arity,
+    arity,
 };
 use crate::placement::chunk;
 use crate::tensor::{Shape, Tensor};
@@ -82,17 +83,7 @@ impl Op for Reshape {
         Ok(smallvec![ins[0].reshape(at.outs[0].local().clone())?])
     }
 
-    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        self.eval(ins, at)
-    }
-
-    fn is_view(&self) -> bool {
-        true
-    }
-
-    fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
-        Work::view()
-    }
+    view_methods!();
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let shape = g.input_meta(0).shape.clone();

@@ -3,9 +3,9 @@
 use smallvec::smallvec;
 
 use crate::error::{Error, Result};
+use crate::ops::record::view_methods;
 use crate::ops::{
-    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Pad, Row, Sample, Tensors, Vjp, Windows, Work,
-    arity,
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Pad, Row, Sample, Tensors, Vjp, Windows, arity,
 };
 use crate::tensor::Tensor;
 
@@ -62,17 +62,7 @@ impl Op for Slice {
         Ok(smallvec![ins[0].narrow(self.dim, self.start, self.len)?])
     }
 
-    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        self.eval(ins, at)
-    }
-
-    fn is_view(&self) -> bool {
-        true
-    }
-
-    fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
-        Work::view()
-    }
+    view_methods!();
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let extent = g.input_meta(0).shape[self.dim];

@@ -1,9 +1,10 @@
 //! `split`: cuts a dim into pieces of given lengths. Views.
 
 use crate::error::{Error, Result};
+use crate::ops::record::view_methods;
 use crate::ops::{
     Algebra, AxisPlacement, Cat, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, VjpValue,
-    Windows, Work, arity,
+    Windows, arity,
 };
 use crate::tensor::{Dims, Tensor};
 
@@ -65,17 +66,7 @@ impl Op for Split {
         self.lens.iter().map(piece).collect()
     }
 
-    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        self.eval(ins, at)
-    }
-
-    fn is_view(&self) -> bool {
-        true
-    }
-
-    fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
-        Work::view()
-    }
+    view_methods!();
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let pieces: Vec<VjpValue> = (0..self.lens.len()).map(|i| g.grad(i)).collect();

@@ -6,10 +6,18 @@ use super::{cpu, cuda, dim_last, expect_float_dim, other_dims};
 use crate::error::{Error, Result};
 use crate::ops::pointwise::floats;
 use crate::ops::{
-    AxisPlacement, Expand, Input, MeshAxis, Meta, Metas, Mul, Op, Row, Sample, SoftmaxGrad, Sub, Sum,
-    Tensors, Vjp, Windows, Work, arity, list,
+    AxisPlacement, Expand, Input, MeshAxis, Meta, Metas, Mul, Op, Row, Sample, Sub, Sum, Tensors, Vjp,
+    Windows, Work, arity, list,
 };
 use crate::tensor::Tensor;
+
+/// The derivative of [`Softmax`](crate::ops::Softmax): `(y, dy) -> y * (dy - sum(y * dy))` along `dim`, where `y` is the
+/// softmax's result and `dy` its gradient.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SoftmaxGrad {
+    /// The dim.
+    pub dim: usize,
+}
 
 impl Op for SoftmaxGrad {
     fn name(&self) -> &'static str {
@@ -64,10 +72,6 @@ impl Op for SoftmaxGrad {
             g.set(0, d);
         }
         Ok(())
-    }
-
-    fn adds(&self) -> bool {
-        true
     }
 }
 

@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::{cpu, cuda, dim_last, expect_float_dim, other_dims};
 use crate::error::Result;
-use crate::ops::work::rows;
+use crate::ops::record::work::rows;
 use crate::ops::{
     Input, LogSoftmaxGrad, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };
@@ -62,10 +62,6 @@ impl Op for LogSoftmax {
         let dx = g.apply(LogSoftmaxGrad { dim: self.dim }, &[y, dy])?;
         g.set(0, dx);
         Ok(())
-    }
-
-    fn adds(&self) -> bool {
-        true
     }
 }
 

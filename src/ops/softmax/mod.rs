@@ -2,16 +2,20 @@
 
 pub(super) mod cpu;
 mod cuda;
-pub(super) mod grad;
-pub(super) mod log_softmax;
-pub(super) mod log_softmax_grad;
+mod grad;
+mod log_softmax;
+mod log_softmax_grad;
 pub(super) mod sum_exp;
+
+pub use grad::SoftmaxGrad;
+pub use log_softmax::LogSoftmax;
+pub use log_softmax_grad::LogSoftmaxGrad;
+pub use sum_exp::SumExp;
 
 use smallvec::smallvec;
 
 use super::{
-    AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, SoftmaxGrad, Tensors, Vjp, Windows, Work,
-    arity,
+    AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -68,10 +72,6 @@ impl Op for Softmax {
         g.set(0, dx);
         Ok(())
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 /// Refuses integers and bools, and a dim that `x` does not have.
@@ -94,10 +94,11 @@ pub(super) fn dim_last(x: &Tensor, dim: usize) -> Result<Tensor> {
 }
 
 pub(super) fn samples() -> Vec<Sample> {
-    vec![
+    let own = vec![
         Sample::new(Softmax { dim: 1 }, [Input::ints([5, 3])]),
         Sample::new(Softmax { dim: 0 }, [Input::ints([7, 2])]),
         Sample::new(Softmax { dim: 1 }, [Input::ints([2, 3, 0])]),
         Sample::new(Softmax { dim: 0 }, [Input::ints([1])]),
-    ]
+    ];
+    [own, grad::samples(), log_softmax::samples(), log_softmax_grad::samples(), sum_exp::samples()].concat()
 }

@@ -9,10 +9,10 @@ use super::cuda;
 use crate::error::{Error, Result};
 use crate::ops::{
     AxisPlacement, Cast, Exp, Expand, Input, Max, MeshAxis, Meta, Metas, Mul, Neg, Op, Row, Sample,
-    Statistic, Sub, Tensors, Vjp, VjpValue, Windows, Work, arity, list,
+    Statistic, Sub, Tensors, Vjp, VjpValue, Windows, Work, accumulator, arity, list,
 };
 use crate::placement::Leaf;
-use crate::tensor::{DType, ReduceOp, Tensor, cpu, for_dtype};
+use crate::tensor::{ReduceOp, Tensor, cpu, for_dtype};
 
 /// Computes `sum(exp(x - m))` over the last dim: x is `[.., C]`, its maximum m `[.., 1]`, the result `[.., 1]` in f32
 /// (f64 for f64).
@@ -104,10 +104,6 @@ impl Op for SumExp {
     fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
         vec![row_maximum(1, &ins[0])]
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 /// Returns the statement that an operand is the maximum of operand 0, which is `x`, over its last dim.
@@ -118,12 +114,7 @@ pub(in crate::ops) fn row_maximum(operand: usize, x: &Meta) -> Statistic {
 
 /// Returns the shape of a statistic per row: that of `x` with last extent 1.
 pub(in crate::ops) fn statistic_shape(x: &Meta) -> crate::tensor::Shape {
-    crate::ops::reduce::kept_shape(&x.shape, &[x.shape.len() - 1])
-}
-
-/// Returns the dtype in which sums of `dtype` are stored.
-pub(crate) fn accumulator(dtype: DType) -> DType {
-    if dtype.is_half() { DType::F32 } else { dtype }
+    crate::ops::reduce::dims::kept_shape(&x.shape, &[x.shape.len() - 1])
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

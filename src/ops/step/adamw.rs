@@ -204,7 +204,7 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::softmax::sum_exp::accumulator;
+    use crate::ops::accumulator;
     use crate::ops::{Windows, eval_whole};
     use crate::tensor::{DType, Element};
 

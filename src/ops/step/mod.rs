@@ -1,7 +1,19 @@
 //! Optimizer steps, which update a parameter in place. One CUDA launch updates many parameters.
 
-pub(super) mod adamw;
+mod adamw;
 mod cuda;
-pub(super) mod operands;
-pub(super) mod param_loop;
-pub(super) mod sgd;
+mod operands;
+mod param_loop;
+mod sgd;
+
+pub use adamw::AdamWStep;
+pub use operands::{expect_step, step_rows};
+pub use param_loop::each_chunk;
+pub use sgd::SgdStep;
+
+use super::Sample;
+
+/// Returns the samples of the family's operators.
+pub(super) fn samples() -> Vec<Sample> {
+    [adamw::samples(), sgd::samples()].concat()
+}

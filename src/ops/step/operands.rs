@@ -1,8 +1,7 @@
 //! The operands of an optimizer's step: their checks and their rows.
 
 use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::accumulator;
-use crate::ops::{AxisPlacement, Meta, Row, Tensors, arity, list};
+use crate::ops::{AxisPlacement, Meta, Row, Tensors, accumulator, arity, list};
 use crate::tensor::{DType, Tensor};
 
 /// Checks the operands of an optimizer's step: the gradient `g` has the shape and dtype of the parameter `p`; every

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use super::draw::Draw;
 use super::philox;
+use crate::base::Fnv1a;
 use crate::error::{Error, Result};
 
 /// Names the algorithm in a state's text, so that a state of another one is refused.
@@ -200,9 +201,7 @@ impl Generator {
 
     /// Returns the block with the counter FNV-1a(name), `place`, all ones.
     fn named_block(&self, name: &str, place: u32) -> [u32; 4] {
-        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
+        let hash = Fnv1a::of(name.bytes());
         let key = [self.seed as u32, (self.seed >> 32) as u32];
         philox::block(key, [hash as u32, (hash >> 32) as u32, place, !0])
     }

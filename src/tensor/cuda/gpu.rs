@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustc_hash::FxHashMap;
 
+use crate::base::lock;
 use crate::error::{Error, MemoryFault, Result};
 use crate::tensor::cuda_device::devices;
 use crate::tensor::cuda_device::driver::DeviceProperties;
 use crate::tensor::cuda_device::handle::{DriverResult, Handle};
-use crate::tensor::cuda_device::lock::lock;
 use crate::tensor::cuda_device::memory::{DeviceMemoryStats, PoolBlock};
 use crate::tensor::cuda_device::sources::KernelSource;
 use crate::tensor::cuda_device::stream::{DeviceBlock, DeviceStream};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytemuck::NoUninit;
 use smallvec::SmallVec;
 
+use super::fault::{self, Fault};
 use super::gpu::{Gpu, KernelEntry, is_checked};
 use crate::error::{Error, Result};
 use crate::tensor::cuda_device::devices::CudaDevice;
@@ -182,6 +183,12 @@ impl<'a> KernelLaunch<'a> {
     pub fn faults(self) -> Self {
         let at = self.gpu.stream().fault.at;
         self.arg(at)
+    }
+
+    /// Adds the same pointer, for a kernel that may report `faults`.
+    pub(crate) fn may_report(self, faults: &[&'static Fault]) -> Self {
+        fault::expect(faults);
+        self.faults()
     }
 
     /// Puts the kernel on the thread's stream. Does nothing if the grid has no blocks.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::gpu::Gpu;
+use crate::base::lock;
 use crate::error::Result;
 use crate::tensor::cuda_device::driver::CopyDirection;
-use crate::tensor::cuda_device::lock::lock;
 use crate::tensor::cuda_device::stream::DeviceStream;
 use crate::tensor::{DType, Tensor};
 

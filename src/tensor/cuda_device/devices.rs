@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use super::driver::Driver;
 use super::handle::{DriverError, DriverResult, Handle};
-use super::lock::lock;
 use super::memory::{DeviceMemory, MemoryCounters, StreamPool};
 use super::sources::KernelSource;
+use crate::base::lock;
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 

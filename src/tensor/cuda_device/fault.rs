@@ -1,17 +1,24 @@
 //! Faults that kernels report because they cannot return an error, e.g. an index out of range.
 //!
 //! A kernel writes its first fault to a few bytes of its stream, and continues as if the value were valid. The next
-//! read of a value on that stream finds the fault and returns it as an error.
+//! read of a value on that stream finds the fault and returns it as an error. The code and the text of a fault stand
+//! beside the operator's launch, which says what its kernel may report.
+
+use std::sync::Mutex;
 
 use crate::error::Error;
 
 /// The size of `struct Fault` of `kernels/cuda/iso.cuh`, in bytes.
 pub(in crate::tensor) const FAULT_BYTES: usize = 16;
 
-/// A fault that kernels may report.
-struct FaultRule {
-    /// The number that the kernel reports.
-    code: u32,
+/// The faults of all kernels that the process has launched.
+static KNOWN: Mutex<Vec<&Fault>> = Mutex::new(Vec::new());
+
+/// A fault that the kernels of an operator may report.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    /// The number that the kernel reports. No two faults of the crate have the same, and none has 0.
+    pub code: u32,
     /// The operator.
     verb: &'static str,
     /// The rule that the value breaks.
@@ -21,74 +28,36 @@ struct FaultRule {
     what: &'static str,
 }
 
-/// Codes are never reused; 0 means no fault.
-const RULES: &[FaultRule] = &[
-    index(FaultCode::Embedding, "embedding"),
-    index(FaultCode::EmbeddingGrad, "embedding_grad"),
-    index(FaultCode::Gather, "gather"),
-    index(FaultCode::ScatterAdd, "scatter_add"),
-    index(FaultCode::CrossEntropy, "cross_entropy"),
-    index(FaultCode::CrossEntropyGrad, "cross_entropy_grad"),
-    index(FaultCode::Scatter, "scatter"),
-    index(FaultCode::ScatterMax, "scatter_max"),
-    index(FaultCode::ScatterMin, "scatter_min"),
-    index(FaultCode::LastWrite, "last_write"),
-    index(FaultCode::LinearIndex, "linear_index"),
-    index(FaultCode::Bincount, "bincount"),
-    index(FaultCode::OneHot, "one_hot"),
-    index(FaultCode::ExpertSlots, "expert_slots"),
-    index(FaultCode::PermuteTokens, "permute_tokens"),
-    index(FaultCode::UnpermuteTokens, "unpermute_tokens"),
-    FaultRule {
-        code: FaultCode::EqualSlots as u32,
-        verb: "permute_tokens",
-        rule: "two rows have the same slot",
-        what: "slot",
-    },
-    element(600, "bernoulli", "a probability lies in [0, 1]"),
-    element(601, "exponential", "a rate is positive and finite"),
-    element(602, "gamma", "a shape is positive and finite"),
-    element(603, "poisson", "a rate lies between 0 and 2^50"),
-    element(604, "multinomial", "weights are finite and not negative"),
-    row(605, "a row's weights have a positive, finite sum"),
-    row(606, "without replacement a row has as many positive weights as samples"),
-];
+impl Fault {
+    /// Makes the fault of an index out of range.
+    pub(crate) const fn index(code: u32, verb: &'static str) -> Fault {
+        Fault { code, verb, rule: "an index leaves its dim", what: "index" }
+    }
 
-/// The codes of operators that take indices.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum FaultCode {
-    Embedding = 400,
-    EmbeddingGrad,
-    Gather,
-    ScatterAdd,
-    CrossEntropy,
-    CrossEntropyGrad,
-    Scatter = 420,
-    ScatterMax,
-    ScatterMin,
-    LastWrite,
-    LinearIndex,
-    Bincount,
-    /// Numbers from 430 on belong to the operators of `ops::create`.
-    OneHot = 430,
-    ExpertSlots = 450,
-    PermuteTokens,
-    UnpermuteTokens,
-    EqualSlots,
+    /// Makes the fault of two rows with one slot.
+    pub(crate) const fn slot(code: u32, verb: &'static str, rule: &'static str) -> Fault {
+        Fault { code, verb, rule, what: "slot" }
+    }
+
+    /// Makes the fault of an element whose value is out of range; the kernel reports its position.
+    pub(crate) const fn element(code: u32, verb: &'static str, rule: &'static str) -> Fault {
+        Fault { code, verb, rule, what: "for element" }
+    }
+
+    /// Makes the fault of a row of weights; the kernel reports the row.
+    pub(crate) const fn row(code: u32, verb: &'static str, rule: &'static str) -> Fault {
+        Fault { code, verb, rule, what: "for row" }
+    }
 }
 
-const fn index(code: FaultCode, verb: &'static str) -> FaultRule {
-    FaultRule { code: code as u32, verb, rule: "an index leaves its dim", what: "index" }
-}
-
-/// Makes the rule of an element whose value is out of range; the fault gives its position.
-const fn element(code: u32, verb: &'static str, rule: &'static str) -> FaultRule {
-    FaultRule { code, verb, rule, what: "for element" }
-}
-
-/// Makes the rule of a row of weights; the fault gives the row.
-const fn row(code: u32, rule: &'static str) -> FaultRule {
-    FaultRule { code, verb: "multinomial", rule, what: "for row" }
+/// Notes that a kernel may report `faults`.
+pub(crate) fn expect(faults: &[&'static Fault]) {
+    let mut known = KNOWN.lock().expect("no thread panics with the list");
+    for fault in faults {
+        if !known.iter().any(|f| f.code == fault.code) {
+            known.push(fault);
+        }
+    }
 }
 
 /// Returns the error that the bytes report, or `None` if there is none.
@@ -99,12 +68,12 @@ pub(in crate::tensor) fn read(bytes: [u8; FAULT_BYTES]) -> Option<Error> {
     if code == 0 {
         return None;
     }
-    let rule = RULES.iter().find(|r| r.code == code);
-    Some(match rule {
-        Some(r) if r.what.starts_with("for") => {
-            Error::invalid(r.verb, r.rule, format!("{found} {} {value}", r.what), "")
+    let known = KNOWN.lock().expect("no thread panics with the list");
+    Some(match known.iter().find(|fault| fault.code == code) {
+        Some(f) if f.what.starts_with("for") => {
+            Error::invalid(f.verb, f.rule, format!("{found} {} {value}", f.what), "")
         }
-        Some(r) => Error::invalid(r.verb, r.rule, format!("{} {value}", r.what), ""),
+        Some(f) => Error::invalid(f.verb, f.rule, format!("{} {value}", f.what), ""),
         None => {
             Error::invalid("kernel", "reported a fault that has no name", format!("code {code}, {value}"), "")
         }
@@ -116,13 +85,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_given_once_and_never_zero() {
-        for (i, rule) in RULES.iter().enumerate() {
-            assert!(rule.code != 0 && RULES[..i].iter().all(|r| r.code != rule.code), "{}", rule.code);
-        }
-        assert!(read([0; FAULT_BYTES]).is_none());
-        let mut bytes = [0xff; FAULT_BYTES];
-        bytes[8..].copy_from_slice(&(-7i64).to_le_bytes());
-        assert!(read(bytes).unwrap().to_string().contains("-7"));
+    fn faults_of_launched_kernels_have_their_texts() {
+        static RATE: Fault = Fault::element(9_001, "draw", "a rate is positive");
+        let bytes = |code: u32| {
+            let mut bytes = [0; FAULT_BYTES];
+            bytes[..4].copy_from_slice(&code.to_le_bytes());
+            bytes[4..8].copy_from_slice(&(-2f32).to_le_bytes());
+            bytes[8..].copy_from_slice(&7i64.to_le_bytes());
+            bytes
+        };
+        assert!(read(bytes(0)).is_none());
+        assert!(read(bytes(9_001)).unwrap().to_string().contains("code 9001, 7"));
+        expect(&[&RATE]);
+        let text = read(bytes(9_001)).unwrap().to_string();
+        assert!(text.contains("a rate is positive") && text.contains("-2 for element 7"), "{text}");
     }
 }

@@ -7,7 +7,6 @@ pub(super) mod driver;
 pub(crate) mod fault;
 pub(super) mod handle;
 pub(super) mod images;
-pub(super) mod lock;
 pub(super) mod memory;
 pub(super) mod module;
 #[cfg(feature = "cuda")]

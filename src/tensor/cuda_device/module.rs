@@ -15,8 +15,8 @@ use super::devices::{self, CudaDevice, ModulePlace, Modules};
 use super::driver::KernelProgram;
 use super::handle::Handle;
 use super::images::{image_name, name_of_compiler, of_any_compiler, read, write};
-use super::lock::lock;
 use super::sources::{self, KernelSource};
+use crate::base::lock;
 use crate::error::{Error, Result};
 
 /// Loads the modules of several sources of CUDA device `index` on all cores of this machine, and compiles those that no

@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::devices::CudaDevice;
 use super::driver::CopyDirection;
 use super::fault::{self, FAULT_BYTES};
 use super::handle::{Address, DriverResult, Handle};
-use super::lock::lock;
 use super::memory::{PoolBlock, StreamPool};
 use super::pinned::Pinned;
+use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
@@ -151,7 +151,7 @@ impl Drop for DeviceStream {
         pool.put(&self.device.memory(), fault);
         pool.clear(&self.device.memory());
         drop(pool);
-        self.pinned.get_mut().unwrap_or_else(PoisonError::into_inner).clear(&**driver);
+        unpoisoned(self.pinned.get_mut()).clear(&**driver);
         driver.drop_stream(self.handle);
     }
 }
@@ -214,7 +214,7 @@ impl DeviceBlock {
 
 impl Drop for DeviceBlock {
     fn drop(&mut self) {
-        let users = std::mem::take(self.users.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let users = std::mem::take(unpoisoned(self.users.get_mut()));
         self.owner.take_back(std::mem::replace(&mut self.block, PoolBlock::none()), &users);
     }
 }

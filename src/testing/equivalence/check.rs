@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::counterexample::{Counterexample, Finding};
@@ -12,6 +12,7 @@ use super::scenario::Scenario;
 use super::shrinking::{smaller, weight};
 use super::trace::{Trace, Usage, compare};
 use super::trial::{Draws, MODULE, Outcomes, Trial, check_names};
+use crate::base::lock;
 use crate::comm::{Rank, Spmd, Tally};
 use crate::dtensor::{DeviceMesh, Reduction};
 use crate::error::Result;
@@ -416,7 +417,7 @@ impl Equivalence {
             check.run_rank(&rank, &scenario, draws)
         };
         let traces = spmd.on(move |_| device).run(run).map_err(|e| e.to_string());
-        let draws = std::mem::take(&mut *draws.lock().unwrap_or_else(PoisonError::into_inner));
+        let draws = std::mem::take(&mut *lock(&draws));
         (draws, traces)
     }
 

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::check::Equivalence;
 use super::scenario::Scenario;
+use crate::base::lock;
 use crate::comm::{BusyWork, Call, Channel, Engine, Rank, Reduce, Request, Route, Spmd};
 use crate::error::{CommFault, Error, Failure, Result};
 use crate::tensor::{DType, Shape, Tensor};
@@ -159,8 +160,8 @@ impl Equivalence {
             world.barrier()
         });
         let ends = ends.unwrap_or_else(|e| panic!("{e}")).into_iter().map(Result::err).collect();
-        let struck = *struck.lock().unwrap_or_else(PoisonError::into_inner);
-        let ended = std::mem::take(&mut *ended.lock().unwrap_or_else(PoisonError::into_inner));
+        let struck = *lock(&struck);
+        let ended = std::mem::take(&mut *lock(&ended));
         let after = |end: Option<Instant>| end.unwrap_or_else(Instant::now).saturating_duration_since(struck);
         Ended { ends, calls: calls.load(Ordering::SeqCst), after: ended.into_iter().map(after).collect() }
     }
@@ -187,7 +188,7 @@ struct EndClock {
 
 impl Drop for EndClock {
     fn drop(&mut self) {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)[self.rank] = Some(Instant::now());
+        lock(&self.ends)[self.rank] = Some(Instant::now());
     }
 }
 
@@ -300,7 +301,7 @@ impl FaultyChannel {
     fn differs(&self) -> bool {
         let at = self.plan.calls.fetch_add(1, Ordering::SeqCst);
         if self.plan.fault.is_some_and(|(_, fault_at)| at == fault_at) {
-            *self.plan.struck.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+            *lock(&self.plan.struck) = Instant::now();
         }
         match self.plan.fault {
             Some((RankFault::Dies, fault_at)) if at == fault_at => {

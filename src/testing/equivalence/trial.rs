@@ -3,13 +3,14 @@
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, RangeInclusive};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::scenario::Scenario;
 use super::trace::{Trace, TraceEntry, Usage};
+use crate::base::lock;
 use crate::comm::Tally;
 use crate::dtensor::{DTensor, DeviceMesh, Reduction, WorkTally};
 use crate::error::{Error, Result};
@@ -409,7 +410,7 @@ impl Trial {
     }
 
     fn draws(&self) -> MutexGuard<'_, Draws> {
-        self.draws.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.draws)
     }
 
     fn hash(&self, name: &str) -> u64 {

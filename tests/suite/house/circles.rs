@@ -65,7 +65,7 @@ const FLOORS: [(&str, &[&[&str]]); 7] = [
     (
         "comm",
         &[
-            &["calls", "network", "launch", "lock", "deadline"],
+            &["calls", "network", "launch", "deadline"],
             &["diagnostics", "machine"],
             &["coordinator"],
             &["transport"],
@@ -280,9 +280,22 @@ impl House {
                 let full: Vec<String> = u.path.iter().chain(&rest[k + 1..]).cloned().collect();
                 return self.follow(file, &full, depth + 1).or(Some(file));
             }
-            return Some(file);
+            return match self.files[file].defines_item(name) {
+                true => Some(file),
+                false => self.follow_glob(file, &rest[k..], depth).or(Some(file)),
+            };
         }
         Some(file)
+    }
+
+    /// Returns the file that defines the last name of `path` if a `use m::*` of `file` brings it there.
+    fn follow_glob(&self, file: usize, path: &[String], depth: usize) -> Option<usize> {
+        let globs = self.files[file].uses.iter().filter(|u| u.name == "*" && depth < 20);
+        let followed = globs.filter_map(|u| {
+            let full: Vec<String> = u.path.iter().chain(path).cloned().collect();
+            self.follow(file, &full, depth + 1)
+        });
+        followed.into_iter().find(|&j| self.files[j].defines_item(&path[0]))
     }
 
     /// Returns the circles that pass through a folder, by the folder in which they lie.
@@ -355,6 +368,14 @@ impl File {
             [child, ..] => Some(format!("{child}/")),
             [] => None,
         }
+    }
+
+    /// Returns true if the file has an item of that name.
+    fn defines_item(&self, name: &str) -> bool {
+        let items = ["fn", "struct", "enum", "trait", "type", "const", "static", "macro_rules!"];
+        words(&self.code).any(|(at, word)| {
+            word == name && items.iter().any(|item| self.code[..at].trim_end().ends_with(item))
+        })
     }
 
     /// Returns every path that the file names: those of its `use`s, unless it only re-exports them, and those in its

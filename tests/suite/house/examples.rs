@@ -92,7 +92,6 @@ pub fn functions() -> Vec<PublicFunction> {
         let (room, module) = (source.module(), module_of(source));
         let items = items(source);
         let reaches = |name: &str| exported.contains(&(room.clone(), name.to_string()));
-        let template = template_has_example(&items);
         for item in items.iter().filter(|i| !i.name.starts_with('$')) {
             let name = match (item.kind, item.within.last()) {
                 (ItemKind::Function, None)
@@ -123,7 +122,8 @@ pub fn functions() -> Vec<PublicFunction> {
                 place: format!("{}:{}", source.path.display(), item.line),
                 name,
                 summary: summary(&item.docs),
-                has_example: has_program(&item.docs) || item.kind == ItemKind::MacroRow && template,
+                has_example: has_program(&item.docs)
+                    || matches!(item.within.last(), Some(Block::MacroCall(of)) if template_has_example(&items, of)),
             });
         }
     }
@@ -134,7 +134,7 @@ pub fn functions() -> Vec<PublicFunction> {
 /// The methods that `DTensor` has by rows of the pointwise table.
 fn table_rows(sources: &[Source]) -> Vec<PublicFunction> {
     let of = |path: &str| sources.iter().find(|s| s.path.ends_with(path)).expect("the table and its methods");
-    let template = template_has_example(&items(of("dtensor/methods/pointwise/table.rs")));
+    let template = template_has_example(&items(of("dtensor/methods/pointwise/table.rs")), "method");
     let mut found = Vec::new();
     let tables = |s: &&Source| s.path.parent().is_some_and(|p| p.ends_with("ops/pointwise/table"));
     for table in sources.iter().filter(tables) {
@@ -181,9 +181,9 @@ fn table_rows(sources: &[Source]) -> Vec<PublicFunction> {
     found
 }
 
-/// True if macros of a file make functions, and each of these has an example, whatever the row's own documentation.
-fn template_has_example(items: &[Item]) -> bool {
-    let in_macro = |i: &&Item| i.within.iter().any(|b| matches!(b, Block::MacroRules(_)));
+/// True if a macro of a file makes functions, and each of these has an example, whatever the row's own documentation.
+fn template_has_example(items: &[Item], name: &str) -> bool {
+    let in_macro = |i: &&Item| i.within.iter().any(|b| matches!(b, Block::MacroRules(of) if of == name));
     let mut made =
         items.iter().filter(|i| i.kind == ItemKind::Function && i.public).filter(in_macro).peekable();
     made.peek().is_some() && made.all(|i| has_program(&i.docs))

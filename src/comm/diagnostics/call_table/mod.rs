@@ -178,7 +178,7 @@ impl CallTable {
             }));
         }
         if here.len() + 1 == len {
-            self.complete(key, (place, position), signature, self.work[from].busy_time(now));
+            self.complete(key, place, position, signature, self.work[from].busy_time(now));
             return Ok(None);
         }
         let waits = members.waits(key.1, position);
@@ -255,7 +255,8 @@ impl CallTable {
     fn complete(
         &mut self,
         key: CallKey,
-        (place, position): (usize, usize),
+        place: usize,
+        position: usize,
         signature: CallSignature,
         busy: BusyTime,
     ) {

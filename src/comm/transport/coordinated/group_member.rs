@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::membership::Membership;
+use crate::base::lock;
 use crate::comm::calls::{Call, Route};
 use crate::comm::calls::{Sequence, group_number, label};
 use crate::comm::coordinator::{FirstFault, Message};
-use crate::comm::lock::lock;
 use crate::error::{CallId, Error, Result};
 use crate::tensor::Tensor;
 
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn groups_of_one_label_are_two() {
         let client = Client::of_threads(40, Duration::ZERO).remove(0);
-        let membership = Arc::new(Membership::new((0, 40), Duration::ZERO, true, client));
+        let membership = Arc::new(Membership::new(0, 40, Duration::ZERO, true, client));
         let ranks = |last: usize| (0..19).chain([last]).collect::<Vec<_>>();
         let open = |ranks: &[usize]| GroupMember::open(&membership, ranks, "g");
         let (a, b) = (open(&ranks(30)), open(&ranks(31)));

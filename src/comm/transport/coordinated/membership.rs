@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
+use crate::base::lock;
 use crate::comm::calls::{BusyWork, label};
 use crate::comm::coordinator::{Client, FirstFault, Message};
-use crate::comm::lock::lock;
 use crate::error::{CallId, CommFault, Error, Result};
 
 /// The time within which the coordinator answers an urgent message.
@@ -39,7 +39,8 @@ pub(in crate::comm::transport) struct Membership {
 impl Membership {
     /// Returns a membership that sends each message at once.
     pub fn new(
-        (rank, world_len): (usize, usize),
+        rank: usize,
+        world_len: usize,
         deadline: Duration,
         compared: bool,
         client: Client,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use super::group_member::{CallNumber, GroupMember};
+use crate::base::lock;
 use crate::comm::calls::{Call, Route};
 use crate::comm::calls::{CallSignature, Sequence};
-use crate::comm::lock::lock;
 use crate::comm::transport::{CallResults, Request};
 use crate::error::Result;
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 
 use super::membership::Membership;
-use crate::comm::lock::lock;
+use crate::base::lock;
 use crate::error::{Error, Result};
 
 /// A rank's watchdog thread. Dropping this value lets the thread end by itself.

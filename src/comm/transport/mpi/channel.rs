@@ -11,9 +11,8 @@ use super::transfers::{TransferError, Transfers};
 use super::world::MpiWorld;
 use crate::comm::calls::CallSignature;
 use crate::comm::calls::{Call, Route};
-use crate::comm::transport::coordinated::{CallNumber, FailedCall, SelfMessage};
-use crate::comm::transport::engine::{check_lists, check_places, start_folding};
-use crate::comm::transport::{CallResults, Channel, Reduce, Request};
+use crate::comm::transport::coordinated::{CallNumber, GroupMember, MemberTransport, SelfMessage};
+use crate::comm::transport::{CallResults, Request};
 use crate::error::{CallId, Error, Result};
 use crate::tensor::{Device, Tensor};
 
@@ -24,34 +23,23 @@ pub(super) struct MpiChannel {
     pub group: Arc<MpiGroup>,
 }
 
-impl Channel for MpiChannel {
-    fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
-        check(&call)?;
-        let state = &self.group.state;
-        check_lists(&call, state.index, state.ranks.len())?;
-        self.begin(&call, None).or_else(|e| FailedCall::keep(&self.world.membership, e))
+impl MemberTransport for MpiChannel {
+    fn member(&self) -> &GroupMember {
+        &self.group.state
     }
 
-    fn gather_into(&self, call: Call<'_>, mut into: Vec<Tensor>) -> Result<Box<dyn Request>> {
-        check(&call)?;
-        let state = &self.group.state;
-        check_places(&call, Some((state.index, state.ranks.len())), &mut into)?;
-        self.begin(&call, Some(into)).or_else(|e| FailedCall::keep(&self.world.membership, e))
+    fn check(&self, call: &Call<'_>) -> Result<()> {
+        match call.outgoing.iter().find(|x| x.device() != Device::Cpu) {
+            Some(x) => Err(Error::unsupported(
+                call.name,
+                "MPI moves tensors in the CPU's memory only",
+                format!("{} on {}", x.notation(), x.device()),
+                "run ranks with GPUs over NCCL, or call to_device(Device::Cpu) first",
+            )),
+            None => Ok(()),
+        }
     }
 
-    fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        let state = &self.group.state;
-        start_folding(self, reduce, call, (state.index, state.ranks.len()))
-    }
-
-    fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        let state = &self.group.state;
-        start_folding(self, reduce, call, (state.index, state.ranks.len()))
-    }
-}
-
-impl MpiChannel {
-    /// Starts a call. The parts of a gather arrive in the tensors `into`, if there are some.
     fn begin(&self, call: &Call<'_>, mut into: Option<Vec<Tensor>>) -> Result<Box<dyn Request>> {
         let MpiChannel { world, group } = self;
         if let Some(message) = SelfMessage::start(&group.state, call) {
@@ -86,7 +74,9 @@ impl MpiChannel {
         world.in_flight.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(MpiRequest { channel, call: call.to_signature(), number, transfers, own }))
     }
+}
 
+impl MpiChannel {
     /// Starts all messages of a call, receives first, so that messages that arrive find their memory. The parts of a gather
     /// arrive in `into`, which has one tensor per other member.
     fn post(
@@ -144,18 +134,6 @@ fn own_part(call: &Call<'_>, outgoing: &[Tensor], me: usize) -> Option<(usize, T
         Route::AllToAll => Some((me, call.outgoing[me].clone())),
         Route::Broadcast { root } if root == me => Some((0, outgoing[0].clone())),
         Route::Broadcast { .. } | Route::Send { .. } | Route::Recv { .. } | Route::Barrier => None,
-    }
-}
-
-fn check(call: &Call<'_>) -> Result<()> {
-    match call.outgoing.iter().find(|x| x.device() != Device::Cpu) {
-        Some(x) => Err(Error::unsupported(
-            call.name,
-            "MPI moves tensors in the CPU's memory only",
-            format!("{} on {}", x.notation(), x.device()),
-            "run ranks with GPUs over NCCL, or call to_device(Device::Cpu) first",
-        )),
-        None => Ok(()),
     }
 }
 

@@ -9,7 +9,7 @@ use super::watch::watch;
 use super::world::MpiWorld;
 use crate::comm::calls::BusyWork;
 use crate::comm::coordinator::Client;
-use crate::comm::transport::coordinated::{Membership, Watchdog};
+use crate::comm::transport::coordinated::{CoordinatedChannel, Membership, Watchdog};
 use crate::comm::transport::{Channel, Engine};
 use crate::error::{Error, Result};
 
@@ -39,7 +39,7 @@ impl MpiEngine {
     /// Returns an error if the system has no thread left.
     pub fn begin(setup: MpiSetup) -> Result<MpiEngine> {
         let MpiSetup { mpi, client, deadline, compared, crowded } = setup;
-        let membership = Membership::new((mpi.rank, mpi.world_len), deadline, compared, client);
+        let membership = Membership::new(mpi.rank, mpi.world_len, deadline, compared, client);
         let membership = Arc::new(membership.collecting());
         let world = Arc::new(MpiWorld::new(membership.clone(), mpi, crowded));
         let watched = world.clone();
@@ -75,7 +75,7 @@ impl Engine for MpiEngine {
 
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
         let group = self.world.membership.give(self.world.group(ranks, name))?;
-        Ok(Arc::new(MpiChannel { world: self.world.clone(), group }))
+        Ok(Arc::new(CoordinatedChannel(MpiChannel { world: self.world.clone(), group })))
     }
 
     fn announce(&self, work: Option<BusyWork>) {

@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn calls_that_differ_have_other_tags() {
         let client = Client::of_threads(2, Duration::ZERO).remove(0);
-        let membership = Arc::new(Membership::new((0, 2), Duration::ZERO, false, client));
+        let membership = Arc::new(Membership::new(0, 2, Duration::ZERO, false, client));
         let state = GroupMember::open(&membership, &[0, 1], "dp");
         let group = MpiGroup::new(state, 3, Tags::up_to(i32::MAX as u32));
         let call = Call {

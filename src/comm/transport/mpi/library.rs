@@ -3,10 +3,11 @@
 use std::ffi::{c_char, c_int};
 use std::fmt;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use mpi_sys as sys;
 
+use crate::base::lock;
 use crate::error::{Error, Result};
 
 /// The largest message that is sent as one piece.
@@ -64,7 +65,7 @@ impl Mpi {
     /// Refuses a second start in one process, an MPI that was started for a single thread, and a piece size that is
     /// no number. Returns an error if MPI fails.
     pub fn start() -> Result<Mpi> {
-        let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut started = lock(&STARTED);
         if std::mem::replace(&mut *started, true) {
             return Err(Error::unsupported(
                 "mpi",
@@ -122,7 +123,7 @@ impl Mpi {
 
     /// Waits until no other thread calls MPI, and returns the lock's guard.
     pub(super) fn guard(&self) -> MpiGuard<'_> {
-        MpiGuard { mpi: self, _alone: self.calls.lock().unwrap_or_else(PoisonError::into_inner) }
+        MpiGuard { mpi: self, _alone: lock(&self.calls) }
     }
 
     /// Returns the lock's guard, or `None` if another thread is calling MPI.

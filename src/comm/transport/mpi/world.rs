@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::group::{MpiGroup, Tags};
 use super::library::{Mpi, MpiGuard};
 use super::transfers::Transfers;
-use crate::comm::lock::lock;
+use crate::base::lock;
 use crate::comm::transport::coordinated::{CallNumber, GroupMember, Membership, OpenGroups};
 use crate::error::{CommFault, Error, Result};
 

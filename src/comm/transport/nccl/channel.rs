@@ -7,11 +7,10 @@ use std::time::Duration;
 use super::group::{CallOnStream, NcclGroup};
 use super::transfers::TransferPlan;
 use super::world::NcclWorld;
+use crate::base::lock;
 use crate::comm::calls::{Call, Route};
-use crate::comm::lock::lock;
-use crate::comm::transport::coordinated::{CallNumber, FailedCall, GroupMember, SelfMessage, Watchdog};
-use crate::comm::transport::engine::{check_lists, check_places, start_folding};
-use crate::comm::transport::{CallResults, Channel, Reduce, Request};
+use crate::comm::transport::coordinated::{CallNumber, GroupMember, MemberTransport, SelfMessage, Watchdog};
+use crate::comm::transport::{CallResults, Request};
 use crate::error::{Error, Result};
 use crate::tensor::cuda::{Gpu, StreamMark};
 use crate::tensor::{Device, Tensor};
@@ -25,34 +24,29 @@ pub(super) struct NcclChannel {
     pub _watchdog: Arc<Watchdog>,
 }
 
-impl Channel for NcclChannel {
-    fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.check(&call)?;
-        let state = &self.group.state;
-        check_lists(&call, state.index, state.ranks.len())?;
-        self.begin(&call, None).or_else(|e| FailedCall::keep(&self.world.membership, e))
+impl MemberTransport for NcclChannel {
+    fn member(&self) -> &GroupMember {
+        &self.group.state
     }
 
-    fn gather_into(&self, call: Call<'_>, mut into: Vec<Tensor>) -> Result<Box<dyn Request>> {
-        self.check(&call)?;
-        let state = &self.group.state;
-        check_places(&call, Some((state.index, state.ranks.len())), &mut into)?;
-        self.begin(&call, Some(into)).or_else(|e| FailedCall::keep(&self.world.membership, e))
+    fn check(&self, call: &Call<'_>) -> Result<()> {
+        let here = Device::Cuda(self.world.device);
+        match call.outgoing.iter().find(|x| x.device() != here) {
+            Some(x) => Err(Error::invalid(
+                call.name,
+                "NCCL moves tensors of the rank's own GPU",
+                format!(
+                    "{} on {} at rank {} on {here}",
+                    x.notation(),
+                    x.device(),
+                    self.world.membership.rank
+                ),
+                format!("call to_device({here:?}) first"),
+            )),
+            None => Ok(()),
+        }
     }
 
-    fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        let state = &self.group.state;
-        start_folding(self, reduce, call, (state.index, state.ranks.len()))
-    }
-
-    fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        let state = &self.group.state;
-        start_folding(self, reduce, call, (state.index, state.ranks.len()))
-    }
-}
-
-impl NcclChannel {
-    /// Starts a call. The parts of a gather arrive in the tensors `into`, if there are some.
     fn begin(&self, call: &Call<'_>, into: Option<Vec<Tensor>>) -> Result<Box<dyn Request>> {
         let NcclChannel { world, group, .. } = self;
         if let Some(message) = SelfMessage::start(&group.state, call) {
@@ -75,25 +69,9 @@ impl NcclChannel {
         let (world, group, results) = (world.clone(), group.state.clone(), results.into());
         Ok(Box::new(NcclRequest { world, group, number, done, results, holds_host }))
     }
+}
 
-    fn check(&self, call: &Call<'_>) -> Result<()> {
-        let here = Device::Cuda(self.world.device);
-        match call.outgoing.iter().find(|x| x.device() != here) {
-            Some(x) => Err(Error::invalid(
-                call.name,
-                "NCCL moves tensors of the rank's own GPU",
-                format!(
-                    "{} on {} at rank {} on {here}",
-                    x.notation(),
-                    x.device(),
-                    self.world.membership.rank
-                ),
-                format!("call to_device({here:?}) first"),
-            )),
-            None => Ok(()),
-        }
-    }
-
+impl NcclChannel {
     /// Puts planned transfers on the group's stream. Returns a mark before them.
     fn put(&self, gpu: &Gpu, plan: &TransferPlan, number: &CallNumber) -> Result<StreamMark> {
         let NcclChannel { world, group, .. } = self;

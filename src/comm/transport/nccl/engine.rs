@@ -10,10 +10,10 @@ use super::channel::NcclChannel;
 use super::group::NcclGroup;
 use super::watch::watch;
 use super::world::NcclWorld;
+use crate::base::lock;
 use crate::comm::calls::BusyWork;
 use crate::comm::coordinator::Client;
-use crate::comm::lock::lock;
-use crate::comm::transport::coordinated::{Membership, Watchdog};
+use crate::comm::transport::coordinated::{CoordinatedChannel, Membership, Watchdog};
 use crate::comm::transport::{Channel, Engine};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
@@ -45,7 +45,7 @@ impl NcclEngine {
     /// it names, or if the library fails.
     pub fn connect(setup: NcclSetup, library: &Library) -> Result<NcclEngine> {
         let NcclSetup { rank, world_len, device, deadline, client } = setup;
-        let membership = Membership::new((rank, world_len), deadline, library.compared, client);
+        let membership = Membership::new(rank, world_len, deadline, library.compared, client);
         let (device, side) = gpu(rank, device).map_err(|e| membership.refuse(e))?;
         let (membership, driver) = (Arc::new(membership), side.driver().clone());
         let world = Arc::new(NcclWorld::new(membership.clone(), device, driver, library.nccl.clone()));
@@ -93,7 +93,8 @@ impl NcclEngine {
                 world.groups.keep(ranks, name, group)
             }
         };
-        Ok(Arc::new(NcclChannel { world, group, _watchdog: self.watchdog.clone() }))
+        let transport = NcclChannel { world, group, _watchdog: self.watchdog.clone() };
+        Ok(Arc::new(CoordinatedChannel(transport)))
     }
 }
 

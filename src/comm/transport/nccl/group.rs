@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::{Communicator, Nccl, NcclResult, Progress};
-use crate::comm::lock::lock;
+use crate::base::lock;
 use crate::comm::transport::coordinated::{CallNumber, GroupMember};
 use crate::tensor::cuda::{SideStream, StreamMark};
 

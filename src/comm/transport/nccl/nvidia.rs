@@ -8,12 +8,12 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use libloading::Library;
 
 use super::{Communicator, Nccl, NcclError, NcclResult, Progress};
-use crate::comm::lock::lock;
+use crate::base::lock;
 use crate::error::{Error, Result};
 use crate::tensor::cuda::{Address, Handle};
 
@@ -175,7 +175,7 @@ impl NvidiaNccl {
     }
 
     fn kept(&self, comm: Communicator) -> Arc<CommunicatorEntry> {
-        let comms = self.comms.lock().unwrap_or_else(PoisonError::into_inner);
+        let comms = lock(&self.comms);
         comms.get(&comm).expect("a communicator is not used after its end").clone()
     }
 
@@ -185,7 +185,7 @@ impl NvidiaNccl {
     }
 
     fn forget(&self, comm: Communicator) -> Comm {
-        let mut comms = self.comms.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut comms = lock(&self.comms);
         let Some(kept) = comms.remove(&comm) else { return ptr::null_mut() };
         let comm = kept.take();
         if comm.is_null() {
@@ -197,7 +197,7 @@ impl NvidiaNccl {
 
     fn keep(&self, kept: Arc<CommunicatorEntry>) -> Communicator {
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        self.comms.lock().unwrap_or_else(PoisonError::into_inner).insert(number, kept);
+        lock(&self.comms).insert(number, kept);
         number
     }
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use super::group::NcclGroup;
 use super::world::NcclWorld;
 use super::{Communicator, Progress};
+use crate::base::lock;
 use crate::comm::coordinator::FirstFault;
 use crate::comm::deadline::end_after;
-use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::CallNumber;
 
 /// The pause of the loop while calls are in flight, and while there are none.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::group::NcclGroup;
 use super::{Nccl, Progress};
-use crate::comm::lock::lock;
+use crate::base::lock;
 use crate::comm::transport::coordinated::{CallNumber, GroupMember, Membership, OpenGroups};
 use crate::error::{Error, Result};
 use crate::tensor::cuda::{Driver, Gpu, PoisonHandle, SideStream, StreamPoison};

@@ -14,9 +14,9 @@ use super::shared_folds::ReusedResult;
 use super::shared_places::SharedPlaces;
 use super::slot::SlotOutcome;
 use super::world::ThreadWorld;
+use crate::base::lock;
 use crate::comm::calls::{BusyWork, Call, Route, Sequence};
-use crate::comm::lock::lock;
-use crate::comm::transport::engine::{check_places, copy_parts, start_copying};
+use crate::comm::transport::engine::{MemberPlace, check_places, copy_parts, start_copying};
 use crate::comm::transport::{CallResults, Channel, Engine, Reduce, Request};
 use crate::error::{Error, Result};
 use crate::tensor::{Shape, Tensor};
@@ -105,11 +105,12 @@ impl Channel for ThreadChannel {
     /// The parts of a large gather are copied once for all members, to the places of one of them, unless these take much
     /// of the room that its memory limit leaves: places count as its memory while any member reads them.
     fn gather_into(&self, call: Call<'_>, mut into: Vec<Tensor>) -> Result<Box<dyn Request>> {
-        let member = (self.member.position, self.member.group.ranks.len());
+        let (index, members) = (self.member.position, self.member.group.ranks.len());
+        let place = Some(MemberPlace { index, members });
         if !SharedPlaces::are_worthwhile(&into) {
-            return start_copying(self, Some(member), call, into);
+            return start_copying(self, place, call, into);
         }
-        check_places(&call, Some(member), &mut into)?;
+        check_places(&call, place, &mut into)?;
         let offered = SharedPlaces::leave_room(&into).then_some(into);
         self.publish(call, None, GatherForm::SideBySide { offered })
     }
@@ -145,7 +146,7 @@ impl ThreadChannel {
             GatherForm::AsSent => (false, None),
             GatherForm::SideBySide { offered } => (true, offered),
         };
-        let call = member.group.publish((sequence, position), &call, reduce.as_ref(), &mut offered)?;
+        let call = member.group.publish(sequence, position, &call, reduce.as_ref(), &mut offered)?;
         let mut request = lock(&member.spare).pop().unwrap_or_default();
         request.0 = Some(InFlightCall { member: member.clone(), call, waits, reduce, side_by_side });
         Ok(request)

@@ -1,7 +1,7 @@
 //! The state that the members of a group share: queues of call slots, the first fault, and a condition variable.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::slot::{CallSlot, SlotContents, SlotQueue};
@@ -9,6 +9,7 @@ use super::spin::spin;
 use super::status::WorldStatus;
 use super::sync::atomic::{AtomicBool, Ordering};
 use super::sync::{Condvar, Mutex, MutexGuard};
+use crate::base::unpoisoned;
 use crate::comm::calls::label;
 use crate::comm::calls::{Call, Sequence};
 use crate::comm::deadline::end_after;
@@ -83,7 +84,8 @@ impl ThreadGroup {
     /// the fold of a reduction. `places` are those of a gather: members bring them in turn, and the others keep theirs.
     pub(super) fn publish(
         &self,
-        (sequence, position): (Sequence, usize),
+        sequence: Sequence,
+        position: usize,
         call: &Call<'_>,
         reduce: Option<&Reduce>,
         places: &mut Option<Vec<Tensor>>,
@@ -255,7 +257,7 @@ impl ThreadGroup {
     }
 
     fn lock(&self) -> MutexGuard<'_, GroupState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.state.lock())
     }
 
     fn park<'a>(
@@ -264,8 +266,7 @@ impl ThreadGroup {
         at_most: Duration,
     ) -> MutexGuard<'a, GroupState> {
         state.parked += 1;
-        let (mut state, _) =
-            self.wake.wait_timeout(state, at_most.min(LONGEST_PARK)).unwrap_or_else(PoisonError::into_inner);
+        let (mut state, _) = unpoisoned(self.wake.wait_timeout(state, at_most.min(LONGEST_PARK)));
         state.parked -= 1;
         state
     }

@@ -1,7 +1,7 @@
 //! Slots, which hold the tensors of one call each, and queues of slots.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use smallvec::smallvec;
 
@@ -9,6 +9,7 @@ use super::shared_folds::{ReusedResult, SharedFolds};
 use super::shared_places::SharedPlaces;
 use super::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::base::unpoisoned;
 use crate::comm::calls::{Call, Lineage, Route};
 use crate::comm::transport::{CallResults, Reduce};
 use crate::error::Result;
@@ -102,11 +103,11 @@ impl CallSlot {
     }
 
     pub(super) fn contents(&self) -> RwLockReadGuard<'_, SlotContents> {
-        self.contents.read().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.contents.read())
     }
 
     fn contents_mut(&self) -> RwLockWriteGuard<'_, SlotContents> {
-        self.contents.write().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.contents.write())
     }
 
     /// Computes the result that all members share, or prepares its shared fold, after all have arrived and before the

@@ -1,13 +1,13 @@
 //! The status of a world's ranks: which have failed or ended, and which wait for each other in a cycle.
 
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::sync::atomic::{AtomicBool, Ordering};
 use super::sync::{Mutex, MutexGuard};
+use crate::base::{lock, unpoisoned};
 use crate::comm::calls::BusyWork;
 use crate::comm::diagnostics::{AnnouncedWork, WorldRecorders, time_left};
-use crate::comm::lock::lock;
 use crate::error::{BusyRank, CommFault};
 
 /// The status of a world's ranks, read by all groups while they wait.
@@ -112,6 +112,6 @@ impl WorldStatus {
     }
 
     fn cycles(&self) -> MutexGuard<'_, Vec<(u64, CommFault)>> {
-        self.cycles.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.cycles.lock())
     }
 }

@@ -1,10 +1,10 @@
 //! Rounds in which ranks agree on those that continue together after others have failed.
 
-use std::sync::PoisonError;
 use std::time::Instant;
 
 use super::status::WorldStatus;
 use super::sync::{Condvar, Mutex, MutexGuard};
+use crate::base::unpoisoned;
 use crate::error::{Error, Result};
 
 /// The ranks of a world that still work together, and the round that decides on the next ones.
@@ -65,7 +65,7 @@ impl Survivors {
             let awaited: Vec<usize> = round.members.iter().copied().filter(is_awaited).collect();
             let left = status.time_left(awaited.iter().copied(), since.elapsed());
             if !awaited.is_empty() && !left.is_zero() {
-                round = self.changed.wait_timeout(round, left).unwrap_or_else(PoisonError::into_inner).0;
+                round = unpoisoned(self.changed.wait_timeout(round, left)).0;
                 continue;
             }
             let mut members = std::mem::take(&mut round.joined);
@@ -84,6 +84,6 @@ impl Survivors {
     }
 
     fn round(&self) -> MutexGuard<'_, SurvivorRound> {
-        self.round.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.round.lock())
     }
 }

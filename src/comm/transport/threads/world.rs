@@ -1,13 +1,14 @@
 //! A world of threads: the status of its ranks, its groups, and the ranks that continue after a failure.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::group::ThreadGroup;
 use super::status::WorldStatus;
 use super::survivors::Survivors;
 use super::sync::{Mutex, MutexGuard};
+use crate::base::unpoisoned;
 use crate::comm::diagnostics::WorldRecorders;
 use crate::error::{CommFault, Result};
 
@@ -104,7 +105,7 @@ impl ThreadWorld {
     }
 
     fn groups(&self) -> MutexGuard<'_, GroupTable> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.groups.lock())
     }
 }
 

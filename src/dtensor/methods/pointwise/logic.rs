@@ -8,188 +8,123 @@ use crate::ops::{Bits, Clamp, FloatTest, FloatTestKind, Mask};
 use crate::placement::Layout;
 use crate::tensor::{DType, Scalar};
 
+/// Writes one comparison with a number per row: the documentation, `method = comparison, the bools of the example;`.
+macro_rules! scalar_relations {
+    ($($(#[$doc:meta])* $name:ident = $relation:ident, $want:tt;)*) => {$(
+        $(#[$doc])*
+        /// Communicates nothing unless this tensor is `Partial`.
+        ///
+        /// ```
+        /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+        /// spmd(2, |rank| {
+        ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
+        #[doc = concat!("    let bools = x.", stringify!($name), "(2.0)?.full_tensor()?.to_vec::<bool>()?;")]
+        #[doc = concat!("    assert_eq!(bools, ", stringify!($want), ");")]
+        ///     Ok(())
+        /// })?;
+        /// # Ok::<(), isoshard::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        /// Refuses a number that an integer dtype does not have, such as 2.5.
+        pub fn $name(&self, value: impl Into<Scalar>) -> Result<DTensor> {
+            self.$relation(&self.number(stringify!($name), value.into())?)
+        }
+    )*};
+}
+
+/// Writes one method on two tensors as bools per row: the documentation, `method = operator, the bools of the example;`.
+macro_rules! connectives {
+    ($($(#[$doc:meta])* $name:ident = $bitwise:ident, $want:tt;)*) => {$(
+        $(#[$doc])*
+        /// Numbers are first compared with 0, so NaN counts as true. Shapes broadcast. Communicates nothing if both operands
+        /// have one shape and layout, or one is replicated, and none is `Partial`.
+        ///
+        /// ```
+        /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+        /// spmd(2, |rank| {
+        ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false], [3])?, "(S0)")?;
+        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, false, false], [3])?, "(S0)")?;
+        #[doc = concat!("    let bools = x.", stringify!($name), "(&y)?.full_tensor()?.to_vec::<bool>()?;")]
+        #[doc = concat!("    assert_eq!(bools, ", stringify!($want), ");")]
+        ///     Ok(())
+        /// })?;
+        /// # Ok::<(), isoshard::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        /// Refuses shapes that do not broadcast.
+        pub fn $name(&self, other: &DTensor) -> Result<DTensor> {
+            let bools = self.cast(DType::Bool)?.$bitwise(&other.cast(DType::Bool)?);
+            bools.map_err(|e| e.called(stringify!($name)))
+        }
+    )*};
+}
+
+/// Writes one test of floats per row: the documentation, `method = kind, for integers the comparison of the tensor with
+/// itself, the bools of the example;`.
+macro_rules! float_tests {
+    ($($(#[$doc:meta])* $name:ident = $kind:ident, $of_integers:ident, $want:tt;)*) => {$(
+        $(#[$doc])*
+        /// Communicates nothing unless this tensor is `Partial`.
+        ///
+        /// ```
+        /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+        /// spmd(2, |rank| {
+        ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0, f64::NAN, f64::INFINITY], [3])?, "(S0)")?;
+        #[doc = concat!("    assert_eq!(x.", stringify!($name), "()?.full_tensor()?.to_vec::<bool>()?, ", stringify!($want), ");")]
+        ///     Ok(())
+        /// })?;
+        /// # Ok::<(), isoshard::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        /// Returns an error if a `Partial` operand has to be reduced and communication fails.
+        pub fn $name(&self) -> Result<DTensor> {
+            if !self.dtype().is_float() {
+                return self.$of_integers(self);
+            }
+            DTensor::apply_one(&FloatTest { kind: FloatTestKind::$kind }, &[self])
+        }
+    )*};
+}
+
 /// Comparisons and arithmetic with numbers, logic, and tests of floats.
 impl DTensor {
-    /// Returns `self == value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
-    ///     assert_eq!(x.eq_scalar(2.0)?.full_tensor()?.to_vec::<bool>()?, [false, true, false]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses a number that an integer dtype does not have, such as 2.5.
-    pub fn eq_scalar(&self, value: impl Into<Scalar>) -> Result<DTensor> {
-        self.eq(&self.number("eq_scalar", value.into())?)
+    scalar_relations! {
+        /// Returns `self == value` per element, as bool.
+        eq_scalar = eq, [false, true, false];
+        /// Returns `self != value` per element, as bool.
+        ne_scalar = ne, [true, false, true];
+        /// Returns `self < value` per element, as bool.
+        lt_scalar = lt, [true, false, false];
+        /// Returns `self <= value` per element, as bool.
+        le_scalar = le, [true, true, false];
+        /// Returns `self > value` per element, as bool.
+        gt_scalar = gt, [false, false, true];
+        /// Returns `self >= value` per element, as bool.
+        ge_scalar = ge, [false, true, true];
     }
 
-    /// Returns `self != value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
-    ///     assert_eq!(x.ne_scalar(2.0)?.full_tensor()?.to_vec::<bool>()?, [true, false, true]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses a number that an integer dtype does not have, such as 2.5.
-    pub fn ne_scalar(&self, value: impl Into<Scalar>) -> Result<DTensor> {
-        self.ne(&self.number("ne_scalar", value.into())?)
+    connectives! {
+        /// Returns, per element, true if both are true.
+        logical_and = bitwise_and, [true, false, false];
+        /// Returns, per element, true if one or both are true.
+        logical_or = bitwise_or, [true, true, false];
+        /// Returns, per element, true if exactly one is true.
+        logical_xor = bitwise_xor, [false, true, false];
     }
 
-    /// Returns `self < value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
-    ///     assert_eq!(x.lt_scalar(2.0)?.full_tensor()?.to_vec::<bool>()?, [true, false, false]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses a number that an integer dtype does not have, such as 2.5.
-    pub fn lt_scalar(&self, value: impl Into<Scalar>) -> Result<DTensor> {
-        self.lt(&self.number("lt_scalar", value.into())?)
-    }
-
-    /// Returns `self <= value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
-    ///     assert_eq!(x.le_scalar(2.0)?.full_tensor()?.to_vec::<bool>()?, [true, true, false]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses a number that an integer dtype does not have, such as 2.5.
-    pub fn le_scalar(&self, value: impl Into<Scalar>) -> Result<DTensor> {
-        self.le(&self.number("le_scalar", value.into())?)
-    }
-
-    /// Returns `self > value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
-    ///     assert_eq!(x.gt_scalar(2.0)?.full_tensor()?.to_vec::<bool>()?, [false, false, true]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses a number that an integer dtype does not have, such as 2.5.
-    pub fn gt_scalar(&self, value: impl Into<Scalar>) -> Result<DTensor> {
-        self.gt(&self.number("gt_scalar", value.into())?)
-    }
-
-    /// Returns `self >= value` per element, as bool. Communicates nothing unless this tensor is `Partial`.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
-    ///     assert_eq!(x.ge_scalar(2.0)?.full_tensor()?.to_vec::<bool>()?, [false, true, true]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses a number that an integer dtype does not have, such as 2.5.
-    pub fn ge_scalar(&self, value: impl Into<Scalar>) -> Result<DTensor> {
-        self.ge(&self.number("ge_scalar", value.into())?)
-    }
-
-    /// Returns, per element, true if both are true. Numbers are first compared with 0, so NaN counts as true. Shapes
-    /// broadcast. Communicates nothing if both operands have one shape and layout, or one is replicated, and none is `Partial`.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false], [3])?, "(S0)")?;
-    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, false, false], [3])?, "(S0)")?;
-    ///     assert_eq!(x.logical_and(&y)?.full_tensor()?.to_vec::<bool>()?, [true, false, false]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses shapes that do not broadcast.
-    pub fn logical_and(&self, other: &DTensor) -> Result<DTensor> {
-        let both = self.cast(DType::Bool)?.bitwise_and(&other.cast(DType::Bool)?);
-        both.map_err(|e| e.called("logical_and"))
-    }
-
-    /// Returns, per element, true if one or both are true. Numbers are first compared with 0, so NaN counts as true.
-    /// Shapes broadcast. Communicates nothing if both operands have one shape and layout, or one is replicated, and none is
-    /// `Partial`.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false], [3])?, "(S0)")?;
-    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, false, false], [3])?, "(S0)")?;
-    ///     assert_eq!(x.logical_or(&y)?.full_tensor()?.to_vec::<bool>()?, [true, true, false]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses shapes that do not broadcast.
-    pub fn logical_or(&self, other: &DTensor) -> Result<DTensor> {
-        let both = self.cast(DType::Bool)?.bitwise_or(&other.cast(DType::Bool)?);
-        both.map_err(|e| e.called("logical_or"))
-    }
-
-    /// Returns, per element, true if exactly one is true. Numbers are first compared with 0, so NaN counts as true.
-    /// Shapes broadcast. Communicates nothing if both operands have one shape and layout, or one is replicated, and none is
-    /// `Partial`.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, true, false], [3])?, "(S0)")?;
-    ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![true, false, false], [3])?, "(S0)")?;
-    ///     assert_eq!(x.logical_xor(&y)?.full_tensor()?.to_vec::<bool>()?, [false, true, false]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Refuses shapes that do not broadcast.
-    pub fn logical_xor(&self, other: &DTensor) -> Result<DTensor> {
-        let both = self.cast(DType::Bool)?.bitwise_xor(&other.cast(DType::Bool)?);
-        both.map_err(|e| e.called("logical_xor"))
+    float_tests! {
+        /// Returns, per element, true if it is NaN. Integers never are.
+        isnan = Nan, ne, [false, true, false];
+        /// Returns, per element, true if it is an infinity of either sign. Integers never are.
+        isinf = Infinite, ne, [false, false, true];
+        /// Returns, per element, true if it is neither NaN nor infinite. Integers always are.
+        isfinite = Finite, eq, [true, false, false];
     }
 
     /// Returns, per element, true if it is false. Numbers are first compared with 0. Communicates nothing unless this
@@ -210,75 +145,6 @@ impl DTensor {
     /// Returns an error if a `Partial` operand has to be reduced and communication fails.
     pub fn logical_not(&self) -> Result<DTensor> {
         self.cast(DType::Bool)?.bitwise_not()
-    }
-
-    /// Returns, per element, true if it is NaN. Integers never are. Communicates nothing unless this tensor is
-    /// `Partial`; then it is reduced first, since bools have no `Partial` layout.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0, f64::NAN, f64::INFINITY], [3])?, "(S0)")?;
-    ///     assert_eq!(x.isnan()?.full_tensor()?.to_vec::<bool>()?, [false, true, false]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns an error if a `Partial` operand has to be reduced and communication fails.
-    pub fn isnan(&self) -> Result<DTensor> {
-        if !self.dtype().is_float() {
-            return self.ne(self);
-        }
-        DTensor::apply_one(&FloatTest { kind: FloatTestKind::Nan }, &[self])
-    }
-
-    /// Returns, per element, true if it is an infinity of either sign. Integers never are.
-    /// Communicates nothing unless this tensor is `Partial`.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0, f64::NAN, f64::INFINITY], [3])?, "(S0)")?;
-    ///     assert_eq!(x.isinf()?.full_tensor()?.to_vec::<bool>()?, [false, false, true]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns an error if a `Partial` operand has to be reduced and communication fails.
-    pub fn isinf(&self) -> Result<DTensor> {
-        if !self.dtype().is_float() {
-            return self.ne(self);
-        }
-        DTensor::apply_one(&FloatTest { kind: FloatTestKind::Infinite }, &[self])
-    }
-
-    /// Returns, per element, true if it is neither NaN nor infinite. Integers always are.
-    /// Communicates nothing unless this tensor is `Partial`.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0, f64::NAN, f64::INFINITY], [3])?, "(S0)")?;
-    ///     assert_eq!(x.isfinite()?.full_tensor()?.to_vec::<bool>()?, [true, false, false]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns an error if a `Partial` operand has to be reduced and communication fails.
-    pub fn isfinite(&self) -> Result<DTensor> {
-        if !self.dtype().is_float() {
-            return self.eq(self);
-        }
-        DTensor::apply_one(&FloatTest { kind: FloatTestKind::Finite }, &[self])
     }
 
     /// Replaces the elements at which `mask`, a bool tensor, is true by a number. Shapes broadcast.

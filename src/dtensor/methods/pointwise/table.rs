@@ -11,9 +11,24 @@ use crate::ops::{
 };
 use crate::tensor::DType;
 
+/// Writes one comparison per row: the documentation, `method = kind, the bools of the example;`.
 macro_rules! relations {
-    ($($(#[$doc:meta])* $name:ident = $kind:ident;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident = $kind:ident, $want:tt;)*) => {$(
         $(#[$doc])*
+        /// Communicates nothing if both operands have one shape and layout, or one is replicated, and none is `Partial`.
+        ///
+        /// ```
+        /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+        /// spmd(2, |rank| {
+        ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
+        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)")?;
+        #[doc = concat!("    let bools = x.", stringify!($name), "(&y)?.full_tensor()?.to_vec::<bool>()?;")]
+        #[doc = concat!("    assert_eq!(bools, ", stringify!($want), ");")]
+        ///     Ok(())
+        /// })?;
+        /// # Ok::<(), isoshard::Error>(())
+        /// ```
         ///
         /// # Errors
         /// Refuses shapes that do not broadcast, and different dtypes.
@@ -110,96 +125,18 @@ rounding_table!(table_methods);
 /// Comparisons, selection, powers and casts.
 impl DTensor {
     relations! {
-        /// Returns `self == other` per element, as bool. Communicates nothing if both operands have one shape and layout, or one
-        /// is replicated, and none is `Partial`.
-        ///
-        /// ```
-        /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-        /// spmd(2, |rank| {
-        ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
-        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)")?;
-        ///     assert_eq!(x.eq(&y)?.full_tensor()?.to_vec::<bool>()?, [false, true, false]);
-        ///     Ok(())
-        /// })?;
-        /// # Ok::<(), isoshard::Error>(())
-        /// ```
-        eq = Eq;
-        /// Returns `self != other` per element, as bool. Communicates nothing if both operands have one shape and layout, or one
-        /// is replicated, and none is `Partial`.
-        ///
-        /// ```
-        /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-        /// spmd(2, |rank| {
-        ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
-        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)")?;
-        ///     assert_eq!(x.ne(&y)?.full_tensor()?.to_vec::<bool>()?, [true, false, true]);
-        ///     Ok(())
-        /// })?;
-        /// # Ok::<(), isoshard::Error>(())
-        /// ```
-        ne = Ne;
-        /// Returns `self < other` per element, as bool. Communicates nothing if both operands have one shape and layout, or one
-        /// is replicated, and none is `Partial`.
-        ///
-        /// ```
-        /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-        /// spmd(2, |rank| {
-        ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
-        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)")?;
-        ///     assert_eq!(x.lt(&y)?.full_tensor()?.to_vec::<bool>()?, [true, false, false]);
-        ///     Ok(())
-        /// })?;
-        /// # Ok::<(), isoshard::Error>(())
-        /// ```
-        lt = Lt;
-        /// Returns `self <= other` per element, as bool. Communicates nothing if both operands have one shape and layout, or one
-        /// is replicated, and none is `Partial`.
-        ///
-        /// ```
-        /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-        /// spmd(2, |rank| {
-        ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
-        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)")?;
-        ///     assert_eq!(x.le(&y)?.full_tensor()?.to_vec::<bool>()?, [true, true, false]);
-        ///     Ok(())
-        /// })?;
-        /// # Ok::<(), isoshard::Error>(())
-        /// ```
-        le = Le;
-        /// Returns `self > other` per element, as bool. Communicates nothing if both operands have one shape and layout, or one
-        /// is replicated, and none is `Partial`.
-        ///
-        /// ```
-        /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-        /// spmd(2, |rank| {
-        ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
-        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)")?;
-        ///     assert_eq!(x.gt(&y)?.full_tensor()?.to_vec::<bool>()?, [false, false, true]);
-        ///     Ok(())
-        /// })?;
-        /// # Ok::<(), isoshard::Error>(())
-        /// ```
-        gt = Gt;
-        /// Returns `self >= other` per element, as bool. Communicates nothing if both operands have one shape and layout, or one
-        /// is replicated, and none is `Partial`.
-        ///
-        /// ```
-        /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
-        /// spmd(2, |rank| {
-        ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-        ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)")?;
-        ///     let y = DTensor::distribute(&mesh, &Tensor::from_vec(vec![2.0f32], [1])?, "(R)")?;
-        ///     assert_eq!(x.ge(&y)?.full_tensor()?.to_vec::<bool>()?, [false, true, true]);
-        ///     Ok(())
-        /// })?;
-        /// # Ok::<(), isoshard::Error>(())
-        /// ```
-        ge = Ge;
+        /// Returns `self == other` per element, as bool.
+        eq = Eq, [false, true, false];
+        /// Returns `self != other` per element, as bool.
+        ne = Ne, [true, false, true];
+        /// Returns `self < other` per element, as bool.
+        lt = Lt, [true, false, false];
+        /// Returns `self <= other` per element, as bool.
+        le = Le, [true, true, false];
+        /// Returns `self > other` per element, as bool.
+        gt = Gt, [false, false, true];
+        /// Returns `self >= other` per element, as bool.
+        ge = Ge, [false, true, true];
     }
 
     /// Raises each element to a constant power. Communicates nothing unless this tensor is `Partial`.

@@ -5,7 +5,14 @@ use crate::placement::Region;
 use crate::rng::Draw;
 use crate::rng::cuda::{DrawArg, Place, run_over};
 use crate::tensor::cuda::Gpu;
+use crate::tensor::cuda::fault::Fault;
 use crate::tensor::{DType, Shape, Tensor};
+
+// The codes are those of `kernels/cuda/parameters.cuh`.
+static PROBABILITY: Fault = Fault::element(600, "bernoulli", "a probability lies in [0, 1]");
+static EXPONENTIAL_RATE: Fault = Fault::element(601, "exponential", "a rate is positive and finite");
+static GAMMA_SHAPE: Fault = Fault::element(602, "gamma", "a shape is positive and finite");
+static POISSON_RATE: Fault = Fault::element(603, "poisson", "a rate lies between 0 and 2^50");
 
 /// The distribution whose parameters a tensor holds.
 #[derive(Clone, Copy, Debug)]
@@ -35,11 +42,11 @@ pub(crate) fn draw_per_element(
     let (gpu, params) = (Gpu::of(params)?, params.contiguous()?);
     let from = params.dtype();
     let block = if from == DType::F64 { 2 } else { 4 };
-    let (file, stem, of, dtype, per) = match what {
-        Parameters::Bernoulli => ("bernoulli", "bernoulli_each", from, DType::Bool, 4),
-        Parameters::Exponential => ("exponential", "exponential_each", from, from, block),
-        Parameters::Gamma => ("gamma", "gamma_each", from, from, 1),
-        Parameters::Poisson(dtype) => ("poisson", "poisson_each", dtype, dtype, 1),
+    let (file, stem, fault, of, dtype, per) = match what {
+        Parameters::Bernoulli => ("bernoulli", "bernoulli_each", &PROBABILITY, from, DType::Bool, 4),
+        Parameters::Exponential => ("exponential", "exponential_each", &EXPONENTIAL_RATE, from, from, block),
+        Parameters::Gamma => ("gamma", "gamma_each", &GAMMA_SHAPE, from, from, 1),
+        Parameters::Poisson(dtype) => ("poisson", "poisson_each", &POISSON_RATE, dtype, dtype, 1),
     };
     let mut out = gpu.uninit(dtype, params.shape())?;
     for place in Place::all(region, global, per)? {
@@ -47,7 +54,7 @@ pub(crate) fn draw_per_element(
         if let Parameters::Poisson(_) = what {
             launch = launch.arg(from as u32);
         }
-        let launch = launch.write(&mut out).arg(place).arg(DrawArg::from(draw)).faults();
+        let launch = launch.write(&mut out).arg(place).arg(DrawArg::from(draw)).may_report(&[fault]);
         run_over(launch, &gpu, place.units())?;
     }
     Ok(out)

@@ -5,7 +5,14 @@ use crate::placement::Region;
 use crate::rng::cuda::{DrawArg, Place, order as write_order, run_over};
 use crate::rng::{Draw, Permutation};
 use crate::tensor::cuda::Gpu;
+use crate::tensor::cuda::fault::Fault;
 use crate::tensor::{DType, Shape, Tensor};
+
+// The codes are those of `kernels/cuda/parameters.cuh`.
+static WEIGHT: Fault = Fault::element(604, "multinomial", "weights are finite and not negative");
+static SUM: Fault = Fault::row(605, "multinomial", "a row's weights have a positive, finite sum");
+static POSITIVE: Fault =
+    Fault::row(606, "multinomial", "without replacement a row has as many positive weights as samples");
 
 /// The maximum size of temporary storage of a launch.
 const SCRATCH_BYTES: u64 = 256 << 20;
@@ -39,7 +46,8 @@ pub(crate) fn multinomial(
             let mut sums = gpu.uninit(DType::F64, [(blocks * WARPS * k) as usize])?;
             let launch = gpu.kernel("multinomial", "with_replacement", weights.dtype())?;
             let launch = launch.read(&weights).write(&mut out).write(&mut sums);
-            let launch = launch.arg(place).arg(DrawArg::from(draw)).arg(rows).arg(k).arg(samples).faults();
+            let launch = launch.arg(place).arg(DrawArg::from(draw)).arg(rows).arg(k).arg(samples);
+            let launch = launch.may_report(&[&WEIGHT, &SUM, &POSITIVE]);
             launch.start(blocks as u32, 32 * WARPS as u32, 0)?;
         }
         return Ok(out);
@@ -58,7 +66,8 @@ pub(crate) fn multinomial(
         let launch = gpu.kernel("multinomial", "without", weights.dtype())?;
         let launch = launch.read(&weights).write(&mut out).write(&mut keys).write(&mut categories);
         let launch = launch.arg(place).arg(DrawArg::from(draw)).arg(rows);
-        let launch = launch.arg(k as u32).arg(len as u32).arg(samples as u32).faults();
+        let launch = launch.arg(k as u32).arg(len as u32).arg(samples as u32);
+        let launch = launch.may_report(&[&WEIGHT, &SUM, &POSITIVE]);
         launch.start(blocks as u32, (len / 2).clamp(32, 512) as u32, 0)?;
     }
     Ok(out)

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use crate::ops::Bits;
     use crate::ops::reduce::blocks::sum_blocks;
-    use crate::ops::reduce::kept_shape;
+    use crate::ops::reduce::dims::kept_shape;
     use crate::tensor::ReduceOp;
     use crate::tensor::Shape;
 

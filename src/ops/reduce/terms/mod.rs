@@ -8,13 +8,12 @@ use smallvec::smallvec;
 use sum_term::SumTerm;
 
 use super::blocks::sum_blocks;
-use super::{DimReduction, kept_shape};
+use super::dims::{DimReduction, kept_shape};
 use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
     Abs, AxisPlacement, Bits, Cast, Compare, CompareKind, Exp, Expand, Input, Mask, MeshAxis, Meta, Metas,
     Mul, MulScalar, Neg, Op, PowScalar, Row, Sample, Sign, Statistic, Sub, Sum, Tensors, Vjp, VjpValue,
-    Windows, Work, arity, list,
+    Windows, Work, accumulator, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::cuda::reduce::{TermKernel, sum_to};
@@ -70,7 +69,8 @@ impl Op for TermSum {
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
         let [x, with] = arity(self.name(), ins)?;
         x.dtype.expect_float(self.name())?;
-        let shape = DimReduction(self.name(), ReduceOp::Sum, &self.dims, true).shape(x)?;
+        let (verb, kind, dims) = (self.name(), ReduceOp::Sum, self.dims.as_slice());
+        let shape = DimReduction { verb, kind, dims, keep: true }.shape(x)?;
         if !self.term.takes(x.dtype, with.dtype) || with.shape != shape {
             let rule = format!("wants one value per sum, {}{shape}", accumulator(x.dtype));
             return Err(Error::invalid(self.name(), rule, list(ins), ""));
@@ -208,10 +208,6 @@ impl Op for TermSum {
             }
             _ => Vec::new(),
         }
-    }
-
-    fn adds(&self) -> bool {
-        true
     }
 }
 

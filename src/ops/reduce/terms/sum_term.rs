@@ -3,7 +3,7 @@
 use isoshard_kernels::sums::Term;
 
 use crate::ops::Bits;
-use crate::ops::softmax::sum_exp::accumulator;
+use crate::ops::accumulator;
 use crate::tensor::DType;
 
 /// The function of an element `x` and a value `w` that a [`TermSum`](crate::ops::TermSum) sums.

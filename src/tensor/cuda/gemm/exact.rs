@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use bytemuck::NoUninit;
-use rustc_hash::FxHashMap;
 
 use super::plan::{self, GemmExtents, GemmPlan, THREADS};
 use super::tree::Tree;
+use crate::base::BoundedCache;
 use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Device, Dims, Tensor};
@@ -191,19 +191,13 @@ enum PanelLoad {
 }
 
 fn prepared(gpu: &Gpu, dtype: DType, extents: GemmExtents, tree: &[usize]) -> Result<Rc<PreparedGemm>> {
-    thread_local!(static HERE: RefCell<FxHashMap<GemmKey, Rc<PreparedGemm>>> = RefCell::default());
+    thread_local!(static HERE: RefCell<BoundedCache<GemmKey, Rc<PreparedGemm>, KEPT>> = RefCell::default());
     let key = GemmKey { device: gpu.device(), dtype, extents, tree: Dims::from_slice(tree) };
     if let Some(found) = HERE.with_borrow(|here| here.get(&key).cloned()) {
         return Ok(found);
     }
     let made = Rc::new(prepare(gpu, dtype, extents, tree)?);
-    HERE.with_borrow_mut(|here| {
-        if here.len() >= KEPT {
-            here.clear();
-        }
-        here.insert(key, made.clone());
-    });
-    Ok(made)
+    Ok(HERE.with_borrow_mut(|here| here.get_or_insert_with(key, || made).clone()))
 }
 
 fn prepare(gpu: &Gpu, dtype: DType, extents: GemmExtents, tree: &[usize]) -> Result<PreparedGemm> {

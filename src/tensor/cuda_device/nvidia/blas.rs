@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::cublas::sys::cublasOperation_t as Operation;
 use cudarc::cublaslt::result::{self, CublasError};
@@ -14,6 +14,7 @@ use cudarc::cublaslt::sys::{
     cudaDataType as Type,
 };
 
+use crate::base::lock;
 use crate::tensor::DType;
 use crate::tensor::cuda::{Address, Blas, DriverError, DriverResult, Handle, Matrix, Product};
 
@@ -65,7 +66,7 @@ impl CublasLt {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Product, Option<Arc<ChosenAlgorithm>>>> {
-        self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.chosen)
     }
 }
 

@@ -39,7 +39,7 @@ impl ModelMember {
     }
 
     fn publish(&self, call: &Call<'_>, reduce: Option<&Reduce>) -> Result<PublishedCall> {
-        self.group.publish((Sequence::Collective, self.position), call, reduce, &mut None)
+        self.group.publish(Sequence::Collective, self.position, call, reduce, &mut None)
     }
 
     fn wait(&self, published: &PublishedCall) -> Result<()> {
@@ -71,8 +71,8 @@ impl ModelMember {
         let x = Tensor::full(DType::I64, [2], value(self.position) as f64);
         let shapes = vec![Shape::from([2]); n];
         let mut places = Some(shapes.iter().map(|shape| Tensor::zeros(DType::I64, shape.clone())).collect());
-        let sequence = (Sequence::Collective, self.position);
-        let published = self.group.publish(sequence, &gather(&x, &shapes), None, &mut places)?;
+        let call = gather(&x, &shapes);
+        let published = self.group.publish(Sequence::Collective, self.position, &call, None, &mut places)?;
         assert_eq!(places.is_none(), round % n == self.position, "members bring places in turn");
         let waited = self.wait(&published).and_then(|()| {
             let contents = &*published.slot.contents();

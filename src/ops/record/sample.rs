@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use super::{Meta, Op};
 #[cfg(any(test, feature = "testing"))]
+use crate::base::mix;
+#[cfg(any(test, feature = "testing"))]
 use crate::tensor::Tensor;
 use crate::tensor::{DType, Shape};
 
@@ -109,13 +111,8 @@ impl Input {
     /// given dtype.
     #[cfg(any(test, feature = "testing"))]
     pub fn values(&self, dtype: DType, salt: u64) -> Tensor {
-        let hash = |e: u64| {
-            // The finaliser of SplitMix64. Any fixed mixing function would do.
-            let mut z = (e ^ salt.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            z ^ (z >> 31)
-        };
+        // Any fixed mixing function would do.
+        let hash = |e: u64| mix((e ^ salt.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15));
         let n = self.meta.shape.numel() as u64;
         let value = |e: u64| match self.fill {
             InputFill::Ints => (hash(e) % 9) as f64 - 4.0,

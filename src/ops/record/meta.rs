@@ -66,3 +66,8 @@ impl fmt::Debug for Meta {
 pub(crate) fn list(ins: &[Meta]) -> String {
     ins.iter().map(Meta::to_string).collect::<Vec<_>>().join(", ")
 }
+
+/// Returns the dtype in which sums of `dtype` are stored.
+pub(crate) fn accumulator(dtype: DType) -> DType {
+    if dtype.is_half() { DType::F32 } else { dtype }
+}

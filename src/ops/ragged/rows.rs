@@ -15,9 +15,9 @@
 //!   them are not the same indices;
 //! - for maxima and minima over some of several flattened dims, which would stay partial.
 
-use super::contract::{broken_clause, expect_rows};
-use super::{AxisPlacement, MeshAxis, Meta, Metas, Op, RaggedCut, Row};
 use crate::error::Result;
+use crate::ops::record::contract::{broken_clause, expect_rows};
+use crate::ops::{AxisPlacement, MeshAxis, Meta, Metas, Op, RaggedCut, Row};
 
 /// Returns the rows for one mesh axis, after checking that they fit the operands and results.
 ///

@@ -8,12 +8,12 @@
 
 use smallvec::SmallVec;
 
-use super::{
+use crate::error::{Error, Result};
+use crate::ops::accumulator;
+use crate::ops::{
     Activation, Add, AxisPlacement, Input, Matmul, MeshAxis, Meta, Metas, Op, Row, Sample, Sum, Tensors, Vjp,
     VjpValue, Windows, Work, list,
 };
-use crate::error::{Error, Result};
-use crate::ops::softmax::sum_exp::accumulator;
 use crate::tensor::{Shape, Tensor, cpu, cuda};
 
 /// A linear map over the last dim: `(x, w[, b]) -> (y[, z])` with `z = x wᵀ + b` and `y = f(z)`. Applied by
@@ -169,7 +169,7 @@ impl Op for Linear {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |x: &[usize], w: &[usize], bias: bool, activation| {
         let rows = &w[..w.len() - 1];
         let ins = [Input::ints(x), Input::ints(w)].into_iter().chain(bias.then(|| Input::ints(rows)));

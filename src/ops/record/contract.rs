@@ -3,13 +3,11 @@
 //! [`Op`] states it. An operator that breaks it gets an error in its name that says which clause, on every rank and mesh
 //! alike, a single rank included.
 
-use super::record::{Op, Tensors, Windows};
-use super::row::{AxisPlacement, Row};
-use super::{Meta, list};
+use super::{AxisPlacement, Meta, Op, Row, Tensors, Windows, list};
 use crate::error::{Error, Result};
 
 /// Refuses the first of `rows` that does not fit the operands and results. `sums` has the rows of an axis of one rank.
-pub(super) fn expect_rows(
+pub(in crate::ops) fn expect_rows(
     op: &dyn Op,
     ins: &[Meta],
     outs: &[Meta],

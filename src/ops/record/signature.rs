@@ -10,7 +10,7 @@ use crate::placement::Leaf;
 use crate::tensor::Shape;
 
 /// A few dims by name.
-pub(super) type Letters = SmallVec<[u8; 6]>;
+pub(in crate::ops) type Letters = SmallVec<[u8; 6]>;
 
 /// The dims of operands and result by name, as in `einsum`: letters that the result lacks are summed over.
 /// [`DTensor::einsum`](crate::dtensor::DTensor::einsum) takes the same text.
@@ -65,7 +65,7 @@ impl Signature {
 
     /// Creates the signature of a matrix product from the batch letters and the last two letters of each operand and of
     /// the result. Avoids parsing, because every call of `matmul` creates one.
-    pub(super) fn of(ins: [(&[u8], &[u8; 2]); 2], out: (&[u8], &[u8; 2])) -> Signature {
+    pub(in crate::ops) fn of(ins: [(&[u8], &[u8; 2]); 2], out: (&[u8], &[u8; 2])) -> Signature {
         let letters = |(batch, last): (&[u8], &[u8; 2])| batch.iter().chain(last).copied().collect();
         Signature { ins: ins.into_iter().map(letters).collect(), out: letters(out) }
     }
@@ -143,7 +143,7 @@ impl Signature {
 
     /// Returns the product of the extents of all letters: the number of products of elements that are added up. The
     /// operands must fit the signature.
-    pub(super) fn points(&self, ins: &[Meta]) -> u64 {
+    pub(in crate::ops) fn points(&self, ins: &[Meta]) -> u64 {
         let mut seen = Letters::new();
         let mut points = 1u64;
         for (&n, &l) in ins.iter().zip(&self.ins).flat_map(|(m, letters)| m.shape.iter().zip(letters)) {

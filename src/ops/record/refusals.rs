@@ -1,7 +1,6 @@
 //! Refusals that all operators share: a wrong number of operands, and a device without a kernel.
 
-use super::meta::{Meta, Metas, list};
-use super::record::Op;
+use super::{Meta, Metas, Op, list};
 use crate::error::{Error, Result};
 use crate::tensor::{Tensor, short_list};
 
@@ -27,7 +26,7 @@ pub fn arity<'a, const N: usize>(verb: &str, ins: &'a [Meta]) -> Result<&'a [Met
 }
 
 /// Refuses a call on a CUDA device: the body of [`Op::cuda`], or of
-/// [`Pointwise::cuda_kernel`](super::Pointwise::cuda_kernel), for an operator without a kernel for such devices.
+/// [`Pointwise::cuda_kernel`](crate::ops::Pointwise::cuda_kernel), for an operator without a kernel for such devices.
 ///
 /// ```
 /// use isoshard::ops::{Relu, Tensors, no_cuda_kernel};

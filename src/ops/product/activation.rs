@@ -1,11 +1,13 @@
 //! Activation functions that other operators apply to their results.
 
-use super::pointwise::{Gelu, GeluGrad, GeluTanh, GeluTanhGrad, Pointwise, Relu, ReluGrad, Silu, SiluGrad};
-use super::{Op, Vjp, VjpValue};
 use crate::error::Result;
+use crate::ops::pointwise::{
+    Gelu, GeluGrad, GeluTanh, GeluTanhGrad, Pointwise, Relu, ReluGrad, Silu, SiluGrad,
+};
+use crate::ops::{Op, Vjp, VjpValue};
 use crate::tensor::cpu::Loops;
 
-/// The function between the two maps of a feed-forward layer. [`Linear`](super::Linear) applies it to its sums.
+/// The function between the two maps of a feed-forward layer. [`Linear`](crate::ops::Linear) applies it to its sums.
 ///
 /// ```
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::Activation, tensor::Tensor};
@@ -22,13 +24,13 @@ use crate::tensor::cpu::Loops;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// [`Gelu`](super::Gelu), exact.
+    /// [`Gelu`](crate::ops::Gelu), exact.
     Gelu,
-    /// [`GeluTanh`](super::GeluTanh), the approximation that GPT-2 and Gemma use.
+    /// [`GeluTanh`](crate::ops::GeluTanh), the approximation that GPT-2 and Gemma use.
     GeluTanh,
-    /// [`Silu`](super::Silu), also called swish.
+    /// [`Silu`](crate::ops::Silu), also called swish.
     Silu,
-    /// [`Relu`](super::Relu).
+    /// [`Relu`](crate::ops::Relu).
     Relu,
 }
 

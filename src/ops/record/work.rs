@@ -118,18 +118,18 @@ impl Work {
 }
 
 /// Returns the number of elements of the global tensor.
-pub(super) fn elements(of: &Meta) -> u64 {
+pub(in crate::ops) fn elements(of: &Meta) -> u64 {
     of.shape.iter().map(|&n| n as u64).fold(1, u64::saturating_mul)
 }
 
 /// Returns the number of rows along `dim`: the product of the other extents.
-pub(super) fn rows(of: &Meta, dim: usize) -> u64 {
+pub(in crate::ops) fn rows(of: &Meta, dim: usize) -> u64 {
     let others = of.shape.iter().enumerate().filter(|(d, _)| *d != dim);
     others.map(|(_, &n)| n as u64).fold(1, u64::saturating_mul)
 }
 
 /// Returns the number of bytes of the global tensor.
-pub(super) fn len_bytes(of: &Meta) -> u64 {
+pub(in crate::ops) fn len_bytes(of: &Meta) -> u64 {
     elements(of).saturating_mul(of.dtype.size_bytes() as u64)
 }
 

@@ -1,13 +1,33 @@
 //! `expand`: repeats dims of extent 1 and adds leading dims. A view; other operators broadcast with it.
+//!
+//! It stands beside `sum`, since each is the other's derivative.
 
 use smallvec::smallvec;
 
 use crate::error::{Error, Result};
+use crate::ops::record::view_methods;
 use crate::ops::{
-    Algebra, AxisPlacement, Expand, Input, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample, Sum, Tensors,
-    Vjp, Windows, Work, arity,
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample, Sum, Tensors, Vjp,
+    Windows, arity,
 };
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::{Dims, Shape, Tensor};
+
+/// Repeats the operand to `shape` by NumPy's broadcasting rule, as a view:
+/// [`DTensor::expand`](crate::dtensor::DTensor::expand).
+///
+/// ```
+/// use isoshard::ops::{Expand, eval_whole};
+/// use isoshard::tensor::Tensor;
+/// let row = Tensor::from_vec(vec![1.0, 2.0], [2])?;
+/// let twice = eval_whole(&Expand { shape: [2, 2].into() }, &[row])?.remove(0);
+/// assert_eq!(twice.to_f64_vec(), [1.0, 2.0, 1.0, 2.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Expand {
+    /// The result's shape.
+    pub shape: Shape,
+}
 
 impl Expand {
     /// Returns the result's dims along which the operand is repeated.
@@ -51,17 +71,7 @@ impl Op for Expand {
         Ok(smallvec![ins[0].expand(at.outs[0].local())?])
     }
 
-    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        self.eval(ins, at)
-    }
-
-    fn is_view(&self) -> bool {
-        true
-    }
-
-    fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
-        Work::view()
-    }
+    view_methods!();
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let x = g.input_meta(0).clone();

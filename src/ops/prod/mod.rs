@@ -2,14 +2,16 @@
 //!
 //! Missing: a row that shards a reduced dim, which is gathered instead.
 
-pub(super) mod cpu;
+mod cpu;
 mod cuda;
-pub(in crate::ops) mod grad;
+mod grad;
+
+pub use grad::ProdGrad;
 
 use smallvec::smallvec;
 
-use super::{DimReduction, kept_shape};
 use crate::error::Result;
+use crate::ops::reduce::dims::{DimReduction, kept_shape};
 use crate::ops::{
     AxisPlacement, Input, InputFill, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample, Tensors, Vjp, Windows,
     Work, arity,
@@ -50,7 +52,8 @@ impl Op for Prod {
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
         let [x] = arity(self.name(), ins)?;
-        let shape = DimReduction(self.name(), ReduceOp::Sum, &self.dims, self.keep).shape(x)?;
+        let (verb, kind, dims) = (self.name(), ReduceOp::Sum, self.dims.as_slice());
+        let shape = DimReduction { verb, kind, dims, keep: self.keep }.shape(x)?;
         Ok(smallvec![Meta { dtype: Self::dtype(x.dtype), shape }])
     }
 
@@ -83,19 +86,20 @@ impl Op for Prod {
         }
         let (x, dy, kept) = (g.input(0), g.grad(0), kept_shape(&shape, &self.dims));
         let dy = if g.meta(dy).shape == kept { dy } else { g.apply(Reshape { shape: kept }, &[dy])? };
-        let dx = g.apply(grad::ProdGrad { dims: self.dims.clone() }, &[dy, x])?;
+        let dx = g.apply(ProdGrad { dims: self.dims.clone() }, &[dy, x])?;
         g.set(0, dx);
         Ok(())
     }
 }
 
-pub(in crate::ops) fn samples() -> Vec<Sample> {
+pub(super) fn samples() -> Vec<Sample> {
     let prod = |dims: &[usize], keep| Prod { dims: dims.iter().copied().collect(), keep };
     let whole = Input { meta: Meta::new(DType::I32, [5, 3]), fill: InputFill::Index(4) };
-    vec![
+    let own = vec![
         Sample::new(prod(&[0], false), [Input::ints([3, 5])]),
         Sample::new(prod(&[0, 2], true), [Input::ints([2, 3, 2])]),
         Sample::new(prod(&[1], false), [Input::ints([3, 0])]),
         Sample::new(prod(&[0], false), [whole]).not_smooth(),
-    ]
+    ];
+    [own, grad::samples()].concat()
 }

@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::{Tensors, Window, Windows};
 use crate::error::Result;
+use crate::ops::{Tensors, Window, Windows};
 use crate::placement::{Layout, Placement, Region};
 use crate::tensor::{DType, Device, Dims, Shape, Tensor, short_list};
 

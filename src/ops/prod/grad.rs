@@ -2,8 +2,9 @@
 
 use smallvec::smallvec;
 
-use super::{cpu, cuda, kept_shape};
+use super::{cpu, cuda};
 use crate::error::{Error, Result};
+use crate::ops::reduce::dims::kept_shape;
 use crate::ops::unfused::UnfusedExpression;
 use crate::ops::{
     Algebra, AxisPlacement, Cat, Input, MeshAxis, Meta, Metas, Mul, Op, Pad, Permute, Row, Sample, Slice,
@@ -61,7 +62,7 @@ impl Op for ProdGrad {
 
     /// Per element: the products from both sides, the product of the two, and that with `dy`.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
-        Work::new(crate::ops::work::elements(&ins[1]).saturating_mul(4), ins, outs)
+        Work::new(crate::ops::record::work::elements(&ins[1]).saturating_mul(4), ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

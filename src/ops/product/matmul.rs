@@ -6,9 +6,11 @@ use std::borrow::Cow;
 
 use smallvec::smallvec;
 
-use super::signature::Letters;
-use super::{Input, MeshAxis, Meta, Metas, Op, Row, Sample, Signature, Tensors, Vjp, Windows, Work, list};
 use crate::error::{Error, Result};
+use crate::ops::record::signature::Letters;
+use crate::ops::{
+    Input, MeshAxis, Meta, Metas, Op, Row, Sample, Signature, Tensors, Vjp, Windows, Work, list,
+};
 use crate::tensor::{Dims, Tensor, cpu, cuda};
 
 /// The product of two operands, summed over the dims that the result lacks. Applied by
@@ -149,10 +151,6 @@ impl Op for Matmul {
     fn takes_groups(&self) -> bool {
         true
     }
-
-    fn adds(&self) -> bool {
-        true
-    }
 }
 
 /// A kernel for `[batch, m, k]` times `[batch, k, n]`. The third argument is the list of extents whose product is `k`.
@@ -210,7 +208,7 @@ fn reordered<'a, 'b>(
     Ok(if is_same { Cow::Borrowed(t) } else { Cow::Owned(t.permute(&order)?) })
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |sig: &str, a: &[usize], b: &[usize]| {
         Sample::new(Matmul::new(sig).expect("a signature"), [Input::ints(a), Input::ints(b)])
     };

@@ -1,4 +1,4 @@
-//! Methods that write a derivative as a list of steps of other operators.
+//! The derivative being written, as a list of steps of other operators.
 //!
 //! [`Op::vjp`] writes the steps once per plan, from global shapes. The engine runs them on distributed tensors, so the
 //! derivative needs no sharding rules of its own.
@@ -9,36 +9,55 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::meta::{Meta, Metas};
-use super::record::{Op, Vjp, VjpProgram, VjpStep, VjpValue};
 use super::run::infer_results;
+use super::{Meta, Metas, Op, VjpProgram, VjpStep, VjpValue};
 use crate::error::{Error, Result};
 use crate::tensor::short_list;
 
-impl VjpValue {
-    /// Returns the value's number in its program.
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-impl VjpStep {
-    /// Returns the numbers of the results.
-    pub(crate) fn outs(&self) -> std::ops::Range<usize> {
-        self.out.index()..self.out.index() + self.out_len
-    }
-}
-
-impl VjpProgram {
-    /// Returns, per value, true if the gradient of an operand in `needed` depends on it.
-    pub(crate) fn live_values(&self, needed: &[bool]) -> Vec<bool> {
-        let wanted = self.grads.iter().zip(needed).filter_map(|(grad, &needed)| grad.filter(|_| needed));
-        live_values(&self.steps, self.values_len, wanted)
-    }
+/// The derivative being written: the argument of [`Op::vjp`].
+///
+/// The derivative is a program on named values. It is written once per plan, from dtypes and global shapes; the engine
+/// runs it on distributed tensors in the backward pass. The engine keeps exactly the operands and results that the
+/// program reads.
+///
+/// ```
+/// use isoshard::{Result, ops::{Meta, Mul, Vjp}, tensor::DType};
+/// // d(a · b) = (g · b, g · a). `Mul` writes it; `vjp` could read:
+/// fn vjp(g: &mut Vjp) -> Result<()> {
+///     let (a, b, dz) = (g.input(0), g.input(1), g.grad(0));
+///     if g.needs(0) {
+///         let da = g.apply(Mul, &[dz, b])?;
+///         g.set(0, da);
+///     }
+///     if g.needs(1) {
+///         let db = g.apply(Mul, &[dz, a])?;
+///         g.set(1, db);
+///     }
+///     Ok(())
+/// }
+/// let x = Meta::new(DType::F32, [2]);
+/// let program = Vjp::write(&Mul, &[x.clone(), x], &[true, false])?;
+/// assert_eq!(program.steps.len(), 1); // the second gradient is not wanted
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+pub struct Vjp<'a> {
+    pub(super) op: &'a dyn Op,
+    pub(super) metas: Vec<Meta>,
+    pub(super) ins_len: usize,
+    pub(super) outs_len: usize,
+    pub(super) needs: &'a [bool],
+    pub(super) steps: Vec<VjpStep>,
+    pub(super) grads: SmallVec<[Option<VjpValue>; 4]>,
+    pub(super) answered: SmallVec<[bool; 4]>,
+    pub(super) reasons: SmallVec<[Option<&'static str>; 4]>,
+    pub(super) reads: SmallVec<[bool; 8]>,
+    pub(super) constants: SmallVec<[bool; 4]>,
+    /// The first call that named an operand, result or value that does not exist, or a gradient of another shape.
+    pub(super) broken: RefCell<Option<Error>>,
 }
 
 /// Returns, per value of a program, true if one of `wanted` depends on it.
-pub(super) fn live_values(
+pub(in crate::ops) fn live_values(
     steps: &[VjpStep],
     values_len: usize,
     wanted: impl Iterator<Item = VjpValue>,
@@ -158,7 +177,7 @@ impl<'a> Vjp<'a> {
 
     /// Adds a step of an operator that has one result and no [`Unkeyed`](super::Unkeyed) attribute, and returns the
     /// result. Returns the earlier step's result if an equal step exists.
-    pub(super) fn apply_once(&mut self, op: &dyn Op, ins: &[VjpValue]) -> Result<VjpValue> {
+    pub(in crate::ops) fn apply_once(&mut self, op: &dyn Op, ins: &[VjpValue]) -> Result<VjpValue> {
         let same = |s: &&VjpStep| s.ins[..] == *ins && s.op.key_eq(op);
         match self.steps.iter().find(same) {
             Some(step) => Ok(step.out),
@@ -166,7 +185,11 @@ impl<'a> Vjp<'a> {
         }
     }
 
-    pub(super) fn add_step(&mut self, op: Arc<dyn Op>, ins: &[VjpValue]) -> Result<SmallVec<[VjpValue; 4]>> {
+    pub(in crate::ops) fn add_step(
+        &mut self,
+        op: Arc<dyn Op>,
+        ins: &[VjpValue],
+    ) -> Result<SmallVec<[VjpValue; 4]>> {
         let places: SmallVec<[usize; 4]> = short_list(ins.iter().map(|&value| self.value(op.name(), value)));
         if let Some(broken) = self.broken.borrow().clone() {
             return Err(broken);
