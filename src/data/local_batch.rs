@@ -36,7 +36,7 @@ pub(super) struct BatchLists<'a> {
 
 /// A token of a row, with all that a batch says about it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RowElement {
+pub(super) struct BatchToken {
     pub token: i64,
     pub target: i64,
     pub document: i64,
@@ -93,7 +93,7 @@ impl LocalBatch {
 }
 
 impl BatchLists<'_> {
-    pub fn put(&mut self, index: usize, element: RowElement) {
+    pub fn put(&mut self, index: usize, element: BatchToken) {
         self.tokens[index] = element.token;
         self.targets[index] = element.target;
         if let (Some(documents), Some(positions)) = (&mut self.documents, &mut self.positions) {
