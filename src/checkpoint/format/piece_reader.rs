@@ -41,7 +41,7 @@ struct OpenFile {
     bytes: u64,
 }
 
-/// The block that was read last in part, kept because small runs share blocks.
+/// The range under one checksum that was read last in part, kept because small runs share ranges.
 #[derive(Default)]
 struct LastRange {
     /// Its file, position, length and checksum.
