@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::config::{Packing, TokensConfig};
 use super::documents::PackedIndex;
-use super::local_batch::{BatchPart, BatchToken, LocalBatch};
+use super::local_batch::{BatchShard, BatchToken, LocalBatch};
 use super::token_file::{TokenFile, TokenWidth};
 use crate::error::{Error, Result};
 use crate::rng::{Draw, Generator, Permutation};
@@ -110,7 +110,7 @@ impl TokenSource {
     pub fn read(
         &self,
         first: u64,
-        part: &BatchPart,
+        part: &BatchShard,
         order: &mut EpochOrder,
         out: &mut LocalBatch,
     ) -> Result<()> {
