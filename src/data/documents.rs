@@ -28,17 +28,17 @@ pub(super) struct PackedIndex {
     rows: usize,
 }
 
-/// The form of a piece while pieces are sorted: the tokens that a row has more than the piece, and below them its
+/// The form of the keys by which pieces are sorted: the tokens that a row has more than the piece, and below them its
 /// start. So the longest comes first, and of equal ones the first in the files.
 #[derive(Clone, Copy)]
-struct PieceForm {
+struct KeyForm {
     /// The most tokens of a piece that are read and predict another one.
     longest: usize,
     start_bits: u32,
 }
 
-impl PieceForm {
-    fn new(files: &[TokenFile], block: usize) -> Result<PieceForm> {
+impl KeyForm {
+    fn new(files: &[TokenFile], block: usize) -> Result<KeyForm> {
         let tokens = files.iter().fold(0u64, |sum, file| sum.saturating_add(file.len() as u64));
         let longest = (block as u64).min(tokens) as usize;
         let bits = |n: u64| u64::BITS - n.leading_zeros();
@@ -47,7 +47,7 @@ impl PieceForm {
             let (rule, given) = ("the tokens and the block are too many", format!("{tokens} and {block}"));
             return Err(Error::invalid("tokens", rule, given, "pack fewer files at a time"));
         }
-        Ok(PieceForm { longest, start_bits })
+        Ok(KeyForm { longest, start_bits })
     }
 
     fn key(self, start: u64, len: usize) -> u64 {
@@ -77,7 +77,7 @@ impl PackedIndex {
         block: usize,
         checksums: &mut Vec<u32>,
     ) -> Result<PackedIndex> {
-        let form = PieceForm::new(files, block)?;
+        let form = KeyForm::new(files, block)?;
         let (mut keys, mut before, mut sum) = (Vec::new(), Vec::new(), 0);
         for file in files {
             before.push(sum);
@@ -104,7 +104,7 @@ impl PackedIndex {
         PackedIndex::best_fit(before, keys, form)
     }
 
-    fn best_fit(before: Vec<u64>, mut keys: Vec<u64>, form: PieceForm) -> Result<PackedIndex> {
+    fn best_fit(before: Vec<u64>, mut keys: Vec<u64>, form: KeyForm) -> Result<PackedIndex> {
         keys.sort_unstable();
         let mut open = OpenRows::new(form.longest)?;
         // The row of each piece, and the number of pieces in each row.
@@ -237,7 +237,7 @@ mod tests {
 
     /// Packs pieces of these lengths, and returns each row's pieces by their numbers.
     fn packed(lens: &[usize], block: usize) -> Vec<Vec<usize>> {
-        let form = PieceForm { longest: block, start_bits: 32 };
+        let form = KeyForm { longest: block, start_bits: 32 };
         let keys = lens.iter().enumerate().map(|(number, &len)| form.key(number as u64, len)).collect();
         let rows = PackedIndex::best_fit(vec![0], keys, form).unwrap();
         (0..rows.len()).map(|row| rows.row(row).map(|(_, number)| number).collect()).collect()

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::config::{Packing, TokensConfig};
 use super::documents::PackedIndex;
-use super::local_batch::{BatchPart, LocalBatch, RowElement};
+use super::local_batch::{BatchShard, BatchToken, LocalBatch};
 use super::token_file::{TokenFile, TokenWidth};
 use crate::error::{Error, Result};
 use crate::rng::{Draw, Generator, Permutation};
@@ -110,7 +110,7 @@ impl TokenSource {
     pub fn read(
         &self,
         first: u64,
-        part: &BatchPart,
+        part: &BatchShard,
         order: &mut EpochOrder,
         out: &mut LocalBatch,
     ) -> Result<()> {
@@ -131,7 +131,7 @@ impl TokenSource {
         &self,
         sample: u64,
         checked: &mut CheckedFiles,
-        each: &mut dyn FnMut(usize, RowElement),
+        each: &mut dyn FnMut(usize, BatchToken),
     ) -> Result<()> {
         match &self.samples {
             SampleIndex::Windows(ends) => {
@@ -144,7 +144,7 @@ impl TokenSource {
         }
     }
 
-    fn window(&self, file: &TokenFile, start: usize, each: &mut dyn FnMut(usize, RowElement)) -> Result<()> {
+    fn window(&self, file: &TokenFile, start: usize, each: &mut dyn FnMut(usize, BatchToken)) -> Result<()> {
         let mut tokens = self.checked(file, start..start + self.config.block + 1);
         let mut token = tokens.next().expect("a window has a token")?;
         let end = self.end_of_text().map(i64::from);
@@ -154,7 +154,7 @@ impl TokenSource {
             let ends = end == Some(token);
             // The next document's first token does not follow from this one.
             let target = if ends { PADDING } else { next };
-            each(column, RowElement { token, target, document, position });
+            each(column, BatchToken { token, target, document, position });
             token = next;
             (document, position) = if ends { (document + 1, 0) } else { (document, position + 1) };
         }
@@ -166,7 +166,7 @@ impl TokenSource {
         rows: &PackedIndex,
         number: usize,
         checked: &mut CheckedFiles,
-        each: &mut dyn FnMut(usize, RowElement),
+        each: &mut dyn FnMut(usize, BatchToken),
     ) -> Result<()> {
         let (block, end) = (self.config.block, self.end_of_text().expect("packed documents have an end"));
         let end = i64::from(end);
@@ -187,7 +187,7 @@ impl TokenSource {
                         "",
                     ));
                 }
-                each(column, RowElement { token, target, document, position: position as i64 });
+                each(column, BatchToken { token, target, document, position: position as i64 });
                 column += 1;
                 token = target;
                 if token == end {
@@ -198,7 +198,7 @@ impl TokenSource {
         }
         // Padding is a document of its own, so it sees no other and no other sees it.
         for position in 0..block - column {
-            let element = RowElement { token: end, target: PADDING, document, position: position as i64 };
+            let element = BatchToken { token: end, target: PADDING, document, position: position as i64 };
             each(column + position, element);
         }
         Ok(())

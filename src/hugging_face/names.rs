@@ -11,12 +11,12 @@ use crate::tensor::{Shape, sort_by_key};
 pub(super) struct NamedTensor {
     pub name: String,
     pub shape: Shape,
-    pub parts: Vec<PiecePart>,
+    pub parts: Vec<PieceRange>,
 }
 
 /// A range of a piece's elements within a tensor of a file.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct PiecePart {
+pub(super) struct PieceRange {
     /// The piece's path, such as `h.0.attn.q.weight`.
     pub path: String,
     /// The first element of the range in the piece.
@@ -45,7 +45,7 @@ pub(super) struct NameForm {
     pub experts: ExpertForm,
 }
 
-impl PiecePart {
+impl PieceRange {
     /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.dims.iter().product()
@@ -199,7 +199,7 @@ impl NameList<'_> {
         self.same(&format!("{layer}.gate.weight"), &own("router.weight"), &[count, width]);
         // The parameters are [experts, inputs, outputs], the files' matrices [outputs, inputs].
         let part =
-            |map: &str, e: usize, experts: usize, [inputs, outputs]: [usize; 2], offset, step| PiecePart {
+            |map: &str, e: usize, experts: usize, [inputs, outputs]: [usize; 2], offset, step| PieceRange {
                 path: own(&format!("experts.{map}")),
                 first: e * inputs * outputs,
                 dims: vec![experts, inputs, outputs],
@@ -253,14 +253,14 @@ impl NameList<'_> {
     /// `[inputs, maps · outputs]`, with their biases.
     fn transposed(&mut self, name: &str, pieces: &[String], [outputs, inputs]: [usize; 2]) {
         let all = pieces.len() * outputs;
-        let weights = pieces.iter().enumerate().map(|(i, own)| PiecePart {
+        let weights = pieces.iter().enumerate().map(|(i, own)| PieceRange {
             path: format!("{own}.weight"),
             first: 0,
             dims: vec![outputs, inputs],
             offset: i * outputs,
             steps: vec![1, all],
         });
-        let biases = pieces.iter().enumerate().map(|(i, own)| PiecePart {
+        let biases = pieces.iter().enumerate().map(|(i, own)| PieceRange {
             path: format!("{own}.bias"),
             first: 0,
             dims: vec![outputs],
@@ -274,7 +274,7 @@ impl NameList<'_> {
 
     /// Adds a tensor that has the elements of one piece in the same order.
     fn same(&mut self, name: &str, own: &str, shape: &[usize]) {
-        let part = PiecePart {
+        let part = PieceRange {
             path: own.into(),
             first: 0,
             dims: shape.to_vec(),
@@ -284,15 +284,15 @@ impl NameList<'_> {
         self.add(name, shape, vec![part]);
     }
 
-    fn add(&mut self, name: &str, shape: &[usize], parts: Vec<PiecePart>) {
+    fn add(&mut self, name: &str, shape: &[usize], parts: Vec<PieceRange>) {
         self.list.push(NamedTensor { name: format!("{}{name}", self.prefix), shape: shape.into(), parts });
     }
 }
 
 /// Returns the parts of each piece, by path, in the order of their elements. Each part comes with the number of its
 /// tensor.
-pub(super) fn parts_by_piece(tensors: &[NamedTensor]) -> BTreeMap<&str, Vec<(usize, &PiecePart)>> {
-    let mut parts: BTreeMap<&str, Vec<(usize, &PiecePart)>> = BTreeMap::new();
+pub(super) fn parts_by_piece(tensors: &[NamedTensor]) -> BTreeMap<&str, Vec<(usize, &PieceRange)>> {
+    let mut parts: BTreeMap<&str, Vec<(usize, &PieceRange)>> = BTreeMap::new();
     for (number, tensor) in tensors.iter().enumerate() {
         for part in &tensor.parts {
             parts.entry(&part.path).or_default().push((number, part));

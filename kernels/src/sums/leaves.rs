@@ -182,7 +182,7 @@ struct RowLeaves<const N: usize> {
     /// The number of groups in a row, or 0 if a row is a part of a group.
     groups: usize,
     /// The two ways in which the longer nodes of a group are distributed.
-    patterns: [GroupPattern<N>; 2],
+    patterns: [NodePattern<N>; 2],
     /// A group has the second pattern if its reversed number is less than this.
     more: usize,
     /// The number of vectors that are full in every node, and of those that any node has elements of.
@@ -192,7 +192,7 @@ struct RowLeaves<const N: usize> {
 
 /// The nodes of a group: their places from the group's start on, their lengths, and the sum of these. If a row is a part of
 /// a group, the places begin anew in each row.
-struct GroupPattern<const N: usize> {
+struct NodePattern<const N: usize> {
     places: [usize; N],
     /// The elements of each vector of the nodes.
     lens: [[u8; N]; VECTORS],
@@ -226,7 +226,7 @@ impl<const N: usize> RowLeaves<N> {
                 }
                 next += len;
             }
-            GroupPattern { places, lens, len: next }
+            NodePattern { places, lens, len: next }
         };
         RowLeaves {
             depth,
