@@ -10,7 +10,7 @@
 // none of a block's keys is skipped, as on the CPU. Skipped or masked values can only change the sign of a zero, and
 // no sum stays -0.
 //
-// Measured on an H200: 15 TFLOP/s counting 5 products, at D = 64 and 128; 0.5 of PyTorch's f32 kernel.
+// benches/results/2026-11-27-h200.md has times.
 #pragma once
 #include "attention_tiles.cuh"
 

@@ -3,8 +3,8 @@
 // A dq block has 64 queries of one head and loops over the keys that they attend to; a dkv block has 64 keys of one
 // key head and loops over the queries that attend to them. No two blocks add to the same memory, so each run has the
 // same bits, at the cost of 7 products instead of the 5 of a kernel that adds dq with atomics. Probabilities and
-// their gradients are rounded to the storage type before their products. Measured on an H200: 137 and
-// 180 TFLOP/s at D = 64 and 128, 0.79 and 0.66 of PyTorch's.
+// their gradients are rounded to the storage type before their products. benches/results/2026-11-27-h200.md
+// has times.
 #pragma once
 #include "flash.cuh"
 

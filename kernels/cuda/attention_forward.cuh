@@ -7,9 +7,7 @@
 // the scalar units (matrix units do not compute a chain of IEEE operations); a flash kernel has two products on
 // matrix units.
 //
-// Measured on an H200 at D = 64: 13 TFLOP/s counting the two products that are needed, 0.45 of PyTorch's f32 kernel and a
-// fifteenth of the bf16 one; 15 at D = 128. The loops of products are 65% of the instructions, and half of the time: shared
-// memory is waited for most. Dropout adds about a quarter: one Philox block per four scores.
+// The loops of products wait for shared memory most. Dropout costs one Philox block per four scores. benches/results/2026-11-27-h200.md has times.
 #pragma once
 #include "attention_tiles.cuh"
 

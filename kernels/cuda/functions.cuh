@@ -16,7 +16,7 @@ struct ReducedExponent {
   u64 n;
   f64 r, rest;
 };
-struct ExpParts {
+struct ScaledExp {
   u64 n;
   f64 high, low;
 };
@@ -279,7 +279,7 @@ CALLED f64 atan2_f64(f64 y, f64 x) {
 
 // ---- exponential.rs -------------------------------------------------------------------------------------------------
 
-DEVICE f64 scaled(ExpParts parts) {
+DEVICE f64 scaled(ScaledExp parts) {
   auto half = half_of(parts.n);
   return (parts.high + parts.low) * power_of_two(half) * power_of_two((parts.n - half));
 }
@@ -294,7 +294,7 @@ CALLED f64 exp2_f64(f64 x) {
       0.0013333558146416936, 0.009618129107628479, 0.0555041086648216, 0.24022650695910072), fma_(r,
       2.3190468138462996e-17, l));
   auto [high, low] = fast_two_sum(1.0, h);
-  return scaled(ExpParts{(bits_of(shifted) - bits_of(ROUND)), high, low + tail});
+  return scaled(ScaledExp{(bits_of(shifted) - bits_of(ROUND)), high, low + tail});
 }
 DEVICE ReducedExponent reduce_exponent(f64 x) {
   auto shifted = fma_(x, 1.4426950408889634, ROUND);
@@ -339,13 +339,13 @@ CALLED f64 expm1_f64(f64 x) {
   auto y = 2.0 * (h + fma_(s, tail, l));
   return select_(abs_(x) < 5.551115123125783e-17, x, y);
 }
-DEVICE ExpParts exp_parts(f64 x, f64 x_rest) {
+DEVICE ScaledExp exp_parts(f64 x, f64 x_rest) {
   auto reduced = reduce_exponent(x);
   auto r = reduced.r;
   auto rest = reduced.rest + x_rest;
   auto [high, low] = fast_two_sum(1.0, r);
   auto q = r * r * exp_poly(r);
-  return ExpParts{reduced.n, high, low + (q + fma_(rest, r + q, rest))};
+  return ScaledExp{reduced.n, high, low + (q + fma_(rest, r + q, rest))};
 }
 
 // ---- logarithm.rs ---------------------------------------------------------------------------------------------------
@@ -439,11 +439,11 @@ DEVICE Pair ln_pair(f64 x) {
 
 // ---- hyperbolic.rs --------------------------------------------------------------------------------------------------
 
-DEVICE ExpParts quarter_exp(f64 a) {
+DEVICE ScaledExp quarter_exp(f64 a) {
   auto parts = exp_parts(select_(a > 711.0, 711.0, a), 0.0);
   auto s = power_of_two((parts.n - 2));
   auto [high, low] = fast_two_sum(parts.high, parts.low);
-  return ExpParts{parts.n, high * s, low * s};
+  return ScaledExp{parts.n, high * s, low * s};
 }
 CALLED f64 sinh_f64(f64 x) {
   auto a = abs_(x);

@@ -1,13 +1,9 @@
-// Exact matrix products, without matrix units, with the CPU's bits: the entries of one dtype.
-//
-// Measured on an H200, 4096 x 4096 x 4096: 29.7 TFLOP/s in f32, 0.59 of cuBLAS, and 28.3 in bf16; 27 and 25 with contractions
-// of 768, whose leaves have 24 indices.
+// Exact matrix products, without matrix units, with the CPU's bits: the entries of one dtype. benches/results/2026-11-27-h200.md has times.
 //
 // Instructions of a thread per leaf of 32 indices: 2048 multiply-adds, 128 16-byte reads of shared memory, 50 for the
 // loops, 300 to load the operands (48 copies, if the contraction's indices are contiguous), and 120 to fold: one node
-// of 64 values is written and one is read and added. So 77% of all instructions are multiply-adds, and exactness costs
-// 5%. The hot loop has 75% of the instructions and 41% of the time: two warps per partition do not hide the rest
-// (docs/cuda.md, section 9).
+// of 64 values is written and one is read and added. So most instructions are multiply-adds, and exactness costs little.
+// Two warps per partition do not hide what comes between the loops (docs/cuda.md, section 9).
 //
 // Registers: 209 in f32, 227 in bf16, without spills; two blocks of 128 threads, each with 25 or 50 KiB of panels and 32 KiB
 // per slot. On an A100 the panels of bf16 leave no room for a slot.

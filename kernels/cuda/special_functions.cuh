@@ -86,7 +86,7 @@ CALLED f64 erfc_f64(f64 x) {
   auto [square, square_rest] = two_product(a, a);
   auto e = exp_parts(-square, -square_rest);
   auto [h, l] = two_product(m, e.high);
-  auto tail = scaled(ExpParts{e.n, h, l + fma_(m, e.low, m_rest * e.high)});
+  auto tail = scaled(ScaledExp{e.n, h, l + fma_(m, e.low, m_rest * e.high)});
   auto far = select_(x < 0.0, 2.0 - tail, tail);
   auto z = a * a;
   auto erf_rest = x * horner(z, -7.779438207878924e-10, 1.3710963588728289e-08, -1.620630972606518e-07,

@@ -28,17 +28,17 @@ pub(super) struct PackedIndex {
     rows: usize,
 }
 
-/// The form of a piece while pieces are sorted: the tokens that a row has more than the piece, and below them its
+/// The form of the keys by which pieces are sorted: the tokens that a row has more than the piece, and below them its
 /// start. So the longest comes first, and of equal ones the first in the files.
 #[derive(Clone, Copy)]
-struct PieceForm {
+struct KeyForm {
     /// The most tokens of a piece that are read and predict another one.
     longest: usize,
     start_bits: u32,
 }
 
-impl PieceForm {
-    fn new(files: &[TokenFile], block: usize) -> Result<PieceForm> {
+impl KeyForm {
+    fn new(files: &[TokenFile], block: usize) -> Result<KeyForm> {
         let tokens = files.iter().fold(0u64, |sum, file| sum.saturating_add(file.len() as u64));
         let longest = (block as u64).min(tokens) as usize;
         let bits = |n: u64| u64::BITS - n.leading_zeros();
@@ -47,7 +47,7 @@ impl PieceForm {
             let (rule, given) = ("the tokens and the block are too many", format!("{tokens} and {block}"));
             return Err(Error::invalid("tokens", rule, given, "pack fewer files at a time"));
         }
-        Ok(PieceForm { longest, start_bits })
+        Ok(KeyForm { longest, start_bits })
     }
 
     fn key(self, start: u64, len: usize) -> u64 {
@@ -77,7 +77,7 @@ impl PackedIndex {
         block: usize,
         checksums: &mut Vec<u32>,
     ) -> Result<PackedIndex> {
-        let form = PieceForm::new(files, block)?;
+        let form = KeyForm::new(files, block)?;
         let (mut keys, mut before, mut sum) = (Vec::new(), Vec::new(), 0);
         for file in files {
             before.push(sum);
@@ -104,7 +104,7 @@ impl PackedIndex {
         PackedIndex::best_fit(before, keys, form)
     }
 
-    fn best_fit(before: Vec<u64>, mut keys: Vec<u64>, form: PieceForm) -> Result<PackedIndex> {
+    fn best_fit(before: Vec<u64>, mut keys: Vec<u64>, form: KeyForm) -> Result<PackedIndex> {
         keys.sort_unstable();
         let mut open = OpenRows::new(form.longest)?;
         // The row of each piece, and the number of pieces in each row.
@@ -218,11 +218,11 @@ fn scan(
 
 /// Moves each key to its place. `places` are the numbers from 0 on in some order, and ascend afterwards.
 fn move_to(keys: &mut [u64], places: &mut [u32]) {
-    for i in 0..keys.len() {
-        while places[i] as usize != i {
-            let place = places[i] as usize;
-            keys.swap(i, place);
-            places.swap(i, place);
+    for index in 0..keys.len() {
+        while places[index] as usize != index {
+            let place = places[index] as usize;
+            keys.swap(index, place);
+            places.swap(index, place);
         }
     }
 }
@@ -237,19 +237,19 @@ mod tests {
 
     /// Packs pieces of these lengths, and returns each row's pieces by their numbers.
     fn packed(lens: &[usize], block: usize) -> Vec<Vec<usize>> {
-        let form = PieceForm { longest: block, start_bits: 32 };
-        let keys = lens.iter().enumerate().map(|(at, &len)| form.key(at as u64, len)).collect();
+        let form = KeyForm { longest: block, start_bits: 32 };
+        let keys = lens.iter().enumerate().map(|(number, &len)| form.key(number as u64, len)).collect();
         let rows = PackedIndex::best_fit(vec![0], keys, form).unwrap();
-        (0..rows.len()).map(|row| rows.row(row).map(|(_, at)| at).collect()).collect()
+        (0..rows.len()).map(|row| rows.row(row).map(|(_, number)| number).collect()).collect()
     }
 
     /// Packs by the definition, with lists of rows and of their pieces.
     fn expected(lens: &[usize], block: usize) -> Vec<Vec<usize>> {
         let mut order: Vec<usize> = (0..lens.len()).collect();
-        order.sort_by_key(|&at| Reverse(lens[at]));
+        order.sort_by_key(|&number| Reverse(lens[number]));
         let (mut rows, mut open) = (Vec::new(), BTreeMap::<usize, Vec<usize>>::new());
-        for at in order {
-            let found = open.range(lens[at]..).next().map(|(&space, _)| space);
+        for number in order {
+            let found = open.range(lens[number]..).next().map(|(&space, _)| space);
             let (row, space) = match found {
                 Some(space) => (open.get_mut(&space).unwrap().pop().unwrap(), space),
                 None => {
@@ -258,9 +258,9 @@ mod tests {
                 }
             };
             open.retain(|_, rows| !rows.is_empty());
-            rows[row].push(at);
-            if space > lens[at] {
-                open.entry(space - lens[at]).or_default().push(row);
+            rows[row].push(number);
+            if space > lens[number] {
+                open.entry(space - lens[number]).or_default().push(row);
             }
         }
         rows
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn each_piece_takes_the_tightest_row() {
         let by_len = |lens: &[usize]| -> Vec<Vec<usize>> {
-            packed(lens, 10).iter().map(|row| row.iter().map(|&at| lens[at]).collect()).collect()
+            packed(lens, 10).iter().map(|row| row.iter().map(|&number| lens[number]).collect()).collect()
         };
         assert_eq!(by_len(&[3, 10, 6, 7, 4, 1]), [vec![10], vec![7, 3], vec![6, 4], vec![1]]);
         // 2 goes to the row of 8, whose space it fills, and not to that of 7.

@@ -51,15 +51,17 @@ pub(super) fn other_format(bytes: &[u8]) -> Option<OtherFormat> {
     if let Some(&(_, name, remedy)) = BEGINNINGS.iter().find(begins) {
         return Some(OtherFormat { name, remedy });
     }
-    let of = |found: bool, name, remedy| found.then_some(OtherFormat { name, remedy });
+    let format_if = |found: bool, name, remedy| found.then_some(OtherFormat { name, remedy });
     let read = "give token files, and read models with hugging_face";
-    of(is_gzip(bytes), "a file packed by gzip", UNPACK)
-        .or_else(|| of(is_pickle(bytes), "a pickle of Python", TO_FILE))
-        .or_else(|| of(is_arrow_stream(bytes), "an Arrow stream", WRITE))
-        .or_else(|| of(is_safetensors(bytes), "safetensors", read))
-        .or_else(|| of(is_llm_c(bytes), "tokens behind a header of llm.c", "cut off the first 1,024 bytes"))
-        .or_else(|| of(is_tar(bytes), "a tar archive", UNPACK))
-        .or_else(|| of(is_text(bytes), "text", "encode it with Tokenizer::encode_file"))
+    format_if(is_gzip(bytes), "a file packed by gzip", UNPACK)
+        .or_else(|| format_if(is_pickle(bytes), "a pickle of Python", TO_FILE))
+        .or_else(|| format_if(is_arrow_stream(bytes), "an Arrow stream", WRITE))
+        .or_else(|| format_if(is_safetensors(bytes), "safetensors", read))
+        .or_else(|| {
+            format_if(is_llm_c(bytes), "tokens behind a header of llm.c", "cut off the first 1,024 bytes")
+        })
+        .or_else(|| format_if(is_tar(bytes), "a tar archive", UNPACK))
+        .or_else(|| format_if(is_text(bytes), "text", "encode it with Tokenizer::encode_file"))
 }
 
 /// The method is always deflate, and the flags have five bits.
@@ -139,7 +141,7 @@ pub(super) fn wider_tokens(bytes: &[u8], width: usize) -> Option<(usize, usize)>
     }
     // The places begin where four tokens do, so that their tokens are counted alike.
     let last = bytes.len().saturating_sub(PROBE);
-    let starts = [0, last / 2, last].map(|at| at / (4 * width) * (4 * width));
+    let starts = [0, last / 2, last].map(|start| start / (4 * width) * (4 * width));
     let (mut counts, mut zeros, mut small, mut end) = ([0u64; 4], [0u64; 4], [0u64; 4], 0);
     let mut sampled = 0;
     for start in starts {
@@ -147,15 +149,15 @@ pub(super) fn wider_tokens(bytes: &[u8], width: usize) -> Option<(usize, usize)>
         let start = start.max(end);
         end = bytes.len().min(start + PROBE).max(end);
         sampled += end - start;
-        for (at, token) in bytes[start..end].chunks_exact(width).enumerate() {
+        for (index, token) in bytes[start..end].chunks_exact(width).enumerate() {
             let token = token.iter().rev().fold(0u32, |token, &byte| token << 8 | u32::from(byte));
-            counts[at % 4] += 1;
-            zeros[at % 4] += u64::from(token == 0);
-            small[at % 4] += u64::from(token < SMALL);
+            counts[index % 4] += 1;
+            zeros[index % 4] += u64::from(token == 0);
+            small[index % 4] += u64::from(token < SMALL);
         }
     }
     let factor = |found: [u64; 4]| {
-        let share = |part: u64, most: bool| move |(n, of): (u64, u64)| (n * 20 >= of * part) == most;
+        let share = |part: u64, most: bool| move |(n, all): (u64, u64)| (n * 20 >= all * part) == most;
         let pairs = [0, 1, 2, 3].map(|k| (found[k], counts[k]));
         // At least 19 of 20, and fewer than 10 of 20.
         let (often, seldom) = (pairs.map(share(19, true)), pairs.map(share(10, false)));

@@ -8,7 +8,7 @@ use crate::tensor::{DType, Shape, Tensor};
 
 /// The elements of a batch `[batch, block]` that one rank stores.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct BatchPart {
+pub(super) struct BatchShard {
     region: Region,
     batch: usize,
     block: usize,
@@ -36,28 +36,28 @@ pub(super) struct BatchLists<'a> {
 
 /// A token of a row, with all that a batch says about it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RowElement {
+pub(super) struct BatchToken {
     pub token: i64,
     pub target: i64,
     pub document: i64,
     pub position: i64,
 }
 
-impl BatchPart {
-    pub fn new(region: &Region, (batch, block): (usize, usize), tagged: bool) -> BatchPart {
-        BatchPart { region: region.clone(), batch, block, tagged }
+impl BatchShard {
+    pub fn new(region: &Region, (batch, block): (usize, usize), tagged: bool) -> BatchShard {
+        BatchShard { region: region.clone(), batch, block, tagged }
     }
 
     /// Calls `f(row, columns, offset of the first one in local storage)` for the parts of rows, up to the first error.
     pub fn each_row(&self, f: &mut dyn FnMut(usize, Range<usize>, usize) -> Result<()>) -> Result<()> {
         let (block, mut done) = (self.block, Ok(()));
         self.region.runs(&Shape::from([self.batch, block]), |global, mut local, mut len| {
-            let mut at = global as usize;
+            let mut element = global as usize;
             while len > 0 && done.is_ok() {
-                let (row, column) = (at / block, at % block);
+                let (row, column) = (element / block, element % block);
                 let here = len.min(block - column);
                 done = f(row, column..column + here, local);
-                (at, local, len) = (at + here, local + here, len - here);
+                (element, local, len) = (element + here, local + here, len - here);
             }
         });
         done
@@ -70,7 +70,7 @@ impl LocalBatch {
     ///
     /// # Errors
     /// Returns an error if there is no room.
-    pub fn new(part: &BatchPart) -> Result<LocalBatch> {
+    pub fn new(part: &BatchShard) -> Result<LocalBatch> {
         let room = || Tensor::try_uninit(DType::I64, part.region.local.clone());
         let of_documents = || part.tagged.then(room).transpose();
         Ok(LocalBatch {
@@ -93,12 +93,12 @@ impl LocalBatch {
 }
 
 impl BatchLists<'_> {
-    pub fn put(&mut self, at: usize, element: RowElement) {
-        self.tokens[at] = element.token;
-        self.targets[at] = element.target;
+    pub fn put(&mut self, index: usize, element: BatchToken) {
+        self.tokens[index] = element.token;
+        self.targets[index] = element.target;
         if let (Some(documents), Some(positions)) = (&mut self.documents, &mut self.positions) {
-            documents[at] = element.document;
-            positions[at] = element.position;
+            documents[index] = element.document;
+            positions[index] = element.position;
         }
     }
 }

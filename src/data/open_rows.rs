@@ -48,10 +48,10 @@ impl OpenRows {
     /// Puts a row that is not among the rows with space there.
     pub fn put(&mut self, row: u32, space: usize) {
         self.before[row as usize] = std::mem::replace(&mut self.last[space], row);
-        let mut at = space;
+        let mut index = space;
         for words in &mut self.levels {
-            words[at / 64] |= 1 << (at % 64);
-            at /= 64;
+            words[index / 64] |= 1 << (index % 64);
+            index /= 64;
         }
     }
 
@@ -62,28 +62,28 @@ impl OpenRows {
         let row = self.last[space];
         self.last[space] = self.before[row as usize];
         if self.last[space] == NONE {
-            let mut at = space;
+            let mut index = space;
             for words in &mut self.levels {
-                words[at / 64] &= !(1 << (at % 64));
-                if words[at / 64] != 0 {
+                words[index / 64] &= !(1 << (index % 64));
+                if words[index / 64] != 0 {
                     break;
                 }
-                at /= 64;
+                index /= 64;
             }
         }
         Some((row, space))
     }
 
     fn least_space(&self, least: usize) -> Option<usize> {
-        let mut at = least;
+        let mut index = least;
         for (level, words) in self.levels.iter().enumerate() {
-            let bits = words.get(at / 64)? & (u64::MAX << (at % 64));
+            let bits = words.get(index / 64)? & (u64::MAX << (index % 64));
             if bits != 0 {
                 let first = |word: usize, bits: u64| 64 * word + bits.trailing_zeros() as usize;
                 let lower = self.levels[..level].iter().rev();
-                return Some(lower.fold(first(at / 64, bits), |word, words| first(word, words[word])));
+                return Some(lower.fold(first(index / 64, bits), |word, words| first(word, words[word])));
             }
-            at = at / 64 + 1;
+            index = index / 64 + 1;
         }
         None
     }

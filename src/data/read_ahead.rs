@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use super::local_batch::{BatchPart, LocalBatch};
+use super::local_batch::{BatchShard, LocalBatch};
 use super::source::{EpochOrder, TokenSource};
 use crate::base::unpoisoned;
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// The batches' memory is that of the thread that takes them, whose limit counts it.
 #[derive(Debug)]
 pub(super) struct ReadAhead {
-    part: BatchPart,
+    part: BatchShard,
     /// The first sample of the batch that comes next.
     next: u64,
     /// The number of batches that the thread may read ahead, and of those that it has or has read.
@@ -33,19 +33,19 @@ impl ReadAhead {
     ///
     /// # Errors
     /// Returns an error if there is no room for a batch, or if the system refuses a thread.
-    pub fn start(source: &Arc<TokenSource>, part: BatchPart, first: u64, depth: usize) -> Result<ReadAhead> {
+    pub fn start(source: &Arc<TokenSource>, part: BatchShard, first: u64, depth: usize) -> Result<ReadAhead> {
         let (rooms, empty) = channel::<LocalBatch>();
         let (sender, batches) = channel();
         let (source, of_rank) = (source.clone(), part.clone());
         let read = move || {
-            let (mut at, mut order) = (first, EpochOrder::default());
+            let (mut sample, mut order) = (first, EpochOrder::default());
             for mut batch in empty {
-                let read = source.read(at, &of_rank, &mut order, &mut batch).map(|()| batch);
+                let read = source.read(sample, &of_rank, &mut order, &mut batch).map(|()| batch);
                 let failed = read.is_err();
                 if sender.send(read).is_err() || failed {
                     return;
                 }
-                at += source.config().batch as u64;
+                sample += source.config().batch as u64;
             }
         };
         let (rooms, batches) = (Some(rooms), Some(Mutex::new(batches)));
@@ -80,7 +80,7 @@ impl ReadAhead {
     }
 
     /// Returns true if the next batch is this part of the batch at sample `first`.
-    pub fn serves(&self, first: u64, part: &BatchPart) -> bool {
+    pub fn serves(&self, first: u64, part: &BatchShard) -> bool {
         self.next == first && self.part == *part
     }
 
@@ -122,16 +122,16 @@ mod tests {
     use crate::placement::Region;
 
     /// One file of zeros, in rows of 2 and batches of 3; a token that is outside the vocabulary stands at `bad`.
-    fn source(name: &str, bad: Option<usize>) -> (Arc<TokenSource>, BatchPart) {
+    fn source(name: &str, bad: Option<usize>) -> (Arc<TokenSource>, BatchShard) {
         let path = std::env::temp_dir().join(format!("isoshard-ahead-{name}-{}", std::process::id()));
         let mut bytes = [0; 202];
-        bad.into_iter().for_each(|at| bytes[2 * at] = 9);
+        bad.into_iter().for_each(|index| bytes[2 * index] = 9);
         fs::write(&path, bytes).unwrap();
         let file = TokenFile::open(&path, TokenWidth::U16).unwrap();
         fs::remove_file(path).unwrap();
         let config = TokensConfig { shuffle: None, ..TokensConfig::new(9, 2, 3, 1) };
         let source = TokenSource::open(vec![file], TokenWidth::U16, config).unwrap();
-        (Arc::new(source), BatchPart::new(&Region::whole(&[3, 2].into()), (3, 2), false))
+        (Arc::new(source), BatchShard::new(&Region::whole(&[3, 2].into()), (3, 2), false))
     }
 
     #[test]

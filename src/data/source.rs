@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::config::{Packing, TokensConfig};
 use super::documents::PackedIndex;
-use super::local_batch::{BatchPart, LocalBatch, RowElement};
+use super::local_batch::{BatchShard, BatchToken, LocalBatch};
 use super::token_file::{TokenFile, TokenWidth};
 use crate::error::{Error, Result};
 use crate::rng::{Draw, Generator, Permutation};
@@ -110,17 +110,17 @@ impl TokenSource {
     pub fn read(
         &self,
         first: u64,
-        part: &BatchPart,
+        part: &BatchShard,
         order: &mut EpochOrder,
         out: &mut LocalBatch,
     ) -> Result<()> {
         let mut checked = CheckedFiles::default();
         let mut lists = out.lists()?;
-        part.each_row(&mut |row, columns, at| {
+        part.each_row(&mut |row, columns, offset| {
             let sample = order.sample(self, first + row as u64)?;
             self.row(sample, &mut checked, &mut |column, element| {
                 if columns.contains(&column) {
-                    lists.put(at + column - columns.start, element);
+                    lists.put(offset + column - columns.start, element);
                 }
             })
         })
@@ -131,7 +131,7 @@ impl TokenSource {
         &self,
         sample: u64,
         checked: &mut CheckedFiles,
-        each: &mut dyn FnMut(usize, RowElement),
+        each: &mut dyn FnMut(usize, BatchToken),
     ) -> Result<()> {
         match &self.samples {
             SampleIndex::Windows(ends) => {
@@ -144,8 +144,8 @@ impl TokenSource {
         }
     }
 
-    fn window(&self, file: &TokenFile, at: usize, each: &mut dyn FnMut(usize, RowElement)) -> Result<()> {
-        let mut tokens = self.checked(file, at..at + self.config.block + 1);
+    fn window(&self, file: &TokenFile, start: usize, each: &mut dyn FnMut(usize, BatchToken)) -> Result<()> {
+        let mut tokens = self.checked(file, start..start + self.config.block + 1);
         let mut token = tokens.next().expect("a window has a token")?;
         let end = self.end_of_text().map(i64::from);
         let (mut document, mut position) = (0, 0);
@@ -154,7 +154,7 @@ impl TokenSource {
             let ends = end == Some(token);
             // The next document's first token does not follow from this one.
             let target = if ends { PADDING } else { next };
-            each(column, RowElement { token, target, document, position });
+            each(column, BatchToken { token, target, document, position });
             token = next;
             (document, position) = if ends { (document + 1, 0) } else { (document, position + 1) };
         }
@@ -166,15 +166,15 @@ impl TokenSource {
         rows: &PackedIndex,
         number: usize,
         checked: &mut CheckedFiles,
-        each: &mut dyn FnMut(usize, RowElement),
+        each: &mut dyn FnMut(usize, BatchToken),
     ) -> Result<()> {
         let (block, end) = (self.config.block, self.end_of_text().expect("packed documents have an end"));
         let end = i64::from(end);
         let (mut column, mut document) = (0, 0);
-        for (file, at) in rows.row(number) {
+        for (file, start) in rows.row(number) {
             let file = checked.file(&self.files, file)?;
             // A piece ends with the end of text, with the file, or when it is as long as a row.
-            let mut tokens = self.checked(file, at..file.len().min(at + block + 1));
+            let mut tokens = self.checked(file, start..file.len().min(start + block + 1));
             let mut token = tokens.next().expect("a piece has a token")?;
             for (position, target) in tokens.enumerate() {
                 let target = target?;
@@ -187,7 +187,7 @@ impl TokenSource {
                         "",
                     ));
                 }
-                each(column, RowElement { token, target, document, position: position as i64 });
+                each(column, BatchToken { token, target, document, position: position as i64 });
                 column += 1;
                 token = target;
                 if token == end {
@@ -198,7 +198,7 @@ impl TokenSource {
         }
         // Padding is a document of its own, so it sees no other and no other sees it.
         for position in 0..block - column {
-            let element = RowElement { token: end, target: PADDING, document, position: position as i64 };
+            let element = BatchToken { token: end, target: PADDING, document, position: position as i64 };
             each(column + position, element);
         }
         Ok(())
@@ -211,9 +211,11 @@ impl TokenSource {
         range: Range<usize>,
     ) -> impl Iterator<Item = Result<i64>> + use<'a> {
         let vocabulary = self.config.vocabulary;
-        range.clone().zip(file.tokens(range)).map(move |(at, token)| match (token as usize) < vocabulary {
-            true => Ok(i64::from(token)),
-            false => Err(file.beyond(at, token, vocabulary)),
+        range.clone().zip(file.tokens(range)).map(move |(position, token)| {
+            match (token as usize) < vocabulary {
+                true => Ok(i64::from(token)),
+                false => Err(file.beyond(position, token, vocabulary)),
+            }
         })
     }
 }
@@ -233,14 +235,14 @@ impl EpochOrder {
     /// Returns the number, in the files' order, of a sample that is counted over all epochs.
     fn sample(&mut self, source: &TokenSource, number: u64) -> Result<u64> {
         let samples = source.len();
-        let (epoch, at) = (number / samples, number % samples);
-        let Some(seed) = source.seed else { return Ok(at) };
+        let (epoch, sample) = (number / samples, number % samples);
+        let Some(seed) = source.seed else { return Ok(sample) };
         if self.0.as_ref().is_none_or(|(known, _)| *known != epoch) {
             let draw = Draw { seed, number: epoch };
             self.0 = Some((epoch, Permutation::new(draw, samples)));
         }
         let (_, permutation) = self.0.as_ref().expect("just set");
-        permutation.at(at)
+        permutation.at(sample)
     }
 }
 

@@ -63,8 +63,8 @@ impl TextChunks {
             // The bytes end within a character.
             Err(e) if e.error_len().is_none() && !end => e.valid_up_to(),
             Err(e) => {
-                let at = self.before + (self.text.len() + e.valid_up_to()) as u64;
-                let given = format!("byte {at} of {}", self.path.display());
+                let position = self.before + (self.text.len() + e.valid_up_to()) as u64;
+                let given = format!("byte {position} of {}", self.path.display());
                 return Err(Error::invalid("tokenizer", "a text is not UTF-8", given, ""));
             }
         };
@@ -110,8 +110,8 @@ mod tests {
             let all = pieces(Some(read));
             assert_eq!(all.concat(), text);
             for pair in all.windows(2) {
-                let at = pair[0].len();
-                assert_eq!(last_cut(&pair.concat(), at).map(|cut| cut >= at), Some(true), "{pair:?}");
+                let end = pair[0].len();
+                assert_eq!(last_cut(&pair.concat(), end).map(|cut| cut >= end), Some(true), "{pair:?}");
             }
             most = most.max(all.len());
         }

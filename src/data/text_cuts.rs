@@ -56,14 +56,14 @@ fn is_letter_or_digit(c: char) -> bool {
 /// `from` is a character's beginning.
 pub(super) fn last_cut(text: &str, from: usize) -> Option<usize> {
     let mut next = None;
-    for (at, c) in text.char_indices().rev() {
-        let cut = at + c.len_utf8();
+    for (position, c) in text.char_indices().rev() {
+        let cut = position + c.len_utf8();
         if cut < from {
             return None;
         }
         let safe = next.is_some_and(|next: char| match c {
             '\n' => {
-                let before = text[..at].chars().next_back();
+                let before = text[..position].chars().next_back();
                 before.is_some_and(|c| !c.is_whitespace()) && !next.is_whitespace() && next != '/'
             }
             _ => next.is_whitespace() && is_letter_or_digit(c),

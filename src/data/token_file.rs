@@ -168,9 +168,9 @@ impl TokenFile {
         })
     }
 
-    /// Returns the refusal of the token at `at`.
-    pub fn beyond(&self, at: usize, token: u32, vocabulary: usize) -> Error {
-        let given = format!("token {token} at {at} of {}", self.path.display());
+    /// Returns the refusal of the token at `position`.
+    pub fn beyond(&self, position: usize, token: u32, vocabulary: usize) -> Error {
+        let given = format!("token {token} at {position} of {}", self.path.display());
         let rule = format!("a token is outside the vocabulary of {vocabulary}");
         Error::invalid("tokens", rule, given, "give the vocabulary and the width of the file")
     }

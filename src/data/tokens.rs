@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::config::TokensConfig;
-use super::local_batch::{BatchPart, LocalBatch};
+use super::local_batch::{BatchShard, LocalBatch};
 use super::position::DataPosition;
 use super::read_ahead::ReadAhead;
 use super::source::{EpochOrder, TokenSource};
@@ -208,7 +208,7 @@ impl Tokens {
             return Ok([a?, b?, c?, d?]);
         }
         self.compare(mesh)?;
-        let part = BatchPart::new(&meta.window().region, (batch, block), self.source.has_documents());
+        let part = BatchShard::new(&meta.window().region, (batch, block), self.source.has_documents());
         let LocalBatch { tokens, targets, documents, positions } = self.read(part)?;
         self.next += batch as u64;
         let all = [Some(tokens), Some(targets), documents, positions];
@@ -220,7 +220,7 @@ impl Tokens {
     }
 
     /// Reads this rank's part of the next batch, which a thread may have read already.
-    fn read(&mut self, part: BatchPart) -> Result<LocalBatch> {
+    fn read(&mut self, part: BatchShard) -> Result<LocalBatch> {
         let &TokensConfig { batch, read_ahead, .. } = self.source.config();
         if read_ahead == 0 {
             let mut read = LocalBatch::new(&part)?;

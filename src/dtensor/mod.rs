@@ -22,9 +22,7 @@
 //! values: redistribution is the identity, and so is its derivative.
 //!
 //! A [`DeviceMesh`] is the grid of ranks, [`Redistribution`] explains what a change of layout costs, and a [`Bridge`]
-//! moves tensors between different meshes. The [glossary](crate::glossary) defines the words.
-//!
-//! The [glossary](crate::glossary) defines the words used here.
+//! moves tensors between different meshes. The [glossary](crate::glossary) defines the words used here.
 
 mod autograd;
 mod bridge;

@@ -333,9 +333,13 @@ fn layers(values: &ConfigValues<'_>, key: &str) -> Result<usize> {
     Ok(layers)
 }
 
-fn experts(values: &ConfigValues<'_>, of: Architecture, layers: usize) -> Result<Option<ExpertConfig>> {
-    let is_qwen = matches!(of, Architecture::Qwen2Moe | Architecture::Qwen3Moe);
-    if !is_qwen && of != Architecture::Mixtral {
+fn experts(
+    values: &ConfigValues<'_>,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Option<ExpertConfig>> {
+    let is_qwen = matches!(architecture, Architecture::Qwen2Moe | Architecture::Qwen3Moe);
+    if !is_qwen && architecture != Architecture::Mixtral {
         return Ok(None);
     }
     // transformers 5 writes num_local_experts for all, transformers 4 only for Mixtral.
@@ -370,7 +374,7 @@ fn experts(values: &ConfigValues<'_>, of: Architecture, layers: usize) -> Result
         top_k,
         hidden: values.size(if is_qwen { "moe_intermediate_size" } else { "intermediate_size" })?,
         normalised: if is_qwen { values.flag("norm_topk_prob", false)? } else { true },
-        shared_hidden: match of {
+        shared_hidden: match architecture {
             Architecture::Qwen2Moe => Some(values.size("shared_expert_intermediate_size")?),
             _ => None,
         },

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::agreement::agree;
 use super::config::CONFIG_FILE;
 use super::format::HuggingFaceFormat;
-use super::names::{HEAD, PiecePart};
+use super::names::{HEAD, PieceRange};
 use super::weight_files::{INDEX_FILE, ONE_FILE};
 use crate::dtensor::DeviceMesh;
 use crate::error::{Error, Result};
@@ -265,18 +265,18 @@ impl Export<'_> {
 }
 
 /// Copies the values of a part of a piece to their places in a tensor of the files.
-fn copy_part(part: &PiecePart, values: &Tensor, whole: &mut Tensor) -> Result<()> {
+fn copy_part(part: &PieceRange, values: &Tensor, whole: &mut Tensor) -> Result<()> {
     let values = values.to_device(Device::Cpu)?.contiguous()?;
     let (values, whole) = (values.as_slice::<f32>()?, whole.make_mut::<f32>()?);
-    part.rows(part.first, part.first + part.numel(), |at, in_tensor, step, len| {
-        let row = values[at - part.first..][..len].iter();
+    part.rows(part.first, part.first + part.numel(), |element, in_tensor, step, len| {
+        let row = values[element - part.first..][..len].iter();
         row.enumerate().for_each(|(i, x)| whole[in_tensor + i * step] = *x);
     });
     Ok(())
 }
 
 /// Returns the values of a part of a piece on every rank.
-fn part_values(params: &Params, part: &PiecePart) -> Result<Tensor> {
+fn part_values(params: &Params, part: &PieceRange) -> Result<Tensor> {
     let (id, piece) = params.find_piece(&part.path).expect("compared with the parameters");
     let piece = piece.of(params.value(id))?;
     if part.numel() == piece.shape().numel() {

@@ -121,7 +121,9 @@ impl HuggingFaceFormat {
         };
         // Each layer, and each expert of each layer, has a tensor; so the list that is built is as long as the files'.
         let experts = match (&config.experts, form.experts) {
-            (Some(of), ExpertForm::OneByOne) => of.experts * of.layers.iter().filter(|with| **with).count(),
+            (Some(mixture), ExpertForm::OneByOne) => {
+                mixture.experts * mixture.layers.iter().filter(|with| **with).count()
+            }
             _ => 0,
         };
         if config.layers.max(experts) > files.len() {
@@ -224,11 +226,11 @@ impl HuggingFaceFormat {
 /// Refuses sizes that no model has: lists have an element per tensor, and numbers of bytes are added.
 fn expect_sizes(config: &HuggingFaceConfig) -> Result<()> {
     let n = |x: usize| x as u128;
-    let of_experts = config.experts.as_ref().map_or((0, 0), |of| {
-        let layers = n(of.layers.iter().filter(|with| **with).count());
+    let of_experts = config.experts.as_ref().map_or((0, 0), |mixture| {
+        let layers = n(mixture.layers.iter().filter(|with| **with).count());
         (
-            3 * layers * n(of.experts),
-            3 * layers * n(of.experts) * n(of.hidden.max(of.shared_hidden.unwrap_or(0))),
+            3 * layers * n(mixture.experts),
+            3 * layers * n(mixture.experts) * n(mixture.hidden.max(mixture.shared_hidden.unwrap_or(0))),
         )
     });
     let tensors = TENSORS_PER_LAYER * n(config.layers) + of_experts.0;

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::VERB;
 use super::agreement::{agree, agree_on_files};
 use super::format::{HuggingFaceFormat, list};
-use super::names::{PiecePart, parts_by_piece};
+use super::names::{PieceRange, parts_by_piece};
 use super::weight_files::WeightFiles;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
@@ -131,7 +131,7 @@ impl HuggingFaceFormat {
         &self,
         params: &Params,
         id: ParamId,
-        parts: &BTreeMap<&str, Vec<(usize, &PiecePart)>>,
+        parts: &BTreeMap<&str, Vec<(usize, &PieceRange)>>,
         sources: &[TensorSource<'_>],
     ) -> Result<DTensor> {
         let old = params.value(id);
@@ -144,12 +144,12 @@ impl HuggingFaceFormat {
             let start = start as usize;
             for (piece, parts) in &pieces {
                 for run in piece.runs(start..start + len) {
-                    let at = local + (run.param_start - start);
+                    let offset = local + (run.param_start - start);
                     copy(
                         parts,
                         sources,
                         run.piece_start..run.piece_start + run.len,
-                        &mut out[at..at + run.len],
+                        &mut out[offset..offset + run.len],
                     );
                 }
             }
@@ -167,7 +167,7 @@ struct TensorSource<'a> {
 
 /// Copies a range of a piece's elements into `out`.
 fn copy(
-    parts: &[(usize, &PiecePart)],
+    parts: &[(usize, &PieceRange)],
     sources: &[TensorSource<'_>],
     elements: Range<usize>,
     out: &mut [f32],

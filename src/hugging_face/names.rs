@@ -11,12 +11,12 @@ use crate::tensor::{Shape, sort_by_key};
 pub(super) struct NamedTensor {
     pub name: String,
     pub shape: Shape,
-    pub parts: Vec<PiecePart>,
+    pub parts: Vec<PieceRange>,
 }
 
 /// A range of a piece's elements within a tensor of a file.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct PiecePart {
+pub(super) struct PieceRange {
     /// The piece's path, such as `h.0.attn.q.weight`.
     pub path: String,
     /// The first element of the range in the piece.
@@ -45,7 +45,7 @@ pub(super) struct NameForm {
     pub experts: ExpertForm,
 }
 
-impl PiecePart {
+impl PieceRange {
     /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.dims.iter().product()
@@ -54,19 +54,19 @@ impl PiecePart {
     /// Calls `f(element of the piece, element of the tensor, step in the tensor, length)` for each row of the part
     /// among the elements `start..end` of the piece.
     pub fn rows(&self, start: usize, end: usize, mut f: impl FnMut(usize, usize, usize, usize)) {
-        let (mut at, end) = (start.max(self.first), end.min(self.first + self.numel()));
+        let (mut element, end) = (start.max(self.first), end.min(self.first + self.numel()));
         let row = self.dims.last().copied().unwrap_or(1);
-        while at < end {
-            let within = at - self.first;
+        while element < end {
+            let within = element - self.first;
             let mut rest = within;
             let mut in_tensor = self.offset;
             for (n, step) in self.dims.iter().zip(&self.steps).rev() {
                 in_tensor += rest % n * step;
                 rest /= n;
             }
-            let len = (row - within % row).min(end - at);
-            f(at, in_tensor, self.steps.last().copied().unwrap_or(1), len);
-            at += len;
+            let len = (row - within % row).min(end - element);
+            f(element, in_tensor, self.steps.last().copied().unwrap_or(1), len);
+            element += len;
         }
     }
 }
@@ -188,8 +188,8 @@ impl NameList<'_> {
     /// Adds the mixture of experts of layer `i`.
     fn experts(&mut self, i: usize, form: ExpertForm) {
         let config = self.config;
-        let of = config.experts.as_ref().expect("the layer has one");
-        let (width, hidden, count) = (config.width, of.hidden, of.experts);
+        let mixture = config.experts.as_ref().expect("the layer has one");
+        let (width, hidden, count) = (config.width, mixture.hidden, mixture.experts);
         let own = |name: &str| format!("h.{i}.moe.{name}");
         let mixtral = config.architecture == Architecture::Mixtral;
         let (layer, maps) = match (mixtral, form) {
@@ -199,7 +199,7 @@ impl NameList<'_> {
         self.same(&format!("{layer}.gate.weight"), &own("router.weight"), &[count, width]);
         // The parameters are [experts, inputs, outputs], the files' matrices [outputs, inputs].
         let part =
-            |map: &str, e: usize, experts: usize, [inputs, outputs]: [usize; 2], offset, step| PiecePart {
+            |map: &str, e: usize, experts: usize, [inputs, outputs]: [usize; 2], offset, step| PieceRange {
                 path: own(&format!("experts.{map}")),
                 first: e * inputs * outputs,
                 dims: vec![experts, inputs, outputs],
@@ -228,7 +228,7 @@ impl NameList<'_> {
                 self.add(&format!("{layer}.experts.down_proj"), &[count, width, hidden], down);
             }
         }
-        if let Some(hidden) = of.shared_hidden {
+        if let Some(hidden) = mixture.shared_hidden {
             self.gated(&format!("{layer}.shared_expert"), &own("shared"), hidden, false);
             self.same(&format!("{layer}.shared_expert_gate.weight"), &own("shared_gate.weight"), &[1, width]);
         }
@@ -253,14 +253,14 @@ impl NameList<'_> {
     /// `[inputs, maps · outputs]`, with their biases.
     fn transposed(&mut self, name: &str, pieces: &[String], [outputs, inputs]: [usize; 2]) {
         let all = pieces.len() * outputs;
-        let weights = pieces.iter().enumerate().map(|(i, own)| PiecePart {
+        let weights = pieces.iter().enumerate().map(|(i, own)| PieceRange {
             path: format!("{own}.weight"),
             first: 0,
             dims: vec![outputs, inputs],
             offset: i * outputs,
             steps: vec![1, all],
         });
-        let biases = pieces.iter().enumerate().map(|(i, own)| PiecePart {
+        let biases = pieces.iter().enumerate().map(|(i, own)| PieceRange {
             path: format!("{own}.bias"),
             first: 0,
             dims: vec![outputs],
@@ -274,7 +274,7 @@ impl NameList<'_> {
 
     /// Adds a tensor that has the elements of one piece in the same order.
     fn same(&mut self, name: &str, own: &str, shape: &[usize]) {
-        let part = PiecePart {
+        let part = PieceRange {
             path: own.into(),
             first: 0,
             dims: shape.to_vec(),
@@ -284,15 +284,15 @@ impl NameList<'_> {
         self.add(name, shape, vec![part]);
     }
 
-    fn add(&mut self, name: &str, shape: &[usize], parts: Vec<PiecePart>) {
+    fn add(&mut self, name: &str, shape: &[usize], parts: Vec<PieceRange>) {
         self.list.push(NamedTensor { name: format!("{}{name}", self.prefix), shape: shape.into(), parts });
     }
 }
 
 /// Returns the parts of each piece, by path, in the order of their elements. Each part comes with the number of its
 /// tensor.
-pub(super) fn parts_by_piece(tensors: &[NamedTensor]) -> BTreeMap<&str, Vec<(usize, &PiecePart)>> {
-    let mut parts: BTreeMap<&str, Vec<(usize, &PiecePart)>> = BTreeMap::new();
+pub(super) fn parts_by_piece(tensors: &[NamedTensor]) -> BTreeMap<&str, Vec<(usize, &PieceRange)>> {
+    let mut parts: BTreeMap<&str, Vec<(usize, &PieceRange)>> = BTreeMap::new();
     for (number, tensor) in tensors.iter().enumerate() {
         for part in &tensor.parts {
             parts.entry(&part.path).or_default().push((number, part));

@@ -10,14 +10,15 @@ use crate::ops::{Llama3Scaling, YarnScaling};
 const LONGEST: f64 = (1u64 << 31) as f64;
 
 /// Reads the rotary positions of layers with full attention, and of layers with a sliding window.
-pub(super) fn read_rope(values: &ConfigValues<'_>, of: Architecture) -> Result<[RotaryConfig; 2]> {
+pub(super) fn read_rope(values: &ConfigValues<'_>, architecture: Architecture) -> Result<[RotaryConfig; 2]> {
     if values.number_or("partial_rotary_factor", 1.0)? != 1.0 {
         return Err(values.unsupported("partial_rotary_factor", "only whole heads are turned"));
     }
-    let default = if of == Architecture::Mixtral || of == Architecture::Gemma3 { 1e6 } else { 1e4 };
+    let default =
+        if architecture == Architecture::Mixtral || architecture == Architecture::Gemma3 { 1e6 } else { 1e4 };
     let base = values.number_or("rope_theta", default)?;
     let positions = values.length("max_position_embeddings")? as f64;
-    let sliding_base = match of {
+    let sliding_base = match architecture {
         Architecture::Gemma3 => values.number_or("rope_local_base_freq", 1e4)?,
         _ => base,
     };
@@ -29,7 +30,7 @@ pub(super) fn read_rope(values: &ConfigValues<'_>, of: Architecture) -> Result<[
             None => RotaryConfig::plain(base),
         };
         // Gemma 3 scales the layers with full attention only.
-        let is_gemma3 = of == Architecture::Gemma3;
+        let is_gemma3 = architecture == Architecture::Gemma3;
         return Ok([full, if is_gemma3 { RotaryConfig::plain(sliding_base) } else { full }]);
     };
     if old.is_some() {
@@ -37,7 +38,7 @@ pub(super) fn read_rope(values: &ConfigValues<'_>, of: Architecture) -> Result<[
         return Err(values.unsupported("rope_scaling", rule));
     }
     let kinds = ["full_attention", "sliding_attention"];
-    if of != Architecture::Gemma3 {
+    if architecture != Architecture::Gemma3 {
         if let Some(kind) = kinds.into_iter().find(|kind| rope.has(kind)) {
             return Err(rope.unsupported(kind, "only Gemma 3 has rotary positions for each kind of layer"));
         }

@@ -54,9 +54,9 @@ fn declare(format: &HuggingFaceFormat, params: &mut Params) -> Result<()> {
                 _ => vec![size / one],
             };
             let mut root = params.root();
-            let mut at = root.child(parent);
+            let mut scope = root.child(parent);
             assert!(rows > 0);
-            at.child(as_one).fused_param(name, &maps, &row, Init::Ones).map(drop)
+            scope.child(as_one).fused_param(name, &maps, &row, Init::Ones).map(drop)
         };
         match module {
             "q" => fused(FusedMaps::new(heads, [("q", each), ("k", d), ("v", d)])?, "qkv", params)?,
@@ -67,10 +67,10 @@ fn declare(format: &HuggingFaceFormat, params: &mut Params) -> Result<()> {
             "k" | "v" => {}
             "up" if sizes.contains_key(&format!("{parent}.gate.{name}")[..]) && parent.ends_with("mlp") => {}
             "experts" => {
-                let of = format.config.experts.as_ref().expect("it has experts");
-                let (width, hidden) = (format.config.width, of.hidden);
+                let mixture = format.config.experts.as_ref().expect("it has experts");
+                let (width, hidden) = (format.config.width, mixture.hidden);
                 let [inputs, outputs] = if name == "down" { [hidden, width] } else { [width, hidden] };
-                params.root().child(scope).param(name, [of.experts, inputs, outputs], Init::Ones)?;
+                params.root().child(scope).param(name, [mixture.experts, inputs, outputs], Init::Ones)?;
             }
             _ if name == "weight" && size % format.config.width == 0 && size > format.config.width => {
                 // The shape of an odd map does not matter here: its elements are those of the file, in order.

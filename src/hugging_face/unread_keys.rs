@@ -89,31 +89,31 @@ const KEYS: [(&str, Neutral); 56] = [
 /// scales scores.
 pub(super) fn refuse_unread_keys(
     values: &ConfigValues<'_>,
-    of: Architecture,
+    architecture: Architecture,
     positions: usize,
     query_scalar: f64,
     rope: &Option<[RotaryConfig; 2]>,
 ) -> Result<()> {
     use Architecture::{Gemma, Gemma2, Gemma3, Gpt2, Llama, Qwen2Moe, Qwen3, Qwen3Moe};
     let caps = ["attn_logit_softcapping", "final_logit_softcapping"];
-    let read = |key: &&str| matches!(of, Gemma2 | Gemma3) && caps.contains(key);
+    let read = |key: &&str| matches!(architecture, Gemma2 | Gemma3) && caps.contains(key);
     for (key, neutral) in KEYS.iter().filter(|(key, _)| !read(key)) {
-        expect(values, key, neutral_of(key, *neutral, of))?;
+        expect(values, key, neutral_of(key, *neutral, architecture))?;
     }
-    let norms_heads = matches!(of, Qwen3 | Qwen3Moe | Gemma3);
+    let norms_heads = matches!(architecture, Qwen3 | Qwen3Moe | Gemma3);
     for key in ["use_qk_norm", "qk_norm", "qk_layernorm"] {
         expect(values, key, Flag(norms_heads))?;
     }
-    if !matches!(of, Gemma2 | Gemma3) {
+    if !matches!(architecture, Gemma2 | Gemma3) {
         expect(values, "query_pre_attn_scalar", Number(query_scalar))?;
     }
-    if !matches!(of, Qwen2Moe | Qwen3Moe) {
+    if !matches!(architecture, Qwen2Moe | Qwen3Moe) {
         expect(values, "norm_topk_prob", Flag(true))?;
     }
     if let Some(context) = top_level_context(rope) {
         expect(values, "original_max_position_embeddings", Number(context))?;
     }
-    if matches!(of, Gpt2 | Llama | Gemma) {
+    if matches!(architecture, Gpt2 | Llama | Gemma) {
         refuse_windows(values, positions)?;
     }
     Ok(())
@@ -133,9 +133,9 @@ fn refuse_windows(values: &ConfigValues<'_>, positions: usize) -> Result<()> {
     Ok(())
 }
 
-fn neutral_of(key: &str, neutral: Neutral, of: Architecture) -> Neutral {
+fn neutral_of(key: &str, neutral: Neutral, architecture: Architecture) -> Neutral {
     match key {
-        "position_embedding_type" if of != Architecture::Gpt2 => Text("rope"),
+        "position_embedding_type" if architecture != Architecture::Gpt2 => Text("rope"),
         _ => neutral,
     }
 }

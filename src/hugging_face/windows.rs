@@ -10,15 +10,15 @@ const DEFAULT_WINDOW: usize = 4096;
 /// Reads the sliding window of each layer, and whether the layer is of the kind that may have one.
 pub(super) fn read_windows(
     values: &ConfigValues<'_>,
-    of: Architecture,
+    architecture: Architecture,
     layers: usize,
 ) -> Result<(Vec<Option<usize>>, Vec<bool>)> {
     use Architecture::{
         Gemma, Gemma2, Gemma3, Gpt2, Llama, Mistral, Mixtral, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe,
     };
-    let is_qwen = matches!(of, Qwen2 | Qwen2Moe | Qwen3 | Qwen3Moe);
+    let is_qwen = matches!(architecture, Qwen2 | Qwen2Moe | Qwen3 | Qwen3Moe);
     let none = || Ok((vec![None; layers], vec![false; layers]));
-    match of {
+    match architecture {
         Gpt2 | Llama | Gemma => return none(),
         Mistral | Qwen2 | Qwen3 | Gemma2 | Gemma3 | Mixtral | Qwen2Moe | Qwen3Moe => {}
     }
@@ -26,15 +26,15 @@ pub(super) fn read_windows(
     if is_qwen && !values.flag("use_sliding_window", false)? {
         return none();
     }
-    let default = if of == Mixtral { None } else { Some(DEFAULT_WINDOW) };
+    let default = if architecture == Mixtral { None } else { Some(DEFAULT_WINDOW) };
     let window = values.length_unless_null("sliding_window", default)?;
     // These three have one kind of layer; transformers does not read their layer_types.
-    if matches!(of, Mistral | Mixtral | Qwen3Moe) {
+    if matches!(architecture, Mistral | Mixtral | Qwen3Moe) {
         return Ok((vec![window; layers], vec![window.is_some(); layers]));
     }
     let listed = values.texts("layer_types")?;
     if window.is_none() {
-        return match (of, listed) {
+        return match (architecture, listed) {
             (Qwen2 | Qwen3, None) => none(),
             _ => Err(values.unsupported("sliding_window", "layers with a sliding window need its length")),
         };
@@ -57,7 +57,7 @@ pub(super) fn read_windows(
         None => {
             let bound = || values.count_or("max_window_layers", 28);
             let every = |pattern: usize| (0..layers).map(|i| (i + 1) % pattern != 0).collect();
-            match of {
+            match architecture {
                 Qwen2 | Qwen3 => {
                     let first = bound()?;
                     (0..layers).map(|i| i >= first).collect()

@@ -147,9 +147,10 @@ impl ReductionTree {
         let ranges = self.largest_ranges(cut, &held[cut])?;
         let mut nodes = vec![TreeNode::root(&self.extents)];
         for (d, held) in held[..cut].iter().enumerate() {
-            let at = |node: &TreeNode, i: usize| node.with(d, i..i + 1);
-            let each =
-                |node: &TreeNode| held.iter().cloned().flatten().map(|i| at(node, i)).collect::<Vec<_>>();
+            let with_index = |node: &TreeNode, i: usize| node.with(d, i..i + 1);
+            let each = |node: &TreeNode| {
+                held.iter().cloned().flatten().map(|i| with_index(node, i)).collect::<Vec<_>>()
+            };
             nodes = nodes.iter().flat_map(each).collect();
         }
         Some(nodes.iter().flat_map(|node| ranges.iter().map(|r| node.with(cut, r.clone()))).collect())
@@ -253,8 +254,8 @@ impl ReductionTree {
     pub fn fold_order(&self, mesh: &Mesh, coords: &[usize], members: &[Dims], axes: &[usize]) -> FoldOrder {
         let mut held = FxHashMap::default();
         let mut nodes_len = Vec::with_capacity(members.len());
-        for (member, at) in members.iter().enumerate() {
-            let nodes = self.finished_nodes(mesh, at).expect("fits");
+        for (member, coords) in members.iter().enumerate() {
+            let nodes = self.finished_nodes(mesh, coords).expect("fits");
             nodes_len.push(nodes.len());
             for (node, n) in nodes.into_iter().enumerate() {
                 held.insert(n, FoldStep::Push { operand: member, node });
@@ -307,11 +308,11 @@ impl ReductionTree {
     fn held_ranges(&self, mesh: &Mesh, coords: &[usize], d: usize) -> Ranges {
         let done: SmallVec<[usize; 2]> =
             self.done.iter().copied().filter(|&a| self.layout.axis(a).split_dims().contains(&d)).collect();
-        let mut at = Dims::from_slice(coords);
+        let mut member = Dims::from_slice(coords);
         let mut ranges = Ranges::new();
         for place in self.positions(mesh, &done) {
-            done.iter().for_each(|&a| at[a] = place[a]);
-            let held = ShardBounds::at(mesh, &self.layout, &self.extents, &at);
+            done.iter().for_each(|&a| member[a] = place[a]);
+            let held = ShardBounds::at(mesh, &self.layout, &self.extents, &member);
             if !held.range(d).is_empty() {
                 ranges.push(held.range(d));
             }
@@ -338,11 +339,11 @@ impl ReductionTree {
     /// Returns the boxes of summed indices that the rank at `coords` has added up: its own, and those of the ranks
     /// along `done`.
     fn boxes(&self, mesh: &Mesh, coords: &[usize]) -> Vec<IndexBox> {
-        let mut at = Dims::from_slice(coords);
+        let mut member = Dims::from_slice(coords);
         let mut boxes = Vec::new();
         for place in self.positions(mesh, &self.done) {
-            self.done.iter().for_each(|&a| at[a] = place[a]);
-            boxes.extend(self.region_at(mesh, &at).boxes);
+            self.done.iter().for_each(|&a| member[a] = place[a]);
+            boxes.extend(self.region_at(mesh, &member).boxes);
         }
         boxes
     }
@@ -374,29 +375,29 @@ fn is_whole(held: &Ranges, extent: usize) -> bool {
     matches!(&held[..], [all] if *all == (0..extent))
 }
 
-/// Appends the largest ranges at or below `at`, in one dim's part of the tree, that lie inside `held`; returns false
+/// Appends the largest ranges at or below `range`, in one dim's part of the tree, that lie inside `held`; returns false
 /// if they split a leaf.
 fn append_largest_ranges(
-    at: Range<usize>,
+    range: Range<usize>,
     held: &[Range<usize>],
     leaf: Option<Leaf>,
     out: &mut Vec<Range<usize>>,
 ) -> bool {
-    let near = held.partition_point(|r| r.end <= at.start)..held.partition_point(|r| r.start < at.end);
+    let near = held.partition_point(|r| r.end <= range.start)..held.partition_point(|r| r.start < range.end);
     let held = &held[near];
-    let common = |r: &Range<usize>| r.end.min(at.end) - r.start.max(at.start);
+    let common = |r: &Range<usize>| r.end.min(range.end) - r.start.max(range.start);
     let len: usize = held.iter().map(common).sum();
     if len == 0 {
         return true;
     }
-    if len == at.len() {
-        out.push(at);
+    if len == range.len() {
+        out.push(range);
         return true;
     }
-    let Some(left) = left_of(at.len(), leaf) else { return false };
-    let mid = at.start + left;
-    append_largest_ranges(at.start..mid, held, leaf, out)
-        && append_largest_ranges(mid..at.end, held, leaf, out)
+    let Some(left) = left_of(range.len(), leaf) else { return false };
+    let mid = range.start + left;
+    append_largest_ranges(range.start..mid, held, leaf, out)
+        && append_largest_ranges(mid..range.end, held, leaf, out)
 }
 
 /// Appends the largest nodes at or below `node` that lie inside the boxes; returns false if they split a leaf.
@@ -433,8 +434,8 @@ mod tests {
             let strides = Shape::from(extents).strides();
             (n.start.iter().zip(&strides).map(|(i, s)| i * s).sum(), n.numel())
         };
-        let of = |r: usize| tree.finished_nodes(&mesh, &mesh.coords_of(r).unwrap());
-        mesh.ranks().map(|r| of(r).map(|nodes| nodes.iter().map(flat).collect())).collect()
+        let nodes_of = |r: usize| tree.finished_nodes(&mesh, &mesh.coords_of(r).unwrap());
+        mesh.ranks().map(|r| nodes_of(r).map(|nodes| nodes.iter().map(flat).collect())).collect()
     }
 
     #[test]

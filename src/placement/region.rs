@@ -97,18 +97,18 @@ impl Region {
         // `each`: elements per flattened index. `steps[d]`: flattened indices per step along prefix dim `d`.
         let each = strides[dims - 1];
         let steps: Dims = short_list(strides[..dims].iter().map(|s| s / each));
-        let mut at = lo;
-        while at < hi {
+        let mut first = lo;
+        while first < hi {
             // Find the outermost dim with a whole index that starts here and ends within the range.
             let d = (0..dims)
-                .find(|&d| at.is_multiple_of(steps[d]) && hi - at >= steps[d])
+                .find(|&d| first.is_multiple_of(steps[d]) && hi - first >= steps[d])
                 .expect("the innermost prefix dim has step 1");
-            let index: Dims = short_list((0..dims).map(|d| at / steps[d] % len[d]));
-            let count = ((hi - at) / steps[d]).min(len[d] - index[d]);
+            let index: Dims = short_list((0..dims).map(|d| first / steps[d] % len[d]));
+            let count = ((hi - first) / steps[d]).min(len[d] - index[d]);
             let mut block = IndexBox {
                 start: start.into(),
                 len: len.into(),
-                offset: (at - lo) * each,
+                offset: (first - lo) * each,
                 strides: strides.clone(),
             };
             for p in 0..=d {
@@ -116,7 +116,7 @@ impl Region {
                 block.len[p] = if p < d { 1 } else { count };
             }
             boxes.push(block);
-            at += count * steps[d];
+            first += count * steps[d];
         }
         Region { local, boxes, origin: None }
     }
@@ -185,8 +185,8 @@ impl Region {
         self.boxes.iter().find_map(|b| {
             let mut offset = b.offset;
             for (d, &i) in index.iter().enumerate() {
-                let at = i.checked_sub(b.start[d]).filter(|&at| at < b.len[d])?;
-                offset += at * b.strides[d];
+                let inside = i.checked_sub(b.start[d]).filter(|&inside| inside < b.len[d])?;
+                offset += inside * b.strides[d];
             }
             Some(offset)
         })

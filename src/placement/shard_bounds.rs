@@ -94,8 +94,8 @@ impl ShardBounds {
         let copies: usize = axes.iter().filter(cuts_nothing).map(|&a| mesh.axis_len(a)).product();
         // An axis cuts one dim, so the sum over ranks is a product of sums.
         let along = |d: usize| {
-            let at = |a: usize| (mesh.axis_len(a), (!axes.contains(&a)).then_some(coords[a]));
-            let cuts: SmallVec<[(usize, Option<usize>); 4]> = short_list(layout.splitters(d).map(at));
+            let cut = |a: usize| (mesh.axis_len(a), (!axes.contains(&a)).then_some(coords[a]));
+            let cuts: SmallVec<[(usize, Option<usize>); 4]> = short_list(layout.splitters(d).map(cut));
             common_along(0..shape[d], &cuts, &self.range(d))
         };
         Some(copies * (0..shape.len()).map(along).product::<usize>())
@@ -130,15 +130,15 @@ fn common(a: &[usize], a_len: &[usize], b: &[usize], b_len: &[usize]) -> usize {
 /// the part with the given number counts, or every part.
 fn common_along(all: Range<usize>, cuts: &[(usize, Option<usize>)], held: &Range<usize>) -> usize {
     let both = all.end.min(held.end).saturating_sub(all.start.max(held.start));
-    let Some(((parts, at), inner)) = cuts.split_first().filter(|_| both > 0) else { return both };
-    if cuts.iter().all(|(_, at)| at.is_none()) {
+    let Some(((parts, number), inner)) = cuts.split_first().filter(|_| both > 0) else { return both };
+    if cuts.iter().all(|(_, number)| number.is_none()) {
         return both;
     }
     let part = |i: usize| {
         let part = chunk(all.len(), *parts, i);
         common_along(all.start + part.start..all.start + part.end, inner, held)
     };
-    at.map_or_else(|| (0..*parts).map(part).sum(), part)
+    number.map_or_else(|| (0..*parts).map(part).sum(), part)
 }
 
 #[cfg(test)]
@@ -164,12 +164,11 @@ mod tests {
                     for rank in mesh.ranks() {
                         let coords = mesh.coords_of(rank).unwrap();
                         let have = ShardBounds::at(&mesh, from, &shape, &coords);
-                        let others = mesh
-                            .ranks()
-                            .map(|r| mesh.coords_of(r).unwrap())
-                            .filter(|at| (0..mesh.ndim()).all(|a| at[a] == coords[a] || axes.contains(&a)));
-                        let each =
-                            others.map(|at| ShardBounds::at(&mesh, to, &shape, &at).common_numel(&have));
+                        let others = mesh.ranks().map(|r| mesh.coords_of(r).unwrap()).filter(|member| {
+                            (0..mesh.ndim()).all(|a| member[a] == coords[a] || axes.contains(&a))
+                        });
+                        let each = others
+                            .map(|member| ShardBounds::at(&mesh, to, &shape, &member).common_numel(&have));
                         let sum = have.common_numel_along(&mesh, to, &shape, &coords, axes);
                         assert_eq!(sum, Some(each.sum()), "{from} to {to} along {axes:?}, rank {rank}");
                         compared += 1;

@@ -271,9 +271,9 @@ impl Spec {
     fn check_nesting(&self, verb: &str) -> Result<()> {
         let order = self.layout.order();
         // The lengths that the parts of each dim can have, and those of the flattened dims with their axis.
-        let mut lens: SmallVec<[PartLens; 4]> =
-            self.shape.iter().map(|&n| PartLens::from_slice(&[n])).collect();
-        let mut flat: Option<(usize, usize, PartLens)> = None;
+        let mut lens: SmallVec<[ShardLens; 4]> =
+            self.shape.iter().map(|&n| ShardLens::from_slice(&[n])).collect();
+        let mut flat: Option<(usize, usize, ShardLens)> = None;
         for (i, &a) in order.iter().enumerate() {
             let placement = self.layout.axis(a);
             let inside = flat.as_ref().filter(|(_, dims, _)| placement.split_dims().start < *dims);
@@ -329,19 +329,19 @@ impl Spec {
 /// The largest number of lengths that ragged axes may leave to the axes inside them.
 const LENS_LEN: usize = 1 << 16;
 
-/// The distinct lengths of parts. Under the ceil rule a length leaves at most two, so plain shards leave few for any
+/// The distinct lengths of shards along a dim. Under the ceil rule a length leaves at most two, so plain shards leave few for any
 /// number of ranks; a ragged axis leaves one for each different count.
-type PartLens = SmallVec<[usize; 4]>;
+type ShardLens = SmallVec<[usize; 4]>;
 
 /// Returns the distinct products of one length per dim, other than 0.
-fn products(lens: &[PartLens]) -> PartLens {
-    let one = PartLens::from_slice(&[1]);
+fn products(lens: &[ShardLens]) -> ShardLens {
+    let one = ShardLens::from_slice(&[1]);
     lens.iter().fold(one, |all, lens| distinct(all.iter().flat_map(|n| lens.iter().map(move |len| n * len))))
 }
 
 /// Returns the distinct values other than 0, largest first.
-fn distinct(values: impl Iterator<Item = usize>) -> PartLens {
-    let mut values: PartLens = short_list(values.filter(|&n| n > 0));
+fn distinct(values: impl Iterator<Item = usize>) -> ShardLens {
+    let mut values: ShardLens = short_list(values.filter(|&n| n > 0));
     sort_by(&mut values, |a, b| b.cmp(a));
     values.dedup();
     values
@@ -482,7 +482,7 @@ mod tests {
                 (0..4).map(|rank| Spec::parse(text, &Mesh::parse("dp=2,tp=2", rank).unwrap()).unwrap());
             let first = |s: Spec| {
                 let mut first = None;
-                s.region().runs(&s.shape, |at, _, _| first = first.or(Some(at as usize)));
+                s.region().runs(&s.shape, |index, _, _| first = first.or(Some(index as usize)));
                 (first.unwrap_or(usize::MAX), s.region().numel())
             };
             ranks.map(first).collect()

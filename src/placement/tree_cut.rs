@@ -86,11 +86,12 @@ mod tests {
                 alike += 1;
                 for axes in [&[0][..], &[1], &[0, 1]] {
                     for coords in [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]] {
-                        let is_member =
-                            |at: &&[usize; 2]| (0..2).all(|k| axes.contains(&k) || at[k] == coords[k]);
+                        let is_member = |member: &&[usize; 2]| {
+                            (0..2).all(|k| axes.contains(&k) || member[k] == coords[k])
+                        };
                         let all = [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]];
                         let members: Vec<Dims> =
-                            all.iter().filter(is_member).map(|at| Dims::from_slice(at)).collect();
+                            all.iter().filter(is_member).map(|member| Dims::from_slice(member)).collect();
                         if axes.iter().any(|axis| a.layout.axis(*axis).is_replicate()) {
                             continue;
                         }

@@ -87,12 +87,12 @@ pub(super) fn left_of(n: usize, leaf: Option<Leaf>) -> Option<usize> {
     leaf.map_or(Some(SplitRule::Halves.left_of(n)), |leaf| leaf.left_of(SplitRule::Halves, n))
 }
 
-/// Returns the number of halvings of the range `at` after which one part of it is `range`.
-pub(super) fn depth_in(mut at: Range<usize>, range: &Range<usize>, leaf: Option<Leaf>) -> usize {
+/// Returns the number of halvings of the range `whole` after which one part of it is `range`.
+pub(super) fn depth_in(mut whole: Range<usize>, range: &Range<usize>, leaf: Option<Leaf>) -> usize {
     let mut depth = 0;
-    while at != *range {
-        let mid = at.start + left_of(at.len(), leaf).expect("the range is a node");
-        at = if range.start < mid { at.start..mid } else { mid..at.end };
+    while whole != *range {
+        let mid = whole.start + left_of(whole.len(), leaf).expect("the range is a node");
+        whole = if range.start < mid { whole.start..mid } else { mid..whole.end };
         depth += 1;
     }
     depth

@@ -39,10 +39,10 @@ impl ReductionTree {
 
     /// Returns the number of nodes above `node`.
     pub(super) fn depth_of(&self, node: &TreeNode) -> usize {
-        let (mut at, mut depth) = (TreeNode::root(&self.extents), 0);
-        while at != *node {
-            let (a, b) = at.halves(self.leaf).expect("the node is in the tree");
-            at = if node.start < b.start { a } else { b };
+        let (mut here, mut depth) = (TreeNode::root(&self.extents), 0);
+        while here != *node {
+            let (a, b) = here.halves(self.leaf).expect("the node is in the tree");
+            here = if node.start < b.start { a } else { b };
             depth += 1;
         }
         depth

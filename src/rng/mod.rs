@@ -52,7 +52,7 @@ pub use distributions::integers::{Integer, uniform_int};
 pub use distributions::keep::{bernoulli, bernoulli_each, keep, keep_threshold};
 pub use distributions::poisson::{Count, poisson, poisson_each};
 pub use distributions::random_element::RandomElement;
-pub(crate) use distributions::sample::{BlockSink, PIECE, drive, in_compute_type};
+pub(crate) use distributions::sample::{PIECE, PhiloxSink, drive, in_compute_type};
 pub use init::{Fans, Init, InitValues};
 pub use permutation::Permutation;
 pub use stream::Stream;

@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use isoshard_kernels::memory::Block;
+use isoshard_kernels::memory::PoolBlock;
 #[doc(inline)]
 pub use isoshard_kernels::memory::PoolStats;
 /// ```
@@ -85,7 +85,7 @@ pub(crate) struct Buffer {
 enum BufferOwner {
     /// A thread's pool.
     Pool {
-        _block: Block,
+        _block: PoolBlock,
     },
     Foreign {
         _keep: Box<dyn Any + Send + Sync>,
@@ -141,7 +141,7 @@ impl Buffer {
     /// Returns a buffer of at least `len_bytes` from the pool, with arbitrary but initialised contents, or `None` if the
     /// thread's limit or the system leaves no room for it: [`no_room`] is the error.
     pub(crate) fn uninit(len_bytes: usize) -> Option<Buffer> {
-        let mut block = Block::uninit(len_bytes)?;
+        let mut block = PoolBlock::uninit(len_bytes)?;
         let ptr = NonNull::new(block.as_mut_ptr()).expect("a block's pointer is never null");
         let owner = BufferOwner::Pool { _block: block };
         Some(Buffer { ptr: BufferStart(ptr), len_bytes, device: Device::Cpu, owner })

@@ -1,4 +1,4 @@
-//! The integration tests that can share a process, in one program with a module per claim. docs/architecture.md lists
+//! The integration tests that can share a process, in one program with a module per claim. tests/README.md lists
 //! the claims; `cargo test --test suite rules::` runs one module.
 //!
 //! The other folders of `tests` are programs that need a process of their own: `alloc` replaces the allocator, `gpu`

@@ -63,7 +63,7 @@ impl<T: Gemm> AttentionKernel<'_, T> {
         let pairs = blocks().map(|block| block.rows * block.width).sum::<usize>();
         let nanos = (b * h * (3 * d + 2 * dv)).saturating_mul(pairs) / MULTIPLICATIONS_PER_NANO;
         for_each_part(b * groups, nanos, (), |some, ()| {
-            let mut work = GroupScratch {
+            let mut work = HeadGroupScratch {
                 scores: ScoreScratch::new(blocks(), [d, dv], self.scores.soft_cap.is_some()),
                 keys: NeighbouringRows::new(blocks(), d, Side::Right),
                 dq: Scratch::new(LEAF_ROWS * d),
@@ -85,7 +85,7 @@ impl<T: Gemm> AttentionKernel<'_, T> {
         [b, group]: [usize; 2],
         factors: Factors,
         (given, parts): (&BackwardInputs<'g, T>, &[KeyPart<T>]),
-        work: &mut GroupScratch<'g, T>,
+        work: &mut HeadGroupScratch<'g, T>,
         [dq, dk, dv]: &[(&SharedRows<'_, T>, RowPlaces); 3],
     ) -> bool {
         let (d, v_d) = (given.k.d, given.v.d);
@@ -202,7 +202,7 @@ fn part_nodes<'a, T: Gemm>(
 }
 
 /// Buffers for the gradients of a group.
-struct GroupScratch<'a, T> {
+struct HeadGroupScratch<'a, T> {
     scores: ScoreScratch<'a, T>,
     keys: NeighbouringRows<'a, T>,
     /// The gradients of a leaf's queries.

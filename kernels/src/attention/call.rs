@@ -47,8 +47,8 @@ impl<T: Gemm> AttentionKernel<'_, T> {
     }
 
     /// Returns true if the scores of a call lie by keys: if it has queries for half a vector or more and
-    /// rows of `d` and `dv` elements, and windows alone decide about them. Dropout goes along a query's keys. (By keys, in steps, a GPT
-    /// trained with dropout at 0.96 to 0.97 of the speed.)
+    /// rows of `d` and `dv` elements, and windows alone decide about them. Dropout goes along a query's keys; by keys it is
+    /// slower (`benches/results/2026-11-27-xeon.md`).
     pub fn scores_by_keys(&self, [queries, keys]: [usize; 2], [d, dv]: [usize; 2]) -> bool {
         let plain = !self.scores.treat_scores && self.dropout.is_none();
         plain && d > 0 && dv > 0 && queries >= LANES / 2 && i32::try_from(keys).is_ok()

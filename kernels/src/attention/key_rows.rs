@@ -34,10 +34,10 @@ pub(super) struct NeighbouringRows<'a, T> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     /// The left one: a tile reads a few lines of each row. Rows that are far apart are in as many pages, and are copied if many blocks read
-    /// them: with 1,024 keys an Intel Xeon is at 0.9 without. (With 256, for two or three blocks, the copies cost as much as they save.)
+    /// them. For two or three blocks the copies cost as much as they save (`benches/results/2026-11-27-xeon.md`).
     Left,
     /// The right one, which products pack if lines share few sets of a cache. Such rows are copied, and others that are far apart, if
-    /// several blocks read them: each of a block's tiles reads all of them. (On an Intel Xeon tiles alone run at 0.85 of the speed without.)
+    /// several blocks read them: each of a block's tiles reads all of them (`benches/results/2026-11-28-long-attention.md`).
     Right,
 }
 

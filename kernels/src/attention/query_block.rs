@@ -10,13 +10,12 @@ use crate::gemm::{BandedProduct, Gemm, LeafContraction, LeafRuns, MatMut, MatRef
 use crate::summation::{LEAF, SplitRule};
 
 /// The largest number of query rows of a block in the forward pass if scores lie by queries. Any number gives the same bits; a small
-/// block has few scores of keys that a causal mask leaves out, and its scores stay in a cache. (With 16 rows for 4,096 keys, so that scores
-/// take half of a cache of 512 KiB, a Zen 3 is at 0.94.)
+/// block has few scores of keys that a causal mask leaves out, and its scores stay in a cache. Blocks of 16 rows are slower even if
+/// their scores alone fit the second cache (`benches/results/2026-11-28-zen3.md`).
 pub(super) const ROWS: usize = 32;
 
 /// The largest number of queries of a leaf, which is a block in the backward pass. In the forward pass it is a block if scores lie by
-/// keys and take at most half of the second cache. (On an Intel Xeon 1.04 times the speed of [`ROWS`] with 64 keys, 0.98 with 256, 1.07
-/// with 1,024.)
+/// keys and take at most half of the second cache; for many keys that is faster than [`ROWS`] (`benches/results/2026-11-27-xeon.md`).
 pub(super) const LEAF_ROWS: usize = 64;
 
 /// A block of query rows, and the leaves of keys that any of them sees.

@@ -55,7 +55,7 @@ fn end_gradients<T: Gemm>(
 }
 
 /// Keeps the compiler from making masked stores of a loop that reads scores before this and writes most of them back after
-/// it: with such stores a Zen 3 takes 27 instead of 11 ns for a row with one leaf to hide.
+/// it. Masked stores are slow (`benches/results/2026-11-26-calls-and-masks.md`).
 #[inline(always)]
 fn end_reads() {
     compiler_fence(Ordering::SeqCst);
@@ -186,8 +186,8 @@ impl<T: Gemm> Kernel for Probabilities<'_, T> {
     fn run(self) {
         let (block, rule) = (self.block, &self.inputs.rule);
         // Each loop is over all rows: a row's maximum, its exponentials and its sum are a chain, and a CPU overlaps chains
-        // only if they are short. It also waits if it reads what it has just written in part. (Fewer rows at a time, whose
-        // scores fit the first cache, took as long on an Intel Xeon.)
+        // only if they are short. It also waits if it reads what it has just written in part. Fewer rows at a time, whose
+        // scores fit the first cache, are no faster.
         let mut maxima = [T::ZERO; ROWS];
         let mut leaves = [const { 0..0 }; ROWS];
         for (i, (row, leaves)) in self.s.chunks_exact_mut(block.width).zip(&mut leaves).enumerate() {

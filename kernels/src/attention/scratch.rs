@@ -3,11 +3,11 @@
 use std::marker::PhantomData;
 
 use crate::gemm::Gemm;
-use crate::memory::{Block, no_room, unwind};
+use crate::memory::{PoolBlock, no_room, unwind};
 
 /// A temporary buffer from the pool, with arbitrary elements at first.
 pub(super) struct Scratch<T> {
-    block: Block,
+    block: PoolBlock,
     len: usize,
     elements: PhantomData<T>,
 }
@@ -17,7 +17,7 @@ impl<T: Gemm> Scratch<T> {
     pub(super) fn new(len: usize) -> Self {
         let len_bytes = len.saturating_mul(size_of::<T>());
         let fits = len_bytes <= isize::MAX as usize;
-        let block = if fits { Block::uninit(len_bytes) } else { None };
+        let block = if fits { PoolBlock::uninit(len_bytes) } else { None };
         let block = block.unwrap_or_else(|| unwind(no_room(format!("{}[{len}]", T::DTYPE), len_bytes)));
         Scratch { block, len, elements: PhantomData }
     }

@@ -146,7 +146,7 @@ fn from<E>(data: &[E], start: usize) -> &[E] {
 }
 
 /// [`Product::linear`] of f32 or f64. The bias is added in registers, and the function is computed from `z`: completing columns
-/// while the product is under way, 128 at a time, took 1.015 times as long for 768x512x512 and gelu.
+/// while the product is under way is slower (`benches/results/2026-11-25-fused.md`).
 fn linear_wide<E: Stored<Wide = E> + Gemm>(
     x: MatRef<'_, E>,
     w: MatRef<'_, E>,

@@ -1,8 +1,8 @@
 //! One product on several threads: equal shares of its rows, or of its columns.
 //!
-//! Tried on two cores of a Zen 3: threads that pack the operand that both read together, and take eighths of the rows or columns as
-//! they come. A training step took 0.9 to 1.16 times as long on idle cores, and 0.99 to 1.07 beside a program that kept one core busy. Likely
-//! causes: the system interrupts a thread for longer than a product takes, and half of the packing is less than a second meeting of the threads.
+//! Threads that pack the operand that both read together, and take eighths of the rows or columns as they come, are no faster
+//! (`benches/results/2026-11-28-zen3.md`). Likely causes: the system interrupts a thread for longer than a product takes, and half of
+//! the packing is less than a second meeting of the threads.
 
 use super::block_loops::blocks::{self, GemmOperands};
 use super::epilogue::{DirectStore, Epilogue};

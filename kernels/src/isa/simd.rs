@@ -176,8 +176,7 @@ pub(crate) fn prefetch_line_to_write<T>(p: *const T) {
 }
 
 /// Returns the vector. The compiler does not see how it was made: it would replace two shuffles and their sum by one
-/// `vhaddps`, which takes twice as long as the three (leaves in the nearest cache are summed at 69 instead of 92 GB/s on a
-/// Zen 3).
+/// `vhaddps`, which takes longer than the three (`benches/results/2026-11-26-functions.md`).
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx")]

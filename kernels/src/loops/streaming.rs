@@ -2,8 +2,8 @@
 //!
 //! A store to a line that is in no cache reads the line first; a streaming store does not. So a large result is computed piece by piece
 //! in a buffer that stays in the first cache, and streamed from there; results of f16 and bf16 are not. That pays for loops that wait for
-//! memory (`add` of 64 MiB on an Intel Xeon: 1.4 to 1.5 times the speed), not for those that compute, since they no longer overlap with
-//! their stores (`gelu` 0.95, softmax 0.9).
+//! memory, such as `add`, and not for those that compute, such as `gelu` and softmax, since these no longer overlap with their stores
+//! (`benches/results/2026-11-28-attention-and-stores.md`).
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::isa::caches::CACHE_LINE_BYTES;
 use crate::isa::simd::Isa;
 use crate::loops::aligned_buffer::AlignedBuffer;
 
-/// A piece's size. (On an Intel Xeon pieces of 1 KiB take 1.1 of the time with 64 MiB.)
+/// A piece's size. Shorter pieces take longer.
 pub const PIECE_BYTES: usize = 2 << 10;
 
 /// The least size of a result that is written past the caches. The caches that the system lists do not tell: a virtual machine is told the third

@@ -2,7 +2,7 @@
 //!
 //! A CPU overlaps only as many chains as its queues hold. So the loops for f32 go over a chunk twice, which cuts a
 //! chain in two. Each element sees the operations of [`Function::at`], so the bits are the same. With AVX-512 the queues hold
-//! twice as many elements, and a Xeon takes 0.9 of the time for gelu in one pass. So does the loop for x86-64 CPUs without AVX2.
+//! twice as many elements, and one pass is faster (`benches/results/2026-11-27-xeon.md`). x86-64 CPUs without AVX2 take one pass, too.
 
 use std::marker::PhantomData;
 

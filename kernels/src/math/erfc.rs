@@ -10,7 +10,7 @@
 //! `erfinv` is an odd polynomial up to 3/4, and `w = √(-ln(1 - x))` times a polynomial of `w` beyond, as M. Giles
 //! ("Approximating the erfinv function", 2010) does.
 
-use super::exponential::{ExpParts, exp_parts, scaled};
+use super::exponential::{ScaledExp, exp_parts, scaled};
 use super::log::ln_f64;
 use super::pair::*;
 
@@ -55,7 +55,7 @@ pub fn erfc_f64(x: f64) -> f64 {
     let (square, square_rest) = two_product(a, a);
     let e = exp_parts(-square, -square_rest);
     let (h, l) = two_product(m, e.high);
-    let tail = scaled(ExpParts { n: e.n, high: h, low: l + fma(m, e.low, m_rest * e.high) });
+    let tail = scaled(ScaledExp { n: e.n, high: h, low: l + fma(m, e.low, m_rest * e.high) });
     let far = select(x < 0.0, 2.0 - tail, tail);
     let z = a * a;
     let erf_rest = x * polynomial!(

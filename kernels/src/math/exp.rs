@@ -8,8 +8,8 @@
 //!
 //! The argument is `x = n ln 2 + r` with `|r| <= ln(2) / 2`; adding and subtracting `1.5 * 2^p` rounds to the integer
 //! `n`. `e^r` is its Taylor series up to a term whose successor is far below half an ulp. `2^n` is applied as two
-//! factors, so that subnormal results are rounded once. For -inf, which masks write, both factors are 0: products that underflow
-//! make a Zen 3 take 1.0 instead of 0.65 ns per element if a third of them does.
+//! factors, so that subnormal results are rounded once. For -inf, which masks write, both factors are 0, because products that underflow
+//! are slow (`benches/results/2026-11-26-calls-and-masks.md`).
 //!
 //! Error bounds in ulp over all arguments (f32: measured over every float):
 //!

@@ -23,7 +23,7 @@ pub(crate) struct ReducedExponent {
 
 /// The exponential `e^x` divided by `2^n`, as a sum of two numbers.
 #[derive(Clone, Copy)]
-pub(crate) struct ExpParts {
+pub(crate) struct ScaledExp {
     pub n: u64,
     pub high: f64,
     pub low: f64,
@@ -56,7 +56,7 @@ pub fn exp2_f64(x: f64) -> f64 {
         fma(r, 2.3190468138462996e-17, l),
     );
     let (high, low) = fast_two_sum(1.0, h);
-    scaled(ExpParts { n: minus(bits_of(shifted), bits_of(ROUND)), high, low: low + tail })
+    scaled(ScaledExp { n: minus(bits_of(shifted), bits_of(ROUND)), high, low: low + tail })
 }
 
 /// Returns 2 to the power of `x`; exact for integers.
@@ -143,18 +143,18 @@ fn exp_poly(r: f64) -> f64 {
 
 /// Returns e to the power of `x + x_rest`, for an `x_rest` that is much smaller than `x`.
 #[inline(always)]
-pub(crate) fn exp_parts(x: f64, x_rest: f64) -> ExpParts {
+pub(crate) fn exp_parts(x: f64, x_rest: f64) -> ScaledExp {
     let reduced = reduce_exponent(x);
     let r = reduced.r;
     let rest = reduced.rest + x_rest;
     let (high, low) = fast_two_sum(1.0, r);
     let q = r * r * exp_poly(r);
-    ExpParts { n: reduced.n, high, low: low + (q + fma(rest, r + q, rest)) }
+    ScaledExp { n: reduced.n, high, low: low + (q + fma(rest, r + q, rest)) }
 }
 
 /// Rounds to one number. The power of two is applied as two factors, so that subnormal results are rounded correctly.
 #[inline(always)]
-pub(crate) fn scaled(parts: ExpParts) -> f64 {
+pub(crate) fn scaled(parts: ScaledExp) -> f64 {
     let half = half_of(parts.n);
     (parts.high + parts.low) * power_of_two(half) * power_of_two(minus(parts.n, half))
 }

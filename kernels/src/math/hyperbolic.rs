@@ -10,7 +10,7 @@
 //! numbers: `asinh x = ln(x + √(x² + 1))`, `acosh (1 + t) = ln(1 + t + √(2t + t²))`, `atanh x = ln(1 + 2x / (1 - x)) / 2`.
 //! In f32, `atanh` has this formula everywhere and an error of up to 2 ulp.
 
-use super::exponential::{ExpParts, exp_parts};
+use super::exponential::{ScaledExp, exp_parts};
 use super::logarithm::{ln_1p_f32, ln_1p_sum, ln_sum};
 use super::pair::*;
 
@@ -50,11 +50,11 @@ pub fn cosh_f64(x: f64) -> f64 {
 
 /// Returns `e^a / 4` as a sum of two numbers; for large `a` the result is arbitrary.
 #[inline(always)]
-fn quarter_exp(a: f64) -> ExpParts {
+fn quarter_exp(a: f64) -> ScaledExp {
     let parts = exp_parts(select(a > 711.0, 711.0, a), 0.0);
     let s = power_of_two(minus(parts.n, 2));
     let (high, low) = fast_two_sum(parts.high, parts.low);
-    ExpParts { n: parts.n, high: high * s, low: low * s }
+    ScaledExp { n: parts.n, high: high * s, low: low * s }
 }
 
 /// Returns the inverse hyperbolic sine.

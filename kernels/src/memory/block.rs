@@ -4,11 +4,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::pool::POOL;
-use super::pool_block::{BlockMemory, PoolBlock, ReturnQueue};
+use super::pool_block::{BlockMemory, FreeBlock, ReturnQueue};
 
 /// A block of the pool of the thread that took it, to which it returns when it is dropped, on whatever thread that happens.
 /// It is aligned to 64 bytes.
-pub struct Block {
+pub struct PoolBlock {
     ptr: NonNull<u8>,
     len_bytes: usize,
     memory: BlockMemory,
@@ -16,12 +16,12 @@ pub struct Block {
     origin: Option<Arc<ReturnQueue>>,
 }
 
-// SAFETY: the block owns its bytes, which are read through `&Block` and written through `&mut Block` alone.
-unsafe impl Send for Block {}
+// SAFETY: the block owns its bytes, which are read through `&PoolBlock` and written through `&mut PoolBlock` alone.
+unsafe impl Send for PoolBlock {}
 // SAFETY: as above.
-unsafe impl Sync for Block {}
+unsafe impl Sync for PoolBlock {}
 
-impl Block {
+impl PoolBlock {
     /// Returns a block of at least `len_bytes` from the pool, with arbitrary but initialised contents, or `None` if the
     /// thread's limit or the system leaves no room for it: [`no_room`](super::no_room()) is the fault.
     ///
@@ -29,14 +29,14 @@ impl Block {
     /// use isoshard_kernels::memory::Block;
     /// assert!(Block::uninit(100).unwrap().as_ptr().addr().is_multiple_of(64));
     /// ```
-    pub fn uninit(len_bytes: usize) -> Option<Block> {
+    pub fn uninit(len_bytes: usize) -> Option<PoolBlock> {
         let from_pool = POOL.try_with(|p| {
             let mut pool = p.borrow_mut();
             Some((pool.take(len_bytes)?, Some(pool.returns.clone())))
         });
         // Without a pool, the thread is ending.
-        let (block, origin) = from_pool.unwrap_or_else(|_| Some((PoolBlock::fresh(len_bytes)?, None)))?;
-        Some(Block { ptr: block.ptr, len_bytes, memory: block.memory, origin })
+        let (block, origin) = from_pool.unwrap_or_else(|_| Some((FreeBlock::fresh(len_bytes)?, None)))?;
+        Some(PoolBlock { ptr: block.ptr, len_bytes, memory: block.memory, origin })
     }
 
     /// Returns the number of bytes that were asked for.
@@ -58,10 +58,10 @@ impl Block {
     }
 }
 
-impl Drop for Block {
+impl Drop for PoolBlock {
     fn drop(&mut self) {
         let memory = std::mem::replace(&mut self.memory, BlockMemory::Class { class: 0, segment: None });
-        let block = PoolBlock { ptr: self.ptr, memory };
+        let block = FreeBlock { ptr: self.ptr, memory };
         let Some(origin) = self.origin.take() else { return block.free() };
         // The block goes to this thread's pool if it came from there, else to the queue of the thread that it came
         // from.
@@ -86,8 +86,8 @@ mod tests {
     use crate::memory::pool::SHORT_SEGMENT_BYTES;
     use crate::memory::{pool_stats, set_memory_limit, trim_pool};
 
-    fn block(len_bytes: usize) -> Block {
-        Block::uninit(len_bytes).expect("there is room")
+    fn block(len_bytes: usize) -> PoolBlock {
+        PoolBlock::uninit(len_bytes).expect("there is room")
     }
 
     #[test]
@@ -99,15 +99,15 @@ mod tests {
             assert_eq!((pool_stats().live_bytes, pool_stats().free_bytes), (4 * 4096, 5 * 4096));
             let other = block(6 * 4096); // takes the place of the kept block
             assert_eq!((pool_stats().live_bytes, pool_stats().free_bytes), (10 * 4096, 0));
-            assert!(Block::uninit(1).is_none());
+            assert!(PoolBlock::uninit(1).is_none());
             std::thread::spawn(move || drop(live)).join().expect("no panic");
-            assert!(Block::uninit(4 * 4096).is_some(), "the block came back from the other thread");
+            assert!(PoolBlock::uninit(4 * 4096).is_some(), "the block came back from the other thread");
             drop(other);
             trim_pool();
             assert_eq!((pool_stats().live_bytes, pool_stats().free_bytes), (0, 0));
             set_memory_limit(usize::MAX);
             // Miri ends the program if its own memory is short.
-            let has_room = |len_bytes: usize| !cfg!(miri) && Block::uninit(len_bytes).is_some();
+            let has_room = |len_bytes: usize| !cfg!(miri) && PoolBlock::uninit(len_bytes).is_some();
             assert!(!has_room(isize::MAX as usize) && !has_room(1 << 50));
             assert_eq!(pool_stats().live_bytes, 0, "what failed is not counted");
         })
@@ -163,9 +163,9 @@ mod tests {
             drop(block(600_000));
             let live = block(700_000); // longer than the kept segment, which makes room
             assert_eq!((pool_stats().live_bytes, pool_stats().free_bytes), (700_416, 0));
-            assert!(Block::uninit(400_000).is_none());
+            assert!(PoolBlock::uninit(400_000).is_none());
             drop(live);
-            assert!(Block::uninit(1 << 20).is_some() && Block::uninit((1 << 20) + 1).is_none());
+            assert!(PoolBlock::uninit(1 << 20).is_some() && PoolBlock::uninit((1 << 20) + 1).is_none());
         })
         .join()
         .expect("no panic");
@@ -177,7 +177,7 @@ mod tests {
         let run = || {
             let _long = block(1 << 20);
             let before = pool_stats();
-            let mut blocks: Vec<Block> =
+            let mut blocks: Vec<PoolBlock> =
                 (0..200).map(|i| block([100_000, 64, 5000, 131_072][i % 4])).collect();
             let taken = pool_stats();
             assert_eq!(taken.system_len, before.system_len + 1, "one segment for 200 blocks");
@@ -193,7 +193,7 @@ mod tests {
                 assert!(bytes.iter().step_by(if cfg!(miri) { 997 } else { 1 }).all(|&b| b == i as u8));
             }
             // The rest of the first segment holds no more of these: it is kept as other blocks.
-            let more: Vec<Block> = (0..120).map(|_| block(100_000)).collect();
+            let more: Vec<PoolBlock> = (0..120).map(|_| block(100_000)).collect();
             let both = pool_stats();
             assert_eq!(both.system_len, before.system_len + 2);
             assert_eq!(both.live_bytes + both.free_bytes, before.live_bytes + 2 * SHORT_SEGMENT_BYTES);

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 
 use bytemuck::Pod;
 
-use super::block::Block;
+use super::block::PoolBlock;
 use super::fault::MemoryFault;
 use super::no_room::unwind;
 use super::pool::no_room;
@@ -14,7 +14,7 @@ use super::pool::no_room;
 /// A list for a kernel's own use. Its memory is the pool's, so a thread's limit counts it.
 pub struct KernelList<T> {
     /// The first `len` elements' bytes, and more; absent while the list is empty.
-    block: Option<Block>,
+    block: Option<PoolBlock>,
     len: usize,
     elements: PhantomData<T>,
 }
@@ -56,13 +56,13 @@ impl<T: Pod> KernelList<T> {
 
     /// Makes room for `len` elements.
     fn reserve(&mut self, len: usize) -> Result<(), MemoryFault> {
-        let capacity_bytes = self.block.as_ref().map_or(0, Block::len_bytes);
+        let capacity_bytes = self.block.as_ref().map_or(0, PoolBlock::len_bytes);
         let len_bytes = len.saturating_mul(size_of::<T>());
         if len_bytes <= capacity_bytes {
             return Ok(());
         }
         let fits = len_bytes <= isize::MAX as usize;
-        let block = if fits { Block::uninit(len_bytes) } else { None };
+        let block = if fits { PoolBlock::uninit(len_bytes) } else { None };
         let Some(block) = block else {
             return Err(no_room(format!("a list of {len} numbers"), len_bytes));
         };

@@ -22,7 +22,7 @@ mod pool_block;
 pub(crate) mod segments;
 pub(crate) mod system_block;
 
-pub use block::Block;
+pub use block::PoolBlock;
 pub use fault::MemoryFault;
 pub use kernel_list::KernelList;
 pub use no_room::{catch, fault_of, is_caught, unwind};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::fault::MemoryFault;
-use super::pool_block::{BlockMemory, CLASSES, PoolBlock, ReturnQueue, class_bytes, class_of, class_within};
+use super::pool_block::{BlockMemory, CLASSES, FreeBlock, ReturnQueue, class_bytes, class_of, class_within};
 use super::segments::{MIN_SPAN_BYTES, SHARED_BYTES, SHARED_FROM_BYTES, Segment, SpanList, span_bytes};
 use super::system_block;
 
@@ -103,7 +103,7 @@ pub fn trim_pool() {
 
 /// The blocks that a thread keeps for reuse: by size class, and spans.
 pub(crate) struct BlockPool {
-    free: Vec<Vec<PoolBlock>>,
+    free: Vec<Vec<FreeBlock>>,
     /// The bytes of the last segment of short blocks that no block has had.
     unused: Option<UnusedBytes>,
     spans: SpanList,
@@ -119,13 +119,13 @@ struct UnusedBytes {
 
 impl UnusedBytes {
     /// Returns a block of the class at the start of these bytes, and the rest of them.
-    fn cut(self, class: usize) -> (PoolBlock, Option<UnusedBytes>) {
+    fn cut(self, class: usize) -> (FreeBlock, Option<UnusedBytes>) {
         let UnusedBytes { segment, len_bytes } = self;
         // SAFETY: these bytes are the last of their segment.
         let ptr = unsafe { segment.start().add(segment.len_bytes() - len_bytes) };
         let left = len_bytes - class_bytes(class);
         let rest = (left > 0).then(|| UnusedBytes { segment: segment.clone(), len_bytes: left });
-        (PoolBlock { ptr, memory: BlockMemory::Class { class, segment: Some(segment) } }, rest)
+        (FreeBlock { ptr, memory: BlockMemory::Class { class, segment: Some(segment) } }, rest)
     }
 }
 
@@ -168,7 +168,7 @@ impl PoolStats {
 impl BlockPool {
     /// Returns a kept block of the length, else one from the system, or `None` if there is no room for it.
     #[inline]
-    pub(crate) fn take(&mut self, len_bytes: usize) -> Option<PoolBlock> {
+    pub(crate) fn take(&mut self, len_bytes: usize) -> Option<FreeBlock> {
         if len_bytes > MIN_SPAN_BYTES {
             return self.take_span(span_bytes(len_bytes)?);
         }
@@ -192,7 +192,7 @@ impl BlockPool {
     /// Returns a block that no tensor has had, counted as free: a part of a segment, or from the system by itself. `None` if there is
     /// no room for it.
     #[cold]
-    fn first_of_class(&mut self, class: usize) -> Option<PoolBlock> {
+    fn first_of_class(&mut self, class: usize) -> Option<FreeBlock> {
         let bytes = class_bytes(class);
         if self.unused.as_ref().is_some_and(|unused| unused.len_bytes >= bytes) {
             self.stats.reused_len += 1;
@@ -205,7 +205,7 @@ impl BlockPool {
             let ptr = self.fresh(bytes, || system_block::allocate(bytes))?;
             self.stats.system_len += 1;
             self.stats.free_bytes += bytes;
-            return Some(PoolBlock { ptr, memory: BlockMemory::Class { class, segment: None } });
+            return Some(FreeBlock { ptr, memory: BlockMemory::Class { class, segment: None } });
         }
         let (block, rest) = self.unused.take()?.cut(class);
         self.unused = rest;
@@ -224,7 +224,7 @@ impl BlockPool {
 
     /// Returns a span of kept segments, else of a new one, or `None` if there is no room for it.
     #[inline(never)]
-    fn take_span(&mut self, bytes: usize) -> Option<PoolBlock> {
+    fn take_span(&mut self, bytes: usize) -> Option<FreeBlock> {
         self.take_back();
         let kept = self.spans.take(bytes);
         let (ptr, bytes, segment) = match kept {
@@ -243,7 +243,7 @@ impl BlockPool {
         };
         self.stats.free_bytes -= bytes;
         self.stats.add_live(bytes);
-        Some(PoolBlock { ptr, memory: BlockMemory::Span { _segment: segment } })
+        Some(FreeBlock { ptr, memory: BlockMemory::Span { _segment: segment } })
     }
 
     /// Returns a segment for several blocks, or `None` for a small pool, which takes no more than it needs, or one whose limit is
@@ -275,7 +275,7 @@ impl BlockPool {
     }
 
     /// Keeps a block for reuse, or returns it if the pool is full.
-    pub(crate) fn put(&mut self, block: PoolBlock) -> Option<PoolBlock> {
+    pub(crate) fn put(&mut self, block: FreeBlock) -> Option<FreeBlock> {
         match &block.memory {
             BlockMemory::Class { class, segment } => {
                 let bytes = class_bytes(*class);
@@ -310,13 +310,13 @@ impl BlockPool {
             }
         }
         for (class, blocks) in self.free.iter_mut().enumerate() {
-            let goes_back = |block: &mut PoolBlock| match &block.memory {
+            let goes_back = |block: &mut FreeBlock| match &block.memory {
                 BlockMemory::Class { segment: Some(segment), .. } => {
                     kept[&Arc::as_ptr(segment)] == segment.len_bytes()
                 }
                 _ => true,
             };
-            let freed = blocks.extract_if(.., goes_back).map(PoolBlock::free).count();
+            let freed = blocks.extract_if(.., goes_back).map(FreeBlock::free).count();
             self.stats.free_bytes -= class_bytes(class) * freed;
         }
         self.stats.free_bytes -= self.spans.trim(usize::MAX);

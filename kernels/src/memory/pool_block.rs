@@ -20,24 +20,24 @@ pub(crate) enum BlockMemory {
 }
 
 /// A pool's block that no buffer uses.
-pub(crate) struct PoolBlock {
+pub(crate) struct FreeBlock {
     pub(crate) ptr: NonNull<u8>,
     pub(crate) memory: BlockMemory,
 }
 
 // SAFETY: no pointers into the block exist, so it may be freed or reused on any thread.
-unsafe impl Send for PoolBlock {}
+unsafe impl Send for FreeBlock {}
 
-impl PoolBlock {
+impl FreeBlock {
     /// Returns a block of zeros from the system, if it has room.
-    pub(crate) fn fresh(len_bytes: usize) -> Option<PoolBlock> {
+    pub(crate) fn fresh(len_bytes: usize) -> Option<FreeBlock> {
         if len_bytes > MIN_SPAN_BYTES {
             let segment = Segment::new(span_bytes(len_bytes)?)?;
-            return Some(PoolBlock { ptr: segment.start(), memory: BlockMemory::Span { _segment: segment } });
+            return Some(FreeBlock { ptr: segment.start(), memory: BlockMemory::Span { _segment: segment } });
         }
         let class = class_of(len_bytes);
         let ptr = system_block::allocate(class_bytes(class))?;
-        Some(PoolBlock { ptr, memory: BlockMemory::Class { class, segment: None } })
+        Some(FreeBlock { ptr, memory: BlockMemory::Class { class, segment: None } })
     }
 
     /// Gives the block back to the system: a part of a segment with the last one of it.
@@ -50,22 +50,22 @@ impl PoolBlock {
 }
 
 /// The blocks of a thread's pool that other threads have dropped.
-pub(crate) struct ReturnQueue(pub(crate) Mutex<Vec<PoolBlock>>);
+pub(crate) struct ReturnQueue(pub(crate) Mutex<Vec<FreeBlock>>);
 
 impl ReturnQueue {
-    pub(crate) fn push(&self, block: PoolBlock) {
+    pub(crate) fn push(&self, block: FreeBlock) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(block);
     }
 
     /// Passes each queued block to `take`; the queue keeps its capacity.
-    pub(crate) fn drain(&self, take: impl FnMut(PoolBlock)) {
+    pub(crate) fn drain(&self, take: impl FnMut(FreeBlock)) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(take);
     }
 }
 
 impl Drop for ReturnQueue {
     fn drop(&mut self) {
-        self.drain(PoolBlock::free);
+        self.drain(FreeBlock::free);
     }
 }
 

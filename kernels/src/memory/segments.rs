@@ -152,7 +152,7 @@ impl SpanList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{Block, pool_stats, set_memory_limit};
+    use crate::memory::{PoolBlock, pool_stats, set_memory_limit};
 
     /// Nothing touches the blocks, so that they take addresses and no memory.
     #[test]
@@ -161,7 +161,7 @@ mod tests {
             return;
         }
         std::thread::spawn(|| {
-            let blocks = [1; 3].map(|gib: usize| Block::uninit(gib << 30).expect("there are addresses"));
+            let blocks = [1; 3].map(|gib: usize| PoolBlock::uninit(gib << 30).expect("there are addresses"));
             assert_eq!(pool_stats().live_bytes, 3 << 30);
             drop(blocks);
             assert_eq!((pool_stats().live_bytes, pool_stats().free_bytes), (0, 2 << 30));
@@ -178,11 +178,11 @@ mod tests {
         for (limit_bytes, free_bytes) in [(usize::MAX, SHARED_BYTES - (3 << 20)), (100 << 20, 0)] {
             let run = move || {
                 set_memory_limit(limit_bytes);
-                let _first = [512 << 10; 2].map(Block::uninit);
+                let _first = [512 << 10; 2].map(PoolBlock::uninit);
                 assert_eq!(pool_stats().free_bytes, 0, "a small pool takes what it needs");
-                let _more = [2 << 20, 1 << 20].map(Block::uninit);
+                let _more = [2 << 20, 1 << 20].map(PoolBlock::uninit);
                 assert_eq!(pool_stats().free_bytes, free_bytes);
-                let _long = Block::uninit(SHARED_BYTES + 1);
+                let _long = PoolBlock::uninit(SHARED_BYTES + 1);
                 assert_eq!(pool_stats().free_bytes, free_bytes);
             };
             std::thread::spawn(run).join().expect("no panic");

@@ -148,10 +148,10 @@ mod tests {
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
     fn later_steps_have_no_page_faults() {
-        use crate::memory::{Block, trim_pool};
+        use crate::memory::{PoolBlock, trim_pool};
         trim_pool();
         let full = |bytes: usize| {
-            let mut block = Block::uninit(bytes).expect("there is room");
+            let mut block = PoolBlock::uninit(bytes).expect("there is room");
             // SAFETY: the block has these bytes, and this is its only owner.
             unsafe { block.as_mut_ptr().write_bytes(1, bytes) };
             block

@@ -26,7 +26,7 @@ pub(super) fn normalise<T: Real>(call: NormForward<'_, T>) {
 /// The normalisation of rows, around their means if it is `centred`. A row whose squares overflow is multiplied by a power of two
 /// first, which changes no bit of any other row.
 ///
-/// The rows are summed one after the other: sums of 16 rows of 128 together ([`RowTree::fold_rows`]) took a Xeon as long.
+/// The rows are summed one after the other: sums of 16 rows together ([`RowTree::fold_rows`]) are no faster.
 pub struct NormForward<'a, T> {
     /// The rows.
     pub x: &'a [T],

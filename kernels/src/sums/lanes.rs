@@ -98,8 +98,7 @@ pub(crate) trait LanesPart<T: Num, F: Reducer<T>, const N: usize> {
 /// Runs `fold` with vectors of `isa`. Integers have plain ones.
 ///
 /// The vectors of AVX-512 are those of f32 in rows of at least as many leaves as these have lanes, if the fold joins
-/// leaves: a Xeon sums rows of 32 leaves at 1.12 times AVX2's speed, but rows of 8 at 0.6, f64 at 0.73 to 1.26, and finds
-/// extremes in rows of 32 to 1000 elements at 0.68 to 0.93.
+/// leaves: AVX2 is faster for shorter rows and for extremes, and as fast for f64 (`benches/results/2026-11-27-xeon.md`).
 #[inline(always)]
 pub(crate) fn run<T: Num, F: Reducer<T>, R: LanesFold<T, F>>(isa: Isa, leaves: usize, fold: R) {
     #[cfg(target_arch = "x86_64")]

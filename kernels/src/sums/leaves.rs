@@ -1,8 +1,8 @@
 //! Reductions of rows along the [summation tree](crate::sums::tree), many leaves at a time.
 //!
-//! A row of `len` elements is split `depth` times. Node `i` of the `2^depth` nodes at that depth has one element more than
-//! the shortest if the bits of `i` in reversed order are less than the remainder of `len / 2^depth`: a node of odd length
-//! has the longer part on its left. No node has more than [`LEAF`] elements; a leaf that ends one level above is two nodes
+//! A row of `len` elements is split `depth` times. The lengths of the `2^depth` nodes at that depth differ by at most one: node `i`
+//! is a longer one if the bits of `i` in reversed order are less than the remainder of `len / 2^depth`, because a node of odd
+//! length has the longer half on its left. No node has more than [`LEAF`] elements; a leaf that ends one level above is two nodes
 //! of half its length here, which is its own last join. So all nodes at that depth are evaluated alike: those of a *group*
 //! are the [lanes](crate::sums::lanes) of a vector. A group's nodes are neighbours in a row, or in several short rows, and memory
 //! is read in order. Joins of whole levels follow.
@@ -182,7 +182,7 @@ struct RowLeaves<const N: usize> {
     /// The number of groups in a row, or 0 if a row is a part of a group.
     groups: usize,
     /// The two ways in which the longer nodes of a group are distributed.
-    patterns: [GroupPattern<N>; 2],
+    patterns: [NodePattern<N>; 2],
     /// A group has the second pattern if its reversed number is less than this.
     more: usize,
     /// The number of vectors that are full in every node, and of those that any node has elements of.
@@ -192,7 +192,7 @@ struct RowLeaves<const N: usize> {
 
 /// The nodes of a group: their places from the group's start on, their lengths, and the sum of these. If a row is a part of
 /// a group, the places begin anew in each row.
-struct GroupPattern<const N: usize> {
+struct NodePattern<const N: usize> {
     places: [usize; N],
     /// The elements of each vector of the nodes.
     lens: [[u8; N]; VECTORS],
@@ -226,7 +226,7 @@ impl<const N: usize> RowLeaves<N> {
                 }
                 next += len;
             }
-            GroupPattern { places, lens, len: next }
+            NodePattern { places, lens, len: next }
         };
         RowLeaves {
             depth,

@@ -21,11 +21,11 @@ use crate::threads::team::{allowed, for_each_part};
 /// The loops of a reduction of a tensor of some shape and strides over some of its dims.
 #[derive(Debug)]
 pub struct Reduction {
-    plan: ReductionPlan,
+    loops: ReductionLoops,
 }
 
 #[derive(Debug)]
-enum ReductionPlan {
+enum ReductionLoops {
     /// No elements are reduced, or the result has none.
     Empty,
     /// Each element of the result, whose position in the tensor is in `columns`, is folded over `reduced`.
@@ -39,7 +39,7 @@ impl Reduction {
         let (&inner, outer) = dims.split_last().expect("at least one dim is reduced");
         let kept: Dims = (0..shape.len()).map(|d| if dims.contains(&d) { 1 } else { shape[d] }).collect();
         if shape.contains(&0) {
-            return Some(Reduction { plan: ReductionPlan::Empty });
+            return Some(Reduction { loops: ReductionLoops::Empty });
         }
         let kept_strides: Dims =
             (0..shape.len()).map(|d| if dims.contains(&d) { 0 } else { strides[d] }).collect();
@@ -53,11 +53,11 @@ impl Reduction {
         let outer = OuterDims::new(outer.iter().map(|&d| (shape[d], strides[d])).collect());
         let reduced = ReducedDims { outer, inner_len, inner_stride };
         let (columns, numel) = (Box::new(columns), shape.iter().product());
-        Some(Reduction { plan: ReductionPlan::Fold { reduced, columns, by_columns, numel } })
+        Some(Reduction { loops: ReductionLoops::Fold { reduced, columns, by_columns, numel } })
     }
 
     fn run<T: Num + Pod, F: RowReducer<T>>(&self, data: &[RowElement<T, F>], out: &mut [T]) {
-        let ReductionPlan::Fold { reduced, columns, by_columns, numel } = &self.plan else {
+        let ReductionLoops::Fold { reduced, columns, by_columns, numel } = &self.loops else {
             return out.fill(F::EMPTY);
         };
         let (input, columns) = (&ReductionInput { data, reduced }, &**columns);

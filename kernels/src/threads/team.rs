@@ -26,8 +26,8 @@ pub const MOST_THREADS: usize = 1024;
 const MIN_NANOS: usize = if cfg!(miri) { 100 } else { 20_000 };
 /// The number of parts per thread, so that a thread whose core is busy elsewhere leaves parts to the others.
 const PARTS_PER_THREAD: usize = 4;
-/// The time for which a thread waits for others before it sleeps. (On a Xeon with AVX-512, two threads train a GPT of 128
-/// columns at 1.06 times the speed that they have with 40 us. Four threads on its two cores: 1.09 there, 0.98 at 384 columns.)
+/// The time for which a thread waits for others before it sleeps: with a shorter one, small models train more slowly
+/// (`benches/results/2026-11-27-xeon.md`).
 const SPIN: Duration = Duration::from_micros(200);
 
 thread_local! {

@@ -6,8 +6,8 @@ use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::block_sums::{BLOCK_BYTES, BlockSums};
 use super::boxes;
+use super::piece_checksums::{BLOCK_BYTES, PieceChecksums};
 use super::run_id::RunId;
 use crate::tensor::{DType, Dims, Shape, sort_by};
 
@@ -57,7 +57,7 @@ pub(in crate::checkpoint) struct SavedPiece {
     pub start: Vec<usize>,
     pub shape: Vec<usize>,
     /// A checksum per block of the piece's bytes.
-    pub blocks: BlockSums,
+    pub blocks: PieceChecksums,
 }
 
 impl Index {

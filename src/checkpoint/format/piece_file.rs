@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, json};
 
-use super::block_sums::{BLOCK_BYTES, BlockSums};
+use super::piece_checksums::{BLOCK_BYTES, PieceChecksums};
 use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{Dims, Shape, Tensor, safetensors_dtype, sort_by_key};
@@ -47,7 +47,7 @@ pub(in crate::checkpoint) struct WrittenPiece {
     pub key: String,
     pub start: Vec<usize>,
     pub shape: Vec<usize>,
-    pub blocks: BlockSums,
+    pub blocks: PieceChecksums,
 }
 
 impl PieceSource {
@@ -76,7 +76,7 @@ pub(in crate::checkpoint) fn write_file(path: &Path, mut pieces: Vec<&PieceSourc
             sum: crc32fast::Hasher::new(),
             len: 0,
             written: 0,
-            blocks: BlockSums::default(),
+            blocks: PieceChecksums::default(),
         };
         writer.write_piece(piece).map_err(failed)?;
         bytes += piece.bytes() as u64;
@@ -117,7 +117,7 @@ struct SummedWriter<'a> {
     len: usize,
     /// All bytes so far.
     written: usize,
-    blocks: BlockSums,
+    blocks: PieceChecksums,
 }
 
 impl SummedWriter<'_> {
@@ -163,7 +163,7 @@ impl SummedWriter<'_> {
         self.len = 0;
     }
 
-    fn finish(mut self) -> BlockSums {
+    fn finish(mut self) -> PieceChecksums {
         if self.len > 0 {
             self.end_block();
         }

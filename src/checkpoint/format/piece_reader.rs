@@ -10,9 +10,9 @@ use rustc_hash::FxHashMap;
 use safetensors::tensor::TensorInfo;
 use serde_json::Value;
 
-use super::block_sums::BLOCK_BYTES;
 use super::index::{Index, PieceFile, SavedPiece, SavedTensor};
 use super::json_room::expect_json_room;
+use super::piece_checksums::BLOCK_BYTES;
 use super::piece_file::MOST_HEADER_BYTES;
 use crate::error::{Error, Result};
 use crate::placement::Region;
@@ -28,7 +28,7 @@ pub(in crate::checkpoint) struct PieceReader<'a> {
     index: &'a Index,
     /// The files that were opened so far, by number.
     files: FxHashMap<usize, OpenFile>,
-    last: LastBlock,
+    last: LastRange,
 }
 
 /// A file whose header agrees with the index.
@@ -41,9 +41,9 @@ struct OpenFile {
     bytes: u64,
 }
 
-/// The block that was read last in part, kept because small runs share blocks.
+/// The range under one checksum that was read last in part, kept because small runs share ranges.
 #[derive(Default)]
-struct LastBlock {
+struct LastRange {
     /// Its file, position, length and checksum.
     place: Option<(usize, u64, usize, u32)>,
     bytes: KernelList<u8>,
@@ -60,7 +60,7 @@ struct PlacedPiece<'a> {
 
 impl<'a> PieceReader<'a> {
     pub fn new(dir: &'a Path, index: &'a Index) -> PieceReader<'a> {
-        PieceReader { dir, index, files: FxHashMap::default(), last: LastBlock::default() }
+        PieceReader { dir, index, files: FxHashMap::default(), last: LastRange::default() }
     }
 
     /// Reads the bytes `first..first + into.len()` of a region's row-major storage.
@@ -107,7 +107,7 @@ impl<'a> PieceReader<'a> {
         &'b mut self,
         of: &'b SavedPiece,
         dtype: DType,
-    ) -> Result<(PlacedPiece<'b>, &'b mut LastBlock)> {
+    ) -> Result<(PlacedPiece<'b>, &'b mut LastRange)> {
         let file = match self.files.entry(of.file) {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(free) => free.insert(OpenFile::open(self.dir, &self.index.files[of.file])?),
@@ -117,7 +117,7 @@ impl<'a> PieceReader<'a> {
     }
 }
 
-impl LastBlock {
+impl LastRange {
     /// Reads the bytes of a piece from `at` on: whole blocks straight into place, parts of blocks from the one that is kept.
     fn read_run(&mut self, piece: &PlacedPiece, mut at: usize, mut into: &mut [u8]) -> Result<()> {
         while !into.is_empty() {

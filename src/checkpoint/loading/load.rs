@@ -11,7 +11,7 @@ use std::thread::Builder;
 
 use super::checkpoint::Checkpoint;
 use crate::base::{lock, unpoisoned};
-use crate::checkpoint::format::block_sums::BLOCK_BYTES;
+use crate::checkpoint::format::piece_checksums::BLOCK_BYTES;
 use crate::dtensor::{DTensor, DeviceMesh, SameOnRanks};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Placement, Region, Spec};

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::comm::calls::{Call, Route};
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{Num, as_elements_mut};
-use crate::tensor::{DType, Element, Float, FoldOrder, FoldStep, ReduceOp, Shape, Tensor, cuda};
+use crate::tensor::{DType, Element, Float, FoldOrder, FoldStep, ReduceOp, Shape, Tensor, cuda, stacked};
 
 /// The elements folded at a time, so that the whole stack stays in the first caches.
 const BLOCK: usize = 1024;
@@ -123,11 +123,6 @@ impl Reduce {
     }
 }
 
-/// Returns `[n, shape...]`, or `shape` if `n` is 1.
-pub(crate) fn stacked(n: usize, shape: &Shape) -> Shape {
-    if n == 1 { shape.clone() } else { std::iter::once(n).chain(shape.iter().copied()).collect() }
-}
-
 /// Returns the reduction of `parts`, one contiguous tensor per member, with the shapes that [`Reduce::part_shape`]
 /// gives.
 ///
@@ -178,14 +173,14 @@ pub(crate) fn fold_into<'a>(
 }
 
 /// The memory of each result, or of a chunk of it.
-pub(crate) type ResultRows<'a> = SmallVec<[&'a mut [u8]; 2]>;
+pub(crate) type ResultBytes<'a> = SmallVec<[&'a mut [u8]; 2]>;
 
 /// Folds the elements `range` of every member's parts into `outs`, one slice per result with exactly these elements.
 pub(crate) fn fold_range<'a>(
     reduce: &Reduce,
     of: &dyn Fn(usize) -> &'a Tensor,
     range: Range<usize>,
-    outs: ResultRows<'_>,
+    outs: ResultBytes<'_>,
 ) {
     let job = FoldJob { reduce, of, range };
     let op = reduce.op;
@@ -215,7 +210,7 @@ struct FoldJob<'a, 'f> {
 }
 
 impl<'a> FoldJob<'a, '_> {
-    fn floats<T: Float<Acc: Num>>(&self, outs: ResultRows<'_>) {
+    fn floats<T: Float<Acc: Num>>(&self, outs: ResultBytes<'_>) {
         match self.reduce.op {
             ReduceOp::Sum => {
                 self.run::<T, _>(&ElementwiseRule(|a: T, b: T| T::narrow(a.widen() + b.widen())), outs)
@@ -225,7 +220,7 @@ impl<'a> FoldJob<'a, '_> {
         }
     }
 
-    fn ints<T: Element + Ord>(&self, outs: ResultRows<'_>, add: impl Fn(T, T) -> T + Copy) {
+    fn ints<T: Element + Ord>(&self, outs: ResultBytes<'_>, add: impl Fn(T, T) -> T + Copy) {
         match self.reduce.op {
             ReduceOp::Sum => self.run::<T, _>(&ElementwiseRule(add), outs),
             ReduceOp::Max => self.run::<T, _>(&ElementwiseRule(T::max), outs),
@@ -234,7 +229,7 @@ impl<'a> FoldJob<'a, '_> {
     }
 
     /// Compiled once per type; the rule's loops are behind virtual calls, one per block.
-    fn run<T: Element, W: Copy + Default>(&self, rule: &dyn FoldRule<T, W>, outs: ResultRows<'_>) {
+    fn run<T: Element, W: Copy + Default>(&self, rule: &dyn FoldRule<T, W>, outs: ResultBytes<'_>) {
         let mut outs: Outs<'_, T> = outs.into_iter().map(as_elements_mut::<T>).collect();
         let each = self.reduce.shape.numel();
         let of = |member: usize, node: usize| -> &'a [T] {

@@ -13,7 +13,7 @@ use super::leaf_path::LeafPath;
 use super::partial_queue::reduce_by_unit;
 use crate::comm::Phase;
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
-use crate::dtensor::plan::grouped_calls::join;
+use crate::dtensor::plan::part_runs::join;
 use crate::dtensor::tensor::dtensor::DTensor;
 use crate::dtensor::tensor::tape::TapeNode;
 use crate::error::{Error, Result};

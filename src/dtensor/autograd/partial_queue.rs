@@ -31,10 +31,10 @@ pub(in crate::dtensor) struct PartialQueue {
 pub(in crate::dtensor) struct StartedReductions {
     /// The gradients, without those elements that are on their way.
     grads: Vec<(Rc<TapeNode>, DTensor)>,
-    groups: Vec<StartedGroup>,
+    groups: Vec<ReductionCall>,
 }
 
-struct StartedGroup {
+struct ReductionCall {
     /// The gradients' indices, and their metadata after the reduction.
     members: Vec<(usize, Rc<TensorMeta>)>,
     reduction: ReductionInFlight,
@@ -97,19 +97,19 @@ impl PartialQueue {
             sums.push(PlannedSum { index, by, to, is_computed_so: grad.dtype() == computed_in });
         }
         let moves: Vec<&Rc<Move>> = sums.iter().map(|sum| &sum.by).collect();
-        let start = |group: ReductionGroup| StartedGroup::start(mesh, &group, &sums, &mut grads);
+        let start = |group: ReductionGroup| ReductionCall::start(mesh, &group, &sums, &mut grads);
         let groups = reductions_sharing(&moves).into_iter().map(start).collect::<Result<_>>()?;
         Ok(StartedReductions { grads, groups })
     }
 }
 
-impl StartedGroup {
+impl ReductionCall {
     fn start(
         mesh: &DeviceMesh,
         group: &ReductionGroup,
         sums: &[PlannedSum],
         grads: &mut [(Rc<TapeNode>, DTensor)],
-    ) -> Result<StartedGroup> {
+    ) -> Result<ReductionCall> {
         let sums: Vec<&PlannedSum> = group.members.iter().map(|&i| &sums[i]).collect();
         let common = sums.iter().map(|sum| grads[sum.index].0.path).reduce(ModulePath::common);
         let _scope = common.map(|path| path.enter_in(Phase::Backward));
@@ -129,7 +129,7 @@ impl StartedGroup {
         }
         let reduction = group.start(mesh, moves, locals)?;
         let members = sums.iter().map(|sum| (sum.index, sum.to.clone())).collect();
-        Ok(StartedGroup { members, reduction })
+        Ok(ReductionCall { members, reduction })
     }
 }
 
@@ -151,7 +151,7 @@ impl StartedReductions {
 
     /// Waits for the reductions, and returns the gradients in the order of their arrival.
     pub fn finish(mut self, mesh: &DeviceMesh) -> Result<Vec<(Rc<TapeNode>, DTensor)>> {
-        for StartedGroup { members, reduction } in self.groups {
+        for ReductionCall { members, reduction } in self.groups {
             for ((index, meta), local) in members.into_iter().zip(reduction.finish(mesh)?) {
                 let grad = &mut self.grads[index].1;
                 let history = grad.history.take();

@@ -270,8 +270,8 @@ mod tests {
             let full = |dtype, text: &str| DTensor::full(&mesh, dtype, [4, 3], text.parse::<Layout>()?, 1.0);
             let sums = DTensor::from_local(&mesh, Tensor::zeros(DType::F32, [4, 3]), [4, 3], "(P(sum))")?;
             let (ints, rows) = (full(DType::I64, "(S0)")?, full(DType::F32, "(S0)")?);
-            type Call = fn(&DTensor, &mut Generator) -> Result<DTensor>;
-            let calls: [(&str, Call); 6] = [
+            type Method = fn(&DTensor, &mut Generator) -> Result<DTensor>;
+            let calls: [(&str, Method); 6] = [
                 ("bernoulli", |x, g| x.bernoulli(g)),
                 ("multinomial", |x, g| x.multinomial(2, true, g)),
                 ("multinomial", |x, g| x.categorical(g)),

@@ -11,8 +11,8 @@ use smallvec::SmallVec;
 
 use super::choose_rows::{ChosenLayouts, choose_rows};
 use super::derivative_program::DerivativeProgram;
-use super::grouped_calls::GroupedCalls;
-use super::node_calls::NodeCalls;
+use super::kernel_runs::KernelRuns;
+use super::part_runs::PartRuns;
 use crate::base::BoundedCache;
 use crate::comm::Lineage;
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
@@ -38,7 +38,7 @@ pub(in crate::dtensor) struct CallPlan {
     pub moves: OperandMoves,
     pub windows: Windows,
     /// Set if the kernel runs once per node of a partial sum, or once per box of ragged operands.
-    pub nodes: Option<NodeCalls>,
+    pub nodes: Option<KernelRuns>,
     pub outs: SmallVec<[Rc<TensorMeta>; 3]>,
     /// The operands' metadata after their redistribution.
     pub targets: SmallVec<[Rc<TensorMeta>; 3]>,
@@ -229,11 +229,11 @@ impl CallPlan {
             exact: mesh.reduction().is_exact(),
         };
         let nodes = match by_boxes {
-            true => Some(NodeCalls::Boxes(RaggedBoxes::of(&windows))),
+            true => Some(KernelRuns::Boxes(RaggedBoxes::of(&windows))),
             false => {
-                let grouped = GroupedCalls::find(mesh, op, &metas, &targets, &outs);
-                let of_nodes = || NodeCalls::find(op, &metas, &targets, &outs, &made, windows.exact);
-                grouped.map(NodeCalls::Grouped).or_else(of_nodes)
+                let grouped = PartRuns::find(mesh, op, &metas, &targets, &outs);
+                let of_nodes = || KernelRuns::find(op, &metas, &targets, &outs, &made, windows.exact);
+                grouped.map(KernelRuns::Grouped).or_else(of_nodes)
             }
         };
         let ins = ins.iter().map(|f| f.id).collect();

@@ -111,8 +111,8 @@ impl OperandTraffic<'_> {
             return MoveCost::default();
         }
         let axes = communicating_axes(from, to, self.f.shape().len());
-        // A rank sends each element to all ranks along `axes` that `to` does not cut. Axes that only `to` cuts part the
-        // ranks into those that want an element and those that do not.
+        // A rank sends each element to all ranks along `axes` that `to` does not cut. Along an axis that only `to` cuts, some
+        // ranks need the element and others do not.
         let cuts = |a: usize| !to.axis(a).split_dims().is_empty();
         let len = |a: usize| self.mesh.mesh().axis_len(a);
         let copies: usize = axes.iter().filter(|&&a| !cuts(a)).map(|&a| len(a)).product();

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::redistribution::{ExchangeKind, Redistribution, RedistributionStep, StepAction};
-pub(super) use crate::comm::stacked;
 use crate::comm::{Group, Reduce};
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::redistribute::exchange_piece::ExchangePiece;
 use crate::error::Result;
 use crate::placement::Spec;
-use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, SplitRule, short_list};
+use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, SplitRule, short_list, stacked};
 
 /// A step with everything that this rank needs to run it.
 #[derive(Debug)]
@@ -165,14 +164,14 @@ fn exchange(mesh: &DeviceMesh, step: &RedistributionStep, kind: ExchangeKind) ->
 }
 
 /// The order in which partial values are folded.
-struct PartOrder {
+struct PartialsOrder {
     steps: Arc<FoldOrder>,
     /// The number of nodes per contribution that are folded separately: those of a partial sum with a tree along
     /// another axis.
     nodes_len: usize,
 }
 
-impl PartOrder {
+impl PartialsOrder {
     fn shape(&self, each: Shape) -> Shape {
         stacked(self.nodes_len, &each)
     }
@@ -180,14 +179,14 @@ impl PartOrder {
 
 /// Returns the order in which the partial values along `axes` are folded: those of a sum with a reduction tree in the
 /// tree's order, all others by halving the range of the first axis, then that of the next.
-fn order(from: &Spec, axes: &[usize], members: &[Dims]) -> PartOrder {
+fn order(from: &Spec, axes: &[usize], members: &[Dims]) -> PartialsOrder {
     let open = from.open_axes();
     if let Some(tree) = from.tree.as_ref().filter(|_| axes.iter().any(|a| open.contains(a))) {
         let steps = tree.fold_order(&from.mesh, from.mesh.coords(), members, axes);
-        return PartOrder { steps: Arc::new(steps), nodes_len: 1 };
+        return PartialsOrder { steps: Arc::new(steps), nodes_len: 1 };
     }
     let lens: Dims = short_list(axes.iter().map(|&a| from.mesh.axis_len(a)));
-    PartOrder { steps: Arc::new(nested(&lens)), nodes_len: from.nodes_len_at(from.mesh.coords()) }
+    PartialsOrder { steps: Arc::new(nested(&lens)), nodes_len: from.nodes_len_at(from.mesh.coords()) }
 }
 
 /// Returns the fold order of one partial value per member, row-major over `lens`: the range of the first axis is

@@ -46,7 +46,7 @@ pub(in crate::dtensor) struct SharedGather {
     pub(super) gathers: Vec<GatheredTensor>,
     /// The positions of the tensors in what arrives, if each of them arrives in one piece.
     pub(super) even: Option<EvenShards>,
-    pub(super) call: RefCell<SharedCallState>,
+    pub(super) call: RefCell<SharedGatherState>,
     pub(super) context: CallContext,
     pub(super) span: Span,
 }
@@ -60,7 +60,7 @@ pub(super) struct GatheredTensor {
     pub starts: Vec<usize>,
 }
 
-pub(super) enum SharedCallState {
+pub(super) enum SharedGatherState {
     Waiting(Pending<Vec<Tensor>>),
     /// The tensors that have not been asked for yet.
     Made(Vec<Option<Result<Tensor>>>),

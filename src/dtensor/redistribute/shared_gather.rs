@@ -11,7 +11,7 @@ use super::cost::peers;
 use super::even_shards::{EvenShards, MemberLens};
 use super::lower::{ExchangeStage, Stage};
 use super::redistribution::{ExchangeKind, Redistribution};
-use super::run::{GatheredTensor, InFlight, Move, SharedCallState, SharedGather, assemble};
+use super::run::{GatheredTensor, InFlight, Move, SharedGather, SharedGatherState, assemble};
 use super::span::shared_span;
 use crate::comm::{CallContext, Cost, Pending};
 use crate::dtensor::mesh::copied_bytes::note_copied;
@@ -147,7 +147,7 @@ impl SharedGather {
                 (None, started, starts)
             }
         };
-        let call = RefCell::new(SharedCallState::Waiting(started));
+        let call = RefCell::new(SharedGatherState::Waiting(started));
         let tensor = |((plan, local), starts)| GatheredTensor { plan, local, starts };
         let gathers = moves.into_iter().zip(starts).map(tensor).collect();
         Ok(SharedGather { gathers, even, call, context, span })
@@ -156,16 +156,16 @@ impl SharedGather {
     /// Waits for the call, and returns one of the gathered tensors. The first wait makes all of them, so that the elements
     /// that arrived are freed.
     pub(super) fn finish(&self, mesh: &DeviceMesh, index: usize) -> Result<Tensor> {
-        let mut made = match self.call.replace(SharedCallState::Made(Vec::new())) {
-            SharedCallState::Made(made) => made,
-            SharedCallState::Waiting(call) => {
+        let mut made = match self.call.replace(SharedGatherState::Made(Vec::new())) {
+            SharedGatherState::Made(made) => made,
+            SharedGatherState::Waiting(call) => {
                 let all = self.wait(mesh, call);
                 let make = |i| Some(all.as_ref().map_err(Error::clone).and_then(|all| self.tensor(i, all)));
                 (0..self.gathers.len()).map(make).collect()
             }
         };
         let own = made[index].take().expect("each tensor is asked for once");
-        self.call.replace(SharedCallState::Made(made));
+        self.call.replace(SharedGatherState::Made(made));
         own
     }
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::even_shards::{EvenShards, MemberLens};
 use super::exchange_piece::ExchangePiece;
-use super::lower::{FoldStage, Stage, stacked};
+use super::lower::{FoldStage, Stage};
 use crate::comm::{Group, PhasedReduce, Reduce};
 use crate::dtensor::mesh::copied_bytes::note_copied;
 use crate::error::Result;
-use crate::tensor::{DType, FoldOrder, FoldStep, Shape, Tensor};
+use crate::tensor::{DType, FoldOrder, FoldStep, Shape, Tensor, stacked};
 
 /// The arrangement of several tensors in the buffer of a shared call.
 #[derive(Clone, Copy, PartialEq)]
@@ -21,20 +21,20 @@ pub(super) enum Arrangement {
 
 /// One tensor's share of a call that reduces several.
 #[derive(Clone, Copy)]
-pub(super) struct SharedCall<'a> {
+pub(super) struct CallShare<'a> {
     pub group: &'a Group,
     pub reduce: &'a Reduce,
     /// The fold, or `None` for an all-reduce.
     pub fold: Option<&'a FoldStage>,
 }
 
-impl SharedCall<'_> {
+impl CallShare<'_> {
     /// Returns the call of a stage that folds one value per member.
-    pub fn of(stage: &Stage) -> Option<SharedCall<'_>> {
+    pub fn of(stage: &Stage) -> Option<CallShare<'_>> {
         match stage {
-            Stage::AllReduce { group, reduce } => Some(SharedCall { group, reduce, fold: None }),
+            Stage::AllReduce { group, reduce } => Some(CallShare { group, reduce, fold: None }),
             Stage::Fold(fold) => match &fold.sources[..] {
-                [source] => Some(SharedCall { group: &fold.group, reduce: &source.reduce, fold: Some(fold) }),
+                [source] => Some(CallShare { group: &fold.group, reduce: &source.reduce, fold: Some(fold) }),
                 _ => None,
             },
             Stage::Exchange(_) | Stage::Collapse(_) | Stage::Round(_) | Stage::Share { .. } => None,
@@ -74,7 +74,7 @@ pub(super) struct Positions {
 impl Positions {
     /// Returns the positions for a shared call, after a call with positions `before`. All its members answer alike: they have
     /// the same number in the groups of the call before, and positions depend only on that and on the lengths of all parts.
-    pub fn new(calls: &[SharedCall<'_>], arrangement: Arrangement, before: Option<&Positions>) -> Positions {
+    pub fn new(calls: &[CallShare<'_>], arrangement: Arrangement, before: Option<&Positions>) -> Positions {
         let is_all_reduce = calls.iter().all(|call| call.fold.is_none());
         let own = calls[0].fold.map_or(0, |fold| fold.group.index());
         if arrangement == Arrangement::SideBySide {
@@ -92,7 +92,7 @@ impl Positions {
                 return Positions { parts, pieces, own, buffer: Some(buffer) };
             }
         }
-        let lens = |call: &SharedCall<'_>| match call.fold {
+        let lens = |call: &CallShare<'_>| match call.fold {
             Some(fold) => fold.give.iter().map(ExchangePiece::numel).collect(),
             None => vec![call.reduce.shape.numel()],
         };
@@ -118,11 +118,11 @@ impl Positions {
 
     /// Returns the bytes that this rank receives in a shared call, for which the plans of its tensors have `planned`: those
     /// of a buffer of equal shards have padding.
-    pub fn padded_bytes(&self, calls: &[SharedCall<'_>], dtype: DType, planned: u64) -> u64 {
+    pub fn padded_bytes(&self, calls: &[CallShare<'_>], dtype: DType, planned: u64) -> u64 {
         if self.buffer.is_none() {
             return planned;
         }
-        let SharedCall { group, reduce, fold } = calls[0];
+        let CallShare { group, reduce, fold } = calls[0];
         let len = self.parts[self.own].numel();
         if fold.is_none() {
             let planned_len: usize = calls.iter().map(|call| call.reduce.shape.numel()).sum();
@@ -135,8 +135,8 @@ impl Positions {
 
 /// Returns the positions of the tensors of a call in a buffer of equal shards, if they have some. In an all-reduce the buffer
 /// is one shard.
-fn even_positions(calls: &[SharedCall<'_>]) -> Option<EvenShards> {
-    let lens = |call: &SharedCall<'_>| match call.fold {
+fn even_positions(calls: &[CallShare<'_>]) -> Option<EvenShards> {
+    let lens = |call: &CallShare<'_>| match call.fold {
         Some(fold) => MemberLens::of_reduction(fold),
         None => MemberLens::whole(call.reduce.shape.numel()),
     };
@@ -146,12 +146,12 @@ fn even_positions(calls: &[SharedCall<'_>]) -> Option<EvenShards> {
 
 /// Starts the call that reduces several tensors.
 pub(super) fn start_shared(
-    calls: &[SharedCall<'_>],
+    calls: &[CallShare<'_>],
     arrangement: Arrangement,
     positions: &Positions,
     locals: Vec<Tensor>,
 ) -> Result<PhasedReduce> {
-    let SharedCall { group, reduce, fold } = calls[0];
+    let CallShare { group, reduce, fold } = calls[0];
     let order: Arc<FoldOrder> = match arrangement {
         Arrangement::Stacked => Arc::new(joined_order(calls)),
         Arrangement::SideBySide => reduce.order.clone(),
@@ -184,7 +184,7 @@ pub(super) fn start_shared(
 
 /// Copies the pieces of all tensors to their positions in the parts of a call. A tensor is freed when it has been copied.
 fn pack(
-    calls: &[SharedCall<'_>],
+    calls: &[CallShare<'_>],
     arrangement: Arrangement,
     positions: &Positions,
     nodes: usize,
@@ -219,14 +219,14 @@ fn pack(
 /// Returns the tensors that a shared call yields. Each can be written in place if it is one value and the call's result is no
 /// other rank's.
 pub(super) fn results(
-    calls: &[SharedCall<'_>],
+    calls: &[CallShare<'_>],
     arrangement: Arrangement,
     positions: &Positions,
     mut all: Tensor,
 ) -> Result<Vec<Tensor>> {
     let (device, dtype) = (all.device(), all.dtype());
     // A tensor has no position if this rank gets none of its elements.
-    let nothing = |call: &SharedCall<'_>| match call.out_shape() {
+    let nothing = |call: &CallShare<'_>| match call.out_shape() {
         shape if shape.numel() == 0 => Tensor::uninit_on(device, dtype, shape),
         _ => Ok(Tensor::default()),
     };
@@ -235,7 +235,7 @@ pub(super) fn results(
     let (rows, own) = match arrangement {
         Arrangement::Stacked => {
             let mut end = 0;
-            let place = |(i, call): (usize, &SharedCall<'_>)| {
+            let place = |(i, call): (usize, &CallShare<'_>)| {
                 end += call.out_shape().numel();
                 (i, end - call.out_shape().numel())
             };
@@ -265,7 +265,7 @@ pub(super) fn results(
 
 /// Returns the order that folds each tensor's values as alone. A member's values are those of the first tensor, then
 /// those of the next.
-fn joined_order(calls: &[SharedCall<'_>]) -> FoldOrder {
+fn joined_order(calls: &[CallShare<'_>]) -> FoldOrder {
     let mut nodes = vec![0; calls[0].group.len()];
     let mut steps = Vec::new();
     for call in calls {

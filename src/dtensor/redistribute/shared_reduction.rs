@@ -7,7 +7,7 @@ use tracing::Span;
 use super::lower::Stage;
 use super::redistribution::{RedistributionStep, StepAction};
 use super::run::{InFlight, Move};
-use super::shared_positions::{Arrangement, GradientBuffer, Positions, SharedCall, results, start_shared};
+use super::shared_positions::{Arrangement, CallShare, GradientBuffer, Positions, results, start_shared};
 use super::span::shared_span;
 use crate::comm::{CallContext, PhasedReduce};
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
@@ -67,7 +67,7 @@ impl ReductionGroup {
     /// Returns the buffer from which [`ReductionGroup::start`] would send the tensors without copying them, or `None` if it
     /// copies them.
     pub fn buffer(&self, moves: &[Rc<Move>]) -> Option<GradientBuffer> {
-        let calls = moves.iter().map(|m| SharedCall::of(m.stages().first()?)).collect::<Option<Vec<_>>>()?;
+        let calls = moves.iter().map(|m| CallShare::of(m.stages().first()?)).collect::<Option<Vec<_>>>()?;
         let first = calls.first().filter(|first| first.nodes() == 1 && calls.len() > 1)?;
         debug_assert!(calls.iter().all(|call| call.group.ranks() == first.group.ranks()));
         Positions::new(&calls, self.arrangement, None).buffer
@@ -163,8 +163,8 @@ fn start_at(
     Ok(SharedProgress::Done(locals))
 }
 
-fn shared_calls(moves: &[Rc<Move>], stage: usize) -> Option<Vec<SharedCall<'_>>> {
-    moves.iter().map(|m| SharedCall::of(&m.stages()[stage])).collect()
+fn shared_calls(moves: &[Rc<Move>], stage: usize) -> Option<Vec<CallShare<'_>>> {
+    moves.iter().map(|m| CallShare::of(&m.stages()[stage])).collect()
 }
 
 impl SharedReduction {
@@ -266,8 +266,8 @@ fn is_alike(one: &Move, other: &Move, arrangement: Arrangement) -> bool {
     same_steps
         && match arrangement {
             Arrangement::Stacked => true,
-            // Other trees may still have equal nodes on this call's ranks. Members of a second call may be members of another
-            // first one, and would compare other nodes.
+            // Other trees may still have equal nodes on this call's ranks. Two ranks that share a second call may have been in
+            // different first calls, so their nodes can differ.
             Arrangement::SideBySide => {
                 same_trees() || (one.plan().calls() == 1 && has_same_orders(one, other))
             }
@@ -276,7 +276,7 @@ fn is_alike(one: &Move, other: &Move, arrangement: Arrangement) -> bool {
 
 /// Returns true if the reductions of two moves fold equal nodes in equal orders on the ranks of this rank's group.
 fn has_same_orders(one: &Move, other: &Move) -> bool {
-    one.stages().iter().zip(other.stages()).all(|(a, b)| match (SharedCall::of(a), SharedCall::of(b)) {
+    one.stages().iter().zip(other.stages()).all(|(a, b)| match (CallShare::of(a), CallShare::of(b)) {
         (Some(a), Some(b)) => a.reduce.order == b.reduce.order,
         (None, None) => matches!(a, Stage::Round(_) | Stage::Exchange(_)),
         _ => false,

@@ -40,7 +40,7 @@ pub(in crate::dtensor) struct ComputedFrom {
     /// The module and the mode in which it was computed first.
     pub path: ModulePath,
     pub reduction: Reduction,
-    /// One more than that of its operands; 1 if all are kept.
+    /// The number of recomputed calls that lead to this value: 1 if all operands are kept.
     pub depth: usize,
 }
 

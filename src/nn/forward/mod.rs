@@ -429,12 +429,12 @@ mod tests {
                 .map(|path| params.root().param(path, [3, 2], Init::Ones).expect("paths differ"));
             let cx = Forward::train_without_dropout(&params);
             let state = || -> String {
-                let of = |id: ParamId| match cx.gathers.states.borrow().get(id) {
+                let sign = |id: ParamId| match cx.gathers.states.borrow().get(id) {
                     None => '-',
                     Some(GatherState::InFlight(_)) => '.',
                     Some(GatherState::Ready(_) | GatherState::Saved(_)) => '#',
                 };
-                ids.into_iter().map(of).collect()
+                ids.into_iter().map(sign).collect()
             };
             let root = params.unit_of(ids[0]);
             let mut seen = Vec::new();

@@ -389,13 +389,13 @@ impl Module for Moe {
 
 /// Shards dim `dim` of `x` over the axes that shard dim 0 of `like`, in the same order.
 fn move_shards(x: &DTensor, dim: usize, like: &DTensor) -> Result<DTensor> {
-    let (of, mut layout) = (like.layout(), x.layout().clone());
-    let axes: Vec<usize> = (0..of.ndim()).filter(|&a| of.axis(a).shard_dim() == Some(0)).collect();
+    let (like, mut layout) = (like.layout(), x.layout().clone());
+    let axes: Vec<usize> = (0..like.ndim()).filter(|&a| like.axis(a).shard_dim() == Some(0)).collect();
     if axes.iter().all(|&a| layout.axis(a).shard_dim() == Some(dim)) {
         return Ok(x.clone());
     }
     for a in axes {
         layout = layout.set(a, Placement::Shard(dim));
     }
-    x.redistribute(layout.with_order(of.order())?)
+    x.redistribute(layout.with_order(like.order())?)
 }

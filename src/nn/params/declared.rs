@@ -127,7 +127,7 @@ impl Params {
             path.split('.').position(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()));
         let name =
             number.map(|n| path.split('.').take(n + 1).collect::<Vec<_>>().join(".")).unwrap_or_default();
-        let at = self.names.unit(&name).unwrap_or_else(|| {
+        let unit = self.names.unit(&name).unwrap_or_else(|| {
             self.names.add_unit(self.units.len(), &name);
             let gradients = gradient_unit(&name, None);
             let members = CountedList::default();
@@ -135,8 +135,8 @@ impl Params {
             self.units.push(ParamUnit { name, members, gradients, stays_gathered, padding, gathered_len });
             self.units.len() - 1
         });
-        self.units[at].members.push(id);
-        at
+        self.units[unit].members.push(id);
+        unit
     }
 }
 

@@ -123,9 +123,9 @@ mod tests {
                     let found = piece.of(&index)?;
                     assert_eq!(found.shape(), piece.shape());
                     let found = found.full_tensor()?.to_vec::<i64>()?;
-                    for (element, &at) in found.iter().enumerate() {
-                        assert_eq!(piece.param_index(element), at as usize, "{}", piece.path());
-                        covered[at as usize] += 1;
+                    for (element, &index) in found.iter().enumerate() {
+                        assert_eq!(piece.param_index(element), index as usize, "{}", piece.path());
+                        covered[index as usize] += 1;
                     }
                     for range in [0..n, n / 3..n / 2, 1.min(n)..n] {
                         let inside = (0..found.len()).filter(|&e| range.contains(&(found[e] as usize)));

@@ -134,8 +134,8 @@ mod tests {
         for (path, ranks) in paths.into_iter().flat_map(|path| [(path, 1), (path, 2)]) {
             for recomputed in [false, true] {
                 let [few, many] = [24, 48].map(|n| visits_of(ranks, n, path, recomputed));
-                let of = format!("{} on {ranks}, {recomputed}: {few:?} and {many:?} visits", path(1, 2));
-                assert!(few.iter().zip(&many).all(|(few, many)| *many <= 2 * few + 8), "{of}");
+                let text = format!("{} on {ranks}, {recomputed}: {few:?} and {many:?} visits", path(1, 2));
+                assert!(few.iter().zip(&many).all(|(few, many)| *many <= 2 * few + 8), "{text}");
             }
         }
     }

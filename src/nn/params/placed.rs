@@ -49,24 +49,27 @@ impl Params {
         self.gather_limit = limit;
         let before = self.units.len();
         for (unit, PlacedUnit { members, .. }) in declared.into_iter().zip(units) {
-            let moved =
-                members.iter().map(|(id, at)| (self.value(*id).detach(), at.stored.clone())).collect();
+            let moved = members
+                .iter()
+                .map(|(id, placement)| (self.value(*id).detach(), placement.stored.clone()))
+                .collect();
             let moved = DTensor::redistribute_together(moved)?;
             self.units.push(unit);
             let unit = self.units.len() - 1;
-            let used = |(id, at): &(ParamId, ParamPlacement)| match at.held == at.stored {
+            let used = |(id, placement): &(ParamId, ParamPlacement)| match placement.held == placement.stored
+            {
                 true => self.used_layout(*id).clone(),
-                false => at.held.clone(),
+                false => placement.held.clone(),
             };
             let used: Vec<Layout> = members.iter().map(used).collect();
             let moved = moved.into_iter().zip(used).map(|(value, used)| Ok((value.wait()?, used)));
             let stored = DTensor::stored_together(moved.collect::<Result<_>>()?)?;
-            for ((id, at), value) in members.into_iter().zip(stored) {
+            for ((id, placement), value) in members.into_iter().zip(stored) {
                 let _scope = self.module_of(id).enter();
                 let frozen = self.is_frozen(id);
                 let param = &mut self.list[id.index];
-                param.held = (at.held != at.stored).then_some(at.held);
-                (param.gradient, param.unit) = (at.gradient, unit);
+                param.held = (placement.held != placement.stored).then_some(placement.held);
+                (param.gradient, param.unit) = (placement.gradient, unit);
                 *self.value_mut(id) = if frozen { value } else { self.as_leaf(id, &value)? };
             }
         }
@@ -105,7 +108,7 @@ impl Params {
 
     fn unit_of_placed(&self, unit: &PlacedUnit) -> Result<ParamUnit> {
         let PlacedUnit { ref name, ref members, stays_gathered, reduced_in, padding } = *unit;
-        let lens = members.iter().map(|(id, at)| self.gathered_len(*id, &at.held));
+        let lens = members.iter().map(|(id, placement)| self.gathered_len(*id, &placement.held));
         let len: usize = lens.sum::<Result<usize>>()?;
         let mut unit = ParamUnit {
             name: name.clone(),
@@ -231,10 +234,11 @@ impl Params {
             }
             values.push(value);
         }
-        let moved = missing.iter().map(|(at, _, layout)| (values[*at].clone(), layout.clone())).collect();
-        for ((at, id, _), gathered) in missing.into_iter().zip(DTensor::redistribute_together(moved)?) {
-            values[at] = gathered.wait()?;
-            self.hold(id, &values[at]);
+        let moved =
+            missing.iter().map(|(index, _, layout)| (values[*index].clone(), layout.clone())).collect();
+        for ((index, id, _), gathered) in missing.into_iter().zip(DTensor::redistribute_together(moved)?) {
+            values[index] = gathered.wait()?;
+            self.hold(id, &values[index]);
         }
         Ok(values)
     }

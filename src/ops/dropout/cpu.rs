@@ -1,9 +1,9 @@
 //! The CPU kernel of dropout. An element's 32-bit random word decides, so the mask is the same for every dtype.
 
 use crate::error::{Error, Result};
-use crate::rng::philox::Blocks;
+use crate::rng::philox::PhiloxBlocks;
 use crate::rng::{
-    BlockSink, Draw, IndexRanges, Indices, PIECE, RandomFloat, drive, in_compute_type, keep_threshold,
+    Draw, IndexRanges, Indices, PIECE, PhiloxSink, RandomFloat, drive, in_compute_type, keep_threshold,
 };
 use crate::tensor::Element;
 use crate::tensor::cpu::{Isa, for_each_part, widest_of};
@@ -91,11 +91,11 @@ struct ScaleKept<'a, W> {
     out: &'a mut [W],
 }
 
-impl<W: Element + std::ops::Mul<Output = W>> BlockSink for ScaleKept<'_, W> {
+impl<W: Element + std::ops::Mul<Output = W>> PhiloxSink for ScaleKept<'_, W> {
     const WIDEST: Isa = widest_of::<W>();
     const PER_BLOCK: usize = 4;
     #[inline(always)]
-    fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+    fn take<const N: usize>(&mut self, mut blocks: PhiloxBlocks<N>, skip: usize, at: usize, len: usize) {
         let mut values = [[W::default(); 4]; N];
         let values = &mut values.as_flattened_mut()[..len];
         let out = &mut self.out[at..at + len];

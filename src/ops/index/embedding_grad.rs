@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::cuda;
-use super::segments::{SumsByRow, checked_index, expect_indices};
+use super::segments::{SegmentSums, checked_index, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::record::work::elements;
 use crate::ops::{
@@ -74,7 +74,7 @@ impl Op for EmbeddingGrad {
         let mut out = Tensor::zeros(dy.dtype(), local);
         for_dtype!(float self.name(), dy.dtype(), T => {
             let (src, out) = (dy.as_slice::<T>()?, cpu::as_elements_mut::<T>(out.bytes_mut()));
-            SumsByRow::<T>::new(index.shape(), local[1]).add(entries, start, src, out);
+            SegmentSums::<T>::new(index.shape(), local[1]).add(entries, start, src, out);
             Ok(())
         })?;
         Ok(smallvec![out])

@@ -23,7 +23,7 @@ pub(in crate::ops) fn read_rows(
     let mut y = Gpu::of(&table)?.uninit(table.dtype(), out.clone())?;
     let (batch, held) = (table.shape()[0], table.shape()[1]);
     let (strides, each) = ([table.strides()[0], table.strides()[1], 0], index.numel() / batch.max(1));
-    let copy = RowCopy { rows: &table, index: &index, held, range: rows, strides, each, choices: 1 };
+    let copy = IndexedCopy { rows: &table, index: &index, held, range: rows, strides, each, choices: 1 };
     copy.run(["read", "packed_read"], (dropped, fault), &mut y)?;
     Ok(y)
 }
@@ -44,7 +44,7 @@ pub(in crate::ops) fn write_rows(
     let (choices, each) = (x.shape()[2], x.shape()[1] * x.shape()[2]);
     let strides = [x.strides()[0], x.strides()[1], x.strides()[2]];
     let held = out[out.len() - 2];
-    let copy = RowCopy { rows: &x, index: &slot, held, range: slots, strides, each, choices };
+    let copy = IndexedCopy { rows: &x, index: &slot, held, range: slots, strides, each, choices };
     copy.run(["write", "packed_write"], (true, fault), &mut y)?;
     Ok(y)
 }
@@ -72,7 +72,7 @@ pub(in crate::ops) fn expect_distinct(
 }
 
 /// A copy of rows by index.
-struct RowCopy<'a> {
+struct IndexedCopy<'a> {
     rows: &'a Tensor,
     index: &'a Tensor,
     /// The rows of the table, or of the result, that the rank stores.
@@ -86,7 +86,7 @@ struct RowCopy<'a> {
     choices: usize,
 }
 
-impl RowCopy<'_> {
+impl IndexedCopy<'_> {
     /// Runs one of the kernels `stems`: for single elements, and for 16 bytes per thread.
     fn run(
         &self,

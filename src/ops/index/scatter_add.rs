@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::lines::{DimLines, LineIndex, rows_along, rows_back};
 use super::scatter::write_rows;
-use super::segments::{SumsByRow, expect_indices};
+use super::segments::{SegmentSums, expect_indices};
 use super::{cuda, scatter_cuda};
 use crate::error::{Error, Result};
 use crate::ops::record::work::elements;
@@ -143,7 +143,7 @@ fn sums(index: &LineIndex, src: &Tensor, dim: usize, (start, held): (usize, usiz
     if out.numel() > 0 && src.numel() > 0 {
         for_dtype!(float "scatter_add", src.dtype(), T => {
             let extents = [lines.len];
-            let mut sums = SumsByRow::<T>::new(&extents, lines.inner);
+            let mut sums = SegmentSums::<T>::new(&extents, lines.inner);
             let outs = cpu::as_elements_mut::<T>(out.bytes_mut()).chunks_exact_mut(held * lines.inner);
             let src = src.as_slice::<T>()?.chunks_exact(lines.len * lines.inner);
             for (index, (src, out)) in index.entries()?.chunks_exact(lines.len).zip(src.zip(outs)) {

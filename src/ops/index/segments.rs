@@ -34,7 +34,7 @@ pub(in crate::ops) fn expect_indices(verb: &str, index: &Meta) -> Result<()> {
 /// Rows with the same destination are added along the reduction tree over the positions of `src`'s rows, which are
 /// row-major indices over `extents`. It is the tree of [`cpu::reduce`](crate::tensor::cpu::reduce) without the
 /// positions that have another destination.
-pub(in crate::ops) struct SumsByRow<'a, T: Float> {
+pub(in crate::ops) struct SegmentSums<'a, T: Float> {
     extents: &'a [usize],
     width: usize,
     /// Positions by destination, and the end of each destination's run in them.
@@ -51,11 +51,11 @@ pub(in crate::ops) struct SumsByRow<'a, T: Float> {
     strips: Vec<[T::Acc; STRIP]>,
 }
 
-impl<'a, T: Float<Acc: Pod>> SumsByRow<'a, T> {
-    pub fn new(extents: &'a [usize], width: usize) -> SumsByRow<'a, T> {
+impl<'a, T: Float<Acc: Pod>> SegmentSums<'a, T> {
+    pub fn new(extents: &'a [usize], width: usize) -> SegmentSums<'a, T> {
         let (order, ends, long, hits) = Default::default();
         let (sums, paths, strips) = Default::default();
-        SumsByRow { extents, width, order, ends, sums, long, hits, paths, strips }
+        SegmentSums { extents, width, order, ends, sums, long, hits, paths, strips }
     }
 
     /// Adds row `p` of `src` to row `index[p] - start` of `out` for each `p`, and skips rows that `out` does not have.
@@ -354,7 +354,7 @@ mod tests {
             let n: usize = extents.iter().product();
             let src: Vec<f32> = (0..n).map(|i| ((i * 7919 + 13) as f32).sin() * 1e3).collect();
             let mut out = [0.0; 3];
-            SumsByRow::new(extents, 1).add(&vec![6; n], 5, &src, &mut out);
+            SegmentSums::new(extents, 1).add(&vec![6; n], 5, &src, &mut out);
             let x = Tensor::from_slice(&src, extents).unwrap();
             let dims: Vec<usize> = (0..extents.len()).collect();
             let sum = cpu::reduce("sum", &x, &dims, ReduceOp::Sum, false).unwrap();
@@ -369,7 +369,7 @@ mod tests {
             let index: Vec<i64> = (0..len).map(|i| (i * i * 31 / 7 % places) as i64).collect();
             let (mut small, mut large) = (vec![0.0; width * places], vec![0.0; width * 5000]);
             let extents = [len];
-            let mut sums = SumsByRow::new(&extents, width);
+            let mut sums = SegmentSums::new(&extents, width);
             sums.add(&index, 0, &src, &mut small);
             sums.add(&index, 0, &src, &mut large);
             assert_eq!(small, large[..width * places], "{len} {places} {width}");

@@ -26,7 +26,7 @@ pub struct GroupSizes {
 
 /// The rows of one group that a rank stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GroupPart {
+pub(super) struct GroupRows {
     /// The batch entry, counted from the rank's first.
     pub entry: usize,
     /// The expert.
@@ -101,7 +101,7 @@ impl GroupSizes {
 
     /// Returns the parts of groups, in ascending order and without empty ones, that a rank stores whose window of the
     /// rows is `at`: `entries` batch entries and `rows` rows of each.
-    pub(super) fn parts(&self, at: &Window, entries: usize, rows: usize) -> Vec<GroupPart> {
+    pub(super) fn parts(&self, at: &Window, entries: usize, rows: usize) -> Vec<GroupRows> {
         let (first_entry, first_row) =
             if at.global.len() == 3 { (at.start(0), at.start(1)) } else { (0, at.start(0)) };
         let mut parts = Vec::new();
@@ -110,7 +110,7 @@ impl GroupSizes {
             for (expert, &size) in self.of_entry(first_entry + entry).iter().enumerate() {
                 let (from, to) = (group.max(first_row), (group + size).min(first_row + rows));
                 if from < to {
-                    parts.push(GroupPart { entry, expert, start: from - first_row, len: to - from });
+                    parts.push(GroupRows { entry, expert, start: from - first_row, len: to - from });
                 }
                 group += size;
             }

@@ -1,4 +1,4 @@
-//! Kernel calls per box of a shard that is ragged over several dims.
+//! Runs of a kernel per box of a shard that is ragged over several dims.
 //!
 //! Such a shard is a run of flattened indices: a few boxes of global indices, one after another in local storage.
 //! Kernels compute on boxes. So a kernel runs once per box, on views of the operands, and its results are written one
@@ -14,15 +14,15 @@ use crate::ops::{Tensors, Window, Windows};
 use crate::placement::{Layout, Placement, Region};
 use crate::tensor::{DType, Device, Dims, Shape, Tensor, short_list};
 
-/// The calls of a kernel for one call of an operator whose operands are ragged over several dims.
+/// The runs of a kernel for one call of an operator whose operands are ragged over several dims.
 pub(crate) struct RaggedBoxes {
-    boxes: Vec<BoxCall>,
+    boxes: Vec<BoxRun>,
     /// Per operand: true if it is ragged over several dims.
     cut: SmallVec<[bool; 4]>,
 }
 
-/// The call of a kernel for one box.
-struct BoxCall {
+/// The run of a kernel for one box.
+struct BoxRun {
     at: Windows,
     /// The flattened indices in local storage.
     rows: Range<usize>,
@@ -62,7 +62,7 @@ impl FlatCut<'_> {
 }
 
 impl RaggedBoxes {
-    /// Returns the calls for the windows of operands and results that [are cut alike](are_cut_alike).
+    /// Returns the runs for the windows of operands and results that [are cut alike](are_cut_alike).
     pub fn of(at: &Windows) -> RaggedBoxes {
         let flat: SmallVec<[&Window; 6]> = short_list(at.ins.iter().chain(&at.outs).filter(|w| is_flat(w)));
         let first = flat.iter().find(|w| !w.region.is_empty()).or(flat.first()).expect("a result is flat");
@@ -76,14 +76,14 @@ impl RaggedBoxes {
         };
         assert!(flat.iter().all(alike) && at.outs.iter().all(is_flat), "operands are cut alike");
         let mut done = 0;
-        let call = |(start, len): &(Dims, Dims)| {
+        let run = |(start, len): &(Dims, Dims)| {
             let window = |w: &Window| if is_flat(w) { within(w, start, len) } else { w.clone() };
             let rows = done..done + len.iter().product::<usize>();
             done = rows.end;
             let (ins, outs) = (at.ins.iter().map(window).collect(), at.outs.iter().map(window).collect());
-            BoxCall { at: Windows { ins, outs, exact: at.exact }, rows }
+            BoxRun { at: Windows { ins, outs, exact: at.exact }, rows }
         };
-        RaggedBoxes { boxes: boxes.iter().map(call).collect(), cut: at.ins.iter().map(is_flat).collect() }
+        RaggedBoxes { boxes: boxes.iter().map(run).collect(), cut: at.ins.iter().map(is_flat).collect() }
     }
 
     /// Runs `kernel` on each box. Returns results of these dtypes and local shapes.
@@ -100,7 +100,7 @@ impl RaggedBoxes {
                 false => Tensor::uninit_on(device, dtype, shape),
             })
             .collect::<Result<_>>()?;
-        for BoxCall { at, rows } in &self.boxes {
+        for BoxRun { at, rows } in &self.boxes {
             let part = |(i, x): (usize, &Tensor)| match self.cut[i] {
                 true => x.narrow(0, rows.start, rows.len())?.reshape(at.ins[i].local().clone()),
                 false => Ok(x.clone()),
@@ -170,10 +170,10 @@ mod tests {
         let mesh = |rank| Mesh::parse("a=3", rank).unwrap();
         let text = "f32[3, 4, 2]@(a:RS(0..2; 0,7,5))";
         let op = Softmax { dim: 2 };
-        for (rank, calls) in [(0, 0), (1, 2), (2, 2)] {
+        for (rank, runs) in [(0, 0), (1, 2), (2, 2)] {
             let at = windows(&[text], text, &mesh(rank));
             let boxes = RaggedBoxes::of(&at);
-            assert_eq!(boxes.boxes.len(), calls, "rank {rank}");
+            assert_eq!(boxes.boxes.len(), runs, "rank {rank}");
             let x = Tensor::from_vec((0..at.ins[0].region.numel()).map(|i| (i * i) as f32).collect(), {
                 at.ins[0].local().clone()
             });

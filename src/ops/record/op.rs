@@ -166,7 +166,7 @@ pub trait Op: OpKey + fmt::Debug + Send + Sync {
     }
 
     /// Returns true if [`Op::eval`] writes a result over an operand that nothing else holds, if dtype and shape are the
-    /// same. A dry run counts memory so.
+    /// same. Dry runs use this to count memory.
     ///
     /// ```
     /// use isoshard::ops::{Add, Op, Softmax};

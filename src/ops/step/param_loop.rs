@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::tensor::cpu::{Cut, Widen, for_each_part, prefetch_ahead};
 
-/// Overwrites `p` piece by piece with the results of `run`, for an optimizer's step on the CPU. Works in place if `p`
+/// Overwrites `p` chunk by chunk.with the results of `run`, for an optimizer's step on the CPU. Works in place if `p`
 /// is the only owner of its buffer.
 ///
 /// `run` takes the index of the piece's first element, the elements of `p` and of `g`, both converted to the dtype of
@@ -56,12 +56,12 @@ pub(super) fn each_chunk_of_part<T: Widen, R: Widen<Wide = T::Wide>, S: Cut>(
     Ok(())
 }
 
-/// A function that takes the index of a piece's first element, the elements of the parameter and of the gradient, and
+/// A function that takes the index of a chunk's first element, the elements of the parameter and of the gradient, and
 /// the slice for the new elements of the parameter.
-type OverwritePiece<'a, W> = &'a mut dyn FnMut(usize, &[W], &[W], &mut [W]);
+type OverwriteChunk<'a, W> = &'a mut dyn FnMut(usize, &[W], &[W], &mut [W]);
 
-/// Overwrites `p` piece by piece.
-fn overwrite_chunks<T: Widen>(p: &mut [T], g: &[T], run: OverwritePiece<'_, T::Wide>) {
+/// Overwrites `p` chunk by chunk.
+fn overwrite_chunks<T: Widen>(p: &mut [T], g: &[T], run: OverwriteChunk<'_, T::Wide>) {
     // All buffers together fit in the first-level cache, and few lines are asked for at a time.
     const CHUNK: usize = 256;
     let buffer = || vec![T::Wide::default(); CHUNK];

@@ -22,12 +22,15 @@ fn any_ranks_in_any_order() {
         assert_eq!((mesh.rank(), mesh.0.list.is_none()), (ranks[0], regular), "{ranks:?}");
         assert_eq!(mesh.ranks().collect::<Vec<_>>(), ranks);
         for r in 0..14 {
-            let at = ranks.iter().position(|&other| other == r);
+            let position = ranks.iter().position(|&other| other == r);
             assert_eq!(
                 mesh.coords_of(r).map(|c| (mesh.position_of(&c), mesh.rank_at(&c))),
-                at.map(|p| (p, r))
+                position.map(|p| (p, r))
             );
-            assert_eq!((mesh.contains(r), mesh.seen_from(r).is_some()), (at.is_some(), at.is_some()));
+            assert_eq!(
+                (mesh.contains(r), mesh.seen_from(r).is_some()),
+                (position.is_some(), position.is_some())
+            );
         }
         for (&rank, a) in ranks.iter().flat_map(|r| (0..axes.len()).map(move |a| (r, a))) {
             let here = mesh.seen_from(rank).unwrap();

@@ -160,8 +160,8 @@ impl PlacedGrid<'_> {
         }
         if grid.row_dim.is_some() {
             for r in 0..ys.len() - 1 {
-                let at = (xs[0] - CHARACTER, middle(ys, r) + 4);
-                write_label(text, at, "end", &range_text(&grid.rows, r));
+                let place = (xs[0] - CHARACTER, middle(ys, r) + 4);
+                write_label(text, place, "end", &range_text(&grid.rows, r));
             }
         }
         self.boxes.iter().for_each(|b| self.write_box(text, b));
@@ -188,8 +188,8 @@ impl PlacedGrid<'_> {
                 );
             }
         }
-        let at = (x + width / 2, y + height / 2 + 4);
-        write_label(text, at, "middle", &b.label);
+        let centre = (x + width / 2, y + height / 2 + 4);
+        write_label(text, centre, "middle", &b.label);
         text.push_str("</g>\n");
     }
 

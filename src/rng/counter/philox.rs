@@ -31,13 +31,13 @@ pub fn block(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
 
 /// `N` consecutive blocks. Each is two `u64`s, words 0 and 1, then words 2 and 3, with the earlier word in the low half.
 #[repr(C, align(64))]
-pub(crate) struct Blocks<const N: usize>(pub(in crate::rng) [[u64; 2]; N]);
+pub(crate) struct PhiloxBlocks<const N: usize>(pub(in crate::rng) [[u64; 2]; N]);
 
-impl<const N: usize> Blocks<N> {
+impl<const N: usize> PhiloxBlocks<N> {
     /// Computes the blocks from index `first` on (wrapping), with `high` in the counter's upper half. Vectorises over blocks.
     #[inline(always)]
     pub(in crate::rng) fn compute(key: [u32; 2], first: u64, high: u64) -> Self {
-        let mut out = Blocks([[0; 2]; N]);
+        let mut out = PhiloxBlocks([[0; 2]; N]);
         for (i, block) in out.0.iter_mut().enumerate() {
             *block = pairs(key, first.wrapping_add(i as u64), high);
         }
@@ -113,7 +113,7 @@ mod tests {
         let key = [0x0123_4567, 0x89ab_cdef];
         for first in [0, 5, u64::from(u32::MAX) - 3, u64::MAX - 2] {
             let high = 0xfedc_ba98_7654_3210;
-            let mut blocks = Blocks::<8>::compute(key, first, high);
+            let mut blocks = PhiloxBlocks::<8>::compute(key, first, high);
             let want: Vec<u32> = (0..8u64)
                 .flat_map(|i| {
                     let low = first.wrapping_add(i);

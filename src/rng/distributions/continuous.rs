@@ -1,11 +1,11 @@
 //! Uniform numbers in a range, log-normal and exponential numbers: one word (or pair) per element, without rejection.
 
 use super::fill::RandomFloat;
-use super::sample::{Affine, BlockDistribution, Computed, MapNumber, Normal, PIECE, in_pieces};
+use super::sample::{Affine, Computed, MapNumber, Normal, PIECE, PhiloxDistribution, in_pieces};
 use crate::error::{Error, Result};
 use crate::rng::Draw;
 use crate::rng::counter::index_ranges::{IndexRanges, Indices};
-use crate::rng::counter::philox::Blocks;
+use crate::rng::counter::philox::PhiloxBlocks;
 use crate::tensor::math::exp::{exp_f32, exp_f64};
 use crate::tensor::math::log::{ln_unit_f32, ln_unit_f64};
 use crate::tensor::{DType, Element};
@@ -245,16 +245,16 @@ impl MapNumber for DivideBy {
     }
 }
 
-impl BlockDistribution for UnitExponential {
+impl PhiloxDistribution for UnitExponential {
     #[inline(always)]
-    fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]) {
+    fn numbers_f32<const N: usize>(self, blocks: &PhiloxBlocks<N>, out: &mut [[f32; 4]; N]) {
         let out = out.as_flattened_mut().as_chunks_mut::<2>().0;
         for (out, &pair) in out.iter_mut().zip(blocks.0.as_flattened()) {
             *out = [unit_exponential_f32(pair as u32), unit_exponential_f32((pair >> 32) as u32)];
         }
     }
     #[inline(always)]
-    fn numbers_f64<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f64; 2]; N]) {
+    fn numbers_f64<const N: usize>(self, blocks: &PhiloxBlocks<N>, out: &mut [[f64; 2]; N]) {
         for (out, &pair) in out.as_flattened_mut().iter_mut().zip(blocks.0.as_flattened()) {
             *out = unit_exponential_f64(pair);
         }

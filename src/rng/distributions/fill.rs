@@ -1,9 +1,9 @@
 //! The basic fills: words, uniform and normal numbers, for ranges of global indices.
 
-use super::sample::{Affine, BlockSink, Normal, Sampled, Unchanged, Uniform, drive};
+use super::sample::{Affine, Normal, PhiloxSink, Sampled, Unchanged, Uniform, drive};
 use crate::rng::Draw;
 use crate::rng::counter::index_ranges::Indices;
-use crate::rng::counter::philox::Blocks;
+use crate::rng::counter::philox::PhiloxBlocks;
 use crate::tensor::Float;
 use crate::tensor::cpu::Isa;
 
@@ -78,21 +78,21 @@ pub fn normal<T: RandomFloat>(draw: Draw, at: impl Indices, out: &mut [T]) {
 
 struct WordSink<'a>(&'a mut [u32]);
 
-impl BlockSink for WordSink<'_> {
+impl PhiloxSink for WordSink<'_> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
-    fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+    fn take<const N: usize>(&mut self, mut blocks: PhiloxBlocks<N>, skip: usize, at: usize, len: usize) {
         self.0[at..at + len].copy_from_slice(&blocks.words()[skip..skip + len]);
     }
 }
 
 struct PairSink<'a>(&'a mut [u64]);
 
-impl BlockSink for PairSink<'_> {
+impl PhiloxSink for PairSink<'_> {
     const WIDEST: Isa = Isa::Avx2;
     const PER_BLOCK: usize = 2;
     #[inline(always)]
-    fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+    fn take<const N: usize>(&mut self, blocks: PhiloxBlocks<N>, skip: usize, at: usize, len: usize) {
         self.0[at..at + len].copy_from_slice(&blocks.0.as_flattened()[skip..skip + len]);
     }
 }

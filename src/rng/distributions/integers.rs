@@ -2,11 +2,11 @@
 
 use std::ops::RangeInclusive;
 
-use super::sample::{BlockSink, PIECE, drive};
+use super::sample::{PIECE, PhiloxSink, drive};
 use crate::error::{Error, Result};
 use crate::rng::Draw;
 use crate::rng::counter::index_ranges::{IndexRanges, Indices};
-use crate::rng::counter::philox::{self, Blocks};
+use crate::rng::counter::philox::{self, PhiloxBlocks};
 use crate::tensor::cpu::Isa;
 use crate::tensor::{DType, Element};
 
@@ -191,10 +191,10 @@ impl<T: LowBits> FromWords<'_, T> {
     }
 }
 
-impl<T: LowBits> BlockSink for FromWords<'_, T> {
+impl<T: LowBits> PhiloxSink for FromWords<'_, T> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
-    fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+    fn take<const N: usize>(&mut self, mut blocks: PhiloxBlocks<N>, skip: usize, at: usize, len: usize) {
         let words = &blocks.words()[skip..skip + len];
         let (low, last, threshold) = (self.low, self.last, self.threshold);
         let mut rejected = 0u32;
@@ -245,11 +245,11 @@ impl FromPairs<'_> {
     }
 }
 
-impl BlockSink for FromPairs<'_> {
+impl PhiloxSink for FromPairs<'_> {
     const WIDEST: Isa = Isa::Avx2;
     const PER_BLOCK: usize = 2;
     #[inline(always)]
-    fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+    fn take<const N: usize>(&mut self, blocks: PhiloxBlocks<N>, skip: usize, at: usize, len: usize) {
         for (i, &pair) in blocks.0.as_flattened()[skip..skip + len].iter().enumerate() {
             let (number, share) = self.place(pair);
             self.out[at + i] =

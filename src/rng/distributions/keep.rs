@@ -2,11 +2,11 @@
 
 use super::continuous::{expect_all, expect_len};
 use super::fill::RandomFloat;
-use super::sample::{BlockSink, PIECE, drive};
+use super::sample::{PIECE, PhiloxSink, drive};
 use crate::error::{Error, Result};
 use crate::rng::Draw;
 use crate::rng::counter::index_ranges::{IndexRanges, Indices};
-use crate::rng::counter::philox::Blocks;
+use crate::rng::counter::philox::PhiloxBlocks;
 use crate::tensor::Element;
 use crate::tensor::cpu::{Isa, widest_of};
 
@@ -112,10 +112,10 @@ struct KeepMask<'a> {
     out: &'a mut [bool],
 }
 
-impl BlockSink for KeepMask<'_> {
+impl PhiloxSink for KeepMask<'_> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
-    fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+    fn take<const N: usize>(&mut self, mut blocks: PhiloxBlocks<N>, skip: usize, at: usize, len: usize) {
         let words = &blocks.words()[skip..skip + len];
         for (out, &word) in self.out[at..at + len].iter_mut().zip(words) {
             *out = (word >= self.threshold) == self.kept;
@@ -128,11 +128,11 @@ struct Chances<'a, T> {
     out: &'a mut [bool],
 }
 
-impl<W: Element> BlockSink for Chances<'_, W> {
+impl<W: Element> PhiloxSink for Chances<'_, W> {
     const WIDEST: Isa = widest_of::<W>();
     const PER_BLOCK: usize = 4;
     #[inline(always)]
-    fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+    fn take<const N: usize>(&mut self, mut blocks: PhiloxBlocks<N>, skip: usize, at: usize, len: usize) {
         let words = &blocks.words()[skip..skip + len];
         for ((out, p), &word) in self.out[at..at + len].iter_mut().zip(&self.p[at..at + len]).zip(words) {
             *out = f64::from(word) + 0.5 <= p.to_f64() * 4_294_967_296.0;

@@ -4,11 +4,11 @@ use super::continuous::{expect_all, expect_len};
 use super::counts::FromCounts;
 use super::fill::{RandomFloat, bits64};
 use super::rejection::{ElementLanes, LANES, LaneSetups, PerElement, RejectionMethod, SharedSetup, run};
-use super::sample::{BlockSink, PIECE, Write, drive, unit_f64};
+use super::sample::{PIECE, PhiloxSink, Write, drive, unit_f64};
 use crate::error::{Error, Result};
 use crate::rng::Draw;
 use crate::rng::counter::index_ranges::{IndexRanges, Indices};
-use crate::rng::counter::philox::Blocks;
+use crate::rng::counter::philox::PhiloxBlocks;
 use crate::tensor::Element;
 use crate::tensor::cpu::{Isa, Kernel, dispatch};
 use crate::tensor::math::exp::exp_f64;
@@ -173,11 +173,11 @@ struct Inversion<'a> {
     out: &'a mut [f64],
 }
 
-impl BlockSink for Inversion<'_> {
+impl PhiloxSink for Inversion<'_> {
     const WIDEST: Isa = Isa::Avx2;
     const PER_BLOCK: usize = 2;
     #[inline(always)]
-    fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+    fn take<const N: usize>(&mut self, blocks: PhiloxBlocks<N>, skip: usize, at: usize, len: usize) {
         let (mut u, mut counts) = ([[0.0; 2]; N], [[0.0; 2]; N]);
         let (u, counts) = (u.as_flattened_mut(), counts.as_flattened_mut());
         u.iter_mut().zip(blocks.0.as_flattened()).for_each(|(u, &pair)| *u = unit_f64(pair));

@@ -4,7 +4,7 @@
 use super::sample::PIECE;
 use crate::rng::Draw;
 use crate::rng::counter::index_ranges::IndexRanges;
-use crate::rng::counter::philox::{self, Blocks};
+use crate::rng::counter::philox::{self, PhiloxBlocks};
 use crate::tensor::cpu::{Isa, Kernel, dispatch};
 
 /// Elements per vectorised group.
@@ -51,9 +51,9 @@ pub(in crate::rng) struct ElementLanes {
 impl ElementLanes {
     /// Returns one block per element.
     #[inline(always)]
-    pub(in crate::rng) fn blocks(&self, attempt: u16) -> Blocks<LANES> {
+    pub(in crate::rng) fn blocks(&self, attempt: u16) -> PhiloxBlocks<LANES> {
         let (key, high) = (self.draw.key(), self.draw.counter_high(attempt));
-        let mut out = Blocks([[0; 2]; LANES]);
+        let mut out = PhiloxBlocks([[0; 2]; LANES]);
         for (block, &index) in out.0.iter_mut().zip(&self.index) {
             *block = philox::pairs(key, index, high);
         }

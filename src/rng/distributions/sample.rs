@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::counts::FromCounts;
 use crate::rng::Draw;
 use crate::rng::counter::index_ranges::IndexRanges;
-use crate::rng::counter::philox::Blocks;
+use crate::rng::counter::philox::PhiloxBlocks;
 use crate::tensor::Float;
 use crate::tensor::cpu::{Isa, Kernel, Widen, dispatch, for_each_part, opaque_index, widest_of};
 use crate::tensor::math::log::{ln_normal_f32, ln_normal_f64};
@@ -17,17 +17,17 @@ const CHUNK: usize = 32;
 const SMALL_CHUNK: usize = 8;
 
 /// A consumer of blocks: turns them into the elements of a range.
-pub(crate) trait BlockSink {
+pub(crate) trait PhiloxSink {
     /// [`Kernel::WIDEST`] of the loop.
     const WIDEST: Isa = Isa::Avx512;
     /// Elements per block.
     const PER_BLOCK: usize;
     /// Writes elements `skip..skip + len` of these blocks to elements `at..at + len` of the output.
-    fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize);
+    fn take<const N: usize>(&mut self, blocks: PhiloxBlocks<N>, skip: usize, at: usize, len: usize);
 }
 
 /// Passes the blocks of the first `len` elements at these indices, of one attempt of a draw, to `sink`.
-pub(crate) fn drive<S: BlockSink>(draw: Draw, attempt: u16, at: IndexRanges<'_>, len: usize, sink: S) {
+pub(crate) fn drive<S: PhiloxSink>(draw: Draw, attempt: u16, at: IndexRanges<'_>, len: usize, sink: S) {
     let (key, high) = (draw.key(), draw.counter_high(attempt));
     dispatch(Drive { key, high, at, len, sink });
 }
@@ -40,7 +40,7 @@ struct Drive<'a, S> {
     sink: S,
 }
 
-impl<S: BlockSink> Kernel for Drive<'_, S> {
+impl<S: PhiloxSink> Kernel for Drive<'_, S> {
     type Out = ();
     const WIDEST: Isa = S::WIDEST;
     #[inline(always)]
@@ -53,7 +53,7 @@ impl<S: BlockSink> Kernel for Drive<'_, S> {
     }
 }
 
-impl<S: BlockSink> Drive<'_, S> {
+impl<S: PhiloxSink> Drive<'_, S> {
     /// Consumes all elements in chunks of up to `LARGE` blocks.
     #[inline(always)]
     fn chunks<const LARGE: usize>(mut self) {
@@ -89,17 +89,17 @@ impl<S: BlockSink> Drive<'_, S> {
     #[inline(always)]
     fn chunk<const N: usize>(&mut self, block: u64, skip: usize, at: usize, end: usize) -> usize {
         let len = (end - at).min(N * S::PER_BLOCK - skip);
-        self.sink.take(Blocks::<N>::compute(self.key, block, self.high), skip, at, len);
+        self.sink.take(PhiloxBlocks::<N>::compute(self.key, block, self.high), skip, at, len);
         len
     }
 }
 
 /// A distribution as a map from blocks to numbers: four f32 per block, or two f64.
-pub(crate) trait BlockDistribution: Copy + Sync {
+pub(crate) trait PhiloxDistribution: Copy + Sync {
     /// Computes the numbers of a 32-bit draw.
-    fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]);
+    fn numbers_f32<const N: usize>(self, blocks: &PhiloxBlocks<N>, out: &mut [[f32; 4]; N]);
     /// Computes the numbers of a 64-bit draw.
-    fn numbers_f64<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f64; 2]; N]);
+    fn numbers_f64<const N: usize>(self, blocks: &PhiloxBlocks<N>, out: &mut [[f64; 2]; N]);
 }
 
 /// A map of a number, before it is rounded to the element type.
@@ -156,25 +156,25 @@ impl MapNumber for Affine {
     }
 }
 
-impl<A: MapNumber> BlockDistribution for Uniform<A> {
+impl<A: MapNumber> PhiloxDistribution for Uniform<A> {
     #[inline(always)]
-    fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]) {
+    fn numbers_f32<const N: usize>(self, blocks: &PhiloxBlocks<N>, out: &mut [[f32; 4]; N]) {
         let out = out.as_flattened_mut().as_chunks_mut::<2>().0;
         for (out, &pair) in out.iter_mut().zip(blocks.0.as_flattened()) {
             *out = [self.0.f32(unit_f32(pair as u32)), self.0.f32(unit_f32((pair >> 32) as u32))];
         }
     }
     #[inline(always)]
-    fn numbers_f64<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f64; 2]; N]) {
+    fn numbers_f64<const N: usize>(self, blocks: &PhiloxBlocks<N>, out: &mut [[f64; 2]; N]) {
         for (out, &pair) in out.as_flattened_mut().iter_mut().zip(blocks.0.as_flattened()) {
             *out = self.0.f64(unit_f64(pair));
         }
     }
 }
 
-impl<A: MapNumber> BlockDistribution for Normal<A> {
+impl<A: MapNumber> PhiloxDistribution for Normal<A> {
     #[inline(always)]
-    fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]) {
+    fn numbers_f32<const N: usize>(self, blocks: &PhiloxBlocks<N>, out: &mut [[f32; 4]; N]) {
         let out = out.as_flattened_mut().as_chunks_mut::<2>().0;
         for (out, &pair) in out.iter_mut().zip(blocks.0.as_flattened()) {
             let [x, y] = box_muller_f32(pair as u32, (pair >> 32) as u32);
@@ -182,7 +182,7 @@ impl<A: MapNumber> BlockDistribution for Normal<A> {
         }
     }
     #[inline(always)]
-    fn numbers_f64<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f64; 2]; N]) {
+    fn numbers_f64<const N: usize>(self, blocks: &PhiloxBlocks<N>, out: &mut [[f64; 2]; N]) {
         for (out, &[a, b]) in out.iter_mut().zip(&blocks.0) {
             let [x, y] = box_muller_f64(a, b);
             *out = [self.0.f64(x), self.0.f64(y)];
@@ -225,7 +225,7 @@ pub(in crate::rng) fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
 /// A type that numbers are computed in: f32 or f64.
 pub(crate) trait Computed: Widen<Wide = Self> {
     /// Writes the numbers at these global indices.
-    fn numbers<D: BlockDistribution>(
+    fn numbers<D: PhiloxDistribution>(
         draw: Draw,
         attempt: u16,
         at: IndexRanges<'_>,
@@ -247,7 +247,7 @@ pub(crate) trait Gammas: Widen<Wide = Self> {
 macro_rules! computed {
     ($($t:ident, $sink:ident;)*) => {$(
         impl Computed for $t {
-            fn numbers<D: BlockDistribution>(draw: Draw, attempt: u16, at: IndexRanges<'_>, out: &mut [Self], dist: D) {
+            fn numbers<D: PhiloxDistribution>(draw: Draw, attempt: u16, at: IndexRanges<'_>, out: &mut [Self], dist: D) {
                 drive(draw, attempt, at, out.len(), $sink { out, dist })
             }
             fn change<A: MapNumber>(numbers: &mut [Self], map: A) {
@@ -292,7 +292,7 @@ pub(crate) trait Sampled:
     + Widen<Wide: Computed + Gammas + std::ops::Mul<Output = Self::Wide> + std::ops::Div<Output = Self::Wide>>
 {
     /// Writes the numbers at these global indices.
-    fn sample<D: BlockDistribution>(
+    fn sample<D: PhiloxDistribution>(
         draw: Draw,
         attempt: u16,
         at: IndexRanges<'_>,
@@ -363,10 +363,10 @@ struct By32<'a, D> {
     dist: D,
 }
 
-impl<D: BlockDistribution> BlockSink for By32<'_, D> {
+impl<D: PhiloxDistribution> PhiloxSink for By32<'_, D> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
-    fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+    fn take<const N: usize>(&mut self, blocks: PhiloxBlocks<N>, skip: usize, at: usize, len: usize) {
         let mut numbers = [[0.0f32; 4]; N];
         self.dist.numbers_f32(&blocks, &mut numbers);
         self.out[at..at + len].copy_from_slice(&numbers.as_flattened()[skip..skip + len]);
@@ -379,11 +379,11 @@ struct By64<'a, D> {
     dist: D,
 }
 
-impl<D: BlockDistribution> BlockSink for By64<'_, D> {
+impl<D: PhiloxDistribution> PhiloxSink for By64<'_, D> {
     const WIDEST: Isa = Isa::Avx2;
     const PER_BLOCK: usize = 2;
     #[inline(always)]
-    fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+    fn take<const N: usize>(&mut self, blocks: PhiloxBlocks<N>, skip: usize, at: usize, len: usize) {
         let mut numbers = [[0.0f64; 2]; N];
         self.dist.numbers_f64(&blocks, &mut numbers);
         self.out[at..at + len].copy_from_slice(&numbers.as_flattened()[skip..skip + len]);

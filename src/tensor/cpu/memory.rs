@@ -70,24 +70,24 @@ impl System<'_> {
 
 /// The versions of control groups. A system may have both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum GroupVersion {
+enum ControlGroupVersion {
     One,
     Two,
 }
 
-impl GroupVersion {
+impl ControlGroupVersion {
     /// Returns the name of the file that has a group's limit.
     fn file(self) -> &'static str {
         match self {
-            GroupVersion::One => "memory.limit_in_bytes",
-            GroupVersion::Two => "memory.max",
+            ControlGroupVersion::One => "memory.limit_in_bytes",
+            ControlGroupVersion::Two => "memory.max",
         }
     }
 }
 
 /// A control group that limits the process's memory: a line of `/proc/self/cgroup`.
 struct ControlGroup<'a> {
-    version: GroupVersion,
+    version: ControlGroupVersion,
     path: &'a str,
 }
 
@@ -96,9 +96,9 @@ impl ControlGroup<'_> {
         let (number, rest) = line.split_once(':')?;
         let (controllers, path) = rest.split_once(':')?;
         let version = if (number, controllers) == ("0", "") {
-            GroupVersion::Two
+            ControlGroupVersion::Two
         } else if controllers.split(',').any(|name| name == "memory") {
-            GroupVersion::One
+            ControlGroupVersion::One
         } else {
             return None;
         };
@@ -108,7 +108,7 @@ impl ControlGroup<'_> {
 
 /// A tree of control groups in the file system: a line of `/proc/self/mountinfo`.
 struct Mount {
-    version: GroupVersion,
+    version: ControlGroupVersion,
     /// The group that lies at `at`.
     root: PathBuf,
     at: PathBuf,
@@ -119,8 +119,10 @@ impl Mount {
         let (place, kind) = line.split_once(" - ")?;
         let mut kind = kind.split(' ');
         let version = match (kind.next()?, kind.nth(1)) {
-            ("cgroup2", _) => GroupVersion::Two,
-            ("cgroup", Some(options)) if options.split(',').any(|name| name == "memory") => GroupVersion::One,
+            ("cgroup2", _) => ControlGroupVersion::Two,
+            ("cgroup", Some(options)) if options.split(',').any(|name| name == "memory") => {
+                ControlGroupVersion::One
+            }
             _ => return None,
         };
         let mut place = place.split(' ').skip(3).map(unescaped);

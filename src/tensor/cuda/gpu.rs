@@ -12,7 +12,7 @@ use crate::error::{Error, MemoryFault, Result};
 use crate::tensor::cuda_device::devices;
 use crate::tensor::cuda_device::driver::DeviceProperties;
 use crate::tensor::cuda_device::handle::{DriverResult, Handle};
-use crate::tensor::cuda_device::memory::{DeviceMemoryStats, PoolBlock};
+use crate::tensor::cuda_device::memory::{DeviceMemoryStats, StreamBlock};
 use crate::tensor::cuda_device::sources::KernelSource;
 use crate::tensor::cuda_device::stream::{DeviceBlock, DeviceStream};
 use crate::tensor::result_places::take_place;
@@ -185,7 +185,7 @@ impl Gpu {
         done.map_err(|e| stream.device.error("fill", &e))
     }
 
-    fn block(&self, bytes: usize) -> DriverResult<PoolBlock> {
+    fn block(&self, bytes: usize) -> DriverResult<StreamBlock> {
         let stream = self.stream();
         let (device, driver) = (&stream.device, &stream.device.driver);
         let mut pool = lock(&stream.pool);

@@ -87,8 +87,8 @@ pub(super) fn compute(
     let fresh = if own.is_none() { Some(gpu.uninit_bools(dtype, shape)?) } else { None };
     let mut attributes_pair = [0.0; 2];
     attributes_pair[..attributes.len()].copy_from_slice(attributes);
-    let call = MapCall { gpu: &gpu, formula, key, ins, own, fresh, attributes: attributes_pair };
-    call.run(nest)
+    let launch = MapLaunch { gpu: &gpu, formula, key, ins, own, fresh, attributes: attributes_pair };
+    launch.run(nest)
 }
 
 /// The threads of a block.
@@ -117,7 +117,7 @@ fn merge_layouts(ins: &[Tensor]) -> MergedLayouts {
 }
 
 /// The launches of one formula.
-struct MapCall<'a> {
+struct MapLaunch<'a> {
     gpu: &'a Gpu,
     formula: FormulaKernels,
     key: DType,
@@ -129,7 +129,7 @@ struct MapCall<'a> {
     attributes: [f64; 2],
 }
 
-impl MapCall<'_> {
+impl MapLaunch<'_> {
     /// Launches over `nest`, or over all elements in order if it is `None`: then all tensors are contiguous.
     fn run(mut self, nest: Option<MergedLayouts>) -> Result<Tensor> {
         let widest = self.ins.iter().chain(&self.fresh).map(|x| x.dtype().size_bytes()).max();

@@ -131,7 +131,7 @@ impl MemoryCounters {
 
 /// A block in use, or on its way back to its pool.
 #[derive(Debug)]
-pub(crate) struct PoolBlock {
+pub(crate) struct StreamBlock {
     pub at: Address,
     bytes: usize,
     /// The events after which the block may be reused.
@@ -140,10 +140,10 @@ pub(crate) struct PoolBlock {
 
 type PendingEvents = SmallVec<[Handle; 1]>;
 
-impl PoolBlock {
+impl StreamBlock {
     /// Returns a block without memory.
-    pub fn none() -> PoolBlock {
-        PoolBlock { at: 0, bytes: 0, pending: PendingEvents::new() }
+    pub fn none() -> StreamBlock {
+        StreamBlock { at: 0, bytes: 0, pending: PendingEvents::new() }
     }
 }
 
@@ -175,7 +175,7 @@ impl StreamPool {
     }
 
     /// Returns a block of at least `bytes`. The caller waits for the events in `pending` before it uses the block.
-    pub fn take(&mut self, memory: &DeviceMemory, bytes: usize) -> DriverResult<PoolBlock> {
+    pub fn take(&mut self, memory: &DeviceMemory, bytes: usize) -> DriverResult<StreamBlock> {
         let bytes = bytes.max(1).next_multiple_of(GRAIN_BYTES);
         let small = bytes <= SMALL_BYTES;
         let found = self.free[usize::from(!small)].range((bytes, 0)..).next().copied();
@@ -201,11 +201,11 @@ impl StreamPool {
         }
         let bytes = self.spans[&at].bytes;
         memory.counters.add_live(bytes);
-        Ok(PoolBlock { at, bytes, pending })
+        Ok(StreamBlock { at, bytes, pending })
     }
 
     /// Takes back a block.
-    pub fn put(&mut self, memory: &DeviceMemory, block: PoolBlock) {
+    pub fn put(&mut self, memory: &DeviceMemory, block: StreamBlock) {
         if block.bytes == 0 {
             return;
         }

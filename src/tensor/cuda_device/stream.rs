@@ -9,7 +9,7 @@ use super::devices::CudaDevice;
 use super::driver::CopyDirection;
 use super::fault::{self, FAULT_BYTES};
 use super::handle::{Address, DriverResult, Handle};
-use super::memory::{PoolBlock, StreamPool};
+use super::memory::{StreamBlock, StreamPool};
 use super::pinned::Pinned;
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};
@@ -30,7 +30,7 @@ pub(crate) struct DeviceStream {
     pub(in crate::tensor) pool: Arc<Mutex<StreamPool>>,
     pub(in crate::tensor) pinned: Mutex<Pinned>,
     /// The memory to which kernels report faults.
-    pub(in crate::tensor) fault: PoolBlock,
+    pub(in crate::tensor) fault: StreamBlock,
     /// The error that reading a value of the stream returns, if a transfer into its memory was given up.
     poison_state: Mutex<Option<Arc<StreamPoison>>>,
 }
@@ -48,7 +48,7 @@ impl DeviceStream {
             waited: Mutex::default(),
             pool: Arc::new(Mutex::new(StreamPool::of(handle))),
             pinned: Mutex::default(),
-            fault: PoolBlock::none(),
+            fault: StreamBlock::none(),
             poison_state: Mutex::default(),
             device: device.clone(),
         };
@@ -127,7 +127,7 @@ impl DeviceStream {
     }
 
     /// Takes back a block. It is reused only after the work that the streams of `users` have for it now.
-    fn take_back(&self, mut block: PoolBlock, users: &[Arc<DeviceStream>]) {
+    fn take_back(&self, mut block: StreamBlock, users: &[Arc<DeviceStream>]) {
         let driver = &self.device.driver;
         for user in users {
             match self.device.mark(user.handle) {
@@ -146,7 +146,7 @@ impl Drop for DeviceStream {
         let driver = &self.device.driver;
         // Work may still use the pinned buffers; the pool waits for the work that uses its blocks.
         let _ = driver.synchronize(self.handle);
-        let fault = std::mem::replace(&mut self.fault, PoolBlock::none());
+        let fault = std::mem::replace(&mut self.fault, StreamBlock::none());
         let mut pool = lock(&self.pool);
         pool.put(&self.device.memory(), fault);
         pool.clear(&self.device.memory());
@@ -174,13 +174,13 @@ pub(crate) struct StreamPoison {
 #[derive(Debug)]
 pub(crate) struct DeviceBlock {
     owner: Arc<DeviceStream>,
-    block: PoolBlock,
+    block: StreamBlock,
     /// The other streams that have read the block.
     users: Mutex<Vec<Arc<DeviceStream>>>,
 }
 
 impl DeviceBlock {
-    pub(in crate::tensor) fn new(owner: Arc<DeviceStream>, block: PoolBlock) -> DeviceBlock {
+    pub(in crate::tensor) fn new(owner: Arc<DeviceStream>, block: StreamBlock) -> DeviceBlock {
         DeviceBlock { owner, block, users: Mutex::default() }
     }
 
@@ -215,6 +215,6 @@ impl DeviceBlock {
 impl Drop for DeviceBlock {
     fn drop(&mut self) {
         let users = std::mem::take(unpoisoned(self.users.get_mut()));
-        self.owner.take_back(std::mem::replace(&mut self.block, PoolBlock::none()), &users);
+        self.owner.take_back(std::mem::replace(&mut self.block, StreamBlock::none()), &users);
     }
 }

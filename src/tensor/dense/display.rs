@@ -219,7 +219,7 @@ struct Column {
 }
 
 /// A number's text: what stands before the point, after it, and its exponent with its sign.
-struct NumberParts {
+struct NumberText {
     whole: String,
     fraction: String,
     exponent: String,
@@ -262,8 +262,8 @@ impl Column {
             exponent_len: 0,
         };
         // The first pass finds how many digits the column needs.
-        let parts: Vec<NumberParts> = finite().map(|&number| column.parts(number)).collect();
-        let longest = |text: fn(&NumberParts) -> &str| parts.iter().map(|p| text(p).len()).max().unwrap_or(0);
+        let parts: Vec<NumberText> = finite().map(|&number| column.parts(number)).collect();
+        let longest = |text: fn(&NumberText) -> &str| parts.iter().map(|p| text(p).len()).max().unwrap_or(0);
         let fraction_len = longest(|p| &p.fraction);
         let column = Column {
             decimals: fraction_len,
@@ -278,7 +278,7 @@ impl Column {
             if exact.is_infinite() {
                 return if exact > 0.0 { "inf".into() } else { "-inf".into() };
             }
-            let NumberParts { whole, fraction, exponent } = column.parts((exact, short));
+            let NumberText { whole, fraction, exponent } = column.parts((exact, short));
             match exponent.split_at_checked(1) {
                 Some((sign, digits)) => {
                     format!("{whole}.{fraction}e{sign}{digits:0>width$}", width = column.exponent_len)
@@ -291,7 +291,7 @@ impl Column {
 
     /// A finite number, rounded to this column's decimals: `exact` if it has more, else `short`, whose digits are
     /// fewest.
-    fn parts(&self, (exact, short): (f64, f64)) -> NumberParts {
+    fn parts(&self, (exact, short): (f64, f64)) -> NumberText {
         let digits = format!("{short:e}");
         let (mantissa, power) = digits.split_once('e').expect("scientific notation has an exponent");
         let mantissa_len = mantissa.split_once('.').map_or(0, |(_, fraction)| fraction.len());
@@ -308,13 +308,13 @@ impl Column {
         }
     }
 
-    fn split(&self, mantissa: &str, exponent: String) -> NumberParts {
+    fn split(&self, mantissa: &str, exponent: String) -> NumberText {
         let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
         let fraction = match self.padded {
             true => format!("{fraction:0<width$}", width = self.decimals),
             false => fraction.trim_end_matches('0').to_string(),
         };
-        NumberParts { whole: whole.into(), fraction, exponent }
+        NumberText { whole: whole.into(), fraction, exponent }
     }
 }
 

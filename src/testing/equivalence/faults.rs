@@ -144,13 +144,13 @@ impl Equivalence {
             let world = of.world();
             let of = match of.rank() == rank {
                 true => {
-                    let plan = Arc::new(FaultPlan {
+                    let injected = Arc::new(InjectedFault {
                         fault,
                         calls: counter.clone(),
                         deadline,
                         struck: fault_time.clone(),
                     });
-                    let engine = Arc::new(FaultyEngine { engine: of.engine().clone(), plan });
+                    let engine = Arc::new(FaultyEngine { engine: of.engine().clone(), injected });
                     of.over(engine)?
                 }
                 false => of,
@@ -231,7 +231,7 @@ impl fmt::Display for FaultRun {
 
 /// The fault of one rank, with the count of its collectives.
 #[derive(Debug)]
-struct FaultPlan {
+struct InjectedFault {
     fault: Option<(RankFault, usize)>,
     calls: Arc<AtomicUsize>,
     deadline: Duration,
@@ -243,18 +243,18 @@ struct FaultPlan {
 #[derive(Debug)]
 struct FaultyEngine {
     engine: Arc<dyn Engine>,
-    plan: Arc<FaultPlan>,
+    injected: Arc<InjectedFault>,
 }
 
 #[derive(Debug)]
 struct FaultyChannel {
     channel: Arc<dyn Channel>,
-    plan: Arc<FaultPlan>,
+    injected: Arc<InjectedFault>,
 }
 
 impl FaultyEngine {
     fn faulty(&self, channel: Arc<dyn Channel>) -> Arc<dyn Channel> {
-        Arc::new(FaultyChannel { channel, plan: self.plan.clone() })
+        Arc::new(FaultyChannel { channel, injected: self.injected.clone() })
     }
 }
 
@@ -299,16 +299,16 @@ impl Engine for FaultyEngine {
 impl FaultyChannel {
     /// Counts a call. Returns true if the rank makes another call instead.
     fn differs(&self) -> bool {
-        let at = self.plan.calls.fetch_add(1, Ordering::SeqCst);
-        if self.plan.fault.is_some_and(|(_, fault_at)| at == fault_at) {
-            *lock(&self.plan.struck) = Instant::now();
+        let at = self.injected.calls.fetch_add(1, Ordering::SeqCst);
+        if self.injected.fault.is_some_and(|(_, fault_at)| at == fault_at) {
+            *lock(&self.injected.struck) = Instant::now();
         }
-        match self.plan.fault {
+        match self.injected.fault {
             Some((RankFault::Dies, fault_at)) if at == fault_at => {
                 panic!("dies at call {at}, as the test asks")
             }
             Some((RankFault::Stalls, fault_at)) if at == fault_at => {
-                std::thread::sleep(stall(self.plan.deadline));
+                std::thread::sleep(stall(self.injected.deadline));
                 false
             }
             Some((RankFault::Differs, fault_at)) => at == fault_at,

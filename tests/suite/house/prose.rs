@@ -151,10 +151,11 @@ pub fn finds() -> Vec<Find> {
     all
 }
 
-/// README, CHANGELOG, CONTRIBUTING and every page below `docs`.
+/// README, CHANGELOG, CONTRIBUTING, the page of the tests and every page below `docs`.
 pub fn pages() -> Vec<std::path::PathBuf> {
-    let mut found: Vec<_> =
-        ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(|name| root().join(name)).into();
+    let mut found: Vec<_> = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/README.md"]
+        .map(|name| root().join(name))
+        .into();
     let mut folders = vec![root().join("docs")];
     while let Some(folder) = folders.pop() {
         for path in fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()) {

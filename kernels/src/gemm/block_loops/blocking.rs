@@ -3,8 +3,8 @@
 //! A panel of columns over one block of the contraction stays in the first cache while all rows of a block pass it, or
 //! for tiles of three vectors in the second. These rows take half of the second cache or more, packed or in place, and stay
 //! there while all panels pass. With several row blocks, packed columns are kept for all of them, in the third
-//! cache. No size changes a bit of the product. (The sizes for tiles of three vectors were measured on an Intel Xeon with 2 MiB
-//! of second cache, `benches/results/2026-11-27-xeon.md`, and on a Zen 5 with 1 MiB, `benches/results/2026-11-29-zen5.md`.)
+//! cache. No size changes a bit of the product. The sizes for tiles of three vectors were measured with 2 MiB of second cache
+//! (`benches/results/2026-11-27-xeon.md`) and with 1 MiB (`benches/results/2026-11-29-zen5.md`).
 
 use crate::gemm::contraction::Contraction;
 use crate::gemm::matrix::MatRef;
@@ -25,8 +25,7 @@ const MIN_ROWS_TO_PACK_WIDE: usize = 160;
 const SHARED_SETS: usize = 1024;
 /// The most indices of contiguous columns that are one block for few rows.
 const MAX_LEN_IN_PLACE: usize = 512;
-/// The largest blocks of more of them. (On a Zen 3, blocks of 64 and of 256 differ less from these than runs do, and blocks of
-/// 1,024 take 1.1 to 2.6 times as long.)
+/// The largest blocks of more of them. Much larger ones are slower (`benches/results/2026-11-28-zen3.md`).
 const BLOCK_LEN_IN_PLACE: usize = 128;
 /// With fewer columns than this, rows are read in place.
 const MIN_COLS_TO_PACK: usize = 100;
@@ -106,8 +105,8 @@ pub(in crate::gemm) fn least_rows_to_pack<T>(
 }
 
 /// Returns true for tiles of three vectors of columns, which AVX-512 has registers for. They pass the rows a third as
-/// often as tiles of two narrower vectors, so that lines of rows are read in place as fast as packed ones. (On an Intel Xeon packed lines
-/// gain 2% to 4% of products alone with 256 columns or more, and nothing in steps of training.)
+/// often as tiles of two narrower vectors, so that lines of rows are read in place about as fast as packed ones
+/// (`benches/results/2026-11-28-long-attention.md`).
 fn is_wide<T>(kernels: &TileKernels<T>) -> bool {
     kernels.tiles[0].len() > 2
 }

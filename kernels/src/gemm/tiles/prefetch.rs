@@ -1,6 +1,6 @@
-//! Prefetching of the next panel of columns while tiles of the current one are computed, some lines for each leaf. (All lines of a tile
-//! at once, before it, left out panels of few tiles, since a tile's columns would wait for them: on a Zen 5 products of 128 rows whose
-//! columns come from memory are 1.1 times as fast leaf by leaf.)
+//! Prefetching of the next panel of columns while tiles of the current one are computed, some lines for each leaf. All lines of a tile
+//! at once would make the tile's own columns wait, so that panels of few tiles could not be prefetched
+//! (`benches/results/2026-11-29-zen5.md`).
 
 use crate::isa::caches::CACHE_LINE_BYTES;
 use crate::isa::simd::prefetch_line;

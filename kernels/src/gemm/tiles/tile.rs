@@ -140,8 +140,7 @@ macro_rules! kernels {
     (@wide $call:ident $v:ty,) => { None };
 }
 
-/// (On an Intel Xeon, packed rows in tiles of twelve by two vectors are 0.99 to 1.08 times as fast as in these of eight by three in a
-/// program of its own, rows in place 0.96 to 1.04, `benches/results/2026-11-28-huge-pages.md`.)
+/// Tiles of eight rows by three vectors are about as fast as those of twelve by two, `benches/results/2026-11-28-huge-pages.md`.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{__m256, __m256d, __m512, __m512d};
@@ -240,8 +239,8 @@ unsafe fn plain<
 
 /// The distance along the contraction at which rows are prefetched.
 const PREFETCH_DISTANCE: usize = 12;
-/// More lines of the result are prefetched leaf by leaf. All at once, they would take the buffers in which a core waits for lines (16
-/// on an Intel Xeon), while columns wait for a buffer to come from the second cache.
+/// More lines of the result are prefetched leaf by leaf. All at once, they would take the buffers in which a core waits for lines
+/// (16 in some cores), while columns wait for a buffer to come from the second cache.
 const LINES_AT_ONCE: usize = 16;
 
 /// Sets `c = alpha * sum + factor * x`, with the sum of `a * b` in the order of the tree, after joining the sum with finished blocks; or
@@ -416,7 +415,7 @@ unsafe fn first_products<V: Vector, const ROWS: usize, const VECTORS: usize>(
 }
 
 /// Stores a finished node at `to` and replaces it by [`first_products`]. Each vector is stored just before it is replaced:
-/// a row of stores alone would keep the multipliers waiting for twenty cycles.
+/// a row of stores alone would keep the multipliers waiting.
 ///
 /// # Safety
 /// The conditions of [`first_products`] hold; the node fits at `to`.

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::group::{CallOnStream, NcclGroup};
-use super::transfers::TransferPlan;
+use super::transfers::CallTransfers;
 use super::world::NcclWorld;
 use crate::base::lock;
 use crate::comm::calls::{Call, Route};
@@ -55,13 +55,13 @@ impl MemberTransport for NcclChannel {
         let number = group.state.enter(call)?;
         let gpu = Gpu::get(world.device)?;
         world.register_stream(&gpu);
-        let plan = match into {
-            Some(into) => TransferPlan::gather_into(call, into, group, &gpu)?,
-            None => TransferPlan::new(call, group, &gpu)?,
+        let transfers = match into {
+            Some(into) => CallTransfers::gather_into(call, into, group, &gpu)?,
+            None => CallTransfers::new(call, group, &gpu)?,
         };
-        let began = self.put(&gpu, &plan, &number)?;
+        let began = self.put(&gpu, &transfers, &number)?;
         let done = Arc::new(group.side.mark()?);
-        let results = plan.into_results();
+        let results = transfers.into_results();
         let patience = world.membership.deadline;
         let in_flight = CallOnStream { number, began, done: done.clone(), since: None, patience };
         lock(&group.in_flight).push_back(in_flight);
@@ -72,15 +72,15 @@ impl MemberTransport for NcclChannel {
 }
 
 impl NcclChannel {
-    /// Puts planned transfers on the group's stream. Returns a mark before them.
-    fn put(&self, gpu: &Gpu, plan: &TransferPlan, number: &CallNumber) -> Result<StreamMark> {
+    /// Puts transfers on the group's stream. Returns a mark before them.
+    fn put(&self, gpu: &Gpu, transfers: &CallTransfers, number: &CallNumber) -> Result<StreamMark> {
         let NcclChannel { world, group, .. } = self;
         group.side.wait_for_thread(gpu)?;
         let began = group.side.mark()?;
-        if plan.is_empty() {
+        if transfers.is_empty() {
             return Ok(began);
         }
-        match group.with(|comm| plan.issue(&*world.nccl, comm, group)) {
+        match group.with(|comm| transfers.issue(&*world.nccl, comm, group)) {
             Some(Ok(())) => {}
             Some(Err(e)) => return Err(group.state.broken(number, e)),
             None => return Err(group.state.given_up(number, number.name)),

@@ -16,7 +16,7 @@ enum StreamTransfer {
 }
 
 /// A call's transfers and results.
-pub(super) struct TransferPlan {
+pub(super) struct CallTransfers {
     transfers: Vec<StreamTransfer>,
     results: Vec<Tensor>,
     /// Tensors that are kept until their transfers are on the stream, so that the stream counts among the users of
@@ -24,8 +24,8 @@ pub(super) struct TransferPlan {
     kept: Vec<Tensor>,
 }
 
-/// Builds a [`TransferPlan`].
-struct TransferPlanner<'a> {
+/// Builds a [`CallTransfers`].
+struct TransferBuilder<'a> {
     group: &'a NcclGroup,
     gpu: &'a Gpu,
     dtype: DType,
@@ -33,10 +33,10 @@ struct TransferPlanner<'a> {
     kept: Vec<Tensor>,
 }
 
-impl TransferPlan {
-    pub fn new(call: &Call<'_>, group: &NcclGroup, gpu: &Gpu) -> Result<TransferPlan> {
+impl CallTransfers {
+    pub fn new(call: &Call<'_>, group: &NcclGroup, gpu: &Gpu) -> Result<CallTransfers> {
         let (me, n) = (group.state.index, group.state.ranks.len());
-        let mut p = TransferPlanner::new(call, group, gpu);
+        let mut p = TransferBuilder::new(call, group, gpu);
         let others = || (0..n).filter(move |&i| i != me);
         let outgoing = |i: usize| call.outgoing[i].contiguous();
         let shapes = call.incoming;
@@ -71,7 +71,7 @@ impl TransferPlan {
                 vec![]
             }
         };
-        Ok(TransferPlan { transfers: p.transfers, results, kept: p.kept })
+        Ok(CallTransfers { transfers: p.transfers, results, kept: p.kept })
     }
 
     /// Plans a gather whose parts arrive in `into`. Equal parts that lie one after the other are one transfer.
@@ -80,8 +80,8 @@ impl TransferPlan {
         mut into: Vec<Tensor>,
         group: &NcclGroup,
         gpu: &Gpu,
-    ) -> Result<TransferPlan> {
-        let mut p = TransferPlanner::new(call, group, gpu);
+    ) -> Result<CallTransfers> {
+        let mut p = TransferBuilder::new(call, group, gpu);
         let (me, own) = (group.state.index, call.outgoing[0].contiguous()?);
         let bytes = own.len_bytes();
         let places = into.iter().map(|part| p.use_tensor(part)).collect::<Result<Vec<Address>>>()?;
@@ -100,7 +100,7 @@ impl TransferPlan {
                 p.transfers.extend((bytes > 0).then_some(StreamTransfer::Recv { at, bytes, from: i }));
             }
         }
-        Ok(TransferPlan { transfers: p.transfers, results: into, kept: p.kept })
+        Ok(CallTransfers { transfers: p.transfers, results: into, kept: p.kept })
     }
 
     /// Returns the results, once the transfers are on the stream.
@@ -138,9 +138,9 @@ impl TransferPlan {
     }
 }
 
-impl<'a> TransferPlanner<'a> {
-    fn new(call: &Call<'_>, group: &'a NcclGroup, gpu: &'a Gpu) -> TransferPlanner<'a> {
-        TransferPlanner { group, gpu, dtype: call.dtype, transfers: vec![], kept: vec![] }
+impl<'a> TransferBuilder<'a> {
+    fn new(call: &Call<'_>, group: &'a NcclGroup, gpu: &'a Gpu) -> TransferBuilder<'a> {
+        TransferBuilder { group, gpu, dtype: call.dtype, transfers: vec![], kept: vec![] }
     }
 
     fn use_tensor(&mut self, x: &Tensor) -> Result<Address> {

@@ -60,21 +60,21 @@ impl CrossEntropyOptions<'_> {
 }
 
 /// The weights of rows whose target is a class.
-struct RowWeights {
+struct TargetWeights {
     /// False for rows that are ignored; `None` if none is.
     kept: Option<DTensor>,
     /// The weight of each row's target, 0 for rows that are ignored; `None` without class weights.
     weights: Option<DTensor>,
 }
 
-impl RowWeights {
+impl TargetWeights {
     /// Looks up the weights of the targets, in `dtype`.
-    fn new(target: &DTensor, options: &CrossEntropyOptions, dtype: DType) -> Result<RowWeights> {
+    fn new(target: &DTensor, options: &CrossEntropyOptions, dtype: DType) -> Result<TargetWeights> {
         let kept = match options.ignore_index {
             Some(index) => Some(target.ne(&target.number_like(index)?)?),
             None => None,
         };
-        let mut rows = RowWeights { kept, weights: None };
+        let mut rows = TargetWeights { kept, weights: None };
         if let Some(w) = options.class_weights {
             let index = rows.keep(target.clone())?;
             let found = w.cast(dtype)?.unsqueeze(1)?.embedding(&index)?.squeeze(-1)?;
@@ -198,7 +198,7 @@ impl DTensor {
             z_factor: factors.1,
         };
         let losses = DTensor::apply_one(&CrossEntropy { terms }, &[&logits, target, &m, &s])?;
-        let rows = RowWeights::new(target, options, s.dtype())?;
+        let rows = TargetWeights::new(target, options, s.dtype())?;
         let mut losses = rows.weigh(losses)?;
         if smoothing > 0.0 {
             let share = smoothing / classes as f64;
@@ -250,7 +250,7 @@ impl DTensor {
             let given = format!("{} for {}", target.spec(), self.spec());
             return refused("wants one i64 target for each row", given);
         }
-        let rows = RowWeights::new(target, options, logp.dtype())?;
+        let rows = TargetWeights::new(target, options, logp.dtype())?;
         let index = rows.keep(target.clone())?.unsqueeze(outer.len() as isize)?;
         let losses = rows.keep(logp.gather(-1, &index)?.squeeze(-1)?.neg()?)?;
         rows.reduce(&rows.weigh(losses)?, options.reduction)

@@ -207,7 +207,8 @@ fn prepare(gpu: &Gpu, dtype: DType, extents: GemmExtents, tree: &[usize]) -> Res
     let leaf = |l: &super::tree::ContractionLeaf| (l.len | l.merges << 8 | l.depth << 16) as i32;
     let leaves: Vec<i32> = tree.leaves.iter().map(leaf).collect();
     let parts = tree.parts(plan.part_depth);
-    let words = |p: &super::tree::TreePart| [p.leaves.0 as i64 | (p.leaves.1 as i64) << 32, p.start as i64];
+    let words =
+        |p: &super::tree::SeparateNode| [p.leaves.0 as i64 | (p.leaves.1 as i64) << 32, p.start as i64];
     let words: Vec<i64> = parts.iter().flat_map(words).collect();
     let upload = |x: Tensor| x.to_device(gpu.device());
     let (leaves_len, words_len) = (leaves.len(), words.len());

@@ -18,8 +18,8 @@ pub(super) struct Tiling {
     depth: usize,
     /// The blocks that run at once on a multiprocessor, as registers allow.
     resident: usize,
-    /// The expected share of the peak arithmetic rate, beside the other tiles': an estimate. Large tiles reach 0.45 on an
-    /// H200; the others have not been measured.
+    /// The expected share of the peak arithmetic rate, beside the other tiles': an estimate. Large tiles alone have been measured
+    /// (`benches/results/2026-11-27-h200.md`).
     speed: f64,
 }
 

@@ -22,7 +22,7 @@ pub(super) struct ContractionLeaf {
 
 /// A node of the tree that is computed separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TreePart {
+pub(super) struct SeparateNode {
     /// The range of its leaves.
     pub(super) leaves: (usize, usize),
     /// Its first index.
@@ -58,13 +58,13 @@ impl Tree {
     }
 
     /// Returns the nodes at `depth`, which is at most [`Tree::full_depth`], in ascending order.
-    pub(super) fn parts(&self, depth: u32) -> Vec<TreePart> {
+    pub(super) fn parts(&self, depth: u32) -> Vec<SeparateNode> {
         let (mut parts, mut first, mut start, mut at) = (Vec::new(), 0, 0, 0);
         for (i, leaf) in self.leaves.iter().enumerate() {
             at += leaf.len as usize;
             // The joins after a leaf end at the depth of the node that they complete.
             if leaf.depth - leaf.merges <= depth {
-                parts.push(TreePart { leaves: (first, i + 1), start });
+                parts.push(SeparateNode { leaves: (first, i + 1), start });
                 (first, start) = (i + 1, at);
             }
         }
@@ -102,9 +102,9 @@ mod tests {
         assert_eq!(of(&[2, 40]), [(20, 0, 2), (20, 1, 2), (20, 0, 2), (20, 2, 2)]);
         let tree = Tree::new(&[65]);
         assert_eq!((tree.deepest(), tree.full_depth()), (2, 1));
-        let parts = [TreePart { leaves: (0, 2), start: 0 }, TreePart { leaves: (2, 3), start: 33 }];
+        let parts = [SeparateNode { leaves: (0, 2), start: 0 }, SeparateNode { leaves: (2, 3), start: 33 }];
         assert_eq!(tree.parts(1), parts);
-        assert_eq!(tree.parts(0), [TreePart { leaves: (0, 3), start: 0 }]);
+        assert_eq!(tree.parts(0), [SeparateNode { leaves: (0, 3), start: 0 }]);
     }
 
     #[test]

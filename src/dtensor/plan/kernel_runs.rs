@@ -1,4 +1,4 @@
-//! Kernel calls per node of a partial sum, or per box of operands that are ragged over several dims.
+//! Runs of a kernel per node of a partial sum, or per box of operands that are ragged over several dims.
 //!
 //! Kernels do not know the reduction tree. If a rank finishes several nodes of the tree, its kernel runs on the part
 //! of the operands under each node, and the sums are stacked. If a partial sum of several nodes passes through an
@@ -8,8 +8,8 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use super::grouped_calls::GroupedCalls;
 use super::node_windows::{containing, cut, place, stack, widened, window_under};
+use super::part_runs::PartRuns;
 use super::row_product::tree_rows;
 use crate::dtensor::mesh::tensor_meta::TensorMeta;
 use crate::error::Result;
@@ -17,28 +17,28 @@ use crate::ops::{Meta, Op, RaggedBoxes, Tensors, Windows, expect_shapes, run};
 use crate::placement::{Region, TreeNode};
 use crate::tensor::{Tensor, short_list, with_places};
 
-/// The calls of a kernel for one call of an operator.
-pub(in crate::dtensor) enum NodeCalls {
-    /// One call per node that this rank finishes.
-    Make { calls: Vec<KernelCall>, made: SmallVec<[bool; 3]> },
-    /// One call per node of the operands that are partial sums.
+/// The runs of a kernel for one call of an operator.
+pub(in crate::dtensor) enum KernelRuns {
+    /// One run per node that this rank finishes.
+    Make { runs: Vec<KernelRun>, made: SmallVec<[bool; 3]> },
+    /// One run per node of the operands that are partial sums.
     Pass { parts: usize, passing: SmallVec<[bool; 3]> },
-    /// One call per box of this rank's ragged operands.
+    /// One run per box of this rank's ragged operands.
     Boxes(RaggedBoxes),
-    /// One call per part of a grouped sum.
-    Grouped(GroupedCalls),
+    /// One run per part of a grouped sum.
+    Grouped(PartRuns),
 }
 
-/// One call of a kernel.
-pub(in crate::dtensor) struct KernelCall {
+/// One run of a kernel.
+pub(in crate::dtensor) struct KernelRun {
     /// The windows of operands and results.
     at: Windows,
-    /// Set if one call computes many nodes of the only result: the operator that does.
+    /// Set if one run computes many nodes of the only result: the operator that does.
     many: Option<Box<dyn Op>>,
 }
 
-impl NodeCalls {
-    /// Returns the calls, or `None` if one call of the kernel suffices. `made` marks the results that are sums over
+impl KernelRuns {
+    /// Returns the runs, or `None` if one run of the kernel suffices. `made` marks the results that are sums over
     /// dims that the call shards.
     pub fn find(
         op: &dyn Op,
@@ -47,11 +47,11 @@ impl NodeCalls {
         outs: &[Rc<TensorMeta>],
         made: &SmallVec<[bool; 3]>,
         exact: bool,
-    ) -> Option<NodeCalls> {
+    ) -> Option<KernelRuns> {
         let Some(k) = made.iter().position(|&m| m) else {
             let passing: SmallVec<[bool; 3]> = short_list(ins.iter().map(|f| f.spec().tree.is_some()));
             let parts = ins.iter().find(|f| f.spec().tree.is_some())?.nodes_len();
-            return (parts != 1).then_some(NodeCalls::Pass { parts, passing });
+            return (parts != 1).then_some(KernelRuns::Pass { parts, passing });
         };
         let spec = outs[k].spec();
         let tree = spec.tree.as_ref().expect("made results have a tree");
@@ -65,26 +65,26 @@ impl NodeCalls {
                 .collect(),
             exact,
         };
-        let calls: Vec<KernelCall> = match one_call_for(op, &nodes).filter(|_| outs.len() == 1) {
-            Some((all, many)) => vec![KernelCall { at: boxes(&all), many: Some(many) }],
-            None => nodes.iter().map(|node| KernelCall { at: boxes(node), many: None }).collect(),
+        let runs: Vec<KernelRun> = match one_run_for(op, &nodes).filter(|_| outs.len() == 1) {
+            Some((all, many)) => vec![KernelRun { at: boxes(&all), many: Some(many) }],
+            None => nodes.iter().map(|node| KernelRun { at: boxes(node), many: None }).collect(),
         };
-        let whole = |c: &KernelCall| {
+        let whole = |c: &KernelRun| {
             let mut windows = c.at.ins.iter().zip(ins).chain(c.at.outs.iter().zip(outs));
             windows.all(|(w, f)| w.region == f.window().region)
         };
         let rounds = (0..outs.len()).any(|o| made[o] && outs[o].spec().stored_dtype() != outs[o].dtype());
-        let once = matches!(&calls[..], [only] if only.many.is_none() && whole(only)) && !rounds;
-        (!once).then_some(NodeCalls::Make { calls, made: made.clone() })
+        let once = matches!(&runs[..], [only] if only.many.is_none() && whole(only)) && !rounds;
+        (!once).then_some(KernelRuns::Make { runs, made: made.clone() })
     }
 
     /// Returns the results as this rank stores them.
     pub fn run(&self, op: &dyn Op, ins: &[Tensor], at: &Windows, outs: &[Rc<TensorMeta>]) -> Result<Tensors> {
         match self {
-            NodeCalls::Make { calls, made } => make(op, calls, made, ins, at, outs),
-            NodeCalls::Pass { parts, passing } => pass(op, *parts, passing, ins, at, outs),
-            NodeCalls::Grouped(calls) => calls.run(op, ins, at, outs),
-            NodeCalls::Boxes(boxes) => {
+            KernelRuns::Make { runs, made } => make(op, runs, made, ins, at, outs),
+            KernelRuns::Pass { parts, passing } => pass(op, *parts, passing, ins, at, outs),
+            KernelRuns::Grouped(runs) => runs.run(op, ins, at, outs),
+            KernelRuns::Boxes(boxes) => {
                 let stored = outs.iter().map(|f| (f.dtype(), f.local_shape().clone()));
                 boxes.run(ins, stored, |ins, at| {
                     let found = run(op, ins, at)?;
@@ -98,7 +98,7 @@ impl NodeCalls {
 
 /// Returns one box and one operator for nodes that have the same range of one dim at consecutive indices of the outer
 /// dims, if `op` has a variant that computes them all.
-fn one_call_for(op: &dyn Op, nodes: &[TreeNode]) -> Option<(TreeNode, Box<dyn Op>)> {
+fn one_run_for(op: &dyn Op, nodes: &[TreeNode]) -> Option<(TreeNode, Box<dyn Op>)> {
     let [first, .., last] = nodes else { return None };
     let outer = first.len.iter().position(|&n| n > 1).unwrap_or(first.len.len().checked_sub(1)?);
     let mut all = first.clone();
@@ -122,9 +122,9 @@ fn pass(
 ) -> Result<Tensors> {
     let sums = |o: usize| outs[o].spec().tree.is_some();
     // Without a node, results that are no sums still have to be computed: from zeros.
-    let calls = if (0..outs.len()).all(sums) { parts } else { parts.max(1) };
-    let mut results: Vec<Tensors> = Vec::with_capacity(calls);
-    for part in 0..calls {
+    let runs = if (0..outs.len()).all(sums) { parts } else { parts.max(1) };
+    let mut results: Vec<Tensors> = Vec::with_capacity(runs);
+    for part in 0..runs {
         let pick = |(i, x): (usize, &Tensor)| match passing[i] {
             true if part < parts => x.select(0, part),
             true => Tensor::zeros_on(x.device(), x.dtype(), at.ins[i].local().clone()),
@@ -145,7 +145,7 @@ fn pass(
 /// Runs the kernel once per node that this rank finishes.
 fn make(
     op: &dyn Op,
-    calls: &[KernelCall],
+    runs: &[KernelRun],
     made: &[bool],
     ins: &[Tensor],
     at: &Windows,
@@ -154,27 +154,27 @@ fn make(
     // Places are offered for results: a widened weight is as long as its gradient.
     let (wide, _) = with_places(Vec::new(), || ins.iter().map(widened).collect::<Result<Tensors>>());
     let wide = wide?;
-    let mut results: Vec<Tensors> = Vec::with_capacity(calls.len());
+    let mut results: Vec<Tensors> = Vec::with_capacity(runs.len());
     let mut whole: SmallVec<[Option<Tensor>; 3]> = SmallVec::new();
     for (f, made) in outs.iter().zip(made) {
         let room = || Tensor::uninit_on(ins[0].device(), f.dtype(), f.local_shape());
         whole.push((!made).then(room).transpose()?);
     }
-    for KernelCall { at: call, many } in calls {
-        let parts = wide.iter().zip(&at.ins).zip(&call.ins);
+    for KernelRun { at: windows, many } in runs {
+        let parts = wide.iter().zip(&at.ins).zip(&windows.ins);
         let mut locals: Tensors =
             parts.map(|((x, held), part)| cut(x, &held.region, &part.region)).collect::<Result<_>>()?;
         if let Some(many) = many {
-            // One call has computed all nodes of the one result: nothing is left to stack.
-            let nodes = run(&**many, &mut locals, call)?.swap_remove(0);
+            // One run has computed all nodes of the one result: nothing is left to stack.
+            let nodes = run(&**many, &mut locals, windows)?.swap_remove(0);
             return Ok([nodes.reshape(outs[0].stored_shape().clone())?].into_iter().collect());
         }
-        let mut found = run(op, &mut locals, call)?;
-        expect_shapes(op, call, &found)?;
+        let mut found = run(op, &mut locals, windows)?;
+        expect_shapes(op, windows, &found)?;
         for (o, whole) in whole.iter_mut().enumerate() {
             if let Some(whole) = whole {
                 let part = found[o].cast(whole.dtype())?;
-                paste(&part, &call.outs[o].region, whole, &at.outs[o].region)?;
+                paste(&part, &windows.outs[o].region, whole, &at.outs[o].region)?;
                 found[o] = Tensor::default();
             }
         }

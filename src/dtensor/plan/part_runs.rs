@@ -1,4 +1,4 @@
-//! Kernel calls of a grouped sum: one per part, rounded, and joined in the tree's order.
+//! Runs of a kernel for a grouped sum: one per part, rounded, and joined in the tree's order.
 
 use std::rc::Rc;
 
@@ -11,8 +11,8 @@ use crate::error::Result;
 use crate::ops::{Meta, Op, Tensors, Windows, expect_shapes, run};
 use crate::tensor::{DType, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
 
-/// The calls of a kernel for the parts of a grouped sum that this rank computes.
-pub(in crate::dtensor) struct GroupedCalls {
+/// The runs of a kernel for the parts of a grouped sum that this rank computes.
+pub(in crate::dtensor) struct PartRuns {
     /// The windows of each part.
     parts: Vec<Windows>,
     /// The order in which parts are joined to the nodes that this rank stores.
@@ -20,15 +20,15 @@ pub(in crate::dtensor) struct GroupedCalls {
     wire: DType,
 }
 
-impl GroupedCalls {
-    /// Returns the calls, or `None` if the operator's result is no sum whose parts are rounded.
+impl PartRuns {
+    /// Returns the runs, or `None` if the operator's result is no sum whose parts are rounded.
     pub fn find(
         mesh: &DeviceMesh,
         op: &dyn Op,
         metas: &[Meta],
         ins: &[Rc<TensorMeta>],
         outs: &[Rc<TensorMeta>],
-    ) -> Option<GroupedCalls> {
+    ) -> Option<PartRuns> {
         let groups = rounded_parts(mesh, op, metas).filter(|groups| !groups.is_kept())?;
         let out = &outs[0];
         let mesh = mesh.mesh();
@@ -48,7 +48,7 @@ impl GroupedCalls {
             exact: true,
         };
         let order = tree.join_order(&parts, &nodes);
-        Some(GroupedCalls { parts: parts.iter().map(windows).collect(), order, wire: groups.wire() })
+        Some(PartRuns { parts: parts.iter().map(windows).collect(), order, wire: groups.wire() })
     }
 
     /// Returns the result as this rank stores it.
@@ -65,12 +65,12 @@ impl GroupedCalls {
 
     /// Computes one part, and rounds it.
     fn part(&self, op: &dyn Op, ins: &[Tensor], at: &Windows, nth: usize) -> Result<Tensor> {
-        let call = &self.parts[nth];
-        let under = ins.iter().zip(&at.ins).zip(&call.ins);
+        let windows = &self.parts[nth];
+        let under = ins.iter().zip(&at.ins).zip(&windows.ins);
         let mut locals: Tensors =
             under.map(|((x, held), part)| cut(x, &held.region, &part.region)).collect::<Result<_>>()?;
-        let mut found = run(op, &mut locals, call)?;
-        expect_shapes(op, call, &found)?;
+        let mut found = run(op, &mut locals, windows)?;
+        expect_shapes(op, windows, &found)?;
         found.swap_remove(0).cast(self.wire)?.contiguous()
     }
 }
