@@ -3,8 +3,9 @@
 use smallvec::smallvec;
 
 use super::grad::{expect_forward, forward_statistics, sample_operands, write_second_vjp};
+use super::samples::{grouped_sample, sample_attributes, sample_rules};
 use super::scores::ScoreRule;
-use super::{Attention, cut_operands, grouped_sample, heads_split, sample_attributes, sample_rules, work};
+use super::{Attention, cut_operands, heads_split, work};
 use crate::error::{Error, Result};
 use crate::ops::{
     AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Unkeyed, Vjp,

@@ -4,12 +4,10 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
+use super::samples::{grouped_sample, sample_attributes, sample_rules};
 use super::scores::ScoreRule;
 use super::unfused::unfused;
-use super::{
-    Attention, cut_operands, expect_heads, expect_times, grouped_sample, heads_split, sample_attributes,
-    sample_rules, work,
-};
+use super::{Attention, cut_operands, expect_heads, expect_times, heads_split, work};
 use crate::error::{Error, Result};
 use crate::ops::{
     AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Unkeyed, Vjp,

@@ -10,6 +10,7 @@ mod bias_grad;
 pub(super) mod cpu;
 pub(super) mod cuda;
 mod grad;
+mod samples;
 mod scores;
 mod unfused;
 mod work;
@@ -26,9 +27,10 @@ use super::{
     Windows, Work, accumulator, list,
 };
 use crate::error::{Error, Result};
-use crate::rng::{self, Draw, Generator};
+use crate::rng::{self, Draw};
 use crate::tensor::{Shape, Tensor};
 use cpu::{CpuAttention, CpuAttentionDropout};
+use samples::{grouped_sample, sample_attributes, sample_rules};
 
 /// Scaled dot-product attention: `(q, k, v, ..) -> (o, lse)` with `o = dropout(softmax(scale q kᵀ)) v` (Vaswani et
 /// al., *Attention Is All You Need*, 2017; Ainslie et al., *GQA*, 2023). Applied by
@@ -315,35 +317,6 @@ pub(super) fn heads_split(ins: &[Meta], axis: MeshAxis) -> bool {
     of_q == of_k || of_k % axis.pieces(1) == 0
 }
 
-/// Returns the attributes of samples: scale, dropout probability and draw.
-pub(super) fn sample_attributes(p: f64) -> (Bits, Bits, Unkeyed<Draw>) {
-    (Bits(0.125), Bits(p), Unkeyed(Generator::new(5).next_draw()))
-}
-
-/// Returns rules with all kinds of optional operands, and these operands for q and k of samples.
-pub(super) fn sample_rules(q: [usize; 4], k: [usize; 4]) -> [(ScoreRule, Vec<Input>); 2] {
-    let bias = Input::ints([1, q[1], q[2], k[2]]);
-    let mask = Input::bools([q[0], 1, 1, k[2]]);
-    let documents = [Input::index([q[0], q[2]], 2), Input::index([1, k[2]], 2)];
-    let biased = ScoreRule { bias: true, mask: true, ..ScoreRule::BIDIRECTIONAL };
-    let packed = ScoreRule {
-        before: Some(2),
-        after: Some(1),
-        soft_cap: Some(Bits(1.5)),
-        documents: true,
-        ..ScoreRule::BIDIRECTIONAL
-    };
-    [(biased, vec![bias, mask]), (packed, documents.to_vec())]
-}
-
-/// The shapes of q and k, the rule and the optional operands of samples with grouped heads and scores of every kind:
-/// a soft cap, then a bias per batch entry and key, and a mask per head.
-pub(super) fn grouped_sample() -> ([[usize; 4]; 2], (ScoreRule, Vec<Input>)) {
-    let (q, k) = ([2, 4, 3, 2], [2, 2, 5, 2]);
-    let rule = ScoreRule { bias: true, mask: true, soft_cap: Some(Bits(1.5)), ..ScoreRule::CAUSAL };
-    ([q, k], (rule, vec![Input::ints([2, 1, 1, 5]), Input::bools([1, 4, 3, 5])]))
-}
-
 pub(super) fn samples() -> Vec<Sample> {
     let with = |(rule, extra): (ScoreRule, Vec<Input>), q_offset, p: f64, q: [usize; 4], k: [usize; 4]| {
         let (scale, p, draw) = sample_attributes(p);
@@ -374,6 +347,7 @@ pub(super) fn samples() -> Vec<Sample> {
 mod tests {
     use super::*;
     use crate::ops::eval_whole;
+    use crate::rng::Generator;
     use crate::tensor::DType;
 
     #[test]
