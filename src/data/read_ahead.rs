@@ -45,7 +45,7 @@ impl ReadAhead {
                 if sender.send(read).is_err() || failed {
                     return;
                 }
-                at += source.config().batch as u64;
+                sample += source.config().batch as u64;
             }
         };
         let (rooms, batches) = (Some(rooms), Some(Mutex::new(batches)));

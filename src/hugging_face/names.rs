@@ -228,7 +228,7 @@ impl NameList<'_> {
                 self.add(&format!("{layer}.experts.down_proj"), &[count, width, hidden], down);
             }
         }
-        if let Some(hidden) = of.shared_hidden {
+        if let Some(hidden) = mixture.shared_hidden {
             self.gated(&format!("{layer}.shared_expert"), &own("shared"), hidden, false);
             self.same(&format!("{layer}.shared_expert_gate.weight"), &own("shared_gate.weight"), &[1, width]);
         }
