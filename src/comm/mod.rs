@@ -52,5 +52,4 @@ pub use launch::Launch;
 pub use machine::Machine;
 pub use network::{Cost, Level, Network, Peers, RankGrid};
 pub use transport::nccl;
-pub(crate) use transport::stacked;
 pub use transport::{CallResults, Channel, Engine, Reduce, Request};

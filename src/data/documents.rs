@@ -218,11 +218,11 @@ fn scan(
 
 /// Moves each key to its place. `places` are the numbers from 0 on in some order, and ascend afterwards.
 fn move_to(keys: &mut [u64], places: &mut [u32]) {
-    for i in 0..keys.len() {
-        while places[i] as usize != i {
-            let place = places[i] as usize;
-            keys.swap(i, place);
-            places.swap(i, place);
+    for index in 0..keys.len() {
+        while places[index] as usize != index {
+            let place = places[index] as usize;
+            keys.swap(index, place);
+            places.swap(index, place);
         }
     }
 }

@@ -43,6 +43,7 @@
 mod axis;
 mod grid;
 mod layout;
+mod members;
 mod mesh;
 mod notation;
 mod picture;

@@ -61,3 +61,4 @@ pub(crate) use no_room::{catch_no_room, no_room};
 pub use reduce_op::ReduceOp;
 pub(crate) use regular_file::open_regular;
 pub use shape::Shape;
+pub(crate) use shape::stacked;

@@ -233,6 +233,11 @@ impl FromIterator<usize> for Shape {
     }
 }
 
+/// Returns `[n, shape...]`, or `shape` if `n` is 1.
+pub(crate) fn stacked(n: usize, shape: &Shape) -> Shape {
+    if n == 1 { shape.clone() } else { std::iter::once(n).chain(shape.iter().copied()).collect() }
+}
+
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0.as_slice())

@@ -1,7 +1,7 @@
 //! Counts the calls and bytes that pass through an engine, and the time that a model of the network gives them.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
@@ -153,7 +153,7 @@ impl Tally {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn rows(&self) -> Vec<Traffic> {
-        self.lock().rows.clone()
+        lock(&self.0.counts).rows.clone()
     }
 
     /// Returns the counts by module, phase, operator, group and collective, in the order of first calls.
@@ -178,7 +178,7 @@ impl Tally {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn by_module(&self) -> Vec<ModuleTraffic> {
-        let counts = self.lock();
+        let counts = lock(&self.0.counts);
         let of_part = |&(row, CallOrigin { operator, path, phase }, total): &(usize, CallOrigin, Total)| {
             let traffic = Traffic { total, ..counts.rows[row].clone() };
             ModuleTraffic { path, phase, operator, traffic }
@@ -195,11 +195,7 @@ impl Tally {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn total(&self) -> Total {
-        self.lock().rows.iter().map(|row| row.total).sum()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Counts> {
-        lock(&self.0.counts)
+        lock(&self.0.counts).rows.iter().map(|row| row.total).sum()
     }
 }
 
@@ -390,7 +386,7 @@ impl CountingChannel {
     }
 
     fn add(&self, call: &'static str, total: Total) {
-        let Counts { rows, parts, part_of } = &mut *self.tally.lock();
+        let Counts { rows, parts, part_of } = &mut *lock(&self.tally.0.counts);
         let row = rows.iter().position(|row| row.call == call && row.group == self.group);
         let row = row.unwrap_or_else(|| {
             let (group, group_len) = (self.group.clone(), self.group_len);

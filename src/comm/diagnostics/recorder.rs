@@ -128,7 +128,7 @@ impl Recorder {
 
     /// Returns the index of a group in the record. The same name and ranks give the same index.
     pub(crate) fn group(&self, name: &str, ranks: &Arc<[usize]>) -> GroupId {
-        let mut history = self.history();
+        let mut history = lock(&self.history);
         let generation = history.generation;
         let at = history
             .groups
@@ -144,7 +144,7 @@ impl Recorder {
 
     /// Starts a new generation: groups made from now on start their counts at 0.
     pub(crate) fn begin_generation(&self) {
-        let mut history = self.history();
+        let mut history = lock(&self.history);
         history.generation += 1;
         history.gave_up = None;
     }
@@ -154,7 +154,7 @@ impl Recorder {
         let operator = current_operator();
         let sequence = Sequence::of(call.route, index);
         let started_us = self.elapsed_us();
-        let mut history = self.history();
+        let mut history = lock(&self.history);
         let receives = matches!(call.route, Route::Recv { .. });
         history.gave_up = None;
         let seq = history.groups[group.index()].advance(sequence, receives);
@@ -179,7 +179,7 @@ impl Recorder {
 
     /// Returns the last calls completed: on the group, and on any group.
     pub(in crate::comm) fn last(&self, name: &str, ranks: &[usize]) -> (Option<CallId>, Option<CallId>) {
-        let history = self.history();
+        let history = lock(&self.history);
         let generation = history.generation;
         let group = history.groups.iter().find(|group| group.matches(name, ranks, generation));
         let here = group.and_then(|group| Some(group.last?.id(&group.group)));
@@ -189,18 +189,18 @@ impl Recorder {
 
     /// Returns the calls in which the rank waits.
     pub(super) fn waits(&self) -> Vec<RankWait> {
-        let history = self.history();
+        let history = lock(&self.history);
         history.waiting.iter().map(|waiting| history.rank_wait(waiting)).collect()
     }
 
     /// Returns the call that failed last, if the rank has started none since, and the ranks that its error names.
     pub(super) fn gave_up(&self) -> Option<(CallId, Vec<usize>)> {
-        self.history().gave_up.clone()
+        lock(&self.history).gave_up.clone()
     }
 
     /// Returns the calls in which the rank has waited longer than `patience`. Each is returned once.
     pub(super) fn slow(&self, patience: Duration) -> Vec<RankWait> {
-        let mut history = self.history();
+        let mut history = lock(&self.history);
         let mut slow = Vec::new();
         for at in 0..history.waiting.len() {
             if !history.waiting[at].is_slow && history.waiting[at].since.elapsed() >= patience {
@@ -213,7 +213,7 @@ impl Recorder {
 
     /// Returns true if the rank has put the call in flight that another rank waits in.
     pub(super) fn has_come(&self, to: &RankWait) -> bool {
-        let history = self.history();
+        let history = lock(&self.history);
         let Some(at) = history.groups.iter().position(|group| group.group == to.group) else { return false };
         let group = &history.groups[at];
         let is_starting = || {
@@ -244,7 +244,7 @@ impl Recorder {
 
     /// Returns the current record.
     fn snapshot(&self, cause: &str, is_echo: bool) -> RankRecord {
-        let history = self.history();
+        let history = lock(&self.history);
         let (groups, calls) = history.last_calls();
         RankRecord {
             rank: self.rank,
@@ -263,10 +263,6 @@ impl Recorder {
     /// Returns the microseconds since the start of the program.
     fn elapsed_us(&self) -> u64 {
         self.began.elapsed().as_micros() as u64
-    }
-
-    fn history(&self) -> MutexGuard<'_, CallHistory> {
-        lock(&self.history)
     }
 }
 
@@ -368,7 +364,7 @@ impl RecordedCall {
         let RecordedCall { number, group, sequence, seq, call, operator, .. } = *self;
         let since = Instant::now();
         self.recorder.announcer.rest(true);
-        let mut history = self.recorder.history();
+        let mut history = lock(&self.recorder.history);
         history.waiting.push(OpenWait {
             number,
             group,
@@ -433,7 +429,7 @@ impl RecordedCall {
     fn end(&self, state: CallState) -> MutexGuard<'_, CallHistory> {
         let ended_us = self.recorder.elapsed_us();
         self.recorder.announcer.rest(false);
-        let mut history = self.recorder.history();
+        let mut history = lock(&self.recorder.history);
         if let Some(at) = history.waiting.iter().position(|waiting| waiting.number == self.number) {
             history.waiting.swap_remove(at);
         }
@@ -526,7 +522,7 @@ mod tests {
             start.elapsed() / rounds
         });
         println!("a call is recorded in {:?}", least.min().unwrap_or_default());
-        let history = recorder.history();
+        let history = lock(&recorder.history);
         assert_eq!(
             (history.calls.len(), history.calls_len, history.waiting.len()),
             (CALLS_KEPT, 5 * u64::from(rounds), 0)

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::engine::{CallResults, Channel, Engine, MemberPlace, Request, check_places};
+use super::engine::{CallResults, Channel, Engine, Request, check_places};
+use super::member_place::MemberPlace;
 use crate::comm::calls::{Call, Route};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use smallvec::{SmallVec, smallvec};
 
 use super::fold::{Reduce, fold};
+use super::member_place::MemberPlace;
 use crate::comm::calls::{BusyWork, Call, Route};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -180,13 +181,6 @@ pub trait Request: Send {
 
     /// Returns true if `wait` would not wait for another rank.
     fn is_ready(&self) -> bool;
-}
-
-/// A member's index in its group.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MemberPlace {
-    pub index: usize,
-    pub members: usize,
 }
 
 /// Starts a reduction as an exchange, after which the member folds all parts.

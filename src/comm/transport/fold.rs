@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::comm::calls::{Call, Route};
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{Num, as_elements_mut};
-use crate::tensor::{DType, Element, Float, FoldOrder, FoldStep, ReduceOp, Shape, Tensor, cuda};
+use crate::tensor::{DType, Element, Float, FoldOrder, FoldStep, ReduceOp, Shape, Tensor, cuda, stacked};
 
 /// The elements folded at a time, so that the whole stack stays in the first caches.
 const BLOCK: usize = 1024;
@@ -121,11 +121,6 @@ impl Reduce {
     pub fn out_shape(&self) -> Shape {
         stacked(self.order.outs_len(), &self.shape)
     }
-}
-
-/// Returns `[n, shape...]`, or `shape` if `n` is 1.
-pub(crate) fn stacked(n: usize, shape: &Shape) -> Shape {
-    if n == 1 { shape.clone() } else { std::iter::once(n).chain(shape.iter().copied()).collect() }
 }
 
 /// Returns the reduction of `parts`, one contiguous tensor per member, with the shapes that [`Reduce::part_shape`]

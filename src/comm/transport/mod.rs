@@ -5,6 +5,7 @@ mod coordinated;
 mod dry;
 mod engine;
 mod fold;
+mod member_place;
 #[cfg(feature = "mpi")]
 pub(super) mod mpi;
 pub mod nccl;
@@ -14,4 +15,3 @@ pub(super) use dry::DryEngine;
 pub use engine::{CallResults, Channel, Engine, Request};
 pub use fold::Reduce;
 pub(super) use fold::fold;
-pub(crate) use fold::stacked;

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
+use super::check_results::check_results;
 use super::offloaded;
 use super::operator_span::operator_span;
 use super::record::record;
@@ -20,7 +21,7 @@ use crate::dtensor::redistribute::Move;
 use crate::dtensor::tensor::dtensor::DTensor;
 use crate::dtensor::tensor::list::DTensors;
 use crate::error::{Error, Result};
-use crate::ops::{Batched, Meta, Op, Tensors, Windows, meta_results, run_into};
+use crate::ops::{Batched, Op, Tensors, Windows, meta_results, run_into};
 use crate::tensor::{Tensor, short_list};
 
 impl DTensor {
@@ -443,27 +444,4 @@ pub(in crate::dtensor) fn execute(
         Some(nodes) => *outs = nodes.run(op, locals, &plan.windows, &plan.outs)?,
     }
     check_results(op, plan, outs)
-}
-
-/// Refuses results that are not the shards which the operator's record states: its kernel is wrong.
-#[inline]
-pub(in crate::dtensor) fn check_results(op: &dyn Op, plan: &CallPlan, outs: &[Tensor]) -> Result<()> {
-    let right = |(x, m): (&Tensor, &Rc<TensorMeta>)| {
-        x.shape() == m.stored_shape() && x.dtype() == m.spec().stored_dtype()
-    };
-    if outs.len() == plan.outs.len() && outs.iter().zip(&plan.outs).all(right) {
-        return Ok(());
-    }
-    Err(wrong_results(op, plan, outs))
-}
-
-#[cold]
-fn wrong_results(op: &dyn Op, plan: &CallPlan, outs: &[Tensor]) -> Error {
-    let given: Vec<String> = outs.iter().map(|x| Meta::of(x).to_string()).collect();
-    let due = |(dtype, shape)| Meta { dtype, shape }.to_string();
-    let due: Vec<String> = plan.stored().map(due).collect();
-    let specs: Vec<String> = plan.outs.iter().map(|m| m.spec().to_string()).collect();
-    let given = format!("{} for {}", given.join(", "), specs.join(", "));
-    let rule = "the kernel's results are not this rank's shards of what infer states";
-    Error::invalid(op.name(), rule, given, format!("return {}", due.join(", ")))
 }

@@ -1,6 +1,7 @@
 //! Leaf tensors in the dtype that modules compute in.
 
-use super::dispatch::{check_results, observe, plan_for};
+use super::check_results::check_results;
+use super::dispatch::{observe, plan_for};
 use crate::dtensor::tensor::dtensor::DTensor;
 use crate::error::Result;
 use crate::ops::Cast;

@@ -1,6 +1,7 @@
 //! Calls of operators: dispatch by a plan, functions on local tensors, tallies and spans, and what the tape records.
 
 pub(super) mod check_own_code;
+pub(super) mod check_results;
 pub(super) mod dispatch;
 pub(super) mod leaf_dtypes;
 pub(super) mod local_map;

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::redistribution::{ExchangeKind, Redistribution, RedistributionStep, StepAction};
-pub(super) use crate::comm::stacked;
 use crate::comm::{Group, Reduce};
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
 use crate::dtensor::redistribute::exchange_piece::ExchangePiece;
 use crate::error::Result;
 use crate::placement::Spec;
-use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, SplitRule, short_list};
+use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, SplitRule, short_list, stacked};
 
 /// A step with everything that this rank needs to run it.
 #[derive(Debug)]

@@ -297,10 +297,8 @@ impl<'a> Search<'a> {
         let partial = (members - 1).saturating_mul(share).saturating_mul(level.parts);
         let elements = partial.saturating_add((whole - share).saturating_mul(parts));
         let cost = self.cost(axes, elements.saturating_mul(level.size_bytes));
-        if to.layout == replicated(&from.layout, axes) {
-            return cost;
-        }
-        cost + self.exchange(level, from, to)
+        let splits_stay = to.layout == replicated(&from.layout, axes);
+        if splits_stay { cost } else { cost + self.exchange(level, from, to) }
     }
 
     /// Returns the cost of an exchange that changes splits only.

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::even_shards::{EvenShards, MemberLens};
 use super::exchange_piece::ExchangePiece;
-use super::lower::{FoldStage, Stage, stacked};
+use super::lower::{FoldStage, Stage};
 use crate::comm::{Group, PhasedReduce, Reduce};
 use crate::dtensor::mesh::copied_bytes::note_copied;
 use crate::error::Result;
-use crate::tensor::{DType, FoldOrder, FoldStep, Shape, Tensor};
+use crate::tensor::{DType, FoldOrder, FoldStep, Shape, Tensor, stacked};
 
 /// The arrangement of several tensors in the buffer of a shared call.
 #[derive(Clone, Copy, PartialEq)]

@@ -1,7 +1,5 @@
 //! Meshes: grids of ranks with named axes.
 
-mod members;
-
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;

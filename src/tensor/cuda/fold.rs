@@ -4,7 +4,7 @@ use bytemuck::NoUninit;
 
 use super::gpu::Gpu;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
+use crate::tensor::{DType, FoldOrder, FoldStep, ReduceOp, Shape, Tensor, stacked};
 
 /// The most parts and steps of one launch, as in `kernels/cuda/fold.cu`.
 const PARTS: usize = 64;
@@ -52,10 +52,10 @@ pub fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, operands: &[Tensor])
         parts.push((0..nodes).map(|k| all.narrow(0, k, 1)).collect::<Result<_>>()?);
     }
     let outs = order.outs_len();
-    let stacked: Shape = if outs == 1 { shape.clone() } else { [&[outs][..], shape].concat().into() };
+    let out_shape = stacked(outs, shape);
     let used = order.steps().iter().filter(|s| matches!(s, FoldStep::Push { .. })).count();
     if used <= PARTS && order.steps().len() <= STEPS {
-        return run(&gpu, dtype, op, order.steps(), order.depth(), &parts, [outs, n])?.reshape(stacked);
+        return run(&gpu, dtype, op, order.steps(), order.depth(), &parts, [outs, n])?.reshape(out_shape);
     }
     // A longer order is cut into subtrees, of as many parts as a launch takes. Each is a launch, whose result is a part.
     let mut stack: Vec<Subtree> = Vec::new();
@@ -78,7 +78,7 @@ pub fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, operands: &[Tensor])
     let folded = |tree: Subtree| tree.fold(&gpu, dtype, op, n);
     let mut all = stack.into_iter().map(folded).collect::<Result<Vec<Tensor>>>()?;
     if outs == 1 {
-        return all.swap_remove(0).reshape(stacked);
+        return all.swap_remove(0).reshape(out_shape);
     }
     Tensor::stack(&all, shape, dtype, operands[0].device())
 }

@@ -35,6 +35,8 @@ mod side;
 mod transfer;
 mod walk;
 
+use super::cuda_device::sources;
+
 pub use super::cuda_device::blas::{Blas, Matrix, Product};
 pub use super::cuda_device::devices::{devices_len, install, is_available, unavailable_reason};
 pub use super::cuda_device::driver::{CopyDirection, DeviceProperties, Driver, Grid, KernelProgram};
@@ -44,7 +46,6 @@ pub use super::cuda_device::memory::DeviceMemoryStats;
 pub use super::cuda_device::module::compile_ahead;
 #[cfg(feature = "cuda")]
 pub use super::cuda_device::nvidia;
-pub use super::cuda_device::sources::{KernelSource, OPTIONS, headers, programs};
 pub(crate) use super::cuda_device::stream::StreamPoison;
 pub(crate) use copy::{cast, copy_block, fill};
 pub use fold::fold;
@@ -57,4 +58,5 @@ pub(crate) use packs::{is_aligned, pack_len};
 pub(crate) use reduce::reduce;
 pub(crate) use rows::{RowEntries, RowLaunch, entries, statistic};
 pub(crate) use side::{PoisonHandle, SideStream, StreamMark};
+pub use sources::{KernelSource, OPTIONS, headers, programs};
 pub(crate) use transfer::{download, upload};

@@ -417,8 +417,7 @@ impl Equivalence {
             check.run_rank(&rank, &scenario, draws)
         };
         let traces = spmd.on(move |_| device).run(run).map_err(|e| e.to_string());
-        let draws = std::mem::take(&mut *lock(&draws));
-        (draws, traces)
+        (std::mem::take(&mut *lock(&draws)), traces)
     }
 
     /// Runs the program as one rank.

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, RangeInclusive};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -96,7 +96,7 @@ impl Trial {
     /// });
     /// ```
     pub fn seed(&self) -> u64 {
-        self.draws().reads_seed = true;
+        lock(&self.draws).reads_seed = true;
         self.scenario.seed
     }
 
@@ -119,7 +119,7 @@ impl Trial {
         let below = (to - from).checked_add(1);
         let drawn = || from + below.map_or(self.hash(name), |n| self.hash(name) % n as u64) as usize;
         let size = self.scenario.size(name).map_or_else(drawn, |size| size.clamp(from, to));
-        let mut draws = self.draws();
+        let mut draws = lock(&self.draws);
         if !draws.sizes.iter().any(|(known, ..)| known == name) {
             draws.sizes.push((name.into(), from, size));
         }
@@ -401,16 +401,12 @@ impl Trial {
                 drawn.map_or_else(|_| Layout::replicated(mesh.ndim()), |tree| tree.current().layout)
             }
         };
-        let mut draws = self.draws();
+        let mut draws = lock(&self.draws);
         if !draws.layouts.iter().any(|(known, _)| known == name) {
             draws.layouts.push((name.into(), layout.clone()));
         }
         drop(draws);
         layout
-    }
-
-    fn draws(&self) -> MutexGuard<'_, Draws> {
-        lock(&self.draws)
     }
 
     fn hash(&self, name: &str) -> u64 {

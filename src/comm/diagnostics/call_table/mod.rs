@@ -261,13 +261,12 @@ impl CallTable {
         busy: BusyTime,
     ) {
         let OpenCall { mut arrivals, busy: before } = self.open.remove(&key).unwrap_or_default();
-        let busy = before.and(busy);
         let Some(members) = self.groups.get_mut(&key.0) else { return };
         for (at, signature) in &arrivals {
             let rank = members.rank(key.1, *at);
             self.held[rank] -= cost(signature);
             if self.open_of[rank].remove(&key) {
-                self.work[rank].count_wait(busy);
+                self.work[rank].count_wait(before.and(busy));
             }
         }
         arrivals.insert(place, (position, signature));

@@ -16,7 +16,8 @@ use super::slot::SlotOutcome;
 use super::world::ThreadWorld;
 use crate::base::lock;
 use crate::comm::calls::{BusyWork, Call, Route, Sequence};
-use crate::comm::transport::engine::{MemberPlace, check_places, copy_parts, start_copying};
+use crate::comm::transport::engine::{check_places, copy_parts, start_copying};
+use crate::comm::transport::member_place::MemberPlace;
 use crate::comm::transport::{CallResults, Channel, Engine, Reduce, Request};
 use crate::error::{Error, Result};
 use crate::tensor::{Shape, Tensor};
@@ -105,8 +106,7 @@ impl Channel for ThreadChannel {
     /// The parts of a large gather are copied once for all members, to the places of one of them, unless these take much
     /// of the room that its memory limit leaves: places count as its memory while any member reads them.
     fn gather_into(&self, call: Call<'_>, mut into: Vec<Tensor>) -> Result<Box<dyn Request>> {
-        let (index, members) = (self.member.position, self.member.group.ranks.len());
-        let place = Some(MemberPlace { index, members });
+        let place = Some(MemberPlace { index: self.member.position, members: self.member.group.ranks.len() });
         if !SharedPlaces::are_worthwhile(&into) {
             return start_copying(self, place, call, into);
         }

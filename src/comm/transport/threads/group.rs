@@ -104,8 +104,7 @@ impl ThreadGroup {
             self.set_fault(state, fault.clone(), Some(&slot));
             return Err(fault.into());
         }
-        let brings = slot.seq() % self.ranks.len() as u64 == position as u64;
-        let places = if brings { places.take() } else { None };
+        let places = places.take_if(|_| slot.seq() % self.ranks.len() as u64 == position as u64);
         if state.queue(sequence, &self.ranks).put(&slot, position, call, reduce, places) {
             if let Some(reduce) = reduce {
                 // Other calls of the group can continue during this fold.

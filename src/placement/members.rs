@@ -1,6 +1,6 @@
 //! The ranks of a group along axes of a mesh.
 
-use super::Mesh;
+use super::mesh::Mesh;
 use crate::tensor::Dims;
 
 impl Mesh {
