@@ -69,20 +69,20 @@ impl HuggingFaceConfig {
                 ..SelfAttentionConfig::new(self.heads, self.kv_heads, self.head_width)
             };
             let feed_forward = match &self.experts {
-                Some(of) if of.layers[i] => FeedForwardConfig::Moe(MoeConfig {
+                Some(mixture) if mixture.layers[i] => FeedForwardConfig::Moe(MoeConfig {
                     width: self.width,
-                    hidden: of.hidden,
-                    experts: of.experts,
-                    top_k: of.top_k,
+                    hidden: mixture.hidden,
+                    experts: mixture.experts,
+                    top_k: mixture.top_k,
                     capacity_factor: None,
                     gated: true,
                     activation: self.activation,
-                    weights: match of.normalised {
+                    weights: match mixture.normalised {
                         true => ExpertWeights::SoftmaxOfChosen,
                         false => ExpertWeights::SoftmaxOfAll,
                     },
-                    shared_hidden: of.shared_hidden,
-                    shared_gate: of.shared_hidden.is_some(),
+                    shared_hidden: mixture.shared_hidden,
+                    shared_gate: mixture.shared_hidden.is_some(),
                     dropout: 0.0,
                 }),
                 _ => FeedForwardConfig::Mlp(MlpConfig {
