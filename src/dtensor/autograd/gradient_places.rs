@@ -11,8 +11,8 @@ use std::cell::RefCell;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::base::BoundedCache;
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
-use crate::dtensor::mesh::interned::ENTRIES_LEN;
 use crate::dtensor::mesh::mesh_caches::{CachePlace, MeshCache};
 use crate::dtensor::redistribute::GradientBuffer;
 use crate::dtensor::tensor::tape::GradientUnit;
@@ -22,8 +22,8 @@ use crate::tensor::{DType, Shape, Tensor, with_places};
 /// The buffers of all units of a mesh, and the leaves whose gradients arrived, by the unit's number.
 #[derive(Default)]
 pub(in crate::dtensor) struct UnitBuffers {
-    buffers: RefCell<FxHashMap<u64, Vec<UnitBuffer>>>,
-    arrived: RefCell<FxHashMap<u64, ArrivedLeaves>>,
+    buffers: RefCell<BoundedCache<u64, Vec<UnitBuffer>>>,
+    arrived: RefCell<BoundedCache<u64, ArrivedLeaves>>,
 }
 
 impl MeshCache for UnitBuffers {
@@ -61,10 +61,7 @@ impl UnitBuffers {
         let places: Vec<_> = buffer.places.iter().map(place).collect();
         let (len, dtype) = (buffer.len, locals[0].dtype());
         let mut all = self.buffers.borrow_mut();
-        if all.len() >= ENTRIES_LEN {
-            all.clear();
-        }
-        let own = all.entry(unit.number()).or_default();
+        let own = all.get_or_insert_with(unit.number(), Vec::new);
         let is_same = |other: &UnitBuffer| (other.len, other.dtype, &other.places) == (len, dtype, &places);
         if !own.iter().any(is_same) {
             let leaves: FxHashSet<usize> = leaves.iter().copied().collect();
@@ -81,16 +78,12 @@ impl UnitBuffers {
     pub fn note_arrived(&self, mesh: &DeviceMesh, unit: GradientUnit, leaves: Vec<usize>) {
         let pass = mesh.0.backward_pass.get();
         let mut all = self.arrived.borrow_mut();
-        if all.len() >= ENTRIES_LEN {
-            all.clear();
+        let known =
+            all.get_or_insert_with(unit.number(), || ArrivedLeaves { pass, leaves: FxHashSet::default() });
+        if known.pass != pass {
+            *known = ArrivedLeaves { pass, leaves: FxHashSet::default() };
         }
-        match all.get_mut(&unit.number()) {
-            Some(known) if known.pass == pass => known.leaves.extend(leaves),
-            _ => {
-                let leaves = leaves.into_iter().collect();
-                all.insert(unit.number(), ArrivedLeaves { pass, leaves });
-            }
-        }
+        known.leaves.extend(leaves);
     }
 
     /// Returns true if these leaves of a unit are all whose gradients arrived in the last backward pass that had some.

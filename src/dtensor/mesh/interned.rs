@@ -8,12 +8,13 @@ use rustc_hash::FxHashMap;
 
 use super::device_mesh::DeviceMesh;
 use super::tensor_meta::TensorMeta;
+use crate::base::BoundedCache;
 use crate::error::Result;
 use crate::placement::{Layout, ReductionTree, Spec};
 use crate::tensor::{DType, Shape};
 
 /// The number of entries at which a table is cleaned.
-pub(in crate::dtensor) const ENTRIES_LEN: usize = 8192;
+const ENTRIES_LEN: usize = 8192;
 
 /// The metadata of a mesh. Numbers are given once: an entry that nothing uses is removed, and equal metadata gets a new
 /// number later.
@@ -32,7 +33,7 @@ impl Default for InternedMeta {
 
 /// The largest numbers of nodes per rank, by reduction tree.
 #[derive(Default)]
-pub(in crate::dtensor) struct NodeCounts(RefCell<FxHashMap<ReductionTree, Option<usize>>>);
+pub(in crate::dtensor) struct NodeCounts(RefCell<BoundedCache<ReductionTree, Option<usize>>>);
 
 impl InternedMeta {
     fn intern(&self, spec: Spec) -> Result<Rc<TensorMeta>> {
@@ -100,11 +101,6 @@ impl DeviceMesh {
             return n;
         }
         let n = tree.most_nodes(&self.0.mesh);
-        let mut known = known.borrow_mut();
-        if known.len() >= ENTRIES_LEN {
-            known.clear();
-        }
-        known.insert(tree.clone(), n);
-        n
+        *known.borrow_mut().get_or_insert_with(tree.clone(), || n)
     }
 }

@@ -4,7 +4,6 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tracing::Span;
 
@@ -12,9 +11,9 @@ use super::even_shards::EvenShards;
 use super::lower::{ExchangeStage, FoldStage, StackedShape, Stage, lower};
 use super::redistribution::{ExchangeKind, Redistribution};
 use super::span::move_span;
+use crate::base::BoundedCache;
 use crate::comm::{CallContext, Lineage, Network, Pending};
 use crate::dtensor::mesh::device_mesh::DeviceMesh;
-use crate::dtensor::mesh::interned::ENTRIES_LEN;
 use crate::dtensor::mesh::mesh_caches::{CachePlace, MeshCache};
 use crate::dtensor::mesh::tensor_meta::TensorMeta;
 use crate::dtensor::redistribute::exchange_piece::{ExchangePiece, packed};
@@ -83,9 +82,9 @@ pub(in crate::dtensor) enum MoveProgress {
 #[derive(Default)]
 struct MoveCache {
     /// Moves, by the numbers of the metadata before and after.
-    planned: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
+    planned: RefCell<BoundedCache<(u32, u32), Rc<Move>>>,
     /// Moves of gradients that share calls with their unit's.
-    planned_in_units: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
+    planned_in_units: RefCell<BoundedCache<(u32, u32), Rc<Move>>>,
     unfinished: UnfinishedMoves,
 }
 
@@ -124,7 +123,7 @@ pub(in crate::dtensor) fn find_in_unit(
 fn find_by(
     mesh: &DeviceMesh,
     (src, dst): (&TensorMeta, &TensorMeta),
-    planned: &RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
+    planned: &RefCell<BoundedCache<(u32, u32), Rc<Move>>>,
     plan: fn(&Network, &Spec, &Spec) -> Result<Redistribution>,
 ) -> Result<Rc<Move>> {
     let key = (src.id, dst.id);
@@ -132,12 +131,7 @@ fn find_by(
         return Ok(m.clone());
     }
     let m = Rc::new(Move::new(mesh, plan(mesh.rank().network(), src.spec(), dst.spec())?)?);
-    let mut planned = planned.borrow_mut();
-    if planned.len() >= ENTRIES_LEN {
-        planned.clear();
-    }
-    planned.insert(key, m.clone());
-    Ok(m)
+    Ok(planned.borrow_mut().get_or_insert_with(key, || m).clone())
 }
 
 impl Move {

@@ -36,7 +36,7 @@ pub(in crate::dtensor) fn reductions_sharing(moves: &[&Rc<Move>]) -> Vec<Reducti
     all
 }
 
-/// Runs moves whose reductions share calls where they can, and returns the tensors in their order.
+/// Runs moves, whose reductions share calls if they can, and returns the tensors in their order.
 pub(in crate::dtensor) fn run_sharing(
     mesh: &DeviceMesh,
     moves: &[Rc<Move>],
