@@ -156,9 +156,11 @@ mod tests {
             let mut ahead = ReadAhead::start(&source, part, 0, depth).unwrap();
             thread::sleep(std::time::Duration::from_millis(30));
             assert!(!ahead.thread.as_ref().unwrap().is_finished(), "it waits before the read that fails");
-            for _ in 0..depth {
+            ahead.take(3).unwrap();
+            // The thread may end at the next read, and takes no more room then.
+            assert_eq!(ahead.given, depth, "a batch that is taken makes room for another");
+            for _ in 1..depth {
                 ahead.take(3).unwrap();
-                assert_eq!(ahead.given, depth, "a batch that is taken makes room for another");
             }
             let failed = ahead.take(3).unwrap_err().to_string();
             assert!(

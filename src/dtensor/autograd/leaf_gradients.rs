@@ -133,10 +133,10 @@ impl LeafGradients {
         grad: &mut Option<DTensor>,
     ) -> Result<bool> {
         let leaf = path.leaf();
-        let unit = leaf.destination.as_ref().map(|destination| destination.unit);
-        let (Some(unit), Some(partial)) = (unit, grad.take_if(|grad| grad.layout().has_partial())) else {
+        let Some(unit) = leaf.destination.as_ref().map(|destination| destination.unit) else {
             return Ok(false);
         };
+        let Some(partial) = grad.take_if(|grad| grad.layout().has_partial()) else { return Ok(false) };
         let has_part = self.gradients.has_part_of(leaf);
         if mesh.keeps_parts() || has_part && !path.is_leaf() {
             *grad = Some(partial);
