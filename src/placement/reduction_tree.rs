@@ -147,9 +147,8 @@ impl ReductionTree {
         let ranges = self.largest_ranges(cut, &held[cut])?;
         let mut nodes = vec![TreeNode::root(&self.extents)];
         for (d, held) in held[..cut].iter().enumerate() {
-            let with_index = |node: &TreeNode, i: usize| node.with(d, i..i + 1);
             let each = |node: &TreeNode| {
-                held.iter().cloned().flatten().map(|i| with_index(node, i)).collect::<Vec<_>>()
+                held.iter().cloned().flatten().map(|i| node.with(d, i..i + 1)).collect::<Vec<_>>()
             };
             nodes = nodes.iter().flat_map(each).collect();
         }

@@ -8,7 +8,7 @@ use std::cell::OnceCell;
 
 use super::device_mesh::DeviceMesh;
 
-/// Marks a type of which a mesh keeps one value, made at the first use.
+/// Marks a type: a mesh keeps one value of it, made at the first use.
 pub(in crate::dtensor) trait MeshCache: Default + 'static {
     const PLACE: CachePlace;
 }

@@ -41,7 +41,7 @@ const LONG_FILES: &[(&str, usize)] = &[
     ("src/dtensor/methods/random.rs", 506),
     ("src/dtensor/methods/shape.rs", 542),
     ("src/dtensor/redistribute/redistribution.rs", 476),
-    ("src/dtensor/redistribute/run.rs", 411),
+    ("src/dtensor/redistribute/run.rs", 405),
     ("src/dtensor/redistribute/search.rs", 460),
     ("src/error/fault.rs", 450),
     ("src/error/mod.rs", 476),
