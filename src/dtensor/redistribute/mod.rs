@@ -42,5 +42,5 @@ pub(super) use run::{InFlight, find, find_in_unit};
 pub(super) use search::cheapest_time;
 pub(super) use shared_gather::{shard_places, shared_time, sharing, start_sharing};
 pub(super) use shared_positions::GradientBuffer;
-pub(super) use shared_reduction::{ReductionGroup, ReductionInFlight, reductions_sharing, run_sharing};
+pub(super) use shared_reduction::{ReductionGroup, ReductionInFlight, reductions_sharing, run_stacked};
 pub(super) use states::sample_coords;

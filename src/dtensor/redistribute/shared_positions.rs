@@ -13,7 +13,8 @@ use crate::tensor::{DType, FoldOrder, FoldStep, Shape, Tensor, stacked};
 /// The arrangement of several tensors in the buffer of a shared call.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Arrangement {
-    /// The nodes of one tensor, then those of the next. All tensors have one shape; their trees may differ.
+    /// The nodes of one tensor, then those of the next. All tensors have one shape, or one length in an all-reduce; their
+    /// trees may differ.
     Stacked,
     /// Each node is a row with that node of all tensors. All trees are equal; the shapes may differ.
     SideBySide,

@@ -23,7 +23,7 @@ pub(in crate::dtensor) struct ReductionGroup {
 }
 
 /// Sorts moves into groups whose reductions share calls: those with equal trees, of tensors of any shapes; and of those that
-/// would be alone, the moves of tensors of one shape. All ranks answer alike: only shared metadata is compared.
+/// would be alone, the moves of tensors of one shape, or of one length if they are all-reduced. All ranks answer alike: only shared metadata is compared.
 pub(in crate::dtensor) fn reductions_sharing(moves: &[&Rc<Move>]) -> Vec<ReductionGroup> {
     let all = groups(moves, 0..moves.len(), Arrangement::SideBySide);
     let (alone, sharing): (Vec<_>, Vec<_>) = all.into_iter().partition(|members| members.len() == 1);
@@ -36,18 +36,19 @@ pub(in crate::dtensor) fn reductions_sharing(moves: &[&Rc<Move>]) -> Vec<Reducti
     all
 }
 
-/// Runs moves, whose reductions share calls if they can, and returns the tensors in their order.
-pub(in crate::dtensor) fn run_sharing(
+/// Runs moves of small tensors, and returns the tensors in their order: those of one length, whatever their trees, share calls.
+pub(in crate::dtensor) fn run_stacked(
     mesh: &DeviceMesh,
     moves: &[Rc<Move>],
     locals: Vec<Tensor>,
 ) -> Result<Vec<Tensor>> {
     let mut locals: Vec<Option<Tensor>> = locals.into_iter().map(Some).collect();
-    for group in reductions_sharing(&moves.iter().collect::<Vec<_>>()) {
-        let own = group.members.iter().filter_map(|&i| locals[i].take()).collect();
-        let alike = group.members.iter().map(|&i| moves[i].clone()).collect();
-        let moved = group.start(mesh, alike, own)?.finish(mesh)?;
-        group.members.iter().zip(moved).for_each(|(&i, local)| locals[i] = Some(local));
+    let all: Vec<&Rc<Move>> = moves.iter().collect();
+    for members in groups(&all, 0..all.len(), Arrangement::Stacked) {
+        let own = members.iter().filter_map(|&i| locals[i].take()).collect();
+        let alike = members.iter().map(|&i| moves[i].clone()).collect();
+        let moved = start(mesh, alike, own, Arrangement::Stacked)?.finish(mesh)?;
+        members.iter().zip(moved).for_each(|(&i, local)| locals[i] = Some(local));
     }
     Ok(locals.into_iter().flatten().collect())
 }
@@ -286,7 +287,12 @@ fn has_same_orders(one: &Move, other: &Move) -> bool {
 fn is_same_step(a: &RedistributionStep, b: &RedistributionStep, arrangement: Arrangement) -> bool {
     let same_form = match arrangement {
         Arrangement::Stacked => {
-            a.from.shape == b.from.shape && a.from.layout == b.from.layout && a.to.layout == b.to.layout
+            // An all-reduce does not look at dims.
+            let is_flat = matches!(a.action, StepAction::AllReduce(..));
+            let same_len = is_flat && a.from.shape.numel() == b.from.shape.numel();
+            (same_len || a.from.shape == b.from.shape)
+                && a.from.layout == b.from.layout
+                && a.to.layout == b.to.layout
         }
         Arrangement::SideBySide => true,
     };

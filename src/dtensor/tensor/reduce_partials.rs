@@ -5,12 +5,12 @@ use std::rc::Rc;
 use super::dtensor::DTensor;
 use crate::comm::Lineage;
 use crate::dtensor::mesh::tensor_meta::TensorMeta;
-use crate::dtensor::redistribute::{self, Move, run_sharing};
+use crate::dtensor::redistribute::{self, Move, run_stacked};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
 impl DTensor {
-    /// Applies [`DTensor::reduce_partial`] to each tensor, with the same bits. Tensors of one shape that are
+    /// Applies [`DTensor::reduce_partial`] to each tensor, with the same bits. Tensors of one length that are
     /// reduced over the same axes share one call, in which each rank receives the partial values of all other ranks. Meant for many small tensors, such as the squared norms of all gradients.
     ///
     /// ```
@@ -45,7 +45,7 @@ impl DTensor {
             locals.push(x.local.clone());
         }
         let _lineage = Lineage::of_all(indices.iter().map(|&i| xs[i].lineage)).enter();
-        let reduced = run_sharing(mesh, &moves, locals)?;
+        let reduced = run_stacked(mesh, &moves, locals)?;
         for ((i, meta), local) in indices.into_iter().zip(metas).zip(reduced) {
             done[i] = Some(DTensor::wrap(mesh, local, meta, xs[i].lineage));
         }
