@@ -6,7 +6,7 @@ use super::meta::Meta;
 /// shapes. It counts what the definition asks for, not what a kernel does, and is the same on every mesh.
 ///
 /// - `flops` counts 1 for an addition, subtraction, product, division, square root, comparison or selection, 2 for a
-///   fused multiply-add, and [`Work::SPECIAL`] for a special function or a random word. Integers and bools count like
+///   fused multiply-add, and 20 for a special function or a random word. Integers and bools count like
 ///   floats. A constant that is computed once per call counts 0.
 /// - `bytes` counts each operand read once and each result written once. For an operand that is read by index, only the
 ///   elements read count. A view counts 0. A copy that strides make necessary is not counted, because shapes do not
@@ -36,7 +36,7 @@ impl Work {
     /// The count of a special function (exponential, logarithm, hyperbolic tangent, error function, sigmoid, sine),
     /// about the length of its approximation; also of a random 32-bit word, since Philox computes four in ten rounds of
     /// eight operations.
-    pub const SPECIAL: u64 = 20;
+    pub(crate) const SPECIAL: u64 = 20;
 
     /// Returns the work of a view: none.
     ///
