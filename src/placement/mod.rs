@@ -71,4 +71,4 @@ pub use spec::Spec;
 pub use sum_groups::SumGroups;
 pub(crate) use tree_node::TreeNode;
 
-pub use crate::tensor::{LEAF, Leaf};
+pub use crate::tensor::Leaf;

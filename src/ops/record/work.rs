@@ -95,24 +95,13 @@ impl Work {
     }
 
     /// Returns the work of copying elements by index: reads as many elements as the first result has, and the index.
-    ///
-    /// ```
-    /// # use isoshard::{ops::{Meta, Work}, tensor::DType};
-    /// let (index, rows) = (Meta::new(DType::I64, [5]), Meta::new(DType::F32, [5, 2]));
-    /// assert_eq!(Work::by_index(&index, &[rows]).bytes, 5 * 8 + 2 * (5 * 2 * 4));
-    /// ```
-    pub fn by_index(index: &Meta, outs: &[Meta]) -> Work {
+    pub(crate) fn by_index(index: &Meta, outs: &[Meta]) -> Work {
         let moved = len_bytes(&outs[0]).saturating_mul(2);
         Work { flops: 0, bytes: moved.saturating_add(len_bytes(index)) }
     }
 
     /// Adds `flops` operations.
-    ///
-    /// ```
-    /// # use isoshard::ops::Work;
-    /// assert_eq!(Work::view().plus(5).flops, 5);
-    /// ```
-    pub fn plus(self, flops: u64) -> Work {
+    pub(crate) fn plus(self, flops: u64) -> Work {
         Work { flops: self.flops.saturating_add(flops), ..self }
     }
 }

@@ -80,24 +80,6 @@ pub use isoshard_kernels::Function;
 #[doc(inline)]
 pub use isoshard_kernels::NumFunction;
 /// ```
-/// use isoshard::tensor::cpu::{Constants, Loops, Real, WideFunction, compute};
-/// use isoshard::tensor::Tensor;
-///
-/// struct Exp;
-/// impl WideFunction<1> for Exp {
-///     #[inline(always)]
-///     fn at(_: Constants, [x]: [f64; 1]) -> f64 {
-///         Real::exp(x)
-///     }
-/// }
-/// const EXP: Loops = Loops::wide::<Exp, 1>();
-/// let y = compute("exp", &EXP, [0.0; 2], &mut [Tensor::from_vec(vec![0.0f32, 1.0], [2])?])?;
-/// assert_eq!(y.to_vec::<f32>()?, [1.0, 2.7182817]);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-#[doc(inline)]
-pub use isoshard_kernels::WideFunction;
-/// ```
 /// use isoshard::tensor::{DType, Tensor, cpu};
 /// let (a, b) = (Tensor::full(DType::F32, [1, 64, 9], 0.1), Tensor::full(DType::F32, [1, 9, 64], 3.0));
 /// let product = || cpu::gemm("matmul", &a, &b, &[9]);
@@ -112,8 +94,8 @@ pub use isoshard_kernels::{
 };
 pub(crate) use isoshard_kernels::{
     Cut, FloatPredicate, FloatPredicateLoops, Relation, RelationLoops, RowsMut, StridedRows, TwoPasses,
-    as_elements_mut, copy_strided, dispatch, for_each_part, is_nan, map_slice, opaque_index, prefetch,
-    prefetch_ahead, widest_of,
+    WideFunction, as_elements_mut, copy_strided, dispatch, for_each_part, is_nan, map_slice, opaque_index,
+    prefetch, prefetch_ahead, widest_of,
 };
 
 pub use cast::cast;

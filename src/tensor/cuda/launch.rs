@@ -128,7 +128,7 @@ impl<'a> KernelLaunch<'a> {
     ///
     /// # Panics
     /// Panics if there are more than `N` tensors.
-    pub fn read_all<const N: usize>(mut self, all: &[&Tensor]) -> Self {
+    pub(crate) fn read_all<const N: usize>(mut self, all: &[&Tensor]) -> Self {
         let mut table: [Address; N] = [0; N];
         for (at, x) in table[..all.len()].iter_mut().zip(all) {
             *at = self.readable(x);
@@ -156,7 +156,7 @@ impl<'a> KernelLaunch<'a> {
     ///
     /// # Panics
     /// Panics if there are more than `N` tensors.
-    pub fn write_all<const N: usize>(mut self, all: &mut [&mut Tensor]) -> Self {
+    pub(crate) fn write_all<const N: usize>(mut self, all: &mut [&mut Tensor]) -> Self {
         let mut table: [Address; N] = [0; N];
         for (at, x) in table[..all.len()].iter_mut().zip(all) {
             *at = self.writable(x);
