@@ -45,11 +45,12 @@ pub use api::{
     Tally, Total, Traffic, spmd, spmd_first,
 };
 pub(crate) use calls::path_matches;
-pub use calls::{BusyWork, Call, Lineage, ModulePath, ModuleScope, Phase, Route, Sequence};
+pub use calls::{BusyWork, Call, Lineage, ModulePath, ModuleScope, Phase, Route};
 pub(crate) use calls::{CallContext, CallOrigin, operator_scope, operator_scope_if_none, spans_enabled};
 pub use diagnostics::flight;
 pub use launch::Launch;
 pub use machine::Machine;
-pub use network::{Cost, Level, Network, Peers, RankGrid};
+pub use network::{Cost, Level, Network};
+pub(crate) use network::{Peers, RankGrid};
 pub use transport::nccl;
 pub use transport::{CallResults, Channel, Engine, Reduce, Request};

@@ -36,16 +36,12 @@ pub(super) const PICO: f64 = 1e12;
 /// reference.
 ///
 /// ```
-/// use isoshard::comm::{RankGrid, Level, Network};
+/// use isoshard::comm::{Level, Network};
 /// let network = Network::new([
 ///     Level { ranks: 8, latency_s: 2e-6, bytes_per_s: 400e9 },
 ///     Level { ranks: usize::MAX, latency_s: 10e-6, bytes_per_s: 50e9 },
 /// ])?;
-/// assert_eq!((network.level_between(0, 7), network.level_between(7, 8)), (0, 1));
-/// // On the mesh dp=4, tp=8: an all-gather of 1 MB along tp stays in the node, one along dp does not.
-/// let grid = RankGrid { base: 0, axes: &[(4, 8), (8, 1)] };
-/// let along = |axis| network.peers(&grid, &[axis]).cost(1, 1_000_000).seconds();
-/// assert_eq!((along(1), along(0)), (4.5e-6, 30e-6));
+/// assert_eq!(network.levels().len(), 2);
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 #[derive(Clone, PartialEq)]
@@ -71,17 +67,17 @@ pub struct Cost(u64);
 
 /// A grid of ranks in numbers: coordinates `c` name rank `base + sum(c[k] * stride[k])`.
 #[derive(Clone, Copy, Debug)]
-pub struct RankGrid<'a> {
+pub(crate) struct RankGrid<'a> {
     /// The rank at the origin.
-    pub base: usize,
+    pub(crate) base: usize,
     /// The length and stride of each axis.
-    pub axes: &'a [(usize, usize)],
+    pub(crate) axes: &'a [(usize, usize)],
 }
 
 /// The members of a group by the level that connects them, from the view of the worst placed member.
 /// [`Network::peers`] makes it, and [`Peers::cost`] gives the time of a collective among them.
 #[derive(Clone, Debug)]
-pub struct Peers {
+pub(crate) struct Peers {
     network: Network,
     /// Per level, the number of members that a rank reaches by it or a faster one, the rank itself included.
     within: SmallVec<[usize; 4]>,
@@ -136,7 +132,7 @@ impl Network {
     ///
     /// ```
     /// let network = isoshard::comm::Network::uniform(1e-6, 1e9)?;
-    /// assert_eq!(network.far_peers(2).cost(1, 1_000_000).to_string(), "1.001 ms");
+    /// assert_eq!(network.levels()[0].bytes_per_s, 1e9);
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     ///
@@ -156,16 +152,7 @@ impl Network {
     }
 
     /// Returns the level that connects two ranks: the fastest one with a block that holds both.
-    ///
-    /// ```
-    /// use isoshard::comm::{Level, Network};
-    /// let pairs = Level { ranks: 2, latency_s: 1e-6, bytes_per_s: 1e11 };
-    /// let rest = Level { ranks: usize::MAX, latency_s: 1e-5, bytes_per_s: 1e10 };
-    /// let network = Network::new([pairs, rest])?;
-    /// assert_eq!((network.level_between(2, 3), network.level_between(1, 2)), (0, 1));
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn level_between(&self, a: usize, b: usize) -> usize {
+    pub(crate) fn level_between(&self, a: usize, b: usize) -> usize {
         let last = self.levels.len() - 1;
         self.levels[..last].iter().position(|l| a / l.ranks == b / l.ranks).unwrap_or(last)
     }
@@ -173,18 +160,7 @@ impl Network {
     /// Returns the group of ranks along `axes` of a grid. The time this takes does not grow with the number of ranks:
     /// if blocks cut the groups unevenly, the result is a lower bound on what the worst placed rank reaches by each
     /// level.
-    ///
-    /// ```
-    /// use isoshard::comm::{Level, Network, RankGrid};
-    /// let node = Level { ranks: 4, latency_s: 1e-6, bytes_per_s: 1e11 };
-    /// let rest = Level { ranks: usize::MAX, latency_s: 1e-5, bytes_per_s: 1e10 };
-    /// let network = Network::new([node, rest])?;
-    /// let mesh = RankGrid { base: 0, axes: &[(2, 4), (4, 1)] }; // dp=2, tp=4
-    /// assert_eq!(network.peers(&mesh, &[1]).slowest(), 0); // tp stays inside a node
-    /// assert_eq!(network.peers(&mesh, &[0, 1]).len(), 8);
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn peers(&self, grid: &RankGrid<'_>, axes: &[usize]) -> Peers {
+    pub(crate) fn peers(&self, grid: &RankGrid<'_>, axes: &[usize]) -> Peers {
         let len: usize = axes.iter().map(|&a| grid.axes[a].0).product();
         let within = (0..self.levels.len()).map(|k| {
             if k + 1 == self.levels.len() {
@@ -197,34 +173,19 @@ impl Network {
     }
 
     /// Returns a group of `len` ranks without a known grid, as if the slowest level connected any two of them.
-    ///
-    /// ```
-    /// let peers = isoshard::comm::Network::default().far_peers(16);
-    /// assert_eq!(peers.len(), 16);
-    /// ```
-    pub fn far_peers(&self, len: usize) -> Peers {
+    pub(crate) fn far_peers(&self, len: usize) -> Peers {
         let mut within = SmallVec::from_elem(1, self.levels.len());
         *within.last_mut().expect("a network has a level") = len;
         Peers { within, network: self.clone() }
     }
 
     /// Returns the time of `calls` latencies of a level.
-    ///
-    /// ```
-    /// assert_eq!(isoshard::comm::Network::default().latency(0, 3).seconds(), 6e-6);
-    /// ```
-    pub fn latency(&self, level: usize, calls: usize) -> Cost {
+    pub(crate) fn latency(&self, level: usize, calls: usize) -> Cost {
         Cost(((self.levels[level].latency_s * PICO).round() as u64).saturating_mul(calls as u64).min(LONGEST))
     }
 
     /// Returns the time in which a rank receives `bytes` by a level, without latency.
-    ///
-    /// ```
-    /// let network = isoshard::comm::Network::uniform(0.0, 1e9)?;
-    /// assert_eq!(network.transfer(0, 5_000).seconds(), 5e-6);
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn transfer(&self, level: usize, bytes: u64) -> Cost {
+    pub(crate) fn transfer(&self, level: usize, bytes: u64) -> Cost {
         let bytes_per_s = self.levels[level].bytes_per_s;
         if bytes_per_s == f64::INFINITY {
             return Cost::default();
@@ -270,36 +231,19 @@ fn gcd(a: usize, b: usize) -> usize {
 
 impl Peers {
     /// Returns the number of members.
-    ///
-    /// ```
-    /// assert_eq!(isoshard::comm::Network::default().far_peers(3).len(), 3);
-    /// ```
     #[expect(clippy::len_without_is_empty, reason = "a group has a member")]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.within[self.within.len() - 1]
     }
 
     /// Returns the slowest level that connects two members.
-    ///
-    /// ```
-    /// assert_eq!(isoshard::comm::Network::default().far_peers(3).slowest(), 0);
-    /// ```
-    pub fn slowest(&self) -> usize {
+    pub(crate) fn slowest(&self) -> usize {
         self.within.iter().position(|&n| n == self.len()).expect("the last level has them all")
     }
 
     /// Splits `bytes`, received in equal parts from all other members, by the level over which they come. The
     /// remainder of the division counts for the slowest level.
-    ///
-    /// ```
-    /// use isoshard::comm::{Level, Network, RankGrid};
-    /// let pairs = Level { ranks: 2, latency_s: 1e-6, bytes_per_s: 1e11 };
-    /// let rest = Level { ranks: usize::MAX, latency_s: 1e-5, bytes_per_s: 1e10 };
-    /// let peers = Network::new([pairs, rest])?.peers(&RankGrid { base: 0, axes: &[(4, 1)] }, &[0]);
-    /// assert_eq!(peers.split(300)[..], [100, 200]); // one peer is near, two are far
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn split(&self, bytes: u64) -> SmallVec<[u64; 4]> {
+    pub(crate) fn split(&self, bytes: u64) -> SmallVec<[u64; 4]> {
         let others = self.len().saturating_sub(1).max(1) as u128;
         let upto = |n: usize| (u128::from(bytes) * (n - 1) as u128 / others) as u64;
         let mut before = 0;
@@ -315,13 +259,7 @@ impl Peers {
 
     /// Returns the modelled time of `calls` steps in which a rank receives `bytes` in equal parts from all other
     /// members; zero if there are none.
-    ///
-    /// ```
-    /// let peers = isoshard::comm::Network::uniform(1e-6, 1e9)?.far_peers(4);
-    /// assert_eq!(peers.cost(1, 3_000).seconds(), 4e-6);
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn cost(&self, calls: usize, bytes: u64) -> Cost {
+    pub(crate) fn cost(&self, calls: usize, bytes: u64) -> Cost {
         if self.len() == 1 {
             return Cost::default();
         }
@@ -333,10 +271,10 @@ impl Peers {
 
 impl Cost {
     /// The cost of the impossible, above all that a network gives.
-    pub const INFINITE: Cost = Cost(u64::MAX);
+    pub(crate) const INFINITE: Cost = Cost(u64::MAX);
 
     /// The least cost above zero: one picosecond.
-    pub const LEAST: Cost = Cost(1);
+    pub(crate) const LEAST: Cost = Cost(1);
 
     /// Rounds to whole picoseconds.
     pub(super) fn of_picoseconds(ps: f64) -> Cost {
@@ -349,10 +287,6 @@ impl Cost {
     }
 
     /// Returns the time in seconds.
-    ///
-    /// ```
-    /// assert_eq!(isoshard::comm::Cost::LEAST.seconds(), 1e-12);
-    /// ```
     pub fn seconds(self) -> f64 {
         self.0 as f64 / PICO
     }

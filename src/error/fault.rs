@@ -21,24 +21,12 @@ pub struct CallId {
 
 impl CallId {
     /// Returns the name of a call that the program made itself, without an operator.
-    ///
-    /// ```
-    /// let id = isoshard::CallId::new("all_reduce", 7, "tp{0, 1}");
-    /// assert_eq!(id.to_string(), "all_reduce #7 on group tp{0, 1}");
-    /// ```
     pub fn new(call: impl Into<Cow<'static, str>>, seq: u64, group: impl Into<String>) -> CallId {
         CallId { call: call.into(), seq, group: group.into(), operator: "".into() }
     }
 
     /// Returns `true` if both name the same call, even if they name different operators.
-    ///
-    /// ```
-    /// use isoshard::CallId;
-    /// let id = CallId::new("all_reduce", 7, "tp{0, 1}");
-    /// assert!(id.is_call(&CallId { operator: "matmul".into(), ..id.clone() }));
-    /// assert!(!id.is_call(&CallId { seq: 8, ..id.clone() }));
-    /// ```
-    pub fn is_call(&self, other: &CallId) -> bool {
+    pub(crate) fn is_call(&self, other: &CallId) -> bool {
         (&self.call, self.seq, &self.group) == (&other.call, other.seq, &other.group)
     }
 }
@@ -403,7 +391,7 @@ pub struct Divergence {
     /// The bits that `reference` holds at `index`.
     pub reference_bits: u64,
     /// Bytes per element.
-    pub element_bytes: usize,
+    pub(crate) element_bytes: usize,
 }
 
 impl fmt::Display for Divergence {

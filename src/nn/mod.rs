@@ -51,7 +51,7 @@ mod layers;
 mod params;
 mod plan;
 
-pub use crate::ops::Activation;
+pub use crate::ops::product::activation::Activation;
 pub use decoder::decoder_config::{DecoderConfig, DecoderLayer, FeedForwardConfig};
 pub use decoder::gpt::{Gpt, GptConfig};
 pub use decoder::llama::{Llama, LlamaConfig};

@@ -13,7 +13,8 @@
 
 pub use super::attention::cpu::{CpuAttention, CpuAttentionDropout};
 pub use super::dropout::cpu::{dropout, dropout_in_place};
-pub use super::norm::cpu::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
+
+pub use super::norm::cpu::{layer_norm, layer_norm_backward, rms_norm};
 pub use super::reduce::cpu::argmax;
-pub use super::rotary::cpu::Rotation;
-pub use super::softmax::cpu::{log_softmax, log_softmax_backward, softmax, softmax_backward};
+
+pub use super::softmax::cpu::{log_softmax, softmax, softmax_backward};

@@ -139,7 +139,7 @@ mod norm;
 mod order;
 mod pointwise;
 mod prod;
-mod product;
+pub(crate) mod product;
 mod programs;
 mod ragged;
 mod random;

@@ -69,6 +69,6 @@ pub use region::{IndexBox, Overlap, Region};
 pub(crate) use shard_bounds::ShardBounds;
 pub use spec::Spec;
 pub use sum_groups::SumGroups;
-pub use tree_node::TreeNode;
+pub(crate) use tree_node::TreeNode;
 
-pub use crate::tensor::{LEAF, Leaf};
+pub use crate::tensor::Leaf;

@@ -18,69 +18,36 @@ use crate::tensor::{DType, Dims, FoldOrder, FoldStep, Leaf, Shape, sort_by_key};
 
 /// The reduction tree of a partial sum: which indices are summed, and which part of the tree each rank has finished.
 ///
-/// ```
-/// use isoshard::placement::{Layout, Leaf, Mesh, ReductionTree, short::*};
-/// let mesh = Mesh::parse("dp=3", 0)?;
-/// // Twelve rows on three ranks: 0..4, 4..8 and 8..12. Rank 0 finishes rows 0..3 and row 3.
-/// let tree = ReductionTree::new([12, 1].into(), Leaf::Pairs, Layout::new([shard(0)]));
-/// let nodes = tree.finished_nodes(&mesh, &[0]).expect("no leaf is split");
-/// assert_eq!(nodes.iter().map(|node| (node.start[0], node.len[0])).collect::<Vec<_>>(), [(0, 3), (3, 1)]);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
+/// With twelve rows on three ranks, as 0..4, 4..8 and 8..12, rank 0 finishes rows 0..3 and row 3.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ReductionTree {
     /// The extents of the summed dims, outermost first.
-    pub extents: Shape,
+    pub(crate) extents: Shape,
     /// The form of the leaves of the tree.
-    pub leaf: Leaf,
+    pub(crate) leaf: Leaf,
     /// The layout that shards the summed dims over the mesh axes.
-    pub layout: Layout,
+    pub(crate) layout: Layout,
     /// The axes along which the partial sums have been added up already, ascending.
-    pub done: SmallVec<[usize; 2]>,
+    pub(crate) done: SmallVec<[usize; 2]>,
     /// The parts whose sums are rounded before they are joined, if there are any. Boundaries of shards may not split
     /// them.
-    pub groups: Option<SumGroups>,
+    pub(crate) groups: Option<SumGroups>,
 }
 
 impl ReductionTree {
     /// Creates the tree of a sum that has been reduced over no axis yet.
-    ///
-    /// ```
-    /// use isoshard::placement::{Layout, Leaf, ReductionTree, short::*};
-    /// let tree = ReductionTree::new([8].into(), Leaf::Pairs, Layout::new([shard(0), R]));
-    /// assert!(tree.done.is_empty());
-    /// ```
-    pub fn new(extents: Shape, leaf: Leaf, layout: Layout) -> ReductionTree {
+    pub(crate) fn new(extents: Shape, leaf: Leaf, layout: Layout) -> ReductionTree {
         ReductionTree { extents, leaf, layout, done: SmallVec::new(), groups: None }
     }
 
     /// Returns the same tree, whose parts are rounded.
-    ///
-    /// ```
-    /// use isoshard::placement::{Layout, Leaf, Mesh, ReductionTree, SumGroups, short::*};
-    /// let tree = ReductionTree::new([16].into(), Leaf::Pairs, Layout::new([shard(0)]));
-    /// let grouped = tree.clone().with_groups(SumGroups::new(2)?);
-    /// let mesh = Mesh::parse("dp=4", 0)?;
-    /// assert_eq!(tree.most_nodes(&mesh), Some(1));
-    /// assert_eq!(grouped.most_nodes(&mesh), None); // four ranks would split two parts
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn with_groups(self, groups: SumGroups) -> ReductionTree {
+    pub(crate) fn with_groups(self, groups: SumGroups) -> ReductionTree {
         ReductionTree { groups: Some(groups), ..self }
     }
 
     /// Returns the dtype in which ranks store and send nodes of a sum of `dtype`: that of its groups, otherwise f32
     /// for f16 and bf16, so that the sum is rounded once.
-    ///
-    /// ```
-    /// use isoshard::{placement::{Layout, Leaf, ReductionTree, SumGroups, short::*}, tensor::DType};
-    /// let tree = ReductionTree::new([16].into(), Leaf::Pairs, Layout::new([shard(0)]));
-    /// assert_eq!(tree.stored_dtype(DType::BF16), DType::F32);
-    /// let grouped = tree.with_groups(SumGroups::new(2)?.with_wire(DType::BF16)?);
-    /// assert_eq!(grouped.stored_dtype(DType::F32), DType::BF16);
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn stored_dtype(&self, dtype: DType) -> DType {
+    pub(crate) fn stored_dtype(&self, dtype: DType) -> DType {
         match (&self.groups, dtype) {
             (Some(groups), _) if groups.rounds(dtype) && !groups.is_kept() => groups.wire(),
             (_, DType::F16 | DType::BF16) => DType::F32,
@@ -89,25 +56,12 @@ impl ReductionTree {
     }
 
     /// Returns the axes whose partial sums have not been added up yet, ascending.
-    ///
-    /// ```
-    /// use isoshard::placement::{Layout, Leaf, ReductionTree, short::*};
-    /// let tree = ReductionTree::new([8].into(), Leaf::Pairs, Layout::new([shard(0), R]));
-    /// assert_eq!(tree.open_axes().collect::<Vec<_>>(), [0]);
-    /// ```
-    pub fn open_axes(&self) -> impl Iterator<Item = usize> + '_ {
+    pub(crate) fn open_axes(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.layout.ndim()).filter(|a| !self.layout.axis(*a).is_replicate() && !self.done.contains(a))
     }
 
     /// Returns the tree after adding up along `axes`, or `None` if nothing is left to add.
-    ///
-    /// ```
-    /// use isoshard::placement::{Layout, Leaf, ReductionTree, short::*};
-    /// let tree = ReductionTree::new([8, 8].into(), Leaf::Pairs, Layout::new([shard(0), shard(1)]));
-    /// assert_eq!(tree.after(&[0]).expect("axis 1 is open").done.to_vec(), [0]);
-    /// assert!(tree.after(&[0, 1]).is_none());
-    /// ```
-    pub fn after(&self, axes: &[usize]) -> Option<ReductionTree> {
+    pub(crate) fn after(&self, axes: &[usize]) -> Option<ReductionTree> {
         let mut new = self.clone();
         new.done.extend(axes.iter().copied().filter(|a| !self.layout.axis(*a).is_replicate()));
         new.done.sort_unstable();
@@ -118,15 +72,7 @@ impl ReductionTree {
 
     /// Returns the nodes that the rank at `coords` stores, in the tree's order, or `None` if the boundary of its box
     /// splits a leaf that cannot be split.
-    ///
-    /// ```
-    /// use isoshard::placement::{Layout, Leaf, Mesh, ReductionTree, short::*};
-    /// let mesh = Mesh::parse("dp=2", 0)?;
-    /// let tree = ReductionTree::new([64].into(), Leaf::Pairs, Layout::new([shard(0)]));
-    /// assert_eq!(tree.finished_nodes(&mesh, &[1]).expect("halves").len(), 1);
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn finished_nodes(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
+    pub(crate) fn finished_nodes(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
         let nodes = self.largest_nodes(mesh, coords)?;
         Some(match self.groups.is_some_and(|groups| groups.is_kept()) {
             true => nodes.iter().flat_map(|node| self.parts_of(node)).collect(),
@@ -191,15 +137,7 @@ impl ReductionTree {
     ///
     /// The count goes dim by dim, since each axis splits one dim: its cost does not grow with the product of axes
     /// that split different dims.
-    ///
-    /// ```
-    /// use isoshard::placement::{Layout, Leaf, Mesh, ReductionTree, short::*};
-    /// let tree = ReductionTree::new([12, 1].into(), Leaf::Pairs, Layout::new([shard(0)]));
-    /// assert_eq!(tree.most_nodes(&Mesh::parse("dp=2", 0)?), Some(1));
-    /// assert_eq!(tree.most_nodes(&Mesh::parse("dp=3", 0)?), Some(3));
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn most_nodes(&self, mesh: &Mesh) -> Option<usize> {
+    pub(crate) fn most_nodes(&self, mesh: &Mesh) -> Option<usize> {
         let open: Vec<usize> = self.open_axes().collect();
         if self.is_flattened() {
             let mut positions = self.positions(mesh, &open).into_iter();
@@ -250,7 +188,13 @@ impl ReductionTree {
     ///
     /// # Panics
     /// Panics if a rank's box does not consist of nodes: see [`ReductionTree::most_nodes`].
-    pub fn fold_order(&self, mesh: &Mesh, coords: &[usize], members: &[Dims], axes: &[usize]) -> FoldOrder {
+    pub(crate) fn fold_order(
+        &self,
+        mesh: &Mesh,
+        coords: &[usize],
+        members: &[Dims],
+        axes: &[usize],
+    ) -> FoldOrder {
         let mut held = FxHashMap::default();
         let mut nodes_len = Vec::with_capacity(members.len());
         for (member, coords) in members.iter().enumerate() {

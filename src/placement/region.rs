@@ -32,13 +32,13 @@ pub struct Region {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct IndexBox {
     /// The first global index.
-    pub start: Dims,
+    pub(crate) start: Dims,
     /// The number of indices along each global dim; never 0.
     pub len: Dims,
     /// The offset of the first index in local storage, in elements.
-    pub offset: usize,
+    pub(crate) offset: usize,
     /// The step in local storage per global dim, in elements.
-    pub strides: Dims,
+    pub(crate) strides: Dims,
 }
 
 /// A box of global indices that two regions share, with its offset and strides in the local storage of both.
@@ -49,9 +49,9 @@ pub struct Overlap {
     /// The number of indices along each global dim; never 0.
     pub len: Dims,
     /// The offset of the first index in the first region's storage, in elements.
-    pub a_offset: usize,
+    pub(crate) a_offset: usize,
     /// The offset of the first index in the second region's storage, in elements.
-    pub b_offset: usize,
+    pub(crate) b_offset: usize,
     /// The step in the first region's storage per global dim, in elements.
     pub a_strides: Dims,
     /// The step in the second region's storage per global dim, in elements.

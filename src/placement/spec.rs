@@ -82,50 +82,19 @@ impl Spec {
     }
 
     /// Returns the `Partial` axes along which the sum's [tree](Spec::tree) has not been added up yet.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::full(&mesh, DType::F32, [8], "(S0)", 1.0)?;
-    ///     assert_eq!(x.sum_all()?.spec().open_axes().to_vec(), [0]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn open_axes(&self) -> SmallVec<[usize; 4]> {
+    pub(crate) fn open_axes(&self) -> SmallVec<[usize; 4]> {
         self.tree.iter().flat_map(|t| t.open_axes()).collect()
     }
 
     /// Returns the number of tensors that the rank at `coords` stores: one, except for a partial sum with a
     /// [tree](Spec::tree), for which it stores one per finished node.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
-    /// spmd(3, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
-    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 1, 30], "(S0)", 1.0)?;
-    ///     // Rows 0..3 and 3 | 4, 5 and 6..8 | 8 and 9..12 are nodes of the tree over 12 rows.
-    ///     let sum = rows.sum(&[0, 1], false)?;
-    ///     assert_eq!([0, 1, 2].map(|r| sum.spec().nodes_len_at(&[r])), [2, 3, 2]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn nodes_len_at(&self, coords: &[usize]) -> usize {
+    pub(crate) fn nodes_len_at(&self, coords: &[usize]) -> usize {
         self.tree.as_ref().map_or(1, |tree| tree.nodes_len(&self.mesh, coords).unwrap_or(1))
     }
 
     /// Returns the dtype of the stored elements: [`ReductionTree::stored_dtype`] of a partial sum with a
     /// [tree](Spec::tree).
-    ///
-    /// ```
-    /// use isoshard::{placement::{Mesh, Spec}, tensor::DType};
-    /// let spec = Spec::parse("bf16[4]@(dp:P(sum))", &Mesh::parse("dp=2", 0)?)?;
-    /// assert_eq!(spec.stored_dtype(), DType::BF16); // no tree: the user gave these parts
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn stored_dtype(&self) -> DType {
+    pub(crate) fn stored_dtype(&self) -> DType {
         self.tree.as_ref().map_or(self.dtype, |tree| tree.stored_dtype(self.dtype))
     }
 

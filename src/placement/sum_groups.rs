@@ -31,7 +31,7 @@ pub struct SumGroups {
 
 impl SumGroups {
     /// The largest number of parts.
-    pub const PARTS_LEN: usize = 1 << 16;
+    pub(crate) const PARTS_LEN: usize = 1 << 16;
 
     /// Returns groups of this many parts, which travel as f32.
     ///
@@ -43,7 +43,7 @@ impl SumGroups {
     /// ```
     ///
     /// # Errors
-    /// Refuses numbers that are no power of two, and numbers above [`SumGroups::PARTS_LEN`].
+    /// Refuses numbers that are no power of two, and numbers above 65536.
     pub fn new(parts: usize) -> Result<SumGroups> {
         let depth = depth_of(parts)?;
         Ok(SumGroups { depth, gradient_depth: depth, wire: DType::F32, kept: false })

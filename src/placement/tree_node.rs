@@ -12,42 +12,26 @@ use crate::tensor::{Dims, Leaf, SplitRule};
 /// only on the node's lengths. A node that is evaluated alone therefore has the bits that it has inside the whole
 /// tree.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct TreeNode {
+pub(crate) struct TreeNode {
     /// The first index along each dim.
-    pub start: Dims,
+    pub(crate) start: Dims,
     /// The number of indices along each dim.
-    pub len: Dims,
+    pub(crate) len: Dims,
 }
 
 impl TreeNode {
     /// Returns the root of the tree over dims of these extents.
-    ///
-    /// ```
-    /// use isoshard::placement::TreeNode;
-    /// assert_eq!(TreeNode::root(&[3, 8]).numel(), 24);
-    /// ```
-    pub fn root(extents: &[usize]) -> TreeNode {
+    pub(crate) fn root(extents: &[usize]) -> TreeNode {
         TreeNode { start: Dims::from_elem(0, extents.len()), len: extents.into() }
     }
 
     /// Returns the number of summed indices below this node.
-    ///
-    /// ```
-    /// use isoshard::placement::TreeNode;
-    /// assert_eq!(TreeNode::root(&[2, 5]).numel(), 10);
-    /// ```
-    pub fn numel(&self) -> usize {
+    pub(crate) fn numel(&self) -> usize {
         self.len.iter().product()
     }
 
     /// Returns the two children of this node, or `None` for a leaf or an empty range.
-    ///
-    /// ```
-    /// use isoshard::placement::{Leaf, TreeNode};
-    /// let (left, right) = TreeNode::root(&[5, 1]).halves(Leaf::Pairs).expect("five rows");
-    /// assert_eq!((left.numel(), right.start[0], right.numel()), (3, 3, 2));
-    /// ```
-    pub fn halves(&self, leaf: Leaf) -> Option<(TreeNode, TreeNode)> {
+    pub(crate) fn halves(&self, leaf: Leaf) -> Option<(TreeNode, TreeNode)> {
         if self.numel() < 2 {
             return None;
         }

@@ -182,15 +182,6 @@ impl Init {
         Ok(InitValues { global, rule })
     }
 
-    /// Returns true if all elements are equal, so that no draw is read.
-    ///
-    /// ```
-    /// assert!(isoshard::rng::Init::Ones.is_constant());
-    /// ```
-    pub fn is_constant(&self) -> bool {
-        matches!(self, Init::Zeros | Init::Ones | Init::Constant(_))
-    }
-
     /// Returns the same initialisation as one of `Constant`, `Uniform`, `Normal`, `TruncatedNormal` and `Orthogonal`.
     ///
     /// ```
@@ -293,20 +284,9 @@ impl InitValues {
 
     /// Writes the elements of `region` to `out`, the region's local storage.
     ///
-    /// ```
-    /// use isoshard::{placement::{Mesh, Spec}, rng::{Generator, Init}};
-    /// let mesh = Mesh::parse("fsdp=2", 0)?;
-    /// let spec = Spec::parse("f32[4, 2]@(fsdp:S0)", &mesh)?;
-    /// let values = Init::Ones.prepare(Generator::new(0).next_draw(), &[4, 2])?;
-    /// let mut rows = [0.0f32; 4];
-    /// values.fill_region(&spec.region(), &mut rows)?;
-    /// assert_eq!(rows, [1.0; 4]);
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// Refuses an `out` of another length than the region's, and a region of another tensor that leaves this one.
-    pub fn fill_region<T: RandomFloat>(&self, region: &Region, out: &mut [T]) -> Result<()> {
+    pub(crate) fn fill_region<T: RandomFloat>(&self, region: &Region, out: &mut [T]) -> Result<()> {
         expect_storage("init", region, out.len())?;
         if let InitRule::Independent(draw, from) = &self.rule {
             return IndexRanges::of(region, &self.global, |at, here| {
@@ -337,7 +317,7 @@ impl InitValues {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`InitValues::fill_region`]; refuses a `local` that is not floating; returns
+    /// Refuses a `local` of another length than the region's; refuses a `local` that is not floating; returns
     /// [`Error::OutOfMemory`] if the device has no room.
     pub fn fill_tensor(&self, region: &Region, local: &mut Tensor) -> Result<()> {
         let (device, dtype) = (local.device(), local.dtype());

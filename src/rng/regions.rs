@@ -34,21 +34,9 @@ impl Distribution {
 
     /// Writes the values of a region of a tensor of shape `global` to `out`, the region's local storage.
     ///
-    /// ```
-    /// use isoshard::{placement::{Mesh, Spec}, rng::{Distribution, Generator}};
-    /// let mesh = Mesh::parse("tp=2", 1)?;
-    /// let spec = Spec::parse("f32[2, 4]@(tp:S1)", &mesh)?;
-    /// let draw = Generator::new(0).next_draw();
-    /// let (mut whole, mut columns) = ([0.0f32; 8], [0.0f32; 4]);
-    /// Distribution::UNIT.fill(draw, 0, &mut whole)?;
-    /// Distribution::UNIT.fill_region(draw, &spec.shape, &spec.region(), &mut columns)?;
-    /// assert_eq!(columns, [whole[2], whole[3], whole[6], whole[7]]);
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// Returns the errors of [`Distribution::check`]. Refuses an `out` of another length than the region's.
-    pub fn fill_region<T: RandomElement>(
+    pub(crate) fn fill_region<T: RandomElement>(
         &self,
         draw: Draw,
         global: &Shape,
@@ -76,7 +64,8 @@ impl Distribution {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`Distribution::fill_region`] for the tensor's dtype, or [`Error::OutOfMemory`].
+    /// Returns the errors of [`Distribution::check`] for the tensor's dtype, or [`Error::OutOfMemory`]. Refuses a `local` of
+    /// another length than the region's.
     pub fn fill_tensor(&self, draw: Draw, global: &Shape, region: &Region, local: &mut Tensor) -> Result<()> {
         if local.device() == Device::Cpu {
             return for_dtype!(any local.dtype(), T => {

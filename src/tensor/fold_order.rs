@@ -100,7 +100,7 @@ impl FoldOrder {
     }
 
     /// Returns the number of results, the entries that remain on the stack.
-    pub fn outs_len(&self) -> usize {
+    pub(crate) fn outs_len(&self) -> usize {
         self.outs
     }
 

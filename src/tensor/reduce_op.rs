@@ -34,13 +34,7 @@ pub enum ReduceOp {
 impl ReduceOp {
     /// Returns the identity, which leaves every other value unchanged by bits: -0.0 for a sum (0.0 would change -0.0),
     /// the lowest value for a maximum, the highest for a minimum. (A maximum or minimum gives every NaN the same bits.)
-    ///
-    /// ```
-    /// use isoshard::tensor::{DType, ReduceOp};
-    /// assert!(ReduceOp::Sum.identity(DType::F32).is_sign_negative());
-    /// assert_eq!(ReduceOp::Min.identity(DType::U8), 255.0);
-    /// ```
-    pub fn identity(self, dtype: DType) -> f64 {
+    pub(crate) fn identity(self, dtype: DType) -> f64 {
         let (lowest, highest) = match dtype {
             DType::I64 => (i64::MIN as f64, i64::MAX as f64),
             DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
@@ -148,18 +142,9 @@ fn fold_int<T: Element + Ord>(op: ReduceOp, acc: &mut Tensor, x: &Tensor, add: f
 impl Tensor {
     /// Returns a tensor with the dtype, shape and device of `like` whose elements are the identity of `op`.
     ///
-    /// ```
-    /// use isoshard::tensor::{ReduceOp, Tensor};
-    /// let x = Tensor::from_vec(vec![7i64, -3], [2])?;
-    /// let mut acc = Tensor::identity(ReduceOp::Max, &x)?;
-    /// ReduceOp::Max.fold(&mut acc, &x)?;
-    /// assert_eq!(acc.to_vec::<i64>()?, [7, -3]);
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// Returns an error if the device's memory does not suffice.
-    pub fn identity(op: ReduceOp, like: &Tensor) -> Result<Tensor> {
+    pub(crate) fn identity(op: ReduceOp, like: &Tensor) -> Result<Tensor> {
         if like.is_meta() {
             return Tensor::without_elements(like.dtype(), like.shape());
         }

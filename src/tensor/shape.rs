@@ -59,7 +59,7 @@ impl Clone for Shape {
 
 impl Shape {
     /// Returns the number of elements, the product of the extents: 1 for `[]`, and `usize::MAX` for a product that
-    /// overflows. No tensor has such a shape: [`Shape::checked_numel`] refuses it.
+    /// overflows. No tensor has such a shape.
     ///
     /// ```
     /// use isoshard::tensor::Shape;
@@ -72,16 +72,10 @@ impl Shape {
 
     /// Returns the number of elements of a shape that may be too large.
     ///
-    /// ```
-    /// use isoshard::tensor::Shape;
-    /// let e = Shape::from([1 << 40, 1 << 40]).checked_numel("allocate").unwrap_err().to_string();
-    /// assert!(e.starts_with("allocate: the number of elements overflows"), "{e}");
-    /// ```
-    ///
     /// # Errors
     /// Returns an error that names `verb` if there are more than 2^63 - 1 elements, or would be if dims of extent 0 had
     /// extent 1.
-    pub fn checked_numel(&self, verb: &str) -> Result<usize> {
+    pub(crate) fn checked_numel(&self, verb: &str) -> Result<usize> {
         // Extents of 0 count as 1, so that no product of some of the extents overflows either.
         let (mut all, mut is_empty) = (1usize, false);
         for &n in &self.0 {

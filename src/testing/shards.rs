@@ -7,7 +7,7 @@
 //!
 //! let spec = Spec::parse("f32[5, 2]@(dp:S0)", &Mesh::parse("dp=2", 0)?)?;
 //! let whole = values::small_ints(DType::F32, &spec.shape, 1);
-//! let mut parts = shards::parts_of(&whole, &spec, 0);
+//! let mut parts: Vec<_> = (0..2).map(|rank| shards::part_of(&whole, &spec, &[rank], 0)).collect();
 //! assert_eq!(parts[1].shape()[..], [2, 2]);
 //! assert_eq!(shards::difference(&whole, &spec, &parts, 0.0), None);
 //! parts.swap(0, 1);
@@ -23,7 +23,7 @@ use crate::tensor::{DType, Element, ReduceOp, Shape, Tensor};
 
 /// A function that splits a value of a `Partial` tensor: given the operation, the value, a salt, the share's number and
 /// the number of shares, it returns the share.
-pub type Share = fn(ReduceOp, f64, u64, usize, usize) -> f64;
+pub(crate) type Share = fn(ReduceOp, f64, u64, usize, usize) -> f64;
 
 /// Returns the part of `whole` that the rank at `coords` holds under `spec`.
 ///
@@ -42,16 +42,7 @@ pub fn part_of(whole: &Tensor, spec: &Spec, coords: &[usize], salt: u64) -> Tens
 }
 
 /// Works like [`part_of`], with another split of partial values.
-///
-/// ```
-/// use isoshard::{placement::{Mesh, Spec}, tensor::Tensor, testing::shards::part_by};
-/// let whole = Tensor::from_vec(vec![6.0f32, -9.0], [2])?;
-/// let spec = Spec::parse("f32[2]@(dp:P(sum))", &Mesh::parse("dp=3", 0)?)?;
-/// let third = part_by(|_, value, _, _, ranks| value / ranks as f64, &whole, &spec, &[2], 0);
-/// assert_eq!(third.to_f64_vec(), [2.0, -3.0]);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-pub fn part_by(share: Share, whole: &Tensor, spec: &Spec, coords: &[usize], salt: u64) -> Tensor {
+pub(crate) fn part_by(share: Share, whole: &Tensor, spec: &Spec, coords: &[usize], salt: u64) -> Tensor {
     let (mut parts, mut mine, mut op) = (1, 0, None);
     for (a, placement) in spec.layout.placements().iter().enumerate() {
         if let Placement::Partial(o) = placement {
@@ -137,14 +128,7 @@ pub fn owned(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
 
 /// Splits a value so that its shares add up to it without rounding, in any order: twice the value on one rank, its
 /// negative on the next one, and -0 on the others. A zero, a huge or an infinite value, and NaN, are on one rank.
-///
-/// ```
-/// use isoshard::{tensor::ReduceOp, testing::shards::exact_shares};
-/// let shares = [0, 1, 2].map(|rank| exact_shares(ReduceOp::Sum, 0.1, 7, rank, 3));
-/// assert!(shares.contains(&0.2) && shares.contains(&-0.1));
-/// assert_eq!(shares.iter().sum::<f64>(), 0.1);
-/// ```
-pub fn exact_shares(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
+pub(crate) fn exact_shares(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
     // Twice the value must be finite in every dtype.
     if op != ReduceOp::Sum || n == 1 || value == 0.0 || value.is_nan() || value.abs() > 1e4 {
         return owned(op, value, salt, i, n);
@@ -230,15 +214,7 @@ pub fn difference(whole: &Tensor, spec: &Spec, parts: &[Tensor], bound: f64) -> 
 }
 
 /// Returns the parts of all ranks, as [`part_of`] cuts them.
-///
-/// ```
-/// use isoshard::{placement::{Mesh, Spec}, tensor::DType, testing::{shards::parts_of, values::small_ints}};
-/// let spec = Spec::parse("i64[4, 2]@(dp:RS(0..1; 3,0,1))", &Mesh::parse("dp=3", 0)?)?;
-/// let parts = parts_of(&small_ints(DType::I64, &spec.shape, 1), &spec, 0);
-/// assert_eq!(parts.iter().map(|part| part.shape()[0]).collect::<Vec<_>>(), [3, 0, 1]);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-pub fn parts_of(whole: &Tensor, spec: &Spec, salt: u64) -> Vec<Tensor> {
+pub(crate) fn parts_of(whole: &Tensor, spec: &Spec, salt: u64) -> Vec<Tensor> {
     let coords = spec.mesh.ranks().map(|r| spec.mesh.coords_of(r).expect("a rank of the mesh"));
     coords.map(|c| part_of(whole, spec, &c, salt)).collect()
 }

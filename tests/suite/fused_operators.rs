@@ -4,8 +4,7 @@
 use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::nn::{Forward, MapInits, Mlp, MlpConfig, Module, Params, Plan};
-use isoshard::ops::Activation;
+use isoshard::nn::{Activation, Forward, MapInits, Mlp, MlpConfig, Module, Params, Plan};
 use isoshard::placement::{Layout, Mesh, Placement};
 use isoshard::rng::{Generator, Init};
 use isoshard::tensor::{DType, Tensor, storage};

@@ -114,18 +114,7 @@ impl Tally {
     }
 
     /// Wraps an engine in one that counts, and returns it with the count; `network` gives the modelled times.
-    ///
-    /// ```
-    /// use isoshard::comm::{Network, Rank, Tally, spmd};
-    /// let seconds = spmd(2, |rank| {
-    ///     let (engine, tally) = Tally::wrap(rank.engine().clone(), Network::uniform(1e-6, 1e9)?);
-    ///     Rank::new(engine)?.world().barrier()?;
-    ///     Ok(tally.total().time.seconds())
-    /// })?;
-    /// assert_eq!(seconds, [1e-6, 1e-6]);
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn wrap(engine: Arc<dyn Engine>, network: Network) -> (Arc<dyn Engine>, Tally) {
+    pub(crate) fn wrap(engine: Arc<dyn Engine>, network: Network) -> (Arc<dyn Engine>, Tally) {
         Tally::timed(engine, network, None)
     }
 

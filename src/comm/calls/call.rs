@@ -36,18 +36,7 @@ impl<'a> Call<'a> {
     ///
     /// Except for all-to-all the relation is transitive among senders, so comparing with one member is comparing with
     /// all.
-    ///
-    /// ```
-    /// use isoshard::comm::{Call, Lineage, Route};
-    /// use isoshard::tensor::{DType, Shape};
-    /// let shape = [Shape::from([4])];
-    /// let recv = Call { name: "recv", route: Route::Recv { from: 0 }, op: None, dtype: DType::F32, outgoing: &[],
-    /// incoming: &shape, lineage: Lineage::NONE };
-    /// let send = Call { name: "send", route: Route::Send { to: 1 }, ..recv };
-    /// assert!(recv.agrees(1, &send, 0));
-    /// assert!(!recv.agrees(1, &Call { dtype: DType::F64, ..send }, 0));
-    /// ```
-    pub fn agrees(&self, me: usize, other: &Call<'_>, at: usize) -> bool {
+    pub(crate) fn agrees(&self, me: usize, other: &Call<'_>, at: usize) -> bool {
         self.signature().agrees(me, &other.signature(), at)
     }
 

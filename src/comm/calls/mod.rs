@@ -24,7 +24,7 @@ pub use lineage::Lineage;
 pub(crate) use operator::{current_operator, operator_scope, operator_scope_if_none};
 pub(crate) use origin::{CallContext, CallOrigin};
 pub use route::Route;
-pub use sequence::Sequence;
+pub(super) use sequence::Sequence;
 pub use shape_list::ShapeList;
 pub(super) use signature::{CallSignature, ShapesView, SignatureView, Subject};
 pub(super) use span::collective_span;

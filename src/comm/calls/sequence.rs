@@ -7,7 +7,7 @@ use super::Route;
 /// A sequence in which calls of a group are numbered from 0: one for all collectives, and one per sender and
 /// receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Sequence {
+pub(crate) enum Sequence {
     /// The group's collectives.
     Collective,
     /// The messages from one member to another.

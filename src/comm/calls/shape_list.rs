@@ -23,50 +23,22 @@ pub struct ShapeList {
 
 impl ShapeList {
     /// The empty list.
-    pub const EMPTY: ShapeList = ShapeList { len: 0, hash: 0, is_uniform: true, words: [0; WORDS], used: 0 };
+    pub(crate) const EMPTY: ShapeList =
+        ShapeList { len: 0, hash: 0, is_uniform: true, words: [0; WORDS], used: 0 };
 
     /// Returns the number of shapes.
-    ///
-    /// ```
-    /// assert_eq!(isoshard::comm::flight::ShapeList::EMPTY.len(), 0);
-    /// ```
+    #[allow(clippy::len_without_is_empty, reason = "the shapes are read by `kept`")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns true if the list has no shapes.
-    ///
-    /// ```
-    /// assert!(isoshard::comm::flight::ShapeList::EMPTY.is_empty());
-    /// ```
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Returns a hash of all shapes. Lists that differ in a single extent have different hashes.
-    ///
-    /// ```
-    /// assert_eq!(isoshard::comm::flight::ShapeList::EMPTY.hash(), 0);
-    /// ```
-    pub fn hash(&self) -> u64 {
-        self.hash
-    }
-
     /// Returns the i-th shape, if it was kept.
-    ///
-    /// ```
-    /// assert_eq!(isoshard::comm::flight::ShapeList::EMPTY.at(0), None);
-    /// ```
-    pub fn at(&self, i: usize) -> Option<&[usize]> {
+    pub(crate) fn at(&self, i: usize) -> Option<&[usize]> {
         let at = if self.is_uniform { 0 } else { i };
         if i < self.len { self.kept().nth(at) } else { None }
     }
 
     /// Returns the shapes that were kept: all or the first ones. Equal shapes are kept once.
-    ///
-    /// ```
-    /// assert_eq!(isoshard::comm::flight::ShapeList::EMPTY.kept().next(), None);
-    /// ```
     pub fn kept(&self) -> impl Iterator<Item = &[usize]> + Clone {
         let mut rest = &self.words[..self.used];
         std::iter::from_fn(move || {

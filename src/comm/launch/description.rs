@@ -92,18 +92,9 @@ impl Launch {
 
     /// Returns the host and port at which rank 0 listens. The MPI engine finds them by itself.
     ///
-    /// ```
-    /// # use isoshard::comm::Launch;
-    /// let vars = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "node7"), ("MASTER_PORT",
-    /// "29500")];
-    /// let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
-    /// assert_eq!(Launch::from_vars(get)?.expect("torchrun's variables").address()?, ("node7", 29_500));
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// Refuses a job on several nodes if the launcher does not say where rank 0 is.
-    pub fn address(&self) -> Result<(&str, u16)> {
+    pub(crate) fn address(&self) -> Result<(&str, u16)> {
         let Launch { by, rank, world_len, port, .. } = self;
         match &self.host {
             Some(host) => Ok((host, *port)),

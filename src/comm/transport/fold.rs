@@ -27,7 +27,7 @@ const STACK: usize = 4 * BLOCK;
 ///
 /// // ((a + b) + (c + d)), each of shape [3].
 /// let sum = Reduce::halving(ReduceOp::Sum, 4, Shape::from([3]));
-/// assert_eq!((sum.part_shape(2), sum.out_shape()), (Shape::from([3]), Shape::from([3])));
+/// assert_eq!((sum.op, sum.shape), (ReduceOp::Sum, Shape::from([3])));
 /// ```
 #[derive(Clone, Debug)]
 pub struct Reduce {
@@ -55,22 +55,7 @@ impl Reduce {
 
     /// Returns the shape of the tensor that `member` contributes: its parts stacked along a new first dim, unless
     /// there is exactly one.
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    ///
-    /// use isoshard::comm::Reduce;
-    /// use isoshard::tensor::FoldStep::{Join, Push};
-    /// use isoshard::tensor::{FoldOrder, ReduceOp, Shape};
-    ///
-    /// // Member 0 has two parts, member 1 has one: (a0 + b) stays separate from a1.
-    /// let push = |operand, node| Push { operand, node };
-    /// let order = FoldOrder::new(vec![2, 1], vec![push(0, 0), push(1, 0), Join, push(0, 1)]);
-    /// let reduce = Reduce { op: ReduceOp::Sum, order: Arc::new(order), shape: [5].into() };
-    /// assert_eq!((reduce.part_shape(0), reduce.part_shape(1)), (Shape::from([2, 5]), Shape::from([5])));
-    /// assert_eq!(reduce.out_shape(), Shape::from([2, 5]));
-    /// ```
-    pub fn part_shape(&self, member: usize) -> Shape {
+    pub(crate) fn part_shape(&self, member: usize) -> Shape {
         stacked(self.order.nodes()[member], &self.shape)
     }
 
@@ -118,7 +103,7 @@ impl Reduce {
 
     /// Returns the shape of the result: the results stacked along a new first dim, unless there is exactly one.
     /// [`Reduce::part_shape`] has an example.
-    pub fn out_shape(&self) -> Shape {
+    pub(crate) fn out_shape(&self) -> Shape {
         stacked(self.order.outs_len(), &self.shape)
     }
 }

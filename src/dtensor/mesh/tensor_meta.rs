@@ -145,36 +145,12 @@ impl TensorMeta {
 
     /// Returns the shape of the stored tensor: [`TensorMeta::local_shape`], or `[nodes, local shape...]` for a
     /// partial sum if this rank has finished a number of nodes other than one.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
-    /// spmd(3, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
-    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 1, 30], "(S0)", 1.0)?;
-    ///     let sum = rows.sum(&[0, 1], false)?;
-    ///     assert_eq!(sum.tensor_meta().stored_shape().to_vec(), [[2, 30], [3, 30], [2, 30]][rank.rank()]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn stored_shape(&self) -> &Shape {
+    pub(crate) fn stored_shape(&self) -> &Shape {
         &self.stored
     }
 
     /// Returns the number of finished nodes that this rank stores of a partial sum; 1 for every other tensor.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
-    /// spmd(3, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
-    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 1, 30], "(S0)", 1.0)?;
-    ///     assert_eq!(rows.tensor_meta().nodes_len(), 1);
-    ///     assert_eq!(rows.sum(&[0, 1], false)?.tensor_meta().nodes_len(), [2, 3, 2][rank.rank()]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn nodes_len(&self) -> usize {
+    pub(crate) fn nodes_len(&self) -> usize {
         if self.stored.len() == self.local_shape().len() { 1 } else { self.stored[0] }
     }
 

@@ -39,8 +39,7 @@ impl FusedMaps {
     ///
     /// ```
     /// use isoshard::nn::FusedMaps;
-    /// let gate_up = FusedMaps::new(3, [("gate", 32), ("up", 32)])?;
-    /// assert_eq!((gate_up.groups(), gate_up.rows_per_group()), (3, 64));
+    /// assert!(FusedMaps::new(3, [("gate", 32), ("up", 32)]).is_ok());
     /// assert!(FusedMaps::new(3, [("gate", 32), ("gate", 32)]).is_err());
     /// # Ok::<(), isoshard::Error>(())
     /// ```
@@ -63,24 +62,12 @@ impl FusedMaps {
     }
 
     /// Returns the number of groups.
-    ///
-    /// ```
-    /// use isoshard::nn::FusedMaps;
-    /// assert_eq!(FusedMaps::new(3, [("q", 4), ("k", 2)])?.groups(), 3);
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn groups(&self) -> usize {
+    pub(crate) fn groups(&self) -> usize {
         self.groups
     }
 
     /// Returns the number of rows of all maps together in one group.
-    ///
-    /// ```
-    /// use isoshard::nn::FusedMaps;
-    /// assert_eq!(FusedMaps::new(3, [("q", 4), ("k", 2)])?.rows_per_group(), 6);
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn rows_per_group(&self) -> usize {
+    pub(crate) fn rows_per_group(&self) -> usize {
         self.maps.iter().map(|(_, rows)| rows).sum()
     }
 
@@ -200,21 +187,8 @@ impl ParamPiece {
     }
 
     /// Returns the index in the parameter of the piece's element `element`.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{FusedMaps, Params, Plan}, rng::Init};
-    /// spmd(1, |rank| {
-    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
-    ///     let maps = FusedMaps::new(2, [("gate", 1), ("up", 1)])?;
-    ///     let w = params.root().child("gate_up").fused_param("weight", &maps, &[3], Init::Ones)?;
-    ///     // The rows are gate 0, up 0, gate 1, up 1.
-    ///     let up = &params.pieces(w)[1];
-    ///     assert_eq!([0, 1, 3, 5].map(|element| up.param_index(element)), [3, 4, 9, 11]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn param_index(&self, element: usize) -> usize {
+    #[cfg(test)]
+    pub(super) fn param_index(&self, element: usize) -> usize {
         let block = self.block().max(1);
         element / block * self.group() + self.rows.start * self.row + element % block
     }

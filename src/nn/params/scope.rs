@@ -154,19 +154,7 @@ impl Scope<'_> {
     }
 
     /// Declares this scope's own path as a [site](Scope::site), usually for the module's result.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, placement::Placement};
-    /// spmd(1, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 1)])?;
-    ///     let plan = Plan::default().site("mlp.down", "tp", Placement::Replicate);
-    ///     let mut params = Params::new(&mesh, plan, 7)?;
-    ///     assert_eq!(params.root().child("mlp").child("down").site_here(), "mlp.down");
-    ///     params.check_plan() // the plan's pattern matches the site
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn site_here(&mut self) -> String {
+    pub(crate) fn site_here(&mut self) -> String {
         self.params.declare_site(self.path.clone());
         self.path.clone()
     }

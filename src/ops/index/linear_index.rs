@@ -30,7 +30,7 @@ pub struct LinearIndex {
 
 impl LinearIndex {
     /// The largest number of dims.
-    pub const DIMS: usize = scatter_cuda::JOINED;
+    pub(crate) const DIMS: usize = scatter_cuda::JOINED;
 }
 
 impl Op for LinearIndex {

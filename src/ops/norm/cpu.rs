@@ -106,18 +106,9 @@ pub fn layer_norm_backward(
 
 /// Computes the gradients of input and weight of an [`rms_norm`], as [`layer_norm_backward`].
 ///
-/// ```
-/// use isoshard::{ops::cpu::{rms_norm, rms_norm_backward}, tensor::Tensor};
-/// let (x, dy) = (Tensor::from_vec(vec![2.0, 2.0], [1, 2])?, Tensor::from_vec(vec![1.0, 0.0], [1, 2])?);
-/// let (_, rstd) = rms_norm("rms_norm", &x, None, 0.0)?;
-/// let (dx, dw) = rms_norm_backward("rms_norm_grad", &dy, &x, None, &rstd)?;
-/// assert_eq!((dx.to_f64_vec(), dw.to_f64_vec()), (vec![0.25, -0.25], vec![1.0, 0.0]));
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-///
 /// # Errors
 /// Returns the errors of [`layer_norm`].
-pub fn rms_norm_backward(
+pub(crate) fn rms_norm_backward(
     verb: &str,
     dy: &Tensor,
     x: &Tensor,

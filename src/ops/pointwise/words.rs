@@ -3,7 +3,7 @@
 //! `kernels/cuda/pointwise.cuh` defines functions of the same names for CUDA, which perform the same sequence of IEEE
 //! operations. Formulas also use `+ - * /` on floats, comparisons, `&&`, `||` and `!`.
 
-pub use crate::tensor::cpu::is_nan;
+pub(crate) use crate::tensor::cpu::is_nan;
 use crate::tensor::cpu::{BitNum, Num, Real};
 use crate::tensor::math::{erfc, hyperbolic, inverse_trig, logarithm, power};
 

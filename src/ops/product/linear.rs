@@ -24,7 +24,7 @@ use crate::tensor::{Shape, Tensor, cpu, cuda};
 /// where separate operators round three times; the derivative reads the rounded `z`.
 ///
 /// ```
-/// use isoshard::{ops::{Activation, Linear, eval_whole}, tensor::Tensor};
+/// use isoshard::{nn::Activation, ops::{Linear, eval_whole}, tensor::Tensor};
 /// let (x, w) = (Tensor::from_vec(vec![1.0, 2.0], [1, 2])?, Tensor::from_vec(vec![1.0, 1.0, 3.0, -4.0], [2, 2])?);
 /// let outs = eval_whole(&Linear { bias: false, activation: Some(Activation::Relu) }, &[x, w])?;
 /// assert_eq!((outs[0].to_f64_vec(), outs[1].to_f64_vec()), (vec![3.0, 0.0], vec![3.0, -5.0]));

@@ -16,7 +16,7 @@ use crate::tensor::{Dims, Tensor, cpu, cuda};
 /// The product of two operands, summed over the dims that the result lacks. Applied by
 /// [`DTensor::matmul`](crate::dtensor::DTensor::matmul) and [`DTensor::einsum`](crate::dtensor::DTensor::einsum).
 ///
-/// Operands have one floating-point dtype. Shapes follow from the [`Signature`]; with `"m k, k n -> m n"` they are
+/// Operands have one floating-point dtype. Shapes follow from the signature; with `"m k, k n -> m n"` they are
 /// `[m, k]`, `[k, n]` and `[m, n]`. A sharded summed dim gives a partial sum.
 ///
 /// ```

@@ -1,11 +1,11 @@
 //! Products over named dims, and linear maps with a bias and a function as one operator. The kernels are the products of
 //! [`tensor::cpu`](crate::tensor::cpu) and their CUDA counterparts.
 
-mod activation;
+pub(crate) mod activation;
 mod linear;
 mod matmul;
 
-pub use activation::Activation;
+pub(crate) use activation::Activation;
 pub use linear::Linear;
 pub use matmul::Matmul;
 

@@ -19,9 +19,9 @@ pub struct VjpStep {
     /// The operator's operands.
     pub ins: SmallVec<[VjpValue; 4]>,
     /// The operator's first result. The others have the next numbers.
-    pub out: VjpValue,
+    pub(crate) out: VjpValue,
     /// The number of results.
-    pub out_len: usize,
+    pub(crate) out_len: usize,
 }
 
 /// A finished derivative: a list of steps that compute the operands' gradients.
@@ -34,7 +34,6 @@ pub struct VjpStep {
 /// // z = x / y: 0 is x, 1 is y, 2 is z, 3 is dz. The first step computes dx = dz / y.
 /// let program = Vjp::write(&Div, &[x.clone(), x], &[true, false])?;
 /// assert_eq!(format!("{program:?}"), "%4 = Div(%3, %1)\ngrads [%4, -]");
-/// assert_eq!(program.reads[..], [false, true, false, true]); // reads y and dz
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 #[derive(Clone)]
@@ -46,9 +45,9 @@ pub struct VjpProgram {
     /// For each operand, the reason why it has no gradient ([`Vjp::none`](super::Vjp::none)), if there is one.
     pub reasons: SmallVec<[Option<&'static str>; 4]>,
     /// The number of values.
-    pub values_len: usize,
+    pub(crate) values_len: usize,
     /// For each operand, result and incoming gradient, true if the program reads it.
-    pub reads: SmallVec<[bool; 8]>,
+    pub(crate) reads: SmallVec<[bool; 8]>,
     /// For each result, true if the derivative treats it as a constant ([`Vjp::constant`](super::Vjp::constant)).
     pub constants: SmallVec<[bool; 4]>,
 }

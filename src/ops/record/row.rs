@@ -61,9 +61,8 @@ pub struct Row {
 ///
 /// ```
 /// use isoshard::ops::MeshAxis;
-/// // An axis of 4 ranks in a mesh where another axis of 2 ranks already shards dim 0 of the first operand.
-/// let axis = MeshAxis::new(4).with_split(0, 2);
-/// assert_eq!((axis.ranks, axis.pieces(0), axis.pieces(1)), (4, 8, 4));
+/// let axis = MeshAxis::new(4);
+/// assert_eq!((axis.ranks, axis.pieces(0)), (4, 4));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MeshAxis {
@@ -76,12 +75,7 @@ pub struct MeshAxis {
 
 /// The cut of an operand that is ragged along a mesh axis: how many dims are flattened, and into how many blocks.
 ///
-/// ```
-/// use isoshard::ops::{MeshAxis, RaggedCut};
-/// // RS(0..2; 3,0,9): two dims in twelve blocks.
-/// let axis = MeshAxis::new(3).with_ragged(RaggedCut { dims: 2, blocks: 12 });
-/// assert_eq!(axis.ragged().map(|cut| cut.blocks), Some(12));
-/// ```
+/// `RS(0..2; 3,0,9)` cuts two dims into twelve blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RaggedCut {
     /// The number of leading dims that are flattened; at least 1.
@@ -188,15 +182,7 @@ impl MeshAxis {
     }
 
     /// Adds that an operand is ragged along this axis.
-    ///
-    /// ```
-    /// use isoshard::{ops::{MeshAxis, Meta, Op, RaggedCut, Reshape}, tensor::DType};
-    /// // Rows 0..1 and 1..4 of 4 x 6 elements are the first and the other three fourths of 24 as well.
-    /// let axis = MeshAxis::new(2).with_ragged(RaggedCut { dims: 1, blocks: 4 });
-    /// let rows = Reshape { shape: [24].into() }.rows(&[Meta::new(DType::F32, [4, 6])], axis);
-    /// assert_eq!(format!("{:?}", rows.last().unwrap()), "RS -> RS(0..1)");
-    /// ```
-    pub fn with_ragged(self, cut: RaggedCut) -> MeshAxis {
+    pub(crate) fn with_ragged(self, cut: RaggedCut) -> MeshAxis {
         MeshAxis { ragged: Some(cut), ..self }
     }
 
@@ -213,7 +199,7 @@ impl MeshAxis {
     }
 
     /// Adds that another axis of `ranks` ranks shards dim `dim` of the first operand.
-    pub fn with_split(mut self, dim: usize, ranks: usize) -> MeshAxis {
+    pub(crate) fn with_split(mut self, dim: usize, ranks: usize) -> MeshAxis {
         let others = &mut self.others[dim.min(MeshAxis::DIMS - 1)];
         *others = others.saturating_mul(ranks).min(UNEVEN);
         self

@@ -156,12 +156,7 @@ impl Sample {
     }
 
     /// States that finite differences cannot check the derivative ([`Sample::smooth`]).
-    ///
-    /// ```
-    /// # use isoshard::ops::{Input, Relu, Sample};
-    /// assert!(!Sample::new(Relu, [Input::ints([3])]).not_smooth().smooth);
-    /// ```
-    pub fn not_smooth(mut self) -> Sample {
+    pub(crate) fn not_smooth(mut self) -> Sample {
         self.smooth = false;
         self
     }

@@ -14,16 +14,8 @@ pub(in crate::ops) type Letters = SmallVec<[u8; 6]>;
 
 /// The dims of operands and result by name, as in `einsum`: letters that the result lacks are summed over.
 /// [`DTensor::einsum`](crate::dtensor::DTensor::einsum) takes the same text.
-///
-/// ```
-/// use isoshard::ops::Signature;
-/// let linear = Signature::parse("b t k, n k -> b t n")?;
-/// assert_eq!(format!("{:?}", linear.rows()[0]), "S0 R -> S0"); // shard the batch
-/// assert_eq!(format!("{:?}", linear.rows()[2]), "R S0 -> S2"); // shard the weight's rows
-/// # Ok::<(), isoshard::Error>(())
-/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Signature {
+pub(crate) struct Signature {
     ins: SmallVec<[Letters; 2]>,
     out: Letters,
 }
@@ -31,17 +23,10 @@ pub struct Signature {
 impl Signature {
     /// Parses `"m k, k n -> m n"`. Spaces between letters are optional.
     ///
-    /// ```
-    /// use isoshard::ops::Signature;
-    /// assert_eq!(Signature::parse("mk,kn->mn")?.to_string(), "m k, k n -> m n");
-    /// assert!(Signature::parse("m k, k n").is_err());
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// Returns an error if the text has another form, if one operand has a letter twice, or if the result has a letter
     /// that no operand has.
-    pub fn parse(text: &str) -> Result<Signature> {
+    pub(crate) fn parse(text: &str) -> Result<Signature> {
         let bad = |rule: &str| {
             Error::invalid("signature", rule, format!("{text:?}"), "write it as \"m k, k n -> m n\"")
         };
@@ -71,37 +56,23 @@ impl Signature {
     }
 
     /// Returns the number of operands.
-    pub fn operands_len(&self) -> usize {
+    pub(crate) fn operands_len(&self) -> usize {
         self.ins.len()
     }
 
     /// Returns the letters of operand `i`.
-    ///
-    /// ```
-    /// # use isoshard::ops::Signature;
-    /// let product = Signature::parse("m k, k n -> m n")?;
-    /// assert_eq!((product.operands_len(), product.operand(1), product.result()), (2, &b"kn"[..], &b"mn"[..]));
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn operand(&self, i: usize) -> &[u8] {
+    pub(crate) fn operand(&self, i: usize) -> &[u8] {
         &self.ins[i]
     }
 
     /// Returns the letters of the result.
-    pub fn result(&self) -> &[u8] {
+    pub(crate) fn result(&self) -> &[u8] {
         &self.out
     }
 
     /// Returns the signature of the derivative of a two-operand product with respect to operand `i`. Its operands are
     /// the result's gradient and the other operand.
-    ///
-    /// ```
-    /// # use isoshard::ops::Signature;
-    /// let product = Signature::parse("m k, k n -> m n")?;
-    /// assert_eq!(product.transposed(0).to_string(), "m n, k n -> m k");
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn transposed(&self, i: usize) -> Signature {
+    pub(crate) fn transposed(&self, i: usize) -> Signature {
         Signature {
             ins: [self.out.clone(), self.ins[1 - i].clone()].into_iter().collect(),
             out: self.ins[i].clone(),
@@ -110,17 +81,9 @@ impl Signature {
 
     /// Returns the result's shape.
     ///
-    /// ```
-    /// # use isoshard::{ops::{Meta, Signature}, tensor::DType};
-    /// let product = Signature::parse("m k, k n -> m n")?;
-    /// let ins = [Meta::new(DType::F32, [4, 6]), Meta::new(DType::F32, [6, 5])];
-    /// assert_eq!(product.infer("matmul", &ins)?[..], [4, 5]);
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// Returns an error, which begins with `verb`, if the operands' number, dims or extents do not fit.
-    pub fn infer(&self, verb: &str, ins: &[Meta]) -> Result<Shape> {
+    pub(crate) fn infer(&self, verb: &str, ins: &[Meta]) -> Result<Shape> {
         let bad = |rule: String| Error::invalid(verb, rule, list(ins), format!("the operands are {self}"));
         if ins.len() != self.ins.len() || ins.iter().zip(&self.ins).any(|(m, l)| m.shape.len() != l.len()) {
             return Err(bad("the number of dims does not fit".into()));
@@ -158,14 +121,7 @@ impl Signature {
     /// Returns the sharding rows: one per letter, which shards every operand and result that has the letter, and leaves
     /// a partial sum if the letter is summed over; and the rows of partial operands, since a product is linear in each
     /// operand.
-    ///
-    /// ```
-    /// # use isoshard::ops::Signature;
-    /// let rows = format!("{:?}", Signature::parse("m k, k n -> m n")?.rows());
-    /// assert_eq!(rows, "[S0 R -> S0, R S1 -> S1, S1 S0 -> P(sum), P(sum) R -> P(sum), R P(sum) -> P(sum)]");
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn rows(&self) -> Vec<Row> {
+    pub(crate) fn rows(&self) -> Vec<Row> {
         let at = |letters: &Letters, l: u8| letters.iter().position(|&x| x == l);
         let mut seen = Letters::new();
         let mut rows = Vec::new();

@@ -138,7 +138,7 @@ impl<'a> Vjp<'a> {
     }
 
     /// Returns the number of operands.
-    pub fn ins_len(&self) -> usize {
+    pub(crate) fn ins_len(&self) -> usize {
         self.ins_len
     }
 
@@ -148,7 +148,7 @@ impl<'a> Vjp<'a> {
     }
 
     /// Returns the dtype and global shape of result `i`. The program does not read the result for that.
-    pub fn output_meta(&self, i: usize) -> &Meta {
+    pub(crate) fn output_meta(&self, i: usize) -> &Meta {
         &self.metas[self.ins_len + self.result("output_meta", i)]
     }
 

@@ -6,7 +6,7 @@ use super::meta::Meta;
 /// shapes. It counts what the definition asks for, not what a kernel does, and is the same on every mesh.
 ///
 /// - `flops` counts 1 for an addition, subtraction, product, division, square root, comparison or selection, 2 for a
-///   fused multiply-add, and [`Work::SPECIAL`] for a special function or a random word. Integers and bools count like
+///   fused multiply-add, and 20 for a special function or a random word. Integers and bools count like
 ///   floats. A constant that is computed once per call counts 0.
 /// - `bytes` counts each operand read once and each result written once. For an operand that is read by index, only the
 ///   elements read count. A view counts 0. A copy that strides make necessary is not counted, because shapes do not
@@ -36,7 +36,7 @@ impl Work {
     /// The count of a special function (exponential, logarithm, hyperbolic tangent, error function, sigmoid, sine),
     /// about the length of its approximation; also of a random 32-bit word, since Philox computes four in ten rounds of
     /// eight operations.
-    pub const SPECIAL: u64 = 20;
+    pub(crate) const SPECIAL: u64 = 20;
 
     /// Returns the work of a view: none.
     ///
@@ -95,24 +95,13 @@ impl Work {
     }
 
     /// Returns the work of copying elements by index: reads as many elements as the first result has, and the index.
-    ///
-    /// ```
-    /// # use isoshard::{ops::{Meta, Work}, tensor::DType};
-    /// let (index, rows) = (Meta::new(DType::I64, [5]), Meta::new(DType::F32, [5, 2]));
-    /// assert_eq!(Work::by_index(&index, &[rows]).bytes, 5 * 8 + 2 * (5 * 2 * 4));
-    /// ```
-    pub fn by_index(index: &Meta, outs: &[Meta]) -> Work {
+    pub(crate) fn by_index(index: &Meta, outs: &[Meta]) -> Work {
         let moved = len_bytes(&outs[0]).saturating_mul(2);
         Work { flops: 0, bytes: moved.saturating_add(len_bytes(index)) }
     }
 
     /// Adds `flops` operations.
-    ///
-    /// ```
-    /// # use isoshard::ops::Work;
-    /// assert_eq!(Work::view().plus(5).flops, 5);
-    /// ```
-    pub fn plus(self, flops: u64) -> Work {
+    pub(crate) fn plus(self, flops: u64) -> Work {
         Work { flops: self.flops.saturating_add(flops), ..self }
     }
 }

@@ -6,15 +6,8 @@ use crate::tensor::{DType, Tensor, cpu, cuda};
 
 /// Computes `2^-e` for `2^e <= |x| < 2^(e + 1)`, in f64, and 1 for 0, infinities and NaN. Below `2^-1022` the result is
 /// `2^1023`. Norms scale their operands by it.
-///
-/// ```
-/// use isoshard::{ops::{InversePowerOfTwo, eval_whole}, tensor::Tensor};
-/// let x = Tensor::from_vec(vec![5.0, -0.25, 0.0], [3])?;
-/// assert_eq!(eval_whole(&InversePowerOfTwo, &[x])?[0].to_f64_vec(), [0.25, 4.0, 1.0]);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct InversePowerOfTwo;
+pub(crate) struct InversePowerOfTwo;
 
 impl Pointwise for InversePowerOfTwo {
     const NAME: &'static str = "inverse_power_of_two";

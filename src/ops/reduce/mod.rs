@@ -23,7 +23,7 @@ mod terms;
 pub use argmax::Argmax;
 pub use expand::Expand;
 pub use first_index::FirstIndex;
-pub use inverse_power_of_two::InversePowerOfTwo;
+pub(crate) use inverse_power_of_two::InversePowerOfTwo;
 pub use max::{Max, MaxOrMin};
 pub use min::Min;
 pub use sum::{Sum, SumIn, WideSum};

@@ -11,24 +11,14 @@ use crate::tensor::{DType, Dims, Tensor, sort_by_key};
 ///
 /// Angles are computed in f64, and full turns are subtracted exactly. Up to position 2^20 the largest error found is
 /// 1.4e-10 radians. Sines and cosines are rounded once, to f32 (f64 for f64).
-///
-/// ```
-/// use isoshard::{ops::cpu::Rotation, tensor::Tensor};
-/// let rotation = Rotation { base: 1e4, start: 5, inverse: false };
-/// let x = Tensor::from_vec(vec![1.0, 2.0, 3.0, 4.0], [1, 4])?;
-/// let y = rotation.apply("rotary", &x)?;
-/// let back = Rotation { inverse: true, ..rotation }.apply("rotary", &y)?;
-/// assert_eq!(format!("{:.6?}", back.to_f64_vec()), "[1.000000, 2.000000, 3.000000, 4.000000]");
-/// # Ok::<(), isoshard::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Rotation {
+pub(crate) struct Rotation {
     /// The base of the geometric sequence of angles.
-    pub base: f64,
+    pub(crate) base: f64,
     /// The position of the first row.
-    pub start: usize,
+    pub(crate) start: usize,
     /// True to rotate by the negative angle.
-    pub inverse: bool,
+    pub(crate) inverse: bool,
 }
 
 impl Rotation {
@@ -37,7 +27,7 @@ impl Rotation {
     ///
     /// # Errors
     /// Refuses integers and bools, fewer than two dims, and an odd last extent. The error begins with `verb`.
-    pub fn apply(&self, verb: &str, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn apply(&self, verb: &str, x: &Tensor) -> Result<Tensor> {
         let &[.., _, d] = &x.shape()[..] else { return Err(misfit(verb, x)) };
         if d % 2 != 0 {
             return Err(misfit(verb, x));

@@ -29,7 +29,7 @@ use cpu::Rotation;
 ///
 /// The vector at global index `t` has position `p = offset + t`. Its elements `i` and `i + D/2` are rotated as a pair
 /// by the angle `p · base^(-2i/D)`. Llama's published weights use this pairing; the paper pairs neighbours. The angles
-/// are computed by a fixed sequence of f64 operations ([`Rotation`](super::cpu::Rotation)). The derivative rotates by
+/// are computed by a fixed sequence of f64 operations. The derivative rotates by
 /// the negative angle.
 ///
 /// ```

@@ -28,13 +28,13 @@ pub struct MatrixDiagonal {
 
 impl MatrixDiagonal {
     /// Returns the number of elements of the diagonal of a matrix.
-    pub fn len(&self, rows: usize, columns: usize) -> usize {
+    pub(crate) fn len(&self, rows: usize, columns: usize) -> usize {
         let (row, column) = self.start();
         rows.saturating_sub(row).min(columns.saturating_sub(column))
     }
 
     /// Returns the row and column of the first element.
-    pub fn start(&self) -> (usize, usize) {
+    pub(crate) fn start(&self) -> (usize, usize) {
         (self.offset.min(0).unsigned_abs(), self.offset.max(0).unsigned_abs())
     }
 

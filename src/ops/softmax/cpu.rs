@@ -56,16 +56,9 @@ pub fn softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
 
 /// Computes the gradient of a log-softmax's input from the gradient `dy` of its output and the output `y`.
 ///
-/// ```
-/// use isoshard::{ops::cpu::log_softmax_backward, tensor::Tensor};
-/// let (dy, y) = (Tensor::from_vec(vec![3.0], [1])?, Tensor::from_vec(vec![0.0], [1])?);
-/// assert_eq!(log_softmax_backward("log_softmax_grad", &dy, &y)?.to_f64_vec(), [0.0]);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-///
 /// # Errors
 /// Returns the errors of [`softmax_backward`].
-pub fn log_softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
+pub(crate) fn log_softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
     over_rows_with(verb, [dy, y], &f32::log_softmax_backward, &f64::log_softmax_backward)
 }
 

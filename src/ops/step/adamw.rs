@@ -34,19 +34,19 @@ use crate::tensor::{DType, Element, Float, Tensor, for_dtype};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AdamWStep {
     /// β1, the decay of the running mean of gradients.
-    pub beta1: Bits,
+    pub(crate) beta1: Bits,
     /// β2, the decay of the running mean of their squares.
-    pub beta2: Bits,
+    pub(crate) beta2: Bits,
     /// ε, added to the square root.
-    pub eps: Bits,
+    pub(crate) eps: Bits,
     /// λ, the weight decay.
-    pub weight_decay: Bits,
+    pub(crate) weight_decay: Bits,
     /// The learning rate.
-    pub lr: Unkeyed<f64>,
+    pub(crate) lr: Unkeyed<f64>,
     /// c1 = `1 - β1^t` at step t, which counts from 1.
-    pub correction1: Unkeyed<f64>,
+    pub(crate) correction1: Unkeyed<f64>,
     /// c2 = `1 - β2^t`.
-    pub correction2: Unkeyed<f64>,
+    pub(crate) correction2: Unkeyed<f64>,
 }
 
 impl AdamWStep {

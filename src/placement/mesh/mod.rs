@@ -318,14 +318,7 @@ impl Mesh {
     }
 
     /// Returns the row-major position of `coords` among [`Mesh::ranks`].
-    ///
-    /// ```
-    /// use isoshard::placement::Mesh;
-    /// let mesh = Mesh::over(&[("dp", 2), ("tp", 2)], 4..8)?;
-    /// assert_eq!((mesh.position_of(&[1, 0]), mesh.rank_at(&[1, 0])), (2, 6));
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn position_of(&self, coords: &[usize]) -> usize {
+    pub(crate) fn position_of(&self, coords: &[usize]) -> usize {
         self.0.axes.iter().zip(coords).fold(0, |p, (axis, &c)| p * axis.len + c)
     }
 

@@ -94,11 +94,7 @@ impl Distribution {
     pub const STANDARD: Distribution = Distribution::Normal { mean: 0.0, std: 1.0 };
 
     /// Returns the name, as errors print it.
-    ///
-    /// ```
-    /// assert_eq!(isoshard::rng::Distribution::STANDARD.name(), "normal");
-    /// ```
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Distribution::Uniform { .. } => "uniform",
             Distribution::Normal { .. } => "normal",

@@ -48,7 +48,7 @@ pub fn compute(verb: &str, loops: &Loops, s: Constants, ins: &mut [Tensor]) -> R
 ///
 /// # Errors
 /// Returns an error that names `verb` if the operands' dtypes or shapes differ.
-pub fn compare(verb: &str, loops: &RelationLoops, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+pub(crate) fn compare(verb: &str, loops: &RelationLoops, x: &Tensor, y: &Tensor) -> Result<Tensor> {
     expect_matching(verb, x, &[y])?;
     match x.dtype() {
         DType::F32 => compare_as::<f32>(loops.f32, x, y),
@@ -67,7 +67,7 @@ pub fn compare(verb: &str, loops: &RelationLoops, x: &Tensor, y: &Tensor) -> Res
 ///
 /// # Errors
 /// Returns an error that names `verb` if the dtype is not floating-point.
-pub fn test(verb: &str, loops: &FloatPredicateLoops, x: &Tensor) -> Result<Tensor> {
+pub(crate) fn test(verb: &str, loops: &FloatPredicateLoops, x: &Tensor) -> Result<Tensor> {
     let of = |run: LoopFn<f32, bool>| move |x: &[&[f32]], o: &mut [bool]| run([0.0; 2], x, o);
     match x.dtype() {
         DType::F32 => map::<f32, bool>(&[x], &of(loops.f32)),
@@ -83,19 +83,10 @@ pub fn test(verb: &str, loops: &FloatPredicateLoops, x: &Tensor) -> Result<Tenso
 /// Takes operands `(condition, yes, no)` of one shape and returns, for each element, `yes` if the condition is `on`,
 /// else `no`. The result overwrites `yes` or `no` if no other tensor shares its buffer, else it is a new tensor.
 ///
-/// ```
-/// use isoshard::tensor::{Tensor, cpu::select};
-/// let mut condition = Tensor::from_vec(vec![true, false], [2])?;
-/// let (mut yes, mut no) = (Tensor::from_vec(vec![1i32, 2], [2])?, Tensor::from_vec(vec![3i32, 4], [2])?);
-/// let picked = select("pick", [&mut condition, &mut yes, &mut no], true)?;
-/// assert_eq!(picked.to_vec::<i32>()?, [1, 4]);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-///
 /// # Errors
 /// Returns an error that names `verb` if the condition is not bool, or if the operands' shapes or the choices' dtypes
 /// differ.
-pub fn select(verb: &str, mut ins: [&mut Tensor; 3], on: bool) -> Result<Tensor> {
+pub(crate) fn select(verb: &str, mut ins: [&mut Tensor; 3], on: bool) -> Result<Tensor> {
     let [condition, yes, no] = &ins;
     condition.expect_dtype(verb, DType::Bool)?;
     if yes.dtype() != no.dtype() || condition.shape() != yes.shape() || yes.shape() != no.shape() {
@@ -107,16 +98,9 @@ pub fn select(verb: &str, mut ins: [&mut Tensor; 3], on: bool) -> Result<Tensor>
 
 /// Checks that operands have the dtype and shape of `x`.
 ///
-/// ```
-/// use isoshard::tensor::{DType, Tensor, cpu::expect_matching};
-/// let (x, y) = (Tensor::zeros(DType::F32, [2]), Tensor::zeros(DType::F32, [3]));
-/// let e = expect_matching("add", &x, &[&y]).unwrap_err();
-/// assert!(e.to_string().starts_with("add: the operands' dtypes or shapes differ"));
-/// ```
-///
 /// # Errors
 /// Returns an error that names `verb` if a dtype or shape differs.
-pub fn expect_matching(verb: &str, x: &Tensor, others: &[&Tensor]) -> Result<()> {
+pub(crate) fn expect_matching(verb: &str, x: &Tensor, others: &[&Tensor]) -> Result<()> {
     if others.iter().all(|y| is_like(x, y)) {
         return Ok(());
     }

@@ -35,17 +35,15 @@ pub fn reduce(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: b
 
 /// Reduces like [`reduce`], but the result of f16 and bf16 is f32.
 ///
-/// ```
-/// use isoshard::tensor::{DType, ReduceOp, Tensor, cpu};
-/// let x = Tensor::full(DType::BF16, [1001], 1.0);
-/// assert_eq!(cpu::reduce_wide("sum", &x, &[0], ReduceOp::Sum, false)?.item()?, 1001.0);
-/// assert_eq!(cpu::reduce("sum", &x, &[0], ReduceOp::Sum, false)?.item()?, 1000.0); // rounded to bf16
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-///
 /// # Errors
 /// Returns the errors of [`reduce`].
-pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: bool) -> Result<Tensor> {
+pub(crate) fn reduce_wide(
+    verb: &str,
+    x: &Tensor,
+    dims: &[usize],
+    op: ReduceOp,
+    keep_dims: bool,
+) -> Result<Tensor> {
     if x.dtype().is_half() {
         return reduce_wide(verb, &cast(x, DType::F32)?, dims, op, keep_dims);
     }
@@ -117,9 +115,11 @@ fn reduced_dims(verb: &str, x: &Tensor, dims: &[usize]) -> Result<(Vec<usize>, S
 
 #[cfg(test)]
 mod tests {
+    use isoshard_kernels::merges;
+
     use super::*;
     use crate::tensor::LEAF;
-    use crate::tensor::cpu::{Isa, merges, with_isa};
+    use crate::tensor::cpu::{Isa, with_isa};
 
     fn noise(shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();

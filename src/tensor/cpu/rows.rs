@@ -1,49 +1,18 @@
 //! Kernels that compute one row of the result from one row of each operand, such as softmax. f16 and bf16 compute in
 //! f32 and round once.
 
-use isoshard_kernels::rows::each_row;
-
+use super::as_elements_mut;
 use super::cast::cast;
 use super::pointwise::expect_matching;
-use super::{RowBody, as_elements_mut};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Element, Tensor};
 
-/// Runs `body` on every row (along the last dim) of tensors with one shape and dtype.
-///
-/// ```
-/// use isoshard::tensor::Tensor;
-/// use isoshard::tensor::cpu::{Real, RowBody, RowTree, SumReducer, over_rows};
-///
-/// /// Divides a row by its sum.
-/// #[derive(Clone, Copy)]
-/// struct Normalise;
-/// impl RowBody<1> for Normalise {
-///     #[inline(always)]
-///     fn row<T: Real>(self, [x]: [&[T]; 1], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
-///         let sum = tree.fold::<SumReducer>(x);
-///         out.iter_mut().zip(x).for_each(|(y, &x)| *y = x / sum);
-///     }
-/// }
-/// let x = Tensor::from_vec(vec![1.0f32, 3.0, 2.0, 2.0], [2, 2])?;
-/// assert_eq!(over_rows("normalise", [&x], Normalise)?.to_vec::<f32>()?, [0.25, 0.75, 0.5, 0.5]);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
+/// Runs a loop, one for each of f32 and f64, on all rows (along the last dim) of tensors with one shape and dtype. It
+/// is given the operands' elements, the number of elements in a row and the result's.
 ///
 /// # Errors
 /// Returns an error that names `verb` if the elements are not floats, if the operands' shapes or dtypes differ, or if
 /// they have no dims.
-pub fn over_rows<const N: usize, B: RowBody<N>>(verb: &str, x: [&Tensor; N], body: B) -> Result<Tensor> {
-    over_rows_with(
-        verb,
-        x,
-        &|x, len, out: &mut [f32]| each_row(x, len, out, body),
-        &|x, len, out: &mut [f64]| each_row(x, len, out, body),
-    )
-}
-
-/// [`over_rows`] with a loop for each of f32 and f64, which is given the operands' elements, the number of elements in a row
-/// and the result's.
 pub(crate) fn over_rows_with<const N: usize>(
     verb: &str,
     x: [&Tensor; N],

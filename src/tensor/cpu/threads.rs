@@ -6,21 +6,6 @@ use isoshard_kernels::threads::{MOST_THREADS, chosen_threads, given_threads};
 
 use crate::error::{Error, Result};
 
-/// Returns the number of threads per kernel outside of [`with_threads`](super::with_threads): the environment variable `ISOSHARD_THREADS`,
-/// or 1 if it is not set.
-///
-/// ```
-/// use isoshard::tensor::cpu;
-/// assert!(cpu::threads_from_env()? >= 1);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-///
-/// # Errors
-/// Refuses a value that is not a number from 1 to 1024.
-pub fn threads_from_env() -> Result<usize> {
-    Ok(given()?.unwrap_or(1))
-}
-
 /// Returns the number of threads for each of `callers` that compute at the same time: the environment variable
 /// `ISOSHARD_THREADS`, or the machine's cores divided by the callers, at least 1. Inside of [`with_threads`](super::with_threads), callers
 /// divide the threads that it has set.
@@ -32,7 +17,7 @@ pub fn threads_from_env() -> Result<usize> {
 /// ```
 ///
 /// # Errors
-/// Returns the errors of [`threads_from_env`].
+/// Refuses a value of `ISOSHARD_THREADS` that is not a number from 1 to 1024.
 pub fn threads_each(callers: usize) -> Result<usize> {
     let cores = || thread::available_parallelism().map_or(1, usize::from);
     let shared = || chosen_threads().unwrap_or_else(cores) / callers.max(1);

@@ -101,7 +101,7 @@ impl Gpu {
     }
 
     /// Returns the device's number.
-    pub fn index(&self) -> usize {
+    pub(crate) fn index(&self) -> usize {
         self.stream().device.index
     }
 

@@ -128,7 +128,7 @@ impl<'a> KernelLaunch<'a> {
     ///
     /// # Panics
     /// Panics if there are more than `N` tensors.
-    pub fn read_all<const N: usize>(mut self, all: &[&Tensor]) -> Self {
+    pub(crate) fn read_all<const N: usize>(mut self, all: &[&Tensor]) -> Self {
         let mut table: [Address; N] = [0; N];
         for (at, x) in table[..all.len()].iter_mut().zip(all) {
             *at = self.readable(x);
@@ -138,7 +138,7 @@ impl<'a> KernelLaunch<'a> {
     }
 
     /// Adds a pointer as [`KernelLaunch::read`] does, or a null pointer.
-    pub fn read_or_null(self, x: Option<&Tensor>) -> Self {
+    pub(crate) fn read_or_null(self, x: Option<&Tensor>) -> Self {
         match x {
             Some(x) => self.read(x),
             None => self.arg(0u64),
@@ -156,7 +156,7 @@ impl<'a> KernelLaunch<'a> {
     ///
     /// # Panics
     /// Panics if there are more than `N` tensors.
-    pub fn write_all<const N: usize>(mut self, all: &mut [&mut Tensor]) -> Self {
+    pub(crate) fn write_all<const N: usize>(mut self, all: &mut [&mut Tensor]) -> Self {
         let mut table: [Address; N] = [0; N];
         for (at, x) in table[..all.len()].iter_mut().zip(all) {
             *at = self.writable(x);
@@ -166,7 +166,7 @@ impl<'a> KernelLaunch<'a> {
     }
 
     /// Adds a pointer as [`KernelLaunch::write`] does, or a null pointer.
-    pub fn write_or_null(self, x: Option<&mut Tensor>) -> Self {
+    pub(crate) fn write_or_null(self, x: Option<&mut Tensor>) -> Self {
         match x {
             Some(x) => self.write(x),
             None => self.arg(0u64),
@@ -180,7 +180,7 @@ impl<'a> KernelLaunch<'a> {
     }
 
     /// Adds a pointer to the memory to which the kernel reports faults.
-    pub fn faults(self) -> Self {
+    pub(crate) fn faults(self) -> Self {
         let at = self.gpu.stream().fault.at;
         self.arg(at)
     }

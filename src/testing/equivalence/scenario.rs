@@ -60,14 +60,7 @@ impl Scenario {
     }
 
     /// Returns the scenario of a single rank: the same axes, each with one rank, and the same seed and sizes.
-    ///
-    /// ```
-    /// # use isoshard::testing::Scenario;
-    /// let scenario: Scenario = "dp=2 | seed 1 | n = 5 | x = (S0)".parse()?;
-    /// assert_eq!(scenario.single_rank().to_string(), "dp=1 | seed 1 | n = 5");
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn single_rank(&self) -> Scenario {
+    pub(crate) fn single_rank(&self) -> Scenario {
         let axes = self.axes.iter().map(|(name, _)| (name.clone(), 1)).collect();
         Scenario { axes, layouts: Vec::new(), ..self.clone() }
     }

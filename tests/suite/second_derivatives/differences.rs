@@ -6,7 +6,8 @@
 
 use isoshard::comm::spmd;
 use isoshard::dtensor::{AttentionOptions, CrossEntropyOptions, DTensor, DeviceMesh};
-use isoshard::ops::{Activation, Bits, LayerNorm, Max, SoftCrossEntropy, SumExp, Vjp, catalog};
+use isoshard::nn::Activation;
+use isoshard::ops::{Bits, LayerNorm, Max, SoftCrossEntropy, SumExp, Vjp, catalog};
 use isoshard::placement::Layout;
 use isoshard::rng::Draw;
 use isoshard::tensor::{DType, Tensor};

@@ -4,9 +4,9 @@ use isoshard::Result;
 use isoshard::dtensor::{
     AttentionOptions, BatchStatistics, BinaryLossOptions, CrossEntropyOptions, DTensor, LossReduction,
 };
+use isoshard::nn::Activation;
 use isoshard::ops::{
-    Activation, AdamWStep, Bits, DiagonalBand, GroupSizes, Pad, RotaryFrequencies, RotaryPairing, SgdStep,
-    Unkeyed,
+    AdamWStep, Bits, DiagonalBand, GroupSizes, Pad, RotaryFrequencies, RotaryPairing, SgdStep, Unkeyed,
 };
 use isoshard::tensor::DType;
 use serde_json::Value;

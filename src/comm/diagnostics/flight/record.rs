@@ -101,7 +101,7 @@ pub struct RecordedSignature {
     pub lineage: u64,
     /// The name of the tensors' lineage.
     #[serde(default)]
-    pub made_by: Cow<'static, str>,
+    pub(crate) made_by: Cow<'static, str>,
 }
 
 /// The progress of a call.
@@ -230,19 +230,7 @@ impl RecordedSignature {
 
     /// Returns true if this call, made by member `me`, can fit `other`, made by member `at`, by the rule of
     /// [`Call::agrees`]. If a record kept only a hash of some shapes, these count as equal if they may be.
-    ///
-    /// ```
-    /// # use isoshard::comm::{Spmd, flight};
-    /// # let dir = std::env::temp_dir().join(format!("isoshard-agrees-{}", std::process::id()));
-    /// # let run = Spmd::new(2).flight_dir(&dir);
-    /// # assert!(run.run(|rank| if rank.rank() == 0 { rank.world().barrier() } else { Ok(()) }).is_err());
-    /// let report = flight::read(&dir)?;
-    /// let barrier = &report.records[0].calls[0].brought;
-    /// assert!(barrier.agrees(0, barrier, 1)); // two barriers fit together
-    /// # std::fs::remove_dir_all(&dir)?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn agrees(&self, me: usize, other: &RecordedSignature, at: usize) -> bool {
+    pub(crate) fn agrees(&self, me: usize, other: &RecordedSignature, at: usize) -> bool {
         self.view().agrees(me, &other.view(), at)
     }
 

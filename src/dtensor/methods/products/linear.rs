@@ -23,7 +23,7 @@ impl DTensor {
     /// before the bias is added; f16 and bf16 gather the operands, since a rounded sum cannot be rounded once more.
     ///
     /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops::Activation, tensor::Tensor};
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::Activation, tensor::Tensor};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
     ///     let put = |x: &[f32], shape: &[usize], layout: &str| {

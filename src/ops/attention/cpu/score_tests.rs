@@ -1,11 +1,11 @@
 //! Tests of the order of scores and of the copies of rows, which change no bit.
 
-use isoshard_kernels::packs_lines;
+use isoshard_kernels::{Caches, packs_lines, with_caches};
 
 use super::CpuAttention;
 use super::operands::ScoreTensors;
 use crate::ops::attention::scores::{ScoreOperands, ScoreRule};
-use crate::tensor::cpu::{Caches, Isa, cast, with_caches, with_isa};
+use crate::tensor::cpu::{Isa, cast, with_isa};
 use crate::tensor::{DType, Tensor};
 
 fn noise(shape: [usize; 4], salt: usize, dtype: DType) -> Tensor {

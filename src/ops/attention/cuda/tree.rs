@@ -79,8 +79,9 @@ impl DimArg {
 
 #[cfg(test)]
 mod tests {
+    use isoshard_kernels::merges;
+
     use super::*;
-    use crate::tensor::cpu::merges;
 
     #[test]
     fn leaves_are_those_of_the_tree() {
