@@ -231,7 +231,6 @@ fn gcd(a: usize, b: usize) -> usize {
 
 impl Peers {
     /// Returns the number of members.
-    #[expect(clippy::len_without_is_empty, reason = "a group has a member")]
     pub(crate) fn len(&self) -> usize {
         self.within[self.within.len() - 1]
     }

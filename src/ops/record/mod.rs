@@ -30,7 +30,7 @@ pub use row::{Algebra, AxisPlacement, MeshAxis, RaggedCut, Row};
 pub use run::eval_whole;
 pub(crate) use run::{infer_results, meta_results, run, run_into};
 pub use sample::{Input, InputFill, Sample};
-pub(crate) use signature::Signature;
+pub use signature::Signature;
 pub(in crate::ops) use view::view_methods;
 pub use vjp::Vjp;
 pub use windows::{Window, Windows};

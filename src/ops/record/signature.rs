@@ -14,8 +14,16 @@ pub(in crate::ops) type Letters = SmallVec<[u8; 6]>;
 
 /// The dims of operands and result by name, as in `einsum`: letters that the result lacks are summed over.
 /// [`DTensor::einsum`](crate::dtensor::DTensor::einsum) takes the same text.
+///
+/// ```
+/// use isoshard::ops::Signature;
+/// let linear = Signature::parse("b t k, n k -> b t n")?;
+/// assert_eq!(format!("{:?}", linear.rows()[0]), "S0 R -> S0"); // shard the batch
+/// assert_eq!(format!("{:?}", linear.rows()[2]), "R S0 -> S2"); // shard the weight's rows
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Signature {
+pub struct Signature {
     ins: SmallVec<[Letters; 2]>,
     out: Letters,
 }
@@ -23,10 +31,17 @@ pub(crate) struct Signature {
 impl Signature {
     /// Parses `"m k, k n -> m n"`. Spaces between letters are optional.
     ///
+    /// ```
+    /// use isoshard::ops::Signature;
+    /// assert_eq!(Signature::parse("mk,kn->mn")?.to_string(), "m k, k n -> m n");
+    /// assert!(Signature::parse("m k, k n").is_err());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Returns an error if the text has another form, if one operand has a letter twice, or if the result has a letter
     /// that no operand has.
-    pub(crate) fn parse(text: &str) -> Result<Signature> {
+    pub fn parse(text: &str) -> Result<Signature> {
         let bad = |rule: &str| {
             Error::invalid("signature", rule, format!("{text:?}"), "write it as \"m k, k n -> m n\"")
         };
@@ -81,9 +96,17 @@ impl Signature {
 
     /// Returns the result's shape.
     ///
+    /// ```
+    /// # use isoshard::{ops::{Meta, Signature}, tensor::DType};
+    /// let product = Signature::parse("m k, k n -> m n")?;
+    /// let ins = [Meta::new(DType::F32, [4, 6]), Meta::new(DType::F32, [6, 5])];
+    /// assert_eq!(product.infer("matmul", &ins)?[..], [4, 5]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Returns an error, which begins with `verb`, if the operands' number, dims or extents do not fit.
-    pub(crate) fn infer(&self, verb: &str, ins: &[Meta]) -> Result<Shape> {
+    pub fn infer(&self, verb: &str, ins: &[Meta]) -> Result<Shape> {
         let bad = |rule: String| Error::invalid(verb, rule, list(ins), format!("the operands are {self}"));
         if ins.len() != self.ins.len() || ins.iter().zip(&self.ins).any(|(m, l)| m.shape.len() != l.len()) {
             return Err(bad("the number of dims does not fit".into()));
@@ -121,7 +144,14 @@ impl Signature {
     /// Returns the sharding rows: one per letter, which shards every operand and result that has the letter, and leaves
     /// a partial sum if the letter is summed over; and the rows of partial operands, since a product is linear in each
     /// operand.
-    pub(crate) fn rows(&self) -> Vec<Row> {
+    ///
+    /// ```
+    /// # use isoshard::ops::Signature;
+    /// let rows = format!("{:?}", Signature::parse("m k, k n -> m n")?.rows());
+    /// assert_eq!(rows, "[S0 R -> S0, R S1 -> S1, S1 S0 -> P(sum), P(sum) R -> P(sum), R P(sum) -> P(sum)]");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn rows(&self) -> Vec<Row> {
         let at = |letters: &Letters, l: u8| letters.iter().position(|&x| x == l);
         let mut seen = Letters::new();
         let mut rows = Vec::new();
