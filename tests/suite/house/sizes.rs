@@ -26,7 +26,7 @@ const LONG_FILES: &[(&str, usize)] = &[
     ("src/comm/diagnostics/call_table/mod.rs", 406),
     ("src/comm/diagnostics/recorder.rs", 531),
     ("src/comm/launch/secret.rs", 411),
-    ("src/comm/network.rs", 445),
+    ("src/comm/network.rs", 444),
     ("src/comm/transport/engine.rs", 435),
     ("src/comm/transport/fold.rs", 502),
     ("src/comm/transport/nccl/nvidia.rs", 492),
@@ -56,7 +56,7 @@ const LONG_FILES: &[(&str, usize)] = &[
     ("src/optim/adamw.rs", 472),
     ("src/optim/optimizer.rs", 535),
     ("src/placement/mesh/mod.rs", 508),
-    ("src/placement/reduction_tree.rs", 543),
+    ("src/placement/reduction_tree.rs", 542),
     ("src/placement/spec.rs", 473),
     ("src/rng/distributions/sample.rs", 411),
     ("src/rng/init.rs", 464),
@@ -91,7 +91,8 @@ fn wrong_sizes(sizes: &BTreeMap<String, usize>, limit: usize, listed: &[(&str, u
     for &(path, most) in listed {
         match sizes.get(path) {
             Some(&size) if size <= limit => wrong.push(format!("{path} has {size}: remove it from the list")),
-            Some(&size) if size < most => {
+            // A few lines less need no other number.
+            Some(&size) if size < most - most / 20 => {
                 wrong.push(format!("{path} has {size}: lower its number from {most}"))
             }
             None => wrong.push(format!("{path} is not there: remove it from the list")),
