@@ -10,12 +10,6 @@ use crate::ops::{
 use crate::tensor::{Shape, Tensor};
 
 /// A diagonal of a matrix of two dims `rows` and `columns`: the elements whose column is their row plus `offset`.
-///
-/// ```
-/// use isoshard::ops::MatrixDiagonal;
-/// let below = MatrixDiagonal { rows: 0, columns: 1, offset: -1 };
-/// assert_eq!((below.len(3, 2), below.start()), (2, (1, 0)));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MatrixDiagonal {
     /// The dim of rows.
