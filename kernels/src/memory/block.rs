@@ -26,8 +26,8 @@ impl PoolBlock {
     /// thread's limit or the system leaves no room for it: [`no_room`](super::no_room()) is the fault.
     ///
     /// ```
-    /// use isoshard_kernels::memory::Block;
-    /// assert!(Block::uninit(100).unwrap().as_ptr().addr().is_multiple_of(64));
+    /// use isoshard_kernels::memory::PoolBlock;
+    /// assert!(PoolBlock::uninit(100).unwrap().as_ptr().addr().is_multiple_of(64));
     /// ```
     pub fn uninit(len_bytes: usize) -> Option<PoolBlock> {
         let from_pool = POOL.try_with(|p| {

@@ -7,9 +7,9 @@
 //! 4 KiB, on a virtual machine above all. Bytes that no block has used take addresses, not memory.
 //!
 //! ```
-//! use isoshard_kernels::memory::{Block, pool_stats, trim_pool};
+//! use isoshard_kernels::memory::{PoolBlock, pool_stats, trim_pool};
 //! trim_pool(); // starts with an empty pool
-//! drop(Block::uninit(4000));
+//! drop(PoolBlock::uninit(4000));
 //! assert_eq!(pool_stats().free_bytes, 4096); // 4000 bytes take a block of 4096
 //! ```
 

@@ -36,8 +36,8 @@ pub struct PoolStats {
 /// Counts the peak of the calling thread's live bytes anew, from what is live now.
 ///
 /// ```
-/// use isoshard_kernels::memory::{Block, pool_stats, reset_peak};
-/// drop(Block::uninit(1 << 20));
+/// use isoshard_kernels::memory::{PoolBlock, pool_stats, reset_peak};
+/// drop(PoolBlock::uninit(1 << 20));
 /// assert!(pool_stats().peak_live_bytes >= 1 << 20);
 /// reset_peak();
 /// assert_eq!(pool_stats().peak_live_bytes, 0);
@@ -52,9 +52,9 @@ pub fn reset_peak() {
 /// Returns the state of the calling thread's pool.
 ///
 /// ```
-/// use isoshard_kernels::memory::{Block, pool_stats};
+/// use isoshard_kernels::memory::{PoolBlock, pool_stats};
 /// let before = pool_stats();
-/// let _block = Block::uninit(1 << 20);
+/// let _block = PoolBlock::uninit(1 << 20);
 /// let now = pool_stats();
 /// assert_eq!(now.system_len + now.reused_len, before.system_len + before.reused_len + 1);
 /// ```
@@ -70,10 +70,10 @@ pub fn pool_stats() -> PoolStats {
 /// and the lists that the crate and the standard library need besides tensors, do not count.
 ///
 /// ```
-/// use isoshard_kernels::memory::{Block, set_memory_limit};
+/// use isoshard_kernels::memory::{PoolBlock, set_memory_limit};
 /// set_memory_limit(1 << 20);
-/// assert!(Block::uninit(900_000).is_some());
-/// assert!(Block::uninit(4 << 20).is_none());
+/// assert!(PoolBlock::uninit(900_000).is_some());
+/// assert!(PoolBlock::uninit(4 << 20).is_none());
 /// set_memory_limit(usize::MAX);
 /// ```
 pub fn set_memory_limit(bytes: usize) {
@@ -91,8 +91,8 @@ pub fn no_room(wanted: String, wanted_bytes: usize) -> MemoryFault {
 /// blocks that are in use.
 ///
 /// ```
-/// use isoshard_kernels::memory::{Block, pool_stats, trim_pool};
-/// drop(Block::uninit(80_000));
+/// use isoshard_kernels::memory::{PoolBlock, pool_stats, trim_pool};
+/// drop(PoolBlock::uninit(80_000));
 /// assert!(pool_stats().free_bytes >= 80_000);
 /// trim_pool();
 /// assert_eq!(pool_stats().free_bytes, 0);
