@@ -27,13 +27,14 @@ pub(in crate::dtensor) struct PartialQueue {
     global_bytes: usize,
 }
 
-/// Gradients whose partial sums are being reduced, in groups that share calls.
+/// Gradients whose partial sums are being reduced, in calls that several share.
 pub(in crate::dtensor) struct StartedReductions {
     /// The gradients, without those elements that are on their way.
     grads: Vec<(Rc<TapeNode>, DTensor)>,
-    groups: Vec<ReductionCall>,
+    calls: Vec<ReductionCall>,
 }
 
+/// A call that reduces one or several partial sums.
 struct ReductionCall {
     /// The gradients' indices, and their metadata after the reduction.
     members: Vec<(usize, Rc<TensorMeta>)>,
@@ -98,8 +99,8 @@ impl PartialQueue {
         }
         let moves: Vec<&Rc<Move>> = sums.iter().map(|sum| &sum.by).collect();
         let start = |group: ReductionGroup| ReductionCall::start(mesh, &group, &sums, &mut grads);
-        let groups = reductions_sharing(&moves).into_iter().map(start).collect::<Result<_>>()?;
-        Ok(StartedReductions { grads, groups })
+        let calls = reductions_sharing(&moves).into_iter().map(start).collect::<Result<_>>()?;
+        Ok(StartedReductions { grads, calls })
     }
 }
 
@@ -141,17 +142,17 @@ impl StartedReductions {
 
     /// Returns the most calls that may follow those in flight. All ranks answer alike.
     pub fn calls_left(&self) -> usize {
-        self.groups.iter().map(|group| group.reduction.calls_left()).max().unwrap_or(0)
+        self.calls.iter().map(|call| call.reduction.calls_left()).max().unwrap_or(0)
     }
 
     /// Starts the second calls of the reductions that have some, after waiting for the first.
     pub fn advance(&mut self, mesh: &DeviceMesh) -> Result<()> {
-        self.groups.iter_mut().try_for_each(|group| group.reduction.advance(mesh))
+        self.calls.iter_mut().try_for_each(|call| call.reduction.advance(mesh))
     }
 
     /// Waits for the reductions, and returns the gradients in the order of their arrival.
     pub fn finish(mut self, mesh: &DeviceMesh) -> Result<Vec<(Rc<TapeNode>, DTensor)>> {
-        for ReductionCall { members, reduction } in self.groups {
+        for ReductionCall { members, reduction } in self.calls {
             for ((index, meta), local) in members.into_iter().zip(reduction.finish(mesh)?) {
                 let grad = &mut self.grads[index].1;
                 let history = grad.history.take();
